@@ -1,0 +1,82 @@
+"""What stays fixed while many strategies are costed: the model, the machines, the job and the efficiency model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from shardwright.cost.collectives import Fabric
+from shardwright.cost.efficiency import Efficiency
+from shardwright.cost.layers import LayerTable, layer_table
+from shardwright.cost.operators import Shard
+from shardwright.cost.strategy import Ints, Strategies
+from shardwright.spec.cluster import NodePool
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """One model on machines of one type."""
+
+    model: Model
+    pool: NodePool
+    job: Job
+    efficiency: Efficiency
+
+    @cached_property
+    def links(self) -> Fabric:
+        return self.efficiency.fabric(self.pool)
+
+    @property
+    def layer_count(self) -> int:
+        return len(self.model.layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharded:
+    """The layer table of a set of strategies, and each strategy's row in it, [N]."""
+
+    table: LayerTable
+    row: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardIndex:
+    """A layer table with the sorted codes of its rows."""
+
+    codes: Ints
+    table: LayerTable
+
+    def of(self, rows: Strategies) -> Sharded:
+        """Return the rows of the table that belong to `rows`; all must have been indexed."""
+        return Sharded(table=self.table, row=np.searchsorted(self.codes, shard_codes(rows)))
+
+
+_CODE_BITS = (
+    ("tp", 10), ("cp", 8), ("ep", 10), ("etp", 10), ("micro_batch", 20), ("sequence_parallel", 1), ("flash", 1), ("overlap_tp", 1),
+)  # fmt: skip
+
+
+def shard_codes(rows: Strategies) -> Ints:
+    """Return one number for each row that says how its layers are sharded, [N]."""
+    code = np.zeros(len(rows), dtype=np.int64)
+    for name, bits in _CODE_BITS:
+        code = (code << bits) | getattr(rows, name).astype(np.int64)
+    return code
+
+
+def shard_index(context: Context, rows: Strategies) -> ShardIndex:
+    """Return the layer table of the distinct ways in which `rows` shard layers."""
+    codes, first = np.unique(shard_codes(rows), return_index=True)
+    distinct = rows.take(first)
+    shard = Shard(**{name: getattr(distinct, name) for name, _ in _CODE_BITS})
+    table = layer_table(context.model, context.pool, context.job, shard, context.efficiency)
+    return ShardIndex(codes=codes, table=table)
+
+
+def sharded(context: Context, rows: Strategies) -> Sharded:
+    """Return the layer table of `rows` with each row's place in it."""
+    return shard_index(context, rows).of(rows)

@@ -1,0 +1,271 @@
+"""Orders of work of pipeline schedules: which rank runs which operation after which.
+
+A pipeline of P ranks holds P * v virtual stages; virtual stage j = chunk * P + rank. An operation is the forward or
+the backward pass of one micro-batch through one virtual stage. Each rank runs its operations in a fixed order, and
+an operation also waits for a message: a forward for the activation of stage j - 1, a backward for the gradient of
+stage j + 1. `Order` writes such an order down as a grid in which a message always comes from an earlier row, so a
+simulator can go through it row by row for any number of candidates at once.
+
+1F1B and interleaved 1F1B are systolic: number a rank's forwards (and, separately, its backwards) 0, 1, 2, … in the
+order in which it runs them. With forward k of rank i in row 2k + a*i and backward k in row 2(k + warmup_i) + a*i + 1,
+every message comes from the neighbour exactly `a` rows above (a = 1 for 1F1B, 2 for the interleaved schedule, where
+the ranks form a ring), and the middle of the grid repeats. It is therefore stored once.
+
+Source of the orders: NVIDIA/Megatron-LM@00611e6:megatron/core/pipeline_parallel/schedules.py
+(get_pp_rank_microbatches, get_schedule_table); GPipe: arXiv 1811.06965.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.errors import bad
+
+IntArray = NDArray[np.intp]
+FORWARD, BACKWARD = 0, 1
+
+# The least number of micro-batches in one repetition of 1F1B's middle. At least P, so that a repetition holds the
+# whole period of the state: a cycle of waits between ranks i and k takes k - i + 1 micro-batches.
+_BODY_MICRO_BATCHES = 24
+
+
+class Operation(NamedTuple):
+    """One pass of a micro-batch through a virtual stage; `kind` is FORWARD or BACKWARD."""
+
+    kind: int
+    virtual_stage: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """Rows `start` to `stop` of a grid run `times` times in all, each time with micro-batches `stride` later.
+
+    The rows are themselves copies of their first `unit` rows, but for the micro-batches.
+    """
+
+    start: int
+    stop: int
+    times: int
+    stride: int
+    unit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Order:
+    """An order of work as a grid of rows by ranks.
+
+    `code` [rows, P] is j for the forward of virtual stage j, V + j for its backward (V = P * v), 2 * V for nothing.
+    `micro_batch` [rows, P] counts from 0 (-1 for nothing). `source` [rows, P] finds the message that an operation
+    waits for among the `depth` rows above, as an index into these rows flattened (0 where there is no message).
+    `repeat` is the part of the grid that stands for several copies of itself, if any.
+    """
+
+    ranks: int
+    virtual_stages: int
+    micro_batches: int
+    code: IntArray
+    micro_batch: IntArray
+    source: IntArray
+    depth: int
+    repeat: Repeat | None = None
+
+    @property
+    def stages(self) -> int:
+        return self.ranks * self.virtual_stages
+
+    def expanded(self) -> Order:
+        """Return the same order with every repetition written out."""
+        if self.repeat is None:
+            return self
+        body, rows = self.repeat, np.arange(len(self.code))
+        copies = np.tile(rows[body.start : body.stop], body.times)
+        index = np.concatenate([rows[: body.start], copies, rows[body.stop :]])
+        later = np.zeros(len(index), dtype=np.intp)
+        later[body.start : body.start + len(copies)] = np.repeat(np.arange(body.times), body.stop - body.start)
+        later[body.start + len(copies) :] = body.times - 1
+        idle = self.code[index] == 2 * self.stages
+        micro_batch = np.where(idle, -1, self.micro_batch[index] + body.stride * later[:, None])
+        return replace(self, code=self.code[index], micro_batch=micro_batch, source=self.source[index], repeat=None)
+
+    def operations(self, rank: int) -> list[Operation]:
+        """Return the operations of `rank` in the order in which it runs them."""
+        full = self.expanded()
+        code, micro_batch = full.code[:, rank], full.micro_batch[:, rank]
+        busy = code < 2 * self.stages
+        kinds, stages = np.divmod(code[busy], self.stages)
+        columns = kinds.tolist(), stages.tolist(), micro_batch[busy].tolist()
+        return [Operation(*row) for row in zip(*columns, strict=True)]
+
+
+def one_f_one_b(ranks: int, micro_batches: int) -> Order:
+    """Return 1F1B: rank i runs min(K, P - 1 - i) forwards, then a forward and a backward in turn, then backwards."""
+    _require_positive(ranks, 1, micro_batches)
+    stride = max(_BODY_MICRO_BATCHES, ranks)
+    times = max(1, (micro_batches - ranks + 1) // stride)
+    base = _systolic(ranks, 1, micro_batches - (times - 1) * stride)
+    start = 2 * (ranks - 1)
+    return _repeated(base, Repeat(start=start, stop=start + 2 * stride, times=times, stride=stride, unit=2))
+
+
+def interleaved(ranks: int, virtual_stages: int, micro_batches: int) -> Order:
+    """Return Megatron-LM's interleaved 1F1B with micro-batch groups of P; one virtual stage a rank gives 1F1B.
+
+    Rank i takes groups of P micro-batches through its chunks in turn (backwards: through the chunks in reverse), and
+    runs min(K * v, 2 * (P - 1 - i) + (v - 1) * P) forwards before its first pair of a forward and a backward.
+    Raises SpecError where K is not a multiple of P.
+    """
+    if virtual_stages == 1:
+        return one_f_one_b(ranks, micro_batches)
+    _require_positive(ranks, virtual_stages, micro_batches)
+    if micro_batches % ranks:
+        raise bad(
+            "schedule",
+            f"the interleaved schedule cannot run {micro_batches} micro-batches on {ranks} pipeline ranks",
+            f"make the number of micro-batches a multiple of {ranks}, or use the 1f1b schedule",
+        )
+    start = 2 * int(warmup_forwards(ranks, virtual_stages, 0))
+    rows = 2 * ranks * virtual_stages
+    times = max(1, (2 * micro_batches * virtual_stages - start) // rows)
+    base = _systolic(ranks, virtual_stages, micro_batches - (times - 1) * ranks)
+    return _repeated(base, Repeat(start=start, stop=start + rows, times=times, stride=ranks, unit=rows))
+
+
+@lru_cache(maxsize=8)
+def gpipe(ranks: int, micro_batches: int) -> Order:
+    """Return GPipe: every rank runs all forwards, then all backwards."""
+    _require_positive(ranks, 1, micro_batches)
+    rank, micro_batch = np.meshgrid(np.arange(ranks), np.arange(micro_batches))
+    fill = micro_batches + 2 * (ranks - 1)
+    code, index, source = _empty((fill + micro_batches, ranks), 2 * ranks)
+    forward_row, backward_row = micro_batch + rank, fill + micro_batch - rank
+    code[forward_row, rank], code[backward_row, rank] = rank, ranks + rank
+    index[forward_row, rank] = index[backward_row, rank] = micro_batch
+    source[forward_row, rank], source[backward_row, rank] = (rank - 1) % ranks, (rank + 1) % ranks
+    return Order(
+        ranks=ranks, virtual_stages=1, micro_batches=micro_batches,
+        code=code, micro_batch=index, source=source, depth=1,
+    )  # fmt: skip
+
+
+def custom(ranks: int, virtual_stages: int, micro_batches: int, operations: Sequence[Sequence[Operation]]) -> Order:
+    """Return the order in which rank i runs `operations[i]`, each operation as soon as it can.
+
+    Raises SpecError unless every operation occurs once, on the rank of its stage, and the order can be run to its end.
+    """
+    _require_positive(ranks, virtual_stages, micro_batches)
+    stages = ranks * virtual_stages
+    _require_complete(ranks, stages, micro_batches, operations)
+    row_of: dict[Operation, int] = {}
+    next_row, done = [0] * ranks, [0] * ranks
+    progress = True
+    while progress:
+        progress = False
+        for rank, work in enumerate(operations):
+            while done[rank] < len(work):
+                operation = Operation(*work[done[rank]])
+                needs = _predecessor(operation, stages)
+                if needs is not None and needs not in row_of:
+                    break
+                row = max(next_row[rank], 0 if needs is None else row_of[needs] + 1)
+                row_of[operation], next_row[rank] = row, row + 1
+                done[rank] += 1
+                progress = True
+    stuck = [rank for rank, work in enumerate(operations) if done[rank] < len(work)]
+    if stuck:
+        waiting = operations[stuck[0]][done[stuck[0]]]
+        raise bad("schedule", f"the order deadlocks: rank {stuck[0]} waits for ever at {tuple(waiting)}", "reorder it")
+    return _grid_of(ranks, virtual_stages, micro_batches, row_of)
+
+
+def warmup_forwards(ranks: IntArray | int, virtual_stages: IntArray | int, rank: IntArray | int) -> IntArray:
+    """Return how many forwards a rank runs before its first pair, if there are enough micro-batches (elementwise)."""
+    p, v, i = np.asarray(ranks), np.asarray(virtual_stages), np.asarray(rank)
+    return np.asarray(np.where(v == 1, p - 1 - i, 2 * (p - 1 - i) + (v - 1) * p), dtype=np.intp)
+
+
+@lru_cache(maxsize=32)
+def _systolic(ranks: int, virtual_stages: int, micro_batches: int) -> Order:
+    """Return 1F1B (one virtual stage) or interleaved 1F1B as the grid that the module's docstring describes."""
+    slope, stages = (1 if virtual_stages == 1 else 2), ranks * virtual_stages
+    count = micro_batches * virtual_stages
+    rank, k = np.meshgrid(np.arange(ranks), np.arange(count))
+    chunk = k // ranks % virtual_stages
+    micro_batch = k // stages * ranks + k % ranks if virtual_stages > 1 else k
+    forward_row = 2 * k + slope * rank
+    backward_row = forward_row + 2 * warmup_forwards(ranks, virtual_stages, rank) + 1
+    code, index, source = _empty((int(backward_row.max()) + 1, ranks), 2 * stages)
+    code[forward_row, rank] = chunk * ranks + rank
+    code[backward_row, rank] = stages + (virtual_stages - 1 - chunk) * ranks + rank
+    index[forward_row, rank] = index[backward_row, rank] = micro_batch
+    source[forward_row, rank], source[backward_row, rank] = (rank - 1) % ranks, (rank + 1) % ranks
+    return Order(
+        ranks=ranks, virtual_stages=virtual_stages, micro_batches=micro_batches,
+        code=code, micro_batch=index, source=source, depth=slope,
+    )  # fmt: skip
+
+
+def _repeated(base: Order, repeat: Repeat) -> Order:
+    if repeat.times == 1:
+        return base
+    return replace(base, micro_batches=base.micro_batches + (repeat.times - 1) * repeat.stride, repeat=repeat)
+
+
+def _grid_of(ranks: int, virtual_stages: int, micro_batches: int, row_of: dict[Operation, int]) -> Order:
+    stages = ranks * virtual_stages
+    needed = {operation: _predecessor(operation, stages) for operation in row_of}
+    depth = max((row_of[op] - row_of[before] for op, before in needed.items() if before is not None), default=1)
+    code, index, source = _empty((max(row_of.values()) + 1, ranks), 2 * stages)
+    for operation, row in row_of.items():
+        rank, before = operation.virtual_stage % ranks, needed[operation]
+        code[row, rank] = operation.kind * stages + operation.virtual_stage
+        index[row, rank] = operation.micro_batch
+        if before is not None:
+            source[row, rank] = (depth - row + row_of[before]) * ranks + before.virtual_stage % ranks
+    return Order(
+        ranks=ranks, virtual_stages=virtual_stages, micro_batches=micro_batches,
+        code=code, micro_batch=index, source=source, depth=depth,
+    )  # fmt: skip
+
+
+def _predecessor(operation: Operation, stages: int) -> Operation | None:
+    """Return the operation whose message `operation` waits for; the last backward waits for its own forward."""
+    kind, stage, micro_batch = operation
+    if kind == FORWARD:
+        return Operation(FORWARD, stage - 1, micro_batch) if stage else None
+    return Operation(BACKWARD, stage + 1, micro_batch) if stage + 1 < stages else Operation(FORWARD, stage, micro_batch)
+
+
+def _require_complete(ranks: int, stages: int, micro_batches: int, operations: Sequence[Sequence[Operation]]) -> None:
+    count = 2 * stages * micro_batches
+    given = {Operation(*operation) for work in operations for operation in work}
+    in_range = all(
+        kind in (FORWARD, BACKWARD) and stage in range(stages) and micro_batch in range(micro_batches)
+        for kind, stage, micro_batch in given
+    )
+    at_home = all(op[1] % ranks == rank for rank, work in enumerate(operations) for op in work)
+    complete = len(given) == sum(len(work) for work in operations) == count
+    if len(operations) != ranks or not (in_range and at_home and complete):
+        raise bad(
+            "schedule",
+            f"the order does not run each of the {count} operations once, on the rank of its virtual stage",
+            f"list the forward and backward of {stages} stages and {micro_batches} micro-batches for {ranks} ranks",
+        )
+
+
+def _require_positive(ranks: int, virtual_stages: int, micro_batches: int) -> None:
+    for name, value in (
+        ("pipeline ranks", ranks), ("virtual stages", virtual_stages), ("micro-batches", micro_batches)
+    ):  # fmt: skip
+        if value < 1:
+            raise bad("schedule", f"the number of {name} is {value}", "give at least 1")
+
+
+def _empty(shape: tuple[int, int], idle: int) -> tuple[IntArray, IntArray, IntArray]:
+    return np.full(shape, idle, dtype=np.intp), np.full(shape, -1, dtype=np.intp), np.zeros(shape, dtype=np.intp)

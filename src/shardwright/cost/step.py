@@ -1,0 +1,234 @@
+"""The time of one iteration: stage times, the pipeline, gradient reduction, the optimizer.
+
+    T = T_pipeline + max_i tail_i + max_i gather_i + max_i optimizer_i + T_norm
+
+`tail_i` is what gradient reduction adds on pipeline rank i after its last backward pass, `gather_i` what gathering
+the updated weights adds before its first forward pass. Rank i ends its backward passes earlier than rank 0, and
+starts its forward passes later, by the passes of the ranks before it; that slack hides communication too. Rows are
+strategies with equal numbers of pipeline ranks P and virtual stages v; stage arrays are [N, v, P].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.collectives import (
+    Group,
+    exposed_seconds,
+    gather_seconds,
+    group,
+    product,
+    stage_crossings,
+    transfer_seconds,
+)
+from shardwright.cost.context import Context, Sharded
+from shardwright.cost.layers import OVERLAP_SLOWDOWN
+from shardwright.cost.stages import positions
+from shardwright.cost.strategy import (
+    BLOCK,
+    DATA_OUTERMOST,
+    SELECTIVE,
+    UNIFORM,
+    UNSHARDED,
+    ZERO1,
+    ZERO2,
+    ZERO3,
+    Array,
+    Floats,
+    Ints,
+    Strategies,
+)
+
+BUCKET_SHARE = 0.9  # part of a pass beside which gradient buckets can travel; the last bucket cannot
+ADAM_BYTES = 34.0  # read gradient (twice, for the norm), master weight, moments; write these and the bf16 weight
+SGD_BYTES = 26.0
+HOST_STATE_BYTES = 28.0  # the same in host memory, without the norm
+PCIE_EFFICIENCY = 0.8
+HOST_EFFICIENCY = 0.6
+UPDATE_EFFICIENCY = 0.75
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Seconds of one micro-batch, [N, v, P]: forward and backward as the schedule runs them (recomputation in the
+    backward), and recomputation alone."""
+
+    forward: Floats
+    backward: Floats
+    recompute: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallel:
+    """Groups over which dense and expert parameters are replicated."""
+
+    dense: Group
+    expert: Group
+
+
+def ranged(running: Floats, row: Ints, start: Ints, end: Ints) -> Floats:
+    """Return sums of a layer table's column over [start, end), both [N, V]."""
+    rows = row[:, None]
+    return np.asarray(running[rows, end] - running[rows, start])
+
+
+def per_rank(values: Array, rows: Strategies) -> Array:
+    """Return per-virtual-stage values [N, v * P] as [N, v, P]."""
+    pp, vpp = int(rows.pp[0]), int(rows.vpp[0])
+    return values.reshape(len(values), vpp, pp)
+
+
+def recomputed_layers(rows: Strategies, starts: Ints) -> Ints:
+    """Return the layer after the last that is fully recomputed in each virtual stage, [N, V]."""
+    whole = np.where(rows.recompute == UNIFORM, np.int64(1 << 30), 0)
+    count = np.where(rows.recompute == BLOCK, rows.recompute_layers, whole)
+    return np.minimum(starts[:, :-1] + count[:, None], starts[:, 1:])
+
+
+def stage_times(context: Context, rows: Strategies, shards: Sharded, starts: Ints) -> StageTimes:
+    """Return the times of every stage for one micro-batch."""
+    table, row = shards.table, shards.row
+    where = positions(starts, context.layer_count)
+    low, high = where[:, :-1], where[:, 1:]
+    forward = ranged(table.forward, row, low, high)
+    backward = ranged(table.backward, row, low, high)
+    full = ranged(table.forward, row, starts[:, :-1] + 1, recomputed_layers(rows, starts) + 1)
+    core = ranged(table.core_seconds, row, low, high)
+    recompute = full + np.where((rows.recompute == SELECTIVE)[:, None], core, 0.0)
+    extra_forward, extra_backward = sharded_weight_seconds(context, rows, shards, where, forward, backward)
+    return StageTimes(
+        forward=per_rank(forward + extra_forward, rows),
+        backward=per_rank(backward + recompute + extra_backward, rows),
+        recompute=per_rank(recompute, rows),
+    )
+
+
+def data_parallel(context: Context, rows: Strategies) -> DataParallel:
+    """Return the data-parallel groups (context-parallel ranks hold the same weights and belong to them)."""
+    links = context.links
+    inside = np.where(rows.rank_order == DATA_OUTERMOST, rows.pp, 1)
+    dense = product(group(links, rows.cp, rows.tp), group(links, rows.dp, rows.tp * rows.cp * inside))
+    width = rows.ep * rows.etp
+    expert = group(links, rows.tp * rows.cp * rows.dp // width, width * inside)
+    return DataParallel(dense=dense, expert=expert)
+
+
+def sharded_weight_seconds(
+    context: Context, rows: Strategies, shards: Sharded, where: Ints, forward: Floats, backward: Floats
+) -> tuple[Floats, Floats]:
+    """Return what ZeRO-2 and ZeRO-3 add to each pass of each micro-batch, [N, V]: ZeRO-2 reduce-scatters the
+    gradients in every backward pass, ZeRO-3 also gathers the weights in both."""
+    if not (rows.sharding >= ZERO2).any():
+        zero = np.zeros_like(forward)
+        return zero, zero
+    groups = data_parallel(context, rows)
+    dense = ranged(shards.table.dense, shards.row, where[:, :-1], where[:, 1:])
+    expert = ranged(shards.table.expert, shards.row, where[:, :-1], where[:, 1:])
+    once = both_gather_seconds(context, groups, dense, expert, 1.0)
+    scatter = 4.0 * once * (rows.sharding >= ZERO2)[:, None]
+    gather = 2.0 * once * (rows.sharding == ZERO3)[:, None]
+    overlap_forward, overlap_backward = rows.overlap_param[:, None], rows.overlap_grad[:, None]
+    seconds_forward = np.where(
+        overlap_forward, exposed_seconds(gather, BUCKET_SHARE * forward, slowdown=OVERLAP_SLOWDOWN), gather
+    )
+    together = gather + scatter
+    seconds_backward = np.where(
+        overlap_backward & (overlap_forward | (gather == 0.0)),
+        exposed_seconds(together, BUCKET_SHARE * backward, slowdown=OVERLAP_SLOWDOWN),
+        np.where(
+            overlap_backward,
+            gather + exposed_seconds(scatter, BUCKET_SHARE * backward, slowdown=OVERLAP_SLOWDOWN),
+            together,
+        ),
+    )
+    return seconds_forward, seconds_backward
+
+
+def both_gather_seconds(
+    context: Context, groups: DataParallel, dense: Floats, expert: Floats, width: float
+) -> Floats:
+    """Return the time to gather (or reduce-scatter) dense and expert parameters of `width` bytes, [N, S]."""
+
+    def column(ranks: Group) -> Group:
+        return Group(size=ranks.size[:, None], local=ranks.local[:, None])
+
+    seconds = gather_seconds(context.links, column(groups.dense), width * dense)
+    if expert.any():
+        seconds = seconds + gather_seconds(context.links, column(groups.expert), width * expert)
+    return seconds
+
+
+def transfers(context: Context, rows: Strategies) -> Floats:
+    """Return the one-way time from each virtual stage to the next, [N, v * P - 1]. Tensor-parallel ranks each send
+    their part (Megatron-LM's scatter-gather)."""
+    pp, vpp = int(rows.pp[0]), int(rows.vpp[0])
+    stride = rows.tp * rows.cp * np.where(rows.rank_order == DATA_OUTERMOST, 1, rows.dp)
+    width = 4.0 if context.job.precision == "fp32" else 2.0
+    size = width * rows.micro_batch * context.job.seq_len / rows.cp / rows.tp * context.model.hidden
+    seconds = transfer_seconds(context.links, size[:, None], stage_crossings(context.links, pp, stride))
+    return np.tile(seconds, (1, vpp))[:, : vpp * pp - 1]
+
+
+def reduction_tails(
+    context: Context, rows: Strategies, times: StageTimes, dense: Floats, expert: Floats
+) -> tuple[Floats, Floats]:
+    """Return the gradient tail and the weight-gather tail of each pipeline rank, [N, P].
+
+    Recomputation hides nothing here: a layer's gradients exist only after it.
+    """
+    groups = data_parallel(context, rows)
+    once = both_gather_seconds(context, groups, dense, expert, 1.0)
+    sharding = rows.sharding[:, None]
+    reduce = 4.0 * once * np.where(sharding == UNSHARDED, 2.0, np.where(sharding == ZERO1, 1.0, 0.0))
+    gather = 2.0 * once * ((sharding == ZERO1) | (sharding == ZERO2))
+    own = times.backward - times.recompute
+    backward, forward = own.sum(axis=1), times.forward.sum(axis=1)
+    beside = exposed_seconds(reduce, BUCKET_SHARE * backward, slowdown=OVERLAP_SLOWDOWN)
+    reduce = np.where(rows.overlap_grad[:, None], beside, reduce)
+    beside = exposed_seconds(gather, BUCKET_SHARE * forward, slowdown=OVERLAP_SLOWDOWN)
+    gather = np.where(rows.overlap_param[:, None], beside, gather)
+    return (
+        np.maximum(reduce - _before(own[:, 0]), 0.0),
+        np.maximum(gather - _before(times.forward[:, 0]), 0.0),
+    )
+
+
+def _before(values: Floats) -> Floats:
+    """Return the sum over lower ranks, [N, P]."""
+    sums = np.cumsum(values, axis=1)
+    return np.asarray(sums - values)
+
+
+def optimizer_seconds(context: Context, rows: Strategies, dense: Floats, expert: Floats) -> Floats:
+    """Return the time of the optimizer step on each rank, [N, P]: bandwidth-bound on the GPU, and for the part in
+    host memory the slower of PCIe traffic and the host's memory. The two parts run side by side."""
+    pool = context.pool
+    groups = data_parallel(context, rows)
+    held = dense / groups.dense.size[:, None] + expert / groups.expert.size[:, None]
+    held = np.where((rows.sharding == UNSHARDED)[:, None], dense + expert, held)
+    width = ADAM_BYTES if context.job.optimizer == "adam" else SGD_BYTES
+    rate = pool.gpu.memory_bytes_per_second * UPDATE_EFFICIENCY
+    offload = rows.offload[:, None]
+    on_gpu = held * (1.0 - offload) * width / rate
+    moved = held * offload * 6.0 / (pool.gpu.pcie_bytes_per_second * PCIE_EFFICIENCY)
+    host = pool.host_memory_bytes_per_second * HOST_EFFICIENCY / pool.gpus_per_node
+    return np.maximum(on_gpu, np.maximum(moved, held * offload * HOST_STATE_BYTES / host))
+
+
+def norm_seconds(context: Context, rows: Strategies) -> Floats:
+    """Return the time to agree on the global gradient norm: one tiny all-reduce over all GPUs, [N]."""
+    links = context.links
+    everyone = group(links, rows.gpus, np.ones_like(rows.tp))
+    return 2.0 * gather_seconds(links, everyone, np.zeros(len(rows)))
+
+
+def tied_embedding_seconds(context: Context, rows: Strategies) -> Floats:
+    """Return the time to add the gradients of a tied embedding on the first and the last rank, [N]."""
+    if not context.model.tied_embeddings:
+        return np.zeros(len(rows))
+    stride = rows.tp * rows.cp * np.where(rows.rank_order == DATA_OUTERMOST, 1, rows.dp) * (rows.pp - 1)
+    crosses = stride >= context.links.domain_gpus
+    size = 4.0 * context.model.vocab * context.model.hidden / rows.tp
+    return np.where(rows.pp > 1, transfer_seconds(context.links, size, crosses), 0.0)

@@ -1,0 +1,50 @@
+"""The one exception that bad input raises, and the list of problems that it carries."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with the input.
+
+    `path` names the place (`cluster.yaml: nodes[0].gpu`), `message` says what is wrong there, `hint` says how to
+    mend it.
+    """
+
+    path: str
+    message: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.path}: " if self.path else ""
+        remedy = f" ({self.hint})" if self.hint else ""
+        return f"{place}{self.message}{remedy}"
+
+
+class SpecError(ValueError):
+    """The user's input cannot be used. The command line prints its problems and exits with status 2."""
+
+    def __init__(self, *problems: Problem) -> None:
+        self.problems = problems
+        super().__init__("\n".join(str(problem) for problem in problems))
+
+
+def bad(path: str, message: str, hint: str = "") -> SpecError:
+    """Return the error for a single problem."""
+    return SpecError(Problem(path, message, hint))
+
+
+def suggestion(word: str, known: Iterable[str], *, limit: int = 3) -> str:
+    """Return "did you mean A or B?" for the known names nearest to `word`, or a list of the first few names."""
+    names = sorted(known)
+    by_folded = {name.casefold(): name for name in names}
+    near = difflib.get_close_matches(word.casefold(), list(by_folded), n=limit, cutoff=0.5)
+    near += [folded for folded in by_folded if word and word.casefold() in folded and folded not in near]
+    if near:
+        return "did you mean " + " or ".join(by_folded[folded] for folded in near[:limit]) + "?"
+    shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    return f"known: {shown}"

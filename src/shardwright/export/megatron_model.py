@@ -1,0 +1,223 @@
+"""The model in Megatron-LM's arguments (core_v0.19), and what of a model there are no arguments for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from shardwright.errors import Problem
+from shardwright.spec.model import Attention, Layer, Model, Moe
+
+Arguments = tuple[tuple[str, ...], ...]
+VOCABULARY_MULTIPLE = 128
+SILU, QUICK_GELU, SQUARED_RELU = ("silu", "swish", "swiglu"), ("quick_gelu",), ("relu2", "squared_relu")
+DROPOUT = "0.1"
+
+
+def model_arguments(model: Model, seq_len: int) -> Arguments:
+    """Return the arguments that describe the dense part of `model`, which has no `model_faults`."""
+    attention = model.kinds[0].attention
+    arguments: list[tuple[str, ...]] = [
+        ("--num-layers", str(len(model.layers))),
+        ("--hidden-size", str(model.hidden)),
+        ("--ffn-hidden-size", str(_dense_width(model))),
+        ("--num-attention-heads", str(attention.heads)),
+    ]
+    arguments += latent_arguments(attention) if attention.latent else _attention_arguments(attention)
+    arguments += _window_arguments(model)
+    arguments += _position_arguments(model, seq_len)
+    arguments.append(("--normalization", "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm"))
+    arguments += _activation_arguments(model)
+    arguments += _bias_arguments(attention)
+    if not model.tied_embeddings:
+        arguments.append(("--untie-embeddings-and-output-weights",))
+    dropout = DROPOUT if model.dropout else "0.0"
+    arguments += [("--hidden-dropout", dropout), ("--attention-dropout", dropout)]
+    arguments.append(("--vocab-size", str(model.vocab)))
+    arguments.append(("--make-vocab-size-divisible-by", str(VOCABULARY_MULTIPLE)))
+    if model.mtp_layers:
+        arguments.append(("--mtp-num-layers", str(model.mtp_layers)))
+    return tuple(arguments)
+
+
+def moe_arguments(model: Model, *, grouped_gemm: bool) -> Arguments:
+    """Return the arguments of the experts, none for a dense model."""
+    moe = next((kind.moe for kind in model.kinds if kind.moe), None)
+    if moe is None:
+        return ()
+    arguments: list[tuple[str, ...]] = [
+        ("--num-experts", str(moe.experts)),
+        ("--moe-router-topk", str(moe.top_k)),
+        ("--moe-ffn-hidden-size", str(moe.expert_width)),
+    ]
+    pattern = [int(layer.moe is not None) for layer in model.layers]
+    if not all(pattern):
+        arguments.append(("--moe-layer-freq", pattern_text(pattern)))
+    if moe.shared_width:
+        arguments.append(("--moe-shared-expert-intermediate-size", str(moe.shared_width)))
+    if moe.shared_gate:
+        arguments.append(("--moe-shared-expert-gate",))
+    arguments += _router_arguments(moe)
+    arguments.append(("--moe-token-dispatcher-type", "alltoall"))
+    if grouped_gemm:
+        arguments.append(("--moe-grouped-gemm",))
+    return tuple(arguments)
+
+
+def pattern_text(pattern: Sequence[int]) -> str:
+    """Return a list of zeros and ones as the expression that Megatron evaluates: `([0]*3+[1]*58)`."""
+    runs = [(value, len(list(run))) for value, run in itertools.groupby(pattern)]
+    return "(" + "+".join(f"[{value}]*{count}" for value, count in runs) + ")"
+
+
+def _dense_width(model: Model) -> int:
+    """The width of the dense layers; where every layer has experts, theirs, which Megatron then does not use."""
+    widths = [kind.mlp.width for kind in model.kinds if kind.mlp]
+    return widths[0] if widths else next(kind.moe.expert_width for kind in model.kinds if kind.moe)
+
+
+def _attention_arguments(attention: Attention) -> Arguments:
+    grouped: Arguments = ()
+    if attention.kv_heads != attention.heads:
+        grouped = (("--group-query-attention",), ("--num-query-groups", str(attention.kv_heads)))
+    normed: Arguments = (("--qk-layernorm",),) if attention.qk_norm else ()
+    return (*grouped, ("--kv-channels", str(attention.head_dim)), *normed)
+
+
+def latent_arguments(attention: Attention) -> Arguments:
+    """Return the arguments of multi-head latent attention. Its low-rank projections always have norms here."""
+    latent = attention.latent
+    assert latent is not None
+    query: Arguments = () if latent.query_rank is None else (("--q-lora-rank", str(latent.query_rank)),)
+    return (
+        ("--multi-latent-attention",),
+        *query,
+        ("--kv-lora-rank", str(latent.kv_rank)),
+        ("--qk-head-dim", str(latent.nope_head_dim)),
+        ("--qk-pos-emb-head-dim", str(latent.rope_head_dim)),
+        ("--v-head-dim", str(attention.value_head_dim)),
+        ("--kv-channels", str(attention.value_head_dim)),
+        ("--qk-layernorm",),
+    )
+
+
+def _window_arguments(model: Model) -> Arguments:
+    """A window of W tokens counts the token itself, so W - 1 to the left. A list entry 0 is a layer without window."""
+    windows = [layer.attention.window for layer in model.layers]
+    width = next((window for window in windows if window is not None), None)
+    if width is None:
+        return ()
+    arguments: Arguments = (("--window-size", f"{width - 1},0"),)
+    if all(windows):
+        return arguments
+    pattern = [int(window is not None) for window in windows]
+    return (*arguments, ("--window-attn-skip-freq", pattern_text(pattern)))
+
+
+def _position_arguments(model: Model, seq_len: int) -> Arguments:
+    table = model.learned_positions if model.position == "learned" else model.max_position
+    longest = ("--max-position-embeddings", str(max(table, seq_len)))
+    if model.position == "learned":
+        return (("--position-embedding-type", "learned_absolute"), longest)
+    if model.position == "none":
+        return (("--position-embedding-type", "none"), longest)
+    plain: Arguments = (("--rope-type", "rope"),) if model.kinds[0].attention.latent else ()
+    base = ("--rotary-base", str(int(model.rotary_base)))
+    return (("--position-embedding-type", "rope"), *plain, base, longest)
+
+
+def _activation_arguments(model: Model) -> Arguments:
+    activation, gated = model.activation.casefold(), _gated(model.kinds[0])
+    if gated:
+        return (("--swiglu",),) if activation in SILU else (("--quick-geglu",),)
+    return (("--squared-relu",),) if activation in SQUARED_RELU else ()
+
+
+def _bias_arguments(attention: Attention) -> Arguments:
+    """All linear layers have biases, or the query, key and value projections alone, or none."""
+    if attention.out_bias:
+        return ()
+    return (("--disable-bias-linear",), ("--add-qkv-bias",)) if attention.qkv_bias else (("--disable-bias-linear",),)
+
+
+def _router_arguments(moe: Moe) -> Arguments:
+    """A bias per expert balances without an auxiliary loss (arXiv 2408.15664), and goes with sigmoid scores."""
+    if moe.router_bias:
+        bias = (("--moe-router-score-function", "sigmoid"), ("--moe-router-enable-expert-bias",))
+        return (*bias, ("--moe-router-load-balancing-type", "none"), ("--moe-router-dtype", "fp32"))
+    balance = (("--moe-router-load-balancing-type", "aux_loss"), ("--moe-aux-loss-coeff", "0.01"))
+    return (*balance, ("--moe-router-pre-softmax",)) if moe.top_k == 1 else balance
+
+
+def _gated(layer: Layer) -> bool:
+    return layer.mlp.gated if layer.mlp else bool(layer.moe and layer.moe.gated)
+
+
+def model_faults(model: Model) -> Iterator[Problem]:
+    """Yield what `pretrain_gpt.py` has no argument for."""
+    hint = "Megatron-LM has no argument for it; use `shardwright train`, or your own layer spec"
+    absent = {
+        "model.position": "ALiBi positions" if model.position == "alibi" else "",
+        "model.embedding_norm": "a norm after the embedding" if model.embedding_norm else "",
+        "model.head_bias": "a bias of the output projection" if model.head_bias else "",
+        "model.final_norm": "a model without final norm" if not model.final_norm else "",
+        "model.extra_parameters": "parameters beside the transformer's" if model.extra_parameters else "",
+        "model.rotary_base": "" if model.rotary_base == int(model.rotary_base) else "a rotary base that is not whole",
+    }
+    for path, what in absent.items():
+        if what:
+            yield Problem(path, f"has {what}", hint)
+    if model.position != "learned" and model.learned_positions:
+        yield Problem("model.learned_positions", f"has a position table beside {model.position} positions", hint)
+    if model.mtp_layers and model.position not in ("rope", "none"):
+        yield Problem("model.mtp_layers", f"multi-token prediction does not go with {model.position} positions", hint)
+    yield from _kind_faults(model, hint)
+    yield from _mixture_faults(model, hint)
+    yield from _activation_faults(model, hint)
+
+
+def _kind_faults(model: Model, hint: str) -> Iterator[Problem]:
+    for index, kind in enumerate(model.kinds):
+        attention, path = kind.attention, f"model.layers (kind {index})"
+        biases = {attention.out_bias, kind.mlp.bias if kind.mlp else attention.out_bias}
+        if not attention.causal:
+            yield Problem(
+                f"{path}.attention.causal", "attends in both directions", "that is pretrain_bert.py's to train"
+            )
+        if kind.norms != 2:
+            yield Problem(f"{path}.norms", f"has {kind.norms} norms in a layer", hint)
+        if attention.latent is None and attention.value_head_dim != attention.head_dim:
+            yield Problem(f"{path}.attention.value_head_dim", "differs from head_dim", hint)
+        if len(biases) > 1 or (attention.out_bias and not attention.qkv_bias):
+            yield Problem(f"{path}.attention.out_bias", "has biases in some linear layers and not in others", hint)
+        if kind.moe and attention.out_bias:
+            yield Problem(f"{path}.moe", "has experts beside projections with biases", hint)
+        if kind.moe and kind.moe.shared_gate and not kind.moe.shared_width:
+            yield Problem(f"{path}.moe.shared_gate", "gates no shared expert", "set shared_width")
+
+
+def _mixture_faults(model: Model, hint: str) -> Iterator[Problem]:
+    """Layers may differ in having experts, and in having a window; in nothing else."""
+    attentions = {_without_window(kind.attention) for kind in model.kinds}
+    windows = {kind.attention.window for kind in model.kinds} - {None}
+    widths = {kind.mlp for kind in model.kinds if kind.mlp}
+    experts = {kind.moe for kind in model.kinds if kind.moe}
+    gates = {_gated(kind) for kind in model.kinds}
+    counts = {"attention": len(attentions), "window": len(windows), "mlp": len(widths), "moe": len(experts)}
+    for what, count in counts.items():
+        if count > 1:
+            yield Problem("model.layers", f"has {count} kinds of {what}", hint)
+    if len(gates) > 1:
+        yield Problem("model.layers", "has gated and plain feed-forward blocks", hint)
+
+
+def _without_window(attention: Attention) -> Attention:
+    return replace(attention, window=None)
+
+
+def _activation_faults(model: Model, hint: str) -> Iterator[Problem]:
+    activation, gated = model.activation.casefold(), any(_gated(kind) for kind in model.kinds)
+    known = activation in SILU + QUICK_GELU if gated else activation.startswith("gelu") or activation in SQUARED_RELU
+    if not known:
+        yield Problem("model.activation", f"is {'a gated ' if gated else ''}{model.activation}", hint)

@@ -1,0 +1,46 @@
+"""Writing of files such that a reader sees the old content or the new, never a part."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from shardwright.errors import bad
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` as UTF-8 to a temporary file beside `path`, then rename it to `path`.
+
+    The file gets the permissions that `open` would give it, or keeps those it has. Raises SpecError where the folder
+    is missing or cannot be written, or `path` is a folder.
+    """
+    target = path.resolve()
+    if target.is_dir():
+        raise bad(str(path), "is a folder, not a file", "name a file inside it")
+    temporary = ""
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, _permissions(target))
+        os.replace(temporary, target)
+    except OSError as error:
+        raise bad(str(path), f"cannot be written: {error.strerror or error}", "check the folder") from None
+    finally:
+        if temporary:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+
+def _permissions(target: Path) -> int:
+    """Return the mode bits of an existing file, else what the process's umask leaves of rw-rw-rw-."""
+    try:
+        return target.stat().st_mode & 0o777
+    except FileNotFoundError:
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return 0o666 & ~mask

@@ -1,0 +1,202 @@
+"""`Plan`: the one result. It is searched, costed, explained, exported, run and re-planned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from shardwright.spec.cluster import Cluster
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+
+Granularity = Literal["none", "selective", "full"]
+Method = Literal["uniform", "block"]
+Sharding = Literal["none", "zero1", "zero2", "zero3"]
+RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """Activation recomputation of a stage, in Megatron-LM's terms.
+
+    `selective` recomputes core attention. `full` with method `uniform` checkpoints groups of `layers` layers; with
+    method `block` it checkpoints the first `layers` layers of each virtual stage singly and keeps the others.
+    """
+
+    granularity: Granularity = "none"
+    method: Method | None = None
+    layers: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A group of `tensor_parallel * context_parallel` GPUs that holds ranges of layers.
+
+    `layers` has one half-open range for each virtual stage, in the order of their execution. Experts of a layer are
+    split over `expert_parallel` ranks, each expert's matrices over `expert_tensor_parallel`.
+    """
+
+    gpu: str
+    tensor_parallel: int
+    context_parallel: int
+    expert_parallel: int
+    expert_tensor_parallel: int
+    layers: tuple[tuple[int, int], ...]
+    recompute: Recompute
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor_parallel * self.context_parallel
+
+    @property
+    def layer_count(self) -> int:
+        return sum(end - start for start, end in self.layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """`count` equal data-parallel copies of the model, each a pipeline that takes `micro_batches` a step."""
+
+    count: int
+    micro_batches: int
+    stages: tuple[Stage, ...]
+
+    @property
+    def gpus(self) -> int:
+        return self.count * sum(stage.gpus for stage in self.stages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The pipeline schedule: `1f1b` with one virtual stage per rank, `interleaved` with more."""
+
+    kind: Literal["1f1b", "interleaved"] = "1f1b"
+    virtual_stages: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerPlan:
+    """What data-parallel ranks shard (`zero1` is Megatron's distributed optimizer, `zero2` adds gradients, `zero3`
+    adds weights: FSDP) and the fraction of the optimizer state that lives in host memory."""
+
+    sharding: Sharding = "none"
+    offload: float = 0.0
+
+    @property
+    def distributed(self) -> bool:
+        return self.sharding != "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """Which communication runs beside computation."""
+
+    grad_reduce: bool = False
+    param_gather: bool = False
+    tensor_parallel: bool = False
+    pipeline: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeBreakdown:
+    """Where the seconds of one iteration go, on the stage that decides it. Communication counts only as far as
+    computation does not hide it. The fields add up to the iteration."""
+
+    forward_seconds: float
+    backward_seconds: float
+    recompute_seconds: float
+    tensor_parallel_seconds: float
+    context_parallel_seconds: float
+    expert_parallel_seconds: float
+    pipeline_seconds: float
+    bubble_seconds: float
+    data_parallel_seconds: float
+    optimizer_seconds: float
+
+    @property
+    def total_seconds(self) -> float:
+        return sum(getattr(self, name) for name in self.__slots__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Peak memory in bytes of one GPU of a stage, term by term, and the GPU's capacity."""
+
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    activations_bytes: float
+    logits_bytes: float
+    buffers_bytes: float
+    context_bytes: float
+    capacity_bytes: float
+
+    @property
+    def total_bytes(self) -> float:
+        names = (name for name in self.__slots__ if name != "capacity_bytes")
+        return float(sum(getattr(self, name) for name in names))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the cost model says of a plan. Money is None where a price is unknown, totals where no tokens are given.
+
+    `memory` has a row for each replica and an entry for each stage. `interval` is the 80 % interval of
+    `iteration_seconds`; `fit_probability` the probability that every stage fits its GPU.
+    """
+
+    iteration_seconds: float
+    interval: tuple[float, float]
+    tokens_per_second: float
+    mfu: float
+    time: TimeBreakdown
+    memory: tuple[tuple[StageMemory, ...], ...]
+    fit_probability: float
+    dollars_per_hour: float | None
+    dollars_total: float | None
+    hours_total: float | None
+    lower_bound_seconds: float
+    binding: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A complete parallel strategy for `model` on GPUs of `cluster`, with its prediction once it has been costed."""
+
+    model: Model
+    job: Job
+    cluster: Cluster
+    micro_batch: int
+    schedule: Schedule
+    replicas: tuple[Replica, ...]
+    optimizer: OptimizerPlan
+    overlap: Overlap
+    sequence_parallel: bool
+    flash_attention: bool
+    rank_order: RankOrder = "tp-cp-ep-dp-pp"
+    label: str = ""
+    prediction: Prediction | None = None
+
+    @cached_property
+    def gpus(self) -> int:
+        return sum(replica.gpus for replica in self.replicas)
+
+    @cached_property
+    def data_parallel(self) -> int:
+        return sum(replica.count for replica in self.replicas)
+
+    @cached_property
+    def uniform(self) -> bool:
+        """Whether all replicas are alike and every stage has the same GPU type and parallel degrees."""
+        stages = {
+            (s.gpu, s.tensor_parallel, s.context_parallel, s.expert_parallel, s.expert_tensor_parallel)
+            for replica in self.replicas
+            for s in replica.stages
+        }
+        return len(self.replicas) == 1 and len(stages) == 1
+
+    def costed(self, prediction: Prediction) -> Plan:
+        """Return this plan with `prediction`."""
+        return replace(self, prediction=prediction)

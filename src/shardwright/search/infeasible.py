@@ -1,0 +1,160 @@
+"""Why a search found nothing, and the smallest changes that would give a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.cost.context import Context
+from shardwright.cost.money import dollars_per_hour
+from shardwright.plan.ranking import Infeasible, SearchReport
+from shardwright.search.filters import Filters
+from shardwright.search.layouts import layouts
+from shardwright.search.objective import Objective
+from shardwright.search.space import Space
+from shardwright.search.uniform import search
+from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_dollars, format_seconds
+
+MORE_MACHINES = (2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def explain(contexts: Sequence[Context], space: Space, filters: Filters, report: SearchReport) -> Infeasible:
+    """Return the reason and remedies for a search without a plan."""
+    context = contexts[0]
+    if report.candidates == 0:
+        return _nothing_legal(context, space)
+    limited = any(reason == "budget or deadline" for reason, _ in report.rejected)
+    free = replace(context, job=replace(context.job, budget_dollars=None, deadline_hours=None))
+    if limited and (found := _try(free, space, filters)) is not None:
+        return _too_dear(contexts, space, filters, found)
+    if filters.rules and _try(context, space, Filters()) is not None:
+        names = ", ".join(rule.name for rule in filters.rules)
+        return Infeasible(reason=f"the rules drop every plan that fits ({names})", remedies=("relax or drop a rule",))
+    if space.pins and _try(context, Space(), filters) is not None:
+        return _pinned(context, space, filters)
+    return _memory(contexts, space)
+
+
+def _try(context: Context, space: Space, filters: Filters) -> float | None:
+    """Return the least value of a search, or None if it finds nothing."""
+    objective = Objective(job=context.job, pool=context.pool)
+    found = search(context, space, filters, objective, top=1)
+    return found.ranked[0][0] if found.ranked else None
+
+
+def _nothing_legal(context: Context, space: Space) -> Infeasible:
+    """The settings leave no legal layout at all."""
+    remedies = []
+    for axis in space.pins:
+        rest = Space(pins={name: values for name, values in space.pins.items() if name != axis})
+        if len(layouts(context, rest)):
+            remedies.append(f"without --set {axis}=… there are legal layouts")
+    pins = " ".join(f"{axis}={','.join(map(str, values))}" for axis, values in space.pins.items())
+    reason = f"no layout of {context.pool.gpus} × {context.pool.gpu.name} is legal"
+    return Infeasible(
+        reason=reason + (f" with {pins}" if pins else f" for global batch {context.job.global_batch}"),
+        remedies=tuple(remedies) or ("degrees must divide heads, layers' widths and the global batch; change one",),
+    )
+
+
+def _pinned(context: Context, space: Space, filters: Filters) -> Infeasible:
+    remedies = []
+    for axis in space.pins:
+        rest = Space(pins={name: values for name, values in space.pins.items() if name != axis})
+        seconds = _try(context, rest, filters)
+        if seconds is not None:
+            remedies.append(f"without --set {axis}=… it fits ({format_seconds(seconds)} an iteration)")
+    return Infeasible(
+        reason="nothing fits with the parameters that --set pins", remedies=tuple(remedies) or ("pin fewer parameters",)
+    )
+
+
+def _too_dear(contexts: Sequence[Context], space: Space, filters: Filters, seconds: float) -> Infeasible:
+    """Plans fit, but none keeps the budget and the deadline."""
+    job = contexts[0].job
+    remedies = []
+    hours = [_whole_hours(context, space, filters) for context in contexts]
+    fastest = min((value for value in hours if value is not None), default=None)
+    if fastest is not None and job.deadline_hours is not None:
+        remedies.append(f"the fastest possible takes {fastest:.1f} hours (asked for {job.deadline_hours:g})")
+    costs = [_whole_dollars(context, space, filters) for context in contexts]
+    cheapest = min((value for value in costs if value is not None), default=None)
+    if cheapest is not None and job.budget_dollars is not None:
+        remedies.append(f"the cheapest possible is {format_dollars(cheapest)} (budget {format_dollars(job.budget_dollars)})")
+    return Infeasible(reason="plans fit in memory, but none keeps the budget and the deadline", remedies=tuple(remedies))
+
+
+def _whole_hours(context: Context, space: Space, filters: Filters) -> float | None:
+    job = replace(context.job, budget_dollars=None, deadline_hours=None, objective="time")
+    seconds = _try(replace(context, job=job), space, filters)
+    return None if seconds is None or job.iterations is None else seconds * job.iterations / SECONDS_PER_HOUR
+
+
+def _whole_dollars(context: Context, space: Space, filters: Filters) -> float | None:
+    if dollars_per_hour(context.pool, np.array([1])) is None:
+        return None
+    job = replace(context.job, budget_dollars=None, deadline_hours=None, objective="cost")
+    dollars = _try(replace(context, job=job), space, filters)
+    return None if dollars is None or job.iterations is None else dollars * job.iterations
+
+
+def _memory(contexts: Sequence[Context], space: Space) -> Infeasible:
+    """Nothing fits: how much is missing on each GPU, and how many machines would do."""
+    reasons, remedies = [], []
+    for context in contexts:
+        pool, least = context.pool, _least_memory(context, space)
+        if least is None:
+            continue
+        reasons.append(
+            f"the leanest plan on {pool.gpus} × {pool.gpu.name} needs {format_bytes(least)} a GPU of "
+            f"{format_bytes(pool.memory_bytes)}"
+        )
+        for factor in MORE_MACHINES:
+            larger = replace(pool, nodes=pool.nodes * factor)
+            if _try(replace(context, pool=larger), space, Filters()) is not None:
+                remedies.append(f"{_fewest(context, space, factor)} machines of {pool.gpus_per_node} × {pool.gpu.name} would do")
+                break
+        remedies.append(f"GPUs with {format_bytes(least)} of memory would do")
+    job = contexts[0].job
+    if job.seq_len > 1024:
+        half = replace(job, seq_len=job.seq_len // 2)
+        if _try(replace(contexts[0], job=half), space, Filters()) is not None:
+            remedies.append(f"a sequence length of {half.seq_len} fits")
+    return Infeasible(reason="; ".join(reasons) or "nothing fits in memory", remedies=tuple(remedies))
+
+
+def _fewest(context: Context, space: Space, factor: int) -> int:
+    """Return the least number of machines that does, between half of `factor` times the pool's and that."""
+    low, high = context.pool.nodes * factor // 2 + 1, context.pool.nodes * factor
+    while low < high:
+        middle = (low + high) // 2
+        pool = replace(context.pool, nodes=middle)
+        if _try(replace(context, pool=pool), space, Filters()) is not None:
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+def _least_memory(context: Context, space: Space) -> float | None:
+    """Return the least memory with which a GPU of this kind would have a plan, to 1 %."""
+    low, high = context.pool.memory_bytes, context.pool.memory_bytes
+    for _ in range(12):
+        high *= 2.0
+        if _try(_with_memory(context, high), space, Filters()) is not None:
+            break
+    else:
+        return None
+    while high > 1.01 * low:
+        middle = (low * high) ** 0.5
+        if _try(_with_memory(context, middle), space, Filters()) is not None:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _with_memory(context: Context, size_bytes: float) -> Context:
+    return replace(context, pool=replace(context.pool, memory_bytes=size_bytes))

@@ -1,0 +1,53 @@
+"""What is minimised, and the limits a plan must keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.money import dollars_per_hour
+from shardwright.cost.strategy import Floats, Ints
+from shardwright.errors import bad
+from shardwright.spec.cluster import NodePool
+from shardwright.spec.job import Job
+from shardwright.units import SECONDS_PER_HOUR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """Minimise seconds or dollars of an iteration on one pool, within a deadline and a budget for the whole job."""
+
+    job: Job
+    pool: NodePool
+
+    @property
+    def limit_name(self) -> str:
+        return "budget or deadline"
+
+    def values(self, seconds: Floats, gpus: Ints) -> Floats:
+        """Return what is minimised, [N]."""
+        if self.job.objective == "time":
+            return seconds
+        return seconds * self._per_second(gpus)
+
+    def limits(self, gpus: Ints) -> Floats:
+        """Return the longest iteration that keeps deadline and budget, [N]."""
+        limit = np.full(len(gpus), np.inf)
+        if self.job.iterations is None:
+            return limit
+        if self.job.deadline_hours is not None:
+            limit = np.minimum(limit, self.job.deadline_hours * SECONDS_PER_HOUR / self.job.iterations)
+        if self.job.budget_dollars is not None:
+            limit = np.minimum(limit, self.job.budget_dollars / self.job.iterations / self._per_second(gpus))
+        return limit
+
+    def _per_second(self, gpus: Ints) -> Floats:
+        per_hour = dollars_per_hour(self.pool, gpus)
+        if per_hour is None:
+            raise bad(
+                f"price of {self.pool.gpu.name}",
+                "is not known, but the objective or the budget needs it",
+                "give price_per_hour for the machines in the cluster file",
+            )
+        return per_hour / SECONDS_PER_HOUR

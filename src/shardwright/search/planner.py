@@ -1,0 +1,154 @@
+"""One call from a description to ranked plans, and one from a plan to its evaluation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shardwright.cost.context import Context
+from shardwright.cost.efficiency import Analytic, Efficiency
+from shardwright.cost.predict import predict as predict_row
+from shardwright.cost.strategy import Strategies, concatenate
+from shardwright.errors import bad, suggestion
+from shardwright.plan.plan import Plan
+from shardwright.plan.ranking import Baseline, Evaluation, Infeasible, Ranking, SearchReport
+from shardwright.search.assemble import layer_starts, plan_of, pool_of, row_of
+from shardwright.search.baselines import Tried, baselines
+from shardwright.search.filters import Filters
+from shardwright.search.infeasible import explain
+from shardwright.search.objective import Objective
+from shardwright.search.rules import Rule
+from shardwright.search.space import Space
+from shardwright.search.uniform import Found, search
+from shardwright.spec.cluster import Cluster
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+
+EXPORTABLE = ("megatron",)  # every uniform plan is one that Megatron-LM can be told to run
+
+
+@dataclass(frozen=True, slots=True)
+class _PoolResult:
+    context: Context
+    tried: tuple[Tried, ...]
+    found: Found
+    baseline_seconds: float
+
+
+def plan(
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    *,
+    space: Space | None = None,
+    rules: Sequence[Rule] = (),
+    top: int = 3,
+    exportable_to: str | None = None,
+    efficiency: Efficiency | None = None,
+) -> Ranking:
+    """Return the `top` best uniform plans on the machines of any one type of `cluster`, best first.
+
+    `space` pins parameters, `rules` drop candidates, `exportable_to` names a target that must be able to run the
+    plan. The first plan is the optimum of the declared space under the cost model. Raises SpecError for input that
+    makes no sense; a search without a feasible plan returns a Ranking that says why.
+    """
+    if exportable_to is not None and exportable_to not in EXPORTABLE:
+        raise bad("--exportable-to", f"{exportable_to!r} is not a target", suggestion(exportable_to, EXPORTABLE))
+    if top < 1:
+        raise bad("--top", f"{top} plans cannot be given", "ask for 1 or more")
+    begin = time.perf_counter()
+    space, filters = space or Space(), Filters(rules=tuple(rules))
+    results = [
+        _search_pool(Context(model=model, pool=pool, job=job, efficiency=efficiency or Analytic()), space, filters, top)
+        for pool in cluster.pools
+    ]
+    plans = _best_plans(results, cluster, top)
+    report = _report(results, begin)
+    shown = _shown_baselines(results, cluster, plans)
+    infeasible: Infeasible | None = None
+    if not plans:
+        infeasible = explain([result.context for result in results], space, filters, report)
+    return Ranking(plans=plans, baselines=shown, search=report, infeasible=infeasible)
+
+
+def _search_pool(context: Context, space: Space, filters: Filters, top: int) -> _PoolResult:
+    begin = time.perf_counter()
+    tried = baselines(context)
+    rows = [entry.row for entry in tried if entry.row is not None]
+    start: Strategies | None = concatenate(rows) if rows else None
+    elapsed = time.perf_counter() - begin
+    objective = Objective(job=context.job, pool=context.pool)
+    found = search(context, space, filters, objective, top=top, start=start)
+    return _PoolResult(context, tried, found, elapsed)
+
+
+def _best_plans(results: Sequence[_PoolResult], cluster: Cluster, top: int) -> tuple[Plan, ...]:
+    """Return the best rows of all pools as plans."""
+    ranked = sorted(
+        (value, place, rank) for place, result in enumerate(results) for rank, (value, _) in enumerate(result.found.ranked)
+    )[:top]
+    plans = []
+    for _, place, rank in ranked:
+        context, row = results[place].context, results[place].found.ranked[rank][1]
+        plans.append(plan_of(context, cluster, row))
+    if not plans or plans[0].job.objective != "time":
+        return tuple(plans)
+    bound = plans[0].prediction.iteration_seconds if plans[0].prediction else 0.0
+    return tuple(
+        plan.costed(replace(plan.prediction, lower_bound_seconds=bound)) for plan in plans if plan.prediction is not None
+    )
+
+
+def _report(results: Sequence[_PoolResult], begin: float) -> SearchReport:
+    """Return the account of the searches of all pools together."""
+    rejected: dict[str, int] = {}
+    phases: dict[str, float] = {}
+    for result in results:
+        phases["baselines"] = phases.get("baselines", 0.0) + result.baseline_seconds
+        for name, seconds in result.found.phases:
+            phases[name] = phases.get(name, 0.0) + seconds
+        for reason, count in result.found.rejected:
+            rejected[reason] = rejected.get(reason, 0) + count
+    seconds = time.perf_counter() - begin
+    phases["predict"] = max(seconds - sum(phases.values()), 0.0)
+    return SearchReport(
+        candidates=sum(result.found.candidates for result in results),
+        costed=sum(result.found.costed for result in results),
+        seconds=seconds,
+        rejected=tuple(sorted(rejected.items(), key=lambda item: (-item[1], item[0]))),
+        phases=tuple(phases.items()),
+    )
+
+
+def _shown_baselines(results: Sequence[_PoolResult], cluster: Cluster, plans: Sequence[Plan]) -> tuple[Baseline, ...]:
+    """Return the baselines of the pool of the best plan (of the first pool if there is none)."""
+    if not results:
+        return ()
+    chosen = results[0]
+    for result in results:
+        if plans and result.context.pool.gpu.name == plans[0].replicas[0].stages[0].gpu:
+            chosen = result
+            break
+    return tuple(
+        Baseline(
+            rule=entry.rule,
+            plan=None if entry.row is None else plan_of(chosen.context, cluster, entry.row, label=entry.rule),
+            reason=entry.reason,
+        )
+        for entry in chosen.tried
+    )
+
+
+def predict(plan: Plan, *, efficiency: Efficiency | None = None) -> Plan:
+    """Return a uniform plan with its prediction. Raises SpecError for plans that are not uniform."""
+    context = Context(model=plan.model, pool=pool_of(plan), job=plan.job, efficiency=efficiency or Analytic())
+    return plan.costed(predict_row(context, row_of(plan), starts=layer_starts(plan)))
+
+
+def evaluate(user_plan: Plan, *, top: int = 1, efficiency: Efficiency | None = None) -> Evaluation:
+    """Return the prediction of a plan, and the best plans for the same model, machines and job."""
+    return Evaluation(
+        plan=predict(user_plan, efficiency=efficiency),
+        best=plan(user_plan.model, user_plan.cluster, user_plan.job, top=top, efficiency=efficiency),
+    )

@@ -1,0 +1,234 @@
+"""Bounds of an arrangement in a few operations, from its first, middle and last stages alone.
+
+Every bound here is of the kind of `cost.pipeline_bound`, at one rank or averaged over ranks, with sums over stages in
+closed form instead of stage by stage. Time includes the least recomputation without which rank 0 or 1 cannot fit
+under any sharding, and the least tail that gradients and the optimizer leave on rank 0. Models whose layers differ
+get the bounds that do not need equal layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardwright.cost.collectives import exposed_seconds
+from shardwright.cost.context import Context, Sharded
+from shardwright.cost.footprint import P2P_BUFFERS, micro_batches
+from shardwright.cost.layers import OVERLAP_SLOWDOWN
+from shardwright.cost.memory import CONTEXT_BYTES, FP8_WEIGHT_BYTES, FRAGMENTATION
+from shardwright.cost.pipeline_in_flight import in_flight
+from shardwright.cost.step import (
+    BUCKET_SHARE,
+    StageTimes,
+    both_gather_seconds,
+    data_parallel,
+    norm_seconds,
+    optimizer_seconds,
+    reduction_tails,
+    tied_embedding_seconds,
+    transfers,
+)
+from shardwright.cost.strategy import UNSHARDED, ZERO1, Floats, Ints, Strategies
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """How the layers fall on the virtual stages, [N]: those between first and last have `share` layers, the last
+    `extra` of them one more; `on_first`, `on_last`, `on_next` are the larger ones of ranks 0, P - 1 and P - 2."""
+
+    first: Ints
+    last: Ints
+    share: Ints
+    middle: Ints
+    on_first: Ints
+    on_last: Ints
+    on_next: Ints
+
+
+def sketch_seconds(context: Context, rows: Strategies, shards: Sharded) -> Floats:
+    """Return a lower bound of the iteration of every completion of `rows`, [N]. Rows may differ in shape."""
+    split = _split(context, rows)
+    layers = _layers_to_recompute(context, rows, shards, split)
+    pipeline = _pipeline(context, rows, shards, split, layers)
+    tail = _tail(context, rows, shards, split)
+    return pipeline + tail + norm_seconds(context, rows) + tied_embedding_seconds(context, rows)
+
+
+def _split(context: Context, rows: Strategies) -> _Split:
+    pp, vpp = rows.pp, rows.vpp
+    stages = pp * vpp
+    between = context.layer_count - rows.first_layers - rows.last_layers
+    middle = np.maximum(stages - 2, 0)
+    share, extra = np.divmod(between, np.maximum(middle, 1))
+
+    def larger(first_chunk: Ints, chunks: Ints) -> Ints:
+        """Count the chunks k < `chunks` that are among the larger, those with k >= first_chunk / pp."""
+        return np.clip(chunks - np.maximum(-(-first_chunk // pp), 0), 0, chunks)
+
+    return _Split(
+        first=rows.first_layers,
+        last=rows.last_layers,
+        share=share,
+        middle=middle,
+        on_first=np.where(vpp > 1, larger(stages - 1 - extra, vpp) , 0),
+        on_last=np.where(vpp > 1, np.minimum(larger(stages - pp - extra, vpp - 1), vpp - 1), 0),
+        on_next=np.where(vpp > 1, larger(stages + 1 - pp - extra, vpp), 0),
+    )
+
+
+def _sum(running: Floats, row: Ints, start: Ints | int, end: Ints | int) -> Floats:
+    return np.asarray(running[row, end] - running[row, start])
+
+
+def _pipeline(context: Context, rows: Strategies, shards: Sharded, split: _Split, layers: Ints) -> Floats:
+    """Return a bound of the pipeline's time with `layers` layers of each virtual stage recomputed."""
+    table, row, count = shards.table, shards.row, micro_batches(context, rows)
+    ends = context.layer_count + 2
+    running = table.forward + table.backward
+    again = _sum(table.forward, row, 1, ends - 1) / context.layer_count
+    first = _sum(running, row, 0, split.first + 1) + np.minimum(layers, split.first) * again
+    last = _sum(running, row, ends - 1 - split.last, ends) + np.minimum(layers, split.last) * again
+    whole = running[row, ends]
+    between = whole - _sum(running, row, 0, split.first + 1) - _sum(running, row, ends - 1 - split.last, ends)
+    between = between + split.middle * np.minimum(layers, split.share) * again
+    single = rows.pp == 1
+    first = np.where(single, whole + np.minimum(layers, split.first) * again, first)
+    share = np.where(rows.overlap_pp, OVERLAP_SLOWDOWN, 1.0)
+    move = np.where(single, 0.0, share * _least_transfer(context, rows))
+    first, last, between = first + move, last + move, between + 2.0 * move * split.middle
+    whole = np.where(single, first, first + between + last)
+    if len(context.model.kinds) > 1:
+        plain = _unequal_bound(rows, count, first, last, between, whole)
+        return np.where(single, count * first, plain)
+    layer = _sum(running, row, 1, ends - 1) / context.layer_count
+    chunk = split.share * layer + np.minimum(layers, split.share) * again + 2.0 * move
+    simple = _one_stage_bound(rows, count, first, last, between, whole)
+    virtual = _virtual_bound(rows, split, count, first, last, layer, chunk, whole)
+    return np.where(single, count * first, np.where(rows.vpp == 1, simple, virtual))
+
+
+def _unequal_bound(rows: Strategies, count: Ints, first: Floats, last: Floats, between: Floats, whole: Floats) -> Floats:
+    """Return a bound that holds for any layers: the mean rank's work and the way to it, and the last rank's."""
+    mean = count * whole / rows.pp + first * (rows.pp - 1) / rows.pp
+    middle = count * between / np.maximum(rows.pp - 2, 1) + first
+    one = np.maximum(whole + (count - 1) * last, np.where(rows.pp > 2, middle, 0.0))
+    return np.maximum(mean, np.where(rows.vpp == 1, one, 0.0))
+
+
+def _one_stage_bound(rows: Strategies, count: Ints, first: Floats, last: Floats, between: Floats, whole: Floats) -> Floats:
+    """Return the bound for one virtual stage a rank: at the last rank, at the first, and the mean over those between.
+
+    With t_i the work of rank i and w_i = P - 1 - i its warm-up, rank i ends no sooner than
+    K t_i + (t_0 + … + t_(i-1)) + [2 (t_(i+1) + …) - w_i t_i]^+. Averaged over the middle ranks, whose t do not fall
+    with i, this is at least K m + t_0 + 2 t_(P-1) + (P - 4) m with m their mean.
+    """
+    pp = rows.pp
+    enough = count > pp
+    warmup = np.minimum(pp - 1, count - 1)
+    gap = np.maximum(2.0 * (whole - first) - warmup * first, 0.0) * np.where(enough, 1.0, 0.5)
+    mean = between / np.maximum(pp - 2, 1)
+    middle = count * mean + first + np.where(enough, 2.0 * last + (pp - 4) * mean, 0.0)
+    bound = np.maximum(whole + (count - 1) * last, count * first + gap)
+    return np.maximum(bound, np.where(pp > 2, middle, 0.0))
+
+
+def _virtual_bound(
+    rows: Strategies, split: _Split, count: Ints, first: Floats, last: Floats, layer: Floats, chunk: Floats, whole: Floats
+) -> Floats:
+    """Return the bound for interleaved stages: work of ranks P - 1, P - 2 and 0, each with the way of the first
+    micro-batch to it and of the last one back, and of the mean rank."""
+    pp, vpp = rows.pp, rows.vpp
+    at_last = count * ((vpp - 1) * chunk + split.on_last * layer + last) + first + (pp - 2) * chunk
+    at_next = count * (vpp * chunk + split.on_next * layer) + first + (pp - 3) * chunk
+    at_first = count * (first + (vpp - 1) * chunk + split.on_first * layer)
+    mean = count * whole / pp + first * (pp - 1) / pp
+    return np.maximum(np.maximum(at_last, np.where(pp > 2, at_next, 0.0)), np.maximum(at_first, mean))
+
+
+def _least_transfer(context: Context, rows: Strategies) -> Floats:
+    """Return the shortest one-way transfer between neighbouring ranks, [N]: a pair of ranks inside a domain, if the
+    stride leaves one there."""
+    two = replace(rows, pp=np.full_like(rows.pp, 2), vpp=np.ones_like(rows.vpp))
+    return transfers(context, two)[:, 0]
+
+
+def _layers_to_recompute(context: Context, rows: Strategies, shards: Sharded, split: _Split) -> Ints:
+    """Return how many layers of a virtual stage must be recomputed at least for ranks 0 and 1 to fit under the most
+    sharding and offload; 0 where selective recomputation may do."""
+    if len(context.model.kinds) > 1:
+        return np.zeros(len(rows), dtype=np.int64)
+    table, row = shards.table, shards.row
+    kept, core, checkpoint = (
+        _sum(running, row, 1, 2) for running in (table.activations, table.core, table.inputs)
+    )
+    gain = np.maximum(kept - checkpoint, 1.0)
+    capacity = (context.pool.memory_bytes - CONTEXT_BYTES) / (1.0 + FRAGMENTATION)
+    room = capacity - table.gradients[row] - P2P_BUFFERS * table.boundary[row] * (rows.pp > 1)
+    found = np.zeros(len(rows), dtype=np.int64)
+    count = micro_batches(context, rows)
+    dense, expert = _sum(table.dense, row, 1, 2), _sum(table.expert, row, 1, 2)
+    embedding = _sum(table.dense, row, 0, 1)
+    on_first = split.first + (rows.vpp - 1) * split.share + split.on_first
+    for rank, layers, extra in ((0, on_first, embedding), (1, split.share, 0.0)):
+        flying = in_flight(rows.pp, rows.vpp, count, rank) / rows.vpp
+        held = (dense + expert) * layers + extra
+        free = room - _least_state(context, rows) * held
+        short = flying * kept * layers - free
+        need = np.ceil((short + table.widest[row]) / (np.maximum(flying, 1.0) * rows.vpp * gain))
+        lost = (short > 0) & (flying * (kept - core) * layers > free)
+        exists = rows.pp > 2 if rank else np.ones(len(rows), dtype=bool)
+        exists = exists & ((rows.vpp == 1) | (rank == 0))
+        found = np.maximum(found, np.where(lost & exists, np.clip(need, 1, None), 0).astype(np.int64))
+    return found
+
+
+def _least_state(context: Context, rows: Strategies) -> Floats:
+    """Return bytes per parameter under the most sharding and offload that a strategy may have, [N]."""
+    job = context.job
+    weight = 4.0 if job.precision == "fp32" else 2.0 + (FP8_WEIGHT_BYTES if job.precision == "fp8" else 0.0)
+    state = (8.0 if job.precision == "fp32" else 12.0) - (4.0 if job.optimizer == "sgd" else 0.0)
+    ranks = rows.dp * rows.cp
+    kept = weight + 4.0
+    return np.where(ranks == 1, kept + state, np.where(rows.pp == 1, kept / ranks, kept))
+
+
+def _tail(context: Context, rows: Strategies, shards: Sharded, split: _Split) -> Floats:
+    """Return the least that gradients and the optimizer of rank 0 add under any sharding and offload."""
+    table, row = shards.table, shards.row
+    ends = context.layer_count + 2
+    top = np.where(rows.pp == 1, ends, split.first + 1)
+    more = (rows.vpp - 1) * split.share + split.on_first
+
+    def on_rank(running: Floats, pick: np.ufunc) -> Floats:
+        # The layers of later virtual stages lie anywhere in the model; of unequal layers the cheapest bound counts.
+        each = running[:, 1:2] if len(context.model.kinds) == 1 else running[:, 1:-2]
+        after = running[:, 2:3] if len(context.model.kinds) == 1 else running[:, 2:-1]
+        per_layer = pick.reduce(after - each, axis=1)[row]
+        return np.asarray((_sum(running, row, 0, top) + more * per_layer)[:, None])
+
+    dense, expert = on_rank(table.dense, np.minimum), on_rank(table.expert, np.minimum)
+    forward = on_rank(table.forward, np.maximum)[:, None]
+    backward = on_rank(table.backward, np.maximum)[:, None]
+    times = StageTimes(forward=forward, backward=backward, recompute=np.zeros_like(forward))
+    least = np.full(len(rows), np.inf)
+    for sharding in (UNSHARDED, ZERO1):
+        code = np.full(len(rows), sharding, dtype=np.int64)
+        overlap = np.ones(len(rows), dtype=bool)
+        given = replace(rows, sharding=code, overlap_grad=overlap, overlap_param=overlap & (sharding == ZERO1))
+        reduce, gather = reduction_tails(context, given, times, dense, expert)
+        on_gpu = optimizer_seconds(context, given, dense, expert)[:, 0]
+        in_host = optimizer_seconds(context, replace(given, offload=np.ones(len(rows))), dense, expert)[:, 0]
+        update = on_gpu if sharding == UNSHARDED else on_gpu * in_host / np.maximum(on_gpu + in_host, 1e-300)
+        least = np.minimum(least, (reduce + gather)[:, 0] + update)
+        if sharding == ZERO1:
+            alone = _fully_sharded(context, given, times, dense, expert) + update
+            least = np.where(rows.pp == 1, np.minimum(least, alone), least)
+    return least
+
+
+def _fully_sharded(context: Context, rows: Strategies, times: StageTimes, dense: Floats, expert: Floats) -> Floats:
+    """Return the least that ZeRO-2 adds on a rank (ZeRO-3 adds more): a reduce-scatter in each micro-batch."""
+    once = both_gather_seconds(context, data_parallel(context, rows), dense, expert, 4.0)[:, 0]
+    each = exposed_seconds(once, BUCKET_SHARE * times.backward[:, 0, 0], slowdown=OVERLAP_SLOWDOWN)
+    return np.asarray(micro_batches(context, rows) * each)

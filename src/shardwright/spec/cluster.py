@@ -1,0 +1,108 @@
+"""`Cluster`: machines with GPUs of one type each, the links in and between them, and what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One accelerator as its datasheet has it. Rates are dense (no sparsity), per second, decimal.
+
+    `peak_flops` maps a precision (fp32, tf32, fp16, bf16, fp8) to FLOP/s; a precision that is missing is not
+    supported. `link_bytes_per_second` is the GPU-to-GPU bandwidth in one direction and reaches `link_domain` GPUs.
+    """
+
+    name: str
+    vendor: str
+    architecture: str
+    compute_capability: str
+    multiprocessors: int
+    clock_hertz: float
+    peak_flops: tuple[tuple[str, float], ...]
+    memory_bytes: float
+    memory_bytes_per_second: float
+    l2_bytes: float
+    link: str
+    link_bytes_per_second: float
+    link_domain: int
+    pcie_bytes_per_second: float
+    tdp_watts: float
+    source: str
+    date: str
+
+    def peak(self, precision: str) -> float | None:
+        """Return the dense peak in FLOP/s, or None where the GPU cannot compute in `precision`."""
+        return dict(self.peak_flops).get(precision)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """US dollars per hour of one machine, with the source and date (or "user") of the figure."""
+
+    on_demand_per_hour: float | None
+    spot_per_hour: float | None
+    source: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePool:
+    """`nodes` equal machines of `gpus_per_node` GPUs at one site.
+
+    Bandwidths are bytes per second in one direction: `intra_bytes_per_second` of one GPU to its peers of the same
+    machine or NVLink domain (`domain_gpus` GPUs, more than a machine for NVL72), `inter_bytes_per_second` of one
+    whole machine to the network. Latencies are seconds for one message.
+    """
+
+    gpu: Gpu
+    nodes: int
+    gpus_per_node: int
+    memory_bytes: float
+    domain_gpus: int
+    intra_bytes_per_second: float
+    intra_latency_seconds: float
+    inter_bytes_per_second: float
+    inter_latency_seconds: float
+    host_memory_bytes: float
+    host_memory_bytes_per_second: float
+    price: Price | None = None
+    preemptions_per_hour: float | None = None
+    spot: bool = False
+    site: str = ""
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def dollars_per_node_hour(self) -> float | None:
+        """The price that applies: spot where the pool is spot and a spot price is known, else on-demand."""
+        if self.price is None:
+            return None
+        return self.price.spot_per_hour if self.spot else self.price.on_demand_per_hour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteLink:
+    """The connection between two sites: bytes per second in one direction, one-way latency, price of traffic."""
+
+    sites: tuple[str, str]
+    bytes_per_second: float
+    latency_seconds: float
+    egress_dollars_per_gigabyte: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Pools of machines and, where they stand at several sites, the links between those."""
+
+    pools: tuple[NodePool, ...]
+    site_links: tuple[SiteLink, ...] = ()
+    name: str = ""
+
+    @cached_property
+    def gpus(self) -> int:
+        return sum(pool.gpus for pool in self.pools)

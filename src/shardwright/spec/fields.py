@@ -1,0 +1,133 @@
+"""Checked access to the fields of a mapping that a user wrote, collecting every problem instead of the first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from shardwright.errors import Problem, suggestion
+
+SMALLEST, LARGEST = 1e-12, 1e15
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One mapping of a document: its place (`cluster.yaml: nodes[1]`), its fields, and the shared list of problems.
+
+    A method that reads a field returns None where the field is missing or wrong; the latter adds to `problems`.
+    """
+
+    place: str
+    fields: Mapping[str, object]
+    problems: list[Problem]
+
+    def place_of(self, key: str) -> str:
+        return f"{self.place}{'.' if ': ' in self.place else ': '}{key}"
+
+    def report(self, key: str, message: str, hint: str = "") -> None:
+        """Add a problem with the field `key`."""
+        self.problems.append(Problem(self.place_of(key), message, hint))
+
+    def reject_unknown(self, known: Iterable[str]) -> None:
+        """Add a problem for each key that is not in `known`."""
+        allowed = tuple(known)
+        for key in self.fields:
+            if key not in allowed:
+                self.report(str(key), "unknown key", suggestion(str(key), allowed))
+
+    def require(self, key: str, hint: str) -> None:
+        """Add a problem if `key` is missing or null."""
+        if self.fields.get(key) is None:
+            self.report(key, "is missing", hint)
+
+    def text(self, key: str) -> str | None:
+        """Return a text that is not blank."""
+        value = self.fields.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, str) or not value.strip():
+            self.report(
+                key, f"expected a text, got {shown(value)}", "write a name, in quotes if it looks like a number"
+            )
+            return None
+        return value.strip()
+
+    def flag(self, key: str) -> bool:
+        """Return true or false; false where missing."""
+        value = self.fields.get(key)
+        if value is None:
+            return False
+        if not isinstance(value, bool):
+            self.report(key, f"expected true or false, got {shown(value)}", "write true or false")
+            return False
+        return value
+
+    def number(self, key: str, *, zero: bool = False, most: float = LARGEST) -> float | None:
+        """Return a finite number above zero (or from zero on, where `zero`) and up to `most`."""
+        value = self.fields.get(key)
+        if value is None:
+            return None
+        problem = number_problem(value, zero=zero, most=most)
+        if problem:
+            self.report(key, *problem)
+            return None
+        return float(cast("float", value))
+
+    def integer(self, key: str, *, most: int) -> int | None:
+        """Return a whole number from 1 to `most`."""
+        value = self.number(key, most=most)
+        if value is None:
+            return None
+        if value != int(value):
+            self.report(key, f"expected a whole number, got {shown(value)}", "round it")
+            return None
+        return int(value)
+
+    def sections(self, key: str) -> Iterator[Section]:
+        """Yield the mappings of the list `key`; entries that are no mappings are problems."""
+        value = self.fields.get(key)
+        if value is None:
+            return
+        if not isinstance(value, list):
+            self.report(key, f"expected a list, got {shown(value)}", "start each entry with '- '")
+            return
+        for index, item in enumerate(value):
+            place = f"{key}[{index}]"
+            if isinstance(item, Mapping):
+                yield Section(self.place_of(place), item, self.problems)
+            else:
+                self.report(place, f"expected a mapping, got {shown(item)}", "write it as {key: value, …}")
+
+
+def number_problem(value: object, *, zero: bool = False, most: float = LARGEST) -> tuple[str, str] | None:
+    """Return message and hint if `value` is not a finite number in range, else None."""
+    if isinstance(value, str):
+        return f"expected a number, got the text {shown(value)}", "write the number without quotes and units"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"expected a number, got {shown(value)}", "write a number"
+    if not math.isfinite(value):
+        return f"{value} is not a finite number", "write a finite number"
+    if value < 0 or (value == 0 and not zero):
+        wanted = "zero or more" if zero else "more than zero"
+        return f"must be {wanted}, got {shown(value)}", "correct the number"
+    if 0 < value < SMALLEST:
+        return f"{shown(value)} is too small to be meant", "check the unit"
+    if value > most:
+        return f"{shown(value)} is too large (at most {most:g})", "check the unit"
+    return None
+
+
+def shown(value: object) -> str:
+    """Return a short form of a value for a message."""
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(value) if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 40 else text[:37] + "…"

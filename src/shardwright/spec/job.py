@@ -1,0 +1,38 @@
+"""`Job`: what is to be trained on, and what the user wants of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Precision = Literal["bf16", "fp16", "fp8", "fp32"]
+Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
+Optimizer = Literal["adam", "sgd"]
+Objective = Literal["time", "cost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One training run. Sizes are in samples and tokens; `tokens` is None where only the step time is wanted.
+
+    `budget_dollars` and `deadline_hours` bound the whole run and need `tokens`.
+    """
+
+    global_batch: int
+    seq_len: int
+    tokens: float | None = None
+    precision: Precision = "bf16"
+    fp8_recipe: Fp8Recipe | None = None
+    optimizer: Optimizer = "adam"
+    objective: Objective = "time"
+    budget_dollars: float | None = None
+    deadline_hours: float | None = None
+
+    @property
+    def tokens_per_iteration(self) -> int:
+        return self.global_batch * self.seq_len
+
+    @property
+    def iterations(self) -> float | None:
+        """Optimizer steps of the whole run (a fraction where the tokens do not divide)."""
+        return None if self.tokens is None else self.tokens / self.tokens_per_iteration

@@ -1,0 +1,232 @@
+"""`Model`: the shape of a transformer, as much of it as time, memory and parameter counts depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+Norm = Literal["rmsnorm", "layernorm"]
+Position = Literal["rope", "learned", "alibi", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """The low-rank projections of multi-head latent attention (MLA, DeepSeek-V2, arXiv 2405.04434 §2.1).
+
+    `query_rank` is None where queries are projected directly. A query or key head has `nope_head_dim` dimensions
+    without and `rope_head_dim` with rotary position; the rotary part of the key is shared by all heads.
+    """
+
+    query_rank: int | None
+    kv_rank: int
+    nope_head_dim: int
+    rope_head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Self-attention of one layer. With `latent` set, `head_dim` is `nope_head_dim + rope_head_dim`."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_head_dim: int
+    causal: bool = True
+    window: int | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    latent: LatentAttention | None = None
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        return self.kv_heads * self.value_head_dim
+
+    @property
+    def out_width(self) -> int:
+        """Width of the concatenated heads that enter the output projection."""
+        return self.heads * self.value_head_dim
+
+    def parameters(self, hidden: int) -> int:
+        """Return the weights and biases of the projections (norms inside attention included)."""
+        if self.latent is None:
+            qkv = self.query_width + self.key_width + self.value_width
+            count = hidden * qkv + (qkv if self.qkv_bias else 0)
+            count += 2 * self.head_dim if self.qk_norm else 0
+        else:
+            mla = self.latent
+            if mla.query_rank is None:
+                count = hidden * self.query_width
+            else:
+                count = mla.query_rank * (hidden + self.query_width + 1)
+            count += hidden * (mla.kv_rank + mla.rope_head_dim) + mla.kv_rank
+            count += mla.kv_rank * self.heads * (mla.nope_head_dim + self.value_head_dim)
+        return count + self.out_width * hidden + (hidden if self.out_bias else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mlp:
+    """A dense feed-forward block of inner width `width`; `gated` has three matrices (SwiGLU, GeGLU), else two."""
+
+    width: int
+    gated: bool
+    bias: bool = False
+
+    def parameters(self, hidden: int) -> int:
+        up = (2 if self.gated else 1) * self.width
+        return hidden * up + self.width * hidden + (up + hidden if self.bias else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moe:
+    """A mixture of experts: `experts` of inner width `expert_width`, `top_k` of them for each token.
+
+    `shared_width` is the summed inner width of the experts that every token visits; `shared_gate` a learned scalar
+    gate on them (Qwen2-MoE); `router_bias` a learned or balancing bias per expert.
+    """
+
+    experts: int
+    top_k: int
+    expert_width: int
+    gated: bool
+    shared_width: int = 0
+    shared_gate: bool = False
+    router_bias: bool = False
+
+    @property
+    def matrices(self) -> int:
+        return 3 if self.gated else 2
+
+    def expert_parameters(self, hidden: int) -> int:
+        """Return the weights of all routed experts."""
+        return self.experts * self.matrices * hidden * self.expert_width
+
+    def dense_parameters(self, hidden: int) -> int:
+        """Return the weights that every token uses: router, shared experts and their gate."""
+        router = hidden * self.experts + (self.experts if self.router_bias else 0)
+        return router + self.matrices * hidden * self.shared_width + (hidden if self.shared_gate else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One kind of transformer layer. Exactly one of `mlp` and `moe` is set.
+
+    `norms` counts the norms over the hidden width (2 as a rule; 4 with Gemma's post-norms; 1 in a parallel block
+    with one norm).
+    """
+
+    attention: Attention
+    mlp: Mlp | None
+    moe: Moe | None
+    norms: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A transformer. `layers` has one entry per layer, in order; equal layers are equal objects.
+
+    `learned_positions` counts rows of a learned position table, `extra_parameters` what else the published count
+    contains (token types, pooler, projections of the embedding). `embedding_width` differs from `hidden` only where
+    the embedding is projected. `dropout` says whether pre-training keeps dropout masks. `assumed` lists, in words,
+    what the source of the description left open.
+    """
+
+    name: str
+    family: str
+    hidden: int
+    vocab: int
+    layers: tuple[Layer, ...]
+    norm: Norm = "rmsnorm"
+    position: Position = "rope"
+    rotary_base: float = 10000.0
+    max_position: int = 0
+    learned_positions: int = 0
+    tied_embeddings: bool = False
+    final_norm: bool = True
+    embedding_norm: bool = False
+    head_bias: bool = False
+    dropout: bool = False
+    mtp_layers: int = 0
+    activation: str = "silu"
+    extra_parameters: int = 0
+    assumed: tuple[str, ...] = ()
+
+    @cached_property
+    def kinds(self) -> tuple[Layer, ...]:
+        """The distinct layers, in order of first appearance."""
+        return tuple(dict.fromkeys(self.layers))
+
+    @cached_property
+    def kind_of_layer(self) -> tuple[int, ...]:
+        """For each layer, its index in `kinds`."""
+        index = {kind: position for position, kind in enumerate(self.kinds)}
+        return tuple(index[layer] for layer in self.layers)
+
+    @property
+    def norm_parameters(self) -> int:
+        """Parameters of one norm over the hidden width."""
+        return self.hidden * (2 if self.norm == "layernorm" else 1)
+
+    def dense_layer_parameters(self, layer: Layer) -> int:
+        """Return the parameters of `layer` that every token uses (all but the routed experts)."""
+        feed_forward = layer.mlp.parameters(self.hidden) if layer.mlp else 0
+        if layer.moe:
+            feed_forward += layer.moe.dense_parameters(self.hidden)
+        return layer.attention.parameters(self.hidden) + feed_forward + layer.norms * self.norm_parameters
+
+    def expert_layer_parameters(self, layer: Layer) -> int:
+        """Return the parameters of the routed experts of `layer`."""
+        return layer.moe.expert_parameters(self.hidden) if layer.moe else 0
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Token and position embedding, with the norm that may follow."""
+        norm = self.norm_parameters if self.embedding_norm else 0
+        return self.vocab * self.hidden + self.learned_positions * self.hidden + norm
+
+    @property
+    def head_parameters(self) -> int:
+        """Final norm and, unless tied to the embedding, the output projection."""
+        head = 0 if self.tied_embeddings else self.vocab * self.hidden
+        bias = self.vocab if self.head_bias else 0
+        return head + bias + (self.norm_parameters if self.final_norm else 0)
+
+    @cached_property
+    def parameters(self) -> int:
+        """All parameters, without the multi-token-prediction layers (as the published counts have it)."""
+        per_kind = [self.dense_layer_parameters(kind) + self.expert_layer_parameters(kind) for kind in self.kinds]
+        layers = sum(per_kind[kind] for kind in self.kind_of_layer)
+        return self.embedding_parameters + layers + self.head_parameters + self.extra_parameters
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses: of the routed experts only `top_k`."""
+        idle = 0
+        for layer in self.layers:
+            if layer.moe:
+                idle += layer.moe.expert_parameters(self.hidden) * (layer.moe.experts - layer.moe.top_k) // layer.moe.experts
+        return self.parameters - idle
+
+    @property
+    def max_heads(self) -> int:
+        return max(kind.attention.heads for kind in self.kinds)
+
+
+def uniform_layers(layer: Layer, count: int) -> tuple[Layer, ...]:
+    """Return `count` equal layers."""
+    return (layer,) * count
+
+
+def concatenated(*runs: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Return the layers of several runs in order."""
+    return tuple(layer for run in runs for layer in run)

@@ -1,0 +1,124 @@
+"""The floors of the package: who may import whom, and what planning must not pull in."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "shardwright"
+TORCH_FOLDERS = {"spmd", "runtime"}
+HEAVY = ("torch", "scipy", "xgboost", "pandas", "matplotlib")
+
+
+def floors() -> dict[str, int]:
+    """Return the floor of each part of the package, 0 the lowest, from the layers in pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (contract,) = project["tool"]["importlinter"]["contracts"]
+    lowest_first = reversed(contract["layers"])
+    return {part.strip().strip("()"): height for height, layer in enumerate(lowest_first) for part in layer.split(":")}
+
+
+def modules() -> list[tuple[tuple[str, ...], Path]]:
+    """Return the dotted name (as parts, without `__init__`) and file of every module of the package."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = ("shardwright", *path.relative_to(PACKAGE).with_suffix("").parts)
+        found.append((parts[:-1] if parts[-1] == "__init__" else parts, path))
+    return found
+
+
+def imports(source: str, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """Yield line and absolute dotted name of every import in `source`, those inside functions too.
+
+    `from a import b` yields `a.b`, because `b` may be a module. `package` is what relative imports start from.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            start = ".".join((*base, *((node.module,) if node.module else ())))
+            for alias in node.names:
+                yield node.lineno, f"{start}.{alias.name}"
+
+
+def breaches(source: str, module: tuple[str, ...], *, is_package: bool) -> list[str]:
+    """Return the imports in `source` that its floor forbids. The package itself, which re-exports the library's
+    calls, stands between the highest floor and the command line."""
+    heights = floors()
+    library = heights["cli"] - 0.5
+    own = heights[module[1]] if len(module) > 1 else library
+    found = []
+    for line, name in imports(source, module if is_package else module[:-1]):
+        parts = name.split(".")
+        if parts[0] != "shardwright":
+            continue
+        height = heights.get(parts[1], library) if len(parts) > 1 else library
+        if height > own:
+            found.append(f"{'.'.join(module)}:{line} imports {name}")
+    return found
+
+
+def test_every_part_of_the_package_has_a_floor() -> None:
+    parts = {module[1] for module, _ in modules() if len(module) > 1}
+    assert parts - floors().keys() == set()
+
+
+def test_no_module_imports_a_higher_floor() -> None:
+    found = [
+        breach
+        for module, path in modules()
+        for breach in breaches(path.read_text(encoding="utf-8"), module, is_package=path.name == "__init__.py")
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("source", "module", "is_package", "allowed"),
+    [
+        ("from shardwright.search.best import best", ("shardwright", "cost", "x"), False, False),
+        ("def f():\n    import shardwright.search.best", ("shardwright", "cost", "x"), False, False),
+        ("from shardwright import cli", ("shardwright", "search"), True, False),
+        ("from shardwright import Plan", ("shardwright", "cost", "x"), False, False),
+        ("from ..search import best", ("shardwright", "cost", "x"), False, False),
+        ("from ..search import best", ("shardwright", "cost", "sub"), True, True),
+        ("from ...search import best", ("shardwright", "cost", "sub"), True, False),
+        ("from .search import best", ("shardwright",), True, True),
+        ("from .cli.app import main", ("shardwright",), True, False),
+        ("from . import memory", ("shardwright", "cost", "x"), False, True),
+        ("from ..spec import model", ("shardwright", "cost", "x"), False, True),
+        ("from shardwright import plan", ("shardwright", "cli", "app"), False, True),
+        ("from shardwright.export import sky", ("shardwright", "report", "x"), False, True),
+        ("from shardwright.errors import bad", ("shardwright", "units"), False, True),
+        ("from shardwright.files import write", ("shardwright", "errors"), False, False),
+    ],
+)
+def test_a_forbidden_import_is_found(source: str, module: tuple[str, ...], is_package: bool, allowed: bool) -> None:
+    assert (breaches(source, module, is_package=is_package) == []) is allowed
+
+
+def test_only_spmd_and_runtime_import_torch() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}:{line} imports {name}"
+        for module, path in modules()
+        if len(module) == 1 or module[1] not in TORCH_FOLDERS
+        for line, name in imports(path.read_text(encoding="utf-8"), module)
+        if name.split(".")[0] in ("torch", "torchvision", "torchaudio")
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("module", ["shardwright", "shardwright.cli.app"])
+def test_import_stays_light(module: str) -> None:
+    program = f"import sys, {module}; print(*sorted({{name.split('.')[0] for name in sys.modules}} & {set(HEAVY)!r}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
