@@ -56,8 +56,15 @@ class ShardIndex:
 
 
 _CODE_BITS = (
-    ("tp", 10), ("cp", 8), ("ep", 10), ("etp", 10), ("micro_batch", 20), ("sequence_parallel", 1), ("flash", 1), ("overlap_tp", 1),
-)  # fmt: skip
+    ("tp", 10),
+    ("cp", 8),
+    ("ep", 10),
+    ("etp", 10),
+    ("micro_batch", 20),
+    ("sequence_parallel", 1),
+    ("flash", 1),
+    ("overlap_tp", 1),
+)
 
 
 def shard_codes(rows: Strategies) -> Ints:

@@ -43,15 +43,16 @@ class Saturated:
 
 # Medians over GEMMs above 2e11 FLOP of ai-dynamo/aiconfigurator@095f58a and microsoft/vidur, times the ratio of
 # sustained to burst speed (B200 0.75, A100 0.90 to 0.95: MooreThreads/SimuMax configs/system; H100 0.87: vidur);
-# attention from the same and MooreThreads/SimuMax. Architectures without measurements have their elder's figures.
+# attention from the same and MooreThreads/SimuMax. The fp8 figures include quantising the operands. Architectures
+# without measurements have their elder's figures.
 SATURATED = {
     "Pascal": Saturated(gemm=0.75, fp8=0.75, attention_forward=0.30, attention_backward=0.25),
     "Volta": Saturated(gemm=0.72, fp8=0.72, attention_forward=0.35, attention_backward=0.30),
     "Turing": Saturated(gemm=0.60, fp8=0.60, attention_forward=0.35, attention_backward=0.30),
     "Ampere": Saturated(gemm=0.74, fp8=0.74, attention_forward=0.53, attention_backward=0.43),
     "Ada": Saturated(gemm=0.55, fp8=0.44, attention_forward=0.45, attention_backward=0.35),
-    "Hopper": Saturated(gemm=0.66, fp8=0.50, attention_forward=0.52, attention_backward=0.42),
-    "Blackwell": Saturated(gemm=0.53, fp8=0.39, attention_forward=0.44, attention_backward=0.36),
+    "Hopper": Saturated(gemm=0.66, fp8=0.56, attention_forward=0.52, attention_backward=0.42),
+    "Blackwell": Saturated(gemm=0.53, fp8=0.42, attention_forward=0.44, attention_backward=0.36),
     "CDNA1": Saturated(gemm=0.50, fp8=0.50, attention_forward=0.30, attention_backward=0.22),
     "CDNA2": Saturated(gemm=0.58, fp8=0.58, attention_forward=0.35, attention_backward=0.27),
     "CDNA3": Saturated(gemm=0.48, fp8=0.42, attention_forward=0.35, attention_backward=0.28),
@@ -63,7 +64,6 @@ KERNEL_SECONDS = 4e-6  # launch and tail of one kernel in a full stream
 TILE = 128  # output tile of one thread block; inner products lose half a tile to prologue and epilogue
 INTRA_LINK_EFFICIENCY = 0.78  # bus bandwidth over link rate, 8 × A100 and H100, 512 MiB: aiconfigurator nccl_perf
 INTER_LINK_EFFICIENCY = 0.80  # the same between machines: coreweave/nccl-tests README, 64 × H100
-FP8_CAST_BYTES = 3.0  # quantising an operand: 2 bytes read, 1 written
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,11 @@ class Analytic:
         forward, backward = peak * saturated.attention_forward, peak * saturated.attention_backward
         attention = operators.flops / np.where(operators.direction == BACKWARD, backward, forward)
         compute = np.where(operators.kind == GEMM, gemm, np.where(operators.kind == ATTENTION, attention, 0.0))
-        casts = np.where(fp8, FP8_CAST_BYTES * operators.m * operators.k * operators.groups, 0.0)
         width = 2.0 if job.precision == "fp32" else 1.0
         bandwidth = gpu.memory_bytes_per_second * MEMORY_EFFICIENCY
         traffic = (operators.bytes * width) / bandwidth
         present = (operators.bytes > 0) | (operators.flops > 0)
-        return np.asarray(np.maximum(compute, traffic) + casts / bandwidth + KERNEL_SECONDS * present)
+        return np.asarray(np.maximum(compute, traffic) + KERNEL_SECONDS * present)
 
     def fabric(self, pool: NodePool) -> Fabric:
         """Return the links at the bandwidth that large collectives reach."""

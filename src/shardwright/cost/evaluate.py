@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.cost.context import Context, ShardIndex, sharded
+from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.footprint import footprint
 from shardwright.cost.iteration import exact_seconds, iteration
 from shardwright.cost.stages import boundaries
@@ -23,18 +24,33 @@ class Verdict:
     fits: Bools
 
 
-def evaluate(context: Context, rows: Strategies, *, index: ShardIndex | None = None) -> Verdict:
-    """Return the verdict on `rows`, of any shapes. `index` is a layer table that covers them, if one is at hand."""
-    shards = index.of(rows) if index is not None else sharded(context, rows)
-    seconds, peak = np.zeros(len(rows)), np.zeros(len(rows))
-    for group in groups(rows.pp * (1 << 20) + rows.vpp):
-        part = rows.take(group)
-        stages = int(part.pp[0] * part.vpp[0])
-        starts = boundaries(context.layer_count, stages, part.first_layers, part.last_layers)
-        of_part = type(shards)(table=shards.table, row=shards.row[group])
-        seconds[group] = exact_seconds(context, part, iteration(context, part, of_part, starts))
-        peak[group] = footprint(context, part, of_part, starts).total.max(axis=1)
+def evaluate(context: Context, rows: Strategies) -> Verdict:
+    """Return the verdict on `rows`, of any shapes."""
+    index = shard_index(context, rows)
+    shards = index.of(rows)
+    peak = np.zeros(len(rows))
+    for group, starts in _shapes(context, rows):
+        of_part = replace(shards, row=shards.row[group])
+        peak[group] = footprint(context, rows.take(group), of_part, starts).total.max(axis=1)
+    seconds = simulated_seconds(context, rows, index)
     return Verdict(rows=rows, seconds=seconds, peak_bytes=peak, fits=peak <= context.pool.memory_bytes)
+
+
+def simulated_seconds(context: Context, rows: Strategies, index: ShardIndex) -> Floats:
+    """Return the exact seconds of an iteration, [N]. `index` is a layer table that covers `rows`."""
+    shards = index.of(rows)
+    seconds = np.zeros(len(rows))
+    for group, starts in _shapes(context, rows):
+        part, of_part = rows.take(group), replace(shards, row=shards.row[group])
+        seconds[group] = exact_seconds(context, part, iteration(context, part, of_part, starts))
+    return seconds
+
+
+def _shapes(context: Context, rows: Strategies) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the indices of rows with equal pipeline ranks and virtual stages, and where their stages start."""
+    for group in groups(rows.pp * (1 << 20) + rows.vpp):
+        stages = int(rows.pp[group[0]] * rows.vpp[group[0]])
+        yield group, boundaries(context.layer_count, stages, rows.first_layers[group], rows.last_layers[group])
 
 
 def groups(key: Array) -> list[Ints]:

@@ -80,7 +80,7 @@ def micro_batches(context: Context, rows: Strategies) -> Ints:
 def states(context: Context, rows: Strategies, shards: Sharded, held: Held) -> tuple[Floats, Floats, Floats]:
     """Return weights, gradients and optimizer state, [N, P] each."""
     groups = data_parallel(context, rows)
-    one_layer = 2.0 * np.diff(shards.table.dense + shards.table.expert, axis=1)[:, 1:-1].max(axis=1)[shards.row]
+    two_layers = 2.0 * shards.table.parameters[shards.row]
     found = state_bytes(
         context.job,
         held.dense,
@@ -89,7 +89,7 @@ def states(context: Context, rows: Strategies, shards: Sharded, held: Held) -> t
         groups.expert.size[:, None],
         rows.sharding[:, None],
         rows.offload[:, None],
-        one_layer[:, None],
+        two_layers[:, None],
     )
     return found.weights, found.gradients, found.optimizer
 
@@ -144,7 +144,9 @@ def fixed_bytes(context: Context, rows: Strategies, shards: Sharded, starts: Int
     )
 
 
-def footprint(context: Context, rows: Strategies, shards: Sharded, starts: Ints, fixed: Fixed | None = None) -> Footprint:
+def footprint(
+    context: Context, rows: Strategies, shards: Sharded, starts: Ints, fixed: Fixed | None = None
+) -> Footprint:
     """Return the peak of each rank. All rows have equal pp and vpp. `fixed` is what `fixed_bytes` returns for them."""
     fixed = fixed or fixed_bytes(context, rows, shards, starts)
     working = working_set(rows, shards, starts)

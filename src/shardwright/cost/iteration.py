@@ -116,4 +116,3 @@ def pipeline_seconds(context: Context, rows: Strategies, parts: Iteration, *, fr
 def _flat(values: Floats) -> Floats:
     """Return [N, v, P] as [N, v * P]."""
     return values.reshape(len(values), -1)
-

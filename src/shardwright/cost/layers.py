@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.collectives import Fabric, exchange_seconds, exposed_seconds, gather_seconds, group, reduce_seconds
+from shardwright.cost.collectives import (
+    Fabric,
+    exchange_seconds,
+    exposed_seconds,
+    gather_seconds,
+    group,
+    reduce_seconds,
+)
 from shardwright.cost.efficiency import Efficiency
 from shardwright.cost.memory import layer_activation_bytes
 from shardwright.cost.operators import (
@@ -57,7 +64,8 @@ class LayerTable:
     `activations` are the bytes kept for the backward pass of one micro-batch without recomputation, `core` those
     that selective recomputation frees, `inputs` those that full recomputation keeps. `dense` and `expert` are
     parameters held by one GPU. Of single layers, [M]: `widest` is the largest of `activations`, `gradients` what the
-    gradients of activations take at a time, `boundary` the activation passed to the next layer.
+    gradients of activations take at a time, `boundary` the activation passed to the next layer, `parameters` the
+    most that a layer has.
     """
 
     forward: Floats
@@ -76,6 +84,7 @@ class LayerTable:
     widest: Floats
     gradients: Floats
     boundary: Floats
+    parameters: Floats
 
 
 def layer_table(model: Model, pool: NodePool, job: Job, shard: Shard, efficiency: Efficiency) -> LayerTable:
@@ -114,6 +123,7 @@ def layer_table(model: Model, pool: NodePool, job: Job, shard: Shard, efficiency
         widest=np.max(np.stack(memory.kept[1:-1]), axis=0),
         gradients=np.max(np.stack(memory.gradients), axis=0),
         boundary=np.max(np.stack(memory.inputs[1:-1]), axis=0),
+        parameters=np.max(np.stack([dense + expert for dense, expert in parameters[1:-1]]), axis=0),
     )
 
 
@@ -123,8 +133,8 @@ def shard_parameters(model: Model, layer: Layer | None, shard: Shard, position: 
     if layer is None:
         if position == 0:
             return model.embedding_parameters / shard.tp, np.zeros(len(shard.tp))
-        dense, expert = mtp_parameters(model)
-        return (head_weights(model) + dense) / shard.tp, expert / (shard.ep * shard.etp)
+        more_dense, more_expert = mtp_parameters(model)
+        return (head_weights(model) + more_dense) / shard.tp, more_expert / (shard.ep * shard.etp)
     dense = model.dense_layer_parameters(layer) / shard.tp
     return dense, model.expert_layer_parameters(layer) / (shard.ep * shard.etp)
 
@@ -158,24 +168,44 @@ def _timed(
 
 
 def _seconds(
-    model: Model, layer: Layer | None, shard: Shard, job: Job, links: Fabric,
-    forward: Floats, backward: Floats, core: Floats,
+    model: Model,
+    layer: Layer | None,
+    shard: Shard,
+    job: Job,
+    links: Fabric,
+    forward: Floats,
+    backward: Floats,
+    core: Floats,
 ) -> Seconds:
     """Return the times of a layer with the communication that it cannot hide."""
     zero = np.zeros(len(shard.tp))
     if layer is None:
         tp_forward, tp_backward = _tp_edge(model, shard, job, links)
         return Seconds(
-            forward=forward, backward=backward, core=zero, tp_forward=tp_forward, tp_backward=tp_backward,
-            cp_forward=zero, cp_backward=zero, ep_forward=zero, ep_backward=zero,
+            forward=forward,
+            backward=backward,
+            core=zero,
+            tp_forward=tp_forward,
+            tp_backward=tp_backward,
+            cp_forward=zero,
+            cp_backward=zero,
+            ep_forward=zero,
+            ep_backward=zero,
         )
     blocks = 2 if layer.mlp is not None or (layer.moe is not None and layer.moe.shared_width) else 1
     tp_forward, tp_backward = _tp_layer(model, shard, job, links, blocks, forward, backward)
     cp_forward, cp_backward = _cp_layer(layer, shard, job, links, core)
     ep_forward = _ep_layer(model, layer, shard, job, links)
     return Seconds(
-        forward=forward, backward=backward, core=core, tp_forward=tp_forward, tp_backward=tp_backward,
-        cp_forward=cp_forward, cp_backward=cp_backward, ep_forward=ep_forward, ep_backward=ep_forward,
+        forward=forward,
+        backward=backward,
+        core=core,
+        tp_forward=tp_forward,
+        tp_backward=tp_backward,
+        cp_forward=cp_forward,
+        cp_backward=cp_backward,
+        ep_forward=ep_forward,
+        ep_backward=ep_forward,
     )
 
 
@@ -199,7 +229,9 @@ def _tp_layer(
     tp_forward = np.where(shard.overlap_tp, overlapped, pair)
     beside = exposed_seconds(hidden_backward, 0.5 * room_backward, slowdown=OVERLAP_SLOWDOWN)
     all_beside = exposed_seconds(hidden_backward + open_backward, room_backward, slowdown=OVERLAP_SLOWDOWN)
-    return tp_forward, np.where(shard.overlap_tp, np.minimum(all_beside, beside + open_backward), beside + open_backward)
+    return tp_forward, np.where(
+        shard.overlap_tp, np.minimum(all_beside, beside + open_backward), beside + open_backward
+    )
 
 
 def _tp_edge(model: Model, shard: Shard, job: Job, links: Fabric) -> tuple[Floats, Floats]:

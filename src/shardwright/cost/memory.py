@@ -122,13 +122,23 @@ def _gradient_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Float
     if layer.mlp is not None:
         width = size * (3.0 if layer.mlp.gated else 2.0) * layer.mlp.width / shard.tp
     if layer.moe is not None:
-        routed = norm_tokens(shard, job) * layer.moe.top_k * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
+        routed = (
+            norm_tokens(shard, job)
+            * layer.moe.top_k
+            * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
+        )
         width = np.maximum(width, routed * (3.0 if layer.moe.gated else 2.0) * layer.moe.expert_width / shard.etp)
     return 2.0 * (width + size * model.hidden)
 
 
 def state_bytes(
-    job: Job, dense: Array, expert: Array, dense_ranks: Array, expert_ranks: Array, sharding: Array, offload: Array,
+    job: Job,
+    dense: Array,
+    expert: Array,
+    dense_ranks: Array,
+    expert_ranks: Array,
+    sharding: Array,
+    offload: Array,
     working: Array,
 ) -> StateBytes:
     """Return the bytes of weights, gradients and optimizer state, for parameters held by a GPU before data-parallel

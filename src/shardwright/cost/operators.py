@@ -97,7 +97,9 @@ def head_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
         yield from _memory(LOSS_FORWARD_BYTES * logits, backward=LOSS_BACKWARD_BYTES / LOSS_FORWARD_BYTES)
 
 
-def _gemm(m: Array, n: Array | float, k: Array | float, *, groups: Array | float = 1.0, low_precision: bool = False) -> Iterator[Operator]:
+def _gemm(
+    m: Array, n: Array | float, k: Array | float, *, groups: Array | float = 1.0, low_precision: bool = False
+) -> Iterator[Operator]:
     """Yield a GEMM forward, and its gradients for input and weight."""
     ones = np.ones_like(m, dtype=float)
     m, n, k, groups = m * ones, n * ones, k * ones, groups * ones
@@ -106,7 +108,14 @@ def _gemm(m: Array, n: Array | float, k: Array | float, *, groups: Array | float
     shapes = ((FORWARD, m, n, k), (BACKWARD, m, k, n), (BACKWARD, k, n, m))
     for direction, rows, columns, inner in shapes:
         yield Operator(
-            kind=GEMM, direction=direction, m=rows, n=columns, k=inner, groups=groups, flops=flops, bytes=size,
+            kind=GEMM,
+            direction=direction,
+            m=rows,
+            n=columns,
+            k=inner,
+            groups=groups,
+            flops=flops,
+            bytes=size,
             low_precision=low_precision,
         )
 
@@ -116,8 +125,15 @@ def _memory(size_bytes: Array, *, backward: float, core: bool = False) -> Iterat
     zero = np.zeros_like(size_bytes)
     for direction, factor in ((FORWARD, 1.0), (BACKWARD, backward)):
         yield Operator(
-            kind=MEMORY, direction=direction, m=zero, n=zero, k=zero, groups=zero, flops=zero,
-            bytes=size_bytes * factor, core=core,
+            kind=MEMORY,
+            direction=direction,
+            m=zero,
+            n=zero,
+            k=zero,
+            groups=zero,
+            flops=zero,
+            bytes=size_bytes * factor,
+            core=core,
         )
 
 
@@ -158,9 +174,15 @@ def _core_attention(attention: Attention, shard: Shard, job: Job) -> Iterator[Op
     for direction, work, traffic in ((FORWARD, 1.0, 1.0), (BACKWARD, FLASH_BACKWARD_FLOPS, 2.0)):
         factor = np.where(shard.flash, work, 1.0 if direction == FORWARD else 2.0)
         yield Operator(
-            kind=ATTENTION, direction=direction, m=size, n=np.full_like(size, span),
-            k=np.full_like(size, attention.head_dim), groups=heads * np.ones_like(size), flops=flops * factor,
-            bytes=inputs * traffic, core=True,
+            kind=ATTENTION,
+            direction=direction,
+            m=size,
+            n=np.full_like(size, span),
+            k=np.full_like(size, attention.head_dim),
+            groups=heads * np.ones_like(size),
+            flops=flops * factor,
+            bytes=inputs * traffic,
+            core=True,
         )
     scores = 2.0 * size * job.seq_len * heads
     yield from _memory(np.where(shard.flash, 0.0, 8.0 * scores), backward=1.0, core=True)

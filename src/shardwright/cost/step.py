@@ -146,9 +146,7 @@ def sharded_weight_seconds(
     return seconds_forward, seconds_backward
 
 
-def both_gather_seconds(
-    context: Context, groups: DataParallel, dense: Floats, expert: Floats, width: float
-) -> Floats:
+def both_gather_seconds(context: Context, groups: DataParallel, dense: Floats, expert: Floats, width: float) -> Floats:
     """Return the time to gather (or reduce-scatter) dense and expert parameters of `width` bytes, [N, S]."""
 
     def column(ranks: Group) -> Group:

@@ -57,7 +57,7 @@ def layer_counts_of_layout(text: str) -> tuple[int, ...]:
     if letters.count("L") != 1 or not letters.endswith("L"):
         raise ValueError("it must end with the only L")
     if "mt" in letters:
-        raise ValueError("every t must come before the first m")
+        raise ValueError("it must have every t before the first m")
     return tuple(stage.count("t") for stage in flat.split("|"))
 
 

@@ -66,9 +66,14 @@ def moe_arguments(model: Model, *, grouped_gemm: bool) -> Arguments:
 
 
 def pattern_text(pattern: Sequence[int]) -> str:
-    """Return a list of zeros and ones as the expression that Megatron evaluates: `([0]*3+[1]*58)`."""
-    runs = [(value, len(list(run))) for value, run in itertools.groupby(pattern)]
-    return "(" + "+".join(f"[{value}]*{count}" for value, count in runs) + ")"
+    """Return a list of zeros and ones as the expression that Megatron evaluates: `([0]*3+[1]*58)`, `([1]+[0])*6`."""
+    count = len(pattern)
+    period = next(
+        n for n in range(1, count + 1) if count % n == 0 and list(pattern) == list(pattern[:n]) * (count // n)
+    )
+    runs = [(value, len(list(run))) for value, run in itertools.groupby(pattern[:period])]
+    body = "(" + "+".join(f"[{value}]" + (f"*{length}" if length > 1 else "") for value, length in runs) + ")"
+    return body if period == count else f"{body}*{count // period}"
 
 
 def _dense_width(model: Model) -> int:

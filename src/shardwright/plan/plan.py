@@ -117,7 +117,7 @@ class TimeBreakdown:
 
     @property
     def total_seconds(self) -> float:
-        return sum(getattr(self, name) for name in self.__slots__)
+        return float(sum(getattr(self, name) for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

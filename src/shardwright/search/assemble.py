@@ -13,7 +13,9 @@ from shardwright.plan.plan import OptimizerPlan, Overlap, Plan, Recompute, Repli
 from shardwright.spec.cluster import Cluster, NodePool
 
 
-def plan_of(context: Context, cluster: Cluster, row: Strategies, *, label: str = "", bound: float | None = None) -> Plan:
+def plan_of(
+    context: Context, cluster: Cluster, row: Strategies, *, label: str = "", bound: float | None = None
+) -> Plan:
     """Return the plan of a single row, with its prediction."""
     value = {name: getattr(row, name)[0].item() for name in Strategies.__slots__}
     pp, vpp = value["pp"], value["vpp"]
@@ -68,7 +70,7 @@ def row_of(plan: Plan) -> Strategies:
         )
     replica = plan.replicas[0]
     first, pp, vpp = replica.stages[0], len(replica.stages), plan.schedule.virtual_stages
-    row = strategies(
+    return strategies(
         [
             {
                 "tp": first.tensor_parallel,
@@ -95,7 +97,6 @@ def row_of(plan: Plan) -> Strategies:
             }
         ]
     )
-    return row
 
 
 def layer_starts(plan: Plan) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:

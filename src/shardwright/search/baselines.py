@@ -27,25 +27,40 @@ class Tried:
     reason: str
 
 
-def baselines(context: Context) -> tuple[Tried, ...]:
-    """Return the plans of all rules on the whole pool, each rule with the first or best of its rows that fits."""
+def baselines(context: Context) -> tuple[tuple[Tried, ...], Verdict | None]:
+    """Return the plans of all rules on the whole pool, each rule with the first or best of its rows that fits, and
+    the verdict on all rows."""
     rules = [
         ("smallest tp × pp that fits, tp inside a machine (Megatron-LM guide)", _smallest(context, NONE), False),
-        ("the same with full recomputation (Megatron-LM guide, out-of-memory advice)", _smallest(context, BLOCK), False),
-        ("tp = GPUs of a machine, then pp until it fits, best micro-batch (Narayanan et al. 2021)", _wide(context), True),
+        (
+            "the same with full recomputation (Megatron-LM guide, out-of-memory advice)",
+            _smallest(context, BLOCK),
+            False,
+        ),
+        (
+            "tp = GPUs of a machine, then pp until it fits, best micro-batch (Narayanan et al. 2021)",
+            _wide(context),
+            True,
+        ),
         ("the same, interleaved, selective recomputation (Korthikanti et al. 2022)", _interleaved(context), True),
         ("data parallel only, distributed optimizer (ZeRO-1), best micro-batch", _data(context, ZERO1), True),
-        ("fully sharded data parallel (ZeRO-3), best micro-batch, recomputation if needed", _data(context, ZERO3), True),
+        (
+            "fully sharded data parallel (ZeRO-3), best micro-batch, recomputation if needed",
+            _data(context, ZERO3),
+            True,
+        ),
     ]
     rows = [row for _, wanted, _ in rules for row in wanted]
     if not rows:
-        return tuple(Tried(rule=rule, row=None, seconds=np.inf, reason="no legal setting") for rule, _, _ in rules)
+        return tuple(
+            Tried(rule=rule, row=None, seconds=np.inf, reason="no legal setting") for rule, _, _ in rules
+        ), None
     verdict = evaluate(context, strategies(rows))
     tried, offset = [], 0
     for rule, wanted, best in rules:
         tried.append(_chosen(context, rule, verdict, range(offset, offset + len(wanted)), best=best))
         offset += len(wanted)
-    return tuple(tried)
+    return tuple(tried), verdict
 
 
 def _chosen(context: Context, rule: str, verdict: Verdict, places: Sequence[int], *, best: bool) -> Tried:
@@ -136,5 +151,9 @@ def _data(context: Context, sharding: int) -> list[dict[str, Any]]:
     kinds: list[dict[str, int]] = [{}] if sharding == ZERO1 else [{}, full]
     return _rows(
         context,
-        [{"tp": 1, "pp": 1, "micro_batch": size, "sharding": sharding, **kind} for size in MICRO_BATCHES for kind in kinds],
+        [
+            {"tp": 1, "pp": 1, "micro_batch": size, "sharding": sharding, **kind}
+            for size in MICRO_BATCHES
+            for kind in kinds
+        ],
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from shardwright.search.rules import Column, Rule, evaluate
 
 from shardwright.cost.context import Context
 from shardwright.cost.strategy import (
@@ -20,7 +21,6 @@ from shardwright.cost.strategy import (
     Strategies,
 )
 from shardwright.search.layouts import Layouts
-from shardwright.search.rules import Column, Rule, evaluate
 
 # Which axis of the space decides the value of a rule's variable. Layout variables are not listed.
 VARIABLE_AXES: Mapping[str, str] = {
@@ -145,4 +145,3 @@ def strategy_columns(context: Context, rows: Strategies) -> dict[str, Column]:
         "last_stage_layers": plain(rows.last_layers),
         "rank_order": word(rows.rank_order, RANK_ORDERS),
     }
-

@@ -82,8 +82,12 @@ def _too_dear(contexts: Sequence[Context], space: Space, filters: Filters, secon
     costs = [_whole_dollars(context, space, filters) for context in contexts]
     cheapest = min((value for value in costs if value is not None), default=None)
     if cheapest is not None and job.budget_dollars is not None:
-        remedies.append(f"the cheapest possible is {format_dollars(cheapest)} (budget {format_dollars(job.budget_dollars)})")
-    return Infeasible(reason="plans fit in memory, but none keeps the budget and the deadline", remedies=tuple(remedies))
+        remedies.append(
+            f"the cheapest possible is {format_dollars(cheapest)} (budget {format_dollars(job.budget_dollars)})"
+        )
+    return Infeasible(
+        reason="plans fit in memory, but none keeps the budget and the deadline", remedies=tuple(remedies)
+    )
 
 
 def _whole_hours(context: Context, space: Space, filters: Filters) -> float | None:
@@ -114,7 +118,9 @@ def _memory(contexts: Sequence[Context], space: Space) -> Infeasible:
         for factor in MORE_MACHINES:
             larger = replace(pool, nodes=pool.nodes * factor)
             if _try(replace(context, pool=larger), space, Filters()) is not None:
-                remedies.append(f"{_fewest(context, space, factor)} machines of {pool.gpus_per_node} × {pool.gpu.name} would do")
+                remedies.append(
+                    f"{_fewest(context, space, factor)} machines of {pool.gpus_per_node} × {pool.gpu.name} would do"
+                )
                 break
         remedies.append(f"GPUs with {format_bytes(least)} of memory would do")
     job = contexts[0].job

@@ -95,7 +95,9 @@ def _with_virtual_stages(table: dict[str, Ints], context: Context, space: Space)
     count = context.job.global_batch // (table["dp"] * table["micro_batch"])
     able = (table["pp"] > 1) & (count % table["pp"] == 0)
     most = int(table["pp"].max(initial=1))
-    choices = [np.array(space.allowed("vpp", virtual_stages(context, space, pp)), dtype=np.int64) for pp in range(most + 1)]
+    choices = [
+        np.array(space.allowed("vpp", virtual_stages(context, space, pp)), dtype=np.int64) for pp in range(most + 1)
+    ]
     offset = np.cumsum([0, *(len(values) for values in choices)])
     values = np.concatenate(choices)
     pipeline = np.where(able, table["pp"], 1)
@@ -112,7 +114,11 @@ def _with_experts(table: dict[str, Ints], context: Context, space: Space) -> dic
     degrees = np.array(space.allowed("ep", expert_degrees(context)), dtype=np.int64)
     table = _cross(table, "ep", degrees)
     if len(degrees) == 1 and all(kind.moe is None for kind in context.model.kinds):
-        return {**table, "etp": table["tp"]} if "etp" not in space.pins else _keep_etp({**table, "etp": table["tp"]}, space)
+        return (
+            {**table, "etp": table["tp"]}
+            if "etp" not in space.pins
+            else _keep_etp({**table, "etp": table["tp"]}, space)
+        )
     table = _cross(table, "split", np.array([0, 1], dtype=np.int64))
     split = table.pop("split")
     table["etp"] = np.where(split == 1, table["tp"], 1)
@@ -179,7 +185,7 @@ def reorderable(context: Context, rows: Layouts) -> Bools:
     free = (rows.pp > 1) & (rows.dp > 1)
     if all(kind.moe is None for kind in context.model.kinds):
         return free
-    return free & (rows.ep * rows.etp == rows.tp * rows.cp)
+    return np.asarray(free & (rows.ep * rows.etp == rows.tp * rows.cp))
 
 
 def candidate_counts(context: Context, space: Space, rows: Layouts, choices: Splits) -> Floats:

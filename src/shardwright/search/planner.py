@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from shardwright.cost.context import Context
 from shardwright.cost.efficiency import Analytic, Efficiency
 from shardwright.cost.predict import predict as predict_row
-from shardwright.cost.strategy import Strategies, concatenate
 from shardwright.errors import bad, suggestion
 from shardwright.plan.plan import Plan
 from shardwright.plan.ranking import Baseline, Evaluation, Infeasible, Ranking, SearchReport
@@ -74,9 +73,7 @@ def plan(
 
 def _search_pool(context: Context, space: Space, filters: Filters, top: int) -> _PoolResult:
     begin = time.perf_counter()
-    tried = baselines(context)
-    rows = [entry.row for entry in tried if entry.row is not None]
-    start: Strategies | None = concatenate(rows) if rows else None
+    tried, start = baselines(context)
     elapsed = time.perf_counter() - begin
     objective = Objective(job=context.job, pool=context.pool)
     found = search(context, space, filters, objective, top=top, start=start)
@@ -86,7 +83,9 @@ def _search_pool(context: Context, space: Space, filters: Filters, top: int) -> 
 def _best_plans(results: Sequence[_PoolResult], cluster: Cluster, top: int) -> tuple[Plan, ...]:
     """Return the best rows of all pools as plans."""
     ranked = sorted(
-        (value, place, rank) for place, result in enumerate(results) for rank, (value, _) in enumerate(result.found.ranked)
+        (value, place, rank)
+        for place, result in enumerate(results)
+        for rank, (value, _) in enumerate(result.found.ranked)
     )[:top]
     plans = []
     for _, place, rank in ranked:
@@ -96,7 +95,9 @@ def _best_plans(results: Sequence[_PoolResult], cluster: Cluster, top: int) -> t
         return tuple(plans)
     bound = plans[0].prediction.iteration_seconds if plans[0].prediction else 0.0
     return tuple(
-        plan.costed(replace(plan.prediction, lower_bound_seconds=bound)) for plan in plans if plan.prediction is not None
+        plan.costed(replace(plan.prediction, lower_bound_seconds=bound))
+        for plan in plans
+        if plan.prediction is not None
     )
 
 

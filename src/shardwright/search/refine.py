@@ -91,18 +91,31 @@ def arrangements(
     index, switches = _layer_switches(context, how, layouts)
     keep = np.flatnonzero(promising(_strategies(layouts.take(index), switches), index))
     index, switches = index[keep], {name: column[keep] for name, column in switches.items()}
-    index, switches = _branch(index, switches, "rank_order", lambda i: _when(
-        reorderable(context, layouts)[i], how.values("rank_order", 0, 1), how.values("rank_order", 0)))
-    index, switches = _branch(index, switches, "overlap_pp", lambda i: [
-        ((layouts.vpp[i] == 1), how.values("overlap_pp", 0)),
-        ((layouts.vpp[i] > 1) & (layouts.pp[i] > 2), how.values("overlap_pp", 0, 1)),
-        ((layouts.vpp[i] > 1) & (layouts.pp[i] == 2), how.values("overlap_pp", 1)),
-    ])
+    index, switches = _branch(
+        index,
+        switches,
+        "rank_order",
+        lambda i: _when(reorderable(context, layouts)[i], how.values("rank_order", 0, 1), how.values("rank_order", 0)),
+    )
+    index, switches = _branch(
+        index,
+        switches,
+        "overlap_pp",
+        lambda i: [
+            ((layouts.vpp[i] == 1), how.values("overlap_pp", 0)),
+            ((layouts.vpp[i] > 1) & (layouts.pp[i] > 2), how.values("overlap_pp", 0, 1)),
+            ((layouts.vpp[i] > 1) & (layouts.pp[i] == 2), how.values("overlap_pp", 1)),
+        ],
+    )
     stages = layouts.pp[index] * layouts.vpp[index]
     count = choices.count[stages]
     source = np.repeat(np.arange(len(index)), count)
     ends = np.cumsum(count)
-    split = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - count, count) + np.repeat(choices.offset[stages], count)
+    split = (
+        np.arange(ends[-1] if len(ends) else 0)
+        - np.repeat(ends - count, count)
+        + np.repeat(choices.offset[stages], count)
+    )
     rows = _strategies(layouts.take(index[source]), {name: column[source] for name, column in switches.items()})
     rows = replace(rows, first_layers=choices.first[split], last_layers=choices.last[split])
     return Rows(strategies=rows, layout=index[source], split=split)
@@ -252,10 +265,15 @@ def _layer_switches(context: Context, how: Axes, layouts: Layouts) -> tuple[Ints
     choice = how.values("sequence_parallel", 1) if moe else how.values("sequence_parallel", 0, 1)
     alone = how.values("sequence_parallel", 0)
     must = can | ((layouts.tp > 1) if moe else False)
-    index, switches = _branch(index, {}, "sequence_parallel", lambda i: [
-        (can[i], choice), (~must[i], alone)])
-    index, switches = _branch(index, switches, "overlap_tp", lambda i: _when(
-        switches["sequence_parallel"] == 1, how.values("overlap_tp", 0, 1), how.values("overlap_tp", 0)))
+    index, switches = _branch(index, {}, "sequence_parallel", lambda i: [(can[i], choice), (~must[i], alone)])
+    index, switches = _branch(
+        index,
+        switches,
+        "overlap_tp",
+        lambda i: _when(
+            switches["sequence_parallel"] == 1, how.values("overlap_tp", 0, 1), how.values("overlap_tp", 0)
+        ),
+    )
     return _branch(index, switches, "flash", lambda i: [(np.ones(len(i), dtype=bool), how.values("flash", 0, 1))])
 
 
@@ -270,9 +288,7 @@ def _branch(
     index: Ints, columns: dict[str, Ints], name: str, choices: Callable[[Ints], Choices]
 ) -> tuple[Ints, dict[str, Ints]]:
     """Return the rows once for every value that `choices` gives them, with the new column."""
-    parts = [
-        (np.flatnonzero(mask), value) for mask, values in choices(index) for value in values
-    ]
+    parts = [(np.flatnonzero(mask), value) for mask, values in choices(index) for value in values]
     rows = np.concatenate([np.zeros(0, dtype=np.int64), *(rows for rows, _ in parts)])
     column = np.concatenate([np.zeros(0, dtype=np.int64), *(np.full(len(r), v, dtype=np.int64) for r, v in parts)])
     return index[rows], {**{key: old[rows] for key, old in columns.items()}, name: column}

@@ -64,14 +64,14 @@ def _split(context: Context, rows: Strategies) -> _Split:
 
     def larger(first_chunk: Ints, chunks: Ints) -> Ints:
         """Count the chunks k < `chunks` that are among the larger, those with k >= first_chunk / pp."""
-        return np.clip(chunks - np.maximum(-(-first_chunk // pp), 0), 0, chunks)
+        return np.asarray(np.clip(chunks - np.maximum(-(-first_chunk // pp), 0), 0, chunks))
 
     return _Split(
         first=rows.first_layers,
         last=rows.last_layers,
         share=share,
         middle=middle,
-        on_first=np.where(vpp > 1, larger(stages - 1 - extra, vpp) , 0),
+        on_first=np.where(vpp > 1, larger(stages - 1 - extra, vpp), 0),
         on_last=np.where(vpp > 1, np.minimum(larger(stages - pp - extra, vpp - 1), vpp - 1), 0),
         on_next=np.where(vpp > 1, larger(stages + 1 - pp - extra, vpp), 0),
     )
@@ -108,7 +108,9 @@ def _pipeline(context: Context, rows: Strategies, shards: Sharded, split: _Split
     return np.where(single, count * first, np.where(rows.vpp == 1, simple, virtual))
 
 
-def _unequal_bound(rows: Strategies, count: Ints, first: Floats, last: Floats, between: Floats, whole: Floats) -> Floats:
+def _unequal_bound(
+    rows: Strategies, count: Ints, first: Floats, last: Floats, between: Floats, whole: Floats
+) -> Floats:
     """Return a bound that holds for any layers: the mean rank's work and the way to it, and the last rank's."""
     mean = count * whole / rows.pp + first * (rows.pp - 1) / rows.pp
     middle = count * between / np.maximum(rows.pp - 2, 1) + first
@@ -116,7 +118,9 @@ def _unequal_bound(rows: Strategies, count: Ints, first: Floats, last: Floats, b
     return np.maximum(mean, np.where(rows.vpp == 1, one, 0.0))
 
 
-def _one_stage_bound(rows: Strategies, count: Ints, first: Floats, last: Floats, between: Floats, whole: Floats) -> Floats:
+def _one_stage_bound(
+    rows: Strategies, count: Ints, first: Floats, last: Floats, between: Floats, whole: Floats
+) -> Floats:
     """Return the bound for one virtual stage a rank: at the last rank, at the first, and the mean over those between.
 
     With t_i the work of rank i and w_i = P - 1 - i its warm-up, rank i ends no sooner than
@@ -130,11 +134,18 @@ def _one_stage_bound(rows: Strategies, count: Ints, first: Floats, last: Floats,
     mean = between / np.maximum(pp - 2, 1)
     middle = count * mean + first + np.where(enough, 2.0 * last + (pp - 4) * mean, 0.0)
     bound = np.maximum(whole + (count - 1) * last, count * first + gap)
-    return np.maximum(bound, np.where(pp > 2, middle, 0.0))
+    return np.asarray(np.maximum(bound, np.where(pp > 2, middle, 0.0)))
 
 
 def _virtual_bound(
-    rows: Strategies, split: _Split, count: Ints, first: Floats, last: Floats, layer: Floats, chunk: Floats, whole: Floats
+    rows: Strategies,
+    split: _Split,
+    count: Ints,
+    first: Floats,
+    last: Floats,
+    layer: Floats,
+    chunk: Floats,
+    whole: Floats,
 ) -> Floats:
     """Return the bound for interleaved stages: work of ranks P - 1, P - 2 and 0, each with the way of the first
     micro-batch to it and of the last one back, and of the mean rank."""
@@ -159,9 +170,7 @@ def _layers_to_recompute(context: Context, rows: Strategies, shards: Sharded, sp
     if len(context.model.kinds) > 1:
         return np.zeros(len(rows), dtype=np.int64)
     table, row = shards.table, shards.row
-    kept, core, checkpoint = (
-        _sum(running, row, 1, 2) for running in (table.activations, table.core, table.inputs)
-    )
+    kept, core, checkpoint = (_sum(running, row, 1, 2) for running in (table.activations, table.core, table.inputs))
     gain = np.maximum(kept - checkpoint, 1.0)
     capacity = (context.pool.memory_bytes - CONTEXT_BYTES) / (1.0 + FRAGMENTATION)
     room = capacity - table.gradients[row] - P2P_BUFFERS * table.boundary[row] * (rows.pp > 1)

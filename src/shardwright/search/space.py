@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 
 from shardwright.cost.context import Context
-from shardwright.cost.strategy import RANK_ORDERS, RECOMPUTE, SHARDING, Ints
+from shardwright.cost.strategy import RANK_ORDERS, RECOMPUTE, SHARDING, Bools, Ints, Strategies
 from shardwright.errors import Problem, SpecError, bad, suggestion
 
 Value = int | float
@@ -141,6 +141,14 @@ def _value(axis: str, word: str) -> Value:
     return int(value)
 
 
+def within(space: Space, rows: Strategies) -> Bools:
+    """Return which rows have only values that the pins allow, [N]."""
+    kept = np.ones(len(rows), dtype=bool)
+    for axis, values in space.pins.items():
+        kept &= np.isin(rows.gpus if axis == "gpus" else getattr(rows, axis), values)
+    return kept
+
+
 def divisors(number: int, limit: int) -> list[int]:
     """Return the divisors of `number` up to `limit`, ascending."""
     return [d for d in range(1, min(number, limit) + 1) if number % d == 0]
@@ -177,7 +185,11 @@ def context_parallel_degrees(context: Context) -> list[int]:
 def expert_degrees(context: Context) -> list[int]:
     """Return degrees that divide the number of experts of every expert layer; 1 for dense models."""
     experts = {kind.moe.experts for kind in context.model.kinds if kind.moe is not None}
-    return [1] if not experts else [d for d in divisors(min(experts), context.pool.gpus) if all(e % d == 0 for e in experts)]
+    return (
+        [1]
+        if not experts
+        else [d for d in divisors(min(experts), context.pool.gpus) if all(e % d == 0 for e in experts)]
+    )
 
 
 def virtual_stages(context: Context, space: Space, pp: int) -> list[int]:
@@ -205,8 +217,8 @@ def split_choices(context: Context, space: Space, stages: int, head_layers: floa
     deepest = -(int(np.ceil(head_layers)) + 1)
     firsts = space.pins.get("first_layers", tuple(share + offset for offset in (-2, -1, 0, 1)))
     lasts = space.pins.get("last_layers", tuple(share + offset for offset in range(deepest, 2)))
-    first, last = np.meshgrid(np.array(firsts, dtype=np.int64), np.array(lasts, dtype=np.int64), indexing="ij")
-    first, last = first.ravel(), last.ravel()
+    grid = np.meshgrid(np.array(firsts, dtype=np.int64), np.array(lasts, dtype=np.int64), indexing="ij")
+    first, last = (column.ravel() for column in grid)
     if stages == 2:
         chosen = np.concatenate([first, layers - last])
         first = np.unique(chosen[(chosen >= 0) & (chosen <= layers)])

@@ -8,6 +8,7 @@ over candidates.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -15,10 +16,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from shardwright.cost.context import Context, ShardIndex, shard_index
-from shardwright.cost.evaluate import evaluate, groups
-from shardwright.cost.iteration import bound_seconds, iteration, pipeline_bound_seconds
+from shardwright.cost.evaluate import Verdict, groups, simulated_seconds
+from shardwright.cost.iteration import bound_seconds, iteration
 from shardwright.cost.stages import boundaries
-from shardwright.cost.step import stage_times, transfers
 from shardwright.cost.strategy import Bools, Floats, Ints, Strategies
 from shardwright.search.best import Best
 from shardwright.search.filters import Filters
@@ -27,10 +27,10 @@ from shardwright.search.objective import Objective
 from shardwright.search.prune import distinct_shards, layout_bounds, memory_floor
 from shardwright.search.refine import Axes, Rows, arrangements, axes, completions, joined, layer_variants, states
 from shardwright.search.sketch import sketch_seconds
-from shardwright.search.space import Space
+from shardwright.search.space import Space, within
 from shardwright.search.waiting import Waiting
 
-LAYOUT_BATCH, ARRANGEMENT_BATCH, SIMULATION_BATCH = 256, 48, 16
+LAYOUT_BATCH, EARLY_BATCH, ARRANGEMENT_BATCH, SIMULATION_BATCH = 256, 32, 128, 24
 
 
 @dataclass(slots=True)
@@ -69,10 +69,10 @@ class _Search:
 
 
 def search(
-    context: Context, space: Space, filters: Filters, objective: Objective, *, top: int, start: Strategies | None = None
+    context: Context, space: Space, filters: Filters, objective: Objective, *, top: int, start: Verdict | None = None
 ) -> Found:
-    """Return the best strategies of `top` different layouts. `start` are legal rows to begin with: the better they
-    are, the more the bounds drop."""
+    """Return the best strategies of `top` different layouts. `start` is what is known of some rows of the space: the
+    better they are, the more the bounds drop."""
     clock = [("start", time.perf_counter())]
     rows = layouts(context, space)
     choices = splits(context, space, rows.pp * rows.vpp)
@@ -105,7 +105,7 @@ def search(
         candidates=int(candidates),
         costed=tally.costed,
         rejected=_account(tally, candidates),
-        phases=tuple((name, end - begin) for (_, begin), (name, end) in zip(clock, clock[1:], strict=False)),
+        phases=tuple((name, end - begin) for (_, begin), (name, end) in itertools.pairwise(clock)),
     )
 
 
@@ -123,19 +123,16 @@ def _account(tally: Tally, candidates: float) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _begin(run: _Search, rows: Layouts, start: Strategies | None) -> None:
-    """Offer the rows of `start` that belong to one of the layouts."""
-    if start is None or not len(start) or not len(rows):
+def _begin(run: _Search, rows: Layouts, start: Verdict | None) -> None:
+    """Offer what is known of rows that belong to one of the layouts."""
+    if start is None or not len(rows):
         return
-    layout = np.array([_place(rows, start, row) for row in range(len(start))])
-    known = np.flatnonzero(layout >= 0)
-    chosen = start.take(known)
-    keep = np.flatnonzero(~run.filters.mask(run.context, chosen))
-    verdict = evaluate(run.context, chosen.take(keep))
-    good = np.flatnonzero(verdict.fits & (verdict.seconds <= run.objective.limits(verdict.rows.gpus)))
-    values = run.objective.values(verdict.seconds, verdict.rows.gpus)
-    run.best.offer(layout[known][keep][good], values[good], verdict.rows.take(good))
-    run.tally.costed += len(keep)
+    layout = np.array([_place(rows, start.rows, row) for row in range(len(start.rows))])
+    allowed = start.fits & (start.seconds <= run.objective.limits(start.rows.gpus)) & (layout >= 0)
+    allowed &= ~run.filters.mask(run.context, start.rows) & within(run.how.space, start.rows)
+    good = np.flatnonzero(allowed)
+    values = run.objective.values(start.seconds, start.rows.gpus)
+    run.best.offer(layout[good], values[good], start.rows.take(good))
 
 
 def _place(rows: Layouts, start: Strategies, row: int) -> int:
@@ -147,7 +144,11 @@ def _place(rows: Layouts, start: Strategies, row: int) -> int:
 
 
 def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> None:
-    """Expand layouts and complete arrangements in the order of their bounds, until no bound beats the best."""
+    """Expand layouts and complete arrangements in the order of their bounds, until no bound beats the best.
+
+    A few arrangements are completed out of turn, right after the first layouts are expanded: what they reach lets the
+    bounds drop most of the rest unseen.
+    """
     order = np.argsort(values, kind="stable")
     position, best = 0, run.best
     waiting = Waiting()
@@ -160,6 +161,8 @@ def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> 
             position += LAYOUT_BATCH
             batch = batch[values[batch] < best.threshold]
             waiting.push(*_sketched(run, rows, batch))
+            if position <= LAYOUT_BATCH and waiting.lowest < best.threshold:
+                _complete(run, waiting.pop(best.threshold, EARLY_BATCH))
         else:
             break
     run.tally.drop("slower by the bound", counts[order[position:]].sum())
@@ -200,7 +203,7 @@ def _promising(run: _Search, rows: Layouts) -> Callable[[Strategies, Ints], Bool
 
 def _completions_per_row(run: _Search, rows: Rows) -> Floats:
     """Return how many candidates an arrangement stands for, at least: its recomputation settings."""
-    return 2.0 + 2.0 * run.choices.longest[rows.split]
+    return np.asarray(2.0 + 2.0 * run.choices.longest[rows.split], dtype=float)
 
 
 def _complete(run: _Search, arranged: Rows) -> None:
@@ -243,10 +246,11 @@ def _settle(run: _Search, rows: Rows, bounds: Floats) -> None:
     while position < len(order) and values[order[position]] < run.best.threshold:
         chosen = order[position : position + SIMULATION_BATCH]
         position += SIMULATION_BATCH
-        verdict = evaluate(run.context, rows.strategies.take(chosen), index=run.index)
-        good = np.flatnonzero(verdict.seconds <= limits[chosen])
-        exact = run.objective.values(verdict.seconds, gpus[chosen])
-        run.best.offer(rows.layout[chosen][good], exact[good], verdict.rows.take(good))
+        simulated = rows.strategies.take(chosen)
+        seconds = simulated_seconds(run.context, simulated, run.index)
+        good = np.flatnonzero(seconds <= limits[chosen])
+        exact = run.objective.values(seconds, gpus[chosen])
+        run.best.offer(rows.layout[chosen][good], exact[good], simulated.take(good))
 
 
 def _groups(rows: Strategies) -> list[Ints]:

@@ -214,7 +214,11 @@ class Model:
         idle = 0
         for layer in self.layers:
             if layer.moe:
-                idle += layer.moe.expert_parameters(self.hidden) * (layer.moe.experts - layer.moe.top_k) // layer.moe.experts
+                idle += (
+                    layer.moe.expert_parameters(self.hidden)
+                    * (layer.moe.experts - layer.moe.top_k)
+                    // layer.moe.experts
+                )
         return self.parameters - idle
 
     @property

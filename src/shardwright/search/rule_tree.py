@@ -1,0 +1,153 @@
+"""The syntax tree of a rule, and how a place in a rule is shown to its author."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.errors import Problem
+
+EXCERPT_CHARACTERS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Half-open range of characters in the text of a rule, counted from 0."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    value: float
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """The literal True or False."""
+
+    value: bool
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """A bare word or a string: the name of a choice, as `selective`."""
+
+    text: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nothing:
+    """The literal None: not set."""
+
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """A parameter by its canonical name."""
+
+    name: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Negative:
+    operand: Expression
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Not:
+    operand: Expression
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """Operators of one precedence, applied from left to right: `first`, then each operator with its operand."""
+
+    first: Expression
+    rest: tuple[tuple[str, Expression], ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compare:
+    operator: str
+    left: Expression
+    right: Expression
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Within:
+    """Whether `item` equals one of `choices`."""
+
+    item: Expression
+    choices: tuple[Expression, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logic:
+    """`operands` joined by `&&` or `||`."""
+
+    operator: str
+    operands: tuple[Expression, ...]
+    span: Span
+
+
+Expression = Number | Truth | Word | Nothing | Variable | Negative | Not | Arithmetic | Compare | Within | Logic
+
+
+def variables(expression: Expression) -> frozenset[str]:
+    """Return the canonical names of the variables in `expression`."""
+    match expression:
+        case Variable(name=name):
+            return frozenset({name})
+        case Negative(operand=operand) | Not(operand=operand):
+            return variables(operand)
+        case Arithmetic(first=first, rest=rest):
+            return variables(first).union(*(variables(operand) for _, operand in rest))
+        case Compare(left=left, right=right):
+            return variables(left) | variables(right)
+        case Within(item=item, choices=choices):
+            return variables(item).union(*map(variables, choices))
+        case Logic(operands=operands):
+            return frozenset().union(*map(variables, operands))
+        case _:
+            return frozenset()
+
+
+class RuleError(Exception):
+    """Something wrong at one place of a rule. It never leaves the rule modules, which turn it into a `SpecError`."""
+
+    def __init__(self, span: Span, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.span = span
+        self.message = message
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a rule stands: file, line (from 1), its text, and the column (from 0) at which the expression begins."""
+
+    file: str
+    line: int
+    text: str
+    column: int
+
+    def problem(self, error: RuleError) -> Problem:
+        """Return `error` with line and column, both from 1, and the text with carets under the place."""
+        start = min(self.column + error.span.start, len(self.text))
+        first = max(0, start - EXCERPT_CHARACTERS // 2)
+        shown = self.text[first : first + EXCERPT_CHARACTERS].rstrip()
+        shown = "".join(character if character.isprintable() else " " for character in shown)
+        carets = max(1, min(error.span.end - error.span.start, len(shown) - (start - first)))
+        excerpt = f"\n    {shown}\n    {' ' * (start - first)}{'^' * carets}"
+        return Problem(f"{self.file}:{self.line}:{start + 1}", error.message + excerpt, error.hint)

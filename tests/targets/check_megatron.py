@@ -1,0 +1,133 @@
+"""Puts argument lists through Megatron-LM's own parser, validation and configuration, without a GPU.
+
+Run by an interpreter that can import `megatron.training` (see megatron_venv.sh), not by the one that runs the tests:
+
+    python check_megatron.py < cases.json > results.json
+
+A case is {"name", "arguments", "world_size", "environment": {name: value or null}}. Its result is {"name", "error"} or
+{"name", "values"}: what Megatron made of the arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import typing
+from importlib import import_module
+from typing import Any
+
+import typing_extensions
+
+if not hasattr(typing, "override"):  # Megatron-LM 0.19 is written for Python 3.12; this is all that 3.11 lacks.
+    typing.override = typing_extensions.override  # type: ignore[attr-defined]
+
+CAPABILITY = (9, 0)
+FROM_THE_USER = ("--mock-data", "--tokenizer-type", "NullTokenizer", "--lr", "1e-4")
+# Fused rotary embedding is checked for by importing Transformer Engine, which needs CUDA.
+WITHOUT_TRANSFORMER_ENGINE = ("--no-rope-fusion",)
+VALUES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "data_parallel_size",
+    "sequence_parallel",
+    "use_tp_pp_dp_mapping",
+    "recompute_granularity",
+    "recompute_method",
+    "recompute_num_layers",
+    "use_distributed_optimizer",
+    "use_megatron_fsdp",
+    "data_parallel_sharding_strategy",
+    "optimizer",
+    "optimizer_cpu_offload",
+    "optimizer_offload_fraction",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "tp_comm_overlap",
+    "overlap_p2p_comm",
+    "micro_batch_size",
+    "global_batch_size",
+    "seq_length",
+    "train_iters",
+    "bf16",
+    "fp16",
+    "fp8",
+    "fp8_recipe",
+    "num_experts",
+    "mtp_num_layers",
+    "multi_latent_attention",
+)
+
+
+def main() -> None:
+    """Read cases from standard input, write results to standard output; what Megatron prints goes to stderr."""
+    cases = json.load(sys.stdin)
+    with contextlib.redirect_stdout(sys.stderr):
+        results = [result(case) for case in cases]
+    json.dump(results, sys.stdout)
+
+
+def result(case: dict[str, Any]) -> dict[str, Any]:
+    """Return what Megatron made of a case, or the error that it ended with."""
+    for name, value in case["environment"].items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    os.environ.update(WORLD_SIZE=str(case["world_size"]), RANK="0", LOCAL_RANK="0")
+    try:
+        return {"name": case["name"], "values": parsed(case["arguments"])}
+    except (Exception, SystemExit) as error:
+        return {"name": case["name"], "error": f"{type(error).__name__}: {error}"}
+
+
+def parsed(words: list[str]) -> dict[str, Any]:
+    """Parse and validate an argument list, build the transformer's and the optimizer's configuration from it."""
+    arguments = megatron_arguments()
+    argument_utils = import_module("megatron.training.argument_utils")
+    training = import_module("megatron.training.training")
+    sys.argv = ["pretrain_gpt.py", *words, *FROM_THE_USER, *WITHOUT_TRANSFORMER_ENGINE]
+    args = arguments.parse_args()
+    arguments.validate_args(args)
+    config = argument_utils.core_transformer_config_from_args(args)
+    training.get_megatron_optimizer_config(args)
+    training.get_megatron_ddp_config(args)
+    values = {name: getattr(args, name) for name in VALUES}
+    return values | {
+        "layers_of_stages": layers_of_stages(config),
+        "attention_backend": args.attention_backend.name,
+        "num_query_groups": config.num_query_groups,
+        "gated": config.gated_linear_unit,
+        "bias": [config.add_bias_linear, config.add_qkv_bias],
+        "window_size": config.window_size,
+        "moe_layer_freq": config.moe_layer_freq,
+    }
+
+
+def layers_of_stages(config: Any) -> list[list[int]] | None:
+    """Return the decoder layers of each virtual stage of each pipeline rank, as the layout that Megatron made says."""
+    decoder = import_module("megatron.core.transformer.enums").LayerType.decoder
+    layout = config.pipeline_model_parallel_layout
+    if layout is None:
+        return None
+    return [[chunk.count(decoder) for chunk in rank] for rank in layout.layout]
+
+
+def megatron_arguments() -> Any:
+    """Return megatron.training.arguments, made to believe in a Hopper GPU and a recent Transformer Engine."""
+    names = ("megatron.core.utils", "megatron.core.transformer.transformer_config", "megatron.training.arguments")
+    modules: list[Any] = [import_module(name) for name in names]
+    arguments = modules[-1]
+    import_module("torch").cuda.get_device_capability = lambda *_: CAPABILITY
+    arguments.get_device_arch_version = lambda: CAPABILITY[0]
+    for module in modules:
+        module.is_te_min_version = lambda *_, **__: True
+    return arguments
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The golden exports mean the same plan to Megatron-LM's own code. Optional: see megatron_venv.sh."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from tests.golden.plans import PLANS
+from tests.plan.random_plans import uniform_plans
+
+from shardwright.export.megatron import MegatronExport, to_megatron
+from shardwright.plan.plan import Plan
+
+PYTHON = os.environ.get("SHARDWRIGHT_MEGATRON_PYTHON", "")
+CHECK = Path(__file__).parent / "check_megatron.py"
+TIME_LIMIT_SECONDS = 300
+RANDOM_PLANS = 80
+BROKEN = {
+    "one layer too few": ("Et*9|t*10|", "Et*8|t*10|"),
+    "a stage too many": ("t*10L", "t*9|tL"),
+}
+
+
+def case(name: str, export: MegatronExport, world: int) -> dict[str, Any]:
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": None} | dict(export.environment)
+    return {"name": name, "arguments": export.arguments, "world_size": world, "environment": environment}
+
+
+@functools.cache
+def random_plans() -> dict[str, Plan]:
+    """The same plans in every run; they go through Megatron in one process, since its import takes seconds."""
+    plans: list[Plan] = []
+
+    @settings(
+        max_examples=RANDOM_PLANS,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(uniform_plans())
+    def collect(plan: Plan) -> None:
+        plans.append(plan)
+
+    collect()
+    return {f"random {index}": plan for index, plan in enumerate(plans)}
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, dict[str, Any]]:
+    if not PYTHON:
+        pytest.skip(
+            "SHARDWRIGHT_MEGATRON_PYTHON names no interpreter with Megatron-LM (tests/targets/megatron_venv.sh)"
+        )
+    cases = [case(name, to_megatron(plan), plan.gpus) for name, plan in (PLANS | random_plans()).items()]
+    sound = cases[0]
+    for name, (old, new) in BROKEN.items():
+        broken = [word.replace(old, new) for word in sound["arguments"]]
+        assert broken != list(sound["arguments"])
+        cases.append(sound | {"name": name, "arguments": broken})
+    cases.append(sound | {"name": "a world that does not divide", "world_size": 250})
+    done = subprocess.run(
+        [PYTHON, str(CHECK)], input=json.dumps(cases), capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS
+    )
+    if "No module named" in done.stderr and not done.stdout:
+        pytest.skip(f"{PYTHON} cannot import Megatron-LM: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {result["name"]: result for result in json.loads(done.stdout)}
+
+
+def expected(plan: Plan) -> dict[str, Any]:
+    """What Megatron must have made of a plan, in its own names."""
+    (replica,) = plan.replicas
+    stage, moe = replica.stages[0], next((kind.moe for kind in plan.model.kinds if kind.moe), None)
+    attention = plan.model.kinds[0].attention
+    chunks = plan.schedule.virtual_stages
+    strategies = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
+    precision = plan.job.precision
+    experts = [int(layer.moe is not None) for layer in plan.model.layers]
+    layers = [[end - start for start, end in one.layers] for one in replica.stages]
+    windows = {layer.attention.window for layer in plan.model.layers} - {None}
+    return {
+        "tensor_model_parallel_size": stage.tensor_parallel,
+        "pipeline_model_parallel_size": len(replica.stages),
+        "virtual_pipeline_model_parallel_size": chunks if chunks > 1 else None,
+        "context_parallel_size": stage.context_parallel,
+        "expert_model_parallel_size": stage.expert_parallel,
+        "expert_tensor_parallel_size": stage.expert_tensor_parallel if moe else stage.tensor_parallel,
+        "data_parallel_size": replica.count,
+        "sequence_parallel": plan.sequence_parallel,
+        "use_tp_pp_dp_mapping": plan.rank_order == "tp-cp-ep-pp-dp",
+        "recompute_granularity": None if stage.recompute.granularity == "none" else stage.recompute.granularity,
+        "recompute_method": stage.recompute.method,
+        "recompute_num_layers": stage.recompute.layers,
+        "use_distributed_optimizer": plan.optimizer.distributed,
+        "use_megatron_fsdp": plan.optimizer.sharding in strategies,
+        "data_parallel_sharding_strategy": strategies.get(plan.optimizer.sharding, "optim_grads_params"),
+        "optimizer": plan.job.optimizer,
+        "optimizer_cpu_offload": plan.optimizer.offload > 0,
+        "optimizer_offload_fraction": plan.optimizer.offload or 1.0,
+        "overlap_grad_reduce": plan.overlap.grad_reduce,
+        "overlap_param_gather": plan.overlap.param_gather,
+        "tp_comm_overlap": plan.overlap.tensor_parallel,
+        "overlap_p2p_comm": plan.overlap.pipeline,
+        "micro_batch_size": plan.micro_batch,
+        "global_batch_size": replica.count * replica.micro_batches * plan.micro_batch,
+        "seq_length": plan.job.seq_len,
+        "train_iters": None if plan.job.iterations is None else -int(-plan.job.iterations // 1),
+        "bf16": precision in ("bf16", "fp8"),
+        "fp16": precision == "fp16",
+        "fp8": ("e4m3" if plan.job.fp8_recipe == "blockwise" else "hybrid") if precision == "fp8" else None,
+        "fp8_recipe": plan.job.fp8_recipe or "delayed",
+        "num_experts": moe.experts if moe else None,
+        "mtp_num_layers": plan.model.mtp_layers or None,
+        "multi_latent_attention": attention.latent is not None,
+        "layers_of_stages": layers if len(replica.stages) > 1 else None,
+        "attention_backend": "flash" if plan.flash_attention else "unfused",
+        "num_query_groups": attention.kv_heads,
+        "gated": plan.model.activation in ("silu", "quick_gelu"),
+        "bias": [attention.out_bias, attention.qkv_bias],
+        "window_size": [*(window - 1 for window in windows if window), 0] if windows else None,
+        "moe_layer_freq": experts if moe and not all(experts) else 1,
+    }
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_megatron_makes_the_same_plan_of_the_arguments(name: str, results: dict[str, dict[str, Any]]) -> None:
+    assert results[name].get("error") is None
+    assert results[name]["values"] == expected(PLANS[name])
+
+
+def test_megatron_makes_the_same_plans_of_random_ones(results: dict[str, dict[str, Any]]) -> None:
+    for name, plan in random_plans().items():
+        assert results[name].get("error") is None, plan
+        assert results[name]["values"] == expected(plan), plan
+
+
+@pytest.mark.parametrize("name", [*BROKEN, "a world that does not divide"])
+def test_the_check_can_fail(name: str, results: dict[str, dict[str, Any]]) -> None:
+    assert results[name].get("error")
