@@ -80,7 +80,7 @@ def virtual(context: Context, pins: Pins, pp: int, count: int) -> list[int]:
 
 def experts(context: Context, pins: Pins, tp: int, ranks: int) -> list[tuple[int, int]]:
     if not any_experts(context):
-        return [(ep, tp) for ep in left(pins, "ep", [1]) for _ in left(pins, "etp", [tp])]
+        return [(ep, 1) for ep in left(pins, "ep", [1]) for _ in left(pins, "etp", [1])]
     found = []
     for ep in left(pins, "ep", range(1, context.pool.gpus + 1)):
         for etp in left(pins, "etp", sorted({1, tp})):
@@ -107,7 +107,7 @@ def switches(context: Context, pins: Pins, layout: Layout) -> list[list[tuple]]:
 
 def rank_orders(context: Context, layout: Layout) -> list[int]:
     tp, cp, pp, dp, ep, etp, _, _ = layout
-    if pp == 1 or dp == 1 or (any_experts(context) and ep * etp != tp * cp):
+    if pp == 1 or dp == 1 or ((ep * etp != tp * cp) if any_experts(context) else cp > 1):
         return [0]
     return [0, 1]
 

@@ -203,10 +203,12 @@ def leanest_group(
 ) -> tuple[Ints, Bools]:
     """Return, for each row, the --recompute-num-layers with which method `uniform` needs least memory, and whether it
     fits. Its time does not depend on the number; ties go to the smaller one."""
-    longest = int(np.diff(starts, axis=1).max(initial=1))
+    lengths = np.unique(np.diff(starts, axis=1))
+    # Of all numbers that make equally many groups of a virtual stage, the least is the leanest.
+    sizes = sorted({-(-int(length) // groups) for length in lengths for groups in range(1, int(length) + 1)} | {1})
     best = np.ones(len(rows), dtype=np.int64)
     least = np.full(len(rows), np.inf)
-    for layers in range(1, longest + 1):
+    for layers in sizes:
         size = np.full(len(rows), layers, dtype=np.int64)
         peak = footprint(context, replace(rows, recompute_layers=size), shards, starts, fixed).total.max(axis=1)
         best = np.where(peak < least, layers, best)

@@ -72,7 +72,7 @@ def _header(plan: Plan, export: MegatronExport, launcher: Launcher) -> str:
 
 
 def _settings(export: MegatronExport) -> str:
-    lines = ["# Yours to set: a plan does not know these. Set them in the environment or in place of the colons."]
+    lines = ["# Yours to set, a plan does not know these: in the environment, or with lines NAME=value above this one."]
     settings = OWN_SETTINGS if "--train-iters" in export.arguments else (*OWN_SETTINGS, TRAIN_ITERS)
     lines += [f': "${{{name}:?{meaning}}}"' for name, meaning in settings]
     return "\n".join(lines)

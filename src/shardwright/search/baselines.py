@@ -95,7 +95,7 @@ def _row(context: Context, **given: Any) -> dict[str, Any] | None:
         return None
     sharding = given.get("sharding", ZERO1) if dp > 1 else UNSHARDED
     base: dict[str, Any] = {
-        "cp": 1, "dp": dp, "ep": ep, "etp": 1 if experts else tp, "vpp": vpp, "micro_batch": micro, "rank_order": 0,
+        "cp": 1, "dp": dp, "ep": ep, "etp": 1, "vpp": vpp, "micro_batch": micro, "rank_order": 0,
         "sequence_parallel": sequence, "flash": True, "overlap_tp": False, "overlap_pp": vpp > 1,
         "first_layers": first, "last_layers": last, "recompute": NONE, "recompute_layers": 0,
         "offload": 0.0, "overlap_grad": dp > 1, "overlap_param": sharding != UNSHARDED,

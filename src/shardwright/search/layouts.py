@@ -113,12 +113,8 @@ def _with_experts(table: dict[str, Ints], context: Context, space: Space) -> dic
     or not at all."""
     degrees = np.array(space.allowed("ep", expert_degrees(context)), dtype=np.int64)
     table = _cross(table, "ep", degrees)
-    if len(degrees) == 1 and all(kind.moe is None for kind in context.model.kinds):
-        return (
-            {**table, "etp": table["tp"]}
-            if "etp" not in space.pins
-            else _keep_etp({**table, "etp": table["tp"]}, space)
-        )
+    if all(kind.moe is None for kind in context.model.kinds):
+        return _keep_etp({**table, "etp": np.ones_like(table["tp"])}, space)
     table = _cross(table, "split", np.array([0, 1], dtype=np.int64))
     split = table.pop("split")
     table["etp"] = np.where(split == 1, table["tp"], 1)
@@ -180,11 +176,11 @@ def splits(context: Context, space: Space, stages: Ints) -> Splits:
 
 
 def reorderable(context: Context, rows: Layouts) -> Bools:
-    """Return whether data parallelism may be outside the pipeline, [N]. With experts Megatron-LM then wants expert
-    groups that span tensor and context parallelism exactly."""
+    """Return whether data parallelism may be outside the pipeline, [N]. Megatron-LM then wants expert groups (for
+    dense models: tensor-parallel groups) that span tensor and context parallelism exactly (its parallel_state.py)."""
     free = (rows.pp > 1) & (rows.dp > 1)
     if all(kind.moe is None for kind in context.model.kinds):
-        return free
+        return np.asarray(free & (rows.cp == 1))
     return np.asarray(free & (rows.ep * rows.etp == rows.tp * rows.cp))
 
 

@@ -128,15 +128,15 @@ def _words(left: Expression, right: Expression, schema: Schema, found: list[Rule
 
 
 def _mismatch(left: Typed, right: Typed, schema: Schema) -> RuleError:
-    """Return the fault of comparing two kinds, at the side that is no variable, where there is one."""
-    (wrong, kind), (other, other_kind) = (left, right) if isinstance(right[0], Variable) else (right, left)
-    message = f"{_A_KIND[kind]} is compared with {_A_KIND[other_kind]}"
-    hint = _meant(wrong) or _meant(other) or "compare values of one kind"
+    """Return the fault of comparing two kinds, at the word that lacks a `$` or else at the side that is no variable."""
+    left_is_wrong = not _meant(right[0]) and (bool(_meant(left[0])) or isinstance(right[0], Variable))
+    (wrong, kind), (other, other_kind) = (left, right) if left_is_wrong else (right, left)
+    hint = _meant(wrong) or "compare values of one kind"
     if isinstance(other, Variable) and not _meant(wrong):
         words = schema[other.name].words
         remedies = {"condition": "compare it with True or False", "number": "compare it with a number"}
         hint = remedies.get(other_kind, f"one of {', '.join(words[:8])}" if words else "compare it with a word")
-    return RuleError(wrong.span, message, hint)
+    return RuleError(wrong.span, f"{_A_KIND[kind]} is compared with {_A_KIND[other_kind]}", hint)
 
 
 def _choice(text: str, parameter: Parameter) -> str:

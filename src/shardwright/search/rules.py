@@ -42,7 +42,8 @@ class Rule:
 
 
 def load_rules(path: Path, gpus: Iterable[str]) -> tuple[Rule, ...]:
-    """Return the checked rules of the file `path`; `gpus` are the names that `$gpu` can have.
+    """Return the checked rules of the file `path`; a rule may compare `$gpu` with the names in `gpus`: those of the
+    catalogue and of the cluster, so that one file serves many clusters.
 
     Raises SpecError as `read_text`, `parse_rules` and `check_rules` do.
     """
@@ -66,16 +67,14 @@ def parse_rules(text: str, name: str) -> tuple[Rule, ...]:
             continue
         try:
             rule = _rule(name, number, line)
+            if (first := rules.setdefault(rule.name, rule)) is not rule:
+                message = f"the rule {rule.name[:100]!r} stands in line {first.line} already"
+                repeated = RuleError(Span(0, len(rule.text)), message, "rename or remove one of the two")
+                raise SpecError(rule.place.problem(repeated))
         except SpecError as error:
             problems += error.problems
-            if len(problems) == MAX_PROBLEMS:
-                break
-            continue
-        if rule.name in rules:
-            message = f"the rule {rule.name[:100]!r} stands in line {rules[rule.name].line} already"
-            repeated = RuleError(Span(0, len(rule.text)), message, "rename or remove one of the two")
-            problems.append(rule.place.problem(repeated))
-        rules[rule.name] = rule
+        if len(problems) == MAX_PROBLEMS:
+            break
     if problems:
         raise SpecError(*problems)
     return tuple(rules.values())
