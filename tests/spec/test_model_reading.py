@@ -1,0 +1,175 @@
+"""Reading of models: families, fall-backs, and what is wrong with a config."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.errors import SpecError
+from shardwright.spec.huggingface import model_of_config
+from shardwright.spec.load_model import load_model
+from shardwright.spec.model_yaml import model_of_dimensions
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "intermediate_size": 172, "vocab_size": 1000, "max_position_embeddings": 128,
+}  # fmt: skip
+DIMENSIONS: dict[str, Any] = {"hidden": 64, "layers": 4, "heads": 8, "kv_heads": 2, "ffn": 172, "vocab": 1000}
+
+
+def problems(config: object) -> str:
+    with pytest.raises(SpecError) as caught:
+        model_of_config(config, "config.json")
+    return str(caught.value)
+
+
+def test_a_file_and_its_folder_are_the_same_model(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    model = load_model(folder)
+    assert model == load_model(folder / "config.json")
+    assert model.name == "tiny"
+    assert model.layers[0].attention.kv_heads == 2
+
+
+def test_yaml_and_config_agree() -> None:
+    yaml = model_of_dimensions(DIMENSIONS, "tiny")
+    config = model_of_config(LLAMA, "tiny")
+    assert replace(yaml, family="llama", max_position=128) == config
+    assert yaml.parameters == config.parameters
+
+
+def test_unknown_family_says_what_it_assumed() -> None:
+    model = model_of_config({**LLAMA, "model_type": "brandnew"}, "config.json")
+    assert model.layers == model_of_config(LLAMA, "config.json").layers
+    assert "brandnew" in model.assumed[0]
+
+
+def test_text_model_of_a_multimodal_one() -> None:
+    model = model_of_config({"model_type": "llava", "text_config": LLAMA}, "config.json")
+    assert model.layers == model_of_config(LLAMA, "config.json").layers
+    assert any("multimodal" in words for words in model.assumed)
+
+
+@pytest.mark.parametrize("spelling", ["num_local_experts", "num_experts", "n_routed_experts"])
+def test_experts_under_every_spelling(spelling: str) -> None:
+    model = model_of_config({**LLAMA, spelling: 8, "num_experts_per_tok": 2}, "config.json")
+    assert model.layers[0].moe is not None
+    assert model.layers[0].moe.experts == 8
+    assert model.layers[0].mlp is None
+
+
+def test_dense_layers_before_experts() -> None:
+    moe = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+    model = model_of_config({**LLAMA, **moe}, "config.json")
+    assert model.kind_of_layer == (0, 1, 1, 1)
+    assert model.layers[0].mlp is not None
+
+
+def test_gemma_alternates_windows() -> None:
+    config = {**LLAMA, "model_type": "gemma3_text", "num_hidden_layers": 12, "sliding_window": 16}
+    windows = [layer.attention.window for layer in model_of_config(config, "config.json").layers]
+    assert windows == ([16] * 5 + [None]) * 2
+
+
+def test_new_and_old_spelling_of_the_rotary_base() -> None:
+    old = model_of_config({**LLAMA, "rope_theta": 5e5}, "config.json")
+    new = model_of_config({**LLAMA, "rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3"}}, "config.json")
+    assert old.rotary_base == new.rotary_base == 5e5
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"hidden_size": None}, "hidden_size"),
+        ({"hidden_size": -64}, "hidden_size"),
+        ({"hidden_size": "64"}, "hidden_size"),
+        ({"hidden_size": True}, "hidden_size"),
+        ({"vocab_size": 10**30}, "vocab_size"),
+        ({"num_hidden_layers": 3.5}, "num_hidden_layers"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"num_attention_heads": 7, "num_key_value_heads": 7}, "num_attention_heads"),
+        ({"num_local_experts": 4, "num_experts_per_tok": 9}, "num_experts_per_tok"),
+        ({"kv_lora_rank": 16}, "qk_nope_head_dim"),
+        ({"model_type": 3}, "model_type"),
+        ({"rope_theta": float("nan")}, "rope_theta"),
+        ({"layer_types": 3, "sliding_window": 8}, "layer_types"),
+    ],
+)
+def test_a_wrong_field_is_named(change: dict[str, Any], field: str) -> None:
+    assert field in problems({**LLAMA, **change})
+
+
+def test_all_problems_at_once() -> None:
+    text = problems({**LLAMA, "hidden_size": 0, "vocab_size": -1})
+    assert "hidden_size" in text
+    assert "vocab_size" in text
+
+
+@pytest.mark.parametrize("config", [None, [], "x", 3])
+def test_not_a_mapping(config: object) -> None:
+    assert "config.json" in problems(config)
+
+
+def test_unknown_preset_suggests_near_names() -> None:
+    with pytest.raises(SpecError, match="llama-2-70b"):
+        load_model("lama-2-70b")
+
+
+def test_folder_without_config(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"config\.json"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [({"hiden": 3}, "hidden"), ({"norm": "batch"}, "norm"), ({"moe": 3}, "moe"), ({"ffn": None}, "ffn"),
+     ({"position": "learned"}, "max_position"), ({"moe": {"experts": 2, "top_k": 4, "expert_width": 8}}, "top_k")],
+)  # fmt: skip
+def test_wrong_dimensions_are_named(change: dict[str, Any], word: str) -> None:
+    with pytest.raises(SpecError, match=word):
+        model_of_dimensions({**DIMENSIONS, **change}, "model.yaml")
+
+
+def test_yaml_of_experts_every_other_layer() -> None:
+    moe = {"experts": 4, "top_k": 2, "expert_width": 32, "every": 2}
+    model = model_of_dimensions({**DIMENSIONS, "moe": moe}, "model.yaml")
+    assert [layer.moe is not None for layer in model.layers] == [False, True, False, True]
+
+
+odd = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=8),
+    st.lists(st.integers(), max_size=3), st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+)  # fmt: skip
+keys = st.sampled_from(
+    [*LLAMA, "head_dim", "num_experts", "sliding_window", "kv_lora_rank", "text_config", "layer_types"]
+)
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(keys, odd, max_size=4))
+def test_any_config_is_a_model_or_a_clear_error(change: dict[str, Any]) -> None:
+    try:
+        model = model_of_config({**LLAMA, **change}, "config.json")
+    except SpecError as error:
+        assert error.problems
+        assert all(problem.message for problem in error.problems)
+    else:
+        assert model.parameters > 0
+
+
+@settings(max_examples=200)
+@given(st.dictionaries(st.sampled_from([*DIMENSIONS, "moe", "norm", "gated", "x"]), odd, max_size=4))
+def test_any_yaml_is_a_model_or_a_clear_error(change: dict[str, Any]) -> None:
+    try:
+        assert model_of_dimensions({**DIMENSIONS, **change}, "model.yaml").parameters > 0
+    except SpecError as error:
+        assert error.problems
