@@ -19,16 +19,22 @@ from shardwright.spec.model import Model
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """One model on machines of one type."""
+    """One model on machines of one type. `headroom` is the part of a GPU's memory that a plan may fill."""
 
     model: Model
     pool: NodePool
     job: Job
     efficiency: Efficiency
+    headroom: float = 1.0
 
     @cached_property
     def links(self) -> Fabric:
         return self.efficiency.fabric(self.pool)
+
+    @property
+    def memory_limit_bytes(self) -> float:
+        """What a plan may fill of each GPU."""
+        return self.pool.memory_bytes * self.headroom
 
     @property
     def layer_count(self) -> int:

@@ -33,7 +33,7 @@ def evaluate(context: Context, rows: Strategies) -> Verdict:
         of_part = replace(shards, row=shards.row[group])
         peak[group] = footprint(context, rows.take(group), of_part, starts).total.max(axis=1)
     seconds = simulated_seconds(context, rows, index)
-    return Verdict(rows=rows, seconds=seconds, peak_bytes=peak, fits=peak <= context.pool.memory_bytes)
+    return Verdict(rows=rows, seconds=seconds, peak_bytes=peak, fits=peak <= context.memory_limit_bytes)
 
 
 def simulated_seconds(context: Context, rows: Strategies, index: ShardIndex) -> Floats:

@@ -175,7 +175,7 @@ def least_bytes(shards: Sharded, fixed: Fixed) -> Floats:
 def fits(context: Context, rows: Strategies, shards: Sharded, starts: Ints, fixed: Fixed) -> Bools:
     """Return whether every rank stays within the GPU's memory, [N]."""
     peak = footprint(context, rows, shards, starts, fixed).total
-    return np.asarray((peak <= context.pool.memory_bytes).all(axis=1))
+    return np.asarray((peak <= context.memory_limit_bytes).all(axis=1))
 
 
 def fewest_recomputed_layers(
@@ -213,4 +213,4 @@ def leanest_group(
         peak = footprint(context, replace(rows, recompute_layers=size), shards, starts, fixed).total.max(axis=1)
         best = np.where(peak < least, layers, best)
         least = np.minimum(peak, least)
-    return best, least <= context.pool.memory_bytes
+    return best, least <= context.memory_limit_bytes

@@ -7,9 +7,10 @@ The analytic model is not fitted to training runs. The figures below are the spr
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
-TIME_RATIO_10, TIME_RATIO_90 = 0.80, 1.45  # measured / predicted seconds, 10th and 90th percentile
-MEMORY_LOG_SIGMA = 0.12  # standard deviation of log(measured / predicted peak memory)
+TIME_RATIO_10, TIME_RATIO_90 = 0.85, 1.35  # measured / predicted seconds, 10th and 90th percentile
+MEMORY_LOG_SIGMA = 0.10  # standard deviation of log(measured / predicted peak memory)
 
 
 def interval_seconds(seconds: float) -> tuple[float, float]:
@@ -17,8 +18,13 @@ def interval_seconds(seconds: float) -> tuple[float, float]:
     return seconds * TIME_RATIO_10, seconds * TIME_RATIO_90
 
 
+def headroom(probability: float) -> float:
+    """Return the part of the memory that a predicted peak may fill for it to fit with `probability`."""
+    return math.exp(-MEMORY_LOG_SIGMA * NormalDist().inv_cdf(probability))
+
+
 def fit_probability(peak_bytes: float, capacity_bytes: float) -> float:
     """Return the probability that a predicted peak stays within the capacity, for log-normal errors."""
     if peak_bytes <= 0.0:
         return 1.0
-    return 0.5 * (1.0 + math.erf(math.log(capacity_bytes / peak_bytes) / (MEMORY_LOG_SIGMA * math.sqrt(2.0))))
+    return NormalDist().cdf(math.log(capacity_bytes / peak_bytes) / MEMORY_LOG_SIGMA)

@@ -70,7 +70,7 @@ def _chosen(context: Context, rule: str, verdict: Verdict, places: Sequence[int]
         if not places:
             return Tried(rule=rule, row=None, seconds=np.inf, reason="no legal setting on these machines")
         least = min(places, key=lambda place: float(verdict.peak_bytes[place]))
-        need, have = verdict.peak_bytes[least] / 1e9, context.pool.memory_bytes / 1e9
+        need, have = verdict.peak_bytes[least] / 1e9, context.memory_limit_bytes / 1e9
         return Tried(rule=rule, row=None, seconds=np.inf, reason=f"needs {need:.0f} GB of {have:.0f} GB")
     place = min(fitting, key=lambda p: (float(verdict.seconds[p]), p)) if best else fitting[0]
     row = verdict.rows.take(np.array([place]))

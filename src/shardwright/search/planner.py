@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from shardwright.cost.context import Context
 from shardwright.cost.efficiency import Analytic, Efficiency
 from shardwright.cost.predict import predict as predict_row
+from shardwright.cost.uncertainty import headroom
 from shardwright.errors import bad, suggestion
 from shardwright.plan.plan import Plan
 from shardwright.plan.ranking import Baseline, Evaluation, Infeasible, Ranking, SearchReport
@@ -43,25 +44,29 @@ def plan(
     space: Space | None = None,
     rules: Sequence[Rule] = (),
     top: int = 3,
+    fit: float = 0.8,
     exportable_to: str | None = None,
     efficiency: Efficiency | None = None,
 ) -> Ranking:
     """Return the `top` best uniform plans on the machines of any one type of `cluster`, best first.
 
-    `space` pins parameters, `rules` drop candidates, `exportable_to` names a target that must be able to run the
-    plan. The first plan is the optimum of the declared space under the cost model. Raises SpecError for input that
+    `space` pins parameters, `rules` drop candidates, `fit` is the probability with which a plan must fit in memory,
+    `exportable_to` names a target that must be able to run the plan. The first plan is the optimum of the declared space under the cost model. Raises SpecError for input that
     makes no sense; a search without a feasible plan returns a Ranking that says why.
     """
     if exportable_to is not None and exportable_to not in EXPORTABLE:
         raise bad("--exportable-to", f"{exportable_to!r} is not a target", suggestion(exportable_to, EXPORTABLE))
     if top < 1:
         raise bad("--top", f"{top} plans cannot be given", "ask for 1 or more")
+    if not 0.01 <= fit <= 0.99:
+        raise bad("--fit", f"{fit} is not a probability from 0.01 to 0.99", "0.8 is the default")
     begin = time.perf_counter()
     space, filters = space or Space(), Filters(rules=tuple(rules))
-    results = [
-        _search_pool(Context(model=model, pool=pool, job=job, efficiency=efficiency or Analytic()), space, filters, top)
-        for pool in cluster.pools
-    ]
+    model_of_time, room = efficiency or Analytic(), headroom(fit)
+    results = []
+    for pool in cluster.pools:
+        context = Context(model=model, pool=pool, job=job, efficiency=model_of_time, headroom=room)
+        results.append(_search_pool(context, space, filters, top))
     plans = _best_plans(results, cluster, top)
     report = _report(results, begin)
     shown = _shown_baselines(results, cluster, plans)

@@ -172,7 +172,7 @@ def _layers_to_recompute(context: Context, rows: Strategies, shards: Sharded, sp
     table, row = shards.table, shards.row
     kept, core, checkpoint = (_sum(running, row, 1, 2) for running in (table.activations, table.core, table.inputs))
     gain = np.maximum(kept - checkpoint, 1.0)
-    capacity = (context.pool.memory_bytes - CONTEXT_BYTES) / (1.0 + FRAGMENTATION)
+    capacity = (context.memory_limit_bytes - CONTEXT_BYTES) / (1.0 + FRAGMENTATION)
     room = capacity - table.gradients[row] - P2P_BUFFERS * table.boundary[row] * (rows.pp > 1)
     found = np.zeros(len(rows), dtype=np.int64)
     count = micro_batches(context, rows)

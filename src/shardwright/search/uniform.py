@@ -86,7 +86,7 @@ def search(
     clock.append(("enumerate", time.perf_counter()))
     index = shard_index(context, layer_variants(context, how, distinct_shards(rows))[0])
     clock.append(("layer times", time.perf_counter()))
-    fitting = memory_floor(context, how, rows, index) <= context.pool.memory_bytes
+    fitting = memory_floor(context, how, rows, index) <= context.memory_limit_bytes
     tally.drop("memory", counts[~fitting].sum())
     rows, counts = _kept(rows, counts, fitting)
     bounds = layout_bounds(context, how, rows, index)

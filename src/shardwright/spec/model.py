@@ -136,9 +136,10 @@ class Model:
     """A transformer. `layers` has one entry per layer, in order; equal layers are equal objects.
 
     `learned_positions` counts rows of a learned position table, `extra_parameters` what else the published count
-    contains (token types, pooler, projections of the embedding). `embedding_width` differs from `hidden` only where
-    the embedding is projected. `dropout` says whether pre-training keeps dropout masks. `assumed` lists, in words,
-    what the source of the description left open.
+    contains (token types, pooler). `embedding_width` is set only where the embedding is narrower than `hidden` and
+    projected (OPT-350m). `rotary_fraction` of each head's dimensions are rotated. In a `parallel_block` attention and
+    feed-forward block read the same residual and are added to it together. `dropout` says whether pre-training keeps
+    dropout masks. `assumed` lists, in words, what the source of the description left open.
     """
 
     name: str
@@ -159,6 +160,9 @@ class Model:
     mtp_layers: int = 0
     activation: str = "silu"
     extra_parameters: int = 0
+    embedding_width: int | None = None
+    rotary_fraction: float = 1.0
+    parallel_block: bool = False
     assumed: tuple[str, ...] = ()
 
     @cached_property
@@ -189,17 +193,29 @@ class Model:
         return layer.moe.expert_parameters(self.hidden) if layer.moe else 0
 
     @property
+    def token_table_parameters(self) -> int:
+        """Parameters of the token embedding, which a tied output projection shares."""
+        return self.vocab * (self.embedding_width or self.hidden)
+
+    @property
+    def width_projection_parameters(self) -> int:
+        """Parameters of the map from `embedding_width` to `hidden`; the head has its inverse of the same size."""
+        return self.embedding_width * self.hidden if self.embedding_width else 0
+
+    @property
     def embedding_parameters(self) -> int:
-        """Token and position embedding, with the norm that may follow."""
+        """Token and position embedding, with the projection and the norm that may follow."""
         norm = self.norm_parameters if self.embedding_norm else 0
-        return self.vocab * self.hidden + self.learned_positions * self.hidden + norm
+        positions = self.learned_positions * self.hidden
+        return self.token_table_parameters + self.width_projection_parameters + positions + norm
 
     @property
     def head_parameters(self) -> int:
         """Final norm and, unless tied to the embedding, the output projection."""
-        head = 0 if self.tied_embeddings else self.vocab * self.hidden
+        head = 0 if self.tied_embeddings else self.token_table_parameters
         bias = self.vocab if self.head_bias else 0
-        return head + bias + (self.norm_parameters if self.final_norm else 0)
+        norm = self.norm_parameters if self.final_norm else 0
+        return self.width_projection_parameters + head + bias + norm
 
     @cached_property
     def parameters(self) -> int:
