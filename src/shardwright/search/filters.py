@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from shardwright.search.rules import Column, Rule, evaluate
 
 from shardwright.cost.context import Context
 from shardwright.cost.strategy import (
@@ -21,6 +20,7 @@ from shardwright.cost.strategy import (
     Strategies,
 )
 from shardwright.search.layouts import Layouts
+from shardwright.search.rules import Column, Rule, evaluate
 
 # Which axis of the space decides the value of a rule's variable. Layout variables are not listed.
 VARIABLE_AXES: Mapping[str, str] = {

@@ -51,8 +51,9 @@ def plan(
     """Return the `top` best uniform plans on the machines of any one type of `cluster`, best first.
 
     `space` pins parameters, `rules` drop candidates, `fit` is the probability with which a plan must fit in memory,
-    `exportable_to` names a target that must be able to run the plan. The first plan is the optimum of the declared space under the cost model. Raises SpecError for input that
-    makes no sense; a search without a feasible plan returns a Ranking that says why.
+    `exportable_to` names a target that must be able to run the plan. The first plan is the optimum of the declared
+    space under the cost model. Raises SpecError for input that makes no sense; a search without a feasible plan
+    returns a Ranking that says why.
     """
     if exportable_to is not None and exportable_to not in EXPORTABLE:
         raise bad("--exportable-to", f"{exportable_to!r} is not a target", suggestion(exportable_to, EXPORTABLE))

@@ -83,6 +83,8 @@ SYNONYMS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+FULL: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType({("recompute", "full"): ("uniform", "block")})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
@@ -113,7 +115,8 @@ def parse_pins(settings: Sequence[str]) -> Space:
             problems.append(Problem(f"--set {setting}", f"{axis} is set twice", "give all its values in one --set"))
         else:
             try:
-                pins[axis] = tuple(_value(axis, word.strip()) for word in text.split(","))
+                words = [part for word in text.split(",") for part in FULL.get((axis, word.strip()), (word.strip(),))]
+                pins[axis] = tuple(_value(axis, word) for word in words)
             except SpecError as error:
                 problems += error.problems
     if problems:

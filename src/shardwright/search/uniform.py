@@ -119,7 +119,7 @@ def _account(tally: Tally, candidates: float) -> tuple[tuple[str, int], ...]:
     reasons = {reason: int(count) for reason, count in tally.dropped.items() if count}
     rest = int(candidates) - sum(reasons.values()) - tally.costed
     if rest > 0:
-        reasons["slower twin"] = rest
+        reasons["dominated"] = rest
     return tuple(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
 
 

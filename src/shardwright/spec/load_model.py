@@ -23,9 +23,9 @@ def load_model(source: str | Path) -> Model:
         path = path / "config.json"
         if not path.is_file():
             raise bad(str(path.parent), "the folder has no config.json", "give the folder of a Hugging Face model")
-    if not path.suffix and not path.is_file():
+    if path.suffix.casefold() not in (".json", *YAML) and "/" not in str(source) and not path.is_file():
         raise bad(
-            f"--model {source}", "is neither a preset, a file nor a folder", suggestion(str(source), preset_names())
+            f"model {source}", "is neither a preset, a file nor a folder", suggestion(str(source), preset_names())
         )
     text = read_text(path)
     if path.suffix.casefold() in YAML:

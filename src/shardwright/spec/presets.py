@@ -48,5 +48,5 @@ def preset_model(name: str) -> Model:
     """Return a preset. Raises SpecError with near names for an unknown one."""
     found = find_preset(name)
     if found is None:
-        raise bad(f"--model {name}", "is neither a preset, a file nor a folder", suggestion(name, _presets()))
+        raise bad(f"model {name}", "is neither a preset, a file nor a folder", suggestion(name, _presets()))
     return model_of_config(_presets()[found]["config"], f"preset {found}", title=found)

@@ -1,0 +1,56 @@
+"""Shardwright plans, prices and explains the training of large models on the GPUs you have or could rent.
+
+The public names, each loaded when it is first used:
+
+    model = shardwright.load_model("llama-2-70b")
+    cluster = shardwright.load_cluster("32x8xA800-SXM-80")
+    job = shardwright.make_job(global_batch=512, seq_len=4096)
+    ranking = shardwright.plan(model, cluster, job)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from shardwright.errors import SpecError as SpecError
+    from shardwright.export.megatron import to_megatron as to_megatron
+    from shardwright.plan.document import load_plan as load_plan
+    from shardwright.plan.plan import Plan as Plan
+    from shardwright.plan.ranking import Ranking as Ranking
+    from shardwright.search.planner import evaluate as evaluate
+    from shardwright.search.planner import plan as plan
+    from shardwright.search.planner import predict as predict
+    from shardwright.spec.cluster import Cluster as Cluster
+    from shardwright.spec.job import Job as Job
+    from shardwright.spec.load_cluster import load_cluster as load_cluster
+    from shardwright.spec.load_job import make_job as make_job
+    from shardwright.spec.load_model import load_model as load_model
+    from shardwright.spec.model import Model as Model
+
+_HOMES = {
+    "Cluster": "spec.cluster",
+    "Job": "spec.job",
+    "Model": "spec.model",
+    "Plan": "plan.plan",
+    "Ranking": "plan.ranking",
+    "SpecError": "errors",
+    "evaluate": "search.planner",
+    "load_cluster": "spec.load_cluster",
+    "load_model": "spec.load_model",
+    "load_plan": "plan.document",
+    "make_job": "spec.load_job",
+    "plan": "search.planner",
+    "predict": "search.planner",
+    "to_megatron": "export.megatron",
+}
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'shardwright' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"shardwright.{_HOMES[name]}"), name)

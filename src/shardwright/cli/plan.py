@@ -1,0 +1,100 @@
+"""`shardwright plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardwright.cli.output import print_json
+
+EXAMPLES = """Find the best parallel strategy for a model on a cluster.
+
+Examples:
+
+  shardwright plan --model llama-2-70b --cluster 32x8xA800-SXM-80 --global-batch 512 --seq-len 4096
+
+  shardwright plan --model ./config.json --cluster cluster.yaml --global-batch 1024 --seq-len 8192 --tokens 1T
+  --objective cost --deadline 720 --out plan.json
+
+  shardwright plan --model llama-3.1-8b --cluster 2x8xH100-SXM --global-batch 128 --seq-len 8192 --set tp=1,2 --json
+"""
+
+
+def plan(
+    model: Annotated[str, typer.Option(help="Preset (see `shardwright models`), config.json or its folder, or YAML.")],
+    cluster: Annotated[str, typer.Option(help="Cluster file, or short form: 32x8xA800-SXM-80, joined by +.")],
+    global_batch: Annotated[int, typer.Option(help="Samples of one optimizer step.")],
+    seq_len: Annotated[int, typer.Option(help="Tokens of a sample.")],
+    tokens: Annotated[str | None, typer.Option(help="Tokens of the whole run, e.g. 300B or 1.5T.")] = None,
+    steps: Annotated[float | None, typer.Option(help="Optimizer steps of the whole run, instead of --tokens.")] = None,
+    precision: Annotated[str, typer.Option(help="bf16, fp16, fp8 or fp32.")] = "bf16",
+    fp8_recipe: Annotated[str | None, typer.Option(help="delayed, tensorwise, blockwise or mxfp8.")] = None,
+    optimizer: Annotated[str, typer.Option(help="adam or sgd.")] = "adam",
+    objective: Annotated[str, typer.Option(help="What to minimise: time or cost.")] = "time",
+    budget: Annotated[float | None, typer.Option(help="Most US dollars for the whole run (needs --tokens).")] = None,
+    deadline: Annotated[float | None, typer.Option(help="Most hours for the whole run (needs --tokens).")] = None,
+    top: Annotated[int, typer.Option(help="How many plans to show, each of another layout.")] = 3,
+    fit: Annotated[float, typer.Option(help="Probability with which a plan must fit in memory.")] = 0.8,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="Pin a parameter to one or more values: tp=8, recompute=none,selective; repeatable."
+        ),
+    ] = None,
+    rules: Annotated[Path | None, typer.Option(help="File of rules that drop candidates (docs/rules.md).")] = None,
+    exportable_to: Annotated[str | None, typer.Option(help="Only plans that this target can run: megatron.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the best plan to this file.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
+) -> None:
+    from shardwright.cli.inputs import refuse_unexportable
+    from shardwright.plan.document import save
+    from shardwright.search.planner import plan as search
+    from shardwright.search.rules import load_rules
+    from shardwright.search.space import parse_pins
+    from shardwright.spec.load_cluster import load_cluster
+    from shardwright.spec.load_job import make_job
+    from shardwright.spec.load_model import load_model
+
+    found_model, found_cluster = load_model(model), load_cluster(cluster)
+    job = make_job(
+        global_batch=global_batch,
+        seq_len=seq_len,
+        tokens=tokens,
+        steps=steps,
+        precision=precision,
+        fp8_recipe=fp8_recipe,
+        optimizer=optimizer,
+        objective=objective,
+        budget_dollars=budget,
+        deadline_hours=deadline,
+    )
+    gpu_names = [pool.gpu.name for pool in found_cluster.pools]
+    ranking = search(
+        found_model,
+        found_cluster,
+        job,
+        space=parse_pins(settings or []),
+        rules=load_rules(rules, gpu_names) if rules else (),
+        top=top,
+        fit=fit,
+        exportable_to=exportable_to,
+    )
+    if exportable_to and ranking.plans:
+        refuse_unexportable(ranking.best, exportable_to)
+    if out is not None and ranking.plans:
+        save(ranking.best, out)
+    if json:
+        from shardwright.report.documents import ranking_document
+
+        print_json(ranking_document(ranking))
+    else:
+        from shardwright.report.terminal import infeasible_text, ranking_text
+
+        print(infeasible_text(ranking) if ranking.infeasible else ranking_text(ranking))
+    if ranking.infeasible:
+        raise typer.Exit(3)
+
+
+plan.__doc__ = EXAMPLES

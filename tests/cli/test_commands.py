@@ -1,0 +1,158 @@
+"""The commands from end to end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.running import refused, run
+
+SMALL = ["--model", "llama-3.2-1b", "--global-batch", "32", "--seq-len", "2048"]
+PLAN = ["plan", *SMALL, "--cluster", "1x8xA100-SXM-80"]
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    assert run([*PLAN, "--out", str(path)]).code == 0
+    return path
+
+
+def test_a_real_process_prints_a_report() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "shardwright", *PLAN], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    for words in ("llama-3.2-1b", "Memory of one GPU", "What an expert would try", "candidates", "Assumed", "an hour"):
+        assert words in done.stdout
+
+
+def test_json_is_one_document_with_the_promised_keys() -> None:
+    outcome = run([*PLAN, "--tokens", "1B", "--json"])
+    assert outcome.code == 0
+    document = json.loads(outcome.out)
+    assert set(document) >= {"plans", "search"}
+    assert set(document["search"]) >= {"candidates", "seconds", "rejected"}
+    best = document["plans"][0]
+    assert best["version"] == 1
+    assert best["job"]["global_batch"] == 32
+    for key in ("iteration_seconds", "interval", "tokens_per_second", "mfu", "memory_bytes", "fit_probability",
+                "dollars_per_hour", "dollars_total", "lower_bound_seconds"):  # fmt: skip
+        assert best["prediction"][key] is not None
+    stage = best["replicas"][0]["stages"][0]
+    assert {"gpu", "tensor_parallel", "context_parallel", "expert_parallel", "layers", "recompute"} <= set(stage)
+    times = [plan["prediction"]["iteration_seconds"] for plan in document["plans"]]
+    assert times == sorted(times)
+
+
+def test_infeasible_is_exit_3_with_a_reason_and_remedies() -> None:
+    arguments = [
+        "plan",
+        "--model",
+        "llama-2-70b",
+        "--cluster",
+        "1x8xA100-SXM-40",
+        "--global-batch",
+        "8",
+        "--seq-len",
+        "4096",
+    ]
+    outcome = run(arguments)
+    assert outcome.code == 3
+    assert "would do" in outcome.out
+    document = json.loads(run([*arguments, "--json"]).out)
+    assert document["plans"] == []
+    assert document["infeasible"]["remedies"]
+
+
+def test_evaluate_explains_the_difference(plan_file: Path, tmp_path: Path) -> None:
+    document = json.loads(plan_file.read_text())
+    document["overlap"]["grad_reduce"] = document["overlap"]["param_gather"] = False
+    for stage in document["replicas"][0]["stages"]:
+        stage["recompute"] = {"granularity": "full", "method": "uniform", "layers": 1}
+    slower = tmp_path / "slower.json"
+    slower.write_text(json.dumps(document))
+    outcome = run(["evaluate", str(slower)])
+    assert outcome.code == 0, outcome.err
+    assert "recomputation" in outcome.out
+    assert "faster" in outcome.out
+    found = json.loads(run(["evaluate", str(slower), "--json"]).out)
+    assert found["plan"]["prediction"]["iteration_seconds"] > found["best"]["prediction"]["iteration_seconds"]
+    assert found["differences"]
+
+
+def test_export_and_back_through_megatron_arguments(plan_file: Path, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    assert run(["export", str(plan_file), "--to", "megatron", "-o", str(script)]).code == 0
+    assert "--tensor-model-parallel-size" in script.read_text()
+    back = run(["evaluate", "--megatron-args", str(script), "--cluster", "1x8xA100-SXM-80", "--json"])
+    assert back.code == 0, back.err
+    mine, plan = json.loads(back.out)["plan"], json.loads(plan_file.read_text())
+    assert mine["replicas"] == plan["replicas"]
+    assert mine["prediction"]["iteration_seconds"] == pytest.approx(plan["prediction"]["iteration_seconds"], rel=1e-9)
+
+
+def test_what_a_target_cannot_express_is_refused_by_name() -> None:
+    arguments = [
+        "plan",
+        "--model",
+        "gemma-2-2b",
+        "--cluster",
+        "1x8xA100-SXM-80",
+        "--global-batch",
+        "32",
+        "--seq-len",
+        "2048",
+    ]
+    assert "norms" in refused(run([*arguments, "--exportable-to", "megatron"]))
+
+
+def test_plans_are_equal_byte_for_byte(plan_file: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.json"
+    assert run([*PLAN, "--out", str(again)]).code == 0
+    assert again.read_bytes() == plan_file.read_bytes()
+
+
+def test_rules_from_a_file(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.txt"
+    rules.write_text("no recomputation: $recompute_granularity != none\nno tp: $tp > 1\n")
+    document = json.loads(run([*PLAN, "--rules", str(rules), "--json"]).out)
+    assert document["search"]["rejected"]["rule no tp"] > 0
+    assert all(plan["replicas"][0]["stages"][0]["tensor_parallel"] == 1 for plan in document["plans"])
+
+
+@pytest.mark.parametrize("arguments", [["gpus"], ["models"], ["prices", "--gpu", "H100-SXM"]])
+def test_the_catalogue(arguments: list[str]) -> None:
+    text, document = run(arguments), run([*arguments, "--json"])
+    assert text.code == document.code == 0
+    assert len(json.loads(document.out)) + 2 == len(text.out.splitlines())
+
+
+def test_one_of_the_catalogue() -> None:
+    assert "989" in run(["gpus", "H100-SXM"]).out
+    assert "8,030,261,248" in run(["models", "llama-3.1-8b"]).out
+
+
+def test_check_lists_every_violation(plan_file: Path, tmp_path: Path) -> None:
+    assert run(["check", str(plan_file)]).code == 0
+    document = json.loads(plan_file.read_text())
+    document["micro_batch"] *= 3
+    document["optimizer"]["offload"] = 2.0
+    broken = tmp_path / "broken.json"
+    broken.write_text(json.dumps(document))
+    assert len(refused(run(["check", str(broken)])).splitlines()) >= 2
+
+
+@pytest.mark.parametrize("command", ["plan", "evaluate", "export", "check", "gpus", "models", "prices"])
+def test_help_teaches(command: str) -> None:
+    outcome = run([command, "--help"])
+    assert outcome.code == 0
+    assert "shardwright " + command in outcome.out
+
+
+def test_version() -> None:
+    assert run(["--version"]).out.startswith("shardwright 0.")

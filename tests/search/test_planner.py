@@ -1,0 +1,172 @@
+"""The planner from description to ranking: real models on real clusters."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from shardwright.errors import SpecError
+from shardwright.plan.check import check
+from shardwright.plan.document import dumps
+from shardwright.plan.plan import Plan
+from shardwright.plan.ranking import Ranking
+from shardwright.search.planner import evaluate, plan, predict
+from shardwright.search.rules import parse_rules
+from shardwright.search.space import parse_pins
+from shardwright.spec.cluster import Cluster
+from shardwright.spec.job import Job
+from shardwright.spec.load_cluster import load_cluster
+from shardwright.spec.load_job import make_job
+from shardwright.spec.load_model import load_model
+
+MODEL = load_model("llama-3.1-8b")
+CLUSTER = load_cluster("2x8xA100-SXM-80")
+JOB = make_job(global_batch=64, seq_len=4096, tokens="1B")
+
+
+@pytest.fixture(scope="module")
+def ranking() -> Ranking:
+    return plan(MODEL, CLUSTER, JOB)
+
+
+def seconds(found: Plan) -> float:
+    assert found.prediction is not None
+    return found.prediction.iteration_seconds
+
+
+def test_plans_are_ranked_legal_and_different(ranking: Ranking) -> None:
+    times = [seconds(found) for found in ranking.plans]
+    assert times == sorted(times)
+    assert len(ranking.plans) == 3
+    assert [check(found) for found in ranking.plans] == [()] * 3
+    shapes = {(p.micro_batch, p.data_parallel, p.schedule, p.replicas[0].stages[0].gpus) for p in ranking.plans}
+    assert len(shapes) > 1
+
+
+def test_the_best_is_no_slower_than_any_baseline(ranking: Ranking) -> None:
+    rivals = [entry.plan for entry in ranking.baselines if entry.plan is not None]
+    assert rivals
+    fitting = [p for p in rivals if p.prediction is not None and p.prediction.fit_probability >= 0.8]
+    assert all(seconds(ranking.best) <= seconds(rival) for rival in fitting)
+
+
+def test_every_candidate_is_accounted_for(ranking: Ranking) -> None:
+    report = ranking.search
+    assert report.candidates == report.costed + sum(count for _, count in report.rejected)
+    assert report.candidates > 10**6
+
+
+def test_equal_input_gives_equal_bytes(ranking: Ranking) -> None:
+    again = plan(MODEL, CLUSTER, JOB)
+    assert [dumps(found) for found in again.plans] == [dumps(found) for found in ranking.plans]
+
+
+def test_the_breakdown_adds_up_and_memory_fits(ranking: Ranking) -> None:
+    for found in ranking.plans:
+        prediction = found.prediction
+        assert prediction is not None
+        assert prediction.time.total_seconds == pytest.approx(prediction.iteration_seconds)
+        assert all(stage.total_bytes <= stage.capacity_bytes for stage in prediction.memory[0])
+        assert prediction.interval[0] < prediction.iteration_seconds < prediction.interval[1]
+        assert prediction.lower_bound_seconds == seconds(ranking.best)
+
+
+def test_evaluation_of_a_plan_found_is_its_prediction(ranking: Ranking) -> None:
+    worst = ranking.plans[-1]
+    assert predict(worst).prediction == pytest.approx(worst.prediction) or seconds(predict(worst)) == pytest.approx(
+        seconds(worst)
+    )
+    result = evaluate(worst)
+    assert seconds(result.plan) == pytest.approx(seconds(worst))
+    assert seconds(result.best.best) == pytest.approx(seconds(ranking.best))
+
+
+def test_pins_hold() -> None:
+    found = plan(MODEL, CLUSTER, JOB, space=parse_pins(["tp=4", "recompute=selective", "flash=off"])).best
+    stage = found.replicas[0].stages[0]
+    assert stage.tensor_parallel == 4
+    assert stage.recompute.granularity == "selective"
+    assert not found.flash_attention
+
+
+def test_rules_drop_and_count() -> None:
+    rules = parse_rules("no tp: $tp > 1\nno offload: $optimizer_offload_fraction > 0", "rules.txt")
+    result = plan(MODEL, CLUSTER, JOB, rules=rules)
+    assert all(found.replicas[0].stages[0].tensor_parallel == 1 for found in result.plans)
+    assert dict(result.search.rejected)["rule no tp"] > 0
+    assert result.search.candidates == result.search.costed + sum(count for _, count in result.search.rejected)
+
+
+def test_a_stricter_fit_leaves_more_memory() -> None:
+    def fullest(fit: float) -> float:
+        prediction = plan(MODEL, CLUSTER, JOB, fit=fit).best.prediction
+        assert prediction is not None
+        assert prediction.fit_probability >= fit
+        return max(stage.total_bytes for stage in prediction.memory[0])
+
+    assert fullest(0.99) < 0.8 * CLUSTER.pools[0].memory_bytes
+
+
+def test_too_small_a_cluster_says_what_would_do() -> None:
+    model, job = load_model("llama-2-70b"), make_job(global_batch=64, seq_len=4096)
+    result = plan(model, load_cluster("1x8xA100-SXM-40"), job)
+    assert result.plans == ()
+    assert result.infeasible is not None
+    machines = next(int(found[1]) for r in result.infeasible.remedies if (found := re.match(r"(\d+) machines", r)))
+    assert plan(model, load_cluster(f"{machines}x8xA100-SXM-40"), job).plans
+    assert not plan(model, load_cluster(f"{machines - 1}x8xA100-SXM-40"), job).plans
+
+
+def test_pins_that_leave_nothing_are_named() -> None:
+    result = plan(MODEL, CLUSTER, JOB, space=parse_pins(["tp=3"]))
+    assert result.infeasible is not None
+    assert "tp=3" in result.infeasible.reason
+    assert any("tp" in remedy for remedy in result.infeasible.remedies)
+
+
+def test_rules_that_leave_nothing_are_named() -> None:
+    result = plan(MODEL, CLUSTER, JOB, rules=parse_rules("all: $tp >= 1", "rules.txt"))
+    assert result.infeasible is not None
+    assert "all" in result.infeasible.reason
+
+
+def _job(**limits: object) -> Job:
+    return make_job(global_batch=64, seq_len=4096, tokens="1B", **limits)  # type: ignore[arg-type]
+
+
+def test_cheapest_within_a_deadline_and_fastest_within_a_budget(ranking: Ranking) -> None:
+    fastest = ranking.best.prediction
+    cheapest = plan(MODEL, CLUSTER, _job(objective="cost")).best.prediction
+    assert fastest is not None
+    assert cheapest is not None
+    assert fastest.dollars_total is not None
+    assert cheapest.dollars_total is not None
+    assert fastest.hours_total is not None
+    assert cheapest.dollars_total <= fastest.dollars_total
+    too_little = plan(MODEL, CLUSTER, _job(budget_dollars=cheapest.dollars_total * 0.5))
+    assert too_little.infeasible is not None
+    assert any("cheapest possible" in remedy for remedy in too_little.infeasible.remedies)
+    too_soon = plan(MODEL, CLUSTER, _job(deadline_hours=fastest.hours_total * 0.5))
+    assert too_soon.infeasible is not None
+    assert any("fastest possible" in remedy for remedy in too_soon.infeasible.remedies)
+    enough = plan(MODEL, CLUSTER, _job(deadline_hours=fastest.hours_total * 1.01)).best
+    assert seconds(enough) == pytest.approx(seconds(ranking.best))
+
+
+def test_the_faster_of_two_types_is_chosen() -> None:
+    both = load_cluster("2x8xA100-SXM-80+2x8xH100-SXM")
+    assert plan(MODEL, both, JOB).best.replicas[0].stages[0].gpu == "H100-SXM"
+
+
+def test_a_missing_price_is_named_when_it_is_needed() -> None:
+    unpriced = load_cluster("2x8xA800-SXM-80")
+    assert isinstance(unpriced, Cluster)
+    with pytest.raises(SpecError, match="price"):
+        plan(MODEL, unpriced, _job(objective="cost"))
+
+
+@pytest.mark.parametrize(("argument", "value"), [("top", 0), ("fit", 1.5), ("exportable_to", "megatrn")])
+def test_bad_arguments_are_named(argument: str, value: object) -> None:
+    with pytest.raises(SpecError):
+        plan(MODEL, CLUSTER, JOB, **{argument: value})  # type: ignore[arg-type]
