@@ -11,6 +11,8 @@ The public names, each loaded when it is first used:
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -43,11 +45,22 @@ _HOMES = {
     "load_model": "spec.load_model",
     "load_plan": "plan.document",
     "make_job": "spec.load_job",
-    "plan": "search.planner",
     "predict": "search.planner",
     "to_megatron": "export.megatron",
 }
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", "plan", *_HOMES]
+
+
+class _CallablePackage(ModuleType):
+    """`shardwright.plan` is a folder and, as the main call of the library, a function: the package is callable."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return `shardwright.search.planner.plan(*args, **kwargs)`."""
+        return importlib.import_module("shardwright.search.planner").plan(*args, **kwargs)
+
+
+importlib.import_module("shardwright.plan")
+sys.modules["shardwright.plan"].__class__ = _CallablePackage
 
 
 def __getattr__(name: str) -> Any:

@@ -72,7 +72,7 @@ def test_a_known_mistake_is_named(arguments: list[str], words: list[str]) -> Non
     assert len(message.splitlines()) <= 12
 
 
-FILES = {
+FILES: dict[str, tuple[str, str | bytes, str]] = {
     "wrong field": ("cluster.yaml", "nodes:\n  - {count: 1, gpu: A100-SXM-80, gpus: 8, memry_gb: 80}\n", "memory_gb"),
     "unknown GPU": ("cluster.yaml", "nodes:\n  - {count: 1, gpu: A100-SXM-81, gpus: 8}\n", "A100-SXM-80"),
     "negative price": ("cluster.yaml", "nodes:\n  - {count: 1, gpu: L4, gpus: 8, price_per_hour: -3}\n", "price"),

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.golden.plans import H100, PLANS
 from tests.plan.random_plans import uniform_plans
 
-from shardwright.plan import check
+from shardwright.plan.check import check
 from shardwright.plan.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule
 
 BASE = PLANS["llama-2-70b-interleaved"]

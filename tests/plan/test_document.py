@@ -13,8 +13,7 @@ from tests.golden.plans import PLANS
 from tests.plan.random_plans import mixed_plans
 
 from shardwright.errors import SpecError
-from shardwright.plan import from_document, load_plan, save, to_document
-from shardwright.plan.document import dumps
+from shardwright.plan.document import dumps, from_document, load_plan, save, to_document
 from shardwright.plan.plan import Plan
 
 FEW = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

@@ -277,7 +277,26 @@ VALUES = (
     | st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)
 )
 KEYS = st.sampled_from(
-    ["count", "gpu", "gpus", "machine", "memory_gb", "provider", "region", "price_per_hour", "spot", "spot_price_per_hour", "preemptions_per_hour", "inter_node_gbps", "inter_node_latency_us", "intra_node_gb_per_second", "domain_gpus", "host_memory_gb", "site", "nonsense"]
+    (
+        "count",
+        "gpu",
+        "gpus",
+        "machine",
+        "memory_gb",
+        "provider",
+        "region",
+        "price_per_hour",
+        "spot",
+        "site",
+        "spot_price_per_hour",
+        "preemptions_per_hour",
+        "inter_node_gbps",
+        "inter_node_latency_us",
+        "nonsense",
+        "intra_node_gb_per_second",
+        "domain_gpus",
+        "host_memory_gb",
+    )
 )
 
 

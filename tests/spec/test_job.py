@@ -81,7 +81,18 @@ def test_a_printed_count_is_read_back(value: float) -> None:
 
 
 FIELDS = st.sampled_from(
-    ["global_batch", "seq_len", "tokens", "steps", "precision", "fp8_recipe", "optimizer", "objective", "budget_dollars", "deadline_hours"]
+    (
+        "global_batch",
+        "seq_len",
+        "tokens",
+        "steps",
+        "precision",
+        "fp8_recipe",
+        "optimizer",
+        "objective",
+        "budget_dollars",
+        "deadline_hours",
+    )
 )
 VALUES = (
     st.none() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=1) | st.booleans()

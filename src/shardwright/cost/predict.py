@@ -24,7 +24,7 @@ def predict(
     context: Context, row: Strategies, *, starts: Ints | None = None, lower_bound_seconds: float | None = None
 ) -> Prediction:
     """Return the prediction for a single strategy. `starts` [1, stages + 1] is a layer split of its own (default: that
-    of the row). Without a bound from a search, the prediction is its own."""
+    of the row). Without a bound from a search, it is the model's FLOPs at the peak of all GPUs of the pool."""
     if starts is None:
         starts = boundaries(context.layer_count, int(row.pp[0] * row.vpp[0]), row.first_layers, row.last_layers)
     shards = sharded(context, row)
@@ -39,19 +39,21 @@ def predict(
     rate = dollars_per_hour(context.pool, row.gpus)
     per_hour = None if rate is None else float(rate[0])
     hours = None if job.iterations is None else job.iterations * seconds / SECONDS_PER_HOUR
-    peak = peak_flops(context.pool.gpu, job.precision) * gpus
+    peak = peak_flops(context.pool.gpu, job.precision)
+    flops = iteration_flops(context.model, job.global_batch, job.seq_len)
+    ideal = flops / (peak * context.pool.gpus)
     return Prediction(
         iteration_seconds=seconds,
         interval=interval_seconds(seconds),
         tokens_per_second=job.tokens_per_iteration / seconds,
-        mfu=iteration_flops(context.model, job.global_batch, job.seq_len) / (seconds * peak),
+        mfu=flops / (seconds * peak * gpus),
         time=time,
         memory=(memory,),
         fit_probability=fit_probability(fullest, context.pool.memory_bytes),
         dollars_per_hour=per_hour,
         dollars_total=None if per_hour is None or hours is None else per_hour * hours,
         hours_total=hours,
-        lower_bound_seconds=seconds if lower_bound_seconds is None else min(lower_bound_seconds, seconds),
+        lower_bound_seconds=ideal if lower_bound_seconds is None else min(lower_bound_seconds, seconds),
         binding=_binding(time, memory, rank),
     )
 

@@ -56,7 +56,9 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """A user's own plan with its prediction, and the best plans for the same model, machines and job."""
+    """A user's own plan with its prediction, and the best plans for the same model, machines and job. `remedies` are
+    single changes with which a plan fits that does not."""
 
     plan: Plan
     best: Ranking
+    remedies: tuple[str, ...] = ()

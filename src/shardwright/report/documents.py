@@ -54,6 +54,7 @@ def evaluation_document(result: Evaluation, problems: tuple[Problem, ...], notes
         "verdict": verdict(result.plan, best),
         "differences": [] if best is None else list(differences(result.plan, best)),
         "shortage": list(shortage(result.plan)),
+        "remedies": list(result.remedies),
         "violations": [{"path": p.path, "message": p.message, "hint": p.hint} for p in problems],
         "notes": list(notes),
     }

@@ -18,7 +18,7 @@ def evaluation_text(result: Evaluation, problems: tuple[Problem, ...], notes: tu
     parts = [heading(mine), plan_text(mine)]
     missing = list(shortage(mine))
     if missing:
-        parts.append(_listed("Does not fit", missing))
+        parts.append(_listed("Does not fit", [*missing, *result.remedies]))
     if problems:
         parts.append(_listed("Not legal", [str(problem) for problem in problems]))
     parts.append(f"Against the best: {verdict(mine, best)}")

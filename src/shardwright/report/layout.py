@@ -28,4 +28,5 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Collec
 
 def wrapped(text: str, indent: str, width: int) -> str:
     """Return `text` in lines of at most `width`, each after `indent`."""
-    return textwrap.fill(text, width=width, initial_indent=indent, subsequent_indent=indent)
+    further = indent + "  " if text.startswith("- ") else indent
+    return textwrap.fill(text, width=width, initial_indent=indent, subsequent_indent=further, break_on_hyphens=False)

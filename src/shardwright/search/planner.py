@@ -18,6 +18,7 @@ from shardwright.search.baselines import Tried, baselines
 from shardwright.search.filters import Filters
 from shardwright.search.infeasible import explain
 from shardwright.search.objective import Objective
+from shardwright.search.remedies import remedies
 from shardwright.search.rules import Rule
 from shardwright.search.space import Space
 from shardwright.search.uniform import Found, search
@@ -154,8 +155,15 @@ def predict(plan: Plan, *, efficiency: Efficiency | None = None) -> Plan:
 
 
 def evaluate(user_plan: Plan, *, top: int = 1, efficiency: Efficiency | None = None) -> Evaluation:
-    """Return the prediction of a plan, and the best plans for the same model, machines and job."""
+    """Return the prediction of a plan, the best plans for the same model, machines and job, and what would make it
+    fit if it does not."""
+    model_of_time = efficiency or Analytic()
+    context = Context(model=user_plan.model, pool=pool_of(user_plan), job=user_plan.job, efficiency=model_of_time)
+    best = plan(user_plan.model, user_plan.cluster, user_plan.job, top=top, efficiency=model_of_time)
+    mine = predict(user_plan, efficiency=model_of_time)
+    if best.plans and best.plans[0].prediction and mine.prediction and user_plan.job.objective == "time":
+        bound = min(best.plans[0].prediction.iteration_seconds, mine.prediction.iteration_seconds)
+        mine = mine.costed(replace(mine.prediction, lower_bound_seconds=bound))
     return Evaluation(
-        plan=predict(user_plan, efficiency=efficiency),
-        best=plan(user_plan.model, user_plan.cluster, user_plan.job, top=top, efficiency=efficiency),
+        plan=mine, best=best, remedies=tuple(remedies(context, row_of(user_plan), layer_starts(user_plan)))
     )
