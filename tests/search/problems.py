@@ -133,7 +133,7 @@ def _shrink(where: Context, pins: dict[str, tuple[float, ...]], anchor: dict[str
     for place, axis in enumerate(order):
         if oracle.size(where, pins, most) <= most:
             return
-        more = () if place % 3 else tuple({1.0, 2.0} - {anchor[axis]})
+        more = () if place % 3 else tuple({1, 2} - {anchor[axis]})
         pins[axis] = (anchor[axis], *more)
 
 

@@ -106,6 +106,12 @@ def gemm_flops(gpu: Gpu, operators: OperatorTable) -> Floats:
     return np.asarray(np.maximum(busy, operators.flops))
 
 
+def computes(gpu: Gpu, precision: str) -> bool:
+    """Return whether a GPU computes in a job's precision (fp8 training needs bf16 as well)."""
+    needed = ("fp8", "bf16") if precision == "fp8" else (precision,)
+    return all(gpu.peak(name) is not None for name in needed)
+
+
 def peak_flops(gpu: Gpu, precision: str) -> float:
     """Return the dense peak for the precision in which a job computes; raises SpecError where there is none."""
     peak = gpu.peak("tf32" if precision == "fp32" and gpu.peak("tf32") else precision)

@@ -204,6 +204,8 @@ def leanest_group(
     """Return, for each row, the --recompute-num-layers with which method `uniform` needs least memory, and whether it
     fits. Its time does not depend on the number; ties go to the smaller one."""
     lengths = np.unique(np.diff(starts, axis=1))
+    if context.model.mtp_layers:
+        lengths = lengths[:0]  # layers of multi-token prediction are recomputed in groups of one only
     # Of all numbers that make equally many groups of a virtual stage, the least is the leanest.
     sizes = sorted({-(-int(length) // groups) for length in lengths for groups in range(1, int(length) + 1)} | {1})
     best = np.ones(len(rows), dtype=np.int64)

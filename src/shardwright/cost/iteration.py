@@ -26,7 +26,11 @@ from shardwright.cost.strategy import Floats, Ints, Strategies
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """Everything of an iteration but the pipeline's own time. Seconds [N], but for `stages` and `transfers`."""
+    """Everything of an iteration but the pipeline's own time. Seconds [N], but for `stages` and `transfers`.
+
+    An overlapped transfer makes the pass before it longer by the slowdown that it causes. `transfers` is the rest of
+    it, so that a message never arrives later than one that blocks its sender.
+    """
 
     stages: StageTimes
     transfers: Floats
@@ -43,7 +47,7 @@ def iteration(context: Context, rows: Strategies, shards: Sharded, starts: Ints)
     update = optimizer_seconds(context, rows, held.dense, held.expert).max(axis=1)
     return Iteration(
         stages=times,
-        transfers=moves,
+        transfers=np.where(rows.overlap_pp[:, None], 1.0 - OVERLAP_SLOWDOWN, 1.0) * moves,
         data_parallel=reduce.max(axis=1) + gather.max(axis=1) + tied_embedding_seconds(context, rows),
         optimizer=update + norm_seconds(context, rows),
     )

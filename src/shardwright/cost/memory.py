@@ -160,6 +160,16 @@ def state_bytes(
     return StateBytes(weights=weights, gradients=gradients, optimizer=optimizer)
 
 
+def least_state_bytes(job: Job, ranks: Array, sharded: Array, everything: Array) -> Floats:
+    """Return the least of weights, gradients and optimizer state, in bytes per parameter of which `ranks` GPUs hold
+    copies: all of it unless `sharded`, else weights and gradients, and of those a part where `everything` may be
+    sharded (ZeRO-3)."""
+    one, none = np.ones(1), np.zeros(1)
+    whole = state_bytes(job, one, none, one, one, np.full(1, UNSHARDED), none, none)
+    kept = whole.weights + whole.gradients
+    return np.where(sharded, np.where(everything, kept / ranks, kept), kept + whole.optimizer)
+
+
 def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
     """Return the bytes of the logits and the loss on the last stage for one micro-batch, [N]."""
     width = LOGIT_BYTES + (2.0 if job.precision == "fp32" else 0.0)

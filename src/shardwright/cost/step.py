@@ -162,11 +162,20 @@ def transfers(context: Context, rows: Strategies) -> Floats:
     """Return the one-way time from each virtual stage to the next, [N, v * P - 1]. Tensor-parallel ranks each send
     their part (Megatron-LM's scatter-gather)."""
     pp, vpp = int(rows.pp[0]), int(rows.vpp[0])
-    stride = rows.tp * rows.cp * np.where(rows.rank_order == DATA_OUTERMOST, 1, rows.dp)
-    width = 4.0 if context.job.precision == "fp32" else 2.0
-    size = width * rows.micro_batch * context.job.seq_len / rows.cp / rows.tp * context.model.hidden
-    seconds = transfer_seconds(context.links, size[:, None], stage_crossings(context.links, pp, stride))
+    crosses = stage_crossings(context.links, pp, pipeline_stride(rows))
+    seconds = transfer_seconds(context.links, message_bytes(context, rows)[:, None], crosses)
     return np.tile(seconds, (1, vpp))[:, : vpp * pp - 1]
+
+
+def pipeline_stride(rows: Strategies) -> Ints:
+    """Return the distance between neighbouring ranks of a pipeline, [N]."""
+    return np.asarray(rows.tp * rows.cp * np.where(rows.rank_order == DATA_OUTERMOST, 1, rows.dp))
+
+
+def message_bytes(context: Context, rows: Strategies) -> Floats:
+    """Return the bytes of an activation that one GPU sends to the next stage, [N]."""
+    width = 4.0 if context.job.precision == "fp32" else 2.0
+    return np.asarray(width * rows.micro_batch * context.job.seq_len / rows.cp / rows.tp * context.model.hidden)
 
 
 def reduction_tails(
@@ -226,7 +235,6 @@ def tied_embedding_seconds(context: Context, rows: Strategies) -> Floats:
     """Return the time to add the gradients of a tied embedding on the first and the last rank, [N]."""
     if not context.model.tied_embeddings:
         return np.zeros(len(rows))
-    stride = rows.tp * rows.cp * np.where(rows.rank_order == DATA_OUTERMOST, 1, rows.dp) * (rows.pp - 1)
-    crosses = stride >= context.links.domain_gpus
+    crosses = pipeline_stride(rows) * (rows.pp - 1) >= context.links.domain_gpus
     size = 4.0 * context.model.vocab * context.model.hidden / rows.tp
     return np.where(rows.pp > 1, transfer_seconds(context.links, size, crosses), 0.0)

@@ -8,13 +8,13 @@ import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.flops import layer_flops_per_token
-from shardwright.cost.strategy import Array, Bools, Floats, Ints
+from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE, UNIFORM, Array, Bools, Floats, Ints
 from shardwright.search.space import (
-    OFFLOADS,
     Space,
     context_parallel_degrees,
     divisors,
     expert_degrees,
+    offload_fractions,
     split_choices,
     tensor_parallel_degrees,
     virtual_stages,
@@ -185,7 +185,8 @@ def reorderable(context: Context, rows: Layouts) -> Bools:
 
 
 def candidate_counts(context: Context, space: Space, rows: Layouts, choices: Splits) -> Floats:
-    """Return how many candidates each layout stands for, [N]: all legal settings of the switches."""
+    """Return how many candidates each layout stands for, [N]: all legal settings of the switches. Megatron-LM trains
+    experts with tensor parallelism only under sequence parallelism, and splits the context only with FlashAttention."""
     moe = any(kind.moe is not None for kind in context.model.kinds)
 
     def options(axis: str, *values: int) -> int:
@@ -199,13 +200,15 @@ def candidate_counts(context: Context, space: Space, rows: Layouts, choices: Spl
     without = options("sequence_parallel", 0) * options("overlap_tp", 0)
     with_sp = options("sequence_parallel", 1) * options("overlap_tp", 0, 1)
     sequence = when(can_sp, with_sp + (0 if moe else without), without)
+    sequence = np.where((rows.tp > 1) & ~can_sp & moe, 0.0, sequence)
+    flash = when(rows.cp > 1, options("flash", 1), options("flash", 0, 1))
     p2p = np.where(
         rows.vpp > 1,
         when(rows.pp > 2, options("overlap_pp", 0, 1), options("overlap_pp", 1)),
         options("overlap_pp", 0),
     )
     plain = options("sharding", 0) * options("offload", 0)
-    offload = len(space.allowed("offload", OFFLOADS))
+    offload = len(offload_fractions(space))
     no_gather, gather = options("overlap_param", 0), options("overlap_param", 1)
     grads = options("overlap_grad", 0, 1)
     overlapped = options("overlap_grad", 0) * no_gather + options("overlap_grad", 1) * (no_gather + gather)
@@ -215,19 +218,31 @@ def candidate_counts(context: Context, space: Space, rows: Layouts, choices: Spl
     alone = plain * options("overlap_grad", 0) * no_gather
     ranks = rows.dp * rows.cp > 1
     state = np.where(ranks, unsharded + sharded + fully * (rows.pp == 1), alone)
-    return order * sequence * options("flash", 0, 1) * p2p * state * _recompute_counts(space, rows, choices)
+    return order * sequence * flash * p2p * state * _split_counts(context, space, rows, choices)
 
 
-def _recompute_counts(space: Space, rows: Layouts, choices: Splits) -> Floats:
+def _split_counts(context: Context, space: Space, rows: Layouts, choices: Splits) -> Floats:
     """Return the settings of split and recomputation, [N]."""
+    settings = np.concatenate([[0], np.cumsum(recompute_counts(context, space, choices.longest))])
+    start = choices.offset[rows.pp * rows.vpp]
+    return np.asarray(settings[start + choices.count[rows.pp * rows.vpp]] - settings[start], dtype=float)
+
+
+def recompute_counts(context: Context, space: Space, longest: Ints) -> Ints:
+    """Return the settings of recomputation for splits whose longest virtual stage has `longest` layers, [N]."""
 
     def options(*values: int) -> int:
         return len(space.allowed("recompute", values))
 
     pinned = space.pins.get("recompute_layers")
-    per_split = choices.longest.astype(float)
-    if pinned is not None:
-        per_split = sum(((value >= 1) & (value <= choices.longest)).astype(float) for value in pinned) + 0.0 * per_split
-    settings = np.concatenate([[0.0], np.cumsum(options(0, 1) + options(2, 3) * per_split)])
-    start = choices.offset[rows.pp * rows.vpp]
-    return np.asarray(settings[start + choices.count[rows.pp * rows.vpp]] - settings[start])
+    count = np.full(len(longest), options(NONE, SELECTIVE), dtype=np.int64)
+    for mode in (UNIFORM, BLOCK):
+        most = most_recomputed_layers(context, mode, longest)
+        count += options(mode) * (most if pinned is None else np.sum([(1 <= n) & (n <= most) for n in pinned], axis=0))
+    return count
+
+
+def most_recomputed_layers(context: Context, mode: int, longest: Ints) -> Ints:
+    """Return the largest --recompute-num-layers, [N]: the layers of the longest virtual stage. Megatron-LM recomputes
+    layers of multi-token prediction in groups of one only."""
+    return np.minimum(longest, 1) if mode == UNIFORM and context.model.mtp_layers else longest

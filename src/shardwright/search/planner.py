@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.cost.context import Context
-from shardwright.cost.efficiency import Analytic, Efficiency
+from shardwright.cost.efficiency import Analytic, Efficiency, computes, peak_flops
 from shardwright.cost.predict import predict as predict_row
 from shardwright.cost.uncertainty import headroom
 from shardwright.errors import bad, suggestion
@@ -22,7 +22,7 @@ from shardwright.search.remedies import remedies
 from shardwright.search.rules import Rule
 from shardwright.search.space import Space
 from shardwright.search.uniform import Found, search
-from shardwright.spec.cluster import Cluster
+from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
@@ -66,7 +66,7 @@ def plan(
     space, filters = space or Space(), Filters(rules=tuple(rules))
     model_of_time, room = efficiency or Analytic(), headroom(fit)
     results = []
-    for pool in cluster.pools:
+    for pool in _able(cluster, job):
         context = Context(model=model, pool=pool, job=job, efficiency=model_of_time, headroom=room)
         results.append(_search_pool(context, space, filters, top))
     plans = _best_plans(results, cluster, top)
@@ -76,6 +76,14 @@ def plan(
     if not plans:
         infeasible = explain([result.context for result in results], space, filters, report)
     return Ranking(plans=plans, baselines=shown, search=report, infeasible=infeasible)
+
+
+def _able(cluster: Cluster, job: Job) -> Sequence[NodePool]:
+    """Return the pools whose GPUs compute in the job's precision. Raises SpecError if there are none."""
+    able = [pool for pool in cluster.pools if computes(pool.gpu, job.precision)]
+    if not able:
+        peak_flops(cluster.pools[0].gpu, job.precision)
+    return able
 
 
 def _search_pool(context: Context, space: Space, filters: Filters, top: int) -> _PoolResult:

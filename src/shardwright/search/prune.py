@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.cost.context import Context, ShardIndex, shard_codes
-from shardwright.cost.memory import logit_bytes, reserved_bytes
+from shardwright.cost.memory import least_state_bytes, logit_bytes, reserved_bytes
 from shardwright.cost.strategy import Floats, Ints
 from shardwright.search.layouts import Layouts
 from shardwright.search.refine import Axes, layer_variants
@@ -74,16 +74,16 @@ def memory_floor(context: Context, how: Axes, rows: Layouts, index: ShardIndex) 
     """Return bytes that every strategy of each layout needs on its fullest GPU, [N]: the mean rank's states under the
     most sharding and offload with one layer's gradients, or the last rank's logits."""
     table, job = index.table, context.job
-    held = _least(context, how, rows, index, (table.dense + table.expert)[:, -1]) / rows.pp
-    ranks = rows.dp * rows.cp
-    full = 16.0 if job.precision == "fp32" else 18.0
-    kept = 8.0 if job.precision == "fp32" else 6.0
-    if job.optimizer == "sgd":
-        full -= 4.0
-    per_parameter = np.where(ranks == 1, full, np.where(rows.pp == 1, kept / ranks, kept))
+    dense = _least(context, how, rows, index, table.dense[:, -1]) / rows.pp
     if context.model.tied_embeddings:
-        held = held - context.model.vocab * context.model.hidden / rows.tp * (rows.pp == 1)
+        dense = dense - context.model.vocab * context.model.hidden / rows.tp * (rows.pp == 1)
+    ranks = rows.dp * rows.cp
+    held = dense * least_state_bytes(job, ranks, ranks > 1, rows.pp == 1)
+    if table.expert.any():
+        copies = rows.tp * ranks // (rows.ep * rows.etp)
+        expert = _least(context, how, rows, index, table.expert[:, -1]) / rows.pp
+        held = held + expert * least_state_bytes(job, copies, ranks > 1, rows.pp == 1)
     working = _least(context, how, rows, index, table.gradients)
     logits = logit_bytes(context.model, job, rows.micro_batch, rows.cp, rows.tp)
-    tensors = np.maximum(np.maximum(per_parameter * held, 0.0) + working, logits)
+    tensors = np.maximum(held + working, logits)
     return np.asarray(tensors + reserved_bytes(tensors))

@@ -39,8 +39,8 @@ from shardwright.cost.strategy import (
     Strategies,
     concatenate,
 )
-from shardwright.search.layouts import Layouts, Splits, reorderable
-from shardwright.search.space import OFFLOADS, Space, Value
+from shardwright.search.layouts import Layouts, Splits, most_recomputed_layers, recompute_counts, reorderable
+from shardwright.search.space import Space, Value, offload_fractions
 
 OVERLAPS = ("overlap_tp", "overlap_pp", "overlap_grad", "overlap_param")
 SOLVED_AXES = (*OVERLAPS, "recompute", "recompute_layers")
@@ -130,7 +130,7 @@ def states(how: Axes, rows: Rows) -> Rows:
         legal = np.ones(len(given), dtype=bool)
         if sharding != UNSHARDED:
             legal = ranks & (alone if sharding in (ZERO2, ZERO3) else True)
-        for offload in how.space.allowed("offload", OFFLOADS if sharding == ZERO1 else (0.0,)):
+        for offload in offload_fractions(how.space) if sharding == ZERO1 else how.space.allowed("offload", (0.0,)):
             for grad, param in _gradient_overlaps(how, sharded=sharding != UNSHARDED):
                 able = legal & (ranks if grad else (~ranks if "overlap_grad" not in how.explicit else True))
                 chosen = rows.take(np.flatnonzero(able))
@@ -168,7 +168,7 @@ def completions(context: Context, how: Axes, rows: Rows, shards: Sharded, starts
     longest = np.maximum(np.diff(starts, axis=1).max(axis=1), 1)
     everything = _Group(rows, shards, starts, fixed_bytes(context, rows.strategies, shards, starts), longest)
     able = least_bytes(shards, everything.fixed) <= context.memory_limit_bytes
-    rejected = np.where(able, 0, 2 + 2 * longest)
+    rejected = np.where(able, 0, recompute_counts(context, how.space, longest))
     open_rows = np.flatnonzero(able)
     parts: list[tuple[Rows, Ints]] = []
     for mode in (m for m in (NONE, SELECTIVE, BLOCK, UNIFORM) if m in modes):
@@ -223,7 +223,7 @@ def _best_layers(context: Context, group: _Group, mode: int) -> tuple[Rows, Ints
         lost = np.where(fit, number - 1, group.longest)
     elif mode == UNIFORM:
         number, fit = leanest_group(context, strategies, *rest)
-        lost = np.where(fit, 0, group.longest)
+        lost = np.where(fit, 0, most_recomputed_layers(context, mode, group.longest))
     else:
         fit = fits(context, strategies, *rest)
         lost = (~fit).astype(np.int64)
@@ -235,8 +235,9 @@ def _explicit_layers(context: Context, how: Axes, group: _Group, mode: int) -> t
     """Return the same with every number of recomputed layers."""
     lost = np.zeros(len(group.longest), dtype=np.int64)
     parts: list[tuple[Rows, Ints]] = []
-    for number in how.space.allowed("recompute_layers", range(1, int(group.longest.max()) + 1)):
-        able = np.flatnonzero(group.longest >= number)
+    most = most_recomputed_layers(context, mode, group.longest)
+    for number in how.space.allowed("recompute_layers", range(1, int(most.max()) + 1)):
+        able = np.flatnonzero(most >= number)
         part = group.take(able)
         strategies = part.with_recompute(mode, np.full(len(able), number, dtype=np.int64))
         fit = fits(context, strategies, part.shards, part.starts, part.fixed)
@@ -274,7 +275,9 @@ def _layer_switches(context: Context, how: Axes, layouts: Layouts) -> tuple[Ints
             switches["sequence_parallel"] == 1, how.values("overlap_tp", 0, 1), how.values("overlap_tp", 0)
         ),
     )
-    return _branch(index, switches, "flash", lambda i: [(np.ones(len(i), dtype=bool), how.values("flash", 0, 1))])
+    return _branch(
+        index, switches, "flash", lambda i: _when(layouts.cp[i] > 1, how.values("flash", 1), how.values("flash", 0, 1))
+    )
 
 
 Choices = list[tuple[Bools, tuple[Value, ...]]]

@@ -12,22 +12,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.cost.collectives import exposed_seconds
+from shardwright.cost.collectives import exposed_seconds, transfer_seconds
 from shardwright.cost.context import Context, Sharded
 from shardwright.cost.footprint import P2P_BUFFERS, micro_batches
 from shardwright.cost.layers import OVERLAP_SLOWDOWN
-from shardwright.cost.memory import CONTEXT_BYTES, FP8_WEIGHT_BYTES, FRAGMENTATION
+from shardwright.cost.memory import CONTEXT_BYTES, FRAGMENTATION, least_state_bytes
 from shardwright.cost.pipeline_in_flight import in_flight
 from shardwright.cost.step import (
     BUCKET_SHARE,
     StageTimes,
     both_gather_seconds,
     data_parallel,
+    message_bytes,
     norm_seconds,
     optimizer_seconds,
+    pipeline_stride,
     reduction_tails,
     tied_embedding_seconds,
-    transfers,
 )
 from shardwright.cost.strategy import UNSHARDED, ZERO1, Floats, Ints, Strategies
 
@@ -95,7 +96,7 @@ def _pipeline(context: Context, rows: Strategies, shards: Sharded, split: _Split
     single = rows.pp == 1
     first = np.where(single, whole + np.minimum(layers, split.first) * again, first)
     share = np.where(rows.overlap_pp, OVERLAP_SLOWDOWN, 1.0)
-    move = np.where(single, 0.0, share * _least_transfer(context, rows))
+    move = np.where(single, 0.0, share * _transfer_range(context, rows)[0])
     first, last, between = first + move, last + move, between + 2.0 * move * split.middle
     whole = np.where(single, first, first + between + last)
     if len(context.model.kinds) > 1:
@@ -157,11 +158,13 @@ def _virtual_bound(
     return np.maximum(np.maximum(at_last, np.where(pp > 2, at_next, 0.0)), np.maximum(at_first, mean))
 
 
-def _least_transfer(context: Context, rows: Strategies) -> Floats:
-    """Return the shortest one-way transfer between neighbouring ranks, [N]: a pair of ranks inside a domain, if the
-    stride leaves one there."""
-    two = replace(rows, pp=np.full_like(rows.pp, 2), vpp=np.ones_like(rows.vpp))
-    return transfers(context, two)[:, 0]
+def _transfer_range(context: Context, rows: Strategies) -> tuple[Floats, Floats]:
+    """Return the shortest and the longest that a one-way transfer between neighbouring ranks may take, [N]: all leave
+    their domain if the stride does, else some."""
+    links, size = context.links, message_bytes(context, rows)
+    outside = transfer_seconds(links, size, np.ones(len(rows), dtype=bool))
+    inside = transfer_seconds(links, size, pipeline_stride(rows) >= links.domain_gpus)
+    return np.minimum(inside, outside), np.maximum(inside, outside)
 
 
 def _layers_to_recompute(context: Context, rows: Strategies, shards: Sharded, split: _Split) -> Ints:
@@ -178,11 +181,14 @@ def _layers_to_recompute(context: Context, rows: Strategies, shards: Sharded, sp
     count = micro_batches(context, rows)
     dense, expert = _sum(table.dense, row, 1, 2), _sum(table.expert, row, 1, 2)
     embedding = _sum(table.dense, row, 0, 1)
+    groups, sharded, everything = data_parallel(context, rows), rows.dp * rows.cp > 1, rows.pp == 1
+    state_dense = least_state_bytes(context.job, groups.dense.size, sharded, everything)
+    state_expert = least_state_bytes(context.job, groups.expert.size, sharded, everything)
     on_first = split.first + (rows.vpp - 1) * split.share + split.on_first
     for rank, layers, extra in ((0, on_first, embedding), (1, split.share, 0.0)):
         flying = in_flight(rows.pp, rows.vpp, count, rank) / rows.vpp
-        held = (dense + expert) * layers + extra
-        free = room - _least_state(context, rows) * held
+        held = state_dense * (dense * layers + extra) + state_expert * expert * layers
+        free = room - held
         short = flying * kept * layers - free
         need = np.ceil((short + table.widest[row]) / (np.maximum(flying, 1.0) * rows.vpp * gain))
         lost = (short > 0) & (flying * (kept - core) * layers > free)
@@ -192,19 +198,10 @@ def _layers_to_recompute(context: Context, rows: Strategies, shards: Sharded, sp
     return found
 
 
-def _least_state(context: Context, rows: Strategies) -> Floats:
-    """Return bytes per parameter under the most sharding and offload that a strategy may have, [N]."""
-    job = context.job
-    weight = 4.0 if job.precision == "fp32" else 2.0 + (FP8_WEIGHT_BYTES if job.precision == "fp8" else 0.0)
-    state = (8.0 if job.precision == "fp32" else 12.0) - (4.0 if job.optimizer == "sgd" else 0.0)
-    ranks = rows.dp * rows.cp
-    kept = weight + 4.0
-    return np.where(ranks == 1, kept + state, np.where(rows.pp == 1, kept / ranks, kept))
-
-
 def _tail(context: Context, rows: Strategies, shards: Sharded, split: _Split) -> Floats:
     """Return the least that gradients and the optimizer of rank 0 add under any sharding and offload."""
     table, row = shards.table, shards.row
+    slowdown = OVERLAP_SLOWDOWN * _transfer_range(context, rows)[1] * rows.vpp * rows.overlap_pp
     ends = context.layer_count + 2
     top = np.where(rows.pp == 1, ends, split.first + 1)
     more = (rows.vpp - 1) * split.share + split.on_first
@@ -217,8 +214,10 @@ def _tail(context: Context, rows: Strategies, shards: Sharded, split: _Split) ->
         return np.asarray((_sum(running, row, 0, top) + more * per_layer)[:, None])
 
     dense, expert = on_rank(table.dense, np.minimum), on_rank(table.expert, np.minimum)
-    forward = on_rank(table.forward, np.maximum)[:, None]
-    backward = on_rank(table.backward, np.maximum)[:, None]
+    if context.model.tied_embeddings:
+        dense = dense - (context.model.vocab * context.model.hidden / rows.tp * (rows.pp == 1))[:, None]
+    forward = (on_rank(table.forward, np.maximum) + slowdown[:, None])[:, None]
+    backward = (on_rank(table.backward, np.maximum) + slowdown[:, None])[:, None]
     times = StageTimes(forward=forward, backward=backward, recompute=np.zeros_like(forward))
     least = np.full(len(rows), np.inf)
     for sharding in (UNSHARDED, ZERO1):

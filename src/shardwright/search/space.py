@@ -7,7 +7,7 @@ sequence parallelism, FlashAttention, overlaps, layer split, recomputation, shar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -16,6 +16,7 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.strategy import RANK_ORDERS, RECOMPUTE, SHARDING, Bools, Ints, Strategies
 from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.spec.model import Layer
 
 Value = int | float
 OFFLOADS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -116,7 +117,7 @@ def parse_pins(settings: Sequence[str]) -> Space:
         else:
             try:
                 words = [part for word in text.split(",") for part in FULL.get((axis, word.strip()), (word.strip(),))]
-                pins[axis] = tuple(_value(axis, word) for word in words)
+                pins[axis] = tuple(dict.fromkeys(_value(axis, word) for word in words))
             except SpecError as error:
                 problems += error.problems
     if problems:
@@ -152,6 +153,11 @@ def within(space: Space, rows: Strategies) -> Bools:
     return kept
 
 
+def offload_fractions(space: Space) -> tuple[Value, ...]:
+    """Return the fractions of the optimizer state to try in host memory; pinned ones replace the usual."""
+    return space.pins.get("offload", OFFLOADS)
+
+
 def divisors(number: int, limit: int) -> list[int]:
     """Return the divisors of `number` up to `limit`, ascending."""
     return [d for d in range(1, min(number, limit) + 1) if number % d == 0]
@@ -166,10 +172,18 @@ def tensor_parallel_degrees(context: Context) -> list[int]:
         if model.hidden % tp or (pool.gpus_per_node % tp and tp % pool.gpus_per_node) or pool.domain_gpus % tp:
             continue
         if all(_splits(kind.attention.heads, kind.attention.kv_heads, tp) for kind in model.kinds) and all(
-            kind.mlp is None or kind.mlp.width % tp == 0 for kind in model.kinds
+            width % tp == 0 for kind in model.kinds for width in _widths(kind)
         ):
             found.append(tp)
     return found
+
+
+def _widths(layer: Layer) -> Iterator[int]:
+    """Yield the inner widths of feed-forward blocks that tensor parallelism splits."""
+    if layer.mlp is not None:
+        yield layer.mlp.width
+    if layer.moe is not None:
+        yield layer.moe.shared_width
 
 
 def _splits(heads: int, kv_heads: int, tp: int) -> bool:
@@ -226,10 +240,10 @@ def split_choices(context: Context, space: Space, stages: int, head_layers: floa
         chosen = np.concatenate([first, layers - last])
         first = np.unique(chosen[(chosen >= 0) & (chosen <= layers)])
         last = layers - first
+        legal = np.ones(len(first), dtype=bool)
         for name, column in (("first_layers", first), ("last_layers", last)):
             if name in space.pins:
-                keep = np.isin(column, space.pins[name])
-                first, last = first[keep], last[keep]
-        return first, last
+                legal &= np.isin(column, space.pins[name])
+        return first[legal], last[legal]
     legal = (first >= 0) & (last >= 0) & (first + last <= layers)
     return first[legal], last[legal]

@@ -22,7 +22,7 @@ from shardwright.cost.stages import boundaries
 from shardwright.cost.strategy import Bools, Floats, Ints, Strategies
 from shardwright.search.best import Best
 from shardwright.search.filters import Filters
-from shardwright.search.layouts import Layouts, Splits, candidate_counts, layouts, splits
+from shardwright.search.layouts import Layouts, Splits, candidate_counts, layouts, recompute_counts, splits
 from shardwright.search.objective import Objective
 from shardwright.search.prune import distinct_shards, layout_bounds, memory_floor
 from shardwright.search.refine import Axes, Rows, arrangements, axes, completions, joined, layer_variants, states
@@ -159,7 +159,9 @@ def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> 
         elif unseen < best.threshold:
             batch = order[position : position + LAYOUT_BATCH]
             position += LAYOUT_BATCH
-            batch = batch[values[batch] < best.threshold]
+            promising = values[batch] < best.threshold
+            run.tally.drop("slower by the bound", counts[batch[~promising]].sum())
+            batch = batch[promising]
             waiting.push(*_sketched(run, rows, batch))
             if position <= LAYOUT_BATCH and waiting.lowest < best.threshold:
                 _complete(run, waiting.pop(best.threshold, EARLY_BATCH))
@@ -203,7 +205,7 @@ def _promising(run: _Search, rows: Layouts) -> Callable[[Strategies, Ints], Bool
 
 def _completions_per_row(run: _Search, rows: Rows) -> Floats:
     """Return how many candidates an arrangement stands for, at least: its recomputation settings."""
-    return np.asarray(2.0 + 2.0 * run.choices.longest[rows.split], dtype=float)
+    return recompute_counts(run.context, run.how.space, run.choices.longest[rows.split]).astype(float)
 
 
 def _complete(run: _Search, arranged: Rows) -> None:

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from shardwright.errors import SpecError, bad
-from shardwright.spec.config_fields import (
-    ACTIVATION,
-    EXPERTS,
-    HEAD_DIM,
-    HEADS,
-    HIDDEN,
-    KV_HEADS,
-    LAYERS,
-    MOST_LAYERS,
-    POSITIONS,
-    TOP_K,
-    VOCAB,
-    WIDTH,
-    ConfigFields,
-)
+from shardwright.spec import config_fields as spelled
+from shardwright.spec.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigFields
 from shardwright.spec.families import FAMILIES, SYNONYMS, Family
-from shardwright.spec.fields import shown
-from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe
+from shardwright.spec.fields import Section, shown
+from shardwright.spec.hf_layers import layers_of, stated
+from shardwright.spec.model import Layer, Model
+
+TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
+RECURRENT = ("mamba_d_state", "ssm_cfg", "ssm_state_size", "linear_num_key_heads", "hybrid_override_pattern")
+GATES = ("silu", "swish", "swiglu", "geglu", "reglu", "glu")
 
 
 def model_of_config(config: object, name: str, *, title: str | None = None) -> Model:
@@ -34,48 +27,119 @@ def model_of_config(config: object, name: str, *, title: str | None = None) -> M
     """
     if not isinstance(config, Mapping):
         raise bad(name, f"expected a mapping of fields, got {shown(config)}", "give a Hugging Face config.json")
-    inner, nested = _text_config(config)
-    fields = ConfigFields.of(inner, f"{name}: text_config" if nested else name)
+    if config.get("is_encoder_decoder") is True:
+        raise bad(f"{name}: is_encoder_decoder", "the model has encoder and decoder", "give a model that has one")
+    fields = _text_fields(ConfigFields.of(config, name))
     model_type = fields.text("model_type", default="")
-    family = FAMILIES.get(SYNONYMS.get(model_type, model_type))
-    if family is None:
-        family = _guessed(fields, model_type)
-    if nested:
-        fields.assume("only the text model of a multimodal one is described")
-    model = _model(fields, family, SYNONYMS.get(model_type, model_type) or "unknown", title or name)
+    model_type = SYNONYMS.get(model_type, model_type)
+    family = FAMILIES.get(model_type) or _guessed(fields, model_type)
+    fields = _with_usual_sizes(fields, family, model_type)
+    family, fields = _with_config(fields, family, model_type)
+    model = _model(fields, family, model_type or "unknown", title or name)
     if fields.problems:
         raise SpecError(*dict.fromkeys(fields.problems))
     return model
 
 
-def _text_config(config: Mapping[str, object]) -> tuple[Mapping[str, object], bool]:
-    inner = config.get("text_config")
-    if isinstance(inner, Mapping) and not any(config.get(spelling) for spelling in HIDDEN):
-        return inner, True
-    return config, False
+def _text_fields(fields: ConfigFields) -> ConfigFields:
+    """Return the fields of the text model: those of the config itself, unless it holds them in one of their own."""
+    nested = fields.has(TEXT_CONFIGS)
+    if nested is None or fields.has(spelled.HIDDEN):
+        return fields
+    inner = fields.inner(nested)
+    if inner is None:
+        raise SpecError(*fields.problems)
+    outer = {key: fields.section.fields[key] for key in ("model_type", "tie_word_embeddings") if fields.has((key,))}
+    fields.assume("only the text model of a multimodal one is described")
+    return ConfigFields(replace(inner.section, fields={**outer, **inner.section.fields}), fields.assumed)
 
 
 def _guessed(fields: ConfigFields, model_type: str) -> Family:
-    """Return the traits of an unknown family: of Llama, or of GPT where there is no sign of gates."""
-    activation = fields.text(*ACTIVATION, default="silu")
-    gated = not (activation.startswith(("gelu", "relu")) and fields.has(("rms_norm_eps",)) is None)
+    """Return the traits of an unknown family, by its fields and otherwise those of Llama, and say so."""
+    activation = fields.text(*spelled.ACTIVATION, default="silu").casefold()
+    root_mean_square = fields.has(("rms_norm_eps", "rms_norm_epsilon")) is not None
+    mean_too = fields.has(("layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon")) is not None
+    gated = activation in GATES or root_mean_square
+    layer_norm = not root_mean_square and (mean_too or not gated)
+    linear_bias = fields.flag("use_bias", default=fields.flag("add_bias_linear", default=False))
+    family = Family(
+        gated=gated,
+        norm="layernorm" if layer_norm else "rmsnorm",
+        position="alibi" if fields.flag("alibi", default=False) else "rope",
+        qkv_bias=fields.flag("attention_bias", default=fields.flag("use_qkv_bias", default=linear_bias)),
+        out_bias=fields.flag("attention_bias", default=linear_bias),
+        mlp_bias=fields.flag("mlp_bias", default=linear_bias),
+        qk_norm=any(fields.flag(name, default=False) for name in ("qk_norm", "use_qk_norm", "qk_layernorm")),
+        windows="all",
+        width_factor=None if gated else 4,
+    )
     kind = f"model_type {model_type!r} is not known" if model_type else "no model_type is given"
-    norm = "RMSNorm" if gated else "LayerNorm"
-    fields.assume(f"{kind}: {'gated' if gated else 'plain'} feed-forward, {norm}, rotary positions, no biases")
-    plain = replace(FAMILIES["gpt_neox"], qkv_bias=False, out_bias=False, mlp_bias=False)
-    return FAMILIES["llama"] if gated else plain
+    biases = "biases where the config says so" if family.qkv_bias or family.mlp_bias else "no biases"
+    block, norm = "gated" if gated else "plain", "LayerNorm" if layer_norm else "RMSNorm"
+    positions = "ALiBi" if family.position == "alibi" else "rotary positions"
+    fields.assume(f"{kind}: {block} feed-forward, two {norm}s a layer, {positions}, {biases}")
+    if fields.section.fields.get("tie_word_embeddings") is None:
+        fields.assume("the output projection is not tied to the embedding")
+    if fields.has(RECURRENT):
+        fields.assume("layers with a recurrent state are taken as attention")
+    return family
+
+
+def _with_usual_sizes(fields: ConfigFields, family: Family, model_type: str) -> ConfigFields:
+    """Return the fields with the sizes that a config of this family may leave out, and say which."""
+    missing = {key: size for key, size in family.sizes.items() if fields.section.fields.get(key) is None}
+    for key, size in missing.items():
+        fields.assume(f"{key} {size}, the default of {model_type}")
+    if not missing:
+        return fields
+    return ConfigFields(replace(fields.section, fields={**fields.section.fields, **missing}), fields.assumed)
+
+
+def _with_config(fields: ConfigFields, family: Family, model_type: str) -> tuple[Family, ConfigFields]:
+    """Return traits and fields after what is particular to a family."""
+    overlay: dict[str, object] = {}
+    if model_type == "falcon":
+        new = fields.flag("new_decoder_architecture", default=False)
+        parallel = fields.flag("parallel_attn", default=True)
+        shared = fields.flag("multi_query", default=True)
+        inputs = fields.size("num_ln_in_parallel_attn") or (2 if new else 1)
+        alibi = fields.flag("alibi", default=False)
+        family = replace(
+            family,
+            norms=2 if inputs == 2 or not parallel else 1,
+            parallel=new or parallel,
+            position="alibi" if alibi else "rope",
+        )
+        if not new:
+            overlay = dict.fromkeys(spelled.KV_HEADS) | ({"num_key_value_heads": 1} if shared else {})
+    elif model_type == "chatglm":
+        if not fields.flag("multi_query_attention", default=False):
+            overlay = dict.fromkeys(spelled.KV_HEADS)
+        norm = fields.flag("rmsnorm", default=True)
+        final = fields.flag("post_layer_norm", default=True)
+        family = replace(family, norm="rmsnorm" if norm else "layernorm", final_norm=final)
+    elif model_type == "opt":
+        removed = fields.flag("_remove_final_layer_norm", default=False)
+        family = replace(family, final_norm=fields.flag("do_layer_norm_before", default=True) and not removed)
+    elif model_type == "bert":
+        family = replace(family, head_bias=_bert_heads(fields)[0])
+    elif model_type in ("gpt_neox", "gpt2", "bloom"):
+        overlay = dict.fromkeys(spelled.KV_HEADS)
+    return family, ConfigFields(
+        Section(fields.section.place, {**fields.section.fields, **overlay}, fields.problems), fields.assumed
+    )
 
 
 def _model(fields: ConfigFields, family: Family, model_type: str, title: str) -> Model:
-    hidden = fields.required(*HIDDEN)
-    vocab = fields.required(*VOCAB)
-    count = fields.required(*LAYERS, most=MOST_LAYERS)
-    family = _with_config(fields, family, model_type)
-    layers = _layers(fields, family, model_type, hidden, count)
-    dropout = fields.fraction("resid_pdrop", "dropout", "hidden_dropout_prob", "hidden_dropout")
-    positions = fields.size(*POSITIONS) or 0
-    learned = positions + family.position_offset if family.position == "learned" else 0
-    tied = fields.flag("tie_word_embeddings", default=family.tied)
+    hidden = fields.required(*spelled.HIDDEN, most=MOST_WIDTH)
+    vocab = fields.required(*spelled.VOCAB)
+    count = fields.required(*spelled.LAYERS, most=MOST_LAYERS)
+    layers = layers_of(fields, family, hidden, count)
+    learned = family.position == "learned"
+    positions = fields.required(*spelled.POSITIONS) if learned else fields.size(*spelled.POSITIONS) or 0
+    rates = [fields.fraction(name, most=1.0) for name in spelled.DROPOUT if fields.has((name,))]
+    base, fraction = _rotary(fields, family)
+    latent = any(layer.attention.latent for layer in layers)
     return Model(
         name=title,
         family=model_type,
@@ -84,182 +148,66 @@ def _model(fields: ConfigFields, family: Family, model_type: str, title: str) ->
         layers=layers,
         norm=family.norm,
         position=family.position,
-        rotary_base=_rotary_base(fields),
+        rotary_base=base,
+        rotary_fraction=1.0 if latent or family.position != "rope" else fraction,
         max_position=positions,
-        learned_positions=learned,
-        tied_embeddings=tied,
-        final_norm=family.final_norm and fields.flag("do_layer_norm_before", default=True),
+        learned_positions=positions + family.position_offset if learned else 0,
+        tied_embeddings=fields.flag("tie_word_embeddings", default=family.tied),
+        final_norm=family.final_norm,
         embedding_norm=family.embedding_norm,
         head_bias=family.head_bias,
-        dropout=(family.dropout if dropout is None else dropout) > 0.0,
-        mtp_layers=fields.count("num_nextn_predict_layers", "mtp_num_layers"),
-        activation=fields.text(*ACTIVATION, default=family.activation),
-        extra_parameters=_extra_parameters(fields, model_type, hidden, vocab),
-        assumed=tuple(fields.assumed),
+        dropout=any(rates) if rates else family.dropout > 0.0,
+        mtp_layers=fields.count(*spelled.PREDICTED, most=MOST_LAYERS),
+        activation=fields.text(*spelled.ACTIVATION, default=family.activation),
+        extra_parameters=_extra_parameters(fields, model_type, family, hidden, layers),
+        embedding_width=_embedding_width(fields, model_type, hidden),
+        parallel_block=stated(fields, family.parallel),
+        assumed=tuple(dict.fromkeys(fields.assumed)),
     )
 
 
-def _with_config(fields: ConfigFields, family: Family, model_type: str) -> Family:
-    """Return the family's traits with those that the config states itself."""
-    if model_type == "falcon":
-        biased = fields.flag("bias", default=False)
-        new = fields.flag("new_decoder_architecture", default=False)
-        parallel = fields.flag("parallel_attn", default=True)
-        alibi = fields.flag("alibi", default=False)
-        family = replace(
-            family,
-            qkv_bias=biased,
-            out_bias=biased,
-            mlp_bias=biased,
-            norms=1 if parallel and not new else 2,
-            position="alibi" if alibi else "rope",
-        )
-    if model_type == "chatglm":
-        family = replace(family, qkv_bias=fields.flag("add_qkv_bias", default=True))
-    if model_type in ("llama", "gemma", "gemma2", "gemma3_text", "qwen3", "qwen3_moe"):
-        biased = fields.flag("attention_bias", default=family.qkv_bias)
-        family = replace(family, qkv_bias=biased, out_bias=biased)
-    if model_type in ("glm", "glm4"):
-        family = replace(family, qkv_bias=fields.flag("attention_bias", default=True))
-    return replace(family, mlp_bias=fields.flag("mlp_bias", default=family.mlp_bias))
+def _rotary(fields: ConfigFields, family: Family) -> tuple[float, float]:
+    """Return the base of rotary positions, of the layers without window where layers differ, and the rotated part."""
+    nested = fields.inner("rope_parameters")
+    if nested is not None and nested.has(("full_attention",)):
+        nested = nested.inner("full_attention")
+    sources = [fields] if nested is None else [nested, fields]
+    bases = [source.section.number(name) for source in sources if (name := source.has(spelled.ROTARY_BASE))]
+    fractions = [source.fraction(*spelled.ROTARY_FRACTION, most=1.0) for source in sources]
+    base = next((base for base in bases if base), family.rotary_base)
+    ratio = fields.section.number("rope_ratio") or 1.0
+    return base * ratio, next((part for part in fractions if part is not None), family.rotary_fraction)
 
 
-def _layers(fields: ConfigFields, family: Family, model_type: str, hidden: int, count: int) -> tuple[Layer, ...]:
-    attention = _attention(fields, family, model_type, hidden)
-    window = _window(fields)
-    windowed = replace(attention, window=window) if window else attention
-    sliding = _sliding_layers(fields, model_type, count) if window else (False,) * count
-    dense = _dense(fields, family, model_type, hidden)
-    moe, sparse = _experts(fields, family, count)
-    if dense is None and not all(sparse):
-        fields.section.report(WIDTH[0], "is missing", "give the inner width of the feed-forward block")
-    kinds = {
-        (slides, routed): Layer(
-            attention=windowed if slides else attention,
-            mlp=None if routed else dense,
-            moe=moe if routed else None,
-            norms=family.norms,
-        )
-        for slides in (False, True)
-        for routed in (False, True)
-    }
-    return tuple(kinds[slides, routed] for slides, routed in zip(sliding, sparse, strict=True))
-
-
-def _attention(fields: ConfigFields, family: Family, model_type: str, hidden: int) -> Attention:
-    heads = fields.required(*HEADS)
-    kv_heads = _kv_heads(fields, model_type, heads)
-    latent = _latent(fields)
-    if latent is not None:
-        value_dim = fields.required("v_head_dim")
-        head_dim, kv_heads = latent.nope_head_dim + latent.rope_head_dim, heads
-    else:
-        head_dim = value_dim = fields.size(*HEAD_DIM) or hidden // heads or 1
-        if fields.has(HEAD_DIM) is None and hidden % heads:
-            fields.section.report(HEADS[0], f"{heads} heads do not divide the hidden size {hidden}", "give head_dim")
-    if heads % kv_heads:
-        fields.section.report(KV_HEADS[0], f"{kv_heads} does not divide {heads} heads", "correct one of them")
-    return Attention(
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        value_head_dim=value_dim,
-        causal=family.causal,
-        qkv_bias=family.qkv_bias,
-        out_bias=family.out_bias,
-        qk_norm=family.qk_norm,
-        latent=latent,
-    )
-
-
-def _kv_heads(fields: ConfigFields, model_type: str, heads: int) -> int:
-    if model_type == "falcon" and not fields.flag("new_decoder_architecture", default=False):
-        return 1 if fields.flag("multi_query", default=True) else heads
-    if model_type == "chatglm" and not fields.flag("multi_query_attention", default=True):
-        return heads
-    return fields.size(*KV_HEADS) or heads
-
-
-def _latent(fields: ConfigFields) -> LatentAttention | None:
-    if fields.has(("kv_lora_rank",)) is None:
-        return None
-    return LatentAttention(
-        query_rank=fields.size("q_lora_rank"),
-        kv_rank=fields.required("kv_lora_rank"),
-        nope_head_dim=fields.required("qk_nope_head_dim"),
-        rope_head_dim=fields.required("qk_rope_head_dim"),
-    )
-
-
-def _dense(fields: ConfigFields, family: Family, model_type: str, hidden: int) -> Mlp | None:
-    width = fields.size(*WIDTH)
-    if width is None and (family.width_factor or model_type == "falcon"):
-        width = (family.width_factor or 4) * hidden
-    return None if width is None else Mlp(width=width, gated=family.gated, bias=family.mlp_bias)
-
-
-def _experts(fields: ConfigFields, family: Family, count: int) -> tuple[Moe | None, tuple[bool, ...]]:
-    """Return the mixture of experts, if any, and which layers have it."""
-    experts = fields.size(*EXPERTS) if fields.has(EXPERTS) else None
-    if not experts or experts < 2:
-        return None, (False,) * count
-    width = fields.size("moe_intermediate_size") or fields.required(*WIDTH)
-    shared = fields.count("n_shared_experts", "num_shared_experts")
-    if fields.has(TOP_K) is None:
-        fields.assume("2 experts for each token")
-    top_k = fields.size(*TOP_K) or 2
-    if top_k > experts:
-        fields.section.report(TOP_K[0], f"{top_k} experts for each token of {experts}", "give at most that many")
-    moe = Moe(
-        experts=experts,
-        top_k=top_k,
-        expert_width=width,
-        gated=family.gated,
-        shared_width=fields.size("shared_expert_intermediate_size") or shared * width,
-        shared_gate=fields.has(("shared_expert_intermediate_size",)) is not None,
-        router_bias=fields.text("topk_method", default="") == "noaux_tc",
-    )
-    dense_first = fields.count("first_k_dense_replace")
-    every = fields.size("decoder_sparse_step", "moe_layer_freq") or 1
-    plain = set(fields.layer_list("mlp_only_layers"))
-    step_is_last = fields.has(("decoder_sparse_step",)) is not None
-    return moe, tuple(
-        layer >= dense_first and layer not in plain and (layer + step_is_last) % every == 0 for layer in range(count)
-    )
-
-
-def _window(fields: ConfigFields) -> int | None:
-    if not fields.flag("use_sliding_window", default=True):
-        return None
-    return fields.size("sliding_window")
-
-
-def _sliding_layers(fields: ConfigFields, model_type: str, count: int) -> tuple[bool, ...]:
-    """Return which layers have the window: as listed, else in the family's pattern, else all."""
-    listed = fields.layer_list("layer_types")
-    if len(listed) == count:
-        return tuple(kind == "sliding_attention" for kind in listed)
-    pattern = fields.size("sliding_window_pattern", "_sliding_window_pattern")
-    if pattern is None:
-        pattern = {"gemma2": 2, "gemma3_text": 6}.get(model_type)
-    if model_type.startswith("qwen"):
-        dense = fields.count("max_window_layers")
-        return tuple(layer >= dense for layer in range(count))
-    return tuple(pattern is None or (layer + 1) % pattern != 0 for layer in range(count))
-
-
-def _rotary_base(fields: ConfigFields) -> float:
-    nested = fields.section.fields.get("rope_parameters")
-    if isinstance(nested, Mapping) and isinstance(nested.get("rope_theta"), int | float):
-        return float(nested["rope_theta"])
-    return fields.fraction("rope_theta", "rotary_emb_base") or 10000.0
-
-
-def _extra_parameters(fields: ConfigFields, model_type: str, hidden: int, vocab: int) -> int:
-    """Return what a family has beside layers and embeddings: BERT's token types and pooler, OPT's projections."""
-    if model_type == "bert":
-        return (fields.size("type_vocab_size") or 2) * hidden + hidden * hidden + hidden
+def _embedding_width(fields: ConfigFields, model_type: str, hidden: int) -> int | None:
     width = fields.size("word_embed_proj_dim") if model_type == "opt" else None
-    if width is not None and width != hidden:
-        return 2 * width * hidden - vocab * (hidden - width)
-    return 0
+    return None if width == hidden else width
+
+
+def _bert_heads(fields: ConfigFields) -> tuple[bool, bool, bool]:
+    """Return whether there are a masked-language head, a pooler and a next-sentence head, by the class named."""
+    architecture: Any = fields.section.fields.get("architectures") or ["BertModel"]
+    if not isinstance(architecture, list) or not all(isinstance(name, str) for name in architecture):
+        fields.section.report("architectures", "expected a list of class names", "write [BertForPreTraining]")
+        return False, True, False
+    both = "BertForPreTraining" in architecture
+    masked = both or "BertForMaskedLM" in architecture
+    return masked, both or not masked, both
+
+
+def _extra_parameters(
+    fields: ConfigFields, model_type: str, family: Family, hidden: int, layers: tuple[Layer, ...]
+) -> int:
+    """Return what there is beside layers and embeddings: BERT's token types and heads, and rare biases."""
+    extra = 0
+    if model_type == "bert":
+        masked, pooler, next_sentence = _bert_heads(fields)
+        square = hidden * hidden + hidden
+        extra += (fields.size("type_vocab_size") or 2) * hidden
+        extra += (square + 2 * hidden) * masked + square * pooler + 2 * (hidden + 1) * next_sentence
+    for attention in (layer.attention for layer in layers):
+        if attention.latent and attention.qkv_bias:  # on the down-projections alone
+            extra += (attention.latent.query_rank or 0) + attention.latent.kv_rank + attention.latent.rope_head_dim
+        if attention.qk_norm and family.norm == "layernorm":  # its biases
+            extra += 2 * attention.head_dim
+    return extra

@@ -1,18 +1,24 @@
-"""Models known by name. `data/models.json` holds their configs, each with its source and date."""
+"""Models known by name. `data/models.json` holds one a line, each with its source and date."""
 
 from __future__ import annotations
 
 import json
-from functools import lru_cache
+import re
+from functools import cache
 from importlib import resources
 from typing import Any
 
 from shardwright.errors import bad, suggestion
 from shardwright.spec.huggingface import model_of_config
 from shardwright.spec.model import Model
+from shardwright.spec.model_yaml import model_of_dimensions
+
+# Endings of published names that do not change the shape: the format first, then what a model was trained for.
+FORMATS = ("-hf", "-v0.1")
+VARIANTS = (*FORMATS, "-uncased", "-pt", "-it", "-base", "-chat", "-instruct", "-4k")
 
 
-@lru_cache(maxsize=1)
+@cache
 def _presets() -> dict[str, dict[str, Any]]:
     text = resources.files("shardwright.spec").joinpath("data/models.json").read_text(encoding="utf-8")
     found: dict[str, dict[str, Any]] = json.loads(text)
@@ -31,22 +37,29 @@ def preset_source(name: str) -> str:
 
 
 def find_preset(name: str) -> str | None:
-    """Return the preset that `name` means: case, underscores, an organisation before a slash and endings such as
-    -hf do not matter."""
-    plain = _plain(name)
-    return next((preset for preset in _presets() if _plain(preset) == plain), None)
+    """Return the preset that `name` means: case, hyphens, an organisation before a slash and endings such as -hf or
+    -instruct do not matter."""
+    for endings in (FORMATS, VARIANTS):
+        plain = _plain(name, endings)
+        for preset, entry in _presets().items():
+            if any(_plain(known, endings) == plain for known in (preset, *entry.get("also", ()))):
+                return preset
+    return None
 
 
-def _plain(name: str) -> str:
-    folded = name.casefold().rsplit("/", 1)[-1].replace("_", "-").removeprefix("meta-")
-    for ending in ("-hf", "-v0.1", "-uncased", "-pt"):
+def _plain(name: str, endings: tuple[str, ...]) -> str:
+    folded = name.casefold().strip().rsplit("/", 1)[-1].replace("_", "-").replace(" ", "-").removeprefix("meta-")
+    while ending := next((ending for ending in endings if folded.endswith(ending)), ""):
         folded = folded.removesuffix(ending)
-    return folded
+    return re.sub("(?<![0-9])-|-(?![0-9])", "", folded)
 
 
 def preset_model(name: str) -> Model:
     """Return a preset. Raises SpecError with near names for an unknown one."""
     found = find_preset(name)
     if found is None:
-        raise bad(f"model {name}", "is neither a preset, a file nor a folder", suggestion(name, _presets()))
-    return model_of_config(_presets()[found]["config"], f"preset {found}", title=found)
+        raise bad(f"model {name}", "is not the name of a preset", suggestion(name, _presets()))
+    entry, place = _presets()[found], f"preset {found}"
+    if "dimensions" in entry:
+        return model_of_dimensions(entry["dimensions"], place, title=found)
+    return model_of_config(entry["config"], place, title=found)
