@@ -100,7 +100,11 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
-UNUSUAL_PINS: tuple[oracle.Pins, ...] = (
+PIPELINES: tuple[oracle.Pins, ...] = (
+    {"vpp": (2, 3)}, {"vpp": (2,), "tp": (1,), "cp": (1,)}, {"pp": (3, 4, 5, 6)}, {"pp": (4, 6), "tp": (1,), "cp": (1,)},
+    {"rank_order": (1,)}, {"pp": (2,), "tp": (1, 2)},
+)  # fmt: skip
+UNUSUAL: tuple[oracle.Pins, ...] = (
     {"first_layers": (0, 3)}, {"last_layers": (1,)}, {"first_layers": (1,), "last_layers": (2, 0)}, {"vpp": (2, 3)},
     {"offload": (0.3,)}, {"recompute_layers": (2,)}, {"recompute": (1, 3)}, {"overlap_param": (1,)}, {"gpus": (4, 6)},
 )  # fmt: skip
@@ -111,7 +115,7 @@ def problems(draw: st.DrawFn, *, most: int) -> Problem:
     """A problem of at most `most` candidates (or a few, if a single layout has more): axes are pinned one after the
     other, to a value that the space has and sometimes a second one, until it is small enough."""
     where = context(draw(models()), draw(pools()), draw(jobs()))
-    pins = dict(draw(st.sampled_from(UNUSUAL_PINS))) if draw(st.integers(0, 3)) == 0 else {}
+    pins = dict(draw(st.sampled_from([*PIPELINES, *PIPELINES, *UNUSUAL])) if draw(st.booleans()) else {})
     layouts = list(oracle.layouts(where, pins))
     if layouts:
         anchor = dict(zip(oracle.LAYOUT, draw(st.sampled_from(layouts)), strict=True))
@@ -133,8 +137,8 @@ def _shrink(where: Context, pins: dict[str, tuple[float, ...]], anchor: dict[str
     for place, axis in enumerate(order):
         if oracle.size(where, pins, most) <= most:
             return
-        more = () if place % 3 else tuple({1, 2} - {anchor[axis]})
-        pins[axis] = (anchor[axis], *more)
+        more = set() if place % 3 else {0.5, 1.0} if axis == "offload" else {1, 2}
+        pins[axis] = (anchor[axis], *(more - {anchor[axis]}))
 
 
 def limited(problem: Problem, verdict: Verdict) -> Context:

@@ -19,7 +19,7 @@ TOP = 3
 
 
 @settings(max_examples=240, suppress_health_check=list(HealthCheck))
-@given(problem=problems(most=6000))
+@given(problem=problems(most=12000))
 def test_search_finds_the_best_of_every_layout(problem: Problem):
     where, verdict = solved(problem)
     space, objective = Space(pins=MappingProxyType(problem.pins)), Objective(job=where.job, pool=where.pool)

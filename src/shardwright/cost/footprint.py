@@ -68,7 +68,7 @@ def held_parameters(context: Context, rows: Strategies, shards: Sharded, starts:
     dense = per_rank(ranged(table.dense, row, where[:, :-1], where[:, 1:]), rows).sum(axis=1)
     expert = per_rank(ranged(table.expert, row, where[:, :-1], where[:, 1:]), rows).sum(axis=1)
     if context.model.tied_embeddings and rows.pp[0] == 1:
-        dense = dense - (context.model.vocab * context.model.hidden / rows.tp)[:, None]
+        dense = dense - (context.model.token_table_parameters / rows.tp)[:, None]
     return Held(dense=dense, expert=expert)
 
 

@@ -141,7 +141,7 @@ def shard_parameters(model: Model, layer: Layer | None, shard: Shard, position: 
 
 def head_weights(model: Model) -> int:
     """Return the parameters of the last position: a tied output projection is a copy of the embedding there."""
-    tied = model.vocab * model.hidden if model.tied_embeddings else 0
+    tied = model.token_table_parameters if model.tied_embeddings else 0
     return model.head_parameters + tied
 
 

@@ -91,6 +91,7 @@ VALUES: dict[str, tuple[Reader, Any]] = {
     "--max-position-embeddings": (_count, None),
     "--position-embedding-type": (str, "learned_absolute"),
     "--rotary-base": (_count, 10000),
+    "--rotary-percent": (_fraction, 1.0),
     "--normalization": (str, "LayerNorm"),
     "--hidden-dropout": (_fraction, 0.1),
     "--attention-dropout": (_fraction, 0.1),

@@ -54,7 +54,7 @@ def capability(gpu: Gpu) -> float:
 
 def _asymmetry(plan: Plan) -> Iterator[Problem]:
     """One mesh of ranks: the same degrees, GPU and recomputation everywhere."""
-    hint = "use `shardwright train`, or plan on one GPU type with uniform replicas"
+    hint = "plan on one GPU type with uniform replicas"
     if len(plan.replicas) > 1:
         shapes = " and ".join(f"{replica.count} of {len(replica.stages)} stages" for replica in plan.replicas)
         yield Problem("replicas", f"Megatron-LM needs equal replicas; these differ: {shapes}", hint)

@@ -129,7 +129,8 @@ def _position_arguments(model: Model, seq_len: int) -> Arguments:
         return (("--position-embedding-type", "none"), longest)
     plain: Arguments = (("--rope-type", "rope"),) if model.kinds[0].attention.latent else ()
     base = ("--rotary-base", str(int(model.rotary_base)))
-    return (("--position-embedding-type", "rope"), *plain, base, longest)
+    share: Arguments = (("--rotary-percent", str(model.rotary_fraction)),) if model.rotary_fraction != 1.0 else ()
+    return (("--position-embedding-type", "rope"), *plain, base, *share, longest)
 
 
 def _activation_arguments(model: Model) -> Arguments:
@@ -161,9 +162,11 @@ def _gated(layer: Layer) -> bool:
 
 def model_faults(model: Model) -> Iterator[Problem]:
     """Yield what `pretrain_gpt.py` has no argument for."""
-    hint = "Megatron-LM has no argument for it; use `shardwright train`, or your own layer spec"
+    hint = "Megatron-LM has no argument for it; it needs a layer spec of your own"
     absent = {
         "model.position": "ALiBi positions" if model.position == "alibi" else "",
+        "model.parallel_block": "attention and feed-forward side by side" if model.parallel_block else "",
+        "model.embedding_width": "a projected embedding" if model.embedding_width else "",
         "model.embedding_norm": "a norm after the embedding" if model.embedding_norm else "",
         "model.head_bias": "a bias of the output projection" if model.head_bias else "",
         "model.final_norm": "a model without final norm" if not model.final_norm else "",

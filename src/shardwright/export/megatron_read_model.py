@@ -32,6 +32,7 @@ def read_model(flags: Flags, name: str, problems: list[Problem]) -> Model | None
         norm="rmsnorm" if flags["--normalization"] == "RMSNorm" else "layernorm",
         position=position,
         rotary_base=float(flags["--rotary-base"]),
+        rotary_fraction=flags["--rotary-percent"],
         max_position=longest,
         learned_positions=longest if position == "learned" else 0,
         tied_embeddings=not flags["--untie-embeddings-and-output-weights"],

@@ -238,7 +238,7 @@ def recompute_counts(context: Context, space: Space, longest: Ints) -> Ints:
     count = np.full(len(longest), options(NONE, SELECTIVE), dtype=np.int64)
     for mode in (UNIFORM, BLOCK):
         most = most_recomputed_layers(context, mode, longest)
-        count += options(mode) * (most if pinned is None else np.sum([(1 <= n) & (n <= most) for n in pinned], axis=0))
+        count += options(mode) * (most if pinned is None else np.sum([(n >= 1) & (n <= most) for n in pinned], axis=0))
     return count
 
 

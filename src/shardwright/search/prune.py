@@ -76,7 +76,7 @@ def memory_floor(context: Context, how: Axes, rows: Layouts, index: ShardIndex) 
     table, job = index.table, context.job
     dense = _least(context, how, rows, index, table.dense[:, -1]) / rows.pp
     if context.model.tied_embeddings:
-        dense = dense - context.model.vocab * context.model.hidden / rows.tp * (rows.pp == 1)
+        dense = dense - context.model.token_table_parameters / rows.tp * (rows.pp == 1)
     ranks = rows.dp * rows.cp
     held = dense * least_state_bytes(job, ranks, ranks > 1, rows.pp == 1)
     if table.expert.any():

@@ -107,7 +107,7 @@ def number_problem(value: object, *, zero: bool = False, most: float = LARGEST) 
         return f"expected a number, got the text {shown(value)}", "write the number without quotes and units"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"expected a number, got {shown(value)}", "write a number"
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         return f"{value} is not a finite number", "write a finite number"
     if value < 0 or (value == 0 and not zero):
         wanted = "zero or more" if zero else "more than zero"

@@ -1,0 +1,118 @@
+"""Every bound of the search is a bound: on time and memory of a layout, on time of an arrangement and of a complete
+strategy. Each is compared with all that it stands for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from shardwright.cost.context import Context, shard_index
+from shardwright.cost.evaluate import groups
+from shardwright.cost.footprint import fits, fixed_bytes
+from shardwright.cost.iteration import bound_seconds, exact_seconds, iteration
+from shardwright.cost.stages import boundaries
+from shardwright.cost.strategy import COLUMNS, Strategies, concatenate, strategies
+from shardwright.search.layouts import Layouts, layouts
+from shardwright.search.prune import layout_bounds, memory_floor
+from shardwright.search.refine import axes, layer_variants
+from shardwright.search.sketch import sketch_seconds
+from shardwright.search.space import Space
+from shardwright.spec.job import Job
+from tests.cost.samples import context, llama, pool
+from tests.search import oracle_uniform as oracle
+from tests.search.problems import Problem, problems, solved
+
+ROUNDING = 1 + 1e-9
+
+
+def layouts_of(rows: Strategies) -> Layouts:
+    return Layouts(**{name: getattr(rows, name) for name in oracle.LAYOUT})
+
+
+def arrangement_of(rows: Strategies) -> Strategies:
+    """Return the rows without what the search decides only after an arrangement has been bounded."""
+    zero = np.zeros(len(rows), dtype=np.int64)
+    return replace(
+        rows, recompute=zero, recompute_layers=zero, sharding=zero, offload=zero.astype(float),
+        overlap_grad=zero.astype(bool), overlap_param=zero.astype(bool),
+    )  # fmt: skip
+
+
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@given(problem=problems(most=6000))
+def test_no_candidate_is_below_the_bounds_of_its_layout_and_arrangement(problem: Problem):
+    where, verdict = solved(problem)
+    rows, how = verdict.rows, axes(Space(pins=MappingProxyType(problem.pins)), frozenset())
+    if not len(rows):
+        return
+    index = shard_index(where, rows)
+    given_layouts = layouts_of(rows)
+    assert (layout_bounds(where, how, given_layouts, index) <= verdict.seconds * ROUNDING).all()
+    assert (memory_floor(where, how, given_layouts, index) <= verdict.peak_bytes * ROUNDING).all()
+
+    able = rows.take(verdict.fits)
+    arranged = arrangement_of(able)
+    sketched = sketch_seconds(where, arranged, index.of(arranged))
+    assert (sketched <= verdict.seconds[verdict.fits] * ROUNDING).all()
+
+    for shape in groups(rows.pp * 1000 + rows.vpp):
+        part = rows.take(shape)
+        parts = iteration(where, part, index.of(part), starts_of(where, part))
+        bound, exact = bound_seconds(where, part, parts), exact_seconds(where, part, parts)
+        assert (bound <= exact * ROUNDING).all()
+        if part.pp[0] == 1:
+            np.testing.assert_allclose(bound, exact, rtol=1e-12)
+
+
+def starts_of(where: Context, rows: Strategies) -> np.ndarray:
+    stages = int(rows.pp[0] * rows.vpp[0])
+    return boundaries(where.layer_count, stages, rows.first_layers, rows.last_layers)
+
+
+LARGE = [
+    (llama(48, 4096, 32, 8, 14336, 128256), 8, 30e9),
+    (llama(30, 8192, 64, 64, 22016, 32000), 16, 45e9),
+    (llama(36, 2048, 16, 16, 8192, 50304, tied_embeddings=True, dropout=True), 4, 8e9),
+]
+
+
+@pytest.mark.parametrize(("model", "nodes", "memory"), LARGE)
+def test_bounds_of_deep_pipelines_hold(model, nodes, memory):
+    """What small problems cannot have: many micro-batches, ranks and layers, on random strategies that fit."""
+    where = context(model, pool(nodes, 8, memory_bytes=memory), Job(global_batch=96, seq_len=4096))
+    rows, how = random_rows(where, np.random.default_rng(len(model.layers)), 400, 8), axes(Space(), frozenset())
+    index = shard_index(where, concatenate([rows, layer_variants(where, how, layouts_of(rows))[0]]))
+    tried, close = 0, 0
+    for shape in groups(rows.pp * 1000 + rows.vpp):
+        part = rows.take(shape)
+        starts, shards = starts_of(where, part), index.of(part)
+        part = part.take(fits(where, part, shards, starts, fixed_bytes(where, part, shards, starts)))
+        if not len(part):
+            continue
+        arranged, parts = arrangement_of(part), iteration(where, part, index.of(part), starts_of(where, part))
+        exact, bound = exact_seconds(where, part, parts), bound_seconds(where, part, parts)
+        sketched = sketch_seconds(where, arranged, index.of(arranged))
+        assert (bound <= exact * ROUNDING).all()
+        assert (sketched <= exact * ROUNDING).all()
+        assert (layout_bounds(where, how, layouts_of(part), index) <= exact * ROUNDING).all()
+        tried, close = tried + len(part), close + int((sketched > 0.8 * exact).sum())
+    assert tried > 300
+    assert close > 0.3 * tried
+
+
+def random_rows(where: Context, rng: np.random.Generator, count: int, each: int) -> Strategies:
+    """Return `each` random strategies of `count` random layouts with a pipeline."""
+    found = layouts(where, Space())
+    found = found.take(found.pp > 1)
+    rows = []
+    for place in rng.choice(len(found), count, replace=False):
+        layout = tuple(int(getattr(found, name)[place]) for name in oracle.LAYOUT)
+        choices = oracle.switches(where, {}, layout)
+        for _ in range(each):
+            picked = [choice[rng.integers(len(choice))] for choice in choices]
+            rows.append(dict(zip(COLUMNS, (*layout, *(value for values in picked for value in values)), strict=True)))
+    return strategies(rows)
