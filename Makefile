@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 BENCHMARKS := $(wildcard benchmarks/*.py)
 
-.PHONY: demo test lint types format bench clean
+.PHONY: demo test lint types format bench megatron clean
 
 demo: $(INSTALLED)
 	$(BIN)/shardwright plan --model llama-2-70b --cluster examples/a800-256.yaml --global-batch 512 --seq-len 4096 --top 3
@@ -27,6 +27,10 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
+
+# Runs exports through Megatron-LM's own parser, validation and configuration builder (downloads both).
+megatron: $(INSTALLED)
+	TEST_PYTHON=$(CURDIR)/$(BIN)/python PYTHON=$(PYTHON) tests/targets/megatron_venv.sh .venv-megatron
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

@@ -14,7 +14,8 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 
 "${PYTHON:-python3}" -m venv "${FOLDER}"
 FOLDER="$(cd "${FOLDER}" && pwd)"
-"${FOLDER}/bin/python" -m pip install --quiet "${TORCH:-torch==2.13.0}" triton numpy packaging einops pyyaml tqdm \
+PINNED="$(grep -o 'torch==[0-9.]*' "${ROOT}/pyproject.toml")"
+"${FOLDER}/bin/python" -m pip install --quiet "${TORCH:-${PINNED}}" triton numpy packaging einops pyyaml tqdm \
     typing-extensions
 "${FOLDER}/bin/python" -m pip download --quiet --no-deps --python-version 3.12 --only-binary=:all: \
     --platform manylinux_2_28_x86_64 --dest "${FOLDER}/wheels" "megatron-core==${VERSION}"
