@@ -30,7 +30,7 @@ from shardwright.search.sketch import sketch_seconds
 from shardwright.search.space import Space, within
 from shardwright.search.waiting import Waiting
 
-LAYOUT_BATCH, EARLY_BATCH, ARRANGEMENT_BATCH, SIMULATION_BATCH = 256, 32, 128, 24
+LAYOUT_BATCH, EARLY_BATCH, ARRANGEMENT_BATCH, SIMULATION_BATCH = 384, 32, 48, 16
 
 
 @dataclass(slots=True)
