@@ -131,7 +131,7 @@ def mutated(draw: st.DrawFn, text: str) -> bytes:
     return bytes(raw[: draw(st.integers(0, len(raw)))] if draw(st.booleans()) else raw)
 
 
-def sane(arguments: list[str]) -> None:
+def assert_sane(arguments: list[str]) -> None:
     outcome = run(arguments)
     assert outcome.code in (0, 2, 3), outcome
     assert "Traceback" not in outcome.err
@@ -144,7 +144,7 @@ def sane(arguments: list[str]) -> None:
 def test_any_config(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
-    sane(["models", str(path)])
+    assert_sane(["models", str(path)])
 
 
 @FUZZ
@@ -152,7 +152,7 @@ def test_any_config(tmp_path: Path, content: bytes) -> None:
 def test_any_cluster(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_bytes(content)
-    sane(plan(cluster=str(path), model="gpt2", set="gpus=1"))
+    assert_sane(plan(cluster=str(path), model="gpt2", set="gpus=1"))
 
 
 @FUZZ
@@ -160,7 +160,7 @@ def test_any_cluster(tmp_path: Path, content: bytes) -> None:
 def test_any_rules(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "rules.txt"
     path.write_bytes(content)
-    sane(plan(rules=str(path), model="gpt2", set="gpus=1"))
+    assert_sane(plan(rules=str(path), model="gpt2", set="gpus=1"))
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def plan_text(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_any_plan(tmp_path: Path, plan_text: str, data: st.DataObject) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(data.draw(mutated(plan_text)))
-    sane(["check", str(path)])
+    assert_sane(["check", str(path)])
 
 
 WORDS = st.one_of(
@@ -203,4 +203,4 @@ OPTIONS = [
 @given(st.dictionaries(st.sampled_from(OPTIONS), WORDS, min_size=1, max_size=3))
 def test_any_arguments(changes: dict[str, str]) -> None:
     small = {"model": "gpt2", "cluster": "1x1xA100-SXM-80"}
-    sane(plan(**{**small, **{name: value.replace("\x00", "") for name, value in changes.items()}}))
+    assert_sane(plan(**{**small, **{name: value.replace("\x00", "") for name, value in changes.items()}}))

@@ -117,6 +117,13 @@ def test_plans_are_equal_byte_for_byte(plan_file: Path, tmp_path: Path) -> None:
     assert again.read_bytes() == plan_file.read_bytes()
 
 
+def test_own_prices_go_before_the_catalogue(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.csv"
+    prices.write_text("gpu,gpus,on_demand_per_hour,source,date\nA100-SXM-80,8,12.5,contract,2026-11\n")
+    document = json.loads(run([*PLAN, "--prices", str(prices), "--json"]).out)
+    assert document["plans"][0]["prediction"]["dollars_per_hour"] == 12.5
+
+
 def test_rules_from_a_file(tmp_path: Path) -> None:
     rules = tmp_path / "rules.txt"
     rules.write_text("no recomputation: $recompute_granularity != none\nno tp: $tp > 1\n")

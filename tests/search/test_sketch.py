@@ -11,18 +11,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from shardwright.cost.context import Context, shard_index
-from shardwright.cost.evaluate import groups
+from shardwright.cost.evaluate import Verdict, evaluate, groups
 from shardwright.cost.footprint import fits, fixed_bytes
 from shardwright.cost.iteration import bound_seconds, exact_seconds, iteration
 from shardwright.cost.stages import boundaries
-from shardwright.cost.strategy import COLUMNS, Strategies, concatenate, strategies
+from shardwright.cost.step import norm_seconds, tied_embedding_seconds
+from shardwright.cost.strategy import COLUMNS, ZERO3, Strategies, concatenate, strategies
+from shardwright.search import sketch
 from shardwright.search.layouts import Layouts, layouts
 from shardwright.search.prune import layout_bounds, memory_floor
 from shardwright.search.refine import axes, layer_variants
 from shardwright.search.sketch import sketch_seconds
 from shardwright.search.space import Space
 from shardwright.spec.job import Job
-from tests.cost.samples import context, llama, pool
+from tests.cost.samples import context, llama, mixtral, pool
 from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, problems, solved
 
@@ -54,11 +56,7 @@ def test_no_candidate_is_below_the_bounds_of_its_layout_and_arrangement(problem:
     assert (layout_bounds(where, how, given_layouts, index) <= verdict.seconds * ROUNDING).all()
     assert (memory_floor(where, how, given_layouts, index) <= verdict.peak_bytes * ROUNDING).all()
 
-    able = rows.take(verdict.fits)
-    arranged = arrangement_of(able)
-    sketched = sketch_seconds(where, arranged, index.of(arranged))
-    assert (sketched <= verdict.seconds[verdict.fits] * ROUNDING).all()
-
+    sketch_holds(where, verdict)
     for shape in groups(rows.pp * 1000 + rows.vpp):
         part = rows.take(shape)
         parts = iteration(where, part, index.of(part), starts_of(where, part))
@@ -66,6 +64,27 @@ def test_no_candidate_is_below_the_bounds_of_its_layout_and_arrangement(problem:
         assert (bound <= exact * ROUNDING).all()
         if part.pp[0] == 1:
             np.testing.assert_allclose(bound, exact, rtol=1e-12)
+
+
+def sketch_holds(where: Context, verdict: Verdict) -> None:
+    rows, seconds = verdict.rows.take(verdict.fits), verdict.seconds[verdict.fits]
+    arranged = arrangement_of(rows)
+    assert (sketch_seconds(where, arranged, shard_index(where, rows).of(arranged)) <= seconds * ROUNDING).all()
+
+
+@pytest.mark.parametrize("quantile", [0.0, 0.05, 0.1, 0.2, 0.4, 0.8])
+def test_bounds_hold_where_experts_have_more_copies_than_the_rest(quantile: float):
+    """With expert tensor parallelism of 1, ZeRO shards experts over the tensor-parallel ranks too."""
+    model = mixtral(2, 4096, 8, 8, 14336, 1000, experts=4, top_k=2)
+    where = context(model, pool(1, 8, memory_bytes=1e15), Job(global_batch=4, seq_len=4096))
+    pins = {"tp": (2, 4), "pp": (1,), "etp": (1,), "micro_batch": (1, 4), "overlap_tp": (1,), "flash": (0,)}
+    verdict = evaluate(where, oracle.candidates(where, pins))
+    rows, how = verdict.rows, axes(Space(pins=MappingProxyType(pins)), frozenset())
+    assert ((rows.tp * rows.cp * rows.dp // rows.ep > rows.cp * rows.dp) & (rows.sharding == ZERO3)).any()
+    floor = memory_floor(where, how, layouts_of(rows), shard_index(where, rows))
+    assert (floor <= verdict.peak_bytes * ROUNDING).all()
+    where = replace(where, pool=replace(where.pool, memory_bytes=float(np.quantile(verdict.peak_bytes, quantile))))
+    sketch_holds(where, replace(verdict, fits=verdict.peak_bytes <= where.pool.memory_bytes))
 
 
 def starts_of(where: Context, rows: Strategies) -> np.ndarray:
@@ -95,7 +114,12 @@ def test_bounds_of_deep_pipelines_hold(model, nodes, memory):
             continue
         arranged, parts = arrangement_of(part), iteration(where, part, index.of(part), starts_of(where, part))
         exact, bound = exact_seconds(where, part, parts), bound_seconds(where, part, parts)
-        sketched = sketch_seconds(where, arranged, index.of(arranged))
+        shards = index.of(arranged)
+        sketched = sketch_seconds(where, arranged, shards)
+        # Waits in the pipeline would cover for a tail that is too long.
+        tail = sketch._tail(where, arranged, shards, sketch._split(where, arranged))
+        tail += norm_seconds(where, part) + tied_embedding_seconds(where, part)
+        assert (tail <= (parts.data_parallel + parts.optimizer) * ROUNDING).all()
         assert (bound <= exact * ROUNDING).all()
         assert (sketched <= exact * ROUNDING).all()
         assert (layout_bounds(where, how, layouts_of(part), index) <= exact * ROUNDING).all()

@@ -43,6 +43,7 @@ def plan(
             "--set", help="Pin a parameter to one or more values: tp=8, recompute=none,selective; repeatable."
         ),
     ] = None,
+    prices: Annotated[Path | None, typer.Option(help="Your own price table (CSV, columns of `prices`).")] = None,
     rules: Annotated[Path | None, typer.Option(help="File of rules that drop candidates (docs/rules.md).")] = None,
     exportable_to: Annotated[str | None, typer.Option(help="Only plans that this target can run: megatron.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the best plan to this file.")] = None,
@@ -53,11 +54,13 @@ def plan(
     from shardwright.search.planner import plan as search
     from shardwright.search.rules import load_rules
     from shardwright.search.space import parse_pins
+    from shardwright.spec.catalog import load_prices
     from shardwright.spec.load_cluster import load_cluster
     from shardwright.spec.load_job import make_job
     from shardwright.spec.load_model import load_model
 
-    found_model, found_cluster = load_model(model), load_cluster(cluster)
+    found_model = load_model(model)
+    found_cluster = load_cluster(cluster, prices=load_prices(prices) if prices else ())
     job = make_job(
         global_batch=global_batch,
         seq_len=seq_len,
