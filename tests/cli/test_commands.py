@@ -79,7 +79,7 @@ def test_evaluate_explains_the_difference(plan_file: Path, tmp_path: Path) -> No
     outcome = run(["evaluate", str(slower)])
     assert outcome.code == 0, outcome.err
     assert "recomputation" in outcome.out
-    assert "faster" in outcome.out
+    assert "less time" in outcome.out
     found = json.loads(run(["evaluate", str(slower), "--json"]).out)
     assert found["plan"]["prediction"]["iteration_seconds"] > found["best"]["prediction"]["iteration_seconds"]
     assert found["differences"]

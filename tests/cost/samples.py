@@ -34,7 +34,9 @@ def llama(layers: int, hidden: int, heads: int, kv_heads: int, width: int, vocab
     return Model(name="llama", family="llama", hidden=hidden, vocab=vocab, layers=uniform_layers(layer, layers), **more)
 
 
-def mixtral(layers: int, hidden: int, heads: int, kv_heads: int, width: int, vocab: int, experts: int, top_k: int) -> Model:
+def mixtral(
+    layers: int, hidden: int, heads: int, kv_heads: int, width: int, vocab: int, experts: int, top_k: int
+) -> Model:
     moe = Moe(experts=experts, top_k=top_k, expert_width=width, gated=True)
     layer = Layer(attention=attention(heads, hidden // heads, kv_heads), mlp=None, moe=moe)
     return Model(name="mixtral", family="mixtral", hidden=hidden, vocab=vocab, layers=uniform_layers(layer, layers))

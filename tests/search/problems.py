@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
+from tests.cost.samples import attention, context, gpu, pool
+from tests.search import oracle_uniform as oracle
 
 from shardwright.cost.context import Context
 from shardwright.cost.evaluate import Verdict, evaluate
@@ -14,8 +16,6 @@ from shardwright.cost.strategy import COLUMNS
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe
-from tests.cost.samples import attention, context, gpu, pool
-from tests.search import oracle_uniform as oracle
 
 AXES = (*COLUMNS, "gpus")
 
@@ -41,7 +41,9 @@ def powers(low: float, high: float) -> st.SearchStrategy[float]:
 def attentions(draw: st.DrawFn, *, causal: bool) -> Attention:
     heads, head_dim = draw(st.sampled_from([1, 2, 4, 4, 6, 8, 8])), draw(st.sampled_from([64, 128]))
     if draw(st.integers(0, 7)) == 0:
-        latent = LatentAttention(query_rank=draw(st.sampled_from([None, 192])), kv_rank=64, nope_head_dim=64, rope_head_dim=32)
+        latent = LatentAttention(
+            query_rank=draw(st.sampled_from([None, 192])), kv_rank=64, nope_head_dim=64, rope_head_dim=32
+        )
         return Attention(heads=heads, kv_heads=heads, head_dim=96, value_head_dim=64, causal=causal, latent=latent)
     kv_heads = draw(st.sampled_from([kv for kv in range(1, heads + 1) if heads % kv == 0]))
     window = 64 if draw(st.integers(0, 7)) == 0 else None
@@ -117,6 +119,8 @@ def problems(draw: st.DrawFn, *, most: int) -> Problem:
     where = context(draw(models()), draw(pools()), draw(jobs()))
     pins = dict(draw(st.sampled_from([*PIPELINES, *PIPELINES, *UNUSUAL])) if draw(st.booleans()) else {})
     layouts = list(oracle.layouts(where, pins))
+    if not layouts and draw(st.integers(0, 3)):
+        pins, layouts = {}, list(oracle.layouts(where, {}))
     if layouts:
         anchor = dict(zip(oracle.LAYOUT, draw(st.sampled_from(layouts)), strict=True))
         choices = oracle.switches(where, pins, tuple(anchor.values()))
@@ -127,13 +131,15 @@ def problems(draw: st.DrawFn, *, most: int) -> Problem:
     return Problem(
         context=where,
         pins=pins,
-        memory=draw(st.sampled_from([None, -1.0, 0.0, 0.0, 0.02, 0.1, 0.2, 0.4, 0.7])),
+        memory=draw(st.sampled_from([None, -1.0, 0.0, 0.0, *(step / 40 for step in range(1, 30))])),
         limit=draw(st.sampled_from([None, None, -1.0, 0.1, 0.5])),
         limit_is_budget=draw(st.booleans()),
     )
 
 
-def _shrink(where: Context, pins: dict[str, tuple[float, ...]], anchor: dict[str, float], order: Sequence[str], most: int) -> None:
+def _shrink(
+    where: Context, pins: dict[str, tuple[float, ...]], anchor: dict[str, float], order: Sequence[str], most: int
+) -> None:
     for place, axis in enumerate(order):
         if oracle.size(where, pins, most) <= most:
             return

@@ -9,6 +9,9 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from tests.cost.samples import context, llama, mixtral, pool
+from tests.search import oracle_uniform as oracle
+from tests.search.problems import Problem, problems, solved
 
 from shardwright.cost.context import Context, shard_index
 from shardwright.cost.evaluate import Verdict, evaluate, groups
@@ -24,9 +27,6 @@ from shardwright.search.refine import axes, layer_variants
 from shardwright.search.sketch import sketch_seconds
 from shardwright.search.space import Space
 from shardwright.spec.job import Job
-from tests.cost.samples import context, llama, mixtral, pool
-from tests.search import oracle_uniform as oracle
-from tests.search.problems import Problem, problems, solved
 
 ROUNDING = 1 + 1e-9
 

@@ -2,73 +2,84 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import typer
+from typer.exceptions import Abort, TyperException
 
 from shardwright import __version__
 from shardwright.cli import catalogue, check, evaluate, export, plan
+from shardwright.cli.output import complain, write
 from shardwright.errors import Problem, SpecError
+
+BAD_INPUT, INTERRUPTED = 2, 130
+HELP = """Plans the training of large models on the GPUs you have or could rent: the best parallel strategy, how fast,
+how much memory, how much money, how sure, and why.
+
+Start with:
+
+\b
+  shardwright plan --model llama-2-70b --cluster 32x8xA800-SXM-80 \\
+      --global-batch 512 --seq-len 4096 --out plan.json
+  shardwright export plan.json --to megatron -o run.sh
+
+Exit codes: 0 success, 2 bad input, 3 no strategy is feasible.
+"""
 
 app = typer.Typer(
     name="shardwright",
-    help="Plans the training of large models on the GPUs you have or could rent: the best parallel strategy, how fast, "
-    "how much memory, how much money, how sure, and why.",
-    no_args_is_help=True,
+    help=HELP,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-app.command("plan")(plan.plan)
-app.command("evaluate")(evaluate.evaluate)
-app.command("export")(export.export)
-app.command("check")(check.check)
-app.command("gpus")(catalogue.gpus)
-app.command("models")(catalogue.models)
-app.command("prices")(catalogue.prices)
+app.command("plan", short_help="Find the best parallel strategy for a model on a cluster.")(plan.plan)
+app.command("evaluate", short_help="Predict your own plan and explain the difference to the best.")(evaluate.evaluate)
+app.command("export", short_help="Write a plan as the configuration of a training framework.")(export.export)
+app.command("check", short_help="List everything that is wrong with a plan.")(check.check)
+app.command("gpus", short_help="List GPUs, with sources and dates.")(catalogue.gpus)
+app.command("models", short_help="List models, or show how one is understood.")(catalogue.models)
+app.command("prices", short_help="List prices of machines, with sources and dates.")(catalogue.prices)
 
 
-def _show_version(value: bool) -> None:
-    if value:
-        print(f"shardwright {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
+@app.callback(invoke_without_command=True)
 def options(
-    version: bool = typer.Option(False, "--version", help="Print the version.", callback=_show_version, is_eager=True),
-    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version."),
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error; may stand anywhere."),
 ) -> None:
-    """Options of all commands."""
+    if version:
+        write(f"shardwright {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        write(context.get_help())
+
+
+options.__doc__ = HELP
 
 
 def main() -> None:
     """Run the command line; exit 0 on success, 2 on bad input, 3 where no strategy is feasible."""
-    debug = "--debug" in sys.argv
+    arguments = [word for word in sys.argv[1:] if word != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
     try:
-        app()
-    except SpecError as error:
+        code = app(args=arguments, prog_name="shardwright", standalone_mode=False)
+    except (SpecError, TyperException, OSError) as error:
         if debug:
             raise
-        complain(error.problems)
-        sys.exit(2)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    except OSError as error:
-        if debug:
-            raise
-        complain(
-            (Problem(str(error.filename or "file"), error.strerror or str(error), "check the path and its rights"),)
-        )
-        sys.exit(2)
+        complain(_problems(error))
+        sys.exit(BAD_INPUT)
+    except (KeyboardInterrupt, Abort):
+        sys.exit(INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
-def complain(problems: tuple[Problem, ...]) -> None:
-    """Print every problem with its remedy on standard error."""
-    for problem in problems:
-        place = f"{problem.path}: " if problem.path else ""
-        print(f"error: {place}{problem.message}", file=sys.stderr)
-        if problem.hint:
-            print(f"  {problem.hint}", file=sys.stderr)
+def _problems(error: SpecError | TyperException | OSError) -> tuple[Problem, ...]:
+    """Return what is wrong, in the one form in which everything wrong is told."""
+    if isinstance(error, SpecError):
+        return error.problems
+    if isinstance(error, OSError):
+        return (Problem(str(error.filename or "file"), error.strerror or str(error), "check the path and its rights"),)
+    context = getattr(error, "ctx", None)
+    command = "shardwright" if context is None else context.command_path
+    return (Problem("", error.format_message(), f"see `{command} --help`"),)

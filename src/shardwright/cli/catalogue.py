@@ -3,116 +3,113 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardwright.cli.output import print_json
+from shardwright.cli.output import terminal_width, write, write_json
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+if TYPE_CHECKING:
+    from shardwright.spec.cluster import Gpu
+    from shardwright.spec.model import Model
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
+GPUS_HELP = """List GPUs: dense peaks, memory, links, source and date; or all that is known of one.
+
+Examples:
+
+\b
+  shardwright gpus
+  shardwright gpus H100-SXM
+  shardwright gpus --json
+"""
+MODELS_HELP = """List model presets: parameters, shape, source; or how one model is understood, config.json included.
+
+Examples:
+
+\b
+  shardwright models
+  shardwright models llama-3.1-8b
+  shardwright models ./config.json
+"""
+PRICES_HELP = """List prices of machines in US dollars an hour, on demand and spot, with source and date.
+
+Examples:
+
+\b
+  shardwright prices --gpu H100-SXM
+  shardwright prices --gpu A100-SXM-80 --provider aws --region us-east-1
+"""
 
 
 def gpus(
-    name: Annotated[str | None, typer.Argument(help="One GPU; all if not given.")] = None, json: AsJson = False
+    name: Annotated[str | None, typer.Argument(help="One GPU, e.g. H100-SXM; all if not given.")] = None,
+    json: AsJson = False,
 ) -> None:
-    """List GPUs: dense peaks, memory, links, source.
-
-    Example: shardwright gpus H100-SXM
-    """
-    from shardwright.report.layout import table
-    from shardwright.spec.catalog import find_gpu
+    from shardwright.report.catalogue import gpu_text, gpus_text
+    from shardwright.spec.catalog import find_gpu, prices
     from shardwright.spec.catalog import gpus as known
-    from shardwright.units import format_bytes
 
-    found = [find_gpu(name)] if name else list(known().values())
+    found = [find_gpu(name)] if name is not None else list(known().values())
     if json:
-        print_json([asdict(gpu) | {"peak_flops": dict(gpu.peak_flops)} for gpu in found])
-        return
-    rows = [
-        [
-            gpu.name,
-            gpu.architecture,
-            *(f"{peak / 1e12:.0f}" if (peak := gpu.peak(kind)) else "–" for kind in ("bf16", "fp16", "fp8")),
-            format_bytes(gpu.memory_bytes),
-            f"{gpu.memory_bytes_per_second / 1e9:,.0f}",
-            f"{gpu.link} {gpu.link_bytes_per_second / 1e9:.0f}",
-            gpu.date,
-            gpu.source,
-        ]
-        for gpu in found
-    ]
-    header = ("GPU", "architecture", "bf16 TF/s", "fp16", "fp8", "memory", "GB/s", "link GB/s", "date", "source")
-    print(table(header, rows, words=(0, 1, 8, 9)))
+        write_json([_gpu_document(gpu) for gpu in found])
+    elif name is None:
+        write(gpus_text(found))
+    else:
+        write(gpu_text(found[0], [row for row in prices() if row.gpu == found[0].name], terminal_width()))
+
+
+def _gpu_document(gpu: Gpu) -> dict[str, object]:
+    return asdict(gpu) | {"peak_flops": dict(gpu.peak_flops)}
 
 
 def models(
-    name: Annotated[str | None, typer.Argument(help="One model; all presets if not given.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="Preset, config.json or YAML; all presets if not given.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """List model presets: parameters, shape, source. A config.json or YAML may be named as well.
-
-    Example: shardwright models llama-3.1-8b
-    """
-    from shardwright.report.layout import table
+    from shardwright.report.catalogue import model_text, models_text
     from shardwright.spec.load_model import load_model
     from shardwright.spec.presets import find_preset, preset_names, preset_source
 
-    found = [load_model(name)] if name else [load_model(preset) for preset in preset_names()]
+    found = [load_model(preset) for preset in (preset_names() if name is None else (name,))]
     sources = {model.name: preset_source(preset) for model in found if (preset := find_preset(model.name))}
     if json:
-        document = [
-            {
-                "name": model.name,
-                "parameters": model.parameters,
-                "active_parameters": model.active_parameters,
-                "hidden": model.hidden,
-                "layers": len(model.layers),
-                "vocab": model.vocab,
-                "assumed": list(model.assumed),
-                "source": sources.get(model.name, ""),
-            }
-            for model in found
-        ]
-        print_json(document)
-        return
-    rows = [
-        [model.name, f"{model.parameters:,}", f"{model.active_parameters:,}", str(len(model.layers)), str(model.hidden),
-         f"{model.kinds[0].attention.heads}/{model.kinds[0].attention.kv_heads}", sources.get(model.name, "")]
-        for model in found
-    ]  # fmt: skip
-    print(table(("model", "parameters", "active", "layers", "hidden", "heads/kv", "source"), rows, words=(0, 6)))
+        write_json([_model_document(model, sources.get(model.name, "")) for model in found])
+    elif name is None:
+        write(models_text(found, sources))
+    else:
+        write(model_text(found[0], sources.get(found[0].name, ""), terminal_width()))
+
+
+def _model_document(model: Model, source: str) -> dict[str, object]:
+    return {
+        "name": model.name,
+        "parameters": model.parameters,
+        "active_parameters": model.active_parameters,
+        "hidden": model.hidden,
+        "layers": len(model.layers),
+        "vocab": model.vocab,
+        "assumed": list(model.assumed),
+        "source": source,
+    }
 
 
 def prices(
-    gpu: Annotated[str | None, typer.Option(help="Only this GPU.")] = None,
-    provider: Annotated[str | None, typer.Option(help="Only this provider, e.g. aws.")] = None,
-    region: Annotated[str | None, typer.Option(help="Only this region.")] = None,
+    gpu: Annotated[str | None, typer.Option(metavar="GPU", help="Only this GPU, e.g. H100-SXM.")] = None,
+    provider: Annotated[str | None, typer.Option(metavar="NAME", help="Only this provider, e.g. aws.")] = None,
+    region: Annotated[str | None, typer.Option(metavar="NAME", help="Only this region, e.g. us-east-1.")] = None,
     json: AsJson = False,
 ) -> None:
-    """List prices of machines in US dollars an hour, with source and date.
-
-    Example: shardwright prices --gpu H100-SXM --provider aws
-    """
-    from shardwright.report.layout import table
+    from shardwright.report.catalogue import prices_text
     from shardwright.spec.catalog import prices as known
 
     found = known(gpu=gpu, provider=provider, region=region)
     if json:
-        print_json([asdict(row) for row in found])
-        return
-    rows = [
-        [row.provider, row.region, row.machine, f"{row.gpus} × {row.gpu}", _price(row.price.on_demand_per_hour),
-         _price(row.price.spot_per_hour), row.price.date, row.price.source]
-        for row in found
-    ]  # fmt: skip
-    print(
-        table(
-            ("provider", "region", "machine", "GPUs", "on demand $/h", "spot $/h", "date", "source"),
-            rows,
-            words=(0, 1, 2, 3, 6, 7),
-        )
-    )
+        write_json([asdict(row) for row in found])
+    else:
+        write(prices_text(found))
 
 
-def _price(dollars: float | None) -> str:
-    return "–" if dollars is None else f"{dollars:.2f}"
+gpus.__doc__, models.__doc__, prices.__doc__ = GPUS_HELP, MODELS_HELP, PRICES_HELP

@@ -7,18 +7,35 @@ from typing import Annotated
 
 import typer
 
+from shardwright.cli.output import write, write_json
 from shardwright.errors import SpecError
 
+HELP = """List everything that is wrong with a plan; exit 2 if anything is.
 
-def check(plan: Annotated[Path, typer.Argument(help="A plan file.")]) -> None:
-    """List everything that is wrong with a plan; exit 2 if anything is.
+Examples:
 
-    Example: shardwright check plan.json
-    """
+\b
+  shardwright check plan.json
+  shardwright check plan.json --json
+"""
+
+
+def check(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the list.")] = False,
+) -> None:
     from shardwright.plan.check import check as violations
     from shardwright.plan.document import load_plan
+    from shardwright.report.documents import problem_documents
+    from shardwright.report.problems import merged
 
     problems = violations(load_plan(plan))
+    if json:
+        write_json({"legal": not problems, "violations": problem_documents(problems)})
     if problems:
-        raise SpecError(*problems)
-    print("the plan is legal")
+        raise typer.Exit(2) if json else SpecError(*merged(problems))
+    if not json:
+        write("the plan is legal")
+
+
+check.__doc__ = HELP

@@ -3,67 +3,100 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardwright.cli.output import print_json
-from shardwright.errors import bad
+from shardwright.cli.output import progress, terminal_width, write, write_json
+from shardwright.errors import SpecError, bad
 
-EXAMPLES = """Predict time, memory and money of your own plan, and explain the difference to the best.
+if TYPE_CHECKING:
+    from shardwright.plan.plan import Plan
+    from shardwright.plan.ranking import Evaluation
+
+HELP = """Predict time, memory and money of your own plan, and explain the difference to the best, term by term.
 
 Examples:
 
+\b
   shardwright evaluate plan.json
-
   shardwright evaluate --megatron-args run.sh --cluster 32x8xA100-SXM-80
-
   shardwright evaluate --megatron-args run.sh --cluster cluster.yaml --model llama-2-70b --json
 """
 
 
 def evaluate(
-    plan: Annotated[Path | None, typer.Argument(help="A plan file, as `plan --out` writes it.")] = None,
-    megatron_args: Annotated[
-        Path | None, typer.Option(help="A Megatron-LM launch script or a file of its arguments, instead of a plan.")
+    plan: Annotated[
+        Path | None, typer.Argument(metavar="[PLAN.json]", help="A plan file, as `plan --out` writes it.")
     ] = None,
-    cluster: Annotated[str | None, typer.Option(help="Cluster file or short form (with --megatron-args).")] = None,
-    model: Annotated[str | None, typer.Option(help="Model, if the arguments do not describe it.")] = None,
+    megatron_args: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A Megatron-LM launch script or a file of its arguments, instead of a plan file."
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="CLUSTER", help="Cluster file or short form, e.g. 4x8xH100-SXM (with --megatron-args)."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Preset, config.json or YAML, if the arguments do not describe the model."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
 ) -> None:
     from shardwright.plan.check import check
     from shardwright.plan.document import load_plan
-    from shardwright.report.evaluation import evaluation_text
-    from shardwright.search.planner import evaluate as assess
+    from shardwright.report.problems import merged
 
     if (plan is None) == (megatron_args is None):
         raise bad("evaluate", "needs either a plan file or --megatron-args FILE", "see `shardwright evaluate --help`")
-    notes: tuple[str, ...] = ()
-    if plan is not None:
-        mine = load_plan(plan)
+    if megatron_args is not None:
+        mine, notes = _from_arguments(megatron_args, cluster, model)
     else:
-        from shardwright.export.megatron_args import plan_from_megatron
-        from shardwright.spec.load_cluster import load_cluster
-        from shardwright.spec.load_model import load_model
-        from shardwright.spec.reading import read_text
-
-        if cluster is None or megatron_args is None:
-            raise bad("--cluster", "is missing", "say on which machines: --cluster 32x8xA100-SXM-80")
-        reading = plan_from_megatron(
-            read_text(megatron_args),
-            cluster=load_cluster(cluster),
-            model=None if model is None else load_model(model),
-            name=str(megatron_args),
-        )
-        mine, notes = reading.plan, reading.notes
+        assert plan is not None, "one of the two is given"
+        for option, value in (("--cluster", cluster), ("--model", model)):
+            if value is not None:
+                raise bad(option, "goes with --megatron-args; a plan file has its own", f"leave {option} out")
+        mine, notes = load_plan(plan), ()
     problems = check(mine)
-    result = assess(mine)
+    try:
+        result = _assess(mine)
+    except SpecError as error:
+        raise SpecError(*merged(problems or error.problems)) from None
     if json:
         from shardwright.report.documents import evaluation_document
 
-        print_json(evaluation_document(result, problems, notes))
+        write_json(evaluation_document(result, problems, notes))
     else:
-        print(evaluation_text(result, problems, notes))
+        from shardwright.report.evaluation import evaluation_text
+
+        write(evaluation_text(result, problems, notes, terminal_width()))
 
 
-evaluate.__doc__ = EXAMPLES
+def _from_arguments(path: Path, cluster: str | None, model: str | None) -> tuple[Plan, tuple[str, ...]]:
+    """Return the plan of a Megatron-LM launch script, and notes on how it was read."""
+    from shardwright.export.megatron_args import plan_from_megatron
+    from shardwright.spec.load_cluster import load_cluster
+    from shardwright.spec.load_model import load_model
+    from shardwright.spec.reading import read_text
+
+    if cluster is None:
+        raise bad("--cluster", "is missing", "say on which machines: --cluster 32x8xA100-SXM-80")
+    reading = plan_from_megatron(
+        read_text(path),
+        cluster=load_cluster(cluster),
+        model=None if model is None else load_model(model),
+        name=str(path),
+    )
+    return reading.plan, reading.notes
+
+
+def _assess(plan: Plan) -> Evaluation:
+    from shardwright.search.planner import evaluate as assess
+
+    with progress(f"searching for the best plan of {plan.model.name} on {plan.cluster.gpus} GPUs"):
+        return assess(plan)
+
+
+evaluate.__doc__ = HELP

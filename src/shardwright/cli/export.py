@@ -8,24 +8,29 @@ from typing import Annotated
 import typer
 
 from shardwright.cli.inputs import require_target
+from shardwright.cli.output import write, write_json
 from shardwright.errors import bad, suggestion
 
 LAUNCHERS = ("torchrun", "slurm")
-EXAMPLES = """Write a plan as the configuration of a training framework.
+HELP = """Write a plan as the configuration of a training framework. What it cannot express is refused by name.
 
 Examples:
 
+\b
   shardwright export plan.json --to megatron -o run.sh
-
   shardwright export plan.json --to megatron --launcher slurm -o job.sbatch
+  shardwright export plan.json --to megatron --json
 """
 
 
 def export(
-    plan: Annotated[Path, typer.Argument(help="A plan file, as `plan --out` writes it.")],
-    to: Annotated[str, typer.Option(help="Target: megatron (Megatron-LM core_v0.19).")],
-    launcher: Annotated[str, typer.Option(help="torchrun or slurm.")] = "torchrun",
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write here instead of standard output.")] = None,
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")],
+    to: Annotated[str, typer.Option(metavar="TARGET", help="megatron (Megatron-LM core_v0.19).")],
+    launcher: Annotated[str, typer.Option(metavar="NAME", help="torchrun or slurm.")] = "torchrun",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write here instead of standard output.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print arguments and script as one JSON document.")] = False,
 ) -> None:
     from shardwright.export.megatron import to_megatron
     from shardwright.export.megatron_launch import launch_script
@@ -36,11 +41,23 @@ def export(
     if launcher not in LAUNCHERS:
         raise bad(f"--launcher {launcher}", "is not known", suggestion(launcher, LAUNCHERS))
     found = load_plan(plan)
-    text = launch_script(found, to_megatron(found), launcher=launcher)  # type: ignore[arg-type]
-    if out is None:
-        print(text, end="")
-    else:
+    exported = to_megatron(found)
+    text = launch_script(found, exported, launcher=launcher)  # type: ignore[arg-type]
+    if out is not None:
         write_atomically(out, text)
+    if json:
+        write_json(
+            {
+                "target": to,
+                "version": exported.version,
+                "environment": dict(exported.environment),
+                "arguments": list(exported.arguments),
+                "launcher": launcher,
+                "script": text,
+            }
+        )
+    elif out is None:
+        write(text)
 
 
-export.__doc__ = EXAMPLES
+export.__doc__ = HELP

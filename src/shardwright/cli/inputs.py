@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from shardwright.errors import SpecError, bad, suggestion
-from shardwright.plan.plan import Plan
+from typing import TYPE_CHECKING
+
+from shardwright.errors import SpecError, bad
+
+if TYPE_CHECKING:
+    from shardwright.plan.plan import Plan
 
 TARGETS = ("megatron",)
 
@@ -11,7 +15,7 @@ TARGETS = ("megatron",)
 def require_target(target: str) -> None:
     """Raise SpecError for a target that there is no exporter for."""
     if target not in TARGETS:
-        raise bad(f"--to {target}", "there is no such target", suggestion(target, TARGETS))
+        raise bad(f"--to {target}", "there is no such target", f"supported: {', '.join(TARGETS)}")
 
 
 def refuse_unexportable(plan: Plan, target: str) -> None:

@@ -1,10 +1,91 @@
-"""Printing of JSON documents."""
+"""What the commands write: text and JSON on standard output, progress and errors on standard error."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shardwright.errors import Problem, bad
+
+USUAL_WIDTH, NARROWEST, WIDEST = 110, 80, 160
+PLAIN = str.maketrans(
+    {"█": "#", "·": ".", "×": "x", "–": "-", "─": "-", "…": "...", "µ": "u"} | dict.fromkeys("▏▎▍▌▋▊▉", "+")
+)
+CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "?")  # escape sequences in a name, say
+PATIENCE_SECONDS = 1.0
 
 
-def print_json(document: object) -> None:
-    """Print one document on standard output."""
-    print(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
+def terminal_width() -> int:
+    """Return the columns of the terminal, or the usual width where output goes to a file or pipe."""
+    if not sys.stdout.isatty():
+        return USUAL_WIDTH
+    return min(max(shutil.get_terminal_size((USUAL_WIDTH, 24)).columns, NARROWEST), WIDEST)
+
+
+def write(text: str) -> None:
+    """Write a text on standard output, in plainer characters where its encoding lacks some. A reader that has gone
+    (`| head`) is no error. Raises SpecError where nothing can be written, as on a full disk."""
+    text = text.translate(CONTROL)
+    if not text.endswith("\n"):
+        text += "\n"
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate(PLAIN).encode(encoding, "replace").decode(encoding)
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise bad("standard output", f"cannot be written: {error.strerror}", "check the disk") from None
+
+
+def write_json(document: object) -> None:
+    """Write one JSON document on standard output."""
+    ascii_only = (sys.stdout.encoding or "utf-8").casefold().replace("-", "") != "utf8"
+    try:
+        text = json.dumps(document, indent=1, ensure_ascii=ascii_only, allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair in a name
+        text = json.dumps(document, indent=1, allow_nan=False)
+    write(text)
+
+
+@contextmanager
+def progress(words: str) -> Iterator[None]:
+    """Say on a terminal's standard error what is going on, once it has taken a second, and wipe it out at the end."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    shown = threading.Event()
+
+    def show() -> None:
+        shown.set()
+        print(f"\r{words} …", end="", file=sys.stderr, flush=True)
+
+    timer = threading.Timer(PATIENCE_SECONDS, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        if shown.is_set():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def complain(problems: tuple[Problem, ...]) -> None:
+    """Write every problem with its remedy on standard error."""
+    for problem in problems:
+        place = f"{problem.path}: " if problem.path else ""
+        print(f"error: {place}{problem.message}".translate(CONTROL), file=sys.stderr)
+        if problem.hint:
+            print(f"  {problem.hint}".translate(CONTROL), file=sys.stderr)

@@ -7,46 +7,88 @@ from typing import Annotated
 
 import typer
 
-from shardwright.cli.output import print_json
+from shardwright.cli.output import progress, terminal_width, write, write_json
 
-EXAMPLES = """Find the best parallel strategy for a model on a cluster.
+HELP = """Find the best parallel strategy for a model on a cluster, among all that Megatron-LM can run.
 
 Examples:
 
-  shardwright plan --model llama-2-70b --cluster 32x8xA800-SXM-80 --global-batch 512 --seq-len 4096
-
-  shardwright plan --model ./config.json --cluster cluster.yaml --global-batch 1024 --seq-len 8192 --tokens 1T
-  --objective cost --deadline 720 --out plan.json
-
-  shardwright plan --model llama-3.1-8b --cluster 2x8xH100-SXM --global-batch 128 --seq-len 8192 --set tp=1,2 --json
+\b
+  shardwright plan --model llama-2-70b --cluster 32x8xA800-SXM-80 \\
+      --global-batch 512 --seq-len 4096
+  shardwright plan --model ./config.json --cluster cluster.yaml --global-batch 1024 --seq-len 8192 \\
+      --tokens 1T --objective cost --deadline 720 --out plan.json
+  shardwright plan --model llama-3.1-8b --cluster 2x8xH100-SXM --global-batch 128 --seq-len 8192 \\
+      --set tp=1,2 --set recompute=none --json
 """
 
 
 def plan(
-    model: Annotated[str, typer.Option(help="Preset (see `shardwright models`), config.json or its folder, or YAML.")],
-    cluster: Annotated[str, typer.Option(help="Cluster file, or short form: 32x8xA800-SXM-80, joined by +.")],
-    global_batch: Annotated[int, typer.Option(help="Samples of one optimizer step.")],
-    seq_len: Annotated[int, typer.Option(help="Tokens of a sample.")],
-    tokens: Annotated[str | None, typer.Option(help="Tokens of the whole run, e.g. 300B or 1.5T.")] = None,
-    steps: Annotated[float | None, typer.Option(help="Optimizer steps of the whole run, instead of --tokens.")] = None,
-    precision: Annotated[str, typer.Option(help="bf16, fp16, fp8 or fp32.")] = "bf16",
-    fp8_recipe: Annotated[str | None, typer.Option(help="delayed, tensorwise, blockwise or mxfp8.")] = None,
-    optimizer: Annotated[str, typer.Option(help="adam or sgd.")] = "adam",
-    objective: Annotated[str, typer.Option(help="What to minimise: time or cost.")] = "time",
-    budget: Annotated[float | None, typer.Option(help="Most US dollars for the whole run (needs --tokens).")] = None,
-    deadline: Annotated[float | None, typer.Option(help="Most hours for the whole run (needs --tokens).")] = None,
-    top: Annotated[int, typer.Option(help="How many plans to show, each of another layout.")] = 3,
-    fit: Annotated[float, typer.Option(help="Probability with which a plan must fit in memory.")] = 0.8,
+    model: Annotated[
+        str,
+        typer.Option(metavar="MODEL", help="Preset (see `shardwright models`), config.json or its folder, or YAML."),
+    ],
+    cluster: Annotated[
+        str,
+        typer.Option(
+            metavar="CLUSTER",
+            help="Cluster file, or short form: 32x8xA800-SXM-80 is 32 machines of 8; several joined by +.",
+        ),
+    ],
+    global_batch: Annotated[int, typer.Option(metavar="N", help="Samples of one optimizer step, e.g. 512.")],
+    seq_len: Annotated[int, typer.Option(metavar="N", help="Tokens of one sample, e.g. 4096.")],
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COUNT", help="Tokens of the whole run, e.g. 300B or 1.5T; without it, no run time and no total."
+        ),
+    ] = None,
+    steps: Annotated[
+        float | None, typer.Option(metavar="N", help="Optimizer steps of the whole run, instead of --tokens.")
+    ] = None,
+    precision: Annotated[str, typer.Option(metavar="NAME", help="bf16, fp16, fp8 or fp32.")] = "bf16",
+    fp8_recipe: Annotated[
+        str | None, typer.Option(metavar="NAME", help="delayed, tensorwise, blockwise or mxfp8 (with fp8).")
+    ] = None,
+    optimizer: Annotated[str, typer.Option(metavar="NAME", help="adam or sgd.")] = "adam",
+    objective: Annotated[
+        str, typer.Option(metavar="NAME", help="What to minimise: time of an iteration, or cost in dollars.")
+    ] = "time",
+    budget: Annotated[
+        float | None,
+        typer.Option(metavar="USD", help="Most US dollars for the whole run, e.g. 50000 (needs --tokens)."),
+    ] = None,
+    deadline: Annotated[
+        float | None, typer.Option(metavar="HOURS", help="Most hours for the whole run, e.g. 720 (needs --tokens).")
+    ] = None,
+    top: Annotated[int, typer.Option(metavar="N", help="How many plans to show, each of another layout.")] = 3,
+    fit: Annotated[
+        float, typer.Option(metavar="P", help="Probability with which a plan must fit in memory, 0.01 to 0.99.")
+    ] = 0.8,
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="Pin a parameter to one or more values: tp=8, recompute=none,selective; repeatable."
+            "--set",
+            metavar="NAME=VALUE",
+            help="Pin a parameter to one or more values: tp=8 or recompute=none,selective; may be repeated. "
+            "What is not pinned is searched.",
         ),
     ] = None,
-    prices: Annotated[Path | None, typer.Option(help="Your own price table (CSV, columns of `prices`).")] = None,
-    rules: Annotated[Path | None, typer.Option(help="File of rules that drop candidates (docs/rules.md).")] = None,
-    exportable_to: Annotated[str | None, typer.Option(help="Only plans that this target can run: megatron.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the best plan to this file.")] = None,
+    prices: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Your own prices, before those that ship: CSV as in docs/how-to.md."),
+    ] = None,
+    rules: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Rules that drop candidates, one a line, e.g. $tp > 8 (docs/rules.md)."),
+    ] = None,
+    exportable_to: Annotated[
+        str | None, typer.Option(metavar="TARGET", help="Only plans that this framework can run: megatron.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write the best plan to this file, e.g. plan.json."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
 ) -> None:
     from shardwright.cli.inputs import refuse_unexportable
@@ -74,16 +116,19 @@ def plan(
         deadline_hours=deadline,
     )
     gpu_names = [pool.gpu.name for pool in found_cluster.pools]
-    ranking = search(
-        found_model,
-        found_cluster,
-        job,
-        space=parse_pins(settings or []),
-        rules=load_rules(rules, gpu_names) if rules else (),
-        top=top,
-        fit=fit,
-        exportable_to=exportable_to,
-    )
+    limits = load_rules(rules, gpu_names) if rules else ()
+    space = parse_pins(settings or [])
+    with progress(f"searching for plans of {found_model.name} on {found_cluster.gpus} GPUs"):
+        ranking = search(
+            found_model,
+            found_cluster,
+            job,
+            space=space,
+            rules=limits,
+            top=top,
+            fit=fit,
+            exportable_to=exportable_to,
+        )
     if exportable_to and ranking.plans:
         refuse_unexportable(ranking.best, exportable_to)
     if out is not None and ranking.plans:
@@ -91,13 +136,16 @@ def plan(
     if json:
         from shardwright.report.documents import ranking_document
 
-        print_json(ranking_document(ranking))
+        write_json(ranking_document(ranking))
     else:
         from shardwright.report.terminal import infeasible_text, ranking_text
 
-        print(infeasible_text(ranking) if ranking.infeasible else ranking_text(ranking))
+        if ranking.infeasible:
+            write(infeasible_text(ranking, found_model, found_cluster, job, terminal_width()))
+        else:
+            write(ranking_text(ranking, terminal_width()))
     if ranking.infeasible:
         raise typer.Exit(3)
 
 
-plan.__doc__ = EXAMPLES
+plan.__doc__ = HELP

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.plan.plan import Plan, Prediction, StageMemory
+from shardwright.plan.plan import Plan, Prediction, Stage, StageMemory
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
-from shardwright.units import format_bytes, format_count, format_dollars, format_seconds
+from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_count, format_dollars, format_seconds
 
 TERMS = {
     "forward_seconds": "forward",
@@ -23,6 +23,24 @@ TERMS = {
     "optimizer_seconds": "optimizer",
 }
 MEMORY_TERMS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "context")
+SHARDING = {
+    "none": "not sharded",
+    "zero1": "state sharded over data-parallel ranks (ZeRO-1, Megatron's distributed optimizer)",
+    "zero2": "state and gradients sharded over data-parallel ranks (ZeRO-2)",
+    "zero3": "state, gradients and weights sharded over data-parallel ranks (ZeRO-3, FSDP)",
+}
+BILLION = 1e9
+
+
+def clock(seconds: float, *, like: float, sign: str = "") -> str:
+    """Return a time to the thousandth of the unit that suits `like`, so that times of one table share their unit."""
+    return f"{seconds:{sign}.3f} s" if like >= 1.0 else f"{seconds * 1e3:{sign}.3f} ms"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 layer, 2 layers."""
+    ending = "" if number == 1 else "es" if noun.endswith("h") else "s"
+    return f"{number} {noun}{ending}"
 
 
 def model_line(model: Model) -> str:
@@ -46,17 +64,29 @@ def job_line(job: Job) -> str:
         words[1] += f" ({job.fp8_recipe})"
     if job.tokens is not None:
         words.append(f"{format_count(job.tokens)} tokens in all")
+    if job.objective != "time":
+        words.append(f"least {job.objective}")
+    if job.deadline_hours is not None:
+        words.append(f"within {job.deadline_hours:g} h")
+    if job.budget_dollars is not None:
+        words.append(f"for at most {format_dollars(job.budget_dollars)}")
     return ", ".join(words)
 
 
 def recompute_words(plan: Plan) -> str:
-    """Return the recomputation of a plan."""
-    found = plan.replicas[0].stages[0].recompute
-    return found.granularity if found.method is None else f"{found.method} {found.layers}"
+    """Return the recomputation of a plan: none, selective, block 3; several where stages differ."""
+    found = (stage.recompute for replica in plan.replicas for stage in replica.stages)
+    words = (each.granularity if each.method is None else f"{each.method} {each.layers}" for each in found)
+    return " / ".join(dict.fromkeys(words))
+
+
+def sharding_words(plan: Plan) -> str:
+    """Return sharding and offload of the optimizer."""
+    return plan.optimizer.sharding + (f" +{plan.optimizer.offload:.0%} host" if plan.optimizer.offload else "")
 
 
 def split_words(plan: Plan) -> str:
-    """Return layers per pipeline rank: 20,20,20,20 or 4 × 20."""
+    """Return layers per pipeline rank: 4 × 20, or 19, 2 × 21, 19."""
     counts = [stage.layer_count for stage in plan.replicas[0].stages]
     return f"{len(counts)} × {counts[0]}" if len(set(counts)) == 1 else _runs(counts)
 
@@ -71,9 +101,34 @@ def _runs(counts: list[int]) -> str:
     return ", ".join(f"{number} × {count}" if number > 1 else str(count) for number, count in runs)
 
 
+def layers_words(stage: Stage) -> str:
+    """Return the layers of a stage: 20 layers: 0–9, 40–49."""
+    ranges = [(start, end) for start, end in stage.layers if end > start]
+    if not ranges:
+        return "no layers"
+    shown = ", ".join(str(start) if end == start + 1 else f"{start}–{end - 1}" for start, end in ranges[:3])
+    return f"{counted(stage.layer_count, 'layer')}: {shown}" + (", …" if len(ranges) > 3 else "")
+
+
+def degrees_words(plan: Plan) -> str:
+    """Return the degrees of a plan that are not 1, and its micro-batch: tp 4, pp 8, dp 8, micro-batch 1."""
+    stage = plan.replicas[0].stages[0]
+    degrees = {
+        "tp": stage.tensor_parallel,
+        "cp": stage.context_parallel,
+        "pp": len(plan.replicas[0].stages),
+        "dp": plan.data_parallel,
+        "ep": stage.expert_parallel,
+        "vpp": plan.schedule.virtual_stages,
+    }
+    words = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
+    return ", ".join([*words, f"micro-batch {plan.micro_batch}"])
+
+
 def switches(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the settings of a plan by name."""
     stage = plan.replicas[0].stages[0]
+    yield "GPU type", stage.gpu
     yield "GPUs", str(plan.gpus)
     yield "tensor parallel", str(stage.tensor_parallel)
     yield "context parallel", str(stage.context_parallel)
@@ -101,6 +156,55 @@ def _on(value: bool) -> str:
     return "on" if value else "off"
 
 
+def settings(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield the strategy of a plan in labelled lines, as one would tell a colleague."""
+    replica, stage = plan.replicas[0], plan.replicas[0].stages[0]
+    degrees = {
+        "tensor": stage.tensor_parallel,
+        "context": stage.context_parallel,
+        "pipeline": len(replica.stages),
+        "data": plan.data_parallel,
+    }
+    product = " × ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one alone"
+    yield "GPUs", f"{plan.gpus} {stage.gpu} = {product}; rank order {plan.rank_order}"
+    if any(kind.moe is not None for kind in plan.model.kinds):
+        yield "experts", f"expert parallel {stage.expert_parallel}, tensor {stage.expert_tensor_parallel} in an expert"
+    samples = f"{counted(replica.micro_batches, 'micro-batch')} of {plan.micro_batch}"
+    yield "batch", f"{plan.job.global_batch} = {samples} × {counted(plan.data_parallel, 'replica')}"
+    yield "pipeline", _pipeline_words(plan)
+    yield "recompute", _recompute_sentence(plan)
+    offload = f"; {plan.optimizer.offload:.0%} of it in host memory" if plan.optimizer.offload else ""
+    yield "optimizer", SHARDING[plan.optimizer.sharding] + offload
+    overlaps = {
+        "gradient reduction": plan.overlap.grad_reduce,
+        "weight gathering": plan.overlap.param_gather,
+        "tensor-parallel": plan.overlap.tensor_parallel,
+        "pipeline transfers": plan.overlap.pipeline,
+    }
+    yield "overlap", ", ".join(name for name, on in overlaps.items() if on) or "none"
+    yield "switches", f"sequence parallel {_on(plan.sequence_parallel)}, FlashAttention {_on(plan.flash_attention)}"
+
+
+def _pipeline_words(plan: Plan) -> str:
+    ranks, virtual = len(plan.replicas[0].stages), plan.schedule.virtual_stages
+    if ranks == 1:
+        return f"one stage of {plan.replicas[0].stages[0].layer_count} layers"
+    kind = f"interleaved 1F1B, {virtual} virtual stages a rank" if virtual > 1 else "1F1B"
+    return f"{kind}; layers per rank {split_words(plan)}"
+
+
+def _recompute_sentence(plan: Plan) -> str:
+    found = plan.replicas[0].stages[0].recompute
+    words = recompute_words(plan)
+    if "/" in words or found.granularity == "none":
+        return words
+    if found.granularity == "selective":
+        return "selective: core attention"
+    if found.method == "block":
+        return f"full, method block: the first {found.layers} layers of each virtual stage"
+    return f"full, method uniform: all layers, in groups of {found.layers}"
+
+
 def fullest(prediction: Prediction) -> StageMemory:
     """Return the memory of the stage that fills its GPU most."""
     return max((s for row in prediction.memory for s in row), key=lambda s: s.total_bytes / s.capacity_bytes)
@@ -114,13 +218,16 @@ def memory_terms(memory: StageMemory) -> str:
 
 def money_words(prediction: Prediction) -> str:
     """Return price and run time; never a cost without the time behind it."""
-    if prediction.dollars_per_hour is None:
+    hours, rate = prediction.hours_total, prediction.dollars_per_hour
+    run = None if hours is None else format_seconds(hours * SECONDS_PER_HOUR)
+    if rate is None:
         words = "price unknown (give price_per_hour in the cluster file)"
-        if prediction.hours_total is not None:
-            words = f"{format_seconds(prediction.hours_total * 3600)} for all tokens; " + words
-        return words
-    words = f"{format_dollars(prediction.dollars_per_hour)} an hour"
-    if prediction.dollars_total is not None and prediction.hours_total is not None:
-        total = format_dollars(prediction.dollars_total)
-        words += f"; {total} for all tokens in {format_seconds(prediction.hours_total * 3600)}"
+        return words if run is None else f"{run} for all tokens; {words}"
+    hours_per_billion = BILLION / prediction.tokens_per_second / SECONDS_PER_HOUR
+    words = (
+        f"{format_dollars(rate)} an hour; a billion tokens take {format_seconds(hours_per_billion * SECONDS_PER_HOUR)} "
+        f"and {format_dollars(rate * hours_per_billion)}"
+    )
+    if prediction.dollars_total is not None and run is not None:
+        words += f"; all tokens take {run} and {format_dollars(prediction.dollars_total)}"
     return words

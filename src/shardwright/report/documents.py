@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from shardwright.errors import Problem
 from shardwright.plan.document import to_document
-from shardwright.plan.plan import Plan
 from shardwright.plan.ranking import Baseline, Evaluation, Ranking, SearchReport
-from shardwright.report.explain import differences, shortage, verdict
+from shardwright.report.explain import changes, differences, gaps, shortage, verdict
 
 Document = Mapping[str, object]
 
@@ -45,16 +44,37 @@ def _search(report: SearchReport) -> Document:
     }
 
 
-def evaluation_document(result: Evaluation, problems: tuple[Problem, ...], notes: tuple[str, ...]) -> Document:
+def evaluation_document(result: Evaluation, problems: Sequence[Problem], notes: Sequence[str]) -> Document:
     """Return what `evaluate --json` prints."""
-    best: Plan | None = result.best.plans[0] if result.best.plans else None
-    return {
-        "plan": to_document(result.plan),
-        "best": None if best is None else to_document(best),
-        "verdict": verdict(result.plan, best),
-        "differences": [] if best is None else list(differences(result.plan, best)),
-        "shortage": list(shortage(result.plan)),
+    mine, best = result.plan, result.best.plans[0] if result.best.plans else None
+    missing = list(shortage(mine))
+    document: dict[str, object] = {
+        "plan": to_document(mine),
+        "legal": not problems,
+        "violations": problem_documents(problems),
+        "fits": not missing,
+        "shortage": missing,
         "remedies": list(result.remedies),
-        "violations": [{"path": p.path, "message": p.message, "hint": p.hint} for p in problems],
+        "best": None,
+        "verdict": verdict(mine, best, legal=not problems),
+        "settings": {},
+        "terms": {},
+        "differences": [],
         "notes": list(notes),
     }
+    if best is not None:
+        document["best"] = to_document(best)
+        document["settings"] = {
+            name: {"plan": value, "best": wanted} for name, (value, wanted) in changes(mine, best).items()
+        }
+        document["terms"] = {
+            gap.name: {"plan": gap.mine_seconds, "best": gap.best_seconds, "difference": gap.seconds}
+            for gap in gaps(mine, best)
+        }
+        document["differences"] = list(differences(mine, best))
+    return document
+
+
+def problem_documents(problems: Sequence[Problem]) -> list[Document]:
+    """Return problems as `evaluate --json` and `check --json` print them."""
+    return [{"path": problem.path, "message": problem.message, "hint": problem.hint} for problem in problems]

@@ -3,59 +3,163 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from shardwright.plan.plan import Plan
 from shardwright.report import describe
-from shardwright.report.terminal import predicted
-from shardwright.units import format_bytes, format_seconds
+from shardwright.report.plans import predicted
+from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_seconds
+
+SMALLEST_SHARE = 0.002  # of an iteration; a smaller difference is not worth a line
+# The settings that a term of the time depends on, the most telling first.
+CAUSES = {
+    "forward_seconds": ("GPU type", "GPUs", "tensor parallel", "layers per pipeline rank", "micro-batch"),
+    "backward_seconds": ("GPU type", "GPUs", "tensor parallel", "layers per pipeline rank", "micro-batch"),
+    "recompute_seconds": ("recomputation", "virtual stages"),
+    "tensor_parallel_seconds": (
+        "tensor parallel",
+        "sequence parallel",
+        "overlap of tensor-parallel communication",
+        "micro-batch",
+        "context parallel",
+    ),
+    "context_parallel_seconds": ("context parallel", "tensor parallel", "micro-batch"),
+    "expert_parallel_seconds": ("expert parallel", "expert tensor parallel", "tensor parallel", "rank order"),
+    "pipeline_seconds": ("pipeline parallel", "virtual stages", "micro-batch", "overlap of pipeline transfers"),
+    "data_parallel_seconds": (
+        "sharding",
+        "overlap of gradient reduction",
+        "overlap of weight gathering",
+        "data parallel",
+        "context parallel",
+        "micro-batches a step",
+        "rank order",
+    ),
+    "optimizer_seconds": ("sharding", "optimizer offload", "data parallel", "context parallel"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """One term of the time of two plans."""
+
+    name: str
+    words: str
+    mine_seconds: float
+    best_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.mine_seconds - self.best_seconds
+
+
+def gaps(mine: Plan, best: Plan) -> tuple[Gap, ...]:
+    """Return all terms; the differences add up to that of the iterations."""
+    ours, theirs = predicted(mine).time, predicted(best).time
+    return tuple(
+        Gap(name=name, words=words, mine_seconds=getattr(ours, name), best_seconds=getattr(theirs, name))
+        for name, words in describe.TERMS.items()
+    )
+
+
+def changes(mine: Plan, best: Plan) -> dict[str, tuple[str, str]]:
+    """Return the settings that differ, by name: of `mine` and of `best`."""
+    pairs = zip(describe.switches(mine), describe.switches(best), strict=True)
+    return {name: (value, other) for (name, value), (_, other) in pairs if value != other}
+
+
+def reasons(mine: Plan, best: Plan) -> Iterator[str]:
+    """Yield where `mine` loses or gains seconds and what causes it, largest difference first."""
+    for gap in sorted(gaps(mine, best), key=lambda gap: -abs(gap.seconds)):
+        if abs(gap.seconds) >= SMALLEST_SHARE * predicted(best).iteration_seconds:
+            more = "more" if gap.seconds > 0 else "less"
+            cause = cause_words(gap.name, mine, best)
+            yield f"{format_seconds(abs(gap.seconds))} {more} {gap.words}" + (f": {cause}" if cause else "")
+
+
+def cause_words(name: str, mine: Plan, best: Plan) -> str:
+    """Return what causes the difference of a term, or nothing where no setting that matters for it differs."""
+    if name == "bubble_seconds":
+        return f"{_bubble_words(mine)}; the best: {_bubble_words(best)}"
+    changed = changes(mine, best)
+    found = [f"{cause} {changed[cause][0]}, the best {changed[cause][1]}" for cause in CAUSES[name] if cause in changed]
+    return "; ".join(found[:3])
+
+
+def _bubble_words(plan: Plan) -> str:
+    replica = plan.replicas[0]
+    ranks = len(replica.stages)
+    number = describe.counted(replica.micro_batches, "micro-batch")
+    words = f"micro-batch {plan.micro_batch} makes {number} for {describe.counted(ranks, 'pipeline rank')}"
+    if plan.schedule.virtual_stages > 1:
+        words += f" of {plan.schedule.virtual_stages} virtual stages"
+    return words
+
+
+def contrast(other: Plan, best: Plan) -> str:
+    """Return in one line how a plan is set otherwise than the best, and what that costs it most."""
+    set_otherwise = [f"{name} {value} (best {wanted})" for name, (value, wanted) in changes(other, best).items()]
+    words = ", ".join(set_otherwise) or "the same settings"
+    largest = max(gaps(other, best), key=lambda gap: gap.seconds)
+    if largest.seconds > 0:
+        words += f"; costs {format_seconds(largest.seconds)} more {largest.words}"
+    return words
+
+
+def value(plan: Plan) -> float:
+    """Return what the job minimises, for one iteration: seconds, or dollars where prices are known."""
+    found = predicted(plan)
+    if unit(plan) == "money" and found.dollars_per_hour is not None:
+        return found.iteration_seconds * found.dollars_per_hour / SECONDS_PER_HOUR
+    return found.iteration_seconds
+
+
+def unit(plan: Plan) -> str:
+    """Return what `value` counts: time or money."""
+    return "money" if plan.job.objective == "cost" and predicted(plan).dollars_per_hour is not None else "time"
+
+
+def saving(mine: Plan, best: Plan) -> str:
+    """Return in words how much less than `mine` the best takes: 20% less time (1.25 times as fast)."""
+    less = 1.0 - value(best) / value(mine)
+    if less < 0.01:
+        return f"{less:.2%} less {unit(best)}"
+    ratio = f" ({value(mine) / value(best):.2f} times as fast)" if unit(best) == "time" else ""
+    return f"{less:.0%} less {unit(best)}{ratio}"
 
 
 def differences(mine: Plan, best: Plan) -> Iterator[str]:
-    """Yield what the best plan sets otherwise, then where its time differs, largest difference first."""
-    ours, theirs = predicted(mine), predicted(best)
-    for (name, value), (_, other) in zip(describe.switches(mine), describe.switches(best), strict=True):
-        if value != other:
-            yield f"{name}: {value}, the best has {other}"
-    gaps = {words: getattr(ours.time, name) - getattr(theirs.time, name) for name, words in describe.TERMS.items()}
-    for words in sorted(gaps, key=lambda name: -abs(gaps[name])):
-        if abs(gaps[words]) >= 0.005 * ours.iteration_seconds:
-            more = "more" if gaps[words] > 0 else "less"
-            yield f"{format_seconds(abs(gaps[words]))} {more} {words} than the best{_reason(words, mine)}"
-    mine_peak, best_peak = describe.fullest(ours), describe.fullest(theirs)
+    """Yield what the best plan sets otherwise, then where its time differs and why, then the memory."""
+    for name, (value, other) in changes(mine, best).items():
+        yield f"{name}: {value}, the best has {other}"
+    yield from reasons(mine, best)
+    mine_peak, best_peak = describe.fullest(predicted(mine)), describe.fullest(predicted(best))
     yield f"peak memory {format_bytes(mine_peak.total_bytes)}, the best {format_bytes(best_peak.total_bytes)}"
 
 
-def _reason(words: str, mine: Plan) -> str:
-    """Return what causes a term, where a figure of the plan says it."""
-    replica = mine.replicas[0]
-    stage = replica.stages[0]
-    if words == "pipeline bubble":
-        return (
-            f" ({replica.micro_batches} micro-batches for {len(replica.stages)} pipeline ranks with "
-            f"{mine.schedule.virtual_stages} virtual stages each)"
-        )
-    if words == "tensor-parallel communication":
-        return f" ({stage.tensor_parallel} ranks; overlap {'on' if mine.overlap.tensor_parallel else 'off'})"
-    if words == "recomputation":
-        return f" ({describe.recompute_words(mine)})"
-    if words == "data-parallel communication":
-        return f" ({mine.data_parallel} replicas, {mine.optimizer.sharding})"
-    return ""
-
-
-def verdict(mine: Plan, best: Plan | None) -> str:
-    """Return how much the best would gain over a plan."""
+def verdict(mine: Plan, best: Plan | None, *, legal: bool = True) -> str:
+    """Return how a plan stands against the best."""
+    doubt = ""
+    if not legal:
+        doubt = "this plan cannot run as it is, its figures only say what it would do if it could; "
+    elif any(shortage(mine)):
+        doubt = "this plan does not fit in memory, its time is what it would be if it did; "
     if best is None:
-        return "no plan of the space fits these machines"
-    gain = predicted(mine).iteration_seconds / predicted(best).iteration_seconds - 1.0
-    if gain <= 0.001:
-        return "no plan of the space is faster by more than 0.1 %"
-    return f"the best plan is {gain:.1%} faster: {predicted(best).iteration_seconds:.3f} s an iteration"
+        return f"{doubt}no plan at all fits these machines"
+    seconds = predicted(best).iteration_seconds
+    found = f"the best plan takes {describe.clock(seconds, like=seconds)} an iteration"
+    if doubt:
+        return doubt + found
+    if value(best) >= 0.999 * value(mine):
+        return "no plan of the space is better by more than 0.1%"
+    return f"{found}, {saving(mine, best)}"
 
 
 def shortage(mine: Plan) -> Iterator[str]:
-    """Yield a line for each stage that needs more memory than its GPU has."""
-    for rank, stage in enumerate(predicted(mine).memory[0]):
-        if stage.total_bytes > stage.capacity_bytes:
-            need, have = format_bytes(stage.total_bytes), format_bytes(stage.capacity_bytes)
-            yield f"stage {rank} needs {need} of {have} ({describe.memory_terms(stage)})"
+    """Yield a line for each stage that needs more memory than its GPU has, the worst first and with its terms."""
+    stages = enumerate(predicted(mine).memory[0])
+    short = [(rank, stage) for rank, stage in stages if stage.total_bytes > stage.capacity_bytes]
+    short.sort(key=lambda found: found[1].capacity_bytes - found[1].total_bytes)
+    for place, (rank, stage) in enumerate(short):
+        need, have = format_bytes(stage.total_bytes), format_bytes(stage.capacity_bytes)
+        yield f"stage {rank} needs {need} of {have}" + (f" ({describe.memory_terms(stage)})" if place == 0 else "")

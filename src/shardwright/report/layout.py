@@ -1,32 +1,75 @@
-"""Tables and bars for the terminal, as plain text."""
+"""Tables, bars and wrapped lines for the terminal, as plain text."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Sequence
 
+WIDTH = 110
 FULL, EMPTY = "█", "·"
+EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 
 
 def bar(fraction: float, width: int = 24) -> str:
-    """Return a bar that is filled to `fraction`."""
-    filled = round(min(max(fraction, 0.0), 1.0) * width)
-    return FULL * filled + EMPTY * (width - filled)
+    """Return a bar of `width` characters that is filled to `fraction`, to an eighth of a character."""
+    full, part = divmod(round(min(max(fraction, 0.0), 1.0) * width * 8), 8)
+    drawn = FULL * full + EIGHTHS[part]
+    return drawn + EMPTY * (width - len(drawn))
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Collection[int] = ()) -> str:
-    """Return an aligned table; the columns in `words` are flush left, the others right."""
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    words: Collection[str] = (),
+    spare: Sequence[str] = (),
+    width: int | None = None,
+) -> str:
+    """Return an aligned table; the columns named in `words` are flush left, the others right.
 
-    def line(cells: Sequence[str]) -> str:
-        pairs = enumerate(zip(cells, widths, strict=True))
-        padded = [cell.ljust(width) if place in words else cell.rjust(width) for place, (cell, width) in pairs]
-        return "  " + "  ".join(padded).rstrip()
+    Where it is wider than `width`, it goes without the columns named in `spare`, the first of them first.
+    """
+    columns = list(zip(header, *rows, strict=True))
+    for name in spare:
+        if width is None or _table_width(columns) <= width:
+            break
+        columns = [column for column in columns if column[0] != name]
+    widths = [max(map(len, column)) for column in columns]
+    ruled = [(column[0], "─" * size, *column[1:]) for column, size in zip(columns, widths, strict=True)]
+    padded = [
+        [cell.ljust(size) if column[0] in words else cell.rjust(size) for cell in column]
+        for column, size in zip(ruled, widths, strict=True)
+    ]
+    return "\n".join("  " + "  ".join(cells).rstrip() for cells in zip(*padded, strict=True))
 
-    return "\n".join([line(header), line(["─" * width for width in widths]), *(line(row) for row in rows)])
+
+def _table_width(columns: Sequence[Sequence[str]]) -> int:
+    return sum(2 + max(map(len, column)) for column in columns)
 
 
 def wrapped(text: str, indent: str, width: int) -> str:
-    """Return `text` in lines of at most `width`, each after `indent`."""
+    """Return `text` in lines of at most `width`, each after `indent`; points of a list hang after their dash."""
     further = indent + "  " if text.startswith("- ") else indent
-    return textwrap.fill(text, width=width, initial_indent=indent, subsequent_indent=further, break_on_hyphens=False)
+    return _filled(text, width, indent, further)
+
+
+def labelled(label: str, text: str, width: int, *, column: int = 13) -> str:
+    """Return `text` wrapped beside a label."""
+    head = f"  {label:<{column}} "
+    return _filled(text, width, head, " " * len(head))
+
+
+def listed(title: str, points: Sequence[str], width: int) -> str:
+    """Return a title with a list of points below it, or nothing if there are none."""
+    return "\n".join([title, *(wrapped(f"- {point}", "  ", width) for point in points)]) if points else ""
+
+
+def _filled(text: str, width: int, first: str, further: str) -> str:
+    return textwrap.fill(
+        text,
+        width=width,
+        initial_indent=first,
+        subsequent_indent=further,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

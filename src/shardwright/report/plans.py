@@ -1,0 +1,119 @@
+"""Plans on a terminal: several as a table, one in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from shardwright.plan.plan import Plan, Prediction
+from shardwright.report import describe
+from shardwright.report.layout import bar, labelled, table, wrapped
+from shardwright.units import format_bytes, format_count, format_dollars, format_seconds
+
+MOST_STAGES = 16
+SPARE = ("recompute", "$/h", "fits", "peak GiB", "sharding", "tokens/s", "cp")  # go first where space is short
+
+
+def predicted(plan: Plan) -> Prediction:
+    """Return the prediction of a costed plan."""
+    assert plan.prediction is not None, "only costed plans are shown"
+    return plan.prediction
+
+
+def plans_table(plans: Sequence[Plan], width: int) -> str:
+    """Return one row a plan. Columns that would say nothing are left out."""
+    rows = [_cells(place, plan) for place, plan in enumerate(plans, start=1)]
+    silent = {"?", "–"}
+    names = [name for name in rows[0] if not all(row[name] in silent for row in rows)]
+    words = ("GPU",)
+    return table(names, [[row[name] for name in names] for row in rows], words=words, spare=SPARE, width=width)
+
+
+def _cells(place: int, plan: Plan) -> dict[str, str]:
+    stage, found = plan.replicas[0].stages[0], predicted(plan)
+    experts = any(kind.moe is not None for kind in plan.model.kinds)
+    hours, dollars = found.hours_total, found.dollars_total
+    return {
+        "#": str(place),
+        "GPU": stage.gpu if len(plan.cluster.pools) > 1 else "–",
+        "GPUs": str(plan.gpus),
+        "tp": str(stage.tensor_parallel),
+        "cp": str(stage.context_parallel),
+        "pp": str(len(plan.replicas[0].stages)),
+        "dp": str(plan.data_parallel),
+        "ep": str(stage.expert_parallel) if experts else "–",
+        "vpp": str(plan.schedule.virtual_stages),
+        "mbs": str(plan.micro_batch),
+        "recompute": describe.recompute_words(plan),
+        "sharding": describe.sharding_words(plan),
+        "iteration": describe.clock(found.iteration_seconds, like=found.iteration_seconds),
+        "tokens/s": format_count(found.tokens_per_second),
+        "MFU": f"{found.mfu:.1%}",
+        "peak GiB": f"{describe.fullest(found).total_bytes / 1024**3:.1f}",
+        "fits": f"{found.fit_probability:.0%}",
+        "$/h": "?" if found.dollars_per_hour is None else f"{found.dollars_per_hour:,.0f}",
+        "run": "–" if hours is None else format_seconds(hours * 3600),
+        "$ run": "–" if dollars is None else format_dollars(dollars),
+    }
+
+
+def plan_text(plan: Plan, title: str, width: int) -> str:
+    """Return one plan in full: settings, memory per stage, where the time goes, money, how sure."""
+    found = predicted(plan)
+    low, high = found.interval
+    of = partial(describe.clock, like=found.iteration_seconds)
+    lines = [
+        title,
+        *(labelled(name, words, width) for name, words in describe.settings(plan)),
+        "",
+        "  Memory of one GPU",
+        *_memory_lines(plan, found, width),
+        "",
+        f"  Where the {of(found.iteration_seconds)} of an iteration go "
+        "(communication as far as computation does not hide it)",
+        *_time_lines(found, width),
+        "",
+        labelled("interval", f"80% sure: {of(low)} to {of(high)} an iteration", width),
+        labelled("memory", f"fits with probability {found.fit_probability:.0%}", width),
+        labelled("held back by", found.binding, width),
+        labelled("money", describe.money_words(found), width),
+    ]
+    return "\n".join(lines)
+
+
+def _bar_width(width: int) -> int:
+    return 24 if width >= 100 else 12
+
+
+def _memory_lines(plan: Plan, found: Prediction, width: int) -> Iterator[str]:
+    stages = found.memory[0]
+    before = -1
+    for rank in _shown_ranks([stage.total_bytes / stage.capacity_bytes for stage in stages]):
+        if rank > before + 1:
+            yield f"    … {rank - before - 1} more"
+        before = rank
+        stage = stages[rank]
+        share = stage.total_bytes / stage.capacity_bytes
+        sizes = f"{format_bytes(stage.total_bytes):>9} of {format_bytes(stage.capacity_bytes)}"
+        over = "  too much" if share > 1.0 else ""
+        layers = describe.layers_words(plan.replicas[0].stages[rank])
+        yield f"    stage {rank:<3} {bar(share, _bar_width(width))} {share:4.0%} {sizes}  {layers}{over}"
+    yield wrapped(f"fullest: {describe.memory_terms(describe.fullest(found))}", "    ", width)
+
+
+def _shown_ranks(shares: Sequence[float]) -> list[int]:
+    """Return the pipeline ranks to show: all, or of many the first and last few and the fullest."""
+    ranks = range(len(shares))
+    if len(shares) <= MOST_STAGES:
+        return list(ranks)
+    worst = max(ranks, key=lambda rank: shares[rank])
+    return sorted({*ranks[: MOST_STAGES // 2], worst, *ranks[-MOST_STAGES // 4 :]})
+
+
+def _time_lines(found: Prediction, width: int) -> Iterator[str]:
+    of = partial(describe.clock, like=found.iteration_seconds)
+    for name, words in describe.TERMS.items():
+        seconds = getattr(found.time, name)
+        share = seconds / found.iteration_seconds
+        if share >= 0.0005:
+            yield f"    {words:<30} {bar(share, _bar_width(width))} {share:6.1%} {of(seconds):>12}"
