@@ -24,9 +24,18 @@ def gpt(layers: int, hidden: int, heads: int, vocab: int = 51200, *, causal: boo
         moe=None,
     )
     return Model(
-        name="gpt", family="gpt", hidden=hidden, vocab=vocab, layers=uniform_layers(layer, layers), norm="layernorm",
-        position="learned", learned_positions=2048, tied_embeddings=True, dropout=True, activation="gelu",
-    )  # fmt: skip
+        name="gpt",
+        family="gpt",
+        hidden=hidden,
+        vocab=vocab,
+        layers=uniform_layers(layer, layers),
+        norm="layernorm",
+        position="learned",
+        learned_positions=2048,
+        tied_embeddings=True,
+        dropout=True,
+        activation="gelu",
+    )
 
 
 def llama(layers: int, hidden: int, heads: int, kv_heads: int, width: int, vocab: int, **more) -> Model:
@@ -44,23 +53,42 @@ def mixtral(
 
 def gpu(**changes) -> Gpu:
     """An A100, but for `changes`."""
-    fields = dict(
-        name="A100", vendor="nvidia", architecture="Ampere", compute_capability="8.0", multiprocessors=108,
-        clock_hertz=1.41e9, peak_flops=(("bf16", 312e12), ("fp16", 312e12), ("fp32", 19.5e12), ("fp8", 624e12)),
-        memory_bytes=80e9, memory_bytes_per_second=2.039e12, l2_bytes=4e7, link="NVLink", link_bytes_per_second=300e9,
-        link_domain=8, pcie_bytes_per_second=32e9, tdp_watts=400.0, source="", date="",
-    )  # fmt: skip
+    fields = {
+        "name": "A100",
+        "vendor": "nvidia",
+        "architecture": "Ampere",
+        "compute_capability": "8.0",
+        "multiprocessors": 108,
+        "clock_hertz": 1.41e9,
+        "peak_flops": (("bf16", 312e12), ("fp16", 312e12), ("fp32", 19.5e12), ("fp8", 624e12)),
+        "memory_bytes": 80e9,
+        "memory_bytes_per_second": 2.039e12,
+        "l2_bytes": 4e7,
+        "link": "NVLink",
+        "link_bytes_per_second": 300e9,
+        "link_domain": 8,
+        "pcie_bytes_per_second": 32e9,
+        "tdp_watts": 400.0,
+        "source": "",
+        "date": "",
+    }
     return Gpu(**{**fields, **changes})
 
 
 def pool(nodes: int = 1, gpus_per_node: int = 8, price: float | None = None, **changes) -> NodePool:
     """Machines of A100s with eight adapters of 200 Gbit/s, but for `changes`."""
-    fields = dict(
-        gpu=gpu(), memory_bytes=80e9, domain_gpus=gpus_per_node, intra_bytes_per_second=300e9,
-        intra_latency_seconds=3e-6, inter_bytes_per_second=200e9, inter_latency_seconds=8e-6,
-        host_memory_bytes=1e12, host_memory_bytes_per_second=300e9,
-        price=None if price is None else Price(on_demand_per_hour=price, spot_per_hour=None, source="user", date=""),
-    )  # fmt: skip
+    fields = {
+        "gpu": gpu(),
+        "memory_bytes": 80e9,
+        "domain_gpus": gpus_per_node,
+        "intra_bytes_per_second": 300e9,
+        "intra_latency_seconds": 3e-6,
+        "inter_bytes_per_second": 200e9,
+        "inter_latency_seconds": 8e-6,
+        "host_memory_bytes": 1e12,
+        "host_memory_bytes_per_second": 300e9,
+        "price": None if price is None else Price(on_demand_per_hour=price, spot_per_hour=None, source="user", date=""),
+    }
     return NodePool(nodes=nodes, gpus_per_node=gpus_per_node, **{**fields, **changes})
 
 
@@ -73,3 +101,15 @@ def shard(rows: int = 1, **columns) -> Shard:
     fields: dict[str, object] = dict.fromkeys(("tp", "cp", "ep", "etp", "micro_batch"), 1)
     fields |= dict.fromkeys(("sequence_parallel", "flash", "overlap_tp"), False)
     return Shard(**{name: np.broadcast_to(value, (rows,)).copy() for name, value in {**fields, **columns}.items()})
+
+
+def row(where: Context, **columns) -> dict[str, object]:
+    """A strategy without parallelism, all switches off, layers shared evenly, but for `columns`."""
+    fields: dict[str, object] = dict.fromkeys(("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch"), 1)
+    fields |= dict.fromkeys(("rank_order", "recompute", "recompute_layers", "sharding", "offload"), 0)
+    fields |= dict.fromkeys(("sequence_parallel", "flash", "overlap_tp", "overlap_pp"), False)
+    fields |= dict.fromkeys(("overlap_grad", "overlap_param"), False)
+    stages = columns.get("pp", 1) * columns.get("vpp", 1)
+    share = where.layer_count // stages
+    fields |= {"first_layers": share, "last_layers": where.layer_count - share if stages == 2 else share}
+    return {**fields, **columns}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.cost.samples import attention, gpt, llama, mixtral
 
 from shardwright.cost.flops import iteration_flops, layer_flops_per_token
 from shardwright.spec.load_model import load_model
 from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe, concatenated, uniform_layers
-from tests.cost.samples import attention, gpt, llama, mixtral
 
 # Hidden size, layers and heads of the models of Narayanan et al. 2021 (arXiv 2104.04473, table 1), from 1.7 B to 1 T.
 NARAYANAN = [
@@ -25,7 +25,9 @@ def test_gpt_is_the_formula_of_narayanan(hidden, layers, heads, batch, seq):
     forward pass. It counts the whole square of scores, as for a model that is not causal."""
     vocab = 51200
     paper = 72 * batch * seq * layers * hidden**2 * (1 + seq / (6 * hidden) + vocab / (12 * layers * hidden))
-    assert iteration_flops(gpt(layers, hidden, heads, vocab, causal=False), batch, seq) == pytest.approx(paper, rel=1e-9)
+    assert iteration_flops(gpt(layers, hidden, heads, vocab, causal=False), batch, seq) == pytest.approx(
+        paper, rel=1e-9
+    )
     scores = 72 * batch * seq * layers * hidden**2 * seq / (6 * hidden)
     causal = iteration_flops(gpt(layers, hidden, heads, vocab), batch, seq)
     assert causal == pytest.approx(paper - scores / 2, rel=1e-9)
@@ -123,9 +125,12 @@ def test_deepseek_v3_is_megatrons(query_rank, mtp):
 @pytest.mark.parametrize(
     ("preset", "shape"),
     [
-        ("llama-2-70b", dict(layers=80, moe_layers=0, hidden=8192, vocab=32000, ffn=28672)),
-        ("llama-3.1-405b", dict(layers=126, moe_layers=0, hidden=16384, vocab=128256, ffn=53248)),
-        ("mixtral-8x7b", dict(layers=32, moe_layers=32, hidden=4096, vocab=32000, moe_ffn=14336, top_k=2)),
+        ("llama-2-70b", {"layers": 80, "moe_layers": 0, "hidden": 8192, "vocab": 32000, "ffn": 28672}),
+        ("llama-3.1-405b", {"layers": 126, "moe_layers": 0, "hidden": 16384, "vocab": 128256, "ffn": 53248}),
+        (
+            "mixtral-8x7b",
+            {"layers": 32, "moe_layers": 32, "hidden": 4096, "vocab": 32000, "moe_ffn": 14336, "top_k": 2},
+        ),
     ],
 )
 def test_presets_are_megatrons(preset, shape):

@@ -12,12 +12,10 @@ from tests.search import oracle_uniform as oracle
 
 from shardwright.cost.context import Context
 from shardwright.cost.evaluate import Verdict, evaluate
-from shardwright.cost.strategy import COLUMNS
+from shardwright.cost.strategy import COLUMNS, Strategies
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe
-
-AXES = (*COLUMNS, "gpus")
 
 
 @dataclass(frozen=True)
@@ -56,9 +54,12 @@ def kinds(draw: st.DrawFn, *, causal: bool, experts: bool) -> Layer:
         mlp = Mlp(width=draw(st.sampled_from([512, 2048, 3000, 16384])), gated=draw(st.booleans()))
         return Layer(attention=draw(attentions(causal=causal)), mlp=mlp, moe=None)
     moe = Moe(
-        experts=draw(st.sampled_from([2, 4, 6, 8])), top_k=draw(st.integers(1, 2)), gated=draw(st.booleans()),
-        expert_width=draw(st.sampled_from([512, 1500, 8192])), shared_width=draw(st.sampled_from([0, 0, 512, 750])),
-    )  # fmt: skip
+        experts=draw(st.sampled_from([2, 4, 6, 8])),
+        top_k=draw(st.integers(1, 2)),
+        gated=draw(st.booleans()),
+        expert_width=draw(st.sampled_from([512, 1500, 8192])),
+        shared_width=draw(st.sampled_from([0, 0, 512, 750])),
+    )
     return Layer(attention=draw(attentions(causal=causal)), mlp=None, moe=moe)
 
 
@@ -71,10 +72,16 @@ def models(draw: st.DrawFn) -> Model:
         other = draw(kinds(causal=causal, experts=draw(st.booleans())))
         layers = [draw(st.sampled_from([first, other])) for _ in layers]
     return Model(
-        name="small", family="small", hidden=draw(st.sampled_from([256, 768, 2048, 6144])),
-        vocab=draw(st.sampled_from([1000, 32000, 200000])), layers=tuple(layers), norm="layernorm",
-        tied_embeddings=draw(st.booleans()), dropout=draw(st.booleans()), mtp_layers=draw(st.sampled_from([0] * 5 + [1])),
-    )  # fmt: skip
+        name="small",
+        family="small",
+        hidden=draw(st.sampled_from([256, 768, 2048, 6144])),
+        vocab=draw(st.sampled_from([1000, 32000, 200000])),
+        layers=tuple(layers),
+        norm="layernorm",
+        tied_embeddings=draw(st.booleans()),
+        dropout=draw(st.booleans()),
+        mtp_layers=draw(st.sampled_from([0] * 5 + [1])),
+    )
 
 
 @st.composite
@@ -83,11 +90,16 @@ def pools(draw: st.DrawFn) -> NodePool:
     nodes = draw(st.integers(1, 16 // per_node))
     one_domain = draw(st.integers(0, 4)) == 0
     return pool(
-        nodes, per_node, price=draw(st.sampled_from([1.0, 20.0])), domain_gpus=nodes * per_node if one_domain else per_node,
+        nodes,
+        per_node,
+        price=draw(st.sampled_from([1.0, 20.0])),
+        domain_gpus=nodes * per_node if one_domain else per_node,
         gpu=gpu(pcie_bytes_per_second=draw(powers(9, 11))),
-        intra_bytes_per_second=draw(powers(9.5, 12)), intra_latency_seconds=draw(powers(-6, -4)),
-        inter_bytes_per_second=draw(powers(9, 12)), inter_latency_seconds=draw(powers(-6, -3.5)),
-    )  # fmt: skip
+        intra_bytes_per_second=draw(powers(9.5, 12)),
+        intra_latency_seconds=draw(powers(-6, -4)),
+        inter_bytes_per_second=draw(powers(9, 12)),
+        inter_latency_seconds=draw(powers(-6, -3.5)),
+    )
 
 
 @st.composite
@@ -103,13 +115,25 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 PIPELINES: tuple[oracle.Pins, ...] = (
-    {"vpp": (2, 3)}, {"vpp": (2,), "pp": (3, 4)}, {"vpp": (2,), "tp": (1,), "cp": (1,)}, {"pp": (3, 4, 5, 6)}, {"pp": (4, 6), "tp": (1,), "cp": (1,)},
-    {"rank_order": (1,)}, {"pp": (2,), "tp": (1, 2)},
-)  # fmt: skip
+    {"vpp": (2, 3)},
+    {"vpp": (2,), "pp": (3, 4)},
+    {"vpp": (2,), "tp": (1,), "cp": (1,)},
+    {"pp": (3, 4, 5, 6)},
+    {"pp": (4, 6), "tp": (1,), "cp": (1,)},
+    {"rank_order": (1,)},
+    {"pp": (2,), "tp": (1, 2)},
+)
 UNUSUAL: tuple[oracle.Pins, ...] = (
-    {"first_layers": (0, 3)}, {"last_layers": (1,)}, {"first_layers": (1,), "last_layers": (2, 0)}, {"vpp": (2, 3)},
-    {"offload": (0.3,)}, {"recompute_layers": (2,)}, {"recompute": (1, 3)}, {"overlap_param": (1,)}, {"gpus": (4, 6)},
-)  # fmt: skip
+    {"first_layers": (0, 3)},
+    {"last_layers": (1,)},
+    {"first_layers": (1,), "last_layers": (2, 0)},
+    {"vpp": (2, 3)},
+    {"offload": (0.3,)},
+    {"recompute_layers": (2,)},
+    {"recompute": (1, 3)},
+    {"overlap_param": (1,)},
+    {"gpus": (4, 6)},
+)
 
 
 @st.composite
@@ -197,3 +221,9 @@ def values(where: Context, verdict: Verdict) -> np.ndarray:
     if where.job.objective == "time":
         return verdict.seconds
     return verdict.seconds / 3600 * dollars_per_hour(where, verdict)
+
+
+def some_candidates(problem: Problem, most: int) -> Strategies:
+    """Return up to `most` candidates from all over the space."""
+    rows = oracle.candidates(problem.context, problem.pins)
+    return rows.take(slice(None, None, len(rows) // most + 1))

@@ -75,9 +75,10 @@ def sketch_holds(where: Context, verdict: Verdict) -> None:
 @pytest.mark.parametrize("quantile", [0.0, 0.05, 0.1, 0.2, 0.4, 0.8])
 def test_bounds_hold_where_experts_have_more_copies_than_the_rest(quantile: float):
     """With expert tensor parallelism of 1, ZeRO shards experts over the tensor-parallel ranks too."""
-    model = mixtral(2, 4096, 8, 8, 14336, 1000, experts=4, top_k=2)
+    model = mixtral(8, 4096, 8, 8, 14336, 1000, experts=4, top_k=2)
     where = context(model, pool(1, 8, memory_bytes=1e15), Job(global_batch=4, seq_len=4096))
     pins = {"tp": (2, 4), "pp": (1,), "etp": (1,), "micro_batch": (1, 4), "overlap_tp": (1,), "flash": (0,)}
+    pins |= {"sharding": (0, 1, 3), "recompute_layers": (1, 4, 8)}
     verdict = evaluate(where, oracle.candidates(where, pins))
     rows, how = verdict.rows, axes(Space(pins=MappingProxyType(pins)), frozenset())
     assert ((rows.tp * rows.cp * rows.dp // rows.ep > rows.cp * rows.dp) & (rows.sharding == ZERO3)).any()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
+from tests.cost.samples import context, llama, pool
 from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, problems, solved, values
 
 from shardwright.cost.evaluate import evaluate
+from shardwright.cost.strategy import BLOCK, SELECTIVE
 from shardwright.search.filters import Filters
 from shardwright.search.objective import Objective
 from shardwright.search.space import Space
 from shardwright.search.uniform import search
+from shardwright.spec.job import Job
 
 ALL = 10_000  # more layouts than any problem has: nothing is pruned, and every layout must have its best strategy
 
@@ -39,3 +44,20 @@ def test_search_finds_the_best_strategy_of_the_best_layouts(problem: Problem):
             again = evaluate(where, row)
             assert again.fits.all()
             np.testing.assert_allclose(values(where, again), value, rtol=1e-12)
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_recomputing_few_layers_may_beat_selective_recomputation(number: int):
+    """Both fit; without FlashAttention at a long sequence, all core attention costs more than a few whole layers."""
+    where = context(llama(8, 1024, 16, 16, 2048, 1000), pool(1, 1), Job(global_batch=2, seq_len=8192))
+    pins = {"flash": (0,), "micro_batch": (1,)}
+    verdict = evaluate(where, oracle.candidates(where, pins))
+    rows = verdict.rows
+    limit = verdict.peak_bytes[(rows.recompute == BLOCK) & (rows.recompute_layers == number)][0]
+    where = replace(where, pool=replace(where.pool, memory_bytes=float(limit)))
+    fits = verdict.peak_bytes <= limit
+    assert fits[rows.recompute == SELECTIVE].all() and not fits[rows.recompute == NONE].any()
+    found = search(where, Space(pins=pins), Filters(), Objective(job=where.job, pool=where.pool), top=1)
+    (value, row), = found.ranked
+    assert value == pytest.approx(verdict.seconds[fits].min(), rel=1e-12)
+    assert (row.recompute[0], row.recompute_layers[0]) == (BLOCK, number)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.cost.flops import score_flops_per_token
 from shardwright.cost.strategy import Array, Bools, Floats, Ints
 from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
@@ -165,10 +166,9 @@ def _core_attention(attention: Attention, shard: Shard, job: Job) -> Iterator[Op
     size = tokens(shard, job)
     heads = attention.heads / shard.tp
     span = float(min(job.seq_len, attention.window or job.seq_len))
-    causal = 0.5 if attention.causal and span == job.seq_len else 1.0
     widths = attention.head_dim + attention.value_head_dim
     full_flops = 2.0 * size * job.seq_len * heads * widths
-    flash_flops = 2.0 * size * span * causal * heads * widths
+    flash_flops = size * score_flops_per_token(attention, job.seq_len) / shard.tp
     flops = np.where(shard.flash, flash_flops, full_flops)
     inputs = 2.0 * size * (2 * attention.out_width + attention.key_width + attention.value_width) / shard.tp
     for direction, work, traffic in ((FORWARD, 1.0, 1.0), (BACKWARD, FLASH_BACKWARD_FLOPS, 2.0)):

@@ -1,0 +1,144 @@
+"""What a layer computes agrees with the model's FLOPs; more work never takes less time; stages hold every layer once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.cost.efficiency import Analytic, gemm_flops
+from shardwright.cost.flops import iteration_flops
+from shardwright.cost.operators import (
+    ATTENTION,
+    BACKWARD,
+    FLASH_BACKWARD_FLOPS,
+    FORWARD,
+    GEMM,
+    Operator,
+    embedding_operators,
+    head_operators,
+    layer_operators,
+    table,
+)
+from shardwright.cost.stages import boundaries, positions
+from shardwright.errors import SpecError
+from shardwright.spec.job import Job
+from shardwright.spec.load_model import load_model
+from shardwright.spec.model import Model
+from tests.cost.samples import gpt, gpu, llama, mixtral, shard
+
+MODELS = ["llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gemma-2-9b", "qwen2-57b-a14b", "gpt3-175b", "bert-large"]
+
+
+def operators_of(model: Model, columns, job: Job) -> list[Operator]:
+    """Return the operators of the whole model."""
+    layers = [operator for layer in model.layers for operator in layer_operators(model, layer, columns, job)]
+    return [*embedding_operators(model, columns, job), *layers, *head_operators(model, columns, job)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("seq", [2048, 6000])
+def test_operators_have_the_flops_of_the_model(name, seq):
+    """Forward exactly, but for the router, which the model's count leaves out; the backward of FlashAttention has
+    2.5 times the forward's and everything else twice."""
+    model, columns, job = load_model(name), shard(micro_batch=2, flash=True), Job(global_batch=2, seq_len=seq)
+    operators = operators_of(model, columns, job)
+    router = sum(2.0 * 2 * seq * model.hidden * layer.moe.experts for layer in model.layers if layer.moe)
+    router *= (len(model.layers) + model.mtp_layers) / len(model.layers) if model.mtp_layers else 1.0
+
+    def total(direction: int, *kinds: int) -> float:
+        return sum(float(o.flops[0]) for o in operators if o.direction == direction and o.kind in kinds)
+
+    forward = total(FORWARD, GEMM, ATTENTION)
+    assert forward == pytest.approx(iteration_flops(model, 2, seq) / 3 + router, rel=2e-3)
+    assert total(BACKWARD, GEMM) == pytest.approx(2 * total(FORWARD, GEMM))
+    assert total(BACKWARD, ATTENTION) == pytest.approx(FLASH_BACKWARD_FLOPS * total(FORWARD, ATTENTION))
+
+
+def test_unfused_attention_computes_the_whole_square():
+    model, job = llama(2, 1024, 8, 8, 4096, 1000), Job(global_batch=1, seq_len=2048)
+    flash, unfused = (
+        sum(float(o.flops[0]) for o in operators_of(model, shard(flash=on), job) if o.core and o.direction == FORWARD)
+        for on in (True, False)
+    )
+    assert unfused == pytest.approx(2 * flash)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "gpt3-175b"])
+def test_tensor_and_context_parallel_ranks_share_the_work(name):
+    model, job = load_model(name), Job(global_batch=8, seq_len=4096)
+    columns = shard(
+        4, tp=[1, 4, 2, 8], cp=[1, 1, 4, 1], ep=[1, 1, 1, 8 if "mixtral" in name else 1], etp=[1, 4, 2, 1],
+        micro_batch=2, sequence_parallel=[False, True, True, True], flash=True,
+    )  # fmt: skip
+    layer = table(list(layer_operators(model, model.layers[0], columns, job)))
+    work = layer.flops.sum(axis=0) * columns.tp * columns.cp
+    np.testing.assert_allclose(work, work[0], rtol=1e-9)
+
+
+sizes = st.integers(1, 20_000)
+
+
+def seconds(m, n, k, groups=1.0, job: Job | None = None, kind: int = GEMM, **changes) -> np.ndarray:
+    m, n, k, groups = np.broadcast_arrays(*(np.atleast_1d(np.array(value, dtype=float)) for value in (m, n, k, groups)))
+    flops, size = 2.0 * m * n * k * groups, 2.0 * (m * k + k * n + m * n) * groups
+    operator = Operator(
+        kind=kind, direction=FORWARD, m=m, n=n, k=k, groups=groups, flops=flops, bytes=size, low_precision=True
+    )
+    return Analytic().operator_seconds(gpu(**changes), job or Job(global_batch=1, seq_len=1), table([operator]))[0]
+
+
+@given(m=sizes, n=sizes, k=sizes, more=st.integers(1, 3000), multiprocessors=st.integers(1, 200))
+def test_a_larger_product_is_never_faster(m, n, k, more, multiprocessors):
+    first, *larger = seconds(
+        [m, m + more, m, m, m], [n, n, n + more, n, n], [k, k, k, k + more, k], [1, 1, 1, 1, 1 + more],
+        multiprocessors=multiprocessors,
+    )  # fmt: skip
+    assert (np.array(larger) >= first).all()
+
+
+@given(m=sizes, n=sizes, k=sizes, groups=st.integers(1, 64))
+def test_no_product_is_faster_than_the_datasheet(m, n, k, groups):
+    product = 2.0 * m * n * k * groups
+    assert seconds(m, n, k, groups) >= product / 312e12
+    assert seconds(m, n, k, groups) >= 2.0 * (m * k + k * n + m * n) * groups / 2.039e12
+    made = table([
+        Operator(
+            kind=GEMM, direction=FORWARD, flops=np.array([product]), bytes=np.zeros(1),
+            **{name: np.array([float(size)]) for name, size in (("m", m), ("n", n), ("k", k), ("groups", groups))},
+        )
+    ])  # fmt: skip
+    assert gemm_flops(gpu(), made)[0, 0] >= product
+
+
+def test_precision_decides_the_peak():
+    big = dict(m=8192, n=8192, k=8192)
+    times = {p: seconds(**big, job=Job(global_batch=1, seq_len=1, precision=p))[0] for p in ("fp32", "bf16", "fp8")}
+    assert times["fp8"] < times["bf16"] < times["fp32"]
+    with pytest.raises(SpecError, match="A100 cannot compute in fp8"):
+        seconds(**big, job=Job(global_batch=1, seq_len=1, precision="fp8"), peak_flops=(("bf16", 312e12),))
+
+
+@given(
+    layers=st.integers(1, 60), stages=st.integers(1, 12), first=st.integers(0, 60), last=st.integers(0, 60)
+)  # fmt: skip
+def test_stages_hold_every_layer_once(layers, stages, first, last):
+    first, last = (layers, layers) if stages == 1 else (min(first, layers), min(last, layers))
+    last = layers - first if stages == 2 else min(last, layers - first)
+    starts = boundaries(layers, stages, np.array([first]), np.array([last]))[0]
+    counts = np.diff(starts)
+    assert starts[0] == 0 and starts[-1] == layers and (counts >= 0).all()
+    assert counts[0] == first and (stages == 1 or counts[-1] == last)
+    middle = counts[1:-1]
+    assert not len(middle) or (middle.max() - middle.min() <= 1 and (np.diff(middle) >= 0).all())
+    where = positions(starts[None], layers)[0]
+    assert where[0] == 0 and where[-1] == layers + 2
+    np.testing.assert_array_equal(where[1:-1], starts[1:-1] + 1)
+
+
+def test_every_position_has_work_in_both_directions():
+    job = Job(global_batch=2, seq_len=1024)
+    for model in (gpt(2, 1024, 8), mixtral(2, 1024, 8, 4, 3584, 32000, 8, 2)):
+        for part in (embedding_operators, head_operators):
+            assert {o.direction for o in part(model, shard(), job)} == {FORWARD, BACKWARD}
