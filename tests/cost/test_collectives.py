@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.cost.samples import pool
 
 from shardwright.cost.collectives import (
     Fabric,
@@ -22,7 +23,6 @@ from shardwright.cost.collectives import (
     stage_crossings,
     transfer_seconds,
 )
-from tests.cost.samples import pool
 
 LINKS = Fabric(
     domain_gpus=8, intra_bytes_per_second=200e9, intra_latency_seconds=2e-6, inter_bytes_per_second=20e9,

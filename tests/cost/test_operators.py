@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cost.samples import gpt, gpu, llama, mixtral, shard
 
 from shardwright.cost.efficiency import Analytic, gemm_flops
 from shardwright.cost.flops import iteration_flops
@@ -26,7 +27,6 @@ from shardwright.errors import SpecError
 from shardwright.spec.job import Job
 from shardwright.spec.load_model import load_model
 from shardwright.spec.model import Model
-from tests.cost.samples import gpt, gpu, llama, mixtral, shard
 
 MODELS = ["llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gemma-2-9b", "qwen2-57b-a14b", "gpt3-175b", "bert-large"]
 

@@ -58,6 +58,6 @@ def test_recomputing_few_layers_may_beat_selective_recomputation(number: int):
     fits = verdict.peak_bytes <= limit
     assert fits[rows.recompute == SELECTIVE].all() and not fits[rows.recompute == NONE].any()
     found = search(where, Space(pins=pins), Filters(), Objective(job=where.job, pool=where.pool), top=1)
-    (value, row), = found.ranked
+    ((value, row),) = found.ranked
     assert value == pytest.approx(verdict.seconds[fits].min(), rel=1e-12)
     assert (row.recompute[0], row.recompute_layers[0]) == (BLOCK, number)
