@@ -13,7 +13,7 @@ from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, problems, solved, values
 
 from shardwright.cost.evaluate import evaluate
-from shardwright.cost.strategy import BLOCK, SELECTIVE
+from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE
 from shardwright.search.filters import Filters
 from shardwright.search.objective import Objective
 from shardwright.search.space import Space
@@ -46,9 +46,10 @@ def test_search_finds_the_best_strategy_of_the_best_layouts(problem: Problem):
             np.testing.assert_allclose(values(where, again), value, rtol=1e-12)
 
 
-@pytest.mark.parametrize("number", [1, 2, 5])
+@pytest.mark.parametrize("number", [2, 3, 5])
 def test_recomputing_few_layers_may_beat_selective_recomputation(number: int):
-    """Both fit; without FlashAttention at a long sequence, all core attention costs more than a few whole layers."""
+    """Both fit; without FlashAttention at a long sequence, all core attention costs more than a few whole layers.
+    One layer would not do: while it runs again, its activations take what it saved."""
     where = context(llama(8, 1024, 16, 16, 2048, 1000), pool(1, 1), Job(global_batch=2, seq_len=8192))
     pins = {"flash": (0,), "micro_batch": (1,)}
     verdict = evaluate(where, oracle.candidates(where, pins))

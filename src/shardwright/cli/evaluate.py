@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardwright.cli.output import progress, terminal_width, write, write_json
-from shardwright.errors import SpecError, bad
+from shardwright.cli.output import json_text, progress, terminal_width, write
+from shardwright.errors import Problem, SpecError, bad
 
 if TYPE_CHECKING:
     from shardwright.plan.plan import Plan
-    from shardwright.plan.ranking import Evaluation
 
 HELP = """Predict time, memory and money of your own plan, and explain the difference to the best, term by term.
 
@@ -61,17 +60,27 @@ def evaluate(
         mine, notes = load_plan(plan), ()
     problems = check(mine)
     try:
-        result = _assess(mine)
-    except SpecError as error:
-        raise SpecError(*merged(problems or error.problems)) from None
+        answer = _answer(mine, problems, notes, json=json)
+    except Exception:
+        if not problems:
+            raise
+        # The cost model takes legality for granted: it may fail in any way on a plan that is illegal.
+        raise SpecError(*merged(problems)) from None
+    write(answer)
+
+
+def _answer(mine: Plan, problems: tuple[Problem, ...], notes: tuple[str, ...], *, json: bool) -> str:
+    from shardwright.search.planner import evaluate as assess
+
+    with progress(f"searching for the best plan of {mine.model.name} on {mine.cluster.gpus} GPUs"):
+        result = assess(mine)
     if json:
         from shardwright.report.documents import evaluation_document
 
-        write_json(evaluation_document(result, problems, notes))
-    else:
-        from shardwright.report.evaluation import evaluation_text
+        return json_text(evaluation_document(result, problems, notes))
+    from shardwright.report.evaluation import evaluation_text
 
-        write(evaluation_text(result, problems, notes, terminal_width()))
+    return evaluation_text(result, problems, notes, terminal_width())
 
 
 def _from_arguments(path: Path, cluster: str | None, model: str | None) -> tuple[Plan, tuple[str, ...]]:
@@ -90,13 +99,6 @@ def _from_arguments(path: Path, cluster: str | None, model: str | None) -> tuple
         name=str(path),
     )
     return reading.plan, reading.notes
-
-
-def _assess(plan: Plan) -> Evaluation:
-    from shardwright.search.planner import evaluate as assess
-
-    with progress(f"searching for the best plan of {plan.model.name} on {plan.cluster.gpus} GPUs"):
-        return assess(plan)
 
 
 evaluate.__doc__ = HELP

@@ -49,13 +49,17 @@ def write(text: str) -> None:
 
 def write_json(document: object) -> None:
     """Write one JSON document on standard output."""
-    ascii_only = (sys.stdout.encoding or "utf-8").casefold().replace("-", "") != "utf8"
+    write(json_text(document))
+
+
+def json_text(document: object) -> str:
+    """Return a document as JSON that standard output can encode."""
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
     try:
-        text = json.dumps(document, indent=1, ensure_ascii=ascii_only, allow_nan=False)
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair in a name
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
         text = json.dumps(document, indent=1, allow_nan=False)
-    write(text)
+    return text
 
 
 @contextmanager

@@ -22,7 +22,7 @@ def evaluation_text(result: Evaluation, problems: Sequence[Problem], notes: Sequ
     """Return the report of an evaluation."""
     mine, best = result.plan, result.best.plans[0] if result.best.plans else None
     parts = [
-        heading(mine.model, mine.cluster, mine.job),
+        heading(mine.model, mine.cluster, mine.job, width),
         listed("Not legal", [str(problem) for problem in merged(problems)], width),
         plan_text(mine, "Your plan", width),
         _memory_text(mine, result.remedies, width),

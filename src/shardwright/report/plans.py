@@ -69,8 +69,12 @@ def plan_text(plan: Plan, title: str, width: int) -> str:
         "  Memory of one GPU",
         *_memory_lines(plan, found, width),
         "",
-        f"  Where the {of(found.iteration_seconds)} of an iteration go "
-        "(communication as far as computation does not hide it)",
+        wrapped(
+            f"Where the {of(found.iteration_seconds)} of an iteration go (communication as far as computation does not "
+            "hide it)",
+            "  ",
+            width,
+        ),
         *_time_lines(found, width),
         "",
         labelled("interval", f"80% sure: {of(low)} to {of(high)} an iteration", width),

@@ -26,21 +26,22 @@ def ranking_text(ranking: Ranking, width: int = WIDTH) -> str:
     """Return the report of a search that found plans."""
     best = ranking.best
     parts = [
-        heading(best.model, best.cluster, best.job),
+        heading(best.model, best.cluster, best.job, width),
         summary_text(best, ranking.baselines, width),
         plans_table(ranking.plans, width),
         plan_text(best, "Best plan", width),
         runners_up_text(ranking.plans, width),
         baselines_text(ranking.baselines, best, width),
-        search_text(ranking.search),
+        search_text(ranking.search, width),
         assumptions_text(best.model, best.cluster, width),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def heading(model: Model, cluster: Cluster, job: Job) -> str:
+def heading(model: Model, cluster: Cluster, job: Job, width: int) -> str:
     """Return what was planned for."""
-    return "\n".join((describe.model_line(model), describe.cluster_line(cluster), describe.job_line(job)))
+    lines = (describe.model_line(model), describe.cluster_line(cluster), describe.job_line(job))
+    return "\n".join(wrapped(line, "", width) for line in lines)
 
 
 def summary_text(best: Plan, baselines: Sequence[Baseline], width: int) -> str:
@@ -90,17 +91,19 @@ def baselines_text(baselines: Sequence[Baseline], best: Plan, width: int) -> str
     return "\n".join(lines)
 
 
-def search_text(report: SearchReport) -> str:
+def search_text(report: SearchReport, width: int) -> str:
     """Return how the search went and what fell out."""
     rate = report.candidates / max(report.seconds, 1e-9)
-    lines = [
+    words = (
         f"Search: {report.candidates:,} candidates in {format_seconds(report.seconds)} "
         f"({format_count(rate)} a second), {report.costed:,} costed one by one"
-    ]
+    )
+    lines = [wrapped(words, "", width)]
     for reason, count in report.rejected:
-        lines.append(f"  {count:>16,}  {reason}" + (f": {MEANING[reason]}" if reason in MEANING else ""))
+        meaning = f"{reason}: {MEANING[reason]}" if reason in MEANING else reason
+        lines.append(labelled(f"{count:>16,} ", meaning, width, column=17))
     phases = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in report.phases)
-    return "\n".join([*lines, f"  phases: {phases}"] if phases else lines)
+    return "\n".join([*lines, wrapped(f"phases: {phases}", "  ", width)] if phases else lines)
 
 
 def assumptions_text(model: Model, cluster: Cluster, width: int) -> str:
@@ -114,10 +117,10 @@ def infeasible_text(ranking: Ranking, model: Model, cluster: Cluster, job: Job, 
     assert ranking.infeasible is not None, "only for searches that found nothing"
     answer = listed(f"No plan: {ranking.infeasible.reason}", ranking.infeasible.remedies, width)
     parts = [
-        heading(model, cluster, job),
+        heading(model, cluster, job, width),
         answer or f"No plan: {ranking.infeasible.reason}",
         _failed_rules(ranking.baselines, width),
-        search_text(ranking.search),
+        search_text(ranking.search, width),
         assumptions_text(model, cluster, width),
     ]
     return "\n\n".join(part for part in parts if part)
