@@ -9,6 +9,9 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from tests.cost.samples import attention, context, llama, mixtral, pool, row
+from tests.search import oracle_uniform as oracle
+from tests.search.problems import Problem, problems
 
 from shardwright.cost.strategy import DATA_OUTERMOST, SELECTIVE, UNIFORM, ZERO1, ZERO3, strategies
 from shardwright.errors import SpecError
@@ -20,9 +23,6 @@ from shardwright.search.uniform import search
 from shardwright.spec.job import Job
 from shardwright.spec.load_model import load_model
 from shardwright.spec.model import Layer, Mlp, Model, Moe
-from tests.cost.samples import attention, context, llama, mixtral, pool, row
-from tests.search import oracle_uniform as oracle
-from tests.search.problems import Problem, problems
 
 JOB = Job(global_batch=16, seq_len=2048)
 
@@ -90,17 +90,18 @@ def test_tensor_parallel_degrees_respect_every_width():
 
 
 def test_experts_with_tensor_parallelism_need_a_sequence_that_it_splits():
-    where = context(mixtral(2, 1024, 8, 8, 2048, 1000, 4, 2), pool(1, 8), Job(global_batch=8, seq_len=2 * 5 * 6))
-    found = layouts_and_counts(where, Space())
-    assert {layout[:2] for layout in found if layout[0] > 1} == {(2, 1), (2, 2 + 1), (2, 5), (4, 1), (4, 3)} - {
-        (4, 3)
-    } | {(tp, cp) for tp, cp, *_ in found if tp > 1 and 60 // cp % tp == 0}
-    assert all(60 // cp % tp == 0 for tp, cp, *_ in found if tp > 1)
+    job, legal = Job(global_batch=8, seq_len=60), {(2, 1), (2, 2), (2, 3), (4, 1)}
+    for model, more in (
+        (mixtral(2, 1024, 8, 8, 2048, 1000, 4, 2), set()),
+        (llama(2, 1024, 8, 8, 2048, 1000), {(4, 2), (8, 1)}),
+    ):
+        found = layouts_and_counts(context(model, pool(1, 8), job), Space())
+        assert {(tp, cp) for tp, cp, *_ in found if tp > 1} == legal | more
 
 
 def test_pins_are_read_with_their_words_and_synonyms():
     space = parse_pins([
-        "tp=8", "--".strip("-") + "micro-batch-size=1,2", "recompute=full", "sharding=zero1,none", "sp=on",
+        "tp=8", "micro-batch-size=1,2", "recompute=full", "sharding=zero1,none", "sp=on",
         "rank_order=tp-cp-ep-pp-dp", "offload=0.3", "$pp=4", "last_stage_layers=0", "recompute_num_layers=2,2",
     ])  # fmt: skip
     assert dict(space.pins) == {
@@ -143,9 +144,8 @@ def test_a_pin_that_cannot_be_read_names_itself_and_the_remedy(setting, message,
 def test_every_bad_pin_is_reported_and_none_may_be_given_twice():
     with pytest.raises(SpecError) as caught:
         parse_pins(["tp=x", "pp=2", "pipeline_parallel=4", "dq=1"])
-    assert ["not a number" in p.message or "twice" in p.message or "no parameter" in p.message for p in caught.value.problems] == [
-        True
-    ] * 3
+    for problem, part in zip(caught.value.problems, ("not a number", "set twice", "no parameter"), strict=True):
+        assert part in problem.message
 
 
 def test_within_says_which_strategies_the_pins_allow():
@@ -177,12 +177,18 @@ def test_pins_of_every_axis_reach_the_plan():
     assert (plan.tp[0], plan.cp[0], plan.pp[0], plan.dp[0], plan.vpp[0], plan.micro_batch[0]) == (2, 2, 2, 1, 2, 2)
     assert (plan.first_layers[0], plan.last_layers[0]) == (2, 1)
     assert (plan.recompute[0], plan.recompute_layers[0]) == (UNIFORM, 2)
-    assert (plan.sharding[0], plan.offload[0], plan.overlap_grad[0], plan.overlap_param[0]) == (ZERO1, 0.5, False, False)
+    assert (plan.sharding[0], plan.offload[0], plan.overlap_grad[0], plan.overlap_param[0]) == (
+        ZERO1,
+        0.5,
+        False,
+        False,
+    )
     assert not plan.sequence_parallel[0] and plan.overlap_pp[0]
 
 
 @pytest.mark.parametrize(
-    "impossible", [["tp=3"], ["tp=16"], ["ep=2"], ["pp=5"], ["cp=2", "flash=off"], ["sharding=zero3", "pp=2"], ["gpus=7"]]
+    "impossible",
+    [["tp=3"], ["tp=16"], ["ep=2"], ["pp=5"], ["cp=2", "flash=off"], ["sharding=zero3", "pp=2"], ["gpus=7"]],
 )
 def test_what_no_candidate_has_gives_an_empty_space(impossible):
     found = found_with(impossible)
@@ -206,6 +212,8 @@ def test_a_price_that_is_missing_is_an_error_where_money_counts():
 
 
 def test_zero_3_is_found_where_nothing_else_fits():
-    where = context(llama(8, 4096, 32, 8, 14336, 32000), pool(1, 8, memory_bytes=9e9), Job(global_batch=8, seq_len=1024))
+    where = context(
+        llama(8, 4096, 32, 8, 14336, 32000), pool(1, 8, memory_bytes=9e9), Job(global_batch=8, seq_len=1024)
+    )
     ((_, plan),) = found_with(["tp=1", "pp=1", "cp=1"], where).ranked
     assert plan.sharding[0] == ZERO3
