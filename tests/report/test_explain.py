@@ -55,6 +55,17 @@ def test_reasons_name_the_largest_loss_first_and_what_causes_it() -> None:
     assert "costs 3 s more pipeline bubble" in contrast(mine, best)
 
 
+def test_an_overlap_explains_only_what_it_can() -> None:
+    best = costed()
+    without = Overlap(grad_reduce=True, param_gather=True, pipeline=True)
+    more = costed(seconds={"tensor_parallel_seconds": 2.0}, overlap=without)
+    less = costed(seconds={"tensor_parallel_seconds": 0.5}, overlap=without)
+    assert list(reasons(more, best)) == [
+        "1 s more tensor-parallel communication: overlap of tensor-parallel communication off, the best on"
+    ]
+    assert list(reasons(less, best)) == ["500 ms less tensor-parallel communication"]
+
+
 def test_verdicts() -> None:
     best, slow = costed(), costed(seconds={"forward_seconds": 7.75})
     assert verdict(slow, best) == "the best plan takes 15.000 s an iteration, 20% less time (1.25 times as fast)"

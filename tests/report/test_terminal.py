@@ -53,7 +53,7 @@ def test_a_report_says_everything_that_it_should() -> None:
         "1,000 candidates in 500 ms (2 k a second), 10 costed one by one",
         "700 memory: does not fit in memory",
         "290 rule no tp phases",
-        "phases: enumerate 200 ms, refine 300 ms",
+        "phases in ms: enumerate 200, refine 300",
     ):
         assert words in text, words
 
@@ -124,6 +124,8 @@ def test_infeasible_says_why_and_what_would_help() -> None:
     text = infeasible_text(ranking, plan.model, plan.cluster, plan.job)
     assert "No plan: needs 110 GiB of 80 GiB\n  - 3 machines would do\n  - GPUs of 110 GiB" in text
     assert "data parallel only: needs 500 GB of 80 GB" in text
+    pinned = infeasible_text(replace(ranking, baselines=BASELINES), plan.model, plan.cluster, plan.job)
+    assert "expert" not in pinned
     document = ranking_document(ranking)
     assert document["plans"] == []
     assert document["infeasible"] == {

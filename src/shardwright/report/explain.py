@@ -15,7 +15,7 @@ SMALLEST_SHARE = 0.002  # of an iteration; a smaller difference is not worth a l
 CAUSES = {
     "forward_seconds": ("GPU type", "GPUs", "tensor parallel", "layers per pipeline rank", "micro-batch"),
     "backward_seconds": ("GPU type", "GPUs", "tensor parallel", "layers per pipeline rank", "micro-batch"),
-    "recompute_seconds": ("recomputation", "virtual stages"),
+    "recompute_seconds": ("recomputation",),
     "tensor_parallel_seconds": (
         "tensor parallel",
         "sequence parallel",
@@ -73,16 +73,20 @@ def reasons(mine: Plan, best: Plan) -> Iterator[str]:
     for gap in sorted(gaps(mine, best), key=lambda gap: -abs(gap.seconds)):
         if abs(gap.seconds) >= SMALLEST_SHARE * predicted(best).iteration_seconds:
             more = "more" if gap.seconds > 0 else "less"
-            cause = cause_words(gap.name, mine, best)
+            cause = cause_words(gap, mine, best)
             yield f"{format_seconds(abs(gap.seconds))} {more} {gap.words}" + (f": {cause}" if cause else "")
 
 
-def cause_words(name: str, mine: Plan, best: Plan) -> str:
+def cause_words(gap: Gap, mine: Plan, best: Plan) -> str:
     """Return what causes the difference of a term, or nothing where no setting that matters for it differs."""
-    if name == "bubble_seconds":
+    if gap.name == "bubble_seconds":
         return f"{_bubble_words(mine)}; the best: {_bubble_words(best)}"
-    changed = changes(mine, best)
-    found = [f"{cause} {changed[cause][0]}, the best {changed[cause][1]}" for cause in CAUSES[name] if cause in changed]
+    pairs = ((cause, changes(mine, best).get(cause)) for cause in CAUSES[gap.name])
+    found = [
+        f"{cause} {pair[0]}, the best {pair[1]}"
+        for cause, pair in pairs
+        if pair is not None and not (cause.startswith("overlap") and (pair[0] == "off") != (gap.seconds > 0.0))
+    ]
     return "; ".join(found[:3])
 
 

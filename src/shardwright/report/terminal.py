@@ -102,8 +102,8 @@ def search_text(report: SearchReport, width: int) -> str:
     for reason, count in report.rejected:
         meaning = f"{reason}: {MEANING[reason]}" if reason in MEANING else reason
         lines.append(labelled(f"{count:>16,} ", meaning, width, column=17))
-    phases = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in report.phases)
-    return "\n".join([*lines, wrapped(f"phases: {phases}", "  ", width)] if phases else lines)
+    phases = ", ".join(f"{name} {seconds * 1e3:.0f}" for name, seconds in report.phases)
+    return "\n".join([*lines, wrapped(f"phases in ms: {phases}", "  ", width)] if phases else lines)
 
 
 def assumptions_text(model: Model, cluster: Cluster, width: int) -> str:
@@ -127,5 +127,7 @@ def infeasible_text(ranking: Ranking, model: Model, cluster: Cluster, job: Job, 
 
 
 def _failed_rules(baselines: Sequence[Baseline], width: int) -> str:
-    failed = [f"{entry.rule}: {entry.reason}" for entry in baselines if entry.plan is None]
-    return listed("What an expert would try", failed, width)
+    """Return why no rule of thumb works either; nothing where one does, as rules know neither pins nor budgets."""
+    if any(entry.plan is not None for entry in baselines):
+        return ""
+    return listed("What an expert would try", [f"{entry.rule}: {entry.reason}" for entry in baselines], width)
