@@ -152,7 +152,7 @@ def test_memory_falls_with_tensor_parallelism(experts, recompute):
             assert (np.diff(evaluate(where, rows).peak_bytes) < 0).all()
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(problem=problems(most=2000))
 def test_memory_moves_the_way_it_must(problem: Problem):
     rows = some_candidates(problem, 80)

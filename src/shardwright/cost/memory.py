@@ -162,12 +162,13 @@ def state_bytes(
 
 def least_state_bytes(job: Job, ranks: Array, sharded: Array, everything: Array) -> Floats:
     """Return the least of weights, gradients and optimizer state, in bytes per parameter of which `ranks` GPUs hold
-    copies: all of it unless `sharded`, else weights and gradients, and of those a part where `everything` may be
-    sharded (ZeRO-3)."""
+    copies: all of it unless `sharded`, else weights and gradients (ZeRO-1, the rest in host memory), or a part of all
+    where `everything` may be sharded (ZeRO-3)."""
     one, none = np.ones(1), np.zeros(1)
     whole = state_bytes(job, one, none, one, one, np.full(1, UNSHARDED), none, none)
     kept = whole.weights + whole.gradients
-    return np.where(sharded, np.where(everything, kept / ranks, kept), kept + whole.optimizer)
+    total = kept + whole.optimizer
+    return np.where(sharded, np.where(everything, np.minimum(kept, total / ranks), kept), total)
 
 
 def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
