@@ -10,8 +10,8 @@ from pathlib import Path
 from shardwright.errors import bad
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` as UTF-8 to a temporary file beside `path`, then rename it to `path`.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write `content`, a text as UTF-8, to a temporary file beside `path`, then rename it to `path`.
 
     The file gets the permissions that `open` would give it, or keeps those it has. Raises SpecError where the folder
     is missing or cannot be written, or `path` is a folder.
@@ -22,8 +22,8 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = ""
     try:
         descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, _permissions(target))

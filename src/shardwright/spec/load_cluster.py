@@ -17,10 +17,10 @@ from shardwright.spec.catalog import (
     MachineType,
     find_machine,
     links,
-    reference_machines,
     resolve_gpu,
 )
 from shardwright.spec.cluster import Cluster, Gpu, NodePool, Price, SiteLink
+from shardwright.spec.custom_gpu import custom_gpu, reference_machine
 from shardwright.spec.fields import Section, shown
 from shardwright.spec.reading import parse_json, parse_yaml, read_text
 from shardwright.units import GIBIBYTE, GIGA
@@ -206,9 +206,16 @@ def _hardware(section: Section) -> _Hardware | None:
     section.require("count", "say how many machines there are")
     nodes = section.integer("count", most=MOST_NODES)
     per_node = section.integer("gpus", most=MOST_GPUS_PER_NODE)
-    machine_name, gpu_name = section.text("machine"), section.text("gpu")
-    machine, assumed = None, ""
+    described = section.fields.get("gpu")
+    machine_name = section.text("machine")
+    machine, assumed, gpu_name = None, "", None
     gpu: Gpu | None = None
+    if not isinstance(described, Mapping):
+        gpu_name = section.text("gpu")
+    elif machine_name is not None:
+        section.report("gpu", f"{machine_name} says which GPU it has", "leave one of them out")
+    else:
+        gpu = custom_gpu(Section(section.place_of("gpu"), described, section.problems))
     try:
         if machine_name is not None:
             machine = find_machine(machine_name, section.place_of("machine"))
@@ -231,7 +238,7 @@ def _hardware(section: Section) -> _Hardware | None:
         return None
     words = [f"GPU: {assumed}"] if assumed else []
     if per_node is None:
-        source = machine or reference_machines()[gpu.name]
+        source = machine or reference_machine(gpu)
         per_node = source.gpus
         words += [] if machine else [f"{per_node} GPUs a machine, as in {source.name}"]
     return _Hardware(gpu=gpu, nodes=nodes, gpus_per_node=per_node, machine=machine, assumed=tuple(words))

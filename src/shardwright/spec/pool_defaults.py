@@ -12,11 +12,11 @@ from shardwright.spec.catalog import (
     gpus,
     links,
     prices,
-    reference_machines,
     select_prices,
     sold_memory_bytes,
 )
 from shardwright.spec.cluster import Gpu, Price
+from shardwright.spec.custom_gpu import reference_machine
 from shardwright.units import GIBIBYTE, GIGA, format_bytes
 
 SLOWEST_FABRIC_GBPS = 100.0
@@ -49,7 +49,7 @@ def gpu_memory_bytes(gpu: Gpu, memory_gb: float | None) -> Assumption:
     family = gpu.name.split("-")[0]
     sisters = [gpu.name, *(name for name in sold if name.split("-")[0] == family)]
     for name in sisters:
-        if sold[name] == stated:
+        if sold.get(name) == stated:
             return Assumption(value=gpus()[name].memory_bytes, words="")
     return Assumption(value=stated, words=f"GPU memory: {memory_gb:g} GB taken as {format_bytes(stated)}")
 
@@ -59,7 +59,7 @@ def network_bytes_per_second(gpu: Gpu, gpus_per_node: int, machine: MachineType 
     GPU's reference machine, in proportion to the GPUs where each has a network port of its own."""
     if machine is not None and machine.network_bytes_per_second is not None:
         return Assumption(value=machine.network_bytes_per_second, words="")
-    reference = reference_machines()[gpu.name]
+    reference = reference_machine(gpu)
     share = gpus_per_node / reference.gpus if reference.nic_per_gpu else 1.0
     value = (reference.network_bytes_per_second or 0.0) * share
     words = f"network: {value / GBIT_BYTES:g} Gbit/s a machine ({reference.network}), as in {reference.name}"
@@ -72,7 +72,7 @@ def network_latency_seconds(gpu: Gpu, machine: MachineType | None, bytes_per_sec
     if machine is not None and machine.network is not None:
         return Assumption(value=links()[machine.network].latency_seconds, words="")
     fabric = bytes_per_second >= SLOWEST_FABRIC_GBPS * GBIT_BYTES
-    kind = (reference_machines()[gpu.name].network if fabric else None) or "Ethernet"
+    kind = (reference_machine(gpu).network if fabric else None) or "Ethernet"
     value = links()[kind].latency_seconds
     return Assumption(value=value, words=f"network latency: {value * 1e6:g} µs ({kind})")
 
@@ -81,7 +81,7 @@ def host_memory_bytes(gpu: Gpu, gpus_per_node: int, machine: MachineType | None)
     """Return the host memory of one machine: the machine type's, else the reference machine's share."""
     if machine is not None and machine.host_memory_bytes is not None:
         return Assumption(value=machine.host_memory_bytes, words="")
-    reference = reference_machines()[gpu.name]
+    reference = reference_machine(gpu)
     value = (reference.host_memory_bytes or 0.0) * min(1.0, gpus_per_node / reference.gpus)
     return Assumption(value=value, words=f"host memory: {format_bytes(value)} a machine, as in {reference.name}")
 
@@ -90,7 +90,7 @@ def host_memory_bytes_per_second(gpu: Gpu, machine: MachineType | None) -> Assum
     """Return the host memory bandwidth of one machine: the machine type's, else the reference machine's."""
     if machine is not None and machine.host_memory_bytes_per_second is not None:
         return Assumption(value=machine.host_memory_bytes_per_second, words="")
-    reference = reference_machines()[gpu.name]
+    reference = reference_machine(gpu)
     value = reference.host_memory_bytes_per_second or 0.0
     return Assumption(value=value, words=f"host memory bandwidth: {value / GIGA:g} GB/s, as in {reference.name}")
 

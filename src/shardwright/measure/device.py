@@ -1,0 +1,163 @@
+"""The machine at hand: its devices, what they can compute, and the versions of what drives them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardwright.errors import SpecError, bad
+from shardwright.spec.catalog import resolve_gpu
+from shardwright.spec.cluster import Gpu
+from shardwright.spec.machine_profile import Backend, Dtype
+
+if TYPE_CHECKING:
+    import torch
+
+CPU_PROCESSES = 2  # a CPU stands for two devices, so that there is something to communicate
+REMEDY = "install it with `pip install 'shardwright[runtime]'`, or PyTorch for your GPU as pytorch.org says"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """`count` equal devices of one machine. A CPU counts as `CPU_PROCESSES` devices of `threads` threads each.
+
+    `gpu` is the catalogue's entry, None where it has none. `dtypes` are what the devices multiply in, the one to
+    measure most first. `cache_bytes` is the size of the last cache.
+    """
+
+    name: str
+    backend: Backend
+    count: int
+    gpu: Gpu | None
+    dtypes: tuple[Dtype, ...]
+    memory_bytes: float
+    cache_bytes: float
+    multiprocessors: int
+    threads: int | None
+    torch: str
+    cuda: str
+    driver: str
+
+
+def require_torch() -> Any:
+    """Return the module torch. Raises SpecError with the remedy where it is not installed."""
+    try:
+        import torch
+    except ImportError:
+        raise bad("profile", "measuring needs PyTorch, which is not installed", REMEDY) from None
+    return torch
+
+
+def find_device(backend: str | None, gpu_name: str | None) -> Device:
+    """Return the device of the machine: that of `backend` ("cuda" or "cpu"), or the GPU if there is one.
+
+    `gpu_name` says what the device is called in the catalogue, or what to call it. Raises SpecError where PyTorch or
+    the device is missing.
+    """
+    torch = require_torch()
+    if backend not in (None, "cuda", "cpu"):
+        raise bad(f"--device {backend}", "is not known", "cuda (also for AMD's ROCm) or cpu")
+    if backend is None:
+        backend = "cuda" if torch.cuda.is_available() else "cpu"
+    if backend == "cuda" and not torch.cuda.is_available():
+        raise bad("--device cuda", "PyTorch finds no GPU on this machine", "take --device cpu, or see `nvidia-smi`")
+    return _cuda(torch, gpu_name) if backend == "cuda" else _cpu(torch, gpu_name)
+
+
+def _cuda(torch: Any, gpu_name: str | None) -> Device:
+    properties = torch.cuda.get_device_properties(0)
+    name = str(properties.name)
+    hip = torch.version.hip
+    return Device(
+        name=name,
+        backend="cuda",
+        count=int(torch.cuda.device_count()),
+        gpu=_catalogued(gpu_name or name),
+        dtypes=cuda_dtypes(torch.cuda.get_device_capability(0), amd=hip is not None),
+        memory_bytes=float(properties.total_memory),
+        cache_bytes=float(getattr(properties, "L2_cache_size", 0) or 32e6),
+        multiprocessors=int(properties.multi_processor_count),
+        threads=None,
+        torch=str(torch.__version__),
+        cuda=str(torch.version.cuda or hip or ""),
+        driver=_driver(),
+    )
+
+
+def cuda_dtypes(capability: tuple[int, int], *, amd: bool = False) -> tuple[Dtype, ...]:
+    """Return what tensor cores of a compute capability multiply in: NVIDIA's bf16 and tf32 since 8.0, fp8 since 8.9.
+    AMD's parts of that range number otherwise; bf16, fp16 and fp32 are measured there."""
+    if amd:
+        return ("bf16", "fp16", "fp32")
+    if capability >= (8, 9):
+        return ("bf16", "fp8", "fp16", "tf32", "fp32")
+    return ("bf16", "fp16", "tf32", "fp32") if capability >= (8, 0) else ("fp16", "fp32")
+
+
+def _cpu(torch: Any, gpu_name: str | None) -> Device:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = max(cores // CPU_PROCESSES, 1)
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Device(
+        name=_cpu_name(),
+        backend="cpu",
+        count=CPU_PROCESSES,
+        gpu=None if gpu_name is None else _catalogued(gpu_name),
+        dtypes=("fp32", "bf16"),
+        memory_bytes=float(pages) / CPU_PROCESSES,
+        cache_bytes=32e6,
+        multiprocessors=threads,
+        threads=threads,
+        torch=str(torch.__version__),
+        cuda="",
+        driver="",
+    )
+
+
+def _catalogued(name: str) -> Gpu | None:
+    """Return the catalogue's GPU of a name, also of the driver's name for it; None where it has none."""
+    try:
+        return resolve_gpu(name)[0]
+    except SpecError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or "CPU"
+
+
+def _driver() -> str:
+    """Return the version of NVIDIA's driver, "" where its tool is missing."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
+    lines = done.stdout.split() if done.returncode == 0 else []
+    return lines[0] if lines else ""
+
+
+def torch_device(device: Device) -> torch.device:
+    """Return PyTorch's device to measure on."""
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device()) if device.backend == "cuda" else torch.device("cpu")
+
+
+def synchronize(backend: str) -> None:
+    """Wait until the device has done all that it was given."""
+    if backend == "cuda":
+        import torch
+
+        torch.cuda.synchronize()

@@ -1,0 +1,43 @@
+"""Calls that run operators which only move memory, for timing: addition, and LayerNorm forward and backward."""
+
+from __future__ import annotations
+
+from shardwright.measure.device import Device
+from shardwright.measure.operands import copies, operand
+from shardwright.measure.shapes import MEMORY, WIDTH
+from shardwright.measure.timing import Call
+from shardwright.spec.machine_profile import OperatorTime
+
+HIDDEN = 2048  # divides all matrices measured; the width hardly matters
+
+
+def memory_calls(row: OperatorTime, device: Device) -> list[Call]:
+    """Return calls of the operator, one of `shapes.MEMORY`, each on tensors of its own."""
+    tensors = {(operation, direction): moved for operation, direction, moved in MEMORY}
+    rows = row.bytes // (tensors[row.operation, row.direction] * WIDTH[row.dtype] * HIDDEN)
+    make = _add if row.operation == "add" else _norm if row.direction == "forward" else _norm_gradient
+    return [make(rows, row.dtype, device) for _ in range(copies(device, row.bytes))]
+
+
+def _add(rows: int, dtype: str, device: Device) -> Call:
+    import torch
+
+    a, b, out = (operand(device, dtype, rows, HIDDEN) for _ in range(3))
+    return lambda: torch.add(a, b, out=out)
+
+
+def _norm(rows: int, dtype: str, device: Device) -> Call:
+    import torch
+
+    x = operand(device, dtype, rows, HIDDEN)
+    weight, bias = torch.ones_like(x[0]), torch.zeros_like(x[0])
+    return lambda: torch.nn.functional.layer_norm(x, (HIDDEN,), weight, bias)
+
+
+def _norm_gradient(rows: int, dtype: str, device: Device) -> Call:
+    import torch
+
+    x, gradient = operand(device, dtype, rows, HIDDEN).requires_grad_(), operand(device, dtype, rows, HIDDEN)
+    weight, bias = torch.ones_like(gradient[0]).requires_grad_(), torch.zeros_like(gradient[0]).requires_grad_()
+    out = torch.nn.functional.layer_norm(x, (HIDDEN,), weight, bias)
+    return lambda: torch.autograd.grad(out, (x, weight, bias), gradient, retain_graph=True)
