@@ -21,6 +21,7 @@ TERMS = {
     "bubble_seconds": "pipeline bubble",
     "data_parallel_seconds": "data-parallel communication",
     "optimizer_seconds": "optimizer",
+    "framework_seconds": "framework",
 }
 MEMORY_TERMS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "context")
 SHARDING = {

@@ -36,6 +36,7 @@ CAUSES = {
         "rank order",
     ),
     "optimizer_seconds": ("sharding", "optimizer offload", "data parallel", "context parallel"),
+    "framework_seconds": ("micro-batch", "virtual stages", "data parallel"),
 }
 
 

@@ -11,6 +11,7 @@ from shardwright.report.layout import bar, labelled, table, wrapped
 from shardwright.units import format_bytes, format_count, format_dollars, format_seconds
 
 MOST_STAGES = 16
+FAR = 2.0  # distance of a published run (`plan.Evidence`) that says little of a plan
 SPARE = ("recompute", "$/h", "fits", "peak GiB", "sharding", "tokens/s", "cp")  # go first where space is short
 
 
@@ -79,10 +80,24 @@ def plan_text(plan: Plan, title: str, width: int) -> str:
         "",
         labelled("interval", f"80% sure: {of(low)} to {of(high)} an iteration", width),
         labelled("memory", f"fits with probability {found.fit_probability:.0%}", width),
+        *_evidence_lines(found, width),
         labelled("held back by", found.binding, width),
         labelled("money", describe.money_words(found), width),
     ]
     return "\n".join(lines)
+
+
+def _evidence_lines(found: Prediction, width: int) -> Iterator[str]:
+    """Yield the published runs that the prediction rests on, or that nothing near is published."""
+    if not found.evidence:
+        return
+    for place, run in enumerate(found.evidence):
+        off = run.predicted_tokens_per_second / run.tokens_per_second - 1.0
+        what = f"{run.model} on {run.gpus} {run.gpu} ({run.framework}; {run.strategy})"
+        reached = f"{format_count(run.tokens_per_second)} tokens/s measured, {off:+.0%} predicted"
+        yield labelled("rests on" if place == 0 else "", f"{what}: {reached}; {run.source}", width)
+    if found.evidence[0].distance > FAR:
+        yield labelled("", "these are far from this plan: nothing like it is published, so the interval is wide", width)
 
 
 def _bar_width(width: int) -> int:

@@ -1,0 +1,77 @@
+"""`shardwright validate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardwright.cli.output import progress, terminal_width, write, write_json
+from shardwright.errors import bad
+
+if TYPE_CHECKING:
+    from shardwright.validate.validation import Validation
+
+HELP = """Predict training runs and compare with what was measured of them: run by run, by group, against simple rivals.
+
+Without a file, the published runs that ship with Shardwright. docs/how-to-validate.md has the columns of a file.
+
+Examples:
+
+\b
+  shardwright validate
+  shardwright validate runs.csv --failed failed.csv
+  shardwright validate runs.csv --quality AB --kind pretrain --json
+  shardwright validate runs.csv --markdown accuracy.md --plot accuracy.svg
+"""
+
+
+def validate(
+    runs: Annotated[
+        Path | None, typer.Argument(metavar="[RUNS.csv]", help="Runs, one a row; the published ones if not given.")
+    ] = None,
+    failed: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Runs that ran out of memory, in the same columns, to judge what fits."),
+    ] = None,
+    quality: Annotated[
+        str, typer.Option(metavar="LETTERS", help="Only runs of these qualities, e.g. AB; all if not given.")
+    ] = "",
+    kind: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only runs of this kind, e.g. pretrain; may be repeated.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Write predicted against measured as a picture.")
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the tables as a page.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
+) -> None:
+    from shardwright.validate.validation import validate as compare
+
+    with progress("predicting the runs"):
+        validation = compare(runs, failed=failed, quality=quality.upper(), kinds=kind or ())
+    _write_files(validation, plot, markdown)
+    if json:
+        from shardwright.report.validation_document import validation_document
+
+        write_json(validation_document(validation))
+    else:
+        from shardwright.report.validation import validation_text
+
+        write(validation_text(validation, terminal_width()))
+
+
+def _write_files(validation: Validation, plot: Path | None, markdown: Path | None) -> None:
+    from shardwright.files import write_atomically
+    from shardwright.report.accuracy_page import accuracy_page, accuracy_plot
+
+    if plot is not None:
+        if not validation.summary.timed:
+            raise bad("--plot", "no run has both a predicted and a measured time", "leave --plot out")
+        write_atomically(plot, accuracy_plot(validation))
+    if markdown is not None:
+        write_atomically(markdown, accuracy_page(validation, markdown, plot))
+
+
+validate.__doc__ = HELP

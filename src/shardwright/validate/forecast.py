@@ -1,0 +1,102 @@
+"""Predictions of many cases, those of one model, cluster and job in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.context import Context
+from shardwright.cost.efficiency import Efficiency
+from shardwright.cost.evaluate import evaluate
+from shardwright.cost.evidence import Setting, setting_of
+from shardwright.cost.interval import interval_seconds
+from shardwright.cost.mixed import mixed_iteration
+from shardwright.cost.overheads import Calibration
+from shardwright.cost.strategy import Floats, Ints, strategies
+from shardwright.cost.uncertainty import fit_probability
+from shardwright.spec.cluster import NodePool
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+from shardwright.validate.case import Case
+from shardwright.validate.software import habits_of
+
+LEVELS = 3  # of recomputation: none, selective, full
+SLACK = (
+    1.6  # a run that ran did fit: who avoids recomputation has some only where memory is predicted to be far too small
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Columns over cases, [N]: seconds of an iteration and the ends of their 80 % interval, peak bytes of the fullest
+    GPU, the probability that they fit, and the recomputation assumed (0 none, 1 selective, 2 full)."""
+
+    seconds: Floats
+    low_seconds: Floats
+    high_seconds: Floats
+    peak_bytes: Floats
+    fit_probability: Floats
+    recompute: Ints
+
+
+def forecast(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibration | None = None) -> Forecast:
+    """Return the predictions of `cases`, in their order. `calibration` replaces the one that ships."""
+    groups: dict[tuple[Model, NodePool, Job], list[int]] = {}
+    seconds, peak = np.zeros((len(cases), LEVELS)), np.zeros((len(cases), LEVELS))
+    for index, case in enumerate(cases):
+        if case.plan is None:
+            groups.setdefault((case.model, case.pool, case.job), []).append(index)
+            continue
+        mixed = mixed_iteration(case.plan, efficiency, calibration)
+        seconds[index] = mixed.seconds
+        peak[index] = max(float(replica.peak_bytes.max()) for replica in mixed.replicas)
+    for (model, pool, job), members in groups.items():
+        given = calibration.of(job.framework, pool.gpu) if calibration else None
+        context = Context(model=model, pool=pool, job=job, efficiency=efficiency, measured_overheads=given)
+        places = [(index, level) for index in members for level in _levels(cases[index])]
+        verdict = evaluate(context, strategies([_at_level(cases[index], level) for index, level in places]))
+        of, at = np.array(places).T
+        seconds[of, at] = verdict.seconds
+        peak[of, at] = verdict.peak_bytes
+    chosen = np.array([_level(case, peak[index]) for index, case in enumerate(cases)], dtype=np.int64)
+    own = np.arange(len(cases))
+    time, bytes_ = seconds[own, chosen], peak[own, chosen]
+    intervals = np.array(
+        [interval_seconds(value, setting) for value, setting in zip(time, map(setting_of_case, cases), strict=True)]
+    )
+    intervals = intervals.reshape(-1, 2)
+    fits = [fit_probability(value, case.pool.memory_bytes) for value, case in zip(bytes_, cases, strict=True)]
+    return Forecast(
+        seconds=time,
+        low_seconds=intervals[:, 0],
+        high_seconds=intervals[:, 1],
+        peak_bytes=bytes_,
+        fit_probability=np.array(fits),
+        recompute=chosen,
+    )
+
+
+def setting_of_case(case: Case) -> Setting:
+    """Return the setting of a case; mixed machines go by their first type."""
+    gpus = case.plan.gpus if case.plan else case.pool.gpus
+    return setting_of(case.model, case.pool.gpu, gpus, case.job)
+
+
+def _levels(case: Case) -> Iterable[int]:
+    """Return the levels of recomputation that a case may have had."""
+    return range(LEVELS) if case.open_recompute else (int(case.row["recompute"]),)
+
+
+def _at_level(case: Case, level: int) -> dict[str, int | float | bool]:
+    return {**case.row, "recompute": level, "recompute_layers": int(level == LEVELS - 1)}
+
+
+def _level(case: Case, peak_bytes: Floats) -> int:
+    """Return the recomputation of a case: the published one, or the least with which it fits."""
+    if not case.open_recompute:
+        return int(case.row.get("recompute", 0))
+    slack = 1.0 if habits_of(case.job.framework).recomputes else SLACK
+    fitting = np.flatnonzero(peak_bytes <= slack * case.pool.memory_bytes)
+    return int(fitting[0]) if len(fitting) else LEVELS - 1

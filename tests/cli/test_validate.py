@@ -1,0 +1,111 @@
+"""`shardwright validate` from end to end."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.running import refused, run
+from tests.validate.known import KNOWN
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, str]]:
+    with KNOWN.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> str:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+def test_the_report_names_every_run() -> None:
+    outcome = run(["validate", str(KNOWN)])
+    assert outcome.code == 0, outcome.err
+    assert outcome.err == ""
+    assert "8a16e6807f" in outcome.out
+    assert "Against simple rivals" in outcome.out
+
+
+def test_json_has_every_row_duplicates_and_skipped_ones_too(rows, tmp_path: Path) -> None:
+    twin = rows[0] | {"row_id": "twin", "dup_group": "d"}
+    given = [
+        rows[0] | {"dup_group": "d"},
+        twin,
+        rows[1] | {"precision": "nvfp4"},
+        rows[2] | {"measured_iter_time_s": "", "measured_tokens_per_s_per_gpu": "", "measured_mem_gb": "60"},
+    ]
+    outcome = run(["validate", write(tmp_path / "runs.csv", given), "--json"])
+    assert outcome.code == 0, outcome.err
+    document = json.loads(outcome.out)
+    assert set(document) == {"runs", "summary"}
+    first, second, skipped, memory = document["runs"]
+    assert (first["duplicate"], second["duplicate"]) == (False, True)
+    assert first["measured_seconds"] == float(rows[0]["measured_iter_time_s"])
+    low, high = first["interval"]
+    assert low < first["predicted_seconds"] < high
+    assert skipped == {"row_id": rows[1]["row_id"], "skipped": "precision nvfp4 is not modelled"}
+    assert memory["measured_seconds"] is None
+    assert memory["measured_memory_bytes"] == 60 * 2.0**30
+    assert document["summary"]["timed"] == 1
+    assert document["summary"]["skipped"] == {"precision nvfp4 is not modelled": 1}
+
+
+def test_failed_runs_alone_are_predicted(rows, tmp_path: Path) -> None:
+    blank = dict.fromkeys(("measured_iter_time_s", "measured_tokens_per_s_per_gpu", "measured_mem_gb"), "")
+    path = write(tmp_path / "failed.csv", [row | blank for row in rows[:3]])
+    alone = json.loads(run(["validate", path, "--json"]).out)
+    assert all(0.0 <= entry["fit_probability"] <= 1.0 for entry in alone["runs"])
+    assert alone["summary"]["overall"] is None
+    both = json.loads(run(["validate", str(KNOWN), "--failed", path, "--json"]).out)
+    assert [entry["failed"] for entry in both["runs"]] == [False] * len(rows) + [True] * 3
+    assert (both["summary"]["fits"]["ran"], both["summary"]["fits"]["failed"]) == (len(rows), 3)
+    text = run(["validate", path])
+    assert text.code == 0, text.err
+
+
+def test_quality_and_kind_choose() -> None:
+    document = json.loads(run(["validate", str(KNOWN), "--quality", "a", "--kind", "fwd+bwd", "--json"]).out)
+    assert document["summary"]["predicted"] == 1
+    assert sum(document["summary"]["skipped"].values()) == document["summary"]["rows"] - 1
+
+
+def test_page_and_picture_are_written_and_the_same_each_time(tmp_path: Path) -> None:
+    page, plot = tmp_path / "page.md", tmp_path / "plot.svg"
+    contents = []
+    for _ in range(2):
+        outcome = run(["validate", str(KNOWN), "--markdown", str(page), "--plot", str(plot)])
+        assert outcome.code == 0, outcome.err
+        contents.append((page.read_bytes(), plot.read_bytes()))
+    assert contents[0] == contents[1]
+    assert b"](plot.svg)" in contents[0][0]
+    assert contents[0][1].startswith(b"<svg")
+
+
+def test_bad_files_are_one_message_and_exit_2(rows, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.csv"
+    empty.write_text("")
+    binary = tmp_path / "binary.csv"
+    binary.write_bytes(bytes(range(256)))
+    words = write(tmp_path / "words.csv", [rows[0] | {"n_gpus": "plenty"}])
+    unmeasured = write(
+        tmp_path / "x.csv", [rows[0] | {"measured_iter_time_s": "", "measured_tokens_per_s_per_gpu": ""}]
+    )
+    for arguments, message in (
+        ([str(tmp_path / "nowhere.csv")], "nowhere.csv"),
+        ([str(tmp_path)], str(tmp_path)),
+        ([str(empty)], "lacks the columns"),
+        ([str(binary)], "binary.csv"),
+        ([words], "line 2, n_gpus"),
+        ([str(KNOWN), "--quality", "Z"], "there is no Z"),
+        ([str(KNOWN), "--failed", str(empty)], "lacks the columns"),
+        ([str(KNOWN), "--plot", str(tmp_path / "no" / "folder.svg")], "cannot be written"),
+        ([unmeasured, "--plot", str(tmp_path / "plot.svg")], "no run has both"),
+    ):
+        assert message in refused(run(["validate", *arguments]))
