@@ -18,13 +18,27 @@ from shardwright.spec.cluster import NodePool
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
     """The links of one pool of machines as collectives see them. Bandwidths are per GPU, one direction, after
-    protocol efficiency; latencies are of one step."""
+    protocol efficiency; latencies are of one step.
+
+    `call_steps` is the start of a collective, in steps. Small messages do not fill the pipeline of a ring: they move
+    at half the bandwidth, and `ramp_bytes` (with `ramp_bytes_per_rank`) per rank at three quarters; between domains
+    `inter_ramp_bytes` per domain play that part. Rings of n ranks lose `pair_loss` / n of the bandwidth, and an
+    all-reduce moves its bytes `reduce_gain` times as fast as a gather. Where each of `mesh_gpus` GPUs has links of its
+    own to every other, n of them use (n - 1) / (mesh_gpus - 1) of a GPU's bandwidth; 0 stands for a switch.
+    """
 
     domain_gpus: int
     intra_bytes_per_second: float
     intra_latency_seconds: float
     inter_bytes_per_second: float
     inter_latency_seconds: float
+    call_steps: float = 0.0
+    ramp_bytes: float = 0.0
+    ramp_bytes_per_rank: float = 0.0
+    inter_ramp_bytes: float = 0.0
+    pair_loss: float = 0.0
+    reduce_gain: float = 1.0
+    mesh_gpus: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,35 +80,74 @@ def gather_seconds(links: Fabric, groups: Group, size_bytes: Array) -> Floats:
     """Return the time of an all-gather (or reduce-scatter) whose full buffer has `size_bytes`, [N].
 
     Ring: each rank receives (n-1)/n of the buffer. Inside a domain at link speed; between domains the local ranks
-    carry it together. The latency is that of a ring inside and of recursive doubling between domains.
+    carry it together. The latency is that of rings inside and between domains.
     """
-    size, local, domains = groups.size, groups.local, groups.domains
-    intra = np.where(local > 1, size_bytes * (size - 1) / size / links.intra_bytes_per_second, 0.0)
-    inter = size_bytes * (domains - 1) / domains / (links.inter_bytes_per_second * local)
-    steps = (local - 1) * links.intra_latency_seconds + np.ceil(np.log2(domains)) * links.inter_latency_seconds
-    return np.where(size > 1, np.maximum(intra, inter) + steps, 0.0)
+    return _ring_seconds(links, groups, size_bytes, groups.domains - 1.0, passes=1.0, gain=1.0)
 
 
 def reduce_seconds(links: Fabric, groups: Group, size_bytes: Array) -> Floats:
-    """Return the time of an all-reduce: a reduce-scatter and an all-gather, [N]."""
-    return 2.0 * gather_seconds(links, groups, size_bytes)
+    """Return the time of an all-reduce, [N]: the bytes of a reduce-scatter and an all-gather in one call, and between
+    domains the steps of a tree."""
+    depth = np.ceil(np.log2(groups.domains))
+    return _ring_seconds(links, groups, size_bytes, depth, passes=2.0, gain=links.reduce_gain)
+
+
+def _ring_seconds(
+    links: Fabric, groups: Group, size_bytes: Array, inter_steps: Floats, *, passes: float, gain: float
+) -> Floats:
+    """Return the time of `passes` passes over the buffer, each with a step for every other local rank and
+    `inter_steps` between domains."""
+    size, local, domains = groups.size, groups.local, groups.domains
+    rate = gain * ring_rate(links, local)
+    moved = size_bytes * (size - 1) / size
+    intra = np.where(local > 1, ramped(moved, links.ramp_bytes + links.ramp_bytes_per_rank * local) / rate, 0.0)
+    carried = size_bytes * (domains - 1) / domains / local
+    inter = ramped(carried, links.inter_ramp_bytes * domains) / links.inter_bytes_per_second
+    steps = (local - 1) * links.intra_latency_seconds + inter_steps * links.inter_latency_seconds
+    seconds = passes * (np.maximum(intra, inter) + steps) + _call_seconds(links, groups)
+    return np.where(size > 1, seconds, 0.0)
 
 
 def exchange_seconds(links: Fabric, groups: Group, size_bytes: Array) -> Floats:
     """Return the time of an all-to-all in which each rank sends `size_bytes` in equal parts to all, [N]."""
     size, local = groups.size, groups.local
-    intra = size_bytes * (local - 1) / size / links.intra_bytes_per_second
+    inside = size_bytes * (local - 1) / size
+    intra = ramped(inside, links.ramp_bytes + links.ramp_bytes_per_rank * local) / ring_rate(links, local)
     inter = size_bytes * (size - local) / size / links.inter_bytes_per_second
     latency = np.where(groups.domains > 1, links.inter_latency_seconds, links.intra_latency_seconds)
-    return np.where(size > 1, np.maximum(intra, inter) + latency, 0.0)
+    return np.where(size > 1, np.maximum(intra, inter) + latency + _call_seconds(links, groups), 0.0)
 
 
 def transfer_seconds(links: Fabric, size_bytes: Array, crosses: Array) -> Floats:
     """Return the time to send `size_bytes` from one GPU to another; `crosses` says whether they are in different
     domains."""
-    bandwidth = np.where(crosses, links.inter_bytes_per_second, links.intra_bytes_per_second)
+    inside = links.intra_bytes_per_second * mesh_share(links, np.array(2))
+    bandwidth = np.where(crosses, links.inter_bytes_per_second, inside)
     latency = np.where(crosses, links.inter_latency_seconds, links.intra_latency_seconds)
     return np.asarray(size_bytes / bandwidth + latency)
+
+
+def ramped(moved_bytes: Array, ramp_bytes: Array | float) -> Floats:
+    """Return the bytes that take as long at full bandwidth as `moved_bytes` do while the pipeline fills: twice as many
+    for few, `ramp_bytes` more for many."""
+    return np.asarray(moved_bytes * (1.0 + ramp_bytes / np.maximum(moved_bytes + ramp_bytes, 1e-300)))
+
+
+def mesh_share(links: Fabric, local: Array) -> Floats:
+    """Return the part of a GPU's links that lead to the `local` ranks of a group."""
+    if links.mesh_gpus < 2:
+        return np.ones(np.shape(local))
+    return np.clip((local - 1) / (links.mesh_gpus - 1), 1 / (links.mesh_gpus - 1), 1.0)
+
+
+def ring_rate(links: Fabric, local: Array) -> Floats:
+    """Return the bytes per second that each of `local` ranks of a domain moves in a ring."""
+    return np.asarray(links.intra_bytes_per_second * mesh_share(links, local) * (1.0 - links.pair_loss / local))
+
+
+def _call_seconds(links: Fabric, groups: Group) -> Floats:
+    step = np.where(groups.local > 1, links.intra_latency_seconds, links.inter_latency_seconds)
+    return np.asarray(links.call_steps * step)
 
 
 def exposed_seconds(communication: Array, computation: Array, *, slowdown: float) -> Floats:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +12,7 @@ from shardwright.cost.collectives import Fabric
 from shardwright.cost.efficiency import Efficiency
 from shardwright.cost.layers import LayerTable, layer_table
 from shardwright.cost.operators import Shard
+from shardwright.cost.overheads import Overheads, overheads
 from shardwright.cost.strategy import Ints, Strategies
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
@@ -26,10 +28,28 @@ class Context:
     job: Job
     efficiency: Efficiency
     headroom: float = 1.0
+    measured_overheads: Overheads | None = None
+
+    @cached_property
+    def software(self) -> Overheads:
+        """What the job's framework adds on this GPU (or `measured_overheads` in its place)."""
+        return self.measured_overheads or overheads(self.job.framework, self.pool.gpu)
 
     @cached_property
     def links(self) -> Fabric:
-        return self.efficiency.fabric(self.pool)
+        """The links as the framework's collectives find them."""
+        links = self.efficiency.fabric(self.pool)
+        return replace(
+            links,
+            intra_bytes_per_second=links.intra_bytes_per_second * self.software.intra,
+            inter_bytes_per_second=links.inter_bytes_per_second * self.software.inter,
+            inter_latency_seconds=links.inter_latency_seconds * self.software.latency,
+        )
+
+    @cached_property
+    def strain(self) -> float:
+        """By what waiting for the slowest of many machines makes a stage longer."""
+        return 1.0 + self.software.straggling * math.log2(max(self.pool.nodes, 1))
 
     @property
     def memory_limit_bytes(self) -> float:
@@ -86,7 +106,16 @@ def shard_index(context: Context, rows: Strategies) -> ShardIndex:
     codes, first = np.unique(shard_codes(rows), return_index=True)
     distinct = rows.take(first)
     shard = Shard(**{name: getattr(distinct, name) for name, _ in _CODE_BITS})
-    table = layer_table(context.model, context.pool, context.job, shard, context.efficiency)
+    table = layer_table(
+        context.model,
+        context.pool.gpu,
+        context.job,
+        shard,
+        context.efficiency,
+        context.links,
+        context.software,
+        strain=context.strain,
+    )
     return ShardIndex(codes=codes, table=table)
 
 

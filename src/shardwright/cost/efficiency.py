@@ -114,7 +114,7 @@ def computes(gpu: Gpu, precision: str) -> bool:
 
 def peak_flops(gpu: Gpu, precision: str) -> float:
     """Return the dense peak for the precision in which a job computes; raises SpecError where there is none."""
-    peak = gpu.peak("tf32" if precision == "fp32" and gpu.peak("tf32") else precision)
+    peak = gpu.peak(precision)
     if peak is None:
         able = ", ".join(name for name, _ in gpu.peak_flops)
         raise bad("precision", f"{gpu.name} cannot compute in {precision}", f"it has {able}")

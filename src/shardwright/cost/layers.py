@@ -7,18 +7,18 @@ user's own layer times fill the same table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from shardwright.cost.collectives import (
     Fabric,
-    exchange_seconds,
     exposed_seconds,
     gather_seconds,
     group,
     reduce_seconds,
 )
+from shardwright.cost.dispatch import dispatch_seconds
 from shardwright.cost.efficiency import Efficiency
 from shardwright.cost.memory import layer_activation_bytes
 from shardwright.cost.operators import (
@@ -32,8 +32,10 @@ from shardwright.cost.operators import (
     table,
     tokens,
 )
+from shardwright.cost.overheads import BACKWARD_LAUNCHES, Overheads, kernel_factor, launched_seconds
+from shardwright.cost.selective import repeated_share
 from shardwright.cost.strategy import Floats
-from shardwright.spec.cluster import NodePool
+from shardwright.spec.cluster import Gpu
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model
 
@@ -87,14 +89,27 @@ class LayerTable:
     parameters: Floats
 
 
-def layer_table(model: Model, pool: NodePool, job: Job, shard: Shard, efficiency: Efficiency) -> LayerTable:
-    """Return the table for every row of `shard`."""
-    links = efficiency.fabric(pool)
+def layer_table(
+    model: Model,
+    gpu: Gpu,
+    job: Job,
+    shard: Shard,
+    efficiency: Efficiency,
+    links: Fabric,
+    software: Overheads,
+    *,
+    strain: float = 1.0,
+) -> LayerTable:
+    """Return the table for every row of `shard`. All times are `strain` times those of an undisturbed GPU."""
     parts = [[*layer_operators(model, kind, shard, job)] for kind in model.kinds]
     parts = [[*embedding_operators(model, shard, job)], *parts, [*head_operators(model, shard, job)]]
-    times = _timed(parts, pool, job, efficiency)
     kinds: tuple[Layer | None, ...] = (None, *model.kinds, None)
-    columns = [_seconds(model, kind, shard, job, links, *time) for kind, time in zip(kinds, times, strict=True)]
+    host = [software.layer_seconds + (software.expert_seconds if kind and kind.moe else 0.0) for kind in kinds]
+    times = _timed(parts, gpu, job, efficiency, software, host)
+    columns = [
+        _strained(_seconds(model, kind, shard, job, links, software, *time), strain)
+        for kind, time in zip(kinds, times, strict=True)
+    ]
     memory = layer_activation_bytes(model, shard, job)
     where = np.array([0, *(kind + 1 for kind in model.kind_of_layer), len(kinds) - 1])
 
@@ -153,18 +168,33 @@ def mtp_parameters(model: Model) -> tuple[int, int]:
     return model.mtp_layers * each, model.mtp_layers * model.expert_layer_parameters(last)
 
 
+def _strained(seconds: Seconds, strain: float) -> Seconds:
+    return Seconds(**{field.name: strain * getattr(seconds, field.name) for field in fields(Seconds)})
+
+
 def _timed(
-    parts: list[list[Operator]], pool: NodePool, job: Job, efficiency: Efficiency
+    parts: list[list[Operator]],
+    gpu: Gpu,
+    job: Job,
+    efficiency: Efficiency,
+    software: Overheads,
+    host: list[float],
 ) -> list[tuple[Floats, Floats, Floats]]:
-    """Return forward, backward and core-attention forward seconds [M] of each part, timed in one batch."""
+    """Return forward, backward and core-attention forward seconds [M] of each part, timed in one batch. Where the
+    host launches a part (forward in `host` seconds) more slowly than the device runs it, the host's time counts."""
     operators = table([operator for part in parts for operator in part])
-    seconds = efficiency.operator_seconds(pool.gpu, job, operators)
+    seconds = efficiency.operator_seconds(gpu, job, operators) * kernel_factor(software, job, operators)
+    if job.adapters:
+        seconds = np.where(operators.weight_gradient, 0.0, seconds)
     forward = np.where(operators.direction == FORWARD, seconds, 0.0)
     backward = np.where(operators.direction == BACKWARD, seconds, 0.0)
-    core = np.where(operators.core, forward, 0.0)
+    core = repeated_share(job, operators) * forward
     bounds = np.cumsum([0, *(len(part) for part in parts)])[:-1]
     sums = [np.add.reduceat(column, bounds, axis=0) for column in (forward, backward, core)]
-    return [(sums[0][i], sums[1][i], sums[2][i]) for i in range(len(parts))]
+    return [
+        (launched_seconds(forward, launch), launched_seconds(backward, BACKWARD_LAUNCHES * launch), core)
+        for forward, backward, core, launch in zip(*sums, host, strict=True)
+    ]
 
 
 def _seconds(
@@ -173,6 +203,7 @@ def _seconds(
     shard: Shard,
     job: Job,
     links: Fabric,
+    software: Overheads,
     forward: Floats,
     backward: Floats,
     core: Floats,
@@ -195,7 +226,7 @@ def _seconds(
     blocks = 2 if layer.mlp is not None or (layer.moe is not None and layer.moe.shared_width) else 1
     tp_forward, tp_backward = _tp_layer(model, shard, job, links, blocks, forward, backward)
     cp_forward, cp_backward = _cp_layer(layer, shard, job, links, core)
-    ep_forward = _ep_layer(model, layer, shard, job, links)
+    ep_forward = software.exchange * _ep_layer(model, layer, shard, job, links)
     return Seconds(
         forward=forward,
         backward=backward,
@@ -259,7 +290,8 @@ def _ep_layer(model: Model, layer: Layer, shard: Shard, job: Job, links: Fabric)
     expert-tensor-parallel ranks."""
     if layer.moe is None:
         return np.zeros(len(shard.tp))
-    size = 2.0 * tokens(shard, job) / shard.tp * layer.moe.top_k * model.hidden
+    sent = 2.0 * tokens(shard, job) / shard.tp * model.hidden
     across = group(links, shard.ep, shard.etp)
     within = group(links, shard.etp, np.ones_like(shard.etp))
-    return 2.0 * exchange_seconds(links, across, size) + reduce_seconds(links, within, size * shard.etp)
+    gathered = reduce_seconds(links, within, sent * layer.moe.top_k * shard.etp)
+    return 2.0 * dispatch_seconds(links, across, sent, layer.moe.top_k) + gathered

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cost.operators import Shard, norm_tokens, tokens
+from shardwright.cost.selective import freed_bytes
 from shardwright.cost.strategy import UNSHARDED, ZERO2, ZERO3, Array, Floats, Ints
 from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
 
 LOGIT_BYTES = 10.0  # per logit on the last stage: bf16 logits, fp32 copy and its gradient (in place)
+OPTIMIZER_BYTES = {"adam": 12.0, "sgd": 8.0, "none": 0.0}  # master weight and moments in fp32
+ADAPTER_SHARE = 0.005  # of the weights, in LoRA adapters of rank 16 to 32
 CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi minus allocated on A100 and H100
 FRAGMENTATION = 0.03  # of all tensors, reserved by the caching allocator beyond what is allocated
 FP8_WEIGHT_BYTES = 2.0  # fp8 weight and its transpose beside the bf16 weight
@@ -56,7 +59,7 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
             feed_forward = feed_forward + _moe_bytes(model, layer.moe, shard, job)
         outside = outer * (2.0 * layer.norms + (2.0 if model.dropout else 0.0))
         kept.append(outside + attention + feed_forward)
-        core.append(scores)
+        core.append(freed_bytes(model, layer, shard, job, kept[-1], scores))
         inputs.append(2.0 * outer)
         gradients.append(_gradient_bytes(model, layer, shard, job))
     embedding = outer * (1.0 if model.dropout else 0.0)
@@ -151,13 +154,19 @@ def state_bytes(
     """
     full = job.precision == "fp32"
     weight = 4.0 if full else 2.0 + (FP8_WEIGHT_BYTES if job.precision == "fp8" else 0.0)
-    state = (8.0 if full else 12.0) if job.optimizer == "adam" else (4.0 if full else 8.0)
+    trained = trained_share(job)
+    state = trained * (OPTIMIZER_BYTES[job.optimizer] - (4.0 if full and job.optimizer != "none" else 0.0))
     total = dense + expert
     sharded = dense / dense_ranks + expert / expert_ranks
     weights = weight * np.where(sharding == ZERO3, sharded + np.minimum(working, total - sharded), total)
-    gradients = 4.0 * np.where(sharding >= ZERO2, sharded + np.minimum(working, total - sharded), total)
+    gradients = trained * 4.0 * np.where(sharding >= ZERO2, sharded + np.minimum(working, total - sharded), total)
     optimizer = state * np.where(sharding == UNSHARDED, total, sharded) * (1.0 - offload)
     return StateBytes(weights=weights, gradients=gradients, optimizer=optimizer)
+
+
+def trained_share(job: Job) -> float:
+    """Return the part of the weights that has gradients and optimizer state."""
+    return ADAPTER_SHARE if job.adapters else 1.0
 
 
 def least_state_bytes(job: Job, ranks: Array, sharded: Array, everything: Array) -> Floats:

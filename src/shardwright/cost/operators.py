@@ -19,6 +19,7 @@ from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
 
 GEMM, ATTENTION, MEMORY = range(3)
 FORWARD, BACKWARD = range(2)
+POINTWISE, NORM, SOFTMAX, LOOKUP = range(4)
 FLASH_BACKWARD_FLOPS = 2.5  # recomputed scores: 5 matrix products for the 2 of the forward pass (arXiv 2307.08691)
 LOSS_FORWARD_BYTES, LOSS_BACKWARD_BYTES = 18.0, 12.0  # per logit: cast to fp32, max, exp and sum, gradient, cast
 
@@ -42,7 +43,7 @@ class Shard:
 class Operator:
     """One operator for every row of a `Shard`. A GEMM is `groups` products (m × k)(k × n); `core` marks core
     attention, which selective recomputation repeats; `low_precision` marks the GEMMs that run in fp8 where the job
-    says so."""
+    says so; `weight_gradient` those that frozen weights do not need; `form` says what a memory-bound operator does."""
 
     kind: int
     direction: int
@@ -54,6 +55,8 @@ class Operator:
     bytes: Array
     core: bool = False
     low_precision: bool = False
+    weight_gradient: bool = False
+    form: int = POINTWISE
 
 
 def tokens(shard: Shard, job: Job) -> Floats:
@@ -70,7 +73,7 @@ def layer_operators(model: Model, layer: Layer, shard: Shard, job: Job) -> Itera
     """Yield the operators of one layer."""
     hidden = float(model.hidden)
     outer = norm_tokens(shard, job)
-    yield from _memory(layer.norms * 4.0 * outer * hidden, backward=2.0)
+    yield from _memory(layer.norms * 4.0 * outer * hidden, backward=2.0, form=NORM)
     yield from _memory(2 * 6.0 * outer * hidden, backward=1.0)  # residual adds (with dropout, fused)
     yield from _attention(hidden, layer.attention, shard, job)
     if layer.mlp is not None:
@@ -81,7 +84,7 @@ def layer_operators(model: Model, layer: Layer, shard: Shard, job: Job) -> Itera
 
 def embedding_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
     """Yield the look-up of token (and position) embeddings; backward adds into fp32 gradients."""
-    yield from _memory(4.0 * tokens(shard, job) * model.hidden, backward=3.0)
+    yield from _memory(4.0 * tokens(shard, job) * model.hidden, backward=3.0, form=LOOKUP)
 
 
 def head_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
@@ -93,7 +96,7 @@ def head_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
         if depth:
             yield from _gemm(size, model.hidden / shard.tp, 2.0 * model.hidden)
             yield from layer_operators(model, model.layers[-1], shard, job)
-        yield from _memory(4.0 * outer * model.hidden, backward=2.0)
+        yield from _memory(4.0 * outer * model.hidden, backward=2.0, form=NORM)
         yield from _gemm(size, model.vocab / shard.tp, float(model.hidden))
         yield from _memory(LOSS_FORWARD_BYTES * logits, backward=LOSS_BACKWARD_BYTES / LOSS_FORWARD_BYTES)
 
@@ -106,8 +109,8 @@ def _gemm(
     m, n, k, groups = m * ones, n * ones, k * ones, groups * ones
     flops = 2.0 * m * n * k * groups
     size = 2.0 * (m * k + k * n + m * n) * groups
-    shapes = ((FORWARD, m, n, k), (BACKWARD, m, k, n), (BACKWARD, k, n, m))
-    for direction, rows, columns, inner in shapes:
+    shapes = ((FORWARD, m, n, k, False), (BACKWARD, m, k, n, False), (BACKWARD, k, n, m, True))
+    for direction, rows, columns, inner, of_weight in shapes:
         yield Operator(
             kind=GEMM,
             direction=direction,
@@ -118,10 +121,11 @@ def _gemm(
             flops=flops,
             bytes=size,
             low_precision=low_precision,
+            weight_gradient=of_weight,
         )
 
 
-def _memory(size_bytes: Array, *, backward: float, core: bool = False) -> Iterator[Operator]:
+def _memory(size_bytes: Array, *, backward: float, core: bool = False, form: int = POINTWISE) -> Iterator[Operator]:
     """Yield a memory-bound operator that moves `size_bytes` forward and `backward` times as much backward."""
     zero = np.zeros_like(size_bytes)
     for direction, factor in ((FORWARD, 1.0), (BACKWARD, backward)):
@@ -135,6 +139,7 @@ def _memory(size_bytes: Array, *, backward: float, core: bool = False) -> Iterat
             flops=zero,
             bytes=size_bytes * factor,
             core=core,
+            form=form,
         )
 
 
@@ -185,7 +190,7 @@ def _core_attention(attention: Attention, shard: Shard, job: Job) -> Iterator[Op
             core=True,
         )
     scores = 2.0 * size * job.seq_len * heads
-    yield from _memory(np.where(shard.flash, 0.0, 8.0 * scores), backward=1.0, core=True)
+    yield from _memory(np.where(shard.flash, 0.0, 8.0 * scores), backward=1.0, core=True, form=SOFTMAX)
 
 
 def _mlp(hidden: float, mlp: Mlp, shard: Shard, job: Job) -> Iterator[Operator]:
@@ -219,6 +224,8 @@ class OperatorTable:
     direction: Ints
     core: Bools
     low_precision: Bools
+    weight_gradient: Bools
+    form: Ints
     m: Floats
     n: Floats
     k: Floats
@@ -241,6 +248,8 @@ def table(operators: Sequence[Operator]) -> OperatorTable:
         direction=flags("direction", int),
         core=flags("core", bool),
         low_precision=flags("low_precision", bool),
+        weight_gradient=flags("weight_gradient", bool),
+        form=flags("form", int),
         m=sizes("m"),
         n=sizes("n"),
         k=sizes("k"),

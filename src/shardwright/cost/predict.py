@@ -8,14 +8,16 @@ import numpy as np
 
 from shardwright.cost.context import Context, Sharded, sharded
 from shardwright.cost.efficiency import peak_flops
+from shardwright.cost.evidence import nearest, setting_of
 from shardwright.cost.flops import iteration_flops
 from shardwright.cost.footprint import footprint, micro_batches
+from shardwright.cost.interval import interval_seconds
 from shardwright.cost.iteration import Iteration, iteration, pipeline_seconds
 from shardwright.cost.money import dollars_per_hour
 from shardwright.cost.stages import boundaries, positions
 from shardwright.cost.step import StageTimes, per_rank, ranged, stage_times
 from shardwright.cost.strategy import Floats, Ints, Strategies
-from shardwright.cost.uncertainty import fit_probability, interval_seconds
+from shardwright.cost.uncertainty import fit_probability
 from shardwright.plan.plan import Prediction, StageMemory, TimeBreakdown
 from shardwright.units import SECONDS_PER_HOUR
 
@@ -42,9 +44,10 @@ def predict(
     peak = peak_flops(context.pool.gpu, job.precision)
     flops = iteration_flops(context.model, job.global_batch, job.seq_len)
     ideal = flops / (peak * context.pool.gpus)
+    setting = setting_of(context.model, context.pool.gpu, gpus, job)
     return Prediction(
         iteration_seconds=seconds,
-        interval=interval_seconds(seconds),
+        interval=interval_seconds(seconds, setting),
         tokens_per_second=job.tokens_per_iteration / seconds,
         mfu=flops / (seconds * peak * gpus),
         time=time,
@@ -55,6 +58,7 @@ def predict(
         hours_total=hours,
         lower_bound_seconds=ideal if lower_bound_seconds is None else min(lower_bound_seconds, seconds),
         binding=_binding(time, memory, rank),
+        evidence=nearest(setting),
     )
 
 
@@ -66,7 +70,8 @@ def _breakdown(
     where = positions(starts, context.layer_count)
 
     def of(running: Floats) -> float:
-        return count * float(per_rank(ranged(running, shards.row, where[:, :-1], where[:, 1:]), row)[0, :, rank].sum())
+        summed = per_rank(ranged(running, shards.row, where[:, :-1], where[:, 1:]), row)[0, :, rank].sum()
+        return count * float(summed)
 
     table = shards.table
     named = {
@@ -80,13 +85,16 @@ def _breakdown(
     busy = count * float((raw.forward + raw.backward)[0, :, rank].sum())
     whole = float(pipeline_seconds(context, row, parts)[0])
     free = float(pipeline_seconds(context, row, replace(parts, stages=raw), free_transfers=True)[0])
-    gathers = max(busy - sum(named.values()), 0.0)
+    software = context.software
+    launching = count * 2.0 * software.pass_seconds * int(row.vpp[0])
+    gathers = max(busy - launching - sum(named.values()), 0.0)
     return TimeBreakdown(
         **named,
+        framework_seconds=launching + software.step_seconds,
         pipeline_seconds=whole - free,
         bubble_seconds=free - busy,
         data_parallel_seconds=gathers + float(parts.data_parallel[0]),
-        optimizer_seconds=float(parts.optimizer[0]),
+        optimizer_seconds=float(parts.optimizer[0]) - software.step_seconds,
     )
 
 
@@ -121,6 +129,7 @@ def _binding(time: TimeBreakdown, memory: tuple[StageMemory, ...], rank: int) ->
         "the pipeline bubble": time.bubble_seconds,
         "gradient reduction": time.data_parallel_seconds,
         "the optimizer step": time.optimizer_seconds,
+        "the framework's own overhead": time.framework_seconds,
     }
     worst = max(losses, key=lambda name: losses[name])
     total = time.total_seconds

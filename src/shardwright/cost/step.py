@@ -15,16 +15,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cost.collectives import (
+    Fabric,
     Group,
     exposed_seconds,
     gather_seconds,
     group,
     product,
+    reduce_seconds,
     stage_crossings,
     transfer_seconds,
 )
 from shardwright.cost.context import Context, Sharded
 from shardwright.cost.layers import OVERLAP_SLOWDOWN
+from shardwright.cost.memory import trained_share
+from shardwright.cost.overheads import BACKWARD_LAUNCHES, launched_seconds
 from shardwright.cost.stages import positions
 from shardwright.cost.strategy import (
     BLOCK,
@@ -40,10 +44,11 @@ from shardwright.cost.strategy import (
     Ints,
     Strategies,
 )
+from shardwright.spec.job import Job
 
 BUCKET_SHARE = 0.9  # part of a pass beside which gradient buckets can travel; the last bucket cannot
-ADAM_BYTES = 34.0  # read gradient (twice, for the norm), master weight, moments; write these and the bf16 weight
-SGD_BYTES = 26.0
+# Read gradient (twice, for the norm), master weight, moments; write these and the bf16 weight.
+STATE_BYTES = {"adam": 34.0, "sgd": 26.0, "none": 0.0}
 HOST_STATE_BYTES = 28.0  # the same in host memory, without the norm
 PCIE_EFFICIENCY = 0.8
 HOST_EFFICIENCY = 0.6
@@ -98,11 +103,20 @@ def stage_times(context: Context, rows: Strategies, shards: Sharded, starts: Int
     core = ranged(table.core_seconds, row, low, high)
     recompute = full + np.where((rows.recompute == SELECTIVE)[:, None], core, 0.0)
     extra_forward, extra_backward = sharded_weight_seconds(context, rows, shards, where, forward, backward)
+    each, host = context.software.pass_seconds, serial_launch_seconds(context, rows, starts)
+    forward, backward = forward + extra_forward, backward + recompute + extra_backward
     return StageTimes(
-        forward=per_rank(forward + extra_forward, rows),
-        backward=per_rank(backward + recompute + extra_backward, rows),
+        forward=per_rank(launched_seconds(forward, host) + each, rows),
+        backward=per_rank(launched_seconds(backward, BACKWARD_LAUNCHES * host) + each, rows),
         recompute=per_rank(recompute, rows),
     )
+
+
+def serial_launch_seconds(context: Context, rows: Strategies, starts: Ints) -> Floats:
+    """Return the host time of a forward pass that cannot hide, [N, V]: the collectives of tensor parallelism, one after
+    the other beside a pipeline's messages."""
+    ranks = rows.tp * (rows.tp > 1) * (rows.pp > 1)
+    return context.software.rank_seconds * ranks[:, None] * np.diff(starts, axis=1)
 
 
 def data_parallel(context: Context, rows: Strategies) -> DataParallel:
@@ -126,8 +140,8 @@ def sharded_weight_seconds(
     groups = data_parallel(context, rows)
     dense = ranged(shards.table.dense, shards.row, where[:, :-1], where[:, 1:])
     expert = ranged(shards.table.expert, shards.row, where[:, :-1], where[:, 1:])
-    once = both_gather_seconds(context, groups, dense, expert, 1.0)
-    scatter = 4.0 * once * (rows.sharding >= ZERO2)[:, None]
+    once = both_gather_seconds(context.links, groups, dense, expert, 1.0)
+    scatter = 4.0 * trained_share(context.job) * once * (rows.sharding >= ZERO2)[:, None]
     gather = 2.0 * once * (rows.sharding == ZERO3)[:, None]
     overlap_forward, overlap_backward = rows.overlap_param[:, None], rows.overlap_grad[:, None]
     seconds_forward = np.where(
@@ -146,15 +160,15 @@ def sharded_weight_seconds(
     return seconds_forward, seconds_backward
 
 
-def both_gather_seconds(context: Context, groups: DataParallel, dense: Floats, expert: Floats, width: float) -> Floats:
+def both_gather_seconds(links: Fabric, groups: DataParallel, dense: Floats, expert: Floats, width: float) -> Floats:
     """Return the time to gather (or reduce-scatter) dense and expert parameters of `width` bytes, [N, S]."""
 
     def column(ranks: Group) -> Group:
         return Group(size=ranks.size[:, None], local=ranks.local[:, None])
 
-    seconds = gather_seconds(context.links, column(groups.dense), width * dense)
+    seconds = gather_seconds(links, column(groups.dense), width * dense)
     if expert.any():
-        seconds = seconds + gather_seconds(context.links, column(groups.expert), width * expert)
+        seconds = seconds + gather_seconds(links, column(groups.expert), width * expert)
     return seconds
 
 
@@ -181,15 +195,20 @@ def message_bytes(context: Context, rows: Strategies) -> Floats:
 def reduction_tails(
     context: Context, rows: Strategies, times: StageTimes, dense: Floats, expert: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the gradient tail and the weight-gather tail of each pipeline rank, [N, P].
+    """Return the gradient tail and the weight-gather tail of each pipeline rank, [N, P]."""
+    once = both_gather_seconds(context.links, data_parallel(context, rows), dense, expert, 1.0)
+    return exposed_tails(context.job, rows, times, once)
+
+
+def exposed_tails(job: Job, rows: Strategies, times: StageTimes, once: Floats) -> tuple[Floats, Floats]:
+    """Return the gradient tail and the weight-gather tail of each pipeline rank, [N, P], where one byte of each of its
+    parameters is gathered in `once` seconds [N, P].
 
     Recomputation hides nothing here: a layer's gradients exist only after it.
     """
-    groups = data_parallel(context, rows)
-    once = both_gather_seconds(context, groups, dense, expert, 1.0)
-    sharding = rows.sharding[:, None]
-    reduce = 4.0 * once * np.where(sharding == UNSHARDED, 2.0, np.where(sharding == ZERO1, 1.0, 0.0))
-    gather = 2.0 * once * ((sharding == ZERO1) | (sharding == ZERO2))
+    sharding, trained = rows.sharding[:, None], trained_share(job)
+    reduce = 4.0 * trained * once * np.where(sharding == UNSHARDED, 2.0, np.where(sharding == ZERO1, 1.0, 0.0))
+    gather = 2.0 * trained * once * ((sharding == ZERO1) | (sharding == ZERO2))
     own = times.backward - times.recompute
     backward, forward = own.sum(axis=1), times.forward.sum(axis=1)
     beside = exposed_seconds(reduce, BUCKET_SHARE * backward, slowdown=OVERLAP_SLOWDOWN)
@@ -215,8 +234,8 @@ def optimizer_seconds(context: Context, rows: Strategies, dense: Floats, expert:
     groups = data_parallel(context, rows)
     held = dense / groups.dense.size[:, None] + expert / groups.expert.size[:, None]
     held = np.where((rows.sharding == UNSHARDED)[:, None], dense + expert, held)
-    width = ADAM_BYTES if context.job.optimizer == "adam" else SGD_BYTES
-    rate = pool.gpu.memory_bytes_per_second * UPDATE_EFFICIENCY
+    width = trained_share(context.job) * STATE_BYTES[context.job.optimizer]
+    rate = pool.gpu.memory_bytes_per_second * UPDATE_EFFICIENCY / context.software.optimizer
     offload = rows.offload[:, None]
     on_gpu = held * (1.0 - offload) * width / rate
     moved = held * offload * 6.0 / (pool.gpu.pcie_bytes_per_second * PCIE_EFFICIENCY)
@@ -225,10 +244,11 @@ def optimizer_seconds(context: Context, rows: Strategies, dense: Floats, expert:
 
 
 def norm_seconds(context: Context, rows: Strategies) -> Floats:
-    """Return the time to agree on the global gradient norm: one tiny all-reduce over all GPUs, [N]."""
+    """Return the time to agree on the global gradient norm, one tiny all-reduce over all GPUs, with what the framework
+    does once an iteration, [N]."""
     links = context.links
     everyone = group(links, rows.gpus, np.ones_like(rows.tp))
-    return 2.0 * gather_seconds(links, everyone, np.zeros(len(rows)))
+    return reduce_seconds(links, everyone, np.zeros(len(rows))) + context.software.step_seconds
 
 
 def tied_embedding_seconds(context: Context, rows: Strategies) -> Floats:

@@ -1,0 +1,74 @@
+"""Predictions of published runs that the calibration has not seen, under several ways of leaving runs out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.calibrate.overheads import Linear, linearised, solved
+from shardwright.cost.efficiency import Efficiency
+from shardwright.cost.overheads import Calibration
+from shardwright.cost.strategy import Floats, Ints
+from shardwright.validate.case import Case
+from shardwright.validate.forecast import forecast
+
+FOLDS = 10
+LARGE = 512
+PROTOCOLS = ("in domain", "source left out", "GPU type left out", "512 GPUs and more left out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """Predicted seconds of each case by a calibration without it, [N]; NaN where a protocol leaves the case in."""
+
+    protocol: str
+    seconds: Floats
+
+
+def near_duplicates(case: Case) -> str:
+    """Return a key that runs share which differ in little but their batch or their day."""
+    run = case.run
+    facts = (run.source, run.model, run.gpu, run.n_gpus, run.tp, run.pp, run.cp, run.ep, run.vpp, run.micro_batch)
+    return repr((*facts, run.precision, run.seq_len, run.zero_or_fsdp_stage))
+
+
+def fold_of(case: Case) -> int:
+    """Return the fold of a run; near duplicates are in the same one."""
+    return int.from_bytes(hashlib.sha256(near_duplicates(case).encode()).digest()[:4]) % FOLDS
+
+
+def groups(cases: Sequence[Case], protocol: str) -> Iterator[Ints]:
+    """Yield the indices of the cases left out together."""
+    keys: list[str]
+    if protocol == "in domain":
+        keys = [str(fold_of(case)) for case in cases]
+    elif protocol == "source left out":
+        keys = [case.run.source for case in cases]
+    elif protocol == "GPU type left out":
+        keys = [case.pool.gpu.name for case in cases]
+    else:
+        keys = ["large" if case.pool.gpus >= LARGE else "" for case in cases]
+    names = np.array(keys)
+    for name in sorted(set(keys) - {""}):
+        yield np.flatnonzero(names == name)
+
+
+def cross_validated(cases: Sequence[Case], efficiency: Efficiency, centre: Calibration) -> list[HeldOut]:
+    """Return the held-out predictions under every protocol. Each calibration is solved anew in the linear picture
+    around `centre`, and then predicts with the full model."""
+    linear = linearised(cases, efficiency, centre)
+    return [
+        HeldOut(protocol=protocol, seconds=_protocol(cases, efficiency, linear, protocol)) for protocol in PROTOCOLS
+    ]
+
+
+def _protocol(cases: Sequence[Case], efficiency: Efficiency, linear: Linear, protocol: str) -> Floats:
+    seconds = np.full(len(cases), np.nan)
+    everyone = np.arange(len(cases))
+    for left_out in groups(cases, protocol):
+        calibration = solved(cases, linear, np.setdiff1d(everyone, left_out))
+        seconds[left_out] = forecast([cases[index] for index in left_out], efficiency, calibration).seconds
+    return seconds

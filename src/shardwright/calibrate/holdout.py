@@ -1,0 +1,88 @@
+"""How good the fits are on what they have not seen: rows left out at random, and whole GPUs left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardwright.calibrate.operators import Table, fit
+from shardwright.cost.learned.fitted import Fitted
+from shardwright.cost.learned.offsets import offset
+from shardwright.cost.learned.trees import forest_sum
+from shardwright.cost.strategy import Bools, Floats
+
+TEST_SHARE = 0.2
+SEED = 1
+CALIBRATION_SHAPES = 30
+FEWEST_ROWS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Median absolute error of time, as a share, over rows with sizes of training: of one GPU that was left out, of
+    the same after one factor from 30 measured shapes, and the part of the error that is one factor (log)."""
+
+    gpu: str
+    rows: int
+    error: float
+    calibrated_error: float
+    bias: float
+
+
+def some(rows: Table, chosen: Bools) -> Table:
+    """Return the chosen rows; the list of cells stays whole."""
+    parts = {name: getattr(rows, name)[chosen] for name in ("columns", "target", "weight", "cell", "training")}
+    return replace(rows, **parts)
+
+
+def predicted(model: Fitted, rows: Table) -> Floats:
+    """Return log(physics / time) as the model has it for each row, by the method of its source, [R]."""
+    of_cell, _ = offset(model.offsets, rows.cells)
+    return np.clip(forest_sum(model.forest, rows.columns) + of_cell[rows.cell], *model.limits)
+
+
+def median_error(log_ratio: Floats) -> float:
+    """Return the median of |predicted time / measured time - 1| given the logarithm of the ratio."""
+    return float(np.median(np.abs(np.expm1(log_ratio)))) if len(log_ratio) else float("nan")
+
+
+def random_error(family: str, rows: Table) -> tuple[float, float]:
+    """Return the median error on a fifth of the rows, left out at random: of all sizes, and of those of training."""
+    test = np.random.default_rng(SEED).random(len(rows.target)) < TEST_SHARE
+    model = fit(family, some(rows, ~test))
+    held = some(rows, test)
+    ratio = held.target - predicted(model, held)
+    return median_error(ratio), median_error(ratio[held.training])
+
+
+def gpu_of_rows(rows: Table) -> Floats:
+    """Return the name of the GPU of each row, [R]."""
+    return np.asarray(rows.cells.names[:, 0][rows.cell])
+
+
+def left_out(family: str, rows: Table, only: Sequence[str] | None = None) -> list[LeftOut]:
+    """Return the errors on each GPU when the model is fitted to the other GPUs alone."""
+    names = gpu_of_rows(rows)
+    found = []
+    for gpu in only or np.unique(names):
+        test = names == gpu
+        if (test & rows.training).sum() < FEWEST_ROWS:
+            continue
+        model = fit(family, some(rows, ~test))
+        held = some(rows, test & rows.training)
+        ratio = held.target - predicted(model, held)
+        draw = np.random.default_rng(SEED).permutation(len(ratio))[:CALIBRATION_SHAPES]
+        factor = float(np.median(ratio[draw]))
+        rest = np.delete(ratio, draw) if len(ratio) > 2 * CALIBRATION_SHAPES else ratio
+        found.append(
+            LeftOut(
+                gpu=str(gpu),
+                rows=len(ratio),
+                error=median_error(ratio),
+                calibrated_error=median_error(rest - factor),
+                bias=float(np.median(ratio)),
+            )
+        )
+    return found

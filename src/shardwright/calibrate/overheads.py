@@ -1,0 +1,193 @@
+"""Fits the overheads of frameworks and the clocks of architectures to published runs.
+
+The logarithm of measured over predicted seconds is made small by Gauss-Newton over the logarithms of the parameters,
+with a normal prior on each (so that what the runs do not show stays at what is usual), weights that give every source
+a like say, and a robust loss (Student's t), since published runs contain outliers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardwright.cost.efficiency import Efficiency
+from shardwright.cost.overheads import CLOCK_NAMES, FRAMEWORK_NAMES, Calibration, Clocks, Overheads
+from shardwright.cost.strategy import Floats, Ints
+from shardwright.validate.case import Case
+from shardwright.validate.forecast import forecast
+
+# What is usual, and the standard deviation of its logarithm. Times of operators in training over those of the
+# operator model, shares of link bandwidth, host times of some ten kernel launches of some µs each from Python.
+USUAL = Overheads(
+    memory=1.2,
+    intra=0.9,
+    inter=0.8,
+    latency=1.5,
+    optimizer=1.2,
+    layer_seconds=4e-4,
+    expert_seconds=1e-3,
+    rank_seconds=2e-5,
+    pass_seconds=1e-4,
+    step_seconds=1e-2,
+    straggling=0.004,
+)
+SPREAD = {
+    "gemm": 0.08,
+    "gemm_fp8": 0.12,
+    "attention": 0.20,
+    "memory": 0.30,
+    "exchange": 0.5,
+    "intra": 0.25,
+    "inter": 0.35,
+    "latency": 1.0,
+    "optimizer": 0.3,
+    "layer_seconds": 0.8,
+    "expert_seconds": 0.8,
+    "rank_seconds": 1.5,
+    "pass_seconds": 0.8,
+    "step_seconds": 0.7,
+    "straggling": 0.7,
+}
+CLOCK_SPREAD = {"gemm": 0.12, "gemm_fp8": 0.2, "attention": 0.15}
+NOISE = 0.05  # log error of a good run that the model should explain
+FREEDOM = 3.0  # of Student's t
+SOURCE_WEIGHT = 30.0  # runs of one source count as at most about so many
+STEP = 0.05
+ITERATIONS = 5
+START_RANK_SECONDS = 3e-4  # where host time still shows beside the device's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One number of a calibration: of a framework (`clock` false) or an architecture."""
+
+    clock: bool
+    owner: str
+    name: str
+
+    @property
+    def spread(self) -> float:
+        return (CLOCK_SPREAD if self.clock else SPREAD)[self.name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """Log errors of the runs at `centre` [N] and their derivatives by the logarithms of the parameters [N, P]."""
+
+    centre: Calibration
+    parameters: tuple[Parameter, ...]
+    errors: Floats
+    slopes: Floats
+
+
+def parameters_of(cases: Sequence[Case]) -> tuple[Parameter, ...]:
+    """Return the parameters of the frameworks and architectures of `cases`."""
+    frameworks = sorted({case.job.framework for case in cases})
+    architectures = sorted({case.pool.gpu.architecture for case in cases})
+    return (
+        *(Parameter(clock=False, owner=owner, name=name) for owner in frameworks for name in FRAMEWORK_NAMES),
+        *(Parameter(clock=True, owner=owner, name=name) for owner in architectures for name in CLOCK_NAMES),
+    )
+
+
+def value(calibration: Calibration, parameter: Parameter) -> float:
+    if parameter.clock:
+        return float(getattr(calibration.architectures[parameter.owner], parameter.name))
+    return float(getattr(calibration.frameworks[cast("Framework", parameter.owner)], parameter.name))
+
+
+def usual_value(parameter: Parameter) -> float:
+    return float(getattr(Clocks() if parameter.clock else USUAL, parameter.name))
+
+
+def usual(cases: Sequence[Case]) -> Calibration:
+    """Return a calibration in which everything is usual."""
+    return Calibration(
+        frameworks={case.job.framework: USUAL for case in cases},
+        architectures={case.pool.gpu.architecture: Clocks() for case in cases},
+    )
+
+
+def multiplied(calibration: Calibration, factors: dict[Parameter, float]) -> Calibration:
+    """Return the calibration with the given parameters multiplied."""
+    frameworks, architectures = dict(calibration.frameworks), dict(calibration.architectures)
+    for parameter, factor in factors.items():
+        new = {parameter.name: value(calibration, parameter) * float(factor)}
+        if parameter.clock:
+            architectures[parameter.owner] = replace(architectures[parameter.owner], **new)
+        else:
+            frameworks[parameter.owner] = replace(frameworks[parameter.owner], **new)  # type: ignore[index]
+    return Calibration(frameworks=frameworks, architectures=architectures)
+
+
+def log_errors(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibration) -> Floats:
+    """Return log(measured / predicted) of every case, [N]."""
+    measured = np.array([case.run.seconds or np.nan for case in cases])
+    return np.asarray(np.log(measured / forecast(cases, efficiency, calibration).seconds))
+
+
+def linearised(cases: Sequence[Case], efficiency: Efficiency, centre: Calibration) -> Linear:
+    """Return the log errors at `centre` with their slopes: one forecast for each name, of all owners at once, since
+    every run has one framework and (but for mixed machines) one architecture. Clocks act as frameworks do."""
+    parameters = parameters_of(cases)
+    errors = log_errors(cases, efficiency, centre)
+    by_name: dict[str, Floats] = {}
+    for name in FRAMEWORK_NAMES:
+        moved = multiplied(centre, {p: float(np.exp(STEP)) for p in parameters if not p.clock and p.name == name})
+        by_name[name] = (log_errors(cases, efficiency, moved) - errors) / STEP
+    slopes = np.zeros((len(cases), len(parameters)))
+    for column, parameter in enumerate(parameters):
+        mine = np.array([owner_of(case, parameter) == parameter.owner for case in cases])
+        slopes[mine, column] = by_name[parameter.name][mine]
+    return Linear(centre=centre, parameters=parameters, errors=errors, slopes=slopes)
+
+
+def owner_of(case: Case, parameter: Parameter) -> str:
+    return case.pool.gpu.architecture if parameter.clock else case.job.framework
+
+
+def source_weights(cases: Sequence[Case]) -> Floats:
+    """Return the weight of each case: sources with many runs have no more say than SOURCE_WEIGHT runs, and those with
+    few somewhat more than their number."""
+    counts = Counter(case.run.source for case in cases)
+    share = {source: min(count, SOURCE_WEIGHT) ** 0.7 * 3.0 / count for source, count in counts.items()}
+    return np.array([share[case.run.source] for case in cases])
+
+
+def solved(cases: Sequence[Case], linear: Linear, kept: Ints) -> Calibration:
+    """Return the calibration that suits the cases with the indices `kept` best, in the linear picture. What none of
+    them shows is at what is usual."""
+    weights = source_weights(cases)[kept]
+    spread = np.array([parameter.spread for parameter in linear.parameters])
+    offset = np.array([np.log(usual_value(p) / value(linear.centre, p)) for p in linear.parameters])
+    move = _robust(linear.errors[kept], linear.slopes[kept], weights, offset, spread)
+    return multiplied(linear.centre, dict(zip(linear.parameters, np.exp(move).tolist(), strict=True)))
+
+
+def _robust(errors: Floats, slopes: Floats, weights: Floats, offset: Floats, spread: Floats) -> Floats:
+    """Return the move of the log parameters, by reweighted least squares with the prior N(offset, spread)."""
+    move = np.zeros_like(offset)
+    for _ in range(30):
+        left = errors + slopes @ move
+        robust = weights * (FREEDOM + 1.0) / (FREEDOM + (left / NOISE) ** 2)
+        normal = (slopes * robust[:, None]).T @ slopes / NOISE**2 + np.diag(spread**-2.0)
+        right = -(slopes * robust[:, None]).T @ errors / NOISE**2 + offset / spread**2
+        move = np.linalg.solve(normal, right)
+    return np.clip(move, -1.0, 1.0)
+
+
+def fitted(cases: Sequence[Case], efficiency: Efficiency, *, start: Calibration | None = None) -> Calibration:
+    """Return the calibration fitted to all cases."""
+    centre = start or usual(cases)
+    if start is None:
+        slow = {
+            framework: replace(usual, rank_seconds=START_RANK_SECONDS) for framework, usual in centre.frameworks.items()
+        }
+        centre = replace(centre, frameworks=slow)
+    everyone = np.arange(len(cases))
+    for _ in range(ITERATIONS):
+        centre = solved(cases, linearised(cases, efficiency, centre), everyone)
+    return centre

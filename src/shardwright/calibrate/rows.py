@@ -1,0 +1,207 @@
+"""Measured operators read from files into columns, without what is known to be wrong. docs/calibration.md has the
+format of the files."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardwright.cost.learned.features import Shapes
+from shardwright.cost.operators import BACKWARD, FORWARD, LOOKUP, NORM, POINTWISE, SOFTMAX
+from shardwright.cost.strategy import Array, Bools, Floats
+from shardwright.errors import bad
+
+COMPUTE_FILE = "compute.csv.gz"
+SUSTAINED = ("simumax", "vidur", "sailor_aceso")  # sources that keep the GPU busy for long
+EAGER = ("neusight", "neusight_trace", "sailor_aceso")  # sources whose times include launching from Python
+SHORTEST_EAGER_SECONDS = 40e-6
+EXCLUDED_SOURCES = ("mamf_best",)  # single best points, no sample of shapes
+ATTENTION_SOURCES = ("aiconfigurator", "simumax", "github_issue_fa")
+MEMORY_FORMS = {"elementwise": POINTWISE, "layernorm": NORM, "rmsnorm": NORM, "softmax": SOFTMAX, "embedding": LOOKUP}
+# Element counts of these do not fit their times (dropout of Sailor's profiles counts a whole block, views, scatters).
+WRONG_BYTES = ("dropout", "enc-post-MLP-dropout", "enc-post-attention-dropout", "pow", "powu", "where", "truediv")
+TRAINING_FLOPS, TRAINING_TOKENS = 2e9, 256.0
+SHORTEST_SEQUENCE = 512.0
+VERSIONS = {"aiconfigurator": 3.0}  # of a kernel, that the best is taken of; fewer where a GPU has no more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Measured operators of one family, as columns [R]. `best_seconds` is the best of several versions of the same
+    kernel, `seconds` their median; `training` marks sizes as in training."""
+
+    gpu: Array
+    method: Array
+    precision: Array
+    block: Bools
+    kind: Array
+    m: Floats
+    n: Floats
+    k: Floats
+    groups: Floats
+    flops: Floats
+    bytes: Floats
+    form: Floats
+    direction: Floats
+    seconds: Floats
+    best_seconds: Floats
+    versions: Floats
+    training: Bools
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def take(self, index: Array) -> Rows:
+        """Return some of the rows."""
+        return Rows(**{field.name: getattr(self, field.name)[index] for field in fields(Rows)})
+
+    @property
+    def shapes(self) -> Shapes:
+        """The columns that say what is computed."""
+        return Shapes(**{field.name: getattr(self, field.name) for field in fields(Shapes)})
+
+
+def read_columns(path: Path, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the named columns of a (gzipped) CSV file, row by row. Raises SpecError where a column is missing or the
+    file cannot be read."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as raw:
+            reader = csv.reader(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
+            header = next(reader, [])
+            missing = [name for name in names if name not in header]
+            if missing:
+                raise bad(str(path), f"has no column {', '.join(missing)}", "docs/calibration.md lists the columns")
+            places = [header.index(name) for name in names]
+            for row in reader:
+                yield tuple(row[place] for place in places)
+    except OSError as error:
+        raise bad(str(path), f"cannot be read: {error.strerror or error}", "name the folder of the files") from None
+
+
+def _number(text: str, missing: float = np.nan) -> float:
+    return float(text) if text else missing
+
+
+def concatenate(parts: Sequence[Rows]) -> Rows:
+    """Return the rows of several tables as one."""
+    return Rows(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Rows)})
+
+
+def _rows(records: list[dict[str, Any]]) -> Rows:
+    """Return records as columns; numbers that a record lacks are 0."""
+
+    def column(name: str, dtype: Any, missing: Any = 0) -> Array:
+        return np.array([record.get(name, missing) for record in records], dtype=dtype)
+
+    words = {name: column(name, str, "") for name in ("gpu", "method", "precision", "kind")}
+    flags = {name: column(name, bool, False) for name in ("block", "training")}
+    numbers = {f.name: column(f.name, float) for f in fields(Rows) if f.name not in words and f.name not in flags}
+    return Rows(**words, **flags, **numbers)
+
+
+_COMPUTE = (
+    *("source", "gpu", "dtype", "op", "subop", "pass", "b", "m", "n", "k", "seq_q", "seq_kv", "heads", "head_dim"),
+    *("window", "flops", "bytes", "time_us", "time_us_min", "n_obs"),
+)
+
+
+def read_operators(folder: Path) -> dict[str, Rows]:
+    """Return the measured rows of each family (gemm, attention, memory) in the files of `folder`."""
+    found: dict[str, list[dict[str, Any]]] = {"gemm": [], "attention": [], "memory": []}
+    readers = {"gemm": _product, "bmm": _product, "grouped_gemm": _product}
+    readers |= {"attention_fwd": _fused_attention, "attention_bwd": _fused_attention}
+    families = {"gemm": "gemm", "bmm": "gemm", "grouped_gemm": "gemm"}
+    families |= {"attention_fwd": "attention", "attention_bwd": "attention"}
+    for values in read_columns(folder / COMPUTE_FILE, _COMPUTE):
+        cells = dict(zip(_COMPUTE, values, strict=True))
+        op, seconds = cells["op"], _number(cells["time_us"]) * 1e-6
+        usable = cells["source"] not in EXCLUDED_SOURCES and np.isfinite(seconds) and seconds > 0.0
+        if not usable or (cells["source"] in EAGER and seconds < SHORTEST_EAGER_SECONDS):
+            continue
+        record = readers.get(op, _traffic)(cells)
+        if record is not None:
+            precision = cells["dtype"].removesuffix("_block")
+            best = min(seconds, _number(cells["time_us_min"], np.inf) * 1e-6)
+            record |= {"gpu": cells["gpu"], "method": cells["source"], "precision": precision, "seconds": seconds}
+            record |= {"best_seconds": best, "block": cells["dtype"].endswith("_block")}
+            record["versions"] = _number(cells["n_obs"], 1.0)
+            found[families.get(op, "memory")].append(record)
+    return {family: _settled(_rows(records)) for family, records in found.items()}
+
+
+def _settled(rows: Rows) -> Rows:
+    """Return the rows whose best time is of enough versions of the kernel to be that of a good one."""
+    keep = np.ones(len(rows), dtype=bool)
+    for method, needed in VERSIONS.items():
+        for gpu in np.unique(rows.gpu[rows.method == method]):
+            mine = (rows.gpu == gpu) & (rows.method == method)
+            keep &= ~mine | (rows.versions >= min(needed, rows.versions[mine].max()))
+    return rows.take(keep)
+
+
+def _product(cells: dict[str, str]) -> dict[str, Any] | None:
+    m, n, k = (_number(cells[name], 0.0) for name in ("m", "n", "k"))
+    groups = _number(cells["b"], 1.0)
+    both_gradients = cells["pass"] == "bwd"
+    if min(m, n, k) < 1 or both_gradients:
+        return None
+    flops = 2.0 * m * n * k * groups
+    return {
+        "m": m,
+        "n": n,
+        "k": k,
+        "groups": groups,
+        "flops": flops,
+        "direction": _direction(cells["pass"]),
+        "training": flops >= TRAINING_FLOPS and m >= TRAINING_TOKENS,
+    }
+
+
+def _direction(name: str) -> int:
+    return FORWARD if name == "fwd" else BACKWARD
+
+
+def _fused_attention(cells: dict[str, str]) -> dict[str, Any] | None:
+    if cells["source"] not in ATTENTION_SOURCES or cells["gpu"] == "RTXA5000":
+        return None
+    queries, keys = _number(cells["seq_q"]), _number(cells["seq_kv"])
+    if 0.0 < _number(cells["window"], 0.0) < keys or keys < SHORTEST_SEQUENCE:
+        return None
+    backward = cells["op"] == "attention_bwd"
+    flops = _number(cells["flops"])
+    tokens = _number(cells["b"], 1.0) * queries
+    return {
+        "m": tokens,
+        "n": keys,
+        "k": _number(cells["head_dim"]),
+        "groups": _number(cells["heads"]),
+        "flops": flops,
+        "bytes": _number(cells["bytes"]),
+        "direction": BACKWARD if backward else FORWARD,
+        "kind": "backward" if backward else "forward",
+        "training": flops >= TRAINING_FLOPS and tokens >= TRAINING_TOKENS,
+    }
+
+
+def _traffic(cells: dict[str, str]) -> dict[str, Any] | None:
+    form = MEMORY_FORMS.get(cells["op"])
+    scatter = form == LOOKUP and cells["source"] != "vidur"
+    if form is None or scatter or cells["subop"] in WRONG_BYTES:
+        return None
+    size = _number(cells["bytes"], 0.0)
+    if size <= 0:
+        return None
+    return {
+        "bytes": size,
+        "form": form,
+        "direction": _direction(cells["pass"]),
+        "kind": "memory",
+        "training": size >= 1e7,
+    }
