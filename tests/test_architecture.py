@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "shardwright"
-TORCH_FOLDERS = {"spmd", "runtime"}
+TORCH_FOLDERS = {"spmd", "runtime", "measure"}
 HEAVY = ("torch", "scipy", "xgboost", "pandas", "matplotlib")
 
 

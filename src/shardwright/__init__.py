@@ -11,15 +11,16 @@ The public names, each loaded when it is first used:
 from __future__ import annotations
 
 import importlib
-import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from shardwright.cost.profiled import profiled as profiled
     from shardwright.errors import SpecError as SpecError
     from shardwright.export.megatron import to_megatron as to_megatron
+    from shardwright.measure.run import profile as profile
     from shardwright.plan.document import load_plan as load_plan
     from shardwright.plan.plan import Plan as Plan
     from shardwright.plan.ranking import Ranking as Ranking
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from shardwright.spec.load_cluster import load_cluster as load_cluster
     from shardwright.spec.load_job import make_job as make_job
     from shardwright.spec.load_model import load_model as load_model
+    from shardwright.spec.machine_profile import load_profile as load_profile
     from shardwright.spec.model import Model as Model
+    from shardwright.validate.validation import validate as validate
 
 _HOMES = {
     "Cluster": "spec.cluster",
@@ -44,23 +47,29 @@ _HOMES = {
     "load_cluster": "spec.load_cluster",
     "load_model": "spec.load_model",
     "load_plan": "plan.document",
+    "load_profile": "spec.machine_profile",
     "make_job": "spec.load_job",
     "predict": "search.planner",
+    "profile": "measure.run",
+    "profiled": "cost.profiled",
     "to_megatron": "export.megatron",
 }
-__all__ = ["__version__", "plan", *_HOMES]
+# Folders that are also, as calls of the library, functions: the packages are callable.
+_CALLS = {"plan": "search.planner", "validate": "validate.validation"}
+__all__ = ["__version__", *_CALLS, *_HOMES]
 
 
 class _CallablePackage(ModuleType):
-    """`shardwright.plan` is a folder and, as the main call of the library, a function: the package is callable."""
+    """A package whose call is that of the function of its name."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return `shardwright.search.planner.plan(*args, **kwargs)`."""
-        return importlib.import_module("shardwright.search.planner").plan(*args, **kwargs)
+        """Return e.g. `shardwright.search.planner.plan(*args, **kwargs)`."""
+        name = self.__name__.rpartition(".")[2]
+        return getattr(importlib.import_module(f"shardwright.{_CALLS[name]}"), name)(*args, **kwargs)
 
 
-importlib.import_module("shardwright.plan")
-sys.modules["shardwright.plan"].__class__ = _CallablePackage
+for _name in _CALLS:
+    importlib.import_module(f"shardwright.{_name}").__class__ = _CallablePackage
 
 
 def __getattr__(name: str) -> Any:

@@ -48,7 +48,13 @@ def test_a_ring_inside_a_domain():
 
 
 def test_a_ring_between_domains():
-    assert gather_seconds(LINKS, one(LINKS, 4, 8), np.array([8e9])) == pytest.approx(8e9 * 3 / 4 / 20e9 + 2 * 1e-5)
+    assert gather_seconds(LINKS, one(LINKS, 4, 8), np.array([8e9])) == pytest.approx(8e9 * 3 / 4 / 20e9 + 3 * 1e-5)
+
+
+def test_an_all_reduce_between_many_domains_is_a_tree():
+    """Sixteen domains: 2 · 4 steps instead of 2 · 15."""
+    seconds = reduce_seconds(LINKS, one(LINKS, 16, 8), np.array([8e9]))
+    assert seconds == pytest.approx(2 * (8e9 * 15 / 16 / 20e9 + 4 * 1e-5))
 
 
 def test_local_ranks_carry_the_traffic_between_domains_together():

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.cost.samples import context, gpt, llama, mixtral, pool, shard
+from tests.cost.samples import BARE, context, gpt, llama, mixtral, pool, shard
 
+from shardwright.cost.collectives import fabric
 from shardwright.cost.context import Context
 from shardwright.cost.efficiency import Analytic
 from shardwright.cost.layers import LayerTable, layer_table, mtp_parameters
@@ -25,7 +26,8 @@ RUNNING = (
 
 def table_of(model: Model, columns: Shard, where: Context | None = None, job: Job = JOB) -> LayerTable:
     machines = pool(4, 8) if where is None else where.pool
-    return layer_table(model, machines, job, columns, Analytic())
+    links = fabric(machines, intra_efficiency=1.0, inter_efficiency=1.0)
+    return layer_table(model, machines.gpu, job, columns, Analytic(), links, BARE)
 
 
 def test_the_table_is_a_running_sum_of_equal_layers():

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardwright.cli.inputs import MachineProfiles, measured_efficiency
 from shardwright.cli.output import json_text, progress, terminal_width, write
 from shardwright.errors import Problem, SpecError, bad
 
 if TYPE_CHECKING:
+    from shardwright.cost.efficiency import Efficiency
     from shardwright.plan.plan import Plan
 
 HELP = """Predict time, memory and money of your own plan, and explain the difference to the best, term by term.
@@ -42,6 +44,7 @@ def evaluate(
         str | None,
         typer.Option(metavar="MODEL", help="Preset, config.json or YAML, if the arguments do not describe the model."),
     ] = None,
+    machine_profile: MachineProfiles = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
 ) -> None:
     from shardwright.plan.check import check
@@ -59,8 +62,9 @@ def evaluate(
                 raise bad(option, "goes with --megatron-args; a plan file has its own", f"leave {option} out")
         mine, notes = load_plan(plan), ()
     problems = check(mine)
+    efficiency = measured_efficiency(machine_profile, mine.cluster)
     try:
-        answer = _answer(mine, problems, notes, json=json)
+        answer = _answer(mine, problems, notes, efficiency, json=json)
     except Exception:
         if not problems:
             raise
@@ -69,11 +73,13 @@ def evaluate(
     write(answer)
 
 
-def _answer(mine: Plan, problems: tuple[Problem, ...], notes: tuple[str, ...], *, json: bool) -> str:
+def _answer(
+    mine: Plan, problems: tuple[Problem, ...], notes: tuple[str, ...], efficiency: Efficiency | None, *, json: bool
+) -> str:
     from shardwright.search.planner import evaluate as assess
 
     with progress(f"searching for the best plan of {mine.model.name} on {mine.cluster.gpus} GPUs"):
-        result = assess(mine)
+        result = assess(mine, efficiency=efficiency)
     if json:
         from shardwright.report.documents import evaluation_document
 

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from shardwright.errors import SpecError, bad
 
 if TYPE_CHECKING:
+    from shardwright.cost.efficiency import Efficiency
     from shardwright.plan.plan import Plan
+    from shardwright.spec.cluster import Cluster
 
 TARGETS = ("megatron",)
+MachineProfiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--machine-profile",
+        metavar="FILE",
+        help="Times measured on these machines by `shardwright profile`; may be repeated, once a GPU type.",
+    ),
+]
+
+
+def measured_efficiency(paths: Sequence[Path] | None, cluster: Cluster) -> Efficiency | None:
+    """Return the efficiency model corrected by machine profiles, None (the default model) without any."""
+    if not paths:
+        return None
+    from shardwright.cost.efficiency import Analytic
+    from shardwright.cost.profiled import profiled
+    from shardwright.spec.machine_profile import load_profile
+
+    return profiled(Analytic(), [load_profile(path) for path in paths], cluster)
 
 
 def require_target(target: str) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from shardwright.cli.inputs import MachineProfiles
 from shardwright.cli.output import progress, terminal_width, write, write_json
 
 HELP = """Find the best parallel strategy for a model on a cluster, among all that Megatron-LM can run.
@@ -51,6 +52,14 @@ def plan(
         str | None, typer.Option(metavar="NAME", help="delayed, tensorwise, blockwise or mxfp8 (with fp8).")
     ] = None,
     optimizer: Annotated[str, typer.Option(metavar="NAME", help="adam or sgd.")] = "adam",
+    framework: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Software that runs the plan, whose overheads count: megatron, torchtitan, fsdp, deepspeed, nanotron, "
+            "jax or eager.",
+        ),
+    ] = "megatron",
     objective: Annotated[
         str, typer.Option(metavar="NAME", help="What to minimise: time of an iteration, or cost in dollars.")
     ] = "time",
@@ -82,6 +91,7 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Rules that drop candidates, one a line, e.g. $tp > 8 (docs/rules.md)."),
     ] = None,
+    machine_profile: MachineProfiles = None,
     exportable_to: Annotated[
         str | None, typer.Option(metavar="TARGET", help="Only plans that this framework can run: megatron.")
     ] = None,
@@ -91,7 +101,7 @@ def plan(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
 ) -> None:
-    from shardwright.cli.inputs import refuse_unexportable
+    from shardwright.cli.inputs import measured_efficiency, refuse_unexportable
     from shardwright.plan.document import save
     from shardwright.search.planner import plan as search
     from shardwright.search.rules import load_rules
@@ -111,6 +121,7 @@ def plan(
         precision=precision,
         fp8_recipe=fp8_recipe,
         optimizer=optimizer,
+        framework=framework,
         objective=objective,
         budget_dollars=budget,
         deadline_hours=deadline,
@@ -118,6 +129,7 @@ def plan(
     gpu_names = [pool.gpu.name for pool in found_cluster.pools]
     limits = load_rules(rules, gpu_names) if rules else ()
     space = parse_pins(settings or [])
+    efficiency = measured_efficiency(machine_profile, found_cluster)
     with progress(f"searching for plans of {found_model.name} on {found_cluster.gpus} GPUs"):
         ranking = search(
             found_model,
@@ -128,6 +140,7 @@ def plan(
             top=top,
             fit=fit,
             exportable_to=exportable_to,
+            efficiency=efficiency,
         )
     if exportable_to and ranking.plans:
         refuse_unexportable(ranking.best, exportable_to)

@@ -102,7 +102,8 @@ class Overlap:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBreakdown:
     """Where the seconds of one iteration go, on the stage that decides it. Communication counts only as far as
-    computation does not hide it. The fields add up to the iteration."""
+    computation does not hide it. `framework_seconds` is what the software itself takes for each pass and each step.
+    The fields add up to the iteration."""
 
     forward_seconds: float
     backward_seconds: float
@@ -114,6 +115,7 @@ class TimeBreakdown:
     bubble_seconds: float
     data_parallel_seconds: float
     optimizer_seconds: float
+    framework_seconds: float = 0.0
 
     @property
     def total_seconds(self) -> float:
@@ -140,11 +142,29 @@ class StageMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """A published run near a prediction: what ran, what it reached (tokens per second of all GPUs) and what was
+    predicted for it without having seen it, how far the run is from the plan (`cost.evidence`; 0 the same setting,
+    above 2 another world), and where it is published."""
+
+    model: str
+    gpus: int
+    gpu: str
+    framework: str
+    strategy: str
+    tokens_per_second: float
+    predicted_tokens_per_second: float
+    distance: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """What the cost model says of a plan. Money is None where a price is unknown, totals where no tokens are given.
 
     `memory` has a row for each replica and an entry for each stage. `interval` is the 80 % interval of
-    `iteration_seconds`; `fit_probability` the probability that every stage fits its GPU.
+    `iteration_seconds`; `fit_probability` the probability that every stage fits its GPU; `evidence` has the nearest
+    published runs.
     """
 
     iteration_seconds: float
@@ -159,6 +179,7 @@ class Prediction:
     hours_total: float | None
     lower_bound_seconds: float
     binding: str = ""
+    evidence: tuple[Evidence, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

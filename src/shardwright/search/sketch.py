@@ -216,6 +216,7 @@ def _tail(context: Context, rows: Strategies, shards: Sharded, split: _Split) ->
     dense, expert = on_rank(table.dense, np.minimum), on_rank(table.expert, np.minimum)
     if context.model.tied_embeddings:
         dense = dense - (context.model.vocab * context.model.hidden / rows.tp * (rows.pp == 1))[:, None]
+    slowdown = slowdown + context.software.pass_seconds * rows.vpp
     forward = (on_rank(table.forward, np.maximum) + slowdown[:, None])[:, None]
     backward = (on_rank(table.backward, np.maximum) + slowdown[:, None])[:, None]
     times = StageTimes(forward=forward, backward=backward, recompute=np.zeros_like(forward))
@@ -237,6 +238,6 @@ def _tail(context: Context, rows: Strategies, shards: Sharded, split: _Split) ->
 
 def _fully_sharded(context: Context, rows: Strategies, times: StageTimes, dense: Floats, expert: Floats) -> Floats:
     """Return the least that ZeRO-2 adds on a rank (ZeRO-3 adds more): a reduce-scatter in each micro-batch."""
-    once = both_gather_seconds(context, data_parallel(context, rows), dense, expert, 4.0)[:, 0]
+    once = both_gather_seconds(context.links, data_parallel(context, rows), dense, expert, 4.0)[:, 0]
     each = exposed_seconds(once, BUCKET_SHARE * times.backward[:, 0, 0], slowdown=OVERLAP_SLOWDOWN)
     return np.asarray(micro_batches(context, rows) * each)

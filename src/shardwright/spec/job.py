@@ -7,13 +7,18 @@ from typing import Literal
 
 Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
-Optimizer = Literal["adam", "sgd"]
+Optimizer = Literal["adam", "sgd", "none"]
+Framework = Literal["megatron", "megatron-2021", "torchtitan", "fsdp", "deepspeed", "nanotron", "jax", "eager"]
 Objective = Literal["time", "cost"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One training run. Sizes are in samples and tokens; `tokens` is None where only the step time is wanted.
+
+    `framework` is the software that runs it; "megatron-2021" stands for Megatron of the time before FlashAttention,
+    "fsdp" for FSDP without compilation, "eager" for plain PyTorch. With optimizer "none" an iteration is a forward and
+    a backward pass alone. `adapters`: the weights are frozen, and small adapters (LoRA) are trained beside them.
 
     `budget_dollars` and `deadline_hours` bound the whole run and need `tokens`.
     """
@@ -25,6 +30,8 @@ class Job:
     fp8_recipe: Fp8Recipe | None = None
     optimizer: Optimizer = "adam"
     objective: Objective = "time"
+    framework: Framework = "megatron"
+    adapters: bool = False
     budget_dollars: float | None = None
     deadline_hours: float | None = None
 

@@ -8,7 +8,7 @@ from typing import cast, get_args
 
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.spec.fields import number_problem, shown
-from shardwright.spec.job import Fp8Recipe, Job, Objective, Optimizer, Precision
+from shardwright.spec.job import Fp8Recipe, Framework, Job, Objective, Optimizer, Precision
 
 COUNT = re.compile(
     r"(?P<number>[0-9]+(\.[0-9]*)?|\.[0-9]+)(e(?P<exponent>[+-]?[0-9]{1,3}))?\s*(?P<suffix>[kmbgt]?)", re.I
@@ -44,6 +44,7 @@ def make_job(
     precision: str = "bf16",
     fp8_recipe: str | None = None,
     optimizer: str = "adam",
+    framework: str = "megatron",
     objective: str = "time",
     budget_dollars: float | None = None,
     deadline_hours: float | None = None,
@@ -61,7 +62,7 @@ def make_job(
             _check_number(problems, name, value)
             if name != "steps" and tokens is None and steps is None:
                 problems.append(Problem(name, "bounds a run whose length is unknown", "give tokens (or steps) as well"))
-    problems += _name_problems(precision, fp8_recipe, optimizer, objective)
+    problems += _name_problems(precision, fp8_recipe, optimizer, framework, objective)
     if tokens is not None and steps is not None:
         problems.append(Problem("steps", "says again how long the run is", "give tokens or steps, not both"))
     run_tokens = _tokens(problems, tokens)
@@ -76,6 +77,7 @@ def make_job(
         precision=cast("Precision", precision),
         fp8_recipe=cast("Fp8Recipe | None", fp8_recipe),
         optimizer=cast("Optimizer", optimizer),
+        framework=cast("Framework", framework),
         objective=cast("Objective", objective),
         budget_dollars=None if budget_dollars is None else float(budget_dollars),
         deadline_hours=None if deadline_hours is None else float(deadline_hours),
@@ -103,10 +105,13 @@ def _check_number(
         problems.append(Problem(name, *problem))
 
 
-def _name_problems(precision: str, fp8_recipe: str | None, optimizer: str, objective: str) -> Iterator[Problem]:
+def _name_problems(
+    precision: str, fp8_recipe: str | None, optimizer: str, framework: str, objective: str
+) -> Iterator[Problem]:
     for name, word, known in (
         ("precision", precision, get_args(Precision)),
         ("optimizer", optimizer, get_args(Optimizer)),
+        ("framework", framework, get_args(Framework)),
         ("objective", objective, get_args(Objective)),
         ("fp8_recipe", fp8_recipe, (None, *get_args(Fp8Recipe))),
     ):
