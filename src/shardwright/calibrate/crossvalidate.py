@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.calibrate.overheads import Linear, linearised, solved
+from shardwright.calibrate.overheads import Linear, linearised, solved, value
 from shardwright.cost.efficiency import Efficiency
 from shardwright.cost.overheads import Calibration
 from shardwright.cost.strategy import Floats, Ints
@@ -17,6 +17,7 @@ from shardwright.validate.forecast import forecast
 
 FOLDS = 10
 LARGE = 512
+SOURCES_SEEN, DRAWS, SEED = (2, 4, 8, 12, 16, 20), 5, 7
 PROTOCOLS = ("in domain", "source left out", "GPU type left out", "512 GPUs and more left out")
 
 
@@ -26,6 +27,15 @@ class HeldOut:
 
     protocol: str
     seconds: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningPoint:
+    """Errors of the runs of unseen sources, each source counting alike, by a calibration on so many sources."""
+
+    sources: int
+    median_error: float
+    mean_error: float
 
 
 def near_duplicates(case: Case) -> str:
@@ -72,3 +82,27 @@ def _protocol(cases: Sequence[Case], efficiency: Efficiency, linear: Linear, pro
         calibration = solved(cases, linear, np.setdiff1d(everyone, left_out))
         seconds[left_out] = forecast([cases[index] for index in left_out], efficiency, calibration).seconds
     return seconds
+
+
+def learning_curve(cases: Sequence[Case], efficiency: Efficiency, centre: Calibration) -> list[LearningPoint]:
+    """Return the errors on unseen sources against the number of sources seen, in the linear picture around `centre`."""
+    linear = linearised(cases, efficiency, centre)
+    sources = np.array([case.run.source for case in cases])
+    names, chance = np.unique(sources), np.random.default_rng(SEED)
+    found = []
+    for seen in SOURCES_SEEN:
+        if seen >= len(names):
+            break
+        medians, means = [], []
+        for _ in range(DRAWS):
+            drawn = chance.permutation(names)[:seen]
+            calibration = solved(cases, linear, np.flatnonzero(np.isin(sources, drawn)))
+            move = np.log([value(calibration, one) / value(centre, one) for one in linear.parameters])
+            off = np.abs(np.expm1(-(linear.errors + linear.slopes @ move)))
+            unseen = [off[sources == name] for name in names if name not in drawn]
+            medians.append(np.mean([np.median(one) for one in unseen]))
+            means.append(np.mean([np.mean(one) for one in unseen]))
+        found.append(
+            LearningPoint(sources=seen, median_error=float(np.mean(medians)), mean_error=float(np.mean(means)))
+        )
+    return found

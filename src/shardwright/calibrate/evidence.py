@@ -63,7 +63,7 @@ def held_out_distances(cases: Sequence[Case], runs: Published, protocol: str) ->
             if one not in memo:
                 memo[one] = float(distances(one, known).min())
             far[index] = memo[one]
-    return np.minimum(far, FARTHEST)
+    return np.asarray(np.minimum(far, FARTHEST))
 
 
 def spreads(

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
 from shardwright.cost.efficiency import Efficiency
 from shardwright.cost.overheads import CLOCK_NAMES, FRAMEWORK_NAMES, Calibration, Clocks, Overheads
 from shardwright.cost.strategy import Floats, Ints
+from shardwright.spec.job import Framework
 from shardwright.validate.case import Case
 from shardwright.validate.forecast import forecast
 
@@ -48,7 +50,7 @@ SPREAD = {
     "expert_seconds": 0.8,
     "rank_seconds": 1.5,
     "pass_seconds": 0.8,
-    "step_seconds": 0.7,
+    "step_seconds": 0.2,
     "straggling": 0.7,
 }
 CLOCK_SPREAD = {"gemm": 0.12, "gemm_fp8": 0.2, "attention": 0.15}
@@ -175,7 +177,7 @@ def _robust(errors: Floats, slopes: Floats, weights: Floats, offset: Floats, spr
         robust = weights * (FREEDOM + 1.0) / (FREEDOM + (left / NOISE) ** 2)
         normal = (slopes * robust[:, None]).T @ slopes / NOISE**2 + np.diag(spread**-2.0)
         right = -(slopes * robust[:, None]).T @ errors / NOISE**2 + offset / spread**2
-        move = np.linalg.solve(normal, right)
+        move = np.asarray(np.linalg.solve(normal, right), dtype=float)
     return np.clip(move, -1.0, 1.0)
 
 

@@ -20,11 +20,12 @@ class Fabric:
     """The links of one pool of machines as collectives see them. Bandwidths are per GPU, one direction, after
     protocol efficiency; latencies are of one step.
 
-    `call_steps` is the start of a collective, in steps. Small messages do not fill the pipeline of a ring: they move
-    at half the bandwidth, and `ramp_bytes` (with `ramp_bytes_per_rank`) per rank at three quarters; between domains
-    `inter_ramp_bytes` per domain play that part. Rings of n ranks lose `pair_loss` / n of the bandwidth, and an
-    all-reduce moves its bytes `reduce_gain` times as fast as a gather. Where each of `mesh_gpus` GPUs has links of its
-    own to every other, n of them use (n - 1) / (mesh_gpus - 1) of a GPU's bandwidth; 0 stands for a switch.
+    `call_steps` is the start of a collective, in steps. Small messages do not fill the pipeline of a ring: they take
+    `ramp_slowdown` times as long again, and large ones as long as that many times `ramp_bytes` (and
+    `ramp_bytes_per_rank` for each rank) more would; between domains `inter_ramp_bytes` for each domain play that part.
+    Rings of n ranks lose `pair_loss` / n of the bandwidth, and an all-reduce moves its bytes `reduce_gain` times as
+    fast as a gather. Where each of `mesh_gpus` GPUs has links of its own to every other, n of them use
+    (n - 1) / (mesh_gpus - 1) of a GPU's bandwidth; 0 stands for a switch.
     """
 
     domain_gpus: int
@@ -35,6 +36,7 @@ class Fabric:
     call_steps: float = 0.0
     ramp_bytes: float = 0.0
     ramp_bytes_per_rank: float = 0.0
+    ramp_slowdown: float = 1.0
     inter_ramp_bytes: float = 0.0
     pair_loss: float = 0.0
     reduce_gain: float = 1.0
@@ -79,40 +81,48 @@ def product(inner: Group, outer: Group) -> Group:
 def gather_seconds(links: Fabric, groups: Group, size_bytes: Array) -> Floats:
     """Return the time of an all-gather (or reduce-scatter) whose full buffer has `size_bytes`, [N].
 
-    Ring: each rank receives (n-1)/n of the buffer. Inside a domain at link speed; between domains the local ranks
-    carry it together. The latency is that of rings inside and between domains.
+    One ring through all ranks: each receives (n-1)/n of the buffer. Inside a domain at link speed; between domains the
+    local ranks carry it together, on as many rings. The latency is that of a step to every other rank.
     """
-    return _ring_seconds(links, groups, size_bytes, groups.domains - 1.0, passes=1.0, gain=1.0)
+    inside, between = groups.domains * (groups.local - 1.0), groups.domains - 1.0
+    return _ring_seconds(links, groups, size_bytes, inside, between, passes=1.0, gain=1.0)
 
 
 def reduce_seconds(links: Fabric, groups: Group, size_bytes: Array) -> Floats:
-    """Return the time of an all-reduce, [N]: the bytes of a reduce-scatter and an all-gather in one call, and between
-    domains the steps of a tree."""
+    """Return the time of an all-reduce, [N]: the bytes of a reduce-scatter and an all-gather in one call, and the steps
+    of a tree between domains."""
     depth = np.ceil(np.log2(groups.domains))
-    return _ring_seconds(links, groups, size_bytes, depth, passes=2.0, gain=links.reduce_gain)
+    return _ring_seconds(links, groups, size_bytes, groups.local - 1.0, depth, passes=2.0, gain=links.reduce_gain)
 
 
 def _ring_seconds(
-    links: Fabric, groups: Group, size_bytes: Array, inter_steps: Floats, *, passes: float, gain: float
+    links: Fabric,
+    groups: Group,
+    size_bytes: Array,
+    inside: Floats,
+    between: Floats,
+    *,
+    passes: float,
+    gain: float,
 ) -> Floats:
-    """Return the time of `passes` passes over the buffer, each with a step for every other local rank and
-    `inter_steps` between domains."""
+    """Return the time of `passes` passes over the buffer, each with `inside` steps in domains and `between` steps
+    between them."""
     size, local, domains = groups.size, groups.local, groups.domains
-    rate = gain * ring_rate(links, local)
     moved = size_bytes * (size - 1) / size
-    intra = np.where(local > 1, ramped(moved, links.ramp_bytes + links.ramp_bytes_per_rank * local) / rate, 0.0)
-    carried = size_bytes * (domains - 1) / domains / local
-    inter = ramped(carried, links.inter_ramp_bytes * domains) / links.inter_bytes_per_second
-    steps = (local - 1) * links.intra_latency_seconds + inter_steps * links.inter_latency_seconds
-    seconds = passes * (np.maximum(intra, inter) + steps) + _call_seconds(links, groups)
-    return np.where(size > 1, seconds, 0.0)
+    intra = ramped(links, moved, links.ramp_bytes + links.ramp_bytes_per_rank * local) / (
+        gain * ring_rate(links, local)
+    )
+    inter = ramped(links, moved / local, links.inter_ramp_bytes * domains) / links.inter_bytes_per_second
+    slowest = np.maximum(np.where(local > 1, intra, 0.0), np.where(domains > 1, inter, 0.0))
+    steps = inside * links.intra_latency_seconds + between * links.inter_latency_seconds
+    return np.where(size > 1, passes * (slowest + steps) + _call_seconds(links, groups), 0.0)
 
 
 def exchange_seconds(links: Fabric, groups: Group, size_bytes: Array) -> Floats:
     """Return the time of an all-to-all in which each rank sends `size_bytes` in equal parts to all, [N]."""
     size, local = groups.size, groups.local
     inside = size_bytes * (local - 1) / size
-    intra = ramped(inside, links.ramp_bytes + links.ramp_bytes_per_rank * local) / ring_rate(links, local)
+    intra = ramped(links, inside, links.ramp_bytes + links.ramp_bytes_per_rank * local) / ring_rate(links, local)
     inter = size_bytes * (size - local) / size / links.inter_bytes_per_second
     latency = np.where(groups.domains > 1, links.inter_latency_seconds, links.intra_latency_seconds)
     return np.where(size > 1, np.maximum(intra, inter) + latency + _call_seconds(links, groups), 0.0)
@@ -127,10 +137,10 @@ def transfer_seconds(links: Fabric, size_bytes: Array, crosses: Array) -> Floats
     return np.asarray(size_bytes / bandwidth + latency)
 
 
-def ramped(moved_bytes: Array, ramp_bytes: Array | float) -> Floats:
-    """Return the bytes that take as long at full bandwidth as `moved_bytes` do while the pipeline fills: twice as many
-    for few, `ramp_bytes` more for many."""
-    return np.asarray(moved_bytes * (1.0 + ramp_bytes / np.maximum(moved_bytes + ramp_bytes, 1e-300)))
+def ramped(links: Fabric, moved_bytes: Array, ramp_bytes: Array | float) -> Floats:
+    """Return the bytes that take as long at full bandwidth as `moved_bytes` do while the pipeline fills."""
+    filling = ramp_bytes / np.maximum(moved_bytes + ramp_bytes, 1e-300)
+    return np.asarray(moved_bytes * (1.0 + links.ramp_slowdown * filling))
 
 
 def mesh_share(links: Fabric, local: Array) -> Floats:
@@ -142,7 +152,9 @@ def mesh_share(links: Fabric, local: Array) -> Floats:
 
 def ring_rate(links: Fabric, local: Array) -> Floats:
     """Return the bytes per second that each of `local` ranks of a domain moves in a ring."""
-    return np.asarray(links.intra_bytes_per_second * mesh_share(links, local) * (1.0 - links.pair_loss / local))
+    return np.asarray(
+        links.intra_bytes_per_second * mesh_share(links, local) * (1.0 - links.pair_loss / np.maximum(local, 2))
+    )
 
 
 def _call_seconds(links: Fabric, groups: Group) -> Floats:

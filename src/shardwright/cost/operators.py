@@ -21,6 +21,8 @@ GEMM, ATTENTION, MEMORY = range(3)
 FORWARD, BACKWARD = range(2)
 POINTWISE, NORM, SOFTMAX, LOOKUP = range(4)
 FLASH_BACKWARD_FLOPS = 2.5  # recomputed scores: 5 matrix products for the 2 of the forward pass (arXiv 2307.08691)
+ACCUMULATE_BYTES = 6.0  # per weight: the gradient is added into fp32 (read 4, write 4) and not written in 16 bits
+CAST_BYTES, AMAX_BYTES = 4.0, 2.0  # per element: read 16 bits, write fp8 twice, for both products; its maximum before
 LOSS_FORWARD_BYTES, LOSS_BACKWARD_BYTES = 18.0, 12.0  # per logit: cast to fp32, max, exp and sum, gradient, cast
 
 
@@ -123,12 +125,26 @@ def _gemm(
             low_precision=low_precision,
             weight_gradient=of_weight,
         )
+    yield from _memory(ACCUMULATE_BYTES * n * k * groups, forward=0.0, backward=1.0)
 
 
-def _memory(size_bytes: Array, *, backward: float, core: bool = False, form: int = POINTWISE) -> Iterator[Operator]:
-    """Yield a memory-bound operator that moves `size_bytes` forward and `backward` times as much backward."""
+def _linear(
+    m: Array, n: Array | float, k: Array | float, job: Job, *, groups: Array | float = 1.0
+) -> Iterator[Operator]:
+    """Yield a GEMM that runs in fp8 where the job does, with the quantisation of its input and of its gradient."""
+    yield from _gemm(m, n, k, groups=groups, low_precision=True)
+    if job.precision == "fp8":
+        cast = CAST_BYTES + (AMAX_BYTES if job.fp8_recipe in (None, "tensorwise") else 0.0)
+        yield from _memory(cast * m * k * groups, backward=0.0)
+        yield from _memory(cast * m * n * groups, forward=0.0, backward=1.0)
+
+
+def _memory(
+    size_bytes: Array, *, forward: float = 1.0, backward: float, core: bool = False, form: int = POINTWISE
+) -> Iterator[Operator]:
+    """Yield a memory-bound operator that moves `forward` times `size_bytes` forward, `backward` times backward."""
     zero = np.zeros_like(size_bytes)
-    for direction, factor in ((FORWARD, 1.0), (BACKWARD, backward)):
+    for direction, factor in ((FORWARD, forward), (BACKWARD, backward)):
         yield Operator(
             kind=MEMORY,
             direction=direction,
@@ -148,22 +164,22 @@ def _attention(hidden: float, attention: Attention, shard: Shard, job: Job) -> I
     tp = shard.tp
     if attention.latent is None:
         qkv = attention.query_width + attention.key_width + attention.value_width
-        yield from _gemm(size, qkv / tp, hidden, low_precision=True)
+        yield from _linear(size, qkv / tp, hidden, job)
     else:
         mla = attention.latent
         up = attention.query_width / tp
         if mla.query_rank is None:
-            yield from _gemm(size, up, hidden, low_precision=True)
+            yield from _linear(size, up, hidden, job)
         else:
-            yield from _gemm(outer, float(mla.query_rank), hidden, low_precision=True)
-            yield from _gemm(size, up, float(mla.query_rank), low_precision=True)
-        yield from _gemm(outer, float(mla.kv_rank + mla.rope_head_dim), hidden, low_precision=True)
+            yield from _linear(outer, float(mla.query_rank), hidden, job)
+            yield from _linear(size, up, float(mla.query_rank), job)
+        yield from _linear(outer, float(mla.kv_rank + mla.rope_head_dim), hidden, job)
         keys_values = attention.heads * (mla.nope_head_dim + attention.value_head_dim) / tp
-        yield from _gemm(size, keys_values, float(mla.kv_rank), low_precision=True)
+        yield from _linear(size, keys_values, float(mla.kv_rank), job)
     rotated = attention.query_width + attention.key_width
     yield from _memory(4.0 * size * rotated / tp, backward=1.0)
     yield from _core_attention(attention, shard, job)
-    yield from _gemm(size, hidden, attention.out_width / tp, low_precision=True)
+    yield from _linear(size, hidden, attention.out_width / tp, job)
 
 
 def _core_attention(attention: Attention, shard: Shard, job: Job) -> Iterator[Operator]:
@@ -196,9 +212,9 @@ def _core_attention(attention: Attention, shard: Shard, job: Job) -> Iterator[Op
 def _mlp(hidden: float, mlp: Mlp, shard: Shard, job: Job) -> Iterator[Operator]:
     size, width = tokens(shard, job), mlp.width / shard.tp
     up = 2 if mlp.gated else 1
-    yield from _gemm(size, up * width, hidden, low_precision=True)
+    yield from _linear(size, up * width, hidden, job)
     yield from _memory(2.0 * (up + 1) * size * width, backward=5 / 3)
-    yield from _gemm(size, hidden, width, low_precision=True)
+    yield from _linear(size, hidden, width, job)
 
 
 def _moe(hidden: float, moe: Moe, shard: Shard, job: Job) -> Iterator[Operator]:
@@ -209,9 +225,9 @@ def _moe(hidden: float, moe: Moe, shard: Shard, job: Job) -> Iterator[Operator]:
     width, up = moe.expert_width / shard.etp, 2 if moe.gated else 1
     yield from _gemm(outer, float(moe.experts), hidden)
     yield from _memory(2 * 4.0 * routed * hidden, backward=1.0)  # permute and un-permute
-    yield from _gemm(routed / local, up * width, hidden, groups=local, low_precision=True)
+    yield from _linear(routed / local, up * width, hidden, job, groups=local)
     yield from _memory(2.0 * (up + 1) * routed * width, backward=5 / 3)
-    yield from _gemm(routed / local, hidden, width, groups=local, low_precision=True)
+    yield from _linear(routed / local, hidden, width, job, groups=local)
     if moe.shared_width:
         yield from _mlp(hidden, Mlp(width=moe.shared_width, gated=moe.gated), shard, job)
 

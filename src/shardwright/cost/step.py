@@ -116,7 +116,7 @@ def serial_launch_seconds(context: Context, rows: Strategies, starts: Ints) -> F
     """Return the host time of a forward pass that cannot hide, [N, V]: the collectives of tensor parallelism, one after
     the other beside a pipeline's messages."""
     ranks = rows.tp * (rows.tp > 1) * (rows.pp > 1)
-    return context.software.rank_seconds * ranks[:, None] * np.diff(starts, axis=1)
+    return np.asarray(context.software.rank_seconds * ranks[:, None] * np.diff(starts, axis=1))
 
 
 def data_parallel(context: Context, rows: Strategies) -> DataParallel:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE, UNIFORM
 from shardwright.errors import SpecError
 from shardwright.plan.plan import Plan
 from shardwright.spec.cluster import NodePool
@@ -20,7 +21,8 @@ from shardwright.validate.runs import Run
 from shardwright.validate.software import Habits, framework_of, habits_of
 
 Row = dict[str, int | float | bool]
-RECOMPUTE = {"none": 0, "selective": 1, "full": 2}
+MULTIMODAL = re.compile(r"\bmimo\b|\bvlm\b|llava", re.IGNORECASE)
+RECOMPUTE = {"none": NONE, "selective": SELECTIVE, "full": UNIFORM}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,8 @@ def case_of(run: Run) -> Case:
             guesses=tuple(guesses),
             plan=plan,
         )
+    if MULTIMODAL.search(run.model):
+        raise SkippedRunError("a multimodal model is not modelled")
     framework = framework_of(run)
     habits = habits_of(framework)
     try:
@@ -144,13 +148,16 @@ def _row_of(run: Run, model: Model, pool: NodePool, job: Job, habits: Habits, gu
         and not still
         and (re.search("async ?tp", notes) is not None or (habits.overlap_tp and sequence_parallel))
     )
-    recompute = RECOMPUTE.get(run.recompute.casefold(), 0)
+    recompute = RECOMPUTE.get(run.recompute.casefold(), NONE)
+    block = re.search(r"recompute block num_layers=([0-9]+)", notes)
+    if recompute == UNIFORM and block:
+        recompute = BLOCK
     first, last = first_and_last(len(model.layers), pp * vpp, head_layers(model) if habits.balanced else 0.0)
     return {
         "tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "etp": etp, "vpp": vpp, "micro_batch": micro,
         "rank_order": 0, "sequence_parallel": sequence_parallel, "flash": flash, "overlap_tp": overlap_tp,
         "overlap_pp": vpp > 1 and not still, "first_layers": first, "last_layers": last, "recompute": recompute,
-        "recompute_layers": int(recompute == 2), "sharding": sharding,
+        "recompute_layers": int(block[1]) if block else int(recompute == UNIFORM), "sharding": sharding,
         "offload": float("optimizer offload" in notes or "cpu offload (optimizer) yes" in notes),
         "overlap_grad": dp * cp > 1 and not still and habits.overlap_grad,
         "overlap_param": sharding > 0 and not still and (habits.overlap_param or sharding == 3),

@@ -14,7 +14,7 @@ from shardwright.cost.evidence import Setting, setting_of
 from shardwright.cost.interval import interval_seconds
 from shardwright.cost.mixed import mixed_iteration
 from shardwright.cost.overheads import Calibration
-from shardwright.cost.strategy import Floats, Ints, strategies
+from shardwright.cost.strategy import NONE, SELECTIVE, UNIFORM, Floats, Ints, strategies
 from shardwright.cost.uncertainty import fit_probability
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
@@ -22,7 +22,8 @@ from shardwright.spec.model import Model
 from shardwright.validate.case import Case
 from shardwright.validate.software import habits_of
 
-LEVELS = 3  # of recomputation: none, selective, full
+LEVELS = 4  # of recomputation, as in `cost.strategy`
+OPEN_LEVELS = (NONE, SELECTIVE, UNIFORM)  # where it is not published
 SLACK = (
     1.6  # a run that ran did fit: who avoids recomputation has some only where memory is predicted to be far too small
 )
@@ -31,7 +32,7 @@ SLACK = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """Columns over cases, [N]: seconds of an iteration and the ends of their 80 % interval, peak bytes of the fullest
-    GPU, the probability that they fit, and the recomputation assumed (0 none, 1 selective, 2 full)."""
+    GPU, the probability that they fit, and the recomputation assumed (a level of `cost.strategy`)."""
 
     seconds: Floats
     low_seconds: Floats
@@ -86,11 +87,13 @@ def setting_of_case(case: Case) -> Setting:
 
 def _levels(case: Case) -> Iterable[int]:
     """Return the levels of recomputation that a case may have had."""
-    return range(LEVELS) if case.open_recompute else (int(case.row["recompute"]),)
+    return OPEN_LEVELS if case.open_recompute else (int(case.row["recompute"]),)
 
 
 def _at_level(case: Case, level: int) -> dict[str, int | float | bool]:
-    return {**case.row, "recompute": level, "recompute_layers": int(level == LEVELS - 1)}
+    if not case.open_recompute:
+        return case.row
+    return {**case.row, "recompute": level, "recompute_layers": int(level == UNIFORM)}
 
 
 def _level(case: Case, peak_bytes: Floats) -> int:
@@ -98,5 +101,5 @@ def _level(case: Case, peak_bytes: Floats) -> int:
     if not case.open_recompute:
         return int(case.row.get("recompute", 0))
     slack = 1.0 if habits_of(case.job.framework).recomputes else SLACK
-    fitting = np.flatnonzero(peak_bytes <= slack * case.pool.memory_bytes)
-    return int(fitting[0]) if len(fitting) else LEVELS - 1
+    fitting = np.flatnonzero(peak_bytes[list(OPEN_LEVELS)] <= slack * case.pool.memory_bytes)
+    return int(fitting[0]) if len(fitting) else UNIFORM

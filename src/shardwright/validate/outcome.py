@@ -12,7 +12,7 @@ from shardwright.validate.facts import SkippedRunError
 from shardwright.validate.forecast import forecast
 from shardwright.validate.runs import Run
 
-RECOMPUTE_WORDS = ("none", "selective", "full")
+RECOMPUTE_WORDS = ("none", "selective", "full", "full in some layers")
 OPEN_RECOMPUTE = "recomputation: "
 MEMORY_DEFINITIONS = (
     ("reserved", "reserved"),

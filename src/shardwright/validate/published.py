@@ -43,6 +43,7 @@ PHRASES: tuple[tuple[str, str], ...] = (
     (r"torch\.compile", ""),
     (r"per-op sac", "per-op SAC"),
     (r"recompute_modules=[^;]+", ""),
+    (r"recompute block num_layers=[0-9]+", ""),
     (r"\betp=[0-9]+", ""),
     (r"pp_layout=[^; ]+", ""),
     (r"MTP layers [0-9]+", ""),

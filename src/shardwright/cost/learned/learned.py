@@ -11,6 +11,7 @@ from shardwright.cost.collectives import Fabric
 from shardwright.cost.learned import fitted
 from shardwright.cost.learned.features import COLUMNS, Shapes
 from shardwright.cost.learned.fitted import expected_offset, log_deviation, log_efficiency, shipped
+from shardwright.cost.learned.links import fit_of, link_fabric, shipped_links, shipped_network
 from shardwright.cost.learned.machine import Facts, facts, in_training, sustained
 from shardwright.cost.operators import ATTENTION, BACKWARD, GEMM, OperatorTable
 from shardwright.cost.strategy import Bools, Floats, Ints
@@ -44,7 +45,7 @@ class Learned:
 
     def fabric(self, pool: NodePool) -> Fabric:
         """Return the links at the efficiency that collectives were measured to reach."""
-        raise NotImplementedError
+        return link_fabric(pool, fit_of(shipped_links(), pool), shipped_network())
 
     def operator_spread(self, gpu: Gpu, job: Job) -> float:
         """Return the standard deviation expected of the logarithm of this GPU's matrix-product times: small where it

@@ -1,0 +1,184 @@
+"""Fits what collectives make of links: seven numbers for each kind of link, three for networks. Switches and meshes
+have them for each architecture too; machines on PCIe differ by how their slots are joined more than by their GPUs.
+
+The logarithms of the numbers minimise the logarithms of predicted over measured times, under a robust loss, with a
+normal prior on each, since few machines with each kind of link were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from shardwright.calibrate.collective_rows import Series, gpu_names
+from shardwright.cost.learned.links import KINDS, PCIE, LinkFit, LinkFits, NetworkFit, fit_of, link_kind
+from shardwright.cost.strategy import Floats
+
+USUAL = LinkFit(
+    efficiency=0.7,
+    pair_loss=0.4,
+    reduce_gain=1.12,
+    call_steps=6.0,
+    ramp_bytes=1.5e6,
+    ramp_bytes_per_rank=6e5,
+    ramp_slowdown=1.9,
+)
+SPREAD = LinkFit(
+    efficiency=1.0,
+    pair_loss=0.7,
+    reduce_gain=0.15,
+    call_steps=0.3,
+    ramp_bytes=0.7,
+    ramp_bytes_per_rank=0.7,
+    ramp_slowdown=0.3,
+)
+# The catalogue's latencies are those of small messages; large ones take NCCL's Simple protocol, 14 µs a step in place of
+# 5 (NVIDIA/nccl@01afd20a77b5:src/graph/tuning.cc). Only EFA was measured well, whose latency is itself assumed.
+USUAL_NETWORK = NetworkFit(efficiency=0.9, latency=2.8, ramp_bytes=1e6)
+NETWORK_SPREAD = NetworkFit(efficiency=0.2, latency=0.1, ramp_bytes=0.7)
+LARGEST_NETWORK = NetworkFit(efficiency=1.0, latency=10.0, ramp_bytes=1e8)
+SCALE = 0.1  # of the logarithms of time that a fit should explain
+LARGEST = LinkFit(
+    efficiency=1.0,
+    pair_loss=1.6,
+    reduce_gain=1.4,
+    call_steps=15.0,
+    ramp_bytes=2e7,
+    ramp_bytes_per_rank=1e7,
+    ramp_slowdown=4.0,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveFits:
+    """The fits of links by kind and architecture, and that of networks."""
+
+    links: LinkFits
+    network: NetworkFit
+
+    def predicted(self, one: Series) -> Floats:
+        """Return the predicted seconds of a series, [S]."""
+        return one.predicted(fit_of(self.links, one.pool), self.network)
+
+
+def fit_collectives(series: Sequence[Series]) -> CollectiveFits:
+    """Return the fits to all series."""
+    inside = [one for one in series if not one.crosses]
+    fits: dict[tuple[str, str], LinkFit] = {}
+    for kind in KINDS:
+        of_kind = [one for one in inside if link_kind(one.pool) == kind]
+        fits[kind, ""] = fit_link(of_kind, USUAL) if of_kind else USUAL
+        for architecture in sorted({one.pool.gpu.architecture for one in of_kind if kind != PCIE}):
+            own = [one for one in of_kind if one.pool.gpu.architecture == architecture]
+            fits[kind, architecture] = fit_link(own, fits[kind, ""])
+    return CollectiveFits(links=fits, network=fit_network([one for one in series if one.crosses], fits))
+
+
+def fit_link(series: Sequence[Series], usual: LinkFit) -> LinkFit:
+    """Return the link fit that suits `series` best; where they say little it is as `usual`."""
+
+    def made(logs: Floats) -> LinkFit:
+        numbers = dict(zip((field.name for field in fields(LinkFit)), np.exp(logs).tolist(), strict=True))
+        return LinkFit(**numbers)
+
+    def predicted(one: Series, logs: Floats) -> Floats:
+        return one.predicted(made(logs), USUAL_NETWORK)
+
+    return made(_fitted(series, predicted, _logs(usual), _values(SPREAD), _logs(LARGEST)))
+
+
+def fit_network(series: Sequence[Series], links: LinkFits) -> NetworkFit:
+    """Return the network fit that suits `series` best, given the links inside machines."""
+
+    def made(logs: Floats) -> NetworkFit:
+        return NetworkFit(**dict(zip((f.name for f in fields(NetworkFit)), np.exp(logs).tolist(), strict=True)))
+
+    def predicted(one: Series, logs: Floats) -> Floats:
+        return one.predicted(fit_of(links, one.pool), made(logs))
+
+    return made(_fitted(series, predicted, _logs(USUAL_NETWORK), _values(NETWORK_SPREAD), _logs(LARGEST_NETWORK)))
+
+
+def _fitted(
+    series: Sequence[Series],
+    predicted: Callable[[Series, Floats], Floats],
+    usual: Floats,
+    spread: Floats,
+    largest: Floats,
+) -> Floats:
+    """Return the logarithms, none above `largest`, at which the predictions are nearest."""
+    from scipy.optimize import least_squares  # type: ignore[import-untyped]
+
+    if not series:
+        return usual
+    weights = _weights(series)
+
+    def misfit(logs: Floats) -> Floats:
+        errors = [w * np.log(predicted(one, logs) / one.seconds) for w, one in zip(weights, series, strict=True)]
+        return np.concatenate([np.concatenate(errors) / SCALE, 2.0 * (logs - usual) / spread])
+
+    lowest = np.full_like(usual, -np.inf)
+    return np.asarray(
+        least_squares(misfit, np.minimum(usual, largest - 1e-3), bounds=(lowest, largest), loss="soft_l1").x
+    )
+
+
+def _weights(series: Sequence[Series]) -> Floats:
+    """Return the weight of each series: GPUs (by source) count by the fourth root of their rows."""
+    rows: dict[tuple[str, str], int] = {}
+    for one in series:
+        key = (one.pool.gpu.name, one.source)
+        rows[key] = rows.get(key, 0) + len(one.sizes)
+    weights = np.array([rows[one.pool.gpu.name, one.source] ** -0.25 for one in series])
+    return np.asarray(weights / weights.mean())
+
+
+def _values(fit: LinkFit | NetworkFit) -> Floats:
+    return np.array([getattr(fit, field.name) for field in fields(fit)])
+
+
+def _logs(fit: LinkFit | NetworkFit) -> Floats:
+    return np.log(_values(fit))
+
+
+def left_out_collectives(series: Sequence[Series]) -> dict[str, tuple[int, float]]:
+    """Return rows and median error of time, as a share, of the collectives within machines of each GPU under fits to
+    the other GPUs."""
+    inside = [one for one in series if not one.crosses]
+    found = {}
+    for gpu in gpu_names(inside):
+        fits = fit_collectives([one for one in inside if one.pool.gpu.name != gpu])
+        held = [one for one in inside if one.pool.gpu.name == gpu]
+        found[gpu] = _error(fits, held)
+    return found
+
+
+def left_out_networks(series: Sequence[Series]) -> dict[str, tuple[int, float]]:
+    """Return rows and median error of the collectives between machines of each source and GPU under fits to the
+    others."""
+
+    def name(one: Series) -> str:
+        return f"{one.pool.gpu.name} × {one.ranks} ({one.source})"
+
+    across = [one for one in series if one.crosses]
+    found = {}
+    for held in sorted({name(one) for one in across}):
+        fits = fit_collectives([one for one in series if not one.crosses or name(one) != held])
+        found[held] = _error(fits, [one for one in across if name(one) == held])
+    return found
+
+
+def random_collectives(series: Sequence[Series], *, share: float, seed: int) -> tuple[int, float]:
+    """Return rows and median error on a share of the rows within machines, left out at random."""
+    random = np.random.default_rng(seed)
+    inside = [one for one in series if not one.crosses]
+    held = [random.random(len(one.sizes)) < share for one in inside]
+    fits = fit_collectives([one.part(~chosen) for one, chosen in zip(inside, held, strict=True)])
+    return _error(fits, [one.part(chosen) for one, chosen in zip(inside, held, strict=True)])
+
+
+def _error(fits: CollectiveFits, series: Sequence[Series]) -> tuple[int, float]:
+    ratios = np.concatenate([fits.predicted(one) / one.seconds for one in series])
+    return len(ratios), float(np.median(np.abs(ratios - 1.0)))

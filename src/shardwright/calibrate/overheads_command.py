@@ -1,0 +1,61 @@
+"""`python -m shardwright.calibrate overheads`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+HELP = """Fit the overheads of frameworks, the clocks of architectures, the table of evidence and the width of intervals
+to published training runs, and predict every run with a calibration that has not seen it.
+
+    python -m shardwright.calibrate overheads                      what ships, from the runs that ship
+    python -m shardwright.calibrate overheads RUNS.csv -o DIR      from runs of your own, columns as in
+                                                                   docs/how-to-validate.md
+
+Only runs of quality A and B with a measured time count."""
+
+
+def overheads(
+    runs: Annotated[
+        Path | None, typer.Argument(metavar="RUNS.csv", help="Table of runs; default: the published runs that ship.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="Where to write; default: the data of this package."),
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the cross-validation to this file, as Markdown.")
+    ] = None,
+) -> None:
+    import shardwright.cost
+    from shardwright.calibrate.cross_page import cross_page
+    from shardwright.calibrate.crossvalidate import learning_curve
+    from shardwright.calibrate.remembering import Remembering
+    from shardwright.calibrate.training import shipped_files, timed_cases, trained
+    from shardwright.cost.learned import default_efficiency
+    from shardwright.errors import bad
+    from shardwright.files import write_atomically
+    from shardwright.validate.published import published_runs
+    from shardwright.validate.runs import read_runs
+
+    cases = timed_cases(published_runs() if runs is None else read_runs(runs))
+    if not cases:
+        raise bad(str(runs), "has no run of quality A or B with a measured time", "see docs/how-to-validate.md")
+    efficiency = Remembering(default_efficiency())
+    print(f"fitting to {len(cases):,} runs, several minutes", file=sys.stderr)
+    found = trained(cases, efficiency)
+    folder = Path(shardwright.cost.__file__).parent / "data" if out is None else out
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in shipped_files(found).items():
+        write_atomically(folder / name, content)
+        print(folder / name)
+    if page is not None:
+        curve = learning_curve(cases, efficiency, found.calibration)
+        write_atomically(page, (cross_page(cases, found, curve) + "\n").encode())
+        print(page)
+
+
+overheads.__doc__ = HELP

@@ -1,0 +1,91 @@
+"""Calibration on published training runs, from the runs to the files that ship."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from shardwright.calibrate.crossvalidate import HeldOut, cross_validated
+from shardwright.calibrate.evidence import evidence_table, held_out_distances, packed, spreads
+from shardwright.calibrate.overheads import fitted, source_weights
+from shardwright.cost.efficiency import Efficiency, computes
+from shardwright.cost.evidence import Published
+from shardwright.cost.interval import Spread
+from shardwright.cost.overheads import CLOCK_NAMES, FRAMEWORK_NAMES, Calibration
+from shardwright.cost.strategy import Floats
+from shardwright.validate.case import Case, case_of, duplicates_left_out
+from shardwright.validate.facts import SkippedRunError
+from shardwright.validate.runs import Run
+
+QUALITIES = "AB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A calibration, the table of evidence and the spreads of intervals, with the held-out predictions behind them and
+    the distance of every case from what its prediction had seen, by protocol, [N]."""
+
+    calibration: Calibration
+    evidence: Published
+    spreads: Mapping[str, Spread]
+    held_out: tuple[HeldOut, ...]
+    distances: tuple[Floats, ...]
+
+
+def timed_cases(runs: Sequence[Run]) -> list[Case]:
+    """Return the cases of the runs of good quality whose time is known; of the same measurement the first."""
+    cases = []
+    for run in duplicates_left_out(runs):
+        if run.quality not in QUALITIES or not run.seconds:
+            continue
+        try:
+            case = case_of(run)
+        except SkippedRunError:
+            continue
+        pools = (case.pool,) if case.plan is None else case.plan.cluster.pools
+        if all(computes(pool.gpu, case.job.precision) for pool in pools):
+            cases.append(case)
+    return cases
+
+
+def trained(cases: Sequence[Case], efficiency: Efficiency) -> Trained:
+    """Return the calibration that suits `cases` best, and how well ones that had not seen them predict them."""
+    calibration = fitted(cases, efficiency)
+    held_out = cross_validated(cases, efficiency, calibration)
+    evidence = evidence_table(cases, held_out[0])
+    far = [held_out_distances(cases, evidence, one.protocol) for one in held_out]
+    return Trained(
+        calibration=calibration,
+        evidence=evidence,
+        spreads=spreads(cases, held_out, far, source_weights(cases)),
+        held_out=tuple(held_out),
+        distances=tuple(far),
+    )
+
+
+def shipped_files(found: Trained) -> dict[str, bytes]:
+    """Return the files of `cost/data` by name."""
+    frameworks: dict[str, object] = {
+        name: found.calibration.frameworks[name] for name in sorted(found.calibration.frameworks)
+    }
+    architectures = dict(sorted(found.calibration.architectures.items()))
+    spread_names = tuple(field.name for field in fields(Spread))
+    return {
+        "frameworks.csv": _csv("framework", FRAMEWORK_NAMES, frameworks),
+        "architectures.csv": _csv("architecture", CLOCK_NAMES, architectures),
+        "interval.csv": _csv("framework", spread_names, dict(sorted(found.spreads.items()))),
+        "evidence.npz": packed(found.evidence),
+    }
+
+
+def _csv(key: str, names: Sequence[str], table: Mapping[str, object]) -> bytes:
+    lines = [",".join((key, *names))]
+    lines += [",".join((owner, *(f"{getattr(row, name):.4g}" for name in names))) for owner, row in table.items()]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def left_out_seconds(found: Trained, protocol: str) -> Floats:
+    """Return the held-out predictions under a protocol, [N]; NaN where it leaves the case in."""
+    return next((one.seconds for one in found.held_out if one.protocol == protocol), np.empty(0))

@@ -1,0 +1,133 @@
+"""Links as collectives were measured to find them: a few numbers for each way in which the GPUs of a machine are joined,
+and for the network between machines.
+
+`data/links.csv` has a row for each kind of link and, where an architecture was measured, one for it; `data/network.csv`
+has the one of networks. Both are fitted by `python -m shardwright.calibrate operators`.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+
+from shardwright.cost.collectives import Fabric
+from shardwright.spec.cluster import Gpu, NodePool
+
+SWITCH, MESH, PCIE = KINDS = ("switch", "mesh", "pcie")
+# GPUs joined pair by pair without a switch: cube meshes of NVLink 1 and 2, the links of Instinct and Gaudi, and Grace
+# Hopper boards. A domain of more GPUs than such a mesh has (DGX-2) has switches.
+MESH_LINKS = ("NVLink1", "NVLink2", "xGMI", "Eth24x100G", "Eth24x200G")
+MESH_GPUS = ("GH200",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFit:
+    """What collectives make of one kind of link; `efficiency` is the share of the data sheet's bandwidth that long
+    rings reach, the others are those of `Fabric`."""
+
+    efficiency: float
+    pair_loss: float
+    reduce_gain: float
+    call_steps: float
+    ramp_bytes: float
+    ramp_bytes_per_rank: float
+    ramp_slowdown: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkFit:
+    """What collectives make of a network: the share of its bandwidth, its latencies over those of the catalogue, and
+    the bytes for each machine at which its rings are filled."""
+
+    efficiency: float
+    latency: float
+    ramp_bytes: float
+
+
+LinkFits = Mapping[tuple[str, str], LinkFit]  # by kind and architecture; "" stands for any
+
+
+def link_kind(pool: NodePool) -> str:
+    """Return how the GPUs of a domain are joined."""
+    gpu = pool.gpu
+    if gpu.link.startswith("PCIe"):
+        return PCIE
+    mesh = gpu.link in MESH_LINKS or gpu.name.startswith(MESH_GPUS)
+    return MESH if mesh and pool.domain_gpus <= mesh_gpus(gpu) else SWITCH
+
+
+def mesh_gpus(gpu: Gpu) -> int:
+    """Return how many GPUs the links of one reach where there is no switch."""
+    return max(gpu.link_domain, 2)
+
+
+def fit_of(fits: LinkFits, pool: NodePool) -> LinkFit:
+    """Return the fit of the pool's architecture, or that of its kind of link."""
+    kind = link_kind(pool)
+    return fits.get((kind, pool.gpu.architecture), fits[kind, ""])
+
+
+def link_fabric(pool: NodePool, fit: LinkFit, network: NetworkFit) -> Fabric:
+    """Return the links of `pool` as the fits have them."""
+    return Fabric(
+        domain_gpus=pool.domain_gpus,
+        intra_bytes_per_second=pool.intra_bytes_per_second * fit.efficiency,
+        intra_latency_seconds=pool.intra_latency_seconds,
+        inter_bytes_per_second=pool.inter_bytes_per_second * network.efficiency / pool.gpus_per_node,
+        inter_latency_seconds=pool.inter_latency_seconds * network.latency,
+        call_steps=fit.call_steps,
+        ramp_bytes=fit.ramp_bytes,
+        ramp_bytes_per_rank=fit.ramp_bytes_per_rank,
+        ramp_slowdown=fit.ramp_slowdown,
+        inter_ramp_bytes=network.ramp_bytes,
+        pair_loss=fit.pair_loss,
+        reduce_gain=fit.reduce_gain,
+        mesh_gpus=mesh_gpus(pool.gpu) if link_kind(pool) == MESH else 0,
+    )
+
+
+def links_csv(fits: LinkFits) -> bytes:
+    """Return the content of links.csv."""
+    names = [field.name for field in fields(LinkFit)]
+    return _csv(
+        ("kind", "architecture", *names), (((*key, *_numbers(fit, names))) for key, fit in sorted(fits.items()))
+    )
+
+
+def network_csv(fit: NetworkFit) -> bytes:
+    """Return the content of network.csv."""
+    names = [field.name for field in fields(NetworkFit)]
+    return _csv(names, [_numbers(fit, names)])
+
+
+def _numbers(fit: LinkFit | NetworkFit, names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{getattr(fit, name):.4g}" for name in names)
+
+
+def _csv(header: Iterable[str], rows: Iterable[Iterable[str]]) -> bytes:
+    return "".join(",".join(row) + "\n" for row in (header, *rows)).encode()
+
+
+def _read(name: str) -> list[dict[str, str]]:
+    text = files("shardwright.cost.learned").joinpath("data", name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+@cache
+def shipped_links() -> LinkFits:
+    """Return the fits of links that ship."""
+    names = [field.name for field in fields(LinkFit)]
+    return {
+        (row["kind"], row["architecture"]): LinkFit(**{name: float(row[name]) for name in names})
+        for row in _read("links.csv")
+    }
+
+
+@cache
+def shipped_network() -> NetworkFit:
+    """Return the fit of networks that ships."""
+    (row,) = _read("network.csv")
+    return NetworkFit(**{name: float(value) for name, value in row.items()})
