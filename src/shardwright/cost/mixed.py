@@ -5,11 +5,12 @@
 Every stage is costed by the machinery of uniform strategies, with the machines it runs on; then each replica's pipeline
 is simulated with the unequal stages that this gives. Gradients of a layer are reduced over all its holders, at the
 speed of the slowest link among them. GPUs of a type are given out in order: replica by replica, stage by stage, the
-copies of a stage next to each other.
+copies of a stage next to each other (or those of a replica, where the rank order of the plan has data outermost).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,7 @@ from shardwright.cost.step import (
     DataParallel,
     StageTimes,
     both_gather_seconds,
+    data_parallel,
     exposed_tails,
     message_bytes,
     norm_seconds,
@@ -35,7 +37,16 @@ from shardwright.cost.step import (
     stage_times,
     tied_embedding_seconds,
 )
-from shardwright.cost.strategy import RECOMPUTE, SHARDING, Floats, Ints, Strategies, strategies
+from shardwright.cost.strategy import (
+    DATA_OUTERMOST,
+    RANK_ORDERS,
+    RECOMPUTE,
+    SHARDING,
+    Floats,
+    Ints,
+    Strategies,
+    strategies,
+)
 from shardwright.plan.plan import Plan, Replica, Stage
 from shardwright.spec.cluster import Cluster, NodePool
 
@@ -78,7 +89,7 @@ def mixed_iteration(plan: Plan, efficiency: Efficiency, calibration: Calibration
     lanes = [_lanes(plan, replica, pools, efficiency, calibration) for replica in plan.replicas]
     found = []
     for index, replica in enumerate(plan.replicas):
-        found.append(_replica_time(plan, replica, lanes[index], places[index], pools))
+        found.append(_replica_time(plan, replica, lanes[index], index, places, pools))
     longest = max(replica.pipeline_seconds for replica in found)
     after = max(float(part.max()) for part in (r.tails for r in found)) + max(float(r.gathers.max()) for r in found)
     update = max(float(replica.optimizer.max()) for replica in found)
@@ -93,11 +104,19 @@ def _places(plan: Plan, pools: Mapping[str, NodePool]) -> list[list[int]]:
     places = []
     for replica in plan.replicas:
         row = []
+        copies = 1 if outermost(plan) else replica.count
         for stage in replica.stages:
             row.append(used[stage.gpu])
-            used[stage.gpu] += replica.count * stage.gpus
+            used[stage.gpu] += copies * stage.gpus
+        for stage in replica.stages:
+            used[stage.gpu] += (replica.count - copies) * stage.gpus
         places.append(row)
     return places
+
+
+def outermost(plan: Plan) -> bool:
+    """Return whether the GPUs of a copy of a replica stand together, rather than the copies of a stage."""
+    return RANK_ORDERS.index(plan.rank_order) == DATA_OUTERMOST
 
 
 def _lanes(
@@ -143,7 +162,7 @@ def _lane(
                 "dp": copies,
                 "vpp": plan.schedule.virtual_stages,
                 "micro_batch": plan.micro_batch,
-                "rank_order": 0,
+                "rank_order": RANK_ORDERS.index(plan.rank_order),
                 "sequence_parallel": plan.sequence_parallel and stage.tensor_parallel > 1,
                 "flash": plan.flash_attention,
                 "overlap_tp": plan.overlap.tensor_parallel and stage.tensor_parallel > 1,
@@ -163,7 +182,12 @@ def _lane(
 
 
 def _replica_time(
-    plan: Plan, replica: Replica, lanes: list[Lane], places: list[int], pools: Mapping[str, NodePool]
+    plan: Plan,
+    replica: Replica,
+    lanes: list[Lane],
+    index: int,
+    places: list[list[int]],
+    pools: Mapping[str, NodePool],
 ) -> ReplicaTime:
     starts = _starts(replica, plan.schedule.virtual_stages)
     parts = [stage_times(lane.context, lane.row, lane.shards, starts) for lane in lanes]
@@ -172,14 +196,14 @@ def _replica_time(
         backward=_diagonal([part.backward for part in parts]),
         recompute=_diagonal([part.recompute for part in parts]),
     )
-    moves = np.array([_move(plan, replica, lanes, places, stage) for stage in range(len(lanes))])
+    moves = np.array([_move(plan, replica, lanes, places[index], stage) for stage in range(len(lanes))])
     vpp = plan.schedule.virtual_stages
     transfers = np.tile(moves, vpp)[: vpp * len(lanes) - 1]
     times = beside_transfers(lanes[0].row, times, transfers[None])
     tails, gathers, updates, peaks = [], [], [], []
     for stage, lane in enumerate(lanes):
         held = held_parameters(lane.context, lane.row, lane.shards, starts)
-        links, groups = _holders(plan, replica, stage, lane, pools)
+        links, groups = _holders(plan, replica, stage, lane, places, pools)
         once = both_gather_seconds(links, groups, held.dense, held.expert, 1.0)
         tail, gather = exposed_tails(lane.context.job, lane.row, times, once)
         tails.append(float(tail[0, stage]))
@@ -237,39 +261,39 @@ def _site_link(cluster: Cluster, one: NodePool, other: NodePool) -> Iterator[tup
 
 
 def _holders(
-    plan: Plan, replica: Replica, stage: int, lane: Lane, pools: Mapping[str, NodePool]
+    plan: Plan, replica: Replica, stage: int, lane: Lane, places: list[list[int]], pools: Mapping[str, NodePool]
 ) -> tuple[Fabric, DataParallel]:
     """Return the slowest links among the holders of a stage's layers, and the groups that reduce them."""
     ranges = replica.stages[stage].layers
     holders = [
-        (other, place)
-        for other in plan.replicas
-        for place in other.stages
+        (other, place, first)
+        for other, row in zip(plan.replicas, places, strict=True)
+        for place, first in zip(other.stages, row, strict=True)
         if place.layers == ranges
         or any(low < end and start < high for low, high in place.layers for start, end in ranges)
     ]
     own = lane.context
-    everyone = [replace(own, pool=pools[place.gpu]).links for _, place in holders]
-    one_type = {place.gpu for _, place in holders} == {own.pool.gpu.name}
+    if len(plan.replicas) == 1 and {place.gpu for _, place, _ in holders} == {own.pool.gpu.name}:
+        return own.links, data_parallel(own, lane.row)
+    everyone = [replace(own, pool=pools[place.gpu]).links for _, place, _ in holders]
     links = min(everyone, key=lambda fabric: fabric.inter_bytes_per_second)
     links = replace(
         links,
         intra_bytes_per_second=min(fabric.intra_bytes_per_second for fabric in everyone),
         inter_latency_seconds=max(fabric.inter_latency_seconds for fabric in everyone),
     )
-    for _, place in holders:
+    for _, place, _ in holders:
         for rate, delay in _site_link(plan.cluster, own.pool, pools[place.gpu]):
             slower = min(links.inter_bytes_per_second, rate / plan.gpus)
             links = replace(links, inter_bytes_per_second=slower, inter_latency_seconds=delay)
-    size = sum(other.count * place.context_parallel for other, place in holders)
-    local = min(
-        max(min(pools[place.gpu].domain_gpus // place.gpus, other.count), 1) * place.context_parallel
-        for other, place in holders
-    )
-    alone = one_type and len({other for other, _ in holders}) == 1
-    domain = own.pool.domain_gpus // replica.stages[stage].tensor_parallel
-    local = min(size, domain) if alone else min(local, size)
-    dense = Group(size=np.array([size]), local=np.array([max(local, 1)]))
+    size = sum(other.count * place.context_parallel for other, place, _ in holders)
+    machines: Counter[tuple[str, int]] = Counter()
+    for other, place, first in holders:
+        stride = sum(one.gpus for one in other.stages if one.gpu == place.gpu) if outermost(plan) else place.gpus
+        at = (first + stride * np.arange(other.count)) // pools[place.gpu].domain_gpus
+        machines.update((place.gpu, int(machine)) for machine in at for _ in range(place.context_parallel))
+    local = min(machines.values())
+    dense = Group(size=np.array([size]), local=np.array([max(min(local, size), 1)]))
     width = replica.stages[stage].expert_parallel * replica.stages[stage].expert_tensor_parallel
     ranks = max(size * replica.stages[stage].tensor_parallel // width, 1)
     expert = Group(size=np.array([ranks]), local=np.array([np.clip(own.pool.domain_gpus // width, 1, ranks)]))

@@ -125,7 +125,7 @@ def _gemm(
             low_precision=low_precision,
             weight_gradient=of_weight,
         )
-    yield from _memory(ACCUMULATE_BYTES * n * k * groups, forward=0.0, backward=1.0)
+    yield from _memory(ACCUMULATE_BYTES * n * k * groups, forward=0.0, backward=1.0, weight_gradient=True)
 
 
 def _linear(
@@ -140,7 +140,13 @@ def _linear(
 
 
 def _memory(
-    size_bytes: Array, *, forward: float = 1.0, backward: float, core: bool = False, form: int = POINTWISE
+    size_bytes: Array,
+    *,
+    forward: float = 1.0,
+    backward: float,
+    core: bool = False,
+    weight_gradient: bool = False,
+    form: int = POINTWISE,
 ) -> Iterator[Operator]:
     """Yield a memory-bound operator that moves `forward` times `size_bytes` forward, `backward` times backward."""
     zero = np.zeros_like(size_bytes)
@@ -155,6 +161,7 @@ def _memory(
             flops=zero,
             bytes=size_bytes * factor,
             core=core,
+            weight_gradient=weight_gradient,
             form=form,
         )
 

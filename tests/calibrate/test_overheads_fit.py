@@ -1,0 +1,102 @@
+"""The fit finds what runs were made with, leaves what they do not show at what is usual, and keeps near duplicates
+together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shardwright.calibrate.crossvalidate import PROTOCOLS, cross_validated, fold_of, groups, near_duplicates
+from shardwright.calibrate.evidence import evidence_table, packed, weighted_quantiles
+from shardwright.calibrate.overheads import USUAL, fitted, log_errors, usual
+from shardwright.calibrate.training import timed_cases
+from shardwright.cost.efficiency import Analytic
+from shardwright.cost.overheads import Calibration
+from shardwright.validate.case import Case
+from shardwright.validate.forecast import forecast
+from shardwright.validate.published import published_runs
+
+SOURCES = ("llm-foundry MPT benchmarks", "NeMo 24.07 perf summary", "SimuMax B200 real runs")
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    found = [case for case in timed_cases(published_runs()) if case.run.source in SOURCES]
+    return found[::4]
+
+
+def made_with(cases: list[Case], truth: Calibration) -> list[Case]:
+    """Return the cases as if measured on machines that `truth` describes."""
+    seconds = forecast(cases, Analytic(), truth).seconds
+    found = []
+    for case, value in zip(cases, seconds, strict=True):
+        run = replace(
+            case.run,
+            measured_iter_time_s=float(value),
+            measured_tokens_per_s_per_gpu=None,
+        )
+        found.append(replace(case, run=run))
+    return found
+
+
+def test_the_fit_explains_runs_made_with_other_overheads(cases):
+    start = usual(cases)
+    truth = Calibration(
+        frameworks={name: replace(USUAL, gemm=1.2, memory=1.5, step_seconds=0.012) for name in start.frameworks},
+        architectures=start.architectures,
+    )
+    measured = made_with(cases, truth)
+    before = np.abs(log_errors(measured, Analytic(), start))
+    found = fitted(measured, Analytic())
+    after = np.abs(log_errors(measured, Analytic(), found))
+    assert np.median(before) > 0.08
+    assert np.median(after) < 0.015 < 0.06 > np.max(after)
+
+
+def test_what_no_run_shows_stays_usual(cases):
+    dense = [case for case in cases if not any(kind.moe for kind in case.model.kinds) and case.pool.gpus <= 8]
+    found = fitted(dense, Analytic())
+    for software in found.frameworks.values():
+        assert software.expert_seconds == pytest.approx(USUAL.expert_seconds, rel=1e-6)
+        assert software.inter == pytest.approx(USUAL.inter, rel=1e-6)
+
+
+def test_protocols_leave_every_run_out_once_and_keep_its_like_together(cases):
+    for protocol in PROTOCOLS[:3]:
+        left_out = np.concatenate(list(groups(cases, protocol)))
+        assert sorted(left_out.tolist()) == list(range(len(cases)))
+    folds = {near_duplicates(case): fold_of(case) for case in cases}
+    assert all(folds[near_duplicates(case)] == fold_of(case) for case in cases)
+    for part in groups(cases, "source left out"):
+        assert len({cases[index].run.source for index in part}) == 1
+
+
+def test_held_out_predictions_do_not_see_their_runs(cases):
+    """A source measured ten times too slow spoils nothing of its own held-out predictions."""
+    centre = usual(cases)
+    spoiled = [
+        replace(case, run=replace(case.run, measured_iter_time_s=10.0 * (case.run.seconds or 0.0)))
+        if case.run.source == SOURCES[0]
+        else case
+        for case in cases
+    ]
+    honest, other = (cross_validated(runs, Analytic(), centre)[1] for runs in (cases, spoiled))
+    mine = np.array([case.run.source == SOURCES[0] for case in cases])
+    np.testing.assert_allclose(honest.seconds[mine], other.seconds[mine], rtol=1e-9)
+    assert np.abs(np.log(honest.seconds[~mine] / other.seconds[~mine])).max() > 1e-3
+
+
+def test_the_table_of_evidence_has_the_same_bytes_for_the_same_runs(cases):
+    held_out = cross_validated(cases, Analytic(), usual(cases))[0]
+    first, second = (packed(evidence_table(cases, held_out)) for _ in range(2))
+    assert first == second
+
+
+def test_weighted_quantiles_are_those_of_repeated_values():
+    values, weights = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 1.0, 1.0, 7.0])
+    low, high = weighted_quantiles(values, weights)
+    repeated = np.repeat(values, weights.astype(int))
+    np.testing.assert_allclose((low, high), weighted_quantiles(repeated, np.ones(10)), atol=0.6)
+    assert low < 2.5 < high == 4.0
