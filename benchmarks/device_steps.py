@@ -5,7 +5,8 @@
 
 The predictions are written before the first step is trained. On a GPU a Llama of 1.1 billion parameters (hidden 2048,
 22 layers) trains in bf16 with fp32 gradients, master weights and Adam, as mixed precision usually is; on a CPU a tiny
-one in fp32. Each configuration is a micro-batch size with or without full recomputation. Needs PyTorch.
+one in fp32, or in bf16 with --precision. Each configuration is a micro-batch size with or without full recomputation.
+Needs PyTorch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardwright.cost.efficiency import Analytic, Efficiency
+from shardwright.cost.efficiency import Efficiency
+from shardwright.cost.learned import default_efficiency
 from shardwright.cost.profiled import profiled
 from shardwright.errors import SpecError
 from shardwright.files import write_atomically
@@ -42,7 +44,7 @@ from shardwright.spec.model_yaml import model_of_dimensions
 ACCUMULATED = 2  # micro-batches of a step
 WARM_UP_STEPS, TIMED_STEPS = 2, 5
 HEADER = (
-    "micro-batch", "recompute", "datasheet ms", "profiled ms", "measured ms", "error", "predicted GB", "allocated",
+    "micro-batch", "recompute", "default ms", "profiled ms", "measured ms", "error", "predicted GB", "allocated",
     "reserved",
 )  # fmt: skip
 PINS = ("sharding=none", "flash=on", "offload=0", "tp=1", "vpp=1")
@@ -70,12 +72,12 @@ TINY = Size(hidden=256, layers=4, heads=4, kv_heads=2, ffn=768, vocab=2048, seq_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One configuration: what was predicted from the datasheet alone and with the profile, and what was measured.
+    """One configuration: what was predicted without the profile and with it, and what was measured.
     Bytes are peaks without what the driver holds. None stands for what does not fit, or was not measured."""
 
     micro_batch: int
     recompute: str
-    datasheet_seconds: float | None
+    default_seconds: float | None
     profiled_seconds: float | None
     predicted_bytes: float | None
     seconds: float | None = None
@@ -91,6 +93,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1.0, help="how long to profile")
     parser.add_argument("--profile", type=Path, help="a profile of this machine, instead of measuring one")
     parser.add_argument("--framework", default="eager", help="whose overheads to predict with")
+    parser.add_argument("--precision", choices=("bf16", "fp32"), help="bf16 on a GPU, fp32 on a CPU, if not given")
     parser.add_argument("--out", type=Path, help="write predictions, then results as well, to this JSON file")
     options = parser.parse_args()
     try:
@@ -100,13 +103,14 @@ def main() -> None:
         print(error)
         return
     size = LLAMA_1B if device.backend == "cuda" else TINY
-    steps = predictions(device, found, size, options.framework)
+    precision = options.precision or ("bf16" if device.backend == "cuda" else "fp32")
+    steps = predictions(found, size, options.framework, precision)
     print(f"predicted:\n{text(steps)}\n", flush=True)
     for index in range(len(steps) + 1):
         if options.out is not None:
             write_atomically(options.out, json.dumps([asdict(step) for step in steps], indent=1) + "\n")
         if index < len(steps):
-            steps[index] = trained(steps[index], device, size)
+            steps[index] = trained(steps[index], device, size, precision)
     print(f"trained:\n{text(steps)}")
 
 
@@ -116,11 +120,10 @@ def measured(device: Device, name: str | None, minutes: float) -> MachineProfile
         return measure(device, Path(folder) / "profile.json", name=name, minutes=minutes, links=False)
 
 
-def predictions(device: Device, found: MachineProfile, size: Size, framework: str) -> list[Step]:
+def predictions(found: MachineProfile, size: Size, framework: str, precision: str) -> list[Step]:
     """Return the configurations with their predictions."""
     cluster = build_cluster(cluster_fragment(replace(found, count=1)), "this machine")
-    models: tuple[Efficiency, ...] = (Analytic(), profiled(Analytic(), [found], cluster))
-    precision = "bf16" if device.backend == "cuda" else "fp32"
+    models: tuple[Efficiency, ...] = (default_efficiency(), profiled(default_efficiency(), [found], cluster))
     steps = []
     for micro_batch in size.micro_batches:
         for recompute in ("none", "full"):
@@ -128,13 +131,13 @@ def predictions(device: Device, found: MachineProfile, size: Size, framework: st
                 best(model_of(size), cluster, efficiency, micro_batch, size.seq_len, recompute, precision, framework)
                 for efficiency in models
             ]
-            datasheet, corrected = (item and item.prediction for item in plans)
+            default, corrected = (item and item.prediction for item in plans)
             stage = corrected.memory[0][0] if corrected else None
             steps.append(
                 Step(
                     micro_batch=micro_batch,
                     recompute=recompute,
-                    datasheet_seconds=datasheet.iteration_seconds if datasheet else None,
+                    default_seconds=default.iteration_seconds if default else None,
                     profiled_seconds=corrected.iteration_seconds if corrected else None,
                     predicted_bytes=stage.total_bytes - stage.context_bytes if stage else None,
                 )
@@ -167,7 +170,7 @@ def model_of(size: Size) -> Model:
     return model_of_dimensions({name: getattr(size, name) for name in names}, "small llama")
 
 
-def trained(step: Step, device: Device, size: Size) -> Step:
+def trained(step: Step, device: Device, size: Size, precision: str) -> Step:
     """Return the configuration with what training it took."""
     torch = require_torch()
     if device.threads is not None:
@@ -178,7 +181,7 @@ def trained(step: Step, device: Device, size: Size) -> Step:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
-        seconds = step_seconds(trainer(step, device, size), device)
+        seconds = step_seconds(trainer(step, device, size, precision), device)
     except torch.OutOfMemoryError:
         return step
     if device.backend != "cuda":
@@ -202,14 +205,14 @@ def step_seconds(train: Callable[[], None], device: Device) -> float:
     return statistics.median(samples[WARM_UP_STEPS:])
 
 
-def trainer(step: Step, device: Device, size: Size) -> Callable[[], None]:
+def trainer(step: Step, device: Device, size: Size, precision: str) -> Callable[[], None]:
     """Return the function that trains one step: `ACCUMULATED` micro-batches, gradients summed and clipped in fp32, Adam
-    on fp32 weights. On a GPU the model itself holds bf16 copies of them, and the gradients of each micro-batch are
-    added to the fp32 sums as they come."""
+    on fp32 weights. In bf16 the model itself holds copies of them, and the gradients of each micro-batch are added to
+    the fp32 sums as they come."""
     import torch
     from small_llama import Llama
 
-    low = device.backend == "cuda"
+    low = precision == "bf16"
     model = Llama(size, recompute=step.recompute == "full").to(torch_device(device), torch.bfloat16 if low else None)
     weights = [*model.parameters()]
     masters = [weight.detach().float().clone() if low else weight for weight in weights]
@@ -234,7 +237,8 @@ def trainer(step: Step, device: Device, size: Size) -> Callable[[], None]:
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
         if low:
-            torch._foreach_copy_(weights, masters)
+            with torch.no_grad():
+                torch._foreach_copy_(weights, masters)
 
     return train
 
@@ -245,7 +249,7 @@ def text(steps: list[Step]) -> str:
     for step in steps:
         known = step.seconds and step.profiled_seconds
         error = f"{step.profiled_seconds / step.seconds - 1:+.1%}" if known else "–"  # type: ignore[operator]
-        times = (step.datasheet_seconds, step.profiled_seconds, step.seconds)
+        times = (step.default_seconds, step.profiled_seconds, step.seconds)
         sizes = (step.predicted_bytes, step.allocated_bytes, step.reserved_bytes)
         cells = ["–" if value is None else f"{value * 1e3:.1f}" for value in times]
         memory = ["–" if value is None else f"{value / 1e9:.2f}" for value in sizes]

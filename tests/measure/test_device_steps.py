@@ -38,9 +38,9 @@ def test_predictions_come_before_training_and_results_after(
     seen = []
     real = steps.trained
 
-    def watched(step, device, size):
+    def watched(step, device, size, precision):
         seen.append([item["seconds"] for item in json.loads(out.read_text())])
-        return real(step, device, size)
+        return real(step, device, size, precision)
 
     monkeypatch.setattr(steps, "trained", watched)
     steps.main()
@@ -52,6 +52,29 @@ def test_predictions_come_before_training_and_results_after(
     assert all(item["seconds"] > 0 and item["profiled_seconds"] > 0 for item in found)
     printed = capsys.readouterr().out
     assert printed.index("predicted:") < printed.index("trained:")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_training_in_either_precision_lowers_the_loss(
+    steps: ModuleType, monkeypatch: pytest.MonkeyPatch, precision: str, recompute: str
+) -> None:
+    """In bf16 as well, whose gradients are summed in fp32 and whose weights are copies: as on a GPU."""
+    llama = importlib.import_module("small_llama").Llama
+    losses, real = [], llama.loss
+
+    def watched(model, tokens):
+        loss = real(model, tokens)
+        losses.append(float(loss.detach()))
+        return loss
+
+    monkeypatch.setattr(llama, "loss", watched)
+    monkeypatch.setattr(steps, "TIMED_STEPS", 8)
+    step = steps.Step(
+        micro_batch=1, recompute=recompute, default_seconds=None, profiled_seconds=None, predicted_bytes=None
+    )
+    assert steps.trained(step, find_device("cpu", None), tiny(steps), precision).seconds > 0
+    assert losses[-1] < losses[1] - 1e-3
 
 
 def test_the_model_trained_is_the_model_predicted(steps: ModuleType) -> None:
@@ -80,10 +103,6 @@ def test_recomputation_changes_neither_loss_nor_gradients(steps: ModuleType) -> 
 
 def test_what_the_planner_says_does_not_fit_is_no_failure(steps: ModuleType) -> None:
     text = steps.text(
-        [
-            steps.Step(
-                micro_batch=8, recompute="none", datasheet_seconds=None, profiled_seconds=None, predicted_bytes=None
-            )
-        ]
+        [steps.Step(micro_batch=8, recompute="none", default_seconds=None, profiled_seconds=None, predicted_bytes=None)]
     )
     assert "–" in text

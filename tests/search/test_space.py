@@ -213,7 +213,7 @@ def test_a_price_that_is_missing_is_an_error_where_money_counts():
 
 def test_zero_3_is_found_where_nothing_else_fits():
     where = context(
-        llama(8, 4096, 32, 8, 14336, 32000), pool(1, 8, memory_bytes=9e9), Job(global_batch=8, seq_len=1024)
+        llama(8, 4096, 32, 8, 14336, 32000), pool(1, 8, memory_bytes=9.5e9), Job(global_batch=8, seq_len=1024)
     )
     ((_, plan),) = found_with(["tp=1", "pp=1", "cp=1"], where).ranked
     assert plan.sharding[0] == ZERO3

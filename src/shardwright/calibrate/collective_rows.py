@@ -13,7 +13,7 @@ import numpy as np
 from shardwright.calibrate.rows import read_columns
 from shardwright.cost.collectives import Group, exchange_seconds, gather_seconds, group, reduce_seconds
 from shardwright.cost.learned.links import LinkFit, NetworkFit, link_fabric
-from shardwright.cost.strategy import Floats
+from shardwright.cost.strategy import Bools, Floats
 from shardwright.spec.catalog import gpus, links
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.custom_gpu import reference_machine
@@ -64,7 +64,7 @@ class Series:
         ranks: Group = group(fabric, np.array([self.ranks]), np.array([1]))
         return np.asarray(SECONDS[self.collective](fabric, ranks, self.sizes))
 
-    def part(self, chosen: Floats) -> Series:
+    def part(self, chosen: Bools) -> Series:
         """Return some of the sizes."""
         return replace(self, sizes=self.sizes[chosen], seconds=self.seconds[chosen])
 

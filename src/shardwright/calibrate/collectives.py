@@ -34,8 +34,8 @@ SPREAD = LinkFit(
     ramp_bytes_per_rank=0.7,
     ramp_slowdown=0.3,
 )
-# The catalogue's latencies are those of small messages; large ones take NCCL's Simple protocol, 14 µs a step in place of
-# 5 (NVIDIA/nccl@01afd20a77b5:src/graph/tuning.cc). Only EFA was measured well, whose latency is itself assumed.
+# The catalogue's latencies are those of small messages; large ones take NCCL's Simple protocol, 14 µs a step in place
+# of 5 (NVIDIA/nccl@01afd20a77b5:src/graph/tuning.cc). Only EFA was measured well, whose latency is itself assumed.
 USUAL_NETWORK = NetworkFit(efficiency=0.9, latency=2.8, ramp_bytes=1e6)
 NETWORK_SPREAD = NetworkFit(efficiency=0.2, latency=0.1, ramp_bytes=0.7)
 LARGEST_NETWORK = NetworkFit(efficiency=1.0, latency=10.0, ramp_bytes=1e8)

@@ -37,13 +37,13 @@ def fit_variances(cells: Cells, found: Floats, counts: Floats) -> Floats:
         return value, slope + belief / PRIOR_SPREAD
 
     start = np.full(len(EFFECTS), PRIOR_LOG_VARIANCE)
-    return np.exp(minimize(loss, start, jac=True, method="L-BFGS-B").x)
+    return np.asarray(np.exp(minimize(loss, start, jac=True, method="L-BFGS-B").x))
 
 
 def fit_offsets(cells: Cells, found: Floats, counts: Floats, shape_deviation: float) -> Offsets:
     """Return the process given the offsets `found` of cells with so many rows each."""
     variances = fit_variances(cells, found, counts)
-    inverse = np.linalg.inv(covariance(variances, cells, cells) + np.diag(noise(counts)))
+    inverse = np.asarray(np.linalg.inv(covariance(variances, cells, cells) + np.diag(noise(counts))), dtype=float)
     mean = float(found.mean())
     return Offsets(
         cells=cells,

@@ -1,15 +1,17 @@
-"""Fits every family to the files of a folder and writes what the package ships."""
+"""Fits every family of operators, and the links, to the files of a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from shardwright.calibrate.collective_rows import Series
+from shardwright.calibrate.collectives import fit_collectives
 from shardwright.calibrate.operators import Table, fit, table
 from shardwright.calibrate.rows import read_operators
 from shardwright.calibrate.sampling import sample
 from shardwright.cost.learned.fitted import pack
-from shardwright.files import write_atomically
+from shardwright.cost.learned.links import links_csv, network_csv
 
 ROWS_OF_CELL = {"gemm": 3500, "attention": 15000, "memory": 3000}
 
@@ -24,9 +26,11 @@ def tables(folder: Path, *, share: float = 1.0) -> dict[str, Table]:
     }
 
 
-def write_fits(found: dict[str, Table], folder: Path, say: Callable[[str], None]) -> None:
-    """Fit each family and write it to `folder`. Equal rows give equal bytes."""
+def fitted_files(found: dict[str, Table], series: Sequence[Series]) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of every file that `cost/learned/data` has. Equal rows give equal bytes."""
     for family, rows in found.items():
-        content = pack(fit(family, rows))
-        write_atomically(folder / f"{family}.npz", content)
-        say(f"{family}: {len(rows.target):,} rows, {len(content):,} bytes")
+        yield f"{family}.npz", pack(fit(family, rows))
+    if series:
+        fits = fit_collectives(series)
+        yield "links.csv", links_csv(fits.links)
+        yield "network.csv", network_csv(fits.network)

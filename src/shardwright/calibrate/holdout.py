@@ -19,6 +19,9 @@ CALIBRATION_SHAPES = 30
 FEWEST_ROWS = 20
 
 
+CURVE_GPUS, CURVE_DRAWS = (4, 8, 16, 24), 3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
     """Median absolute error of time, as a share, over rows with sizes of training: of one GPU that was left out, of
@@ -86,3 +89,25 @@ def left_out(family: str, rows: Table, only: Sequence[str] | None = None) -> lis
             )
         )
     return found
+
+
+def learning_curve(family: str, rows: Table) -> list[tuple[int, float]]:
+    """Return numbers of GPUs to fit to, and the median error on a GPU that was not among them: averaged over GPUs and
+    over three draws."""
+    names = gpu_of_rows(rows)
+    random = np.random.default_rng(SEED)
+    every = [gpu for gpu in np.unique(names) if (rows.training & (names == gpu)).sum() >= FEWEST_ROWS]
+    curve = []
+    for count in CURVE_GPUS:
+        if count >= len(every):
+            break
+        errors = []
+        for _ in range(CURVE_DRAWS):
+            seen = random.permutation(every)[:count]
+            model = fit(family, some(rows, np.isin(names, seen)))
+            for gpu in every:
+                if gpu not in seen:
+                    held = some(rows, (names == gpu) & rows.training)
+                    errors.append(median_error(held.target - predicted(model, held)))
+        curve.append((count, float(np.mean(errors))))
+    return curve

@@ -19,7 +19,7 @@ from shardwright.cost.learned.fitted import Fitted
 from shardwright.cost.learned.machine import facts, sustained
 from shardwright.cost.learned.offsets import Cells
 from shardwright.cost.learned.trees import Forest
-from shardwright.cost.strategy import Floats, Ints
+from shardwright.cost.strategy import Bools, Floats, Ints
 from shardwright.spec.catalog import gpus
 
 # Standard deviation of log(time) between the shapes of a GPU that was left out, around its own offset.
@@ -55,7 +55,7 @@ class Table:
     weight: Floats
     cell: Ints
     cells: Cells
-    training: Ints
+    training: Bools
 
 
 def table(family: str, rows: Rows) -> Table:

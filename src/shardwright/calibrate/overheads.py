@@ -46,7 +46,7 @@ SPREAD = {
     "inter": 0.35,
     "latency": 1.0,
     "optimizer": 0.3,
-    "layer_seconds": 0.8,
+    "layer_seconds": 0.5,
     "expert_seconds": 0.8,
     "rank_seconds": 1.5,
     "pass_seconds": 0.8,

@@ -30,11 +30,11 @@ def measured_efficiency(paths: Sequence[Path] | None, cluster: Cluster) -> Effic
     """Return the efficiency model corrected by machine profiles, None (the default model) without any."""
     if not paths:
         return None
-    from shardwright.cost.efficiency import Analytic
+    from shardwright.cost.learned import default_efficiency
     from shardwright.cost.profiled import profiled
     from shardwright.spec.machine_profile import load_profile
 
-    return profiled(Analytic(), [load_profile(path) for path in paths], cluster)
+    return profiled(default_efficiency(), [load_profile(path) for path in paths], cluster)
 
 
 def require_target(target: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ from shardwright.cli.output import terminal_width, write, write_json
 from shardwright.errors import bad
 
 if TYPE_CHECKING:
-    from shardwright.measure.run import Progress
+    from shardwright.measure.run import Progress, Row
     from shardwright.spec.cluster import Cluster
     from shardwright.spec.machine_profile import MachineProfile
 
@@ -34,6 +35,7 @@ Examples:
 """
 LONGEST_MINUTES = 240.0
 BAR_WIDTH, LINES = 24, 10
+CLEAR = "\r\033[K"
 
 
 def profile(
@@ -58,7 +60,7 @@ def profile(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
 ) -> None:
-    from shardwright.cost.efficiency import Analytic
+    from shardwright.cost.learned import default_efficiency
     from shardwright.cost.profile_summary import family_summaries, link_summaries
     from shardwright.measure.custom import cluster_fragment
     from shardwright.measure.run import partial_path
@@ -70,12 +72,12 @@ def profile(
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     try:
         result = measure(
-            out, device=device, gpu=gpu, minutes=minutes, links=links, restart=restart, date=today, report=_shown
+            out, device=device, gpu=gpu, minutes=minutes, links=links, restart=restart, date=today, report=reporter()
         )
     except KeyboardInterrupt:
         print(f"\ninterrupted; the rows so far are in {partial_path(out)}, the same command goes on", file=sys.stderr)
         raise
-    pool, base, fragment = _cluster(result).pools[0], Analytic(), cluster_fragment(result)
+    pool, base, fragment = _cluster(result).pools[0], default_efficiency(), cluster_fragment(result)
     summary = family_summaries(base, pool, result), link_summaries(base, pool, result)
     if json:
         write_json(profile_document(result, out, *summary, fragment))
@@ -90,27 +92,48 @@ def _cluster(result: MachineProfile) -> Cluster:
     return build_cluster(cluster_fragment(result), "profile")
 
 
-def _shown(progress: Progress) -> None:
-    """Show how far the measuring is: a bar on a terminal, else ten lines in all."""
+def reporter() -> Callable[[Progress], None]:
+    """Return a function that shows how far the measuring is: a bar on a terminal, else ten lines in all; and a line for
+    what cannot be measured, once for each kind, pass and precision."""
+    told: set[str] = set()
+
+    def show(progress: Progress) -> None:
+        name = _name(progress.row)
+        if progress.problem and name not in told:
+            told.add(name)
+            print(f"{CLEAR if sys.stderr.isatty() else ''}left out: {name}: {progress.problem}", file=sys.stderr)
+        _show_bar(progress) if sys.stderr.isatty() else _show_line(progress)
+
+    return show
+
+
+def _show_bar(progress: Progress) -> None:
     done, total = progress.done, progress.total
-    words = f"{done}/{total} {_words(progress)}"
-    if sys.stderr.isatty():
-        filled = BAR_WIDTH * done // total
-        end = "\r\033[K" if done == total else ""
-        print(f"\r\033[K[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {words}{end}", end="", file=sys.stderr, flush=True)
-    elif LINES * done // total > LINES * (done - 1) // total:
-        print(f"measured {words}", file=sys.stderr, flush=True)
+    filled = BAR_WIDTH * done // total
+    bar = "#" * filled + "." * (BAR_WIDTH - filled)
+    end = CLEAR if done == total else ""
+    print(f"{CLEAR}[{bar}] {done}/{total} {_words(progress)}{end}", end="", file=sys.stderr, flush=True)
+
+
+def _show_line(progress: Progress) -> None:
+    done, total = progress.done, progress.total
+    if LINES * done // total > LINES * (done - 1) // total:
+        print(f"measured {done}/{total} {_words(progress)}", file=sys.stderr, flush=True)
 
 
 def _words(progress: Progress) -> str:
-    from shardwright.spec.machine_profile import OperatorTime
-    from shardwright.units import format_bytes, format_seconds
+    from shardwright.units import format_seconds
 
-    row = progress.row
-    found = format_seconds(row.seconds) if row.seconds else "cannot be run here"
+    return f"{_name(progress.row)}: {'left out' if progress.problem else format_seconds(progress.row.seconds)}"
+
+
+def _name(row: Row) -> str:
+    from shardwright.spec.machine_profile import OperatorTime
+    from shardwright.units import format_bytes
+
     if isinstance(row, OperatorTime):
-        return f"{row.kind} {row.direction} {row.dtype}: {found}"
-    return f"{row.collective} of {row.ranks}, {format_bytes(row.bytes)}: {found}"
+        return f"{row.kind} {row.direction} {row.dtype}"
+    return f"{row.collective} of {row.ranks}, {format_bytes(row.bytes)}"
 
 
 profile.__doc__ = HELP

@@ -20,12 +20,12 @@ class Fabric:
     """The links of one pool of machines as collectives see them. Bandwidths are per GPU, one direction, after
     protocol efficiency; latencies are of one step.
 
-    `call_steps` is the start of a collective, in steps. Small messages do not fill the pipeline of a ring: they take
-    `ramp_slowdown` times as long again, and large ones as long as that many times `ramp_bytes` (and
-    `ramp_bytes_per_rank` for each rank) more would; between domains `inter_ramp_bytes` for each domain play that part.
-    Rings of n ranks lose `pair_loss` / n of the bandwidth, and an all-reduce moves its bytes `reduce_gain` times as
-    fast as a gather. Where each of `mesh_gpus` GPUs has links of its own to every other, n of them use
-    (n - 1) / (mesh_gpus - 1) of a GPU's bandwidth; 0 stands for a switch.
+    `call_steps` is the start of a collective that uses the links of a domain, in their steps. Small messages do not
+    fill the pipeline of a ring: they take `ramp_slowdown` times as long again, and large ones as long as that many
+    times `ramp_bytes` (and `ramp_bytes_per_rank` for each rank) more would; between domains `inter_ramp_bytes` for each
+    domain play that part. Rings of n ranks lose `pair_loss` / n of the bandwidth, and an all-reduce moves its bytes
+    `reduce_gain` times as fast as a gather. Where each of `mesh_gpus` GPUs has links of its own to every other, n of
+    them use (n - 1) / (mesh_gpus - 1) of a GPU's bandwidth; 0 stands for a switch.
     """
 
     domain_gpus: int
@@ -158,8 +158,7 @@ def ring_rate(links: Fabric, local: Array) -> Floats:
 
 
 def _call_seconds(links: Fabric, groups: Group) -> Floats:
-    step = np.where(groups.local > 1, links.intra_latency_seconds, links.inter_latency_seconds)
-    return np.asarray(links.call_steps * step)
+    return np.where(groups.local > 1, links.call_steps * links.intra_latency_seconds, 0.0)
 
 
 def exposed_seconds(communication: Array, computation: Array, *, slowdown: float) -> Floats:

@@ -16,24 +16,38 @@ from shardwright.cost.strategy import Array, Bools, Floats, Ints, Strategies
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Columns [N]: seconds of an iteration, peak bytes of the fullest GPU, and whether that is within its memory."""
+    """Columns [N]: seconds of an iteration, peak bytes of the fullest GPU, and whether that is within its memory; of
+    tensors alone the peak of the fullest GPU, and of those of the first and the last pipeline rank."""
 
     rows: Strategies
     seconds: Floats
     peak_bytes: Floats
     fits: Bools
+    tensor_bytes: Floats
+    first_tensor_bytes: Floats
+    last_tensor_bytes: Floats
 
 
 def evaluate(context: Context, rows: Strategies) -> Verdict:
     """Return the verdict on `rows`, of any shapes."""
     index = shard_index(context, rows)
     shards = index.of(rows)
-    peak = np.zeros(len(rows))
+    peak, tensors = np.zeros(len(rows)), np.zeros((3, len(rows)))
     for group, starts in _shapes(context, rows):
         of_part = replace(shards, row=shards.row[group])
-        peak[group] = footprint(context, rows.take(group), of_part, starts).total.max(axis=1)
+        found = footprint(context, rows.take(group), of_part, starts)
+        peak[group] = found.total.max(axis=1)
+        tensors[:, group] = found.tensors.max(axis=1), found.tensors[:, 0], found.tensors[:, -1]
     seconds = simulated_seconds(context, rows, index)
-    return Verdict(rows=rows, seconds=seconds, peak_bytes=peak, fits=peak <= context.memory_limit_bytes)
+    return Verdict(
+        rows=rows,
+        seconds=seconds,
+        peak_bytes=peak,
+        fits=peak <= context.memory_limit_bytes,
+        tensor_bytes=tensors[0],
+        first_tensor_bytes=tensors[1],
+        last_tensor_bytes=tensors[2],
+    )
 
 
 def simulated_seconds(context: Context, rows: Strategies, index: ShardIndex) -> Floats:

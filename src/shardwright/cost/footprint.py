@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from shardwright.cost.context import Context, Sharded
-from shardwright.cost.memory import logit_bytes, reserved_bytes, state_bytes
+from shardwright.cost.memory import gathered_bytes, logit_bytes, reserved_bytes, state_bytes
 from shardwright.cost.pipeline_in_flight import in_flight
 from shardwright.cost.stages import positions
 from shardwright.cost.step import data_parallel, per_rank, ranged, recomputed_layers
@@ -34,7 +34,12 @@ class Footprint:
 
     @property
     def total(self) -> Floats:
-        return np.asarray(sum(getattr(self, field.name) for field in fields(self)))
+        return np.asarray(self.tensors + self.context)
+
+    @property
+    def tensors(self) -> Floats:
+        """What PyTorch counts as allocated: all but the context and fragmentation."""
+        return np.asarray(sum(getattr(self, field.name) for field in fields(self) if field.name != "context"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +139,13 @@ def fixed_bytes(context: Context, rows: Strategies, shards: Sharded, starts: Int
     logits = np.zeros_like(weights)
     logits[:, -1] = logit_bytes(context.model, context.job, rows.micro_batch, rows.cp, rows.tp)
     count = micro_batches(context, rows)[:, None]
+    gathered = gathered_bytes(context.model, context.job, rows.micro_batch, rows.cp, rows.tp, rows.pp)[:, None]
     return Fixed(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
         logits=logits,
-        buffers=np.broadcast_to(P2P_BUFFERS * boundary * (rows.pp > 1)[:, None], weights.shape),
+        buffers=np.broadcast_to(P2P_BUFFERS * boundary * (rows.pp > 1)[:, None] + gathered, weights.shape),
         in_flight=in_flight(pp, vpp, count, np.arange(int(rows.pp[0]))[None, :]),
     )
 
@@ -160,16 +166,16 @@ def footprint(
         activations=activations,
         logits=logits,
         buffers=fixed.buffers,
-        context=reserved_bytes(tensors),
+        context=reserved_bytes(context.job, tensors),
     )
 
 
-def least_bytes(shards: Sharded, fixed: Fixed) -> Floats:
+def least_bytes(context: Context, shards: Sharded, fixed: Fixed) -> Floats:
     """Return what the fullest rank needs whatever is recomputed, [N]: states, buffers and one layer's gradients or
     the logits."""
     working = np.maximum(shards.table.gradients[shards.row][:, None], fixed.logits)
     tensors = fixed.weights + fixed.gradients + fixed.optimizer + fixed.buffers + working
-    return np.asarray((tensors + reserved_bytes(tensors)).max(axis=1))
+    return np.asarray((tensors + reserved_bytes(context.job, tensors)).max(axis=1))
 
 
 def fits(context: Context, rows: Strategies, shards: Sharded, starts: Ints, fixed: Fixed) -> Bools:

@@ -52,7 +52,7 @@ def predict(
         mfu=flops / (seconds * peak * gpus),
         time=time,
         memory=(memory,),
-        fit_probability=fit_probability(fullest, context.pool.memory_bytes),
+        fit_probability=fit_probability(fullest, context.pool.memory_bytes, context.job),
         dollars_per_hour=per_hour,
         dollars_total=None if per_hour is None or hours is None else per_hour * hours,
         hours_total=hours,

@@ -4,7 +4,7 @@ it is corrected by the profile, and after."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -93,14 +93,6 @@ def _left_out(
     for fold in range(min(FOLDS, len(rows))):
         taken = rows[fold::FOLDS]
         others = [row for row in profile.operators if row not in taken]
-        learned = MachineProfile(
-            gpu=profile.gpu,
-            device=profile.device,
-            backend=profile.backend,
-            count=profile.count,
-            memory_bytes=profile.memory_bytes,
-            operators=tuple(others),
-            collectives=(),
-        )
+        learned = replace(profile, operators=tuple(others), collectives=())
         model = Profiled(base=base, corrections=(correction(base, pool, [learned]),))
         yield np.log([row.seconds for row in taken]) - np.log(base_seconds(model, pool.gpu, taken))

@@ -13,13 +13,13 @@ from shardwright.cost.strategy import Floats
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model
 
-PER_OPERATOR = "torchtitan"
+PER_OPERATOR = ("torchtitan", "fsdp")
 KEPT_PRODUCTS = 0.5
 
 
 def repeated_share(job: Job, operators: OperatorTable) -> Floats:
     """Return the part of each forward operator's time that selective recomputation repeats, [operators, 1]."""
-    if job.framework == PER_OPERATOR:
+    if job.framework in PER_OPERATOR:
         others = np.where(operators.kind == ATTENTION, 0.0, 1.0)
         return np.where(operators.kind == GEMM, 1.0 - KEPT_PRODUCTS, others)
     return np.where(operators.core, 1.0, 0.0)
@@ -28,7 +28,7 @@ def repeated_share(job: Job, operators: OperatorTable) -> Floats:
 def freed_bytes(model: Model, layer: Layer, shard: Shard, job: Job, kept: Floats, scores: Floats) -> Floats:
     """Return the bytes of one layer that selective recomputation frees, [M], of `kept` bytes without any, of which
     `scores` belong to core attention."""
-    if job.framework != PER_OPERATOR:
+    if job.framework not in PER_OPERATOR:
         return scores
     attention, size = layer.attention, tokens(shard, job)
     products = attention.query_width + attention.key_width + attention.value_width + model.hidden

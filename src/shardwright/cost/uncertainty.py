@@ -1,7 +1,7 @@
-"""How far a prediction may be off: an 80 % interval for time, a probability to fit for memory.
+"""How far a predicted peak may be off, and so how likely it is to fit.
 
-The analytic model is not fitted to training runs. The figures below are the spread of its errors on published runs
-(docs/accuracy.md says which, and how to repeat it).
+log(measured / predicted) has median 0 and is normal on either side, with the standard deviations `above` and `below` of
+the framework (`cost.memory_facts`), so that `headroom` and `fit_probability` are inverses of each other.
 """
 
 from __future__ import annotations
@@ -9,22 +9,23 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
-TIME_RATIO_10, TIME_RATIO_90 = 0.85, 1.35  # measured / predicted seconds, 10th and 90th percentile
-MEMORY_LOG_SIGMA = 0.10  # standard deviation of log(measured / predicted peak memory)
+from shardwright.cost.memory_facts import memory_facts
+from shardwright.spec.job import Job
 
 
-def interval_seconds(seconds: float) -> tuple[float, float]:
-    """Return the 80 % interval of the measured time."""
-    return seconds * TIME_RATIO_10, seconds * TIME_RATIO_90
-
-
-def headroom(probability: float) -> float:
+def headroom(probability: float, job: Job) -> float:
     """Return the part of the memory that a predicted peak may fill for it to fit with `probability`."""
-    return math.exp(-MEMORY_LOG_SIGMA * NormalDist().inv_cdf(probability))
+    return math.exp(-_sigma(probability >= 0.5, job) * NormalDist().inv_cdf(probability))
 
 
-def fit_probability(peak_bytes: float, capacity_bytes: float) -> float:
-    """Return the probability that a predicted peak stays within the capacity, for log-normal errors."""
+def fit_probability(peak_bytes: float, capacity_bytes: float, job: Job) -> float:
+    """Return the probability that a predicted peak stays within the capacity."""
     if peak_bytes <= 0.0:
         return 1.0
-    return NormalDist().cdf(math.log(capacity_bytes / peak_bytes) / MEMORY_LOG_SIGMA)
+    room = math.log(capacity_bytes / peak_bytes)
+    return NormalDist().cdf(room / _sigma(room >= 0.0, job))
+
+
+def _sigma(above: bool, job: Job) -> float:
+    facts = memory_facts(job.framework)
+    return facts.above if above else facts.below

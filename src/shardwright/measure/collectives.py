@@ -21,11 +21,11 @@ from typing import IO, Any
 
 from shardwright.errors import bad
 from shardwright.measure.device import Device, synchronize
-from shardwright.measure.timing import FEWEST_BATCHES, Timing, timing
+from shardwright.measure.timing import BATCH_SECONDS, FEWEST_BATCHES, Timing, timing
 from shardwright.spec.machine_profile import CollectiveTime
 
 MARK = "shardwright-row "
-WARM_UPS, MOST_SAMPLES = 2, 2000
+WARM_UPS = 2
 ELEMENT_BYTES = 4
 LAST_LINES = 5
 
@@ -125,22 +125,25 @@ def _call(row: CollectiveTime, where: Any, group: Any) -> Callable[[], object]:
 
 
 def _time(call: Callable[[], object], group: Any, backend: str, seconds: float) -> Timing:
-    """Return the time of a collective: of each repetition the slowest rank's, of these the median."""
+    """Return the time of a collective, repeated in batches without a pause as in training: of each batch the slowest
+    rank's, of these the median."""
     import torch
     import torch.distributed as dist
 
-    def once() -> float:
+    def batch(repeats: int) -> float:
         begin = time.perf_counter()
-        call()
+        for _ in range(repeats):
+            call()
         synchronize(backend)
-        return time.perf_counter() - begin
+        return (time.perf_counter() - begin) / repeats
 
-    each = min(once() for _ in range(1 + WARM_UPS))
+    each = min(batch(1) for _ in range(1 + WARM_UPS))
     where = "cuda" if backend == "cuda" else "cpu"
     agreed = torch.tensor([each], device=where)
     dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=group)
-    repeats = min(max(round(seconds / float(agreed)), FEWEST_BATCHES), MOST_SAMPLES)
-    samples = torch.tensor([once() for _ in range(repeats)], device=where)
+    repeats = max(round(min(BATCH_SECONDS, seconds / FEWEST_BATCHES) / float(agreed)), 1)
+    batches = max(round(seconds / (repeats * float(agreed))), FEWEST_BATCHES)
+    samples = torch.tensor([batch(repeats) for _ in range(batches)], device=where)
     dist.all_reduce(samples, op=dist.ReduceOp.MAX, group=group)
     return timing(samples.tolist())
 

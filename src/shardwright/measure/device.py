@@ -138,14 +138,16 @@ def _cpu_name() -> str:
 
 
 def _driver() -> str:
-    """Return the version of NVIDIA's driver, "" where its tool is missing."""
+    """Return the version of NVIDIA's driver, "" where its tool is missing or fails."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""
     query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
-    lines = done.stdout.split() if done.returncode == 0 else []
-    return lines[0] if lines else ""
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return next(iter(done.stdout.split()), "")
 
 
 def torch_device(device: Device) -> torch.device:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shardwright.measure.device import Device
 from shardwright.measure.operands import copies, operand
 from shardwright.measure.shapes import MEMORY, WIDTH
@@ -9,6 +11,7 @@ from shardwright.measure.timing import Call
 from shardwright.spec.machine_profile import OperatorTime
 
 HIDDEN = 2048  # divides all matrices measured; the width hardly matters
+EPSILON = 1e-5
 
 
 def memory_calls(row: OperatorTime, device: Device) -> list[Call]:
@@ -31,13 +34,15 @@ def _norm(rows: int, dtype: str, device: Device) -> Call:
 
     x = operand(device, dtype, rows, HIDDEN)
     weight, bias = torch.ones_like(x[0]), torch.zeros_like(x[0])
-    return lambda: torch.nn.functional.layer_norm(x, (HIDDEN,), weight, bias)
+    return lambda: torch.native_layer_norm(x, (HIDDEN,), weight, bias, EPSILON)
 
 
 def _norm_gradient(rows: int, dtype: str, device: Device) -> Call:
+    """Return the call of the backward kernels alone: a walk through autograd would take longer than they do."""
     import torch
 
-    x, gradient = operand(device, dtype, rows, HIDDEN).requires_grad_(), operand(device, dtype, rows, HIDDEN)
-    weight, bias = torch.ones_like(gradient[0]).requires_grad_(), torch.zeros_like(gradient[0]).requires_grad_()
-    out = torch.nn.functional.layer_norm(x, (HIDDEN,), weight, bias)
-    return lambda: torch.autograd.grad(out, (x, weight, bias), gradient, retain_graph=True)
+    x, gradient = operand(device, dtype, rows, HIDDEN), operand(device, dtype, rows, HIDDEN)
+    weight, bias = torch.ones_like(x[0]), torch.zeros_like(x[0])
+    _, mean, deviation = torch.native_layer_norm(x, (HIDDEN,), weight, bias, EPSILON)
+    backward: Callable[..., object] = torch.ops.aten.native_layer_norm_backward.default
+    return lambda: backward(gradient, x, (HIDDEN,), mean, deviation, weight, bias, (True, True, True))

@@ -6,8 +6,8 @@ same settings, so that it measures the same shapes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,16 +26,20 @@ from shardwright.spec.machine_profile import CollectiveTime, MachineProfile, Ope
 CALLS = {"gemm": gemm_calls, "attention": attention_calls, "memory": memory_calls}
 PROBE_SECONDS, PROBE_SIZE = 0.3, {"cuda": 8192, "cpu": 512}
 SHORTEST_ROW_SECONDS = 2e-3
+# How PyTorch says that it cannot run something: most kernels with the first, checks of arguments with the others.
+CANNOT_RUN = (RuntimeError, ValueError, TypeError, AttributeError)
 Row = OperatorTime | CollectiveTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """`done` of `total` rows are measured; `row` is the last of them, with no seconds if it cannot be measured."""
+    """`done` of `total` rows are measured; `row` is the last of them. If it cannot be measured, it has no seconds, and
+    `problem` says why."""
 
     done: int
     total: int
     row: Row
+    problem: str = ""
 
 
 def partial_path(out: Path) -> Path:
@@ -91,12 +95,14 @@ def measure(
     exchanges = collective_rows(device, settings) if links else ()
     missing = _missing((*rows, *exchanges), (*profile.operators, *profile.collectives))
     total = len(rows) + len(exchanges)
-    for done, row in enumerate(_measured(missing, device, settings.row_seconds), start=total - len(missing) + 1):
-        if row.seconds:
-            profile = _with(profile, row)
-            save_profile(profile, partial)
-        report(Progress(done=done, total=total, row=row))
-    profile = replace(profile, complete=True, gpu=device.gpu or custom_device(device, profile, profile.gpu.name))
+    with closing(_measured(missing, device, settings.row_seconds)) as results:
+        for done, (row, problem) in enumerate(results, start=total - len(missing) + 1):
+            if not problem:
+                profile = _with(profile, row)
+                save_profile(profile, partial)
+            report(Progress(done=done, total=total, row=row, problem=problem))
+    gpu = device.gpu or custom_device(device, profile, name or profile.gpu.name)
+    profile = replace(profile, complete=True, gpu=gpu)
     save_profile(profile, out)
     with suppress(FileNotFoundError):
         partial.unlink()
@@ -125,11 +131,11 @@ def _empty(device: Device, row_seconds: float, name: str | None, date: str) -> M
     row = OperatorTime(
         kind="gemm", direction="forward", dtype=device.dtypes[0], seconds=0.0, m=size, n=size, k=size, groups=1
     )
-    seconds = _timed(row, device, min(PROBE_SECONDS, 10 * row_seconds)).seconds
-    if not seconds:
+    timed, problem = _timed(row, device, min(PROBE_SECONDS, 10 * row_seconds))
+    if problem:
         remedy = "see whether other programs fill its memory, and whether this PyTorch is made for it"
-        raise bad("profile", f"{device.name} cannot multiply matrices in {row.dtype}", remedy)
-    return replace(profile, flops_per_second=2.0 * size**3 / seconds)
+        raise bad("profile", f"{device.name} cannot multiply matrices in {row.dtype}: {problem}", remedy)
+    return replace(profile, flops_per_second=2.0 * size**3 / timed.seconds)
 
 
 def _unmeasured(device: Device, name: str | None) -> Gpu:
@@ -166,15 +172,18 @@ def _untimed(row: Row) -> Row:
     return replace(row, seconds=0.0, spread=0.0)
 
 
-def _measured(rows: tuple[Row, ...], device: Device, row_seconds: float) -> Iterator[Row]:
-    """Yield the rows with their times as they come; those that the device or its PyTorch cannot run, without."""
+def _measured(rows: tuple[Row, ...], device: Device, row_seconds: float) -> Generator[tuple[Row, str]]:
+    """Yield the rows with their times as they come; those that the device or its PyTorch cannot run, without, and with
+    what is wrong."""
     for row in rows:
         if isinstance(row, OperatorTime):
             yield _timed(row, device, row_seconds)
-    yield from measured([row for row in rows if isinstance(row, CollectiveTime)], device, row_seconds)
+    for exchange in measured([row for row in rows if isinstance(row, CollectiveTime)], device, row_seconds):
+        yield exchange, ""
 
 
-def _timed(row: OperatorTime, device: Device, row_seconds: float) -> OperatorTime:
+def _timed(row: OperatorTime, device: Device, row_seconds: float) -> tuple[OperatorTime, str]:
+    """Return the row with its time, or as it is with what is wrong: no such kernel or precision, too little memory."""
     import torch
 
     if device.threads is not None:
@@ -182,6 +191,6 @@ def _timed(row: OperatorTime, device: Device, row_seconds: float) -> OperatorTim
     try:
         with float32_products(row.dtype):
             result = sustained(CALLS[row.kind](row, device), device, row_seconds)
-    except RuntimeError:  # no such kernel, or not enough memory
-        return row
-    return replace(row, seconds=result.seconds, spread=result.spread)
+    except CANNOT_RUN as error:
+        return row, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return replace(row, seconds=result.seconds, spread=result.spread), ""

@@ -36,7 +36,7 @@ ATTENTION = (
     (4, 2048, 16, 4, 128),
     (2, 4096, 16, 16, 64),
 )
-MATRICES = ((2048, 2048), (4096, 4096), (8192, 8192))  # rows and columns of memory-bound operators
+MATRICES = ((2048, 8192), (4096, 8192), (8192, 8192))  # rows and columns of memory-bound operators
 MEMORY = (("add", "forward", 3), ("layer_norm", "forward", 2), ("layer_norm", "backward", 3))  # and tensors moved
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 COLLECTIVE_BYTES = (2**16, 2**19, 2**22, 2**25, 2**28)
@@ -117,7 +117,7 @@ def _attention(dtype: Dtype, scale: float) -> Iterator[OperatorTime]:
 
 def _memory(dtype: Dtype, scale: float) -> Iterator[OperatorTime]:
     for tokens, hidden in MATRICES:
-        moved = _scaled(tokens, scale) * hidden * WIDTH[dtype]
+        moved = _scaled(tokens, scale) * _scaled(hidden, scale) * WIDTH[dtype]
         for operation, direction, tensors in MEMORY:
             yield OperatorTime(
                 kind="memory",

@@ -38,9 +38,8 @@ correlation is Kendall's tau among the strategies of one model, GPU, GPU count a
 such sweeps and then over sources; a rival that gives all strategies of a sweep the same time has 0 there."""
 GROUPS = """Runs of the same measurement count once. Errors are |predicted / measured - 1|, p10 to p90 quantiles of
 measured / predicted, "inside" is the share within the 80% interval, tau the rank correlation over that many sweeps."""
-MEMORY = """Predicted is the peak of the fullest GPU, with the CUDA context and fragmentation, against whatever was
-published: bytes of tensors (allocated), of the allocator (reserved) or of the process, on one rank or the fullest; in
-GiB or GB. p10 to p90 are quantiles of measured / predicted. Kinds that measure less should be below 1."""
+MEMORY = """Predicted is what the run publishes: bytes of tensors (allocated), of the allocator (reserved) or of the
+process, on the rank that it names or the fullest. p10 to p90 are quantiles of measured / predicted."""
 FITS = """Failed runs are configurations that their authors report as failed: most ran out of memory, but crashes and
 time-outs are not told apart, so that a run which should fit may well have failed for another reason."""
 

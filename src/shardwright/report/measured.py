@@ -16,7 +16,7 @@ from shardwright.units import GIGA, format_bytes, format_seconds
 HEADER = ("operators", "dtype", "rows", "of peak", "best", "measured/predicted", "error", "corrected")
 LEGEND = (
     "of peak: median part of what peak and memory bandwidth allow. error: median of |log(measured/predicted)|, "
-    "predicted from the datasheet alone; corrected: the same for rows that the correction was not fitted to."
+    "predicted without this profile; corrected: with it, for rows that the correction was not fitted to."
 )
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.cost.context import Context
-from shardwright.cost.efficiency import Analytic, Efficiency, computes, peak_flops
+from shardwright.cost.efficiency import Efficiency, computes, peak_flops
+from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict as predict_row
 from shardwright.cost.uncertainty import headroom
 from shardwright.errors import bad, suggestion
@@ -64,7 +65,7 @@ def plan(
         raise bad("--fit", f"{fit} is not a probability from 0.01 to 0.99", "0.8 is the default")
     begin = time.perf_counter()
     space, filters = space or Space(), Filters(rules=tuple(rules))
-    model_of_time, room = efficiency or Analytic(), headroom(fit)
+    model_of_time, room = efficiency or default_efficiency(), headroom(fit, job)
     results = []
     for pool in _able(cluster, job):
         context = Context(model=model, pool=pool, job=job, efficiency=model_of_time, headroom=room)
@@ -158,14 +159,14 @@ def _shown_baselines(results: Sequence[_PoolResult], cluster: Cluster, plans: Se
 
 def predict(plan: Plan, *, efficiency: Efficiency | None = None) -> Plan:
     """Return a uniform plan with its prediction. Raises SpecError for plans that are not uniform."""
-    context = Context(model=plan.model, pool=pool_of(plan), job=plan.job, efficiency=efficiency or Analytic())
+    context = Context(model=plan.model, pool=pool_of(plan), job=plan.job, efficiency=efficiency or default_efficiency())
     return plan.costed(predict_row(context, row_of(plan), starts=layer_starts(plan)))
 
 
 def evaluate(user_plan: Plan, *, top: int = 1, efficiency: Efficiency | None = None) -> Evaluation:
     """Return the prediction of a plan, the best plans for the same model, machines and job, and what would make it
     fit if it does not."""
-    model_of_time = efficiency or Analytic()
+    model_of_time = efficiency or default_efficiency()
     context = Context(model=user_plan.model, pool=pool_of(user_plan), job=user_plan.job, efficiency=model_of_time)
     best = plan(user_plan.model, user_plan.cluster, user_plan.job, top=top, efficiency=model_of_time)
     mine = predict(user_plan, efficiency=model_of_time)

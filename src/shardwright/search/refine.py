@@ -167,7 +167,7 @@ def completions(context: Context, how: Axes, rows: Rows, shards: Sharded, starts
     free = "recompute" not in how.explicit
     longest = np.maximum(np.diff(starts, axis=1).max(axis=1), 1)
     everything = _Group(rows, shards, starts, fixed_bytes(context, rows.strategies, shards, starts), longest)
-    able = least_bytes(shards, everything.fixed) <= context.memory_limit_bytes
+    able = least_bytes(context, shards, everything.fixed) <= context.memory_limit_bytes
     rejected = np.where(able, 0, recompute_counts(context, how.space, longest))
     open_rows = np.flatnonzero(able)
     parts: list[tuple[Rows, Ints]] = []

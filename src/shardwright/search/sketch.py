@@ -16,7 +16,7 @@ from shardwright.cost.collectives import exposed_seconds, transfer_seconds
 from shardwright.cost.context import Context, Sharded
 from shardwright.cost.footprint import P2P_BUFFERS, micro_batches
 from shardwright.cost.layers import OVERLAP_SLOWDOWN
-from shardwright.cost.memory import CONTEXT_BYTES, FRAGMENTATION, least_state_bytes
+from shardwright.cost.memory import least_state_bytes, room_for_tensors
 from shardwright.cost.pipeline_in_flight import in_flight
 from shardwright.cost.step import (
     BUCKET_SHARE,
@@ -175,7 +175,7 @@ def _layers_to_recompute(context: Context, rows: Strategies, shards: Sharded, sp
     table, row = shards.table, shards.row
     kept, core, checkpoint = (_sum(running, row, 1, 2) for running in (table.activations, table.core, table.inputs))
     gain = np.maximum(kept - checkpoint, 1.0)
-    capacity = (context.memory_limit_bytes - CONTEXT_BYTES) / (1.0 + FRAGMENTATION)
+    capacity = room_for_tensors(context.job, context.memory_limit_bytes)
     room = capacity - table.gradients[row] - P2P_BUFFERS * table.boundary[row] * (rows.pp > 1)
     found = np.zeros(len(rows), dtype=np.int64)
     count = micro_batches(context, rows)

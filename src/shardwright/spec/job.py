@@ -18,7 +18,12 @@ class Job:
 
     `framework` is the software that runs it; "megatron-2021" stands for Megatron of the time before FlashAttention,
     "fsdp" for FSDP without compilation, "eager" for plain PyTorch. With optimizer "none" an iteration is a forward and
-    a backward pass alone. `adapters`: the weights are frozen, and small adapters (LoRA) are trained beside them.
+    a backward pass alone. `adapters`: the weights are frozen, and small adapters (LoRA) are trained beside them,
+    with `attention_adapters` beside those of attention alone.
+    `fp8_storage`: weights and the inputs of non-linearities are kept in fp8 alone and gradients in bf16, as
+    the peaks of NeMo's recipes imply (in Megatron-LM: fp8-param-gather, activation-func-fp8-input-store, no fp32
+    reduction). `fused_loss`: the output projection and the
+    loss are one kernel that never holds the logits.
 
     `budget_dollars` and `deadline_hours` bound the whole run and need `tokens`.
     """
@@ -32,6 +37,9 @@ class Job:
     objective: Objective = "time"
     framework: Framework = "megatron"
     adapters: bool = False
+    attention_adapters: bool = False
+    fp8_storage: bool = False
+    fused_loss: bool = False
     budget_dollars: float | None = None
     deadline_hours: float | None = None
 

@@ -142,7 +142,7 @@ def _row_of(run: Run, model: Model, pool: NodePool, job: Job, habits: Habits, gu
         guesses.append(f"sequence parallel: {'on' if sequence_parallel else 'off'}")
     notes = run.notes.casefold()
     still = "no tp/pp/dp overlap" in notes
-    flash = habits.flash or "flash" in notes
+    flash = (habits.flash or "flash" in notes) and "attention-backend unfused" not in notes
     overlap_tp = (
         tp > 1
         and not still

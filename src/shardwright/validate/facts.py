@@ -56,7 +56,15 @@ def job_of(run: Run, framework: Framework, guesses: list[str]) -> Job:
         fp8_recipe=_recipe(run),
         optimizer="none" if run.kind == "fwd+bwd" else "adam",
     )
-    return replace(job, adapters=run.kind in ("lora", "peft"))
+    return replace(
+        job,
+        adapters=run.kind in ("lora", "peft"),
+        attention_adapters="attention adapters only" in run.notes,
+        fp8_storage=precision == "fp8"
+        and framework == "megatron"
+        and re.search("nemo|bridge", run.framework.casefold()) is not None,
+        fused_loss="liger" in run.notes.casefold(),
+    )
 
 
 def _recipe(run: Run) -> str | None:
@@ -67,10 +75,18 @@ def _recipe(run: Run) -> str | None:
 
 
 def first_and_last(layers: int, stages: int, head: float) -> tuple[int, int]:
-    """Return the layers of the first and the last of `stages` virtual stages, as even as can be where the output
-    projection counts as `head` layers."""
+    """Return the layers of the first and the last of `stages` virtual stages. They are even, unless the output
+    projection counts as `head` layers: then each stage in turn takes layers until it has more than its share, as in
+    huggingface/nanotron@01de8d9:src/nanotron/models/base.py."""
     if stages == 1:
         return layers, layers
-    last = max(round((layers + head) / stages - head), 0) if head else layers // stages
-    first = (layers - last) // (stages - 1)
-    return first, layers - first if stages == 2 else last
+    share = (layers + head) / stages
+    first = min(int(share) + 1, layers) if head else layers // stages
+    if stages == 2:
+        return first, layers - first
+    return first, max(layers - _taken(share, stages - 1), 0) if head else layers // stages
+
+
+def _taken(share: float, stages: int) -> int:
+    """Return the layers that the first `stages` stages take together."""
+    return int(stages * share) + 1

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.efficiency import Efficiency
-from shardwright.cost.evaluate import evaluate
+from shardwright.cost.evaluate import Verdict, evaluate
 from shardwright.cost.evidence import Setting, setting_of
 from shardwright.cost.interval import interval_seconds
+from shardwright.cost.memory import reserved_bytes
+from shardwright.cost.memory_facts import memory_facts
 from shardwright.cost.mixed import mixed_iteration
 from shardwright.cost.overheads import Calibration
 from shardwright.cost.strategy import NONE, SELECTIVE, UNIFORM, Floats, Ints, strategies
@@ -20,10 +22,12 @@ from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.validate.case import Case
+from shardwright.validate.runs import Run
 from shardwright.validate.software import habits_of
 
 LEVELS = 4  # of recomputation, as in `cost.strategy`
 OPEN_LEVELS = (NONE, SELECTIVE, UNIFORM)  # where it is not published
+WHOLE_LAYERS = ("fsdp", "deepspeed", "eager")  # whose users recompute whole layers or nothing
 SLACK = (
     1.6  # a run that ran did fit: who avoids recomputation has some only where memory is predicted to be far too small
 )
@@ -32,7 +36,8 @@ SLACK = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """Columns over cases, [N]: seconds of an iteration and the ends of their 80 % interval, peak bytes of the fullest
-    GPU, the probability that they fit, and the recomputation assumed (a level of `cost.strategy`)."""
+    GPU, the probability that they fit, and the recomputation assumed (a level of `cost.strategy`).
+    `comparable_bytes` is what the kind of figure that a run publishes would be."""
 
     seconds: Floats
     low_seconds: Floats
@@ -40,19 +45,20 @@ class Forecast:
     peak_bytes: Floats
     fit_probability: Floats
     recompute: Ints
+    comparable_bytes: Floats
 
 
 def forecast(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibration | None = None) -> Forecast:
     """Return the predictions of `cases`, in their order. `calibration` replaces the one that ships."""
     groups: dict[tuple[Model, NodePool, Job], list[int]] = {}
-    seconds, peak = np.zeros((len(cases), LEVELS)), np.zeros((len(cases), LEVELS))
+    seconds, peak, published = (np.zeros((len(cases), LEVELS)) for _ in range(3))
     for index, case in enumerate(cases):
         if case.plan is None:
             groups.setdefault((case.model, case.pool, case.job), []).append(index)
             continue
         mixed = mixed_iteration(case.plan, efficiency, calibration)
         seconds[index] = mixed.seconds
-        peak[index] = max(float(replica.peak_bytes.max()) for replica in mixed.replicas)
+        peak[index] = published[index] = max(float(replica.peak_bytes.max()) for replica in mixed.replicas)
     for (model, pool, job), members in groups.items():
         given = calibration.of(job.framework, pool.gpu) if calibration else None
         context = Context(model=model, pool=pool, job=job, efficiency=efficiency, measured_overheads=given)
@@ -61,6 +67,7 @@ def forecast(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibra
         of, at = np.array(places).T
         seconds[of, at] = verdict.seconds
         peak[of, at] = verdict.peak_bytes
+        published[of, at] = [comparable_bytes(cases[index].run, job, verdict, row) for row, index in enumerate(of)]
     chosen = np.array([_level(case, peak[index]) for index, case in enumerate(cases)], dtype=np.int64)
     own = np.arange(len(cases))
     time, bytes_ = seconds[own, chosen], peak[own, chosen]
@@ -68,7 +75,7 @@ def forecast(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibra
         [interval_seconds(value, setting) for value, setting in zip(time, map(setting_of_case, cases), strict=True)]
     )
     intervals = intervals.reshape(-1, 2)
-    fits = [fit_probability(value, case.pool.memory_bytes) for value, case in zip(bytes_, cases, strict=True)]
+    fits = [fit_probability(value, case.pool.memory_bytes, case.job) for value, case in zip(bytes_, cases, strict=True)]
     return Forecast(
         seconds=time,
         low_seconds=intervals[:, 0],
@@ -76,7 +83,22 @@ def forecast(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibra
         peak_bytes=bytes_,
         fit_probability=np.array(fits),
         recompute=chosen,
+        comparable_bytes=published[own, chosen],
     )
+
+
+def comparable_bytes(run: Run, job: Job, verdict: Verdict, row: int) -> float:
+    """Return the predicted figure of the kind that a run publishes: tensors (allocated), what the allocator reserves
+    for them, or the whole process; of the last pipeline rank, the first (nanotron's logging rank has the peaks of the
+    first stage), or the fullest. Where the kind is not said, torchtitan prints reserved memory and others allocated."""
+    words = run.mem_kind.casefold()
+    ranks = verdict.last_tensor_bytes if "last global rank" in words else verdict.tensor_bytes
+    tensors = float((verdict.first_tensor_bytes if "logging rank" in words else ranks)[row])
+    if "nvidia-smi" in words:
+        return tensors + float(reserved_bytes(job, np.array(tensors)))
+    if "reserved" in words or ("alloc" not in words and job.framework == "torchtitan"):
+        return tensors * (1.0 + memory_facts(job.framework).fragmentation)
+    return tensors
 
 
 def setting_of_case(case: Case) -> Setting:
@@ -85,9 +107,11 @@ def setting_of_case(case: Case) -> Setting:
     return setting_of(case.model, case.pool.gpu, gpus, case.job)
 
 
-def _levels(case: Case) -> Iterable[int]:
+def _levels(case: Case) -> tuple[int, ...]:
     """Return the levels of recomputation that a case may have had."""
-    return OPEN_LEVELS if case.open_recompute else (int(case.row["recompute"]),)
+    if not case.open_recompute:
+        return (int(case.row["recompute"]),)
+    return (NONE, UNIFORM) if case.job.framework in WHOLE_LAYERS else OPEN_LEVELS
 
 
 def _at_level(case: Case, level: int) -> dict[str, int | float | bool]:
@@ -101,5 +125,5 @@ def _level(case: Case, peak_bytes: Floats) -> int:
     if not case.open_recompute:
         return int(case.row.get("recompute", 0))
     slack = 1.0 if habits_of(case.job.framework).recomputes else SLACK
-    fitting = np.flatnonzero(peak_bytes[list(OPEN_LEVELS)] <= slack * case.pool.memory_bytes)
-    return int(fitting[0]) if len(fitting) else UNIFORM
+    fitting = [level for level in _levels(case) if peak_bytes[level] <= slack * case.pool.memory_bytes]
+    return fitting[0] if fitting else UNIFORM

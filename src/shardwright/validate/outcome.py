@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from shardwright.cost.efficiency import Analytic, Efficiency, computes
+from shardwright.cost.efficiency import Efficiency, computes
 from shardwright.units import GIBIBYTE, GIGA
 from shardwright.validate.case import Case, case_of
 from shardwright.validate.facts import SkippedRunError
@@ -25,7 +26,8 @@ MEMORY_DEFINITIONS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
     """What is predicted of a run: seconds of an iteration and the ends of their 80 % interval, peak bytes of the
-    fullest GPU, the probability that they fit, and the recomputation assumed."""
+    kind that the run publishes (of the whole process on the fullest GPU where it publishes none), the probability that
+    it fits, and the recomputation assumed."""
 
     seconds: float
     low_seconds: float
@@ -95,11 +97,6 @@ class Outcome:
         return tuple(filled if words.startswith(OPEN_RECOMPUTE) else words for words in self.case.guesses)
 
 
-def default_efficiency() -> Efficiency:
-    """Return the efficiency model that runs are predicted with if not told otherwise."""
-    return Analytic()
-
-
 def outcomes(
     runs: Sequence[Run],
     efficiency: Efficiency,
@@ -124,7 +121,7 @@ def outcomes(
             seconds=float(columns.seconds[row]),
             low_seconds=float(columns.low_seconds[row]),
             high_seconds=float(columns.high_seconds[row]),
-            memory_bytes=float(columns.peak_bytes[row]),
+            memory_bytes=float((columns.comparable_bytes if outcome.run.measured_mem_gb else columns.peak_bytes)[row]),
             fit_probability=float(columns.fit_probability[row]),
             recompute=RECOMPUTE_WORDS[int(columns.recompute[row])],
         )
@@ -154,9 +151,10 @@ def _prepared(run: Run, *, failed: bool, quality: Collection[str], kinds: Collec
 
 def memory_unit(run: Run) -> float:
     """Return the bytes of the unit in which a run's memory is given: GB where it says so and not GiB. nanotron prints
-    GiB as GB (huggingface/nanotron@31aa4c4:src/nanotron/helpers.py divides by 1024^3), PyTorch's tools too."""
-    words = run.mem_kind
-    return GIGA if "GB" in words and "GiB" not in words and "nanotron" not in words else GIBIBYTE
+    GiB as GB (huggingface/nanotron@31aa4c4:src/nanotron/helpers.py divides by 1024^3), torchtitan and PyTorch's tools
+    too."""
+    words = run.mem_kind + run.framework
+    return GIGA if "GB" in words and "GiB" not in words and not re.search("nanotron|torchtitan", words) else GIBIBYTE
 
 
 def memory_kind(run: Run) -> str:

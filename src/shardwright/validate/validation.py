@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardwright.cost.efficiency import Efficiency
+from shardwright.cost.learned import default_efficiency
 from shardwright.errors import bad
-from shardwright.validate.outcome import Outcome, default_efficiency, outcomes
+from shardwright.validate.outcome import Outcome, outcomes
 from shardwright.validate.published import published_failed_runs, published_runs
 from shardwright.validate.runs import Run, read_runs
 from shardwright.validate.summary import Summary, summarise

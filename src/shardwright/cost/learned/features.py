@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.learned.machine import FP8, FP8_BLOCK, VECTOR, Facts, generation, method_code, power_share
+from shardwright.cost.learned.machine import FP8_BLOCK, VECTOR, Facts, generation, method_code, power_share
 from shardwright.cost.operators import BACKWARD
-from shardwright.cost.strategy import Floats, Ints
+from shardwright.cost.strategy import Array, Floats
 
 # Output tiles (rows, columns) of thread blocks; small ones reload operands more often, which costs speed.
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64))
@@ -22,8 +22,6 @@ TILE_RELOAD = 12.0
 TILE_OVERHEAD = 64.0  # inner steps spent on prologue and epilogue of a tile
 SOFT_MAXIMUM = 4.0
 KERNEL_SECONDS = 2e-6
-QUANTISE_BYTES = 3.0  # per 16-bit operand element: read two, write one
-QUANTISE_EFFICIENCY = 0.8
 ATTENTION_TILE = 128.0
 EXPONENTIAL_OVERLAP = 2.0
 MEMORY_KERNEL_SECONDS = 3e-6
@@ -40,8 +38,8 @@ class Shapes:
     groups: Floats
     flops: Floats
     bytes: Floats
-    form: Ints
-    direction: Ints
+    form: Array
+    direction: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class Columns:
 GEMM_COLUMNS = (
     *("compute", "traffic", "intensity", "quantisation", "wave_large", "wave_middle", "wave_small", "tiles"),
     *("fill_m", "fill_n", "k", "m", "n", "groups", "narrow", "align_k", "align_n", "align_m"),
-    *("cache", "cache_weight", "element_bytes", "scaling", "block", "vector", "generation", "method"),
+    *("cache", "cache_weight", "element_bytes", "block", "vector", "generation", "method"),
 )
 
 
@@ -65,7 +63,7 @@ def gemm_columns(machine: Facts, shapes: Shapes) -> Columns:
 
     Compute time is that of the best tile shape: whole tiles, waves over the multiprocessors of which half a partial
     one's idle time is saved by splitting the inner dimension. It and the compulsory traffic are joined by a soft
-    maximum, (a^4 + b^4)^(1/4); fp8 adds the scaling of the activations.
+    maximum, (a^4 + b^4)^(1/4). Quantising the operands of fp8 is not part of the product.
     """
     m, n, k = (np.ceil(np.maximum(size, 1.0)) for size in (shapes.m, shapes.n, shapes.k))
     groups = np.ceil(np.maximum(shapes.groups, 1.0))
@@ -75,10 +73,8 @@ def gemm_columns(machine: Facts, shapes: Shapes) -> Columns:
     compute = np.min([_tiled_flops(tile, m, n, k, groups, units) for tile in TILES], axis=0) / rate
     size = groups * (element * (m * k + k * n) + max(element, 2.0) * m * n)
     traffic = size / machine.bytes_per_second
-    scaled = machine.arithmetic in (FP8, FP8_BLOCK)
-    scaling = QUANTISE_BYTES * m * k * groups / (machine.bytes_per_second * QUANTISE_EFFICIENCY) + KERNEL_SECONDS
     joined = (compute**SOFT_MAXIMUM + traffic**SOFT_MAXIMUM) ** (1.0 / SOFT_MAXIMUM)
-    seconds = joined + KERNEL_SECONDS + scaled * scaling
+    seconds = joined + KERNEL_SECONDS
     tiles = np.ceil(m / 128) * np.ceil(n / 128) * groups / units
     values = (
         *(np.log(compute), np.log(traffic), np.log(plain / rate / traffic), np.log(compute * rate / plain)),
@@ -87,7 +83,7 @@ def gemm_columns(machine: Facts, shapes: Shapes) -> Columns:
         *(np.log(k), np.log(m), np.log(n), np.log(groups), np.log(np.minimum(m, n))),
         *(_alignment(k), _alignment(n), _alignment(m)),
         *(np.log(size / machine.l2_bytes), np.log(element * n * k * groups / machine.l2_bytes)),
-        *(np.full_like(m, element), scaled * np.log1p(scaling / joined)),
+        np.full_like(m, element),
         *(np.full_like(m, machine.arithmetic == FP8_BLOCK), np.full_like(m, machine.arithmetic == VECTOR)),
         *(np.full_like(m, generation(machine)), np.full_like(m, method_code(machine))),
     )

@@ -1,4 +1,4 @@
-"""`Learned`: operators timed by models fitted to measurements, on a base of physics that carries to any GPU."""
+"""`Learned`: operators and links timed by fits to measurements, on a base of physics that carries to any GPU."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Times of operators by gradient-boosted trees over shapes and an offset for each GPU."""
+    """Times of operators by gradient-boosted trees over shapes and an offset for each GPU; links by kind."""
 
     def operator_seconds(self, gpu: Gpu, job: Job, operators: OperatorTable) -> Floats:
         """Return the time of every operator, [operators, M]. Raises SpecError where the GPU lacks the precision."""
-        first, place = _distinct(operators)
-        rows = {name: np.broadcast_to(getattr(operators, name), operators.m.shape).ravel()[first] for name in _HASHED}
+        where, place = _distinct(operators)
+        rows = {name: np.broadcast_to(getattr(operators, name), operators.m.shape).ravel()[where] for name in _HASHED}
         return _distinct_seconds(gpu, job, rows)[place].reshape(operators.m.shape)
 
     def fabric(self, pool: NodePool) -> Fabric:
@@ -61,14 +61,16 @@ def _machine(gpu: Gpu, job: Job, *, low: bool) -> Facts:
 
 
 def _distinct(operators: OperatorTable) -> tuple[Ints, Ints]:
-    """Return where each distinct operator of a table occurs first, [R], and which of them each entry is."""
+    """Return where each distinct operator of a table occurs, [R], and which of them each entry is."""
     code = np.zeros(operators.m.shape, dtype=np.uint64)
     for name in _HASHED:
         bits = getattr(operators, name).astype(np.float64).view(np.uint64)
         code = (code ^ bits) * _MIX
         code ^= code >> np.uint64(29)
-    _, first, place = np.unique(code.ravel(), return_index=True, return_inverse=True)
-    return first, place
+    codes, place = np.unique(code.ravel(), return_inverse=True)
+    where = np.empty(len(codes), dtype=np.int64)
+    where[place] = np.arange(len(place))
+    return where, place
 
 
 def _distinct_seconds(gpu: Gpu, job: Job, rows: dict[str, Floats]) -> Floats:
@@ -99,9 +101,10 @@ def _distinct_seconds(gpu: Gpu, job: Job, rows: dict[str, Floats]) -> Floats:
 
 
 def _part_seconds(part: Part, shapes: Shapes) -> Floats:
+    """Return the times of the operators of one part; none computes faster than its GPU does."""
     columns = COLUMNS[part.family](part.machine, shapes)
     better = log_efficiency(shipped(part.family), _offset(part), columns.values)
-    return columns.seconds * np.exp(-better)
+    return np.asarray(np.maximum(columns.seconds * np.exp(-better), shapes.flops / part.machine.flops_per_second))
 
 
 @cache

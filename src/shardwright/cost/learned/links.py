@@ -1,5 +1,5 @@
-"""Links as collectives were measured to find them: a few numbers for each way in which the GPUs of a machine are joined,
-and for the network between machines.
+"""Links as collectives were measured to find them: a few numbers for each way in which the GPUs of a machine are
+joined, and for the network between machines.
 
 `data/links.csv` has a row for each kind of link and, where an architecture was measured, one for it; `data/network.csv`
 has the one of networks. Both are fitted by `python -m shardwright.calibrate operators`.
@@ -21,6 +21,7 @@ SWITCH, MESH, PCIE = KINDS = ("switch", "mesh", "pcie")
 # Hopper boards. A domain of more GPUs than such a mesh has (DGX-2) has switches.
 MESH_LINKS = ("NVLink1", "NVLink2", "xGMI", "Eth24x100G", "Eth24x200G")
 MESH_GPUS = ("GH200",)
+BRIDGE_GAIN = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +52,11 @@ LinkFits = Mapping[tuple[str, str], LinkFit]  # by kind and architecture; "" sta
 
 
 def link_kind(pool: NodePool) -> str:
-    """Return how the GPUs of a domain are joined."""
+    """Return how the GPUs of a domain are joined. Cards on PCIe with links stated to be far faster have bridges."""
     gpu = pool.gpu
     if gpu.link.startswith("PCIe"):
-        return PCIE
+        bridged = pool.intra_bytes_per_second > BRIDGE_GAIN * gpu.link_bytes_per_second
+        return SWITCH if bridged else PCIE
     mesh = gpu.link in MESH_LINKS or gpu.name.startswith(MESH_GPUS)
     return MESH if mesh and pool.domain_gpus <= mesh_gpus(gpu) else SWITCH
 

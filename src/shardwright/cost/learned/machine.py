@@ -37,11 +37,13 @@ CONSUMER_BOOST = 1.15
 CHOSEN_LOSS = 0.05
 SUSTAINED_LOSS, SUSTAINED_POWER = 0.14, 1.3
 SUSTAINED_FLOOR = 0.6
+FP8_POWER_LOSS = 0.5  # of that of 16-bit products: fp8 kernels keep the tensor cores less busy, so draw less power
 
 # Watts that one TFLOP/s of fp32 on the vector units takes at full clock, by the process of the architecture (16, 12, 7
 # and 5 nm; each step of process at about the ratio its foundry states). With less, the clock falls with the root.
 VECTOR_WATTS = {"Pascal": 22.0, "Volta": 18.0, "Turing": 18.0, "Ampere": 9.0, "CDNA1": 9.0, "CDNA2": 8.0}
 VECTOR_WATTS_NEWER = 6.0
+BOARD_WATTS = 25.0  # that memory, voltage regulators and leakage take of the power limit in any case
 
 # Special function units of a multiprocessor (arXiv 2407.08608 §2.2); Blackwell Ultra has twice as many for exponentials
 # (NVIDIA Blackwell Ultra architecture brief, 2025).
@@ -119,7 +121,8 @@ def sustained_share(machine: Facts) -> float:
     """Return the speed of matrix products in a long run over that in a short burst (see above)."""
     if machine.arithmetic == VECTOR:
         return 1.0
-    loss = CHOSEN_LOSS + SUSTAINED_LOSS * machine.watts_per_teraflops**-SUSTAINED_POWER
+    hot = FP8_POWER_LOSS if machine.arithmetic in (FP8, FP8_BLOCK) else 1.0
+    loss = CHOSEN_LOSS + hot * SUSTAINED_LOSS * machine.watts_per_teraflops**-SUSTAINED_POWER
     return float(max(np.exp(-loss), SUSTAINED_FLOOR))
 
 
@@ -139,4 +142,5 @@ def power_share(machine: Facts) -> float:
     if machine.arithmetic != VECTOR:
         return 1.0
     needed = VECTOR_WATTS.get(machine.architecture, VECTOR_WATTS_NEWER)
-    return float((1.0 + (needed / machine.watts_per_teraflops) ** 2) ** -0.25)
+    free = max(machine.watts_per_teraflops - BOARD_WATTS / (machine.flops_per_second / TERA), 0.1)
+    return float((1.0 + (needed / free) ** 2) ** -0.25)

@@ -1,0 +1,75 @@
+"""`python -m shardwright.calibrate memory`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+HELP = """Fit what frameworks keep in memory, and how far predicted peaks are off, to published runs.
+
+    python -m shardwright.calibrate memory RUNS.csv FAILED.csv
+
+RUNS.csv has runs that ran (columns as in docs/how-to-validate.md; those with measured memory are fitted to), FAILED.csv
+runs that did not. Without --out nothing is written; the errors of held-out predictions are printed."""
+
+
+def memory(
+    runs: Annotated[Path, typer.Argument(metavar="RUNS.csv", help="Table of runs that ran.")],
+    failed: Annotated[Path | None, typer.Argument(metavar="FAILED.csv", help="Table of runs that failed.")] = None,
+    evaluate: Annotated[bool, typer.Option(help="Judge what ships instead of fitting anew.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the table, memory.csv, here.")
+    ] = None,
+) -> None:
+    import numpy as np
+
+    from shardwright.calibrate.memory import (
+        cases_of,
+        fit_quality,
+        fitted,
+        held_out_errors,
+        log_errors,
+        source_medians,
+        spreads,
+        table,
+    )
+    from shardwright.cost.memory_facts import shipped_facts
+    from shardwright.errors import bad
+    from shardwright.files import write_atomically
+    from shardwright.validate.runs import read_runs
+
+    ran = cases_of(read_runs(runs))
+    measured = [case for case in ran if case.run.measured_mem_gb]
+    if not measured:
+        raise bad(str(runs), "has no run with measured memory that can be predicted", "see docs/how-to-validate.md")
+    facts = shipped_facts()
+    if evaluate:
+        errors = {"as shipped": log_errors(measured, facts)}
+    else:
+        print(f"fitting to {len(measured):,} runs, about a minute", file=sys.stderr)
+        centre = fitted(measured, facts)
+        errors = {
+            "near duplicates left out": held_out_errors(measured, centre),
+            "source left out": held_out_errors(measured, centre, by_source=True),
+        }
+        facts = spreads(measured, errors["near duplicates left out"], centre)
+    for name, found in errors.items():
+        medians = source_medians(measured, found)
+        macro = np.mean([error for _, error, _ in medians.values()])
+        print(f"{name}: median error {np.median(np.abs(np.expm1(-found))):.1%} of runs, {macro:.1%} of mean source")
+        for source, (count, error, ratio) in medians.items():
+            print(f"  {count:5d} runs  error {error:6.1%}  measured/predicted {ratio:.2f}  {source}")
+    if failed is not None:
+        quality = fit_quality(ran, cases_of(read_runs(failed)), facts)
+        print(f"fit: ROC area {quality.roc_area:.3f}; below 10 % of {quality.ran:,} that ran", end=" ")
+        print(f"{quality.ran_below_tenth:.1%}; above 90 % of {quality.failed:,} that failed", end=" ")
+        print(f"{quality.failed_above_nine_tenths:.1%}")
+    if out is not None:
+        write_atomically(out, table(facts))
+        print(out)
+
+
+memory.__doc__ = HELP

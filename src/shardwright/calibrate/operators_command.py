@@ -1,0 +1,59 @@
+"""`python -m shardwright.calibrate operators`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+HELP = """Fit the speed of operators and collectives to measurements of them.
+
+    python -m shardwright.calibrate operators DIR                        what ships, from the files of DIR
+    python -m shardwright.calibrate operators DIR -o OUT                 the same, into a folder
+    python -m shardwright.calibrate operators DIR --evaluate             errors on GPUs and rows left out; fits nothing
+
+docs/calibration.md has the format of the files and where public ones are. Needs the extra `calibrate`."""
+
+
+def operators(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with compute.csv.gz and comm.csv.gz.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="OUT", help="Where to write; default: the data of this package."),
+    ] = None,
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Print errors on what is left out (some ten minutes), write no fit.")
+    ] = False,
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --evaluate: write the page there instead of printing it.")
+    ] = None,
+) -> None:
+    import shardwright.cost.learned
+    from shardwright.calibrate.collective_rows import read_collectives
+    from shardwright.calibrate.fitting import fitted_files, tables
+    from shardwright.calibrate.operators_page import family_score, operators_page
+    from shardwright.files import write_atomically
+
+    found, series = tables(folder), read_collectives(folder)
+    if evaluate:
+        scores = {}
+        for family, rows in found.items():
+            print(f"{family}: {len(rows.target):,} rows", file=sys.stderr)
+            scores[family] = family_score(family, rows)
+        text = operators_page(scores, series) + "\n"
+        if page is None:
+            print(text, end="")
+        else:
+            write_atomically(page, text)
+            print(page)
+        return
+    target = Path(shardwright.cost.learned.__file__).parent / "data" if out is None else out
+    target.mkdir(parents=True, exist_ok=True)
+    for name, content in fitted_files(found, series):
+        write_atomically(target / name, content)
+        print(target / name)
+
+
+operators.__doc__ = HELP

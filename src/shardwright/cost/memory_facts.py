@@ -1,0 +1,76 @@
+"""What frameworks keep in memory beyond the formulas: a few named figures for each, in `data/memory.csv`.
+
+The formulas of `cost.memory` count what a fused implementation with fp32 gradient accumulation (Megatron-LM) must keep.
+Where a figure is not a documented fact it is fitted to published peaks by `shardwright.calibrate.memory`.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from importlib.resources import files
+
+from shardwright.spec.job import Framework
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFacts:
+    """Figures of one framework.
+
+    `shard_weight`: bytes of the 16-bit weight that a rank keeps of its own shard under ZeRO-3 (FSDP casts its fp32
+    shard anew). `fp8_weight`: bytes of fp8 copies of a weight held beside it in fp8 training. `gradient`: bytes of
+    gradients a parameter (nanotron: bf16 beside fp32). `logit`: bytes a logit on the last stage. `hidden_copies`,
+    `inner_copies`: bytes that unfused operators keep beyond the formulas, for each element of a layer's hidden state
+    and of its feed-forward block. `gathered`: bytes for each element of the hidden state, gathered over the tensor-
+    parallel ranks, that the allocator cannot reuse yet since the host runs ahead of the device; `gathered_staged` the
+    same in a pipeline, where the host waits for neighbours. `fragmentation`: what the caching allocator reserves beyond
+    the tensors, as a part of these. `above`, `below`: standard deviations of log(measured / predicted) on either side
+    of the prediction.
+    """
+
+    shard_weight: float
+    fp8_weight: float
+    gradient: float
+    logit: float
+    hidden_copies: float
+    inner_copies: float
+    gathered: float
+    gathered_staged: float
+    fragmentation: float
+    above: float
+    below: float
+
+
+FACT_NAMES = tuple(field.name for field in fields(MemoryFacts))
+
+
+@lru_cache
+def shipped_facts() -> Mapping[Framework, MemoryFacts]:
+    """Return the figures that ship with the package."""
+    text = files("shardwright.cost").joinpath("data", "memory.csv").read_text(encoding="utf-8")
+    return {
+        row["framework"]: MemoryFacts(**{name: float(row[name]) for name in FACT_NAMES})  # type: ignore[misc]
+        for row in csv.DictReader(text.splitlines())
+    }
+
+
+_TRIAL: ContextVar[Mapping[Framework, MemoryFacts] | None] = ContextVar("trial", default=None)
+
+
+@contextmanager
+def trial(facts: Mapping[Framework, MemoryFacts]) -> Iterator[None]:
+    """Use other figures in this context, as a fit does."""
+    token = _TRIAL.set(facts)
+    try:
+        yield
+    finally:
+        _TRIAL.reset(token)
+
+
+def memory_facts(framework: Framework) -> MemoryFacts:
+    """Return the figures of a framework."""
+    return (_TRIAL.get() or shipped_facts())[framework]

@@ -1,0 +1,130 @@
+"""What frameworks keep beyond the formulas, and how sure a predicted peak is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.cost.samples import context, llama, pool, row, shard
+
+from shardwright.cost.context import sharded
+from shardwright.cost.evaluate import evaluate
+from shardwright.cost.footprint import footprint
+from shardwright.cost.memory import (
+    layer_activation_bytes,
+    least_state_bytes,
+    logit_bytes,
+    reserved_bytes,
+    room_for_tensors,
+    state_bytes,
+)
+from shardwright.cost.memory_facts import memory_facts, shipped_facts, trial
+from shardwright.cost.stages import boundaries
+from shardwright.cost.strategy import ZERO1, ZERO2, ZERO3, strategies
+from shardwright.cost.uncertainty import fit_probability, headroom
+from shardwright.spec.job import Framework, Job
+
+FRAMEWORKS = get_args(Framework)
+MODEL = llama(16, 2048, 32, 32, 8192, 131072)
+JOB = Job(global_batch=64, seq_len=4096)
+
+
+def test_every_framework_has_figures_that_make_sense():
+    assert set(shipped_facts()) == set(FRAMEWORKS)
+    for facts in shipped_facts().values():
+        assert facts.shard_weight in (0.0, 2.0) and 2.0 <= facts.logit <= 16.0
+        assert 0.0 < facts.above < 0.3 and 0.0 < facts.below < 0.3 and 0.0 <= facts.fragmentation < 0.1
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("precision", ["bf16", "fp32", "fp8"])
+@pytest.mark.parametrize("lean", [False, True])
+def test_the_least_state_is_a_floor_for_every_framework(framework, precision, lean):
+    job = replace(JOB, framework=framework, precision=precision, fp8_storage=lean and precision == "fp8")
+    one, none = np.ones(1), np.zeros(1)
+    for ranks in (1, 2, 64):
+        for sharding in (ZERO1, ZERO2, ZERO3):
+            for working in (none, 0.3 * one):
+                offload = one * (sharding == ZERO1)
+                found = state_bytes(job, one, none, one * ranks, one, np.array([sharding]), offload, working)
+                least = least_state_bytes(job, one * ranks, one == 1, np.array([sharding > ZERO1]))
+                assert found.weights + found.gradients + found.optimizer >= least - 1e-12
+
+
+def test_fsdp_shards_16_bytes_and_gathers_bf16_weights_and_gradients():
+    """PyTorch's FSDP2 keeps fp32 weights and both moments, reduces in fp32, and casts what it gathers."""
+    job, one, none = replace(JOB, framework="torchtitan"), np.ones(1), np.zeros(1)
+    alone = state_bytes(job, one, none, 8 * one, one, np.array([ZERO3]), none, none)
+    assert alone.weights + alone.gradients + alone.optimizer == pytest.approx(16 / 8)
+    working = state_bytes(job, one, none, 8 * one, one, np.array([ZERO3]), none, 0.25 * one)
+    assert working.weights + working.gradients - alone.weights - alone.gradients == pytest.approx(0.25 * (2 + 2))
+
+
+def test_frozen_fp8_weights_are_a_byte_each():
+    job = replace(JOB, precision="fp8", adapters=True, fp8_storage=True)
+    one, none = np.ones(1), np.zeros(1)
+    found = state_bytes(job, one, none, one, one, np.array([ZERO1]), none, none)
+    assert found.weights == pytest.approx(1.0) and found.gradients + found.optimizer < 0.1
+    trained = state_bytes(replace(job, adapters=False), one, none, one, one, np.array([ZERO1]), none, none)
+    assert trained.weights + trained.gradients + trained.optimizer == pytest.approx(2 + 2 + 12)
+
+
+def test_adapters_of_attention_keep_no_inputs_of_frozen_feed_forward_weights():
+    columns, h, f = shard(), MODEL.hidden, 8192
+    full = layer_activation_bytes(MODEL, columns, replace(JOB, seq_len=128)).kept[1][0]
+    frozen = layer_activation_bytes(
+        MODEL, columns, replace(JOB, seq_len=128, adapters=True, attention_adapters=True)
+    ).kept[1][0]
+    assert full - frozen == pytest.approx(128 * 2 * (h + f))
+
+
+def test_a_fused_loss_has_no_logits():
+    one = np.ones(1, dtype=np.int64)
+    assert logit_bytes(MODEL, JOB, one, one, one)[0] == pytest.approx(memory_facts("megatron").logit * 4096 * 131072)
+    assert logit_bytes(MODEL, replace(JOB, fused_loss=True), one, one, one)[0] == 0.0
+
+
+def test_gathered_states_stay_for_tensor_parallel_ranks_alone():
+    where = context(MODEL, pool(1, 8), replace(JOB, framework="nanotron"))
+    buffers = []
+    for tp in (1, 8):
+        rows = strategies([row(where, tp=tp, sequence_parallel=tp > 1)])
+        starts = boundaries(where.layer_count, 1, rows.first_layers, rows.last_layers)
+        buffers.append(footprint(where, rows, sharded(where, rows), starts).buffers[0, 0])
+    assert buffers == [0.0, pytest.approx(memory_facts("nanotron").gathered * 4096 * 2048)]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_room_is_the_inverse_of_what_is_reserved(framework):
+    job = replace(JOB, framework=framework)
+    tensors = 3e10
+    assert room_for_tensors(job, tensors + float(reserved_bytes(job, np.float64(tensors)))) == pytest.approx(tensors)
+
+
+@given(st.sampled_from(FRAMEWORKS), st.floats(0.01, 0.99), st.floats(1e9, 1e12))
+def test_a_peak_that_fills_the_headroom_fits_with_that_probability(framework, probability, capacity):
+    job = replace(JOB, framework=framework)
+    peak = capacity * headroom(probability, job)
+    assert fit_probability(peak, capacity, job) == pytest.approx(probability, abs=1e-9)
+    assert fit_probability(peak * 1.01, capacity, job) < probability
+    assert fit_probability(capacity, capacity, job) == pytest.approx(0.5)
+
+
+def test_a_trial_ends_with_its_block():
+    before = memory_facts("megatron")
+    with trial({**shipped_facts(), "megatron": replace(before, logit=99.0)}):
+        assert memory_facts("megatron").logit == 99.0
+    assert memory_facts("megatron") == before
+
+
+def test_tensors_of_ranks_are_below_the_process():
+    where = context(MODEL, pool(1, 8), JOB)
+    verdict = evaluate(where, strategies([row(where, pp=4, dp=2), row(where, tp=2, dp=4, sequence_parallel=True)]))
+    ends = np.maximum(verdict.first_tensor_bytes, verdict.last_tensor_bytes)
+    assert (ends <= verdict.tensor_bytes).all() and (verdict.tensor_bytes < verdict.peak_bytes).all()
+    assert verdict.first_tensor_bytes[0] != verdict.last_tensor_bytes[0]
+    assert verdict.first_tensor_bytes[1] == verdict.last_tensor_bytes[1] == verdict.tensor_bytes[1]
