@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -56,7 +57,9 @@ def held_out_outcomes(cases: Sequence[Case], found: Trained, place: int) -> list
     """Return the outcomes of the cases that the protocol at `place` leaves out."""
     held_out, far = found.held_out[place], found.distances[place]
     return [
-        Outcome(run=case.run, case=case, predicted=_predicted(case, found, seconds, distance))
+        Outcome(
+            run=replace(case.run, measured_mem_gb=None), case=case, predicted=_predicted(case, found, seconds, distance)
+        )
         for case, seconds, distance in zip(cases, held_out.seconds, far, strict=True)
         if not np.isnan(seconds)
     ]

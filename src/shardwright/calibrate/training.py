@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from shardwright.calibrate.crossvalidate import HeldOut, cross_validated
 from shardwright.calibrate.evidence import evidence_table, held_out_distances, packed, spreads
-from shardwright.calibrate.overheads import fitted, source_weights
+from shardwright.calibrate.overheads import fitted
 from shardwright.cost.efficiency import Efficiency, computes
 from shardwright.cost.evidence import Published
 from shardwright.cost.interval import Spread
@@ -59,10 +60,16 @@ def trained(cases: Sequence[Case], efficiency: Efficiency) -> Trained:
     return Trained(
         calibration=calibration,
         evidence=evidence,
-        spreads=spreads(cases, held_out, far, source_weights(cases)),
+        spreads=spreads(cases, held_out, far, equal_sources(cases)),
         held_out=tuple(held_out),
         distances=tuple(far),
     )
+
+
+def equal_sources(cases: Sequence[Case]) -> Floats:
+    """Return weights under which all sources count alike, [N]."""
+    counts = Counter(case.run.source for case in cases)
+    return np.array([1.0 / counts[case.run.source] for case in cases])
 
 
 def shipped_files(found: Trained) -> dict[str, bytes]:
@@ -84,8 +91,3 @@ def _csv(key: str, names: Sequence[str], table: Mapping[str, object]) -> bytes:
     lines = [",".join((key, *names))]
     lines += [",".join((owner, *(f"{getattr(row, name):.4g}" for name in names))) for owner, row in table.items()]
     return ("\n".join(lines) + "\n").encode()
-
-
-def left_out_seconds(found: Trained, protocol: str) -> Floats:
-    """Return the held-out predictions under a protocol, [N]; NaN where it leaves the case in."""
-    return next((one.seconds for one in found.held_out if one.protocol == protocol), np.empty(0))

@@ -32,7 +32,7 @@ from shardwright.cost.operators import (
     table,
     tokens,
 )
-from shardwright.cost.overheads import BACKWARD_LAUNCHES, Overheads, kernel_factor, launched_seconds
+from shardwright.cost.overheads import BACKWARD_LAUNCHES, Overheads, host_seconds, kernel_factor, launched_seconds
 from shardwright.cost.selective import repeated_share
 from shardwright.cost.strategy import Floats
 from shardwright.spec.cluster import Gpu
@@ -104,7 +104,7 @@ def layer_table(
     parts = [[*layer_operators(model, kind, shard, job)] for kind in model.kinds]
     parts = [[*embedding_operators(model, shard, job)], *parts, [*head_operators(model, shard, job)]]
     kinds: tuple[Layer | None, ...] = (None, *model.kinds, None)
-    host = [software.layer_seconds + (software.expert_seconds if kind and kind.moe else 0.0) for kind in kinds]
+    host = [host_seconds(software, job, experts=bool(kind and kind.moe)) for kind in kinds]
     times = _timed(parts, gpu, job, efficiency, software, host)
     columns = [
         _strained(_seconds(model, kind, shard, job, links, software, *time), strain)

@@ -22,7 +22,9 @@ FORWARD, BACKWARD = range(2)
 POINTWISE, NORM, SOFTMAX, LOOKUP = range(4)
 FLASH_BACKWARD_FLOPS = 2.5  # recomputed scores: 5 matrix products for the 2 of the forward pass (arXiv 2307.08691)
 ACCUMULATE_BYTES = 6.0  # per weight: the gradient is added into fp32 (read 4, write 4) and not written in 16 bits
-CAST_BYTES, AMAX_BYTES = 4.0, 2.0  # per element: read 16 bits, write fp8 twice, for both products; its maximum before
+# Quantisation of a gradient for fp8, per element: read 16 bits, write fp8 twice, for both products. That of an input is
+# fused with the operator before, which writes fp8 twice in place of 16 bits.
+CAST_BYTES = 4.0
 LOSS_FORWARD_BYTES, LOSS_BACKWARD_BYTES = 18.0, 12.0  # per logit: cast to fp32, max, exp and sum, gradient, cast
 
 
@@ -131,12 +133,10 @@ def _gemm(
 def _linear(
     m: Array, n: Array | float, k: Array | float, job: Job, *, groups: Array | float = 1.0
 ) -> Iterator[Operator]:
-    """Yield a GEMM that runs in fp8 where the job does, with the quantisation of its input and of its gradient."""
+    """Yield a GEMM that runs in fp8 where the job does, with the quantisation of its gradient."""
     yield from _gemm(m, n, k, groups=groups, low_precision=True)
     if job.precision == "fp8":
-        cast = CAST_BYTES + (AMAX_BYTES if job.fp8_recipe in (None, "tensorwise") else 0.0)
-        yield from _memory(cast * m * k * groups, backward=0.0)
-        yield from _memory(cast * m * n * groups, forward=0.0, backward=1.0)
+        yield from _memory(CAST_BYTES * m * n * groups, forward=0.0, backward=1.0)
 
 
 def _memory(

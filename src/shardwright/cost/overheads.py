@@ -24,6 +24,7 @@ from shardwright.spec.job import Framework, Job
 
 SHARPNESS = 4.0  # of the smooth maximum of device time and host time
 BACKWARD_LAUNCHES = 1.5
+FP8_LAUNCHES = 1.4  # of a layer in fp8, over one in 16 bits: quantisation, maxima and transposes are kernels too
 POWER_EXPONENT = 0.5  # of the speed of matrix products, where a GPU is capped below the power of its data sheet
 
 
@@ -128,6 +129,12 @@ def kernel_factor(software: Overheads, job: Job, operators: OperatorTable) -> Fl
     gemm = np.where(operators.low_precision & (job.precision == "fp8"), software.gemm_fp8, software.gemm)
     others = np.where(operators.kind == ATTENTION, software.attention, software.memory)
     return np.where(operators.kind == GEMM, gemm, others)
+
+
+def host_seconds(software: Overheads, job: Job, *, experts: bool) -> float:
+    """Return the time in which the host launches the forward pass of a layer."""
+    seconds = software.layer_seconds + (software.expert_seconds if experts else 0.0)
+    return seconds * (FP8_LAUNCHES if job.precision == "fp8" else 1.0)
 
 
 def launched_seconds(device: Array, host: Array | float) -> Floats:

@@ -2,8 +2,8 @@
 
 Every bound here is of the kind of `cost.pipeline_bound`, at one rank or averaged over ranks, with sums over stages in
 closed form instead of stage by stage. Time includes the least recomputation without which rank 0 or 1 cannot fit
-under any sharding, and the least tail that gradients and the optimizer leave on rank 0. Models whose layers differ
-get the bounds that do not need equal layers.
+under any sharding, and the least tail that gradients and the optimizer leave on rank 0. Where layers differ, the
+bounds of those ranks count whose layers are alike.
 """
 
 from __future__ import annotations
@@ -97,32 +97,39 @@ def _pipeline(context: Context, rows: Strategies, shards: Sharded, split: _Split
     first = np.where(single, whole + np.minimum(layers, split.first) * again, first)
     share = np.where(rows.overlap_pp, OVERLAP_SLOWDOWN, 1.0)
     move = np.where(single, 0.0, share * _transfer_range(context, rows)[0])
-    first, last, between = first + move, last + move, between + 2.0 * move * split.middle
+    launch = 2.0 * context.software.pass_seconds
+    first, last = first + move + launch, last + move + launch
+    between = between + (2.0 * move + launch) * split.middle
     whole = np.where(single, first, first + between + last)
-    if len(context.model.kinds) > 1:
-        plain = _unequal_bound(rows, count, first, last, between, whole)
-        return np.where(single, count * first, plain)
-    layer = _sum(running, row, 1, ends - 1) / context.layer_count
-    chunk = split.share * layer + np.minimum(layers, split.share) * again + 2.0 * move
-    simple = _one_stage_bound(rows, count, first, last, between, whole)
-    virtual = _virtual_bound(rows, split, count, first, last, layer, chunk, whole)
+    regular = _sum(running, row, ends - 2, ends - 1)
+    cheapest = np.diff(running[:, 1:-1], axis=1).min(axis=1)[row]
+    alike = _alike_after(context)
+    chunk = split.share * regular + np.minimum(layers, split.share) * again + 2.0 * move + launch
+    cheap = split.share * cheapest + np.minimum(layers, split.share) * again + 2.0 * move + launch
+    simple = _one_stage_bound(rows, split, alike, count, first, last, between, whole)
+    virtual = _virtual_bound(rows, split, alike, count, first, last, regular, chunk, cheap, whole)
     return np.where(single, count * first, np.where(rows.vpp == 1, simple, virtual))
 
 
-def _unequal_bound(
-    rows: Strategies, count: Ints, first: Floats, last: Floats, between: Floats, whole: Floats
-) -> Floats:
-    """Return a bound that holds for any layers: the mean rank's work and the way to it, and the last rank's."""
-    mean = count * whole / rows.pp + first * (rows.pp - 1) / rows.pp
-    middle = count * between / np.maximum(rows.pp - 2, 1) + first
-    one = np.maximum(whole + (count - 1) * last, np.where(rows.pp > 2, middle, 0.0))
-    return np.maximum(mean, np.where(rows.vpp == 1, one, 0.0))
+def _alike_after(context: Context) -> int:
+    """Return the number of layers at the beginning of the model after which all are of one kind."""
+    kinds = context.model.kind_of_layer
+    odd = [place for place, kind in enumerate(kinds) if kind != kinds[-1]]
+    return odd[-1] + 1 if odd else 0
 
 
 def _one_stage_bound(
-    rows: Strategies, count: Ints, first: Floats, last: Floats, between: Floats, whole: Floats
+    rows: Strategies,
+    split: _Split,
+    alike: int,
+    count: Ints,
+    first: Floats,
+    last: Floats,
+    between: Floats,
+    whole: Floats,
 ) -> Floats:
-    """Return the bound for one virtual stage a rank: at the last rank, at the first, and the mean over those between.
+    """Return the bound for one virtual stage a rank: at the last rank, at the first, the mean over those between, and
+    the mean rank's work with the way to it. The third gains its gaps where the layers between are `alike`.
 
     With t_i the work of rank i and w_i = P - 1 - i its warm-up, rank i ends no sooner than
     K t_i + (t_0 + … + t_(i-1)) + [2 (t_(i+1) + …) - w_i t_i]^+. Averaged over the middle ranks, whose t do not fall
@@ -133,29 +140,37 @@ def _one_stage_bound(
     warmup = np.minimum(pp - 1, count - 1)
     gap = np.maximum(2.0 * (whole - first) - warmup * first, 0.0) * np.where(enough, 1.0, 0.5)
     mean = between / np.maximum(pp - 2, 1)
-    middle = count * mean + first + np.where(enough, 2.0 * last + (pp - 4) * mean, 0.0)
-    bound = np.maximum(whole + (count - 1) * last, count * first + gap)
+    regular = enough & (split.first >= alike)
+    middle = count * mean + first + np.where(regular, 2.0 * last + (pp - 4) * mean, 0.0)
+    every = count * whole / pp + first * (pp - 1) / pp
+    bound = np.maximum(np.maximum(whole + (count - 1) * last, count * first + gap), every)
     return np.asarray(np.maximum(bound, np.where(pp > 2, middle, 0.0)))
 
 
 def _virtual_bound(
     rows: Strategies,
     split: _Split,
+    alike: int,
     count: Ints,
     first: Floats,
     last: Floats,
     layer: Floats,
     chunk: Floats,
+    cheap: Floats,
     whole: Floats,
 ) -> Floats:
     """Return the bound for interleaved stages: work of ranks P - 1, P - 2 and 0, each with the way of the first
-    micro-batch to it and of the last one back, and of the mean rank."""
+    micro-batch to it and of the last one back, and of the mean rank. A rank counts whose layers are all `alike` (rank 0
+    but for its first stage); `cheap` is the time of a stage with the cheapest layers."""
     pp, vpp = rows.pp, rows.vpp
-    at_last = count * ((vpp - 1) * chunk + split.on_last * layer + last) + first + (pp - 2) * chunk
-    at_next = count * (vpp * chunk + split.on_next * layer) + first + (pp - 3) * chunk
+    at_last = count * ((vpp - 1) * chunk + split.on_last * layer + last) + first + (pp - 2) * cheap
+    at_next = count * (vpp * chunk + split.on_next * layer) + first + (pp - 3) * cheap
     at_first = count * (first + (vpp - 1) * chunk + split.on_first * layer)
     mean = count * whole / pp + first * (pp - 1) / pp
-    return np.maximum(np.maximum(at_last, np.where(pp > 2, at_next, 0.0)), np.maximum(at_first, mean))
+    before_last = split.first + (pp - 2) * split.share
+    found = np.maximum(mean, np.where(before_last >= alike, at_last, 0.0))
+    found = np.maximum(found, np.where((pp > 2) & (before_last - split.share >= alike), at_next, 0.0))
+    return np.maximum(found, np.where(split.first + (pp - 1) * split.share >= alike, at_first, 0.0))
 
 
 def _transfer_range(context: Context, rows: Strategies) -> tuple[Floats, Floats]:
