@@ -15,7 +15,7 @@ from shardwright.spec.load_job import make_job
 from shardwright.spec.load_model import load_model
 
 EFFICIENCY = Analytic()
-CASES = (
+CASES: tuple[tuple[str, str, int, dict[str, tuple[object, ...]]], ...] = (
     ("llama-2-7b", "2x8xA100-SXM-80", 64, {}),
     ("llama-2-13b", "4x8xH100-SXM", 64, {"pp": (4,)}),
     ("gpt2-xl", "1x8xA100-SXM-40", 32, {"pp": (2, 4)}),
@@ -53,7 +53,7 @@ def two_types(slow_layers: int, micro_batches: tuple[int, int] = (8, 8)) -> Plan
     """Return two replicas of an A100 stage and a V100 stage each."""
     model = load_model("gpt2-xl")
     cluster = cluster_of((1, "A100-SXM-40", 8), (1, "V100-SXM2-32", 8))
-    job = make_job(global_batch=sum(micro_batches), seq_len=1024, precision="fp16")
+    job = make_job(global_batch=8 * sum(micro_batches), seq_len=1024, precision="fp16")
     uniform = search(model, cluster_of((1, "A100-SXM-40", 8)), job, efficiency=EFFICIENCY).best
     count = len(model.layers)
 
@@ -68,7 +68,7 @@ def two_types(slow_layers: int, micro_batches: tuple[int, int] = (8, 8)) -> Plan
     return replace(
         uniform,
         cluster=cluster,
-        micro_batch=1,
+        micro_batch=8,
         schedule=schedule,
         replicas=replicas,
         prediction=None,

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from tests.validate.known import known_runs
 
+from shardwright.cost.learned import default_efficiency
 from shardwright.units import GIBIBYTE, GIGA
-from shardwright.validate.outcome import Outcome, Predicted, default_efficiency, measured_bytes, memory_kind, outcomes
+from shardwright.validate.outcome import Outcome, Predicted, measured_bytes, memory_kind, outcomes
 from shardwright.validate.runs import Run
 
 RUNS = known_runs()

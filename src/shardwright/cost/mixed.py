@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.cost.collectives import Fabric, Group, transfer_seconds
-from shardwright.cost.context import Context, Sharded, sharded
+from shardwright.cost.context import Context, Sharded, shard_codes, sharded
 from shardwright.cost.efficiency import Efficiency
-from shardwright.cost.footprint import Footprint, footprint, held_parameters
+from shardwright.cost.footprint import Footprint, Held, footprint, held_parameters
 from shardwright.cost.iteration import beside_transfers
 from shardwright.cost.layers import OVERLAP_SLOWDOWN
 from shardwright.cost.overheads import Calibration
@@ -82,11 +82,17 @@ class Mixed:
     replicas: tuple[ReplicaTime, ...]
 
 
-def mixed_iteration(plan: Plan, efficiency: Efficiency, calibration: Calibration | None = None) -> Mixed:
-    """Return the iteration of `plan`. The plan must be a legal one (`plan.check`)."""
+Known = dict[tuple[object, ...], Sharded]  # layer tables by GPU type and sharding
+
+
+def mixed_iteration(
+    plan: Plan, efficiency: Efficiency, calibration: Calibration | None = None, *, known: Known | None = None
+) -> Mixed:
+    """Return the iteration of `plan`. The plan must be a legal one (`plan.check`). `known` keeps layer tables between
+    calls for plans of one model, job, cluster and efficiency."""
     pools = {pool.gpu.name: pool for pool in plan.cluster.pools}
     places = _places(plan, pools)
-    lanes = [_lanes(plan, replica, pools, efficiency, calibration) for replica in plan.replicas]
+    lanes = [lanes_of(plan, replica, efficiency, calibration, known=known) for replica in plan.replicas]
     found = []
     for index, replica in enumerate(plan.replicas):
         found.append(_replica_time(plan, replica, lanes[index], index, places, pools))
@@ -119,19 +125,22 @@ def outermost(plan: Plan) -> bool:
     return RANK_ORDERS.index(plan.rank_order) == DATA_OUTERMOST
 
 
-def _lanes(
+def lanes_of(
     plan: Plan,
     replica: Replica,
-    pools: Mapping[str, NodePool],
     efficiency: Efficiency,
-    calibration: Calibration | None,
+    calibration: Calibration | None = None,
+    *,
+    known: Known | None = None,
 ) -> list[Lane]:
     """Return the lane of each stage; stages that are alike share one."""
+    pools = {pool.gpu.name: pool for pool in plan.cluster.pools}
+    known = {} if known is None else known
     made: dict[Stage, Lane] = {}
     for stage in replica.stages:
         alike = replace(stage, layers=())
         if alike not in made:
-            made[alike] = _lane(plan, replica, stage, pools, efficiency, calibration)
+            made[alike] = _lane(plan, replica, stage, pools, efficiency, calibration, known)
     return [made[replace(stage, layers=())] for stage in replica.stages]
 
 
@@ -142,6 +151,7 @@ def _lane(
     pools: Mapping[str, NodePool],
     efficiency: Efficiency,
     calibration: Calibration | None,
+    known: Known,
 ) -> Lane:
     """Return the lane of a stage. All data-parallel copies of the plan share the state of a layer, so the row has them
     all, and the job as many samples as would give each of them this replica's micro-batches."""
@@ -178,7 +188,10 @@ def _lane(
             }
         ]
     )
-    return Lane(context=context, row=row, shards=sharded(context, row))
+    key = (stage.gpu, int(shard_codes(row)[0]))
+    if key not in known:
+        known[key] = sharded(context, row)
+    return Lane(context=context, row=row, shards=known[key])
 
 
 def _replica_time(
@@ -189,8 +202,9 @@ def _replica_time(
     places: list[list[int]],
     pools: Mapping[str, NodePool],
 ) -> ReplicaTime:
-    starts = _starts(replica, plan.schedule.virtual_stages)
-    parts = [stage_times(lane.context, lane.row, lane.shards, starts) for lane in lanes]
+    starts = stage_starts(replica, plan.schedule.virtual_stages)
+    each = {id(lane): _of_lane(lane, starts) for lane in lanes}
+    parts = [each[id(lane)].times for lane in lanes]
     times = StageTimes(
         forward=_diagonal([part.forward for part in parts]),
         backward=_diagonal([part.backward for part in parts]),
@@ -202,22 +216,42 @@ def _replica_time(
     times = beside_transfers(lanes[0].row, times, transfers[None])
     tails, gathers, updates, peaks = [], [], [], []
     for stage, lane in enumerate(lanes):
-        held = held_parameters(lane.context, lane.row, lane.shards, starts)
+        held = each[id(lane)].held
         links, groups = _holders(plan, replica, stage, lane, places, pools)
         once = both_gather_seconds(links, groups, held.dense, held.expert, 1.0)
         tail, gather = exposed_tails(lane.context.job, lane.row, times, once)
         tails.append(float(tail[0, stage]))
         gathers.append(float(gather[0, stage]))
-        updates.append(float(optimizer_seconds(lane.context, lane.row, held.dense, held.expert)[0, stage]))
-        peaks.append(float(stage_footprint(lane, starts).total[0, stage]))
+        updates.append(float(each[id(lane)].optimizer[0, stage]))
+        peaks.append(float(each[id(lane)].peak_bytes[0, stage]))
     return ReplicaTime(
         stages=times,
         transfers=transfers,
-        pipeline_seconds=_pipeline_seconds(plan, replica, times, transfers),
+        pipeline_seconds=pipeline_seconds(plan, replica, times, transfers),
         tails=np.array(tails),
         gathers=np.array(gathers),
         optimizer=np.array(updates),
         peak_bytes=np.array(peaks),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _OfLane:
+    """Times, parameters, optimizer step and peak memory of every stage if all were like one lane."""
+
+    times: StageTimes
+    held: Held
+    optimizer: Floats
+    peak_bytes: Floats
+
+
+def _of_lane(lane: Lane, starts: Ints) -> _OfLane:
+    held = held_parameters(lane.context, lane.row, lane.shards, starts)
+    return _OfLane(
+        stage_times(lane.context, lane.row, lane.shards, starts),
+        held,
+        optimizer_seconds(lane.context, lane.row, held.dense, held.expert),
+        stage_footprint(lane, starts).total,
     )
 
 
@@ -226,7 +260,8 @@ def stage_footprint(lane: Lane, starts: Ints) -> Footprint:
     return footprint(lane.context, lane.row, lane.shards, starts)
 
 
-def _starts(replica: Replica, virtual_stages: int) -> Ints:
+def stage_starts(replica: Replica, virtual_stages: int) -> Ints:
+    """Return the layer at which each virtual stage starts, [1, v * P + 1]."""
     ranges = [stage.layers[chunk] for chunk in range(virtual_stages) for stage in replica.stages]
     return np.array([[start for start, _ in ranges] + [ranges[-1][1]]], dtype=np.int64)
 
@@ -300,7 +335,8 @@ def _holders(
     return links, DataParallel(dense=dense, expert=expert)
 
 
-def _pipeline_seconds(plan: Plan, replica: Replica, times: StageTimes, transfers: Floats) -> float:
+def pipeline_seconds(plan: Plan, replica: Replica, times: StageTimes, transfers: Floats) -> float:
+    """Return the exact time of a replica's pipeline."""
     pp, vpp = len(replica.stages), plan.schedule.virtual_stages
     forward, backward = times.forward.reshape(1, -1), times.backward.reshape(1, -1)
     if pp == 1:

@@ -57,7 +57,7 @@ def predict(
         dollars_total=None if per_hour is None or hours is None else per_hour * hours,
         hours_total=hours,
         lower_bound_seconds=ideal if lower_bound_seconds is None else min(lower_bound_seconds, seconds),
-        binding=_binding(time, memory, rank),
+        binding=binding_words(time, memory, rank),
         evidence=nearest(setting),
     )
 
@@ -115,7 +115,7 @@ def _memory(context: Context, row: Strategies, shards: Sharded, starts: Ints) ->
     )
 
 
-def _binding(time: TimeBreakdown, memory: tuple[StageMemory, ...], rank: int) -> str:
+def binding_words(time: TimeBreakdown, memory: tuple[StageMemory, ...], rank: int) -> str:
     """Return in words what holds the plan back most."""
     fullest = int(np.argmax([stage.total_bytes / stage.capacity_bytes for stage in memory]))
     share = memory[fullest].total_bytes / memory[fullest].capacity_bytes

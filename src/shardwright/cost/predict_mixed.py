@@ -1,0 +1,175 @@
+"""The full account of any plan: where its time goes, what fills the memory of each stage, what it costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from shardwright.cost.efficiency import Efficiency, peak_flops
+from shardwright.cost.evidence import Setting, distances, nearest, published, setting_of
+from shardwright.cost.flops import iteration_flops
+from shardwright.cost.interval import interval_seconds
+from shardwright.cost.layers import LayerTable
+from shardwright.cost.mixed import (
+    Known,
+    Lane,
+    Mixed,
+    ReplicaTime,
+    lanes_of,
+    mixed_iteration,
+    pipeline_seconds,
+    stage_footprint,
+    stage_starts,
+)
+from shardwright.cost.money import dollars_per_hour
+from shardwright.cost.predict import binding_words
+from shardwright.cost.stages import positions
+from shardwright.cost.step import StageTimes, per_rank, ranged, stage_times
+from shardwright.cost.strategy import Floats
+from shardwright.cost.uncertainty import fit_probability
+from shardwright.plan.plan import Plan, Prediction, Replica, StageMemory, TimeBreakdown
+from shardwright.units import SECONDS_PER_HOUR
+
+
+def predict_mixed(
+    plan: Plan, efficiency: Efficiency, *, lower_bound_seconds: float | None = None, known: Known | None = None
+) -> Prediction:
+    """Return the prediction for a legal plan of any shape. Without a bound from a search, it is the model's FLOPs at the
+    peak of all GPUs of the cluster. Raises SpecError where a GPU cannot compute in the job's precision."""
+    known = {} if known is None else known
+    found = mixed_iteration(plan, efficiency, known=known)
+    slowest = int(np.argmax([replica.pipeline_seconds for replica in found.replicas]))
+    lanes = [lanes_of(plan, replica, efficiency, known=known) for replica in plan.replicas]
+    stages = found.replicas[slowest].stages
+    rank = int((stages.forward + stages.backward).sum(axis=1)[0].argmax())
+    time = _breakdown(plan, found, slowest, lanes[slowest], rank)
+    memory = tuple(_memory(plan, replica, own) for replica, own in zip(plan.replicas, lanes, strict=True))
+    seconds, job, used = time.total_seconds, plan.job, used_gpus(plan)
+    peaks = {pool.gpu.name: pool.gpu.peak(job.precision) or 0.0 for pool in plan.cluster.pools}
+    flops = iteration_flops(plan.model, job.global_batch, job.seq_len)
+    per_hour = _dollars_per_hour(plan, used)
+    hours = None if job.iterations is None else job.iterations * seconds / SECONDS_PER_HOUR
+    settings = [
+        setting_of(plan.model, pool.gpu, plan.gpus, job) for pool in plan.cluster.pools if used[pool.gpu.name]
+    ]
+    intervals = [interval_seconds(seconds, setting) for setting in settings]
+    fit = min(fit_probability(each.total_bytes, each.capacity_bytes, job) for row in memory for each in row)
+    ideal = flops / sum(peaks[pool.gpu.name] * pool.gpus for pool in plan.cluster.pools)
+    return Prediction(
+        iteration_seconds=seconds,
+        interval=(min(low for low, _ in intervals), max(high for _, high in intervals)),
+        tokens_per_second=job.tokens_per_iteration / seconds,
+        mfu=flops / (seconds * sum(peaks[name] * count for name, count in used.items())),
+        time=time,
+        memory=memory,
+        fit_probability=fit,
+        dollars_per_hour=per_hour,
+        dollars_total=None if per_hour is None or hours is None else per_hour * hours,
+        hours_total=hours,
+        lower_bound_seconds=ideal if lower_bound_seconds is None else min(lower_bound_seconds, seconds),
+        binding=binding_words(time, memory[slowest], rank),
+        evidence=nearest(min(settings, key=_distance)),
+    )
+
+
+def used_gpus(plan: Plan) -> Counter[str]:
+    """Return how many GPUs of each type a plan uses."""
+    used: Counter[str] = Counter()
+    for replica in plan.replicas:
+        for stage in replica.stages:
+            used[stage.gpu] += replica.count * stage.gpus
+    return used
+
+
+def _distance(setting: Setting) -> float:
+    return float(distances(setting, published()).min())
+
+
+def _dollars_per_hour(plan: Plan, used: Counter[str]) -> float | None:
+    """Return the price of the machines that the plan needs; None where one is unknown."""
+    total = 0.0
+    for pool in plan.cluster.pools:
+        count = used[pool.gpu.name]
+        if not count:
+            continue
+        peak_flops(pool.gpu, plan.job.precision)
+        rate = dollars_per_hour(pool, np.array([count]))
+        if rate is None:
+            return None
+        total += float(rate[0])
+    return total
+
+
+def _memory(plan: Plan, replica: Replica, lanes: list[Lane]) -> tuple[StageMemory, ...]:
+    starts = stage_starts(replica, plan.schedule.virtual_stages)
+    known = {id(lane): stage_footprint(lane, starts) for lane in lanes}
+    found = []
+    for stage, lane in enumerate(lanes):
+        peak = known[id(lane)]
+        found.append(
+            StageMemory(
+                weights_bytes=float(peak.weights[0, stage]),
+                gradients_bytes=float(peak.gradients[0, stage]),
+                optimizer_bytes=float(peak.optimizer[0, stage]),
+                activations_bytes=float(peak.activations[0, stage]),
+                logits_bytes=float(peak.logits[0, stage]),
+                buffers_bytes=float(peak.buffers[0, stage]),
+                context_bytes=float(peak.context[0, stage]),
+                capacity_bytes=lane.context.pool.memory_bytes,
+            )
+        )
+    return tuple(found)
+
+
+def _breakdown(plan: Plan, found: Mixed, slowest: int, lanes: list[Lane], rank: int) -> TimeBreakdown:
+    """Return where the time goes, seen from the stage that works most of the replica that takes longest."""
+    replica, timed, lane = plan.replicas[slowest], found.replicas[slowest], lanes[rank]
+    starts = stage_starts(replica, plan.schedule.virtual_stages)
+    where = positions(starts, lane.context.layer_count)
+    count, table = float(replica.micro_batches), lane.shards.table
+
+    def of(running: Floats) -> float:
+        each = ranged(running, lane.shards.row, where[:, :-1], where[:, 1:])
+        return count * float(per_rank(each, lane.row)[0, :, rank].sum())
+
+    raw = _undisturbed(lanes, starts)
+    busy = count * float((raw.forward + raw.backward)[0, :, rank].sum())
+    free = pipeline_seconds(plan, replica, raw, np.zeros_like(timed.transfers))
+    named = _named(table, of, count * float(raw.recompute[0, :, rank].sum()))
+    software = lane.context.software
+    launching = count * 2.0 * software.pass_seconds * plan.schedule.virtual_stages
+    hidden = max(busy - launching - sum(named.values()), 0.0)
+    update = max(float(each.optimizer.max()) for each in found.replicas)
+    after = found.seconds - timed.pipeline_seconds - update
+    return TimeBreakdown(
+        **named,
+        framework_seconds=launching + software.step_seconds,
+        pipeline_seconds=timed.pipeline_seconds - free,
+        bubble_seconds=free - busy,
+        data_parallel_seconds=hidden + after - software.step_seconds,
+        optimizer_seconds=update,
+    )
+
+
+def _named(table: LayerTable, of: object, recompute: float) -> dict[str, float]:
+    assert callable(of), "sums a column over the layers of a stage"
+    return {
+        "forward_seconds": of(table.compute_forward),
+        "backward_seconds": of(table.compute_backward),
+        "recompute_seconds": recompute,
+        "tensor_parallel_seconds": of(table.tp_seconds),
+        "context_parallel_seconds": of(table.cp_seconds),
+        "expert_parallel_seconds": of(table.ep_seconds),
+    }
+
+
+def _undisturbed(lanes: list[Lane], starts: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> StageTimes:
+    """Return the stage times without what transfers beside them cost."""
+    known = {id(lane): stage_times(lane.context, lane.row, lane.shards, starts) for lane in lanes}
+    parts = [known[id(lane)] for lane in lanes]
+
+    def own(name: str) -> Floats:
+        return np.stack([getattr(part, name)[:, :, stage] for stage, part in enumerate(parts)], axis=2)
+
+    return StageTimes(forward=own("forward"), backward=own("backward"), recompute=own("recompute"))
