@@ -37,8 +37,8 @@ USUAL = Overheads(
     straggling=0.004,
 )
 SPREAD = {
-    "gemm": 0.08,
-    "gemm_fp8": 0.08,
+    "gemm": 0.03,
+    "gemm_fp8": 0.03,
     "attention": 0.20,
     "memory": 0.30,
     "exchange": 0.5,
@@ -53,7 +53,7 @@ SPREAD = {
     "step_seconds": 0.2,
     "straggling": 0.7,
 }
-CLOCK_SPREAD = {"gemm": 0.12, "gemm_fp8": 0.12, "attention": 0.15}
+CLOCK_SPREAD = {"gemm": 0.03, "gemm_fp8": 0.06, "attention": 0.1}
 NOISE = 0.05  # log error of a good run that the model should explain
 FREEDOM = 3.0  # of Student's t
 SOURCE_WEIGHT = 30.0  # runs of one source count as at most about so many

@@ -24,6 +24,11 @@ from shardwright.spec.job import Framework, Job
 
 SHARPNESS = 4.0  # of the smooth maximum of device time and host time
 BACKWARD_LAUNCHES = 1.5
+# FlashAttention-2, which these frameworks call, does not use the asynchronous tensor cores of these architectures; it
+# takes 1.5 to 2 times as long as FlashAttention-3 or cuDNN there (arXiv 2407.08608, figures 5 and 6).
+FLASH2 = ("torchtitan", "fsdp", "nanotron")
+ASYNCHRONOUS = ("Hopper", "Blackwell")
+FLASH2_LOSS = 1.7
 FP8_LAUNCHES = 1.4  # of a layer in fp8, over one in 16 bits: quantisation, maxima and transposes are kernels too
 POWER_EXPONENT = 0.5  # of the speed of matrix products, where a GPU is capped below the power of its data sheet
 
@@ -78,11 +83,12 @@ class Calibration:
         """Return the overheads of `framework` on `gpu`. Architectures without runs are as their operators say."""
         software, clocks = self.frameworks[framework], self.architectures.get(gpu.architecture, Clocks())
         slower = power_factor(gpu)
+        second = FLASH2_LOSS if framework in FLASH2 and gpu.architecture in ASYNCHRONOUS else 1.0
         return replace(
             software,
             gemm=software.gemm * clocks.gemm * slower,
             gemm_fp8=software.gemm_fp8 * clocks.gemm_fp8 * slower,
-            attention=software.attention * clocks.attention * slower,
+            attention=software.attention * clocks.attention * slower * second,
         )
 
 
