@@ -51,6 +51,11 @@ class Context:
         """By what waiting for the slowest of many machines makes a stage longer."""
         return 1.0 + self.software.straggling * math.log2(max(self.pool.nodes, 1))
 
+    @cached_property
+    def indexed(self) -> list[ShardIndex]:
+        """The layer tables made so far: what a search has timed, its best plans are explained from."""
+        return []
+
     @property
     def memory_limit_bytes(self) -> float:
         """What a plan may fill of each GPU."""
@@ -116,9 +121,13 @@ def shard_index(context: Context, rows: Strategies) -> ShardIndex:
         context.software,
         strain=context.strain,
     )
-    return ShardIndex(codes=codes, table=table)
+    index = ShardIndex(codes=codes, table=table)
+    context.indexed.append(index)
+    return index
 
 
 def sharded(context: Context, rows: Strategies) -> Sharded:
-    """Return the layer table of `rows` with each row's place in it."""
-    return shard_index(context, rows).of(rows)
+    """Return a layer table of `rows` with each row's place in it, one made before if there is any."""
+    codes = shard_codes(rows)
+    known = (index for index in context.indexed if np.isin(codes, index.codes).all())
+    return (next(known, None) or shard_index(context, rows)).of(rows)
