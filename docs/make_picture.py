@@ -13,7 +13,19 @@ from shardwright.files import write_atomically
 from shardwright.plan.plan import Plan
 from shardwright.report.describe import TERMS
 
-COLOURS = ("#3b6fb6", "#6d9bd6", "#c44e52", "#dd8452", "#937860", "#da8bc3", "#8c8c8c", "#ccb974", "#64b5cd", "#55a868", "#bcbd22")
+COLOURS = (
+    "#3b6fb6",
+    "#6d9bd6",
+    "#c44e52",
+    "#dd8452",
+    "#937860",
+    "#da8bc3",
+    "#8c8c8c",
+    "#ccb974",
+    "#64b5cd",
+    "#55a868",
+    "#bcbd22",
+)
 LEFT, TOP, ROW, BAR, WIDTH = 420, 64, 34, 22, 560
 
 

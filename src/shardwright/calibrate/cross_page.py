@@ -13,6 +13,7 @@ from shardwright.cost.interval import widened
 from shardwright.report.validation import NONE, number, percent
 from shardwright.validate.case import Case
 from shardwright.validate.outcome import RECOMPUTE_WORDS, Outcome, Predicted
+from shardwright.validate.reasons import NO_REASON, reasons, sweep_outliers
 from shardwright.validate.summary import Summary, summarise
 
 COMMAND = "python -m shardwright.calibrate overheads"
@@ -123,13 +124,21 @@ def _by(dimension: str, summaries: dict[str, Summary]) -> str:
 
 
 def _largest(summary: Summary, outcomes: Sequence[Outcome]) -> str:
-    """Return how many runs are off by more than 40 %, and which of the reasons stated for the worst have none."""
-    off = [outcome for outcome in outcomes if outcome.error is not None and abs(outcome.error) > LARGEST]
+    """Return how many runs are off by more than 40 %, from which sources, and for how many no rule tells why."""
+    outliers = sweep_outliers(outcomes)
+    off, untold = [], 0
+    for place, outcome in enumerate(outcomes):
+        if outcome.error is not None and abs(outcome.error) > LARGEST:
+            off.append(outcome)
+            untold += reasons(outcome, outlier=place in outliers) == (NO_REASON,)
     sources: dict[str, int] = {}
     for outcome in off:
         sources[outcome.run.source] = sources.get(outcome.run.source, 0) + 1
     words = ", ".join(f"{name}: {count:,}" for name, count in sorted(sources.items(), key=lambda item: -item[1]))
-    return f"In domain, {len(off):,} of {summary.timed:,} runs are off by more than {LARGEST:.0%} ({words})."
+    return (
+        f"In domain, {len(off):,} of {summary.timed:,} runs are off by more than {LARGEST:.0%} ({words}); for {untold:,} "
+        "of them nothing that they publish tells why."
+    )
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
