@@ -136,8 +136,8 @@ def _largest(summary: Summary, outcomes: Sequence[Outcome]) -> str:
         sources[outcome.run.source] = sources.get(outcome.run.source, 0) + 1
     words = ", ".join(f"{name}: {count:,}" for name, count in sorted(sources.items(), key=lambda item: -item[1]))
     return (
-        f"In domain, {len(off):,} of {summary.timed:,} runs are off by more than {LARGEST:.0%} ({words}); for {untold:,} "
-        "of them nothing that they publish tells why."
+        f"In domain, {len(off):,} of {summary.timed:,} runs are off by more than {LARGEST:.0%} ({words}); for "
+        f"{untold:,} of them nothing that they publish tells why."
     )
 
 
