@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Sequence
+from typing import get_args
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from shardwright.calibrate.crossvalidate import HeldOut, groups
 from shardwright.cost.evidence import DOUBLINGS, FLAGS, NAMES, Published, Setting, distances
 from shardwright.cost.interval import FARTHEST, Spread
 from shardwright.cost.strategy import Bools, Floats
+from shardwright.spec.job import Framework
 from shardwright.validate.case import Case
 from shardwright.validate.forecast import setting_of_case
 
@@ -61,7 +63,7 @@ def held_out_distances(cases: Sequence[Case], runs: Published, protocol: str) ->
         for index in left_out:
             one = settings[index]
             if one not in memo:
-                memo[one] = float(distances(one, known).min())
+                memo[one] = float(distances(one, known).min(initial=FARTHEST))
             far[index] = memo[one]
     return np.asarray(np.minimum(far, FARTHEST))
 
@@ -94,10 +96,10 @@ def _quantiles(
     scaled = error / (1.0 + growth * distance)
     pooled = weighted_quantiles(scaled, weights)
     made = {}
-    for framework in sorted(set(frameworks.tolist())):
+    for framework in sorted(get_args(Framework)):
         mine = frameworks == framework
         count = float(mine.sum())
-        own = weighted_quantiles(scaled[mine], weights[mine])
+        own = weighted_quantiles(scaled[mine], weights[mine]) if mine.any() else pooled
         share = count / (count + PSEUDO_RUNS)
         low, high = (share * one + (1.0 - share) * all_ for one, all_ in zip(own, pooled, strict=True))
         made[framework] = Spread(low=max(-low, LEAST), high=max(high, LEAST), growth=growth)

@@ -14,7 +14,8 @@ from statistics import NormalDist
 import numpy as np
 
 from shardwright.calibrate.crossvalidate import fold_of
-from shardwright.calibrate.overheads import source_weights
+from shardwright.calibrate.evidence import weighted_quantiles
+from shardwright.calibrate.overheads import robust_move, source_weights
 from shardwright.cost.efficiency import Analytic
 from shardwright.cost.memory_facts import FACT_NAMES, MemoryFacts, trial
 from shardwright.cost.strategy import Floats, Ints
@@ -37,12 +38,10 @@ PRIORS: Mapping[Framework, Mapping[str, float]] = {
     "nanotron": {"logit": 8.0, "hidden_copies": 8.0, "inner_copies": 2.0, "gathered": 80.0, "gathered_staged": 8.0},
 }
 SPREAD = 0.4  # of the logarithm of each
-NOISE, FREEDOM = 0.05, 3.0  # log error that the model should explain; of Student's t
 STEP, ITERATIONS = 0.1, 3
 PSEUDO_RUNS = 12.0  # of all frameworks together, that each framework's spread leans on
 UNSEEN = 1.5  # by what errors are larger where a framework was never compared with a run
 LEAST_SIGMA = 0.06
-TAIL = 0.9  # the quantile of errors that the spread is read from
 SURELY_NOT, SURELY = 0.1, 0.9
 
 
@@ -104,15 +103,11 @@ def solved(
 ) -> dict[tuple[Framework, str], float]:
     """Return the moves of the logarithms that suit the cases `kept` best. `offsets` are the logarithms of the priors
     over the present figures."""
+    if not slopes:
+        return {}
     matrix = np.array(list(slopes.values())).T[kept]
-    move = np.zeros(matrix.shape[1])
-    for _ in range(30):
-        left = errors[kept] + matrix @ move
-        robust = weights[kept] * (FREEDOM + 1.0) / (FREEDOM + (left / NOISE) ** 2)
-        normal = (matrix * robust[:, None]).T @ matrix / NOISE**2 + np.eye(len(move)) / SPREAD**2
-        right = -(matrix * robust[:, None]).T @ errors[kept] / NOISE**2 + offsets / SPREAD**2
-        move = np.asarray(np.linalg.solve(normal, right))
-    return dict(zip(slopes, np.clip(move, -1.0, 1.0).tolist(), strict=True))
+    move = robust_move(errors[kept], matrix, weights[kept], offsets, np.full(len(slopes), SPREAD))
+    return dict(zip(slopes, move.tolist(), strict=True))
 
 
 def offsets_of(facts: Facts, keys: Sequence[tuple[Framework, str]]) -> Floats:
@@ -180,9 +175,8 @@ def spreads(cases: Sequence[Case], errors: Floats, facts: Facts) -> dict[Framewo
 
 def _tail(size: Floats, weights: Floats) -> float:
     """Return the standard deviation of one side: a normal one has a tenth of its mass on that side beyond 1.28."""
-    order = np.argsort(size, kind="stable")
-    share = (np.cumsum(weights[order]) - 0.5 * weights[order]) / weights.sum()
-    return float(np.interp(TAIL, share, size[order]) / NormalDist().inv_cdf(TAIL))
+    _, ninth = weighted_quantiles(size, weights)
+    return ninth / NormalDist().inv_cdf(0.9)
 
 
 def fit_quality(ran: Sequence[Case], failed: Sequence[Case], facts: Facts) -> FitQuality:

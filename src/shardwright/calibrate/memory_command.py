@@ -10,16 +10,20 @@ import typer
 
 HELP = """Fit what frameworks keep in memory, and how far predicted peaks are off, to published runs.
 
-    python -m shardwright.calibrate memory RUNS.csv FAILED.csv
+\b
+    python -m shardwright.calibrate memory                         the runs that ship
+    python -m shardwright.calibrate memory RUNS.csv FAILED.csv     runs of your own
 
 RUNS.csv has runs that ran (columns as in docs/how-to-validate.md; those with measured memory are fitted to), FAILED.csv
 runs that did not. Without --out nothing is written; the errors of held-out predictions are printed."""
 
 
 def memory(
-    runs: Annotated[Path, typer.Argument(metavar="RUNS.csv", help="Table of runs that ran.")],
+    runs: Annotated[
+        Path | None, typer.Argument(metavar="RUNS.csv", help="Table of runs that ran; default: those that ship.")
+    ] = None,
     failed: Annotated[Path | None, typer.Argument(metavar="FAILED.csv", help="Table of runs that failed.")] = None,
-    evaluate: Annotated[bool, typer.Option(help="Judge what ships instead of fitting anew.")] = False,
+    evaluate: Annotated[bool, typer.Option("--evaluate", help="Judge what ships instead of fitting anew.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the table, memory.csv, here.")
     ] = None,
@@ -39,9 +43,13 @@ def memory(
     from shardwright.cost.memory_facts import shipped_facts
     from shardwright.errors import bad
     from shardwright.files import write_atomically
+    from shardwright.validate.published import published_failed_runs, published_runs
     from shardwright.validate.runs import read_runs
 
-    ran = cases_of(read_runs(runs))
+    ran = cases_of(published_runs() if runs is None else read_runs(runs))
+    broken = None if failed is None else read_runs(failed)
+    if runs is None:
+        broken = published_failed_runs()
     measured = [case for case in ran if case.run.measured_mem_gb]
     if not measured:
         raise bad(str(runs), "has no run with measured memory that can be predicted", "see docs/how-to-validate.md")
@@ -62,8 +70,8 @@ def memory(
         print(f"{name}: median error {np.median(np.abs(np.expm1(-found))):.1%} of runs, {macro:.1%} of mean source")
         for source, (count, error, ratio) in medians.items():
             print(f"  {count:5d} runs  error {error:6.1%}  measured/predicted {ratio:.2f}  {source}")
-    if failed is not None:
-        quality = fit_quality(ran, cases_of(read_runs(failed)), facts)
+    if broken is not None:
+        quality = fit_quality(ran, cases_of(broken), facts)
         print(f"fit: ROC area {quality.roc_area:.3f}; below 10 % of {quality.ran:,} that ran", end=" ")
         print(f"{quality.ran_below_tenth:.1%}; above 90 % of {quality.failed:,} that failed", end=" ")
         print(f"{quality.failed_above_nine_tenths:.1%}")

@@ -10,6 +10,7 @@ import typer
 
 HELP = """Fit the speed of operators and collectives to measurements of them.
 
+\b
     python -m shardwright.calibrate operators DIR                        what ships, from the files of DIR
     python -m shardwright.calibrate operators DIR -o OUT                 the same, into a folder
     python -m shardwright.calibrate operators DIR --evaluate             errors on GPUs and rows left out; fits nothing

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import cast, get_args
 
 import numpy as np
 
@@ -106,9 +106,9 @@ def usual_value(parameter: Parameter) -> float:
 
 
 def usual(cases: Sequence[Case]) -> Calibration:
-    """Return a calibration in which everything is usual."""
+    """Return a calibration in which everything is usual, also for frameworks without a case."""
     return Calibration(
-        frameworks={case.job.framework: USUAL for case in cases},
+        frameworks=dict.fromkeys(get_args(Framework), USUAL),
         architectures={case.pool.gpu.architecture: Clocks() for case in cases},
     )
 
@@ -165,12 +165,13 @@ def solved(cases: Sequence[Case], linear: Linear, kept: Ints) -> Calibration:
     weights = source_weights(cases)[kept]
     spread = np.array([parameter.spread for parameter in linear.parameters])
     offset = np.array([np.log(usual_value(p) / value(linear.centre, p)) for p in linear.parameters])
-    move = _robust(linear.errors[kept], linear.slopes[kept], weights, offset, spread)
+    move = robust_move(linear.errors[kept], linear.slopes[kept], weights, offset, spread)
     return multiplied(linear.centre, dict(zip(linear.parameters, np.exp(move).tolist(), strict=True)))
 
 
-def _robust(errors: Floats, slopes: Floats, weights: Floats, offset: Floats, spread: Floats) -> Floats:
-    """Return the move of the log parameters, by reweighted least squares with the prior N(offset, spread)."""
+def robust_move(errors: Floats, slopes: Floats, weights: Floats, offset: Floats, spread: Floats) -> Floats:
+    """Return the move of the log parameters [P] that makes `errors` [N] + `slopes` [N, P] move small, by least squares
+    reweighted for Student's t, with the prior N(offset, spread). No parameter moves by more than a factor e."""
     move = np.zeros_like(offset)
     for _ in range(30):
         left = errors + slopes @ move

@@ -11,6 +11,7 @@ import typer
 HELP = """Fit the overheads of frameworks, the clocks of architectures, the table of evidence and the width of intervals
 to published training runs, and predict every run with a calibration that has not seen it.
 
+\b
     python -m shardwright.calibrate overheads                      what ships, from the runs that ship
     python -m shardwright.calibrate overheads RUNS.csv -o DIR      from runs of your own, columns as in
                                                                    docs/how-to-validate.md

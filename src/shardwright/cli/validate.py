@@ -29,7 +29,7 @@ Examples:
 
 def validate(
     runs: Annotated[
-        Path | None, typer.Argument(metavar="[RUNS.csv]", help="Runs, one a row; the published ones if not given.")
+        Path | None, typer.Argument(metavar="RUNS.csv", help="Runs, one a row; the published ones if not given.")
     ] = None,
     failed: Annotated[
         Path | None,

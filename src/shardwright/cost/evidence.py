@@ -1,7 +1,7 @@
 """The published runs that a prediction rests on: how near the nearest are, and which they are.
 
 `data/evidence.npz` has one row for each published run that the cost model predicts, made by
-`python -m shardwright.calibrate evidence`. Two settings are near if software, GPU and arithmetic are the same and the
+`python -m shardwright.calibrate overheads`. Two settings are near if software, GPU and arithmetic are the same and the
 sizes alike; the distance is 1 for a run with four times the GPUs, or twice the hidden size.
 """
 

@@ -5,7 +5,7 @@ they grow with the distance d of a setting from the nearest published run (`cost
 
     [T exp(-low (1 + growth d)), T exp(high (1 + growth d))]
 
-`data/interval.csv` has low and high, and the common growth; `python -m shardwright.calibrate evidence` makes it.
+`data/interval.csv` has low and high, and the common growth; `python -m shardwright.calibrate overheads` makes it.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def case_of(run: Run) -> Case:
         )
     if MULTIMODAL.search(run.model):
         raise SkippedRunError("a multimodal model is not modelled")
-    framework = framework_of(run)
+    framework = framework_of(run, guesses)
     habits = habits_of(framework)
     try:
         model = model_of(run, guesses)
@@ -112,7 +112,10 @@ def _pool(gpu: str, nodes: int, gpus: int, gbps: float | None, machine: str | No
         entry["machine"] = machine
     if gbps is not None:
         entry["inter_node_gbps"] = gbps
-    return build_cluster({"nodes": [entry]}, "run").pools[0]
+    try:
+        return build_cluster({"nodes": [entry]}, "run").pools[0]
+    except SpecError as error:
+        raise SkippedRunError(str(replace(error.problems[0], path=""))) from None
 
 
 def _row_of(run: Run, model: Model, pool: NodePool, job: Job, habits: Habits, guesses: list[str]) -> Row:
@@ -132,7 +135,7 @@ def _row_of(run: Run, model: Model, pool: NodePool, job: Job, habits: Habits, gu
         vpp = 1
     if pp > len(model.layers):
         raise SkippedRunError("more stages than layers")
-    ep, etp = expert_degrees(run, model, tp, cp, dp)
+    ep = expert_degree(run, model, tp, cp, dp)
     sharding = _sharding(run, habits, guesses) if dp * cp > 1 and job.optimizer != "none" else 0
     if sharding >= 2 and pp > 1 and habits.framework == "megatron":
         sharding = 1
@@ -148,13 +151,15 @@ def _row_of(run: Run, model: Model, pool: NodePool, job: Job, habits: Habits, gu
         and not still
         and (re.search("async ?tp", notes) is not None or (habits.overlap_tp and sequence_parallel))
     )
+    if run.recompute and run.recompute.casefold() not in RECOMPUTE:
+        raise SkippedRunError(f"recompute {run.recompute} is none of {', '.join(RECOMPUTE)}")
     recompute = RECOMPUTE.get(run.recompute.casefold(), NONE)
     block = re.search(r"recompute block num_layers=([0-9]+)", notes)
     if recompute == UNIFORM and block:
         recompute = BLOCK
     first, last = first_and_last(len(model.layers), pp * vpp, head_layers(model) if habits.balanced else 0.0)
     return {
-        "tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "etp": etp, "vpp": vpp, "micro_batch": micro,
+        "tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "etp": 1, "vpp": vpp, "micro_batch": micro,
         "rank_order": 0, "sequence_parallel": sequence_parallel, "flash": flash, "overlap_tp": overlap_tp,
         "overlap_pp": vpp > 1 and not still, "first_layers": first, "last_layers": last, "recompute": recompute,
         "recompute_layers": int(block[1]) if block else int(recompute == UNIFORM), "sharding": sharding,
@@ -164,15 +169,15 @@ def _row_of(run: Run, model: Model, pool: NodePool, job: Job, habits: Habits, gu
     }  # fmt: skip
 
 
-def expert_degrees(run: Run, model: Model, tp: int, cp: int, dp: int) -> tuple[int, int]:
-    """Return expert and expert-tensor parallel degrees: experts are whole where the ranks allow it."""
+def expert_degree(run: Run, model: Model, tp: int, cp: int, dp: int) -> int:
+    """Return the expert parallel degree; experts are whole, not split by tensor parallelism."""
     experts = max((kind.moe.experts for kind in model.kinds if kind.moe), default=0)
     if not experts:
-        return 1, 1
+        return 1
     ep = whole(run, "ep", 1)
     if experts % ep or (tp * cp * dp) % ep:
         raise SkippedRunError(f"ep {ep} does not divide the experts or the ranks")
-    return ep, 1
+    return ep
 
 
 def head_layers(model: Model) -> float:

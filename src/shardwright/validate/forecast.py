@@ -28,9 +28,8 @@ from shardwright.validate.software import habits_of
 LEVELS = 4  # of recomputation, as in `cost.strategy`
 OPEN_LEVELS = (NONE, SELECTIVE, UNIFORM)  # where it is not published
 WHOLE_LAYERS = ("fsdp", "deepspeed", "eager")  # whose users recompute whole layers or nothing
-SLACK = (
-    1.6  # a run that ran did fit: who avoids recomputation has some only where memory is predicted to be far too small
-)
+# A run that ran did fit: who avoids recomputation has some only where memory is predicted to be far too small.
+SLACK = 1.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

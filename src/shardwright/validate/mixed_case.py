@@ -23,7 +23,7 @@ PSEUDO_LAYERS_BEFORE = 3  # of DeepSpeed's GPT-2 pipeline before the first layer
 
 def mixed_plan(run: Run, guesses: list[str]) -> Plan:
     """Return the plan of a run. Raises SkippedRunError for a run that lacks something."""
-    framework = framework_of(run)
+    framework = framework_of(run, guesses)
     habits = habits_of(framework)
     try:
         model, job, cluster = model_of(run, guesses), job_of(run, framework, guesses), _cluster(run)

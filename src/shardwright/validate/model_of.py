@@ -12,6 +12,7 @@ from shardwright.spec.presets import find_preset, preset_model, preset_names
 from shardwright.validate.runs import Run
 
 VOCAB = 51200  # of GPT-2's tokenizer, padded; the usual one of runs that do not print theirs
+NAMELESS = "without a name"
 LARGEST = 1_000_000  # of a dimension that is believed
 UNGATED = ("gpt", "mpt", "opt", "bert", "nemotron", "bloom", "falcon", "t5")
 
@@ -22,9 +23,7 @@ def model_of(run: Run, guesses: list[str]) -> Model:
     preset = _preset(run)
     if preset is not None:
         return preset
-    if run.n_experts and run.n_experts > 1:
-        return _dense_or_moe(run, guesses, experts=int(run.n_experts))
-    return _dense_or_moe(run, guesses, experts=0)
+    return _dense_or_moe(run, guesses, experts=int(run.n_experts) if run.n_experts and run.n_experts > 1 else 0)
 
 
 def _preset(run: Run) -> Model | None:
@@ -91,7 +90,8 @@ def _dense_or_moe(run: Run, guesses: list[str], *, experts: int) -> Model:
     sizes = {name: int(getattr(run, name) or 0) for name in ("layers", "hidden", "heads")}
     missing = [name for name, size in sizes.items() if not 0 < size < LARGEST]
     if missing:
-        raise bad(f"model {run.model}", f"is no preset, and {', '.join(missing)} not published", "give the dimensions")
+        lacking = f"is no preset, and {', '.join(missing)} not published"
+        raise bad(f"model {run.model or NAMELESS}", lacking, "give the dimensions")
     layers, hidden, heads = sizes.values()
     if hidden < heads:
         raise bad(f"model {run.model}", f"hidden size {hidden} is less than the heads, {heads}", "give the dimensions")

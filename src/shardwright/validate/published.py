@@ -18,7 +18,7 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
-from shardwright.errors import bad
+from shardwright.errors import SpecError, bad
 from shardwright.files import write_atomically
 from shardwright.validate.runs import COLUMNS, Run, parse_runs, read_runs
 
@@ -116,4 +116,8 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except SpecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -105,7 +105,7 @@ def _run(row: Mapping[str, str | None], place: str, have: set[str]) -> Run:
     for name in COLUMNS:
         cell = (row.get(name) or "").strip() if name in have else ""
         if name in TEXT:
-            values[name] = cell
+            values[name] = cell.casefold() if name == "precision" else cell
         elif cell.casefold() not in BLANK:
             values[name] = _number(cell, f"{place}, {name}")
     if not values["row_id"]:

@@ -111,15 +111,15 @@ NAMES: tuple[tuple[str, Framework], ...] = (
     (r"torchtitan", "torchtitan"),
     (r"nanotron", "nanotron"),
     (r"maxtext|paxml|pax\b|jax|alpa", "jax"),
-    (r"megatron-deepspeed|deepspeed-3d|deepspeed\+megatron", "megatron-2021"),
+    (r"megatron-2021|megatron-deepspeed|deepspeed-3d|deepspeed\+megatron", "megatron-2021"),
     (r"hf-deepspeed|deepspeed|zero", "deepspeed"),
-    (r"hugging ?face|accelerate|ddp", "eager"),
+    (r"hugging ?face|accelerate|ddp|^eager$", "eager"),
     (r"fsdp|foundry|composer|automodel|colossal|lightning|axolotl", "fsdp"),
     (r"megatron|nemo|mcore|bridge|transformer.?engine", "megatron"),
 )
 
 
-def framework_of(run: Run) -> Framework:
+def framework_of(run: Run, guesses: list[str]) -> Framework:
     """Return the framework of a run. Megatron in fp16 is from before bf16 and FlashAttention, torchtitan without
     compilation is plain FSDP, and so is taken what is unknown."""
     name = run.framework.casefold()
@@ -129,7 +129,9 @@ def framework_of(run: Run) -> Framework:
                 return "megatron-2021"
             uncompiled = framework == "torchtitan" and re.search(r"\beager\b", run.notes)
             return "fsdp" if uncompiled else framework
-    return "fsdp" if name else "megatron"
+    taken: Framework = "fsdp" if name else "megatron"
+    guesses.append(f"framework: {taken}")
+    return taken
 
 
 def habits_of(framework: Framework) -> Habits:
