@@ -9,7 +9,7 @@ import numpy as np
 
 from shardwright.calibrate.crossvalidate import LearningPoint
 from shardwright.calibrate.training import Trained
-from shardwright.cost.interval import widened
+from shardwright.cost.strategy import Floats
 from shardwright.report.validation import NONE, number, percent
 from shardwright.validate.case import Case
 from shardwright.validate.outcome import RECOMPUTE_WORDS, Outcome, Predicted
@@ -21,9 +21,8 @@ LARGEST = 0.4
 INTRODUCTION = """Each calibration here is fitted without the runs that it predicts. *In domain*: ten folds, near
 duplicates (same source, model, GPU, strategy and micro-batch) in the same one. *Source left out*: all runs of a
 publication. *GPU type left out*, *512 GPUs and more left out*: as they say. Operators and collectives are measured
-alone and never see a training run. "Averaged" gives every source the same weight. The widths of the intervals are the
-exception: they are quantiles of these errors, chosen so that eight runs in ten are inside over all sources; "inside"
-says how evenly they are spread, not how an unseen source would fare."""
+alone and never see a training run. "Averaged" gives every source the same weight. The widths of the intervals
+are made without the runs as well; only how they grow with distance is common to all."""
 CURVE = """The learning curve: sources drawn at random (five draws each), error on the sources that were not drawn, in
 the linear picture of the fit."""
 
@@ -60,18 +59,16 @@ def cross_page(cases: Sequence[Case], found: Trained, curve: Sequence[LearningPo
 
 def held_out_outcomes(cases: Sequence[Case], found: Trained, place: int) -> list[Outcome]:
     """Return the outcomes of the cases that the protocol at `place` leaves out."""
-    held_out, far = found.held_out[place], found.distances[place]
+    held_out, widths = found.held_out[place], found.widths[place]
     return [
-        Outcome(
-            run=replace(case.run, measured_mem_gb=None), case=case, predicted=_predicted(case, found, seconds, distance)
-        )
-        for case, seconds, distance in zip(cases, held_out.seconds, far, strict=True)
+        Outcome(run=replace(case.run, measured_mem_gb=None), case=case, predicted=_predicted(case, seconds, width))
+        for case, seconds, width in zip(cases, held_out.seconds, widths, strict=True)
         if not np.isnan(seconds)
     ]
 
 
-def _predicted(case: Case, found: Trained, seconds: float, distance: float) -> Predicted:
-    low, high = np.exp(widened(found.spreads[case.job.framework], float(distance)))
+def _predicted(case: Case, seconds: float, width: Floats) -> Predicted:
+    low, high = np.exp(width)
     level = 0 if case.plan is not None else int(case.row["recompute"])
     return Predicted(
         seconds=float(seconds),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import numpy as np
 
 from shardwright.calibrate.crossvalidate import HeldOut, groups
 from shardwright.cost.evidence import DOUBLINGS, FLAGS, NAMES, Published, Setting, distances
-from shardwright.cost.interval import FARTHEST, Spread
+from shardwright.cost.interval import FARTHEST, Spread, widened
 from shardwright.cost.strategy import Bools, Floats
 from shardwright.spec.job import Framework
 from shardwright.validate.case import Case
@@ -88,6 +88,31 @@ def spreads(
             best = gap, made
     assert best is not None
     return best[1]
+
+
+def held_out_widths(
+    cases: Sequence[Case],
+    in_domain: HeldOut,
+    seen: Floats,
+    far: Floats,
+    weights: Floats,
+    made: Mapping[str, Spread],
+    protocol: str,
+) -> Floats:
+    """Return the log errors at the ends of each case's interval, [N, 2], from the errors of runs that a protocol does
+    not leave out with it. `seen` are in-domain distances, `far` those under the protocol."""
+    error = np.log(np.array([case.run.seconds for case in cases], dtype=float) / in_domain.seconds)
+    frameworks = np.array([case.job.framework for case in cases])
+    growth = next(iter(made.values())).growth
+    found = np.full((len(cases), 2), np.nan)
+    for left_out in groups(cases, protocol):
+        kept = np.setdiff1d(np.arange(len(cases)), left_out)
+        if not len(kept):
+            continue
+        own = _quantiles(error[kept], seen[kept], frameworks[kept], weights[kept], growth)
+        for index in left_out:
+            found[index] = widened(own[frameworks[index]], float(far[index]))
+    return found
 
 
 def _quantiles(

@@ -42,8 +42,8 @@ SPREAD = {
     "attention": 0.20,
     "memory": 0.30,
     "exchange": 0.5,
-    "intra": 0.25,
-    "inter": 0.35,
+    "intra": 0.15,
+    "inter": 0.2,
     "latency": 1.0,
     "optimizer": 0.3,
     "layer_seconds": 0.5,
@@ -58,7 +58,8 @@ NOISE = 0.05  # log error of a good run that the model should explain
 FREEDOM = 3.0  # of Student's t
 SOURCE_WEIGHT = 30.0  # runs of one source count as at most about so many
 STEP = 0.05
-ITERATIONS = 5
+ITERATIONS = 8
+STEPS = (1.0, 0.5, 0.25)  # of the way to the solution of the linear picture, which need not be better
 START_RANK_SECONDS = 3e-4  # where host time still shows beside the device's
 
 
@@ -192,5 +193,28 @@ def fitted(cases: Sequence[Case], efficiency: Efficiency, *, start: Calibration 
         centre = replace(centre, frameworks=slow)
     everyone = np.arange(len(cases))
     for _ in range(ITERATIONS):
-        centre = solved(cases, linearised(cases, efficiency, centre), everyone)
+        linear = linearised(cases, efficiency, centre)
+        target = solved(cases, linear, everyone)
+        loss = objective(cases, linear.errors, linear.parameters, centre)
+        for share in STEPS:
+            tried = between(linear.parameters, centre, target, share)
+            if objective(cases, log_errors(cases, efficiency, tried), linear.parameters, tried) < loss:
+                centre = tried
+                break
+        else:
+            return centre
     return centre
+
+
+def between(parameters: Sequence[Parameter], start: Calibration, end: Calibration, share: float) -> Calibration:
+    """Return the calibration on the way from one to another, in logarithms."""
+    return multiplied(start, {one: (value(end, one) / value(start, one)) ** share for one in parameters})
+
+
+def objective(
+    cases: Sequence[Case], errors: Floats, parameters: Sequence[Parameter], calibration: Calibration
+) -> float:
+    """Return what the fit makes small: Student's t of the errors, and the prior."""
+    robust = (FREEDOM + 1.0) / 2.0 * np.log1p((errors / NOISE) ** 2 / FREEDOM)
+    moved = [np.log(value(calibration, one) / usual_value(one)) / one.spread for one in parameters]
+    return float(source_weights(cases) @ robust + 0.5 * np.square(moved).sum())

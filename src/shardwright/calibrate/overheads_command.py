@@ -42,6 +42,8 @@ def overheads(
     from shardwright.validate.published import published_runs
     from shardwright.validate.runs import read_runs
 
+    if runs is not None and out is None:
+        raise bad("--out", "is missing: runs of your own do not replace what ships", "name a folder, e.g. -o mine")
     cases = timed_cases(published_runs() if runs is None else read_runs(runs))
     if not cases:
         raise bad(str(runs), "has no run of quality A or B with a measured time", "see docs/how-to-validate.md")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from shardwright.calibrate.crossvalidate import HeldOut, cross_validated
-from shardwright.calibrate.evidence import evidence_table, held_out_distances, packed, spreads
+from shardwright.calibrate.evidence import evidence_table, held_out_distances, held_out_widths, packed, spreads
 from shardwright.calibrate.overheads import fitted
 from shardwright.cost.efficiency import Efficiency, computes
 from shardwright.cost.evidence import Published
@@ -26,13 +26,15 @@ QUALITIES = "AB"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """A calibration, the table of evidence and the spreads of intervals, with the held-out predictions behind them and
-    the distance of every case from what its prediction had seen, by protocol, [N]."""
+    the distance of every case from what its prediction had seen, by protocol, [N], and the log errors at the ends of
+    its interval, made without it, [N, 2]."""
 
     calibration: Calibration
     evidence: Published
     spreads: Mapping[str, Spread]
     held_out: tuple[HeldOut, ...]
     distances: tuple[Floats, ...]
+    widths: tuple[Floats, ...]
 
 
 def timed_cases(runs: Sequence[Run]) -> list[Case]:
@@ -57,12 +59,18 @@ def trained(cases: Sequence[Case], efficiency: Efficiency) -> Trained:
     held_out = cross_validated(cases, efficiency, calibration)
     evidence = evidence_table(cases, held_out[0])
     far = [held_out_distances(cases, evidence, one.protocol) for one in held_out]
+    weights = equal_sources(cases)
+    made = spreads(cases, held_out, far, weights)
     return Trained(
         calibration=calibration,
         evidence=evidence,
-        spreads=spreads(cases, held_out, far, equal_sources(cases)),
+        spreads=made,
         held_out=tuple(held_out),
         distances=tuple(far),
+        widths=tuple(
+            held_out_widths(cases, held_out[0], far[0], distance, weights, made, one.protocol)
+            for one, distance in zip(held_out, far, strict=True)
+        ),
     )
 
 

@@ -37,13 +37,15 @@ class Context:
 
     @cached_property
     def links(self) -> Fabric:
-        """The links as the framework's collectives find them."""
-        links = self.efficiency.fabric(self.pool)
+        """The links as the framework's collectives find them, never faster than measured or on the data sheet."""
+        links, pool, software = self.efficiency.fabric(self.pool), self.pool, self.software
+        intra = max(links.intra_bytes_per_second, pool.intra_bytes_per_second)
+        inter = max(links.inter_bytes_per_second, pool.inter_bytes_per_second)
         return replace(
             links,
-            intra_bytes_per_second=links.intra_bytes_per_second * self.software.intra,
-            inter_bytes_per_second=links.inter_bytes_per_second * self.software.inter,
-            inter_latency_seconds=links.inter_latency_seconds * self.software.latency,
+            intra_bytes_per_second=min(links.intra_bytes_per_second * software.intra, intra),
+            inter_bytes_per_second=min(links.inter_bytes_per_second * software.inter, inter),
+            inter_latency_seconds=links.inter_latency_seconds * software.latency,
         )
 
     @cached_property

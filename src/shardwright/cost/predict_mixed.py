@@ -15,7 +15,6 @@ from shardwright.cost.mixed import (
     Known,
     Lane,
     Mixed,
-    ReplicaTime,
     lanes_of,
     mixed_iteration,
     pipeline_seconds,
@@ -25,7 +24,7 @@ from shardwright.cost.mixed import (
 from shardwright.cost.money import dollars_per_hour
 from shardwright.cost.predict import binding_words
 from shardwright.cost.stages import positions
-from shardwright.cost.step import StageTimes, per_rank, ranged, stage_times
+from shardwright.cost.step import StageTimes, norm_seconds, per_rank, ranged, stage_times
 from shardwright.cost.strategy import Floats
 from shardwright.cost.uncertainty import fit_probability
 from shardwright.plan.plan import Plan, Prediction, Replica, StageMemory, TimeBreakdown
@@ -35,24 +34,22 @@ from shardwright.units import SECONDS_PER_HOUR
 def predict_mixed(
     plan: Plan, efficiency: Efficiency, *, lower_bound_seconds: float | None = None, known: Known | None = None
 ) -> Prediction:
-    """Return the prediction for a legal plan of any shape. Without a bound from a search, it is the model's FLOPs at the
-    peak of all GPUs of the cluster. Raises SpecError where a GPU cannot compute in the job's precision."""
+    """Return the prediction for a legal plan of any shape. Without a bound from a search, it is the model's FLOPs at
+    the peak of all GPUs of the cluster. Raises SpecError where a GPU cannot compute in the job's precision."""
     known = {} if known is None else known
     found = mixed_iteration(plan, efficiency, known=known)
     slowest = int(np.argmax([replica.pipeline_seconds for replica in found.replicas]))
     lanes = [lanes_of(plan, replica, efficiency, known=known) for replica in plan.replicas]
     stages = found.replicas[slowest].stages
     rank = int((stages.forward + stages.backward).sum(axis=1)[0].argmax())
-    time = _breakdown(plan, found, slowest, lanes[slowest], rank)
+    time = _breakdown(plan, found, slowest, lanes, rank)
     memory = tuple(_memory(plan, replica, own) for replica, own in zip(plan.replicas, lanes, strict=True))
     seconds, job, used = time.total_seconds, plan.job, used_gpus(plan)
     peaks = {pool.gpu.name: pool.gpu.peak(job.precision) or 0.0 for pool in plan.cluster.pools}
     flops = iteration_flops(plan.model, job.global_batch, job.seq_len)
     per_hour = _dollars_per_hour(plan, used)
     hours = None if job.iterations is None else job.iterations * seconds / SECONDS_PER_HOUR
-    settings = [
-        setting_of(plan.model, pool.gpu, plan.gpus, job) for pool in plan.cluster.pools if used[pool.gpu.name]
-    ]
+    settings = [setting_of(plan.model, pool.gpu, plan.gpus, job) for pool in plan.cluster.pools if used[pool.gpu.name]]
     intervals = [interval_seconds(seconds, setting) for setting in settings]
     fit = min(fit_probability(each.total_bytes, each.capacity_bytes, job) for row in memory for each in row)
     ideal = flops / sum(peaks[pool.gpu.name] * pool.gpus for pool in plan.cluster.pools)
@@ -122,9 +119,10 @@ def _memory(plan: Plan, replica: Replica, lanes: list[Lane]) -> tuple[StageMemor
     return tuple(found)
 
 
-def _breakdown(plan: Plan, found: Mixed, slowest: int, lanes: list[Lane], rank: int) -> TimeBreakdown:
+def _breakdown(plan: Plan, found: Mixed, slowest: int, lanes: list[list[Lane]], rank: int) -> TimeBreakdown:
     """Return where the time goes, seen from the stage that works most of the replica that takes longest."""
-    replica, timed, lane = plan.replicas[slowest], found.replicas[slowest], lanes[rank]
+    everyone = [lane for row in lanes for lane in row]
+    replica, timed, lane = plan.replicas[slowest], found.replicas[slowest], lanes[slowest][rank]
     starts = stage_starts(replica, plan.schedule.virtual_stages)
     where = positions(starts, lane.context.layer_count)
     count, table = float(replica.micro_batches), lane.shards.table
@@ -133,7 +131,7 @@ def _breakdown(plan: Plan, found: Mixed, slowest: int, lanes: list[Lane], rank: 
         each = ranged(running, lane.shards.row, where[:, :-1], where[:, 1:])
         return count * float(per_rank(each, lane.row)[0, :, rank].sum())
 
-    raw = _undisturbed(lanes, starts)
+    raw = _undisturbed(lanes[slowest], starts)
     busy = count * float((raw.forward + raw.backward)[0, :, rank].sum())
     free = pipeline_seconds(plan, replica, raw, np.zeros_like(timed.transfers))
     named = _named(table, of, count * float(raw.recompute[0, :, rank].sum()))
@@ -141,14 +139,15 @@ def _breakdown(plan: Plan, found: Mixed, slowest: int, lanes: list[Lane], rank: 
     launching = count * 2.0 * software.pass_seconds * plan.schedule.virtual_stages
     hidden = max(busy - launching - sum(named.values()), 0.0)
     update = max(float(each.optimizer.max()) for each in found.replicas)
-    after = found.seconds - timed.pipeline_seconds - update
+    norm = max(float(norm_seconds(each.context, each.row)[0]) for each in everyone)
+    after = found.seconds - timed.pipeline_seconds - update - norm
     return TimeBreakdown(
         **named,
         framework_seconds=launching + software.step_seconds,
         pipeline_seconds=timed.pipeline_seconds - free,
         bubble_seconds=free - busy,
-        data_parallel_seconds=hidden + after - software.step_seconds,
-        optimizer_seconds=update,
+        data_parallel_seconds=hidden + after,
+        optimizer_seconds=update + norm - software.step_seconds,
     )
 
 
