@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import get_args
 
 import numpy as np
 
 from shardwright.calibrate.crossvalidate import HeldOut, groups
 from shardwright.cost.evidence import DOUBLINGS, FLAGS, NAMES, Published, Setting, distances
-from shardwright.cost.interval import FARTHEST, Spread, widened
-from shardwright.cost.strategy import Bools, Floats
+from shardwright.cost.interval import FARTHEST, Spread
+from shardwright.cost.strategy import Floats
 from shardwright.spec.job import Framework
 from shardwright.validate.case import Case
 from shardwright.validate.forecast import setting_of_case
 
 LEAST = 0.02  # of a log error at distance 0
 PSEUDO_RUNS = 12.0  # of all frameworks together, that each framework's quantiles lean on
-GROWTHS = np.linspace(0.0, 3.0, 61)
+GROWTHS = np.linspace(0.0, 2.0, 41)
 TAIL = 0.1
 STAMP = (2020, 1, 1, 0, 0, 0)
 
@@ -71,23 +71,23 @@ def held_out_distances(cases: Sequence[Case], runs: Published, protocol: str) ->
 def spreads(
     cases: Sequence[Case], held_out: Sequence[HeldOut], far: Sequence[Floats], weights: Floats
 ) -> dict[str, Spread]:
-    """Return the interval of every framework: quantiles of the in-domain errors, and the growth with distance that
-    makes the intervals of all protocols together hold eight runs in ten (each source counting alike)."""
+    """Return the interval of every framework: quantiles of the in-domain errors, and that growth with distance with
+    which intervals made without the runs hold eight in ten where sources or GPU types are left out (each source
+    counting alike)."""
     measured = np.array([case.run.seconds for case in cases], dtype=float)
     errors = [np.log(measured / one.seconds) for one in held_out]
     frameworks = np.array([case.job.framework for case in cases])
-    best: tuple[float, dict[str, Spread]] | None = None
+    best, chosen = np.inf, 0.0
     for growth in GROWTHS:
-        made = _quantiles(errors[0], far[0], frameworks, weights, float(growth))
         gap = 0.0
-        for error, distance in zip(errors[1:3], far[1:3], strict=True):
-            inside = _inside(error, distance, frameworks, made)
+        for error, distance, one in zip(errors[1:3], far[1:3], held_out[1:3], strict=True):
+            ends = held_out_widths(cases, held_out[0], far[0], distance, weights, float(growth), one.protocol)
+            inside = (error >= ends[:, 0]) & (error <= ends[:, 1])
             known = ~np.isnan(error)
             gap += abs(float((weights * inside)[known].sum() / weights[known].sum()) - (1.0 - 2.0 * TAIL))
-        if best is None or gap < best[0]:
-            best = gap, made
-    assert best is not None
-    return best[1]
+        if gap < best:
+            best, chosen = gap, float(growth)
+    return _quantiles(errors[0], far[0], frameworks, weights, chosen)
 
 
 def held_out_widths(
@@ -96,22 +96,22 @@ def held_out_widths(
     seen: Floats,
     far: Floats,
     weights: Floats,
-    made: Mapping[str, Spread],
+    growth: float,
     protocol: str,
 ) -> Floats:
     """Return the log errors at the ends of each case's interval, [N, 2], from the errors of runs that a protocol does
     not leave out with it. `seen` are in-domain distances, `far` those under the protocol."""
     error = np.log(np.array([case.run.seconds for case in cases], dtype=float) / in_domain.seconds)
     frameworks = np.array([case.job.framework for case in cases])
-    growth = next(iter(made.values())).growth
     found = np.full((len(cases), 2), np.nan)
     for left_out in groups(cases, protocol):
         kept = np.setdiff1d(np.arange(len(cases)), left_out)
         if not len(kept):
             continue
         own = _quantiles(error[kept], seen[kept], frameworks[kept], weights[kept], growth)
-        for index in left_out:
-            found[index] = widened(own[frameworks[index]], float(far[index]))
+        wider = 1.0 + growth * np.minimum(far[left_out], FARTHEST)
+        found[left_out, 0] = -wider * np.array([own[name].low for name in frameworks[left_out]])
+        found[left_out, 1] = wider * np.array([own[name].high for name in frameworks[left_out]])
     return found
 
 
@@ -129,14 +129,6 @@ def _quantiles(
         low, high = (share * one + (1.0 - share) * all_ for one, all_ in zip(own, pooled, strict=True))
         made[framework] = Spread(low=max(-low, LEAST), high=max(high, LEAST), growth=growth)
     return made
-
-
-def _inside(error: Floats, distance: Floats, frameworks: np.ndarray, made: dict[str, Spread]) -> Bools:
-    low = np.array([made[name].low for name in frameworks])
-    high = np.array([made[name].high for name in frameworks])
-    growth = np.array([made[name].growth for name in frameworks])
-    wider = 1.0 + growth * distance
-    return np.asarray((error >= -low * wider) & (error <= high * wider))
 
 
 def weighted_quantiles(values: Floats, weights: Floats) -> tuple[float, float]:

@@ -61,6 +61,7 @@ def trained(cases: Sequence[Case], efficiency: Efficiency) -> Trained:
     far = [held_out_distances(cases, evidence, one.protocol) for one in held_out]
     weights = equal_sources(cases)
     made = spreads(cases, held_out, far, weights)
+    growth = next(iter(made.values())).growth
     return Trained(
         calibration=calibration,
         evidence=evidence,
@@ -68,7 +69,7 @@ def trained(cases: Sequence[Case], efficiency: Efficiency) -> Trained:
         held_out=tuple(held_out),
         distances=tuple(far),
         widths=tuple(
-            held_out_widths(cases, held_out[0], far[0], distance, weights, made, one.protocol)
+            held_out_widths(cases, held_out[0], far[0], distance, weights, growth, one.protocol)
             for one, distance in zip(held_out, far, strict=True)
         ),
     )

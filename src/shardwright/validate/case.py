@@ -149,7 +149,7 @@ def _row_of(run: Run, model: Model, pool: NodePool, job: Job, habits: Habits, gu
     overlap_tp = (
         tp > 1
         and not still
-        and (re.search("async ?tp", notes) is not None or (habits.overlap_tp and sequence_parallel))
+        and (re.search("async ?tp", notes) is not None or (sequence_parallel and overlaps_tp(run, habits)))
     )
     if run.recompute and run.recompute.casefold() not in RECOMPUTE:
         raise SkippedRunError(f"recompute {run.recompute} is none of {', '.join(RECOMPUTE)}")
@@ -167,6 +167,12 @@ def _row_of(run: Run, model: Model, pool: NodePool, job: Job, habits: Habits, gu
         "overlap_grad": dp * cp > 1 and not still and habits.overlap_grad,
         "overlap_param": sharding > 0 and not still and (habits.overlap_param or sharding == 3),
     }  # fmt: skip
+
+
+def overlaps_tp(run: Run, habits: Habits) -> bool:
+    """Return whether tensor-parallel communication runs beside GEMMs by default: the recipes of NeMo and
+    Megatron-Bridge turn it on (tp_comm_overlap), Megatron-LM itself does not."""
+    return habits.overlap_tp or re.search("nemo|bridge", run.framework.casefold()) is not None
 
 
 def expert_degree(run: Run, model: Model, tp: int, cp: int, dp: int) -> int:
