@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+EXTRAS := $(VENV)/.extras
 BENCHMARKS := $(wildcard benchmarks/*.py)
 
 .PHONY: demo test lint types format bench megatron clean
@@ -10,15 +11,15 @@ BENCHMARKS := $(wildcard benchmarks/*.py)
 demo: $(INSTALLED)
 	$(BIN)/shardwright plan --model llama-2-70b --cluster examples/a800-256.yaml --global-batch 512 --seq-len 4096 --top 3
 
-test: $(INSTALLED)
+test: $(EXTRAS)
 	$(BIN)/pytest -n 2
 
-lint: $(INSTALLED)
+lint: $(EXTRAS)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
 
-types: $(INSTALLED)
+types: $(EXTRAS)
 	$(BIN)/mypy
 
 format: $(INSTALLED)
@@ -39,4 +40,9 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# PyTorch and XGBoost, which planning does not need but the tests of measuring, running and fitting do.
+$(EXTRAS): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,runtime,calibrate]'
 	@touch $@
