@@ -8,7 +8,7 @@ predictions that have not seen the run: near duplicates are held out together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -22,8 +22,8 @@ from shardwright.cost.strategy import Floats, Ints
 from shardwright.spec.job import Framework
 from shardwright.validate.case import Case, case_of, duplicates_left_out
 from shardwright.validate.facts import SkippedRunError
+from shardwright.validate.fits import Fits, fits_of
 from shardwright.validate.forecast import forecast
-from shardwright.validate.metrics import roc_area
 from shardwright.validate.outcome import measured_bytes
 from shardwright.validate.runs import Run
 
@@ -42,19 +42,6 @@ STEP, ITERATIONS = 0.1, 3
 PSEUDO_RUNS = 12.0  # of all frameworks together, that each framework's spread leans on
 UNSEEN = 1.5  # by what errors are larger where a framework was never compared with a run
 LEAST_SIGMA = 0.06
-SURELY_NOT, SURELY = 0.1, 0.9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitQuality:
-    """How the probability to fit does: ROC area; of runs that ran the share below a tenth; of failed ones the share
-    above nine tenths."""
-
-    ran: int
-    failed: int
-    roc_area: float
-    ran_below_tenth: float
-    failed_above_nine_tenths: float
 
 
 def cases_of(runs: Sequence[Run]) -> list[Case]:
@@ -179,19 +166,11 @@ def _tail(size: Floats, weights: Floats) -> float:
     return ninth / NormalDist().inv_cdf(0.9)
 
 
-def fit_quality(ran: Sequence[Case], failed: Sequence[Case], facts: Facts) -> FitQuality:
+def fit_quality(ran: Sequence[Case], failed: Sequence[Case], facts: Facts) -> Fits:
     """Return how the probability to fit tells runs that ran from those that failed."""
     with trial(facts):
-        good = forecast(ran, Analytic()).fit_probability
-        bad = forecast(failed, Analytic()).fit_probability
-    labels = np.concatenate([np.zeros(len(good), dtype=bool), np.ones(len(bad), dtype=bool)])
-    return FitQuality(
-        ran=len(good),
-        failed=len(bad),
-        roc_area=roc_area(-np.concatenate([good, bad]), labels),
-        ran_below_tenth=float(np.mean(good < SURELY_NOT)),
-        failed_above_nine_tenths=float(np.mean(bad > SURELY)),
-    )
+        chances = [forecast(cases, Analytic()).fit_probability for cases in (ran, failed)]
+    return fits_of(np.concatenate(chances), np.repeat([False, True], [len(ran), len(failed)]))
 
 
 def table(facts: Facts) -> bytes:

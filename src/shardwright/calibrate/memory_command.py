@@ -43,6 +43,7 @@ def memory(
     from shardwright.cost.memory_facts import shipped_facts
     from shardwright.errors import bad
     from shardwright.files import write_atomically
+    from shardwright.report.validation import fits_words
     from shardwright.validate.published import published_failed_runs, published_runs
     from shardwright.validate.runs import read_runs
 
@@ -72,9 +73,7 @@ def memory(
             print(f"  {count:5d} runs  error {error:6.1%}  measured/predicted {ratio:.2f}  {source}")
     if broken is not None:
         quality = fit_quality(ran, cases_of(broken), facts)
-        print(f"fit: ROC area {quality.roc_area:.3f}; below 10 % of {quality.ran:,} that ran", end=" ")
-        print(f"{quality.ran_below_tenth:.1%}; above 90 % of {quality.failed:,} that failed", end=" ")
-        print(f"{quality.failed_above_nine_tenths:.1%}")
+        print(fits_words(quality))
     if out is not None:
         write_atomically(out, table(facts))
         print(out)

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 
 from shardwright.report.layout import WIDTH, labelled, table, wrapped
 from shardwright.units import format_bytes, format_seconds
+from shardwright.validate.fits import Fits
 from shardwright.validate.groups import Group, Macro
 from shardwright.validate.outcome import Outcome
-from shardwright.validate.summary import Fits, Summary, Worst
+from shardwright.validate.summary import Summary, Worst
 from shardwright.validate.validation import Validation
 
 NONE = "–"
+RUN_HEADER = (
+    *("run", "model", "GPUs", "strategy", "predicted", "measured"),
+    *("error", "memory", "memory, measured", "fits"),
+)
 LONGEST_NAME = 60
 WORST_TITLE = "Largest errors"
 WORST_NOTE = (
@@ -83,25 +88,15 @@ def heading(validation: Validation) -> str:
 
 
 def runs_section(outcomes: Sequence[Outcome], shown: int) -> Section:
-    """Return predicted against measured, run by run."""
+    """Return predicted against measured, run by run, without columns that no run fills."""
     known = [outcome for outcome in outcomes if outcome.predicted is not None]
     rows = [_run_row(outcome) for outcome in known[:shown]]
+    told = [place for place in range(len(RUN_HEADER)) if any(row[place] != NONE for row in rows)]
     return Section(
         title="Runs",
         note=_cut(len(known), shown, "runs"),
-        header=(
-            "run",
-            "model",
-            "GPUs",
-            "strategy",
-            "predicted",
-            "measured",
-            "error",
-            "memory",
-            "memory, measured",
-            "fits",
-        ),
-        rows=rows,
+        header=tuple(RUN_HEADER[place] for place in told),
+        rows=[[row[place] for place in told] for row in rows],
         words=("run", "model", "GPUs", "strategy"),
         spare=("memory, measured", "memory", "strategy", "fits"),
     )

@@ -12,28 +12,15 @@ import numpy as np
 
 from shardwright.cost.strategy import Ints
 from shardwright.validate.case import Case
+from shardwright.validate.fits import Fits, fits_of
 from shardwright.validate.groups import NAMELESS, Group, Macro, Pairs, group_of, groups_of, macro_of
-from shardwright.validate.metrics import covered, roc_area, scale_of
+from shardwright.validate.metrics import covered, scale_of
 from shardwright.validate.outcome import Outcome, memory_kind
 from shardwright.validate.reasons import reasons, sweep_of, sweep_outliers
 from shardwright.validate.rivals import constant_mfu_seconds, roofline_seconds
 
 SCALES = (8, 64, 512)
-SURELY_NOT, SURELY = 0.1, 0.9
 WORST, WORST_OF_A_SOURCE = 30, 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fits:
-    """How well the probability to fit tells runs that ran from those that failed: the area under the ROC curve, the
-    share of those that ran although their probability is below 0.1, and of those that failed although theirs is above
-    0.9."""
-
-    ran: int
-    failed: int
-    roc_area: float | None
-    ran_below_tenth: float | None
-    failed_above_nine_tenths: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,19 +144,8 @@ def _memory(counted: Sequence[Outcome]) -> tuple[Group, ...]:
 def _fits(counted: Sequence[Outcome]) -> Fits:
     known = [outcome for outcome in counted if outcome.failed or outcome.ratio or outcome.measured_bytes]
     failed = np.array([outcome.failed for outcome in known], dtype=bool)
-    chance = np.array([outcome.predicted.fit_probability for outcome in known if outcome.predicted is not None])
-    ran = ~failed
-    return Fits(
-        ran=int(ran.sum()),
-        failed=int(failed.sum()),
-        roc_area=_finite(roc_area(-chance, failed)),
-        ran_below_tenth=float(np.mean(chance[ran] < SURELY_NOT)) if ran.any() else None,
-        failed_above_nine_tenths=float(np.mean(chance[failed] > SURELY)) if failed.any() else None,
-    )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    chance = [outcome.predicted.fit_probability for outcome in known if outcome.predicted is not None]
+    return fits_of(np.array(chance), failed)
 
 
 def _worst(timed: Sequence[Outcome]) -> tuple[Worst, ...]:
