@@ -42,7 +42,7 @@ $(INSTALLED): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-# PyTorch and XGBoost, which planning does not need but the tests of measuring, running and fitting do.
+# PyTorch, XGBoost and Transformers, which planning does not need but the tests of measuring, running and fitting do.
 $(EXTRAS): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,runtime,calibrate]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,runtime,calibrate,text,reference]'
 	@touch $@

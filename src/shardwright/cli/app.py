@@ -8,7 +8,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from shardwright import __version__
-from shardwright.cli import catalogue, check, evaluate, export, plan, profile, validate
+from shardwright.cli import catalogue, check, evaluate, export, plan, profile, train, validate
 from shardwright.cli.output import complain, write
 from shardwright.errors import Problem, SpecError
 
@@ -39,6 +39,8 @@ app.command("export", short_help="Write a plan as the configuration of a trainin
 app.command("check", short_help="List everything that is wrong with a plan.")(check.check)
 app.command("validate", short_help="Predict training runs and compare with what was measured.")(validate.validate)
 app.command("profile", short_help="Measure this machine, to plan with its own figures.")(profile.profile)
+app.command("train", short_help="Run a plan on torch.distributed.")(train.train)
+app.command("tokens", short_help="Make a token file to train on from texts.")(train.tokens)
 app.command("gpus", short_help="List GPUs, with sources and dates.")(catalogue.gpus)
 app.command("models", short_help="List models, or show how one is understood.")(catalogue.models)
 app.command("prices", short_help="List prices of machines, with sources and dates.")(catalogue.prices)

@@ -1,0 +1,243 @@
+"""`shardwright train` and `shardwright tokens`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardwright.cli.output import write, write_json
+from shardwright.errors import SpecError, bad
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardwright.plan.plan import Plan
+    from shardwright.runtime.groups import Layout
+    from shardwright.runtime.metrics import Row
+    from shardwright.runtime.settings import Settings
+
+HELP = """Run a plan on torch.distributed: any plan, uniform or mixed, on CPUs (gloo) or GPUs (NCCL).
+
+On one machine the command starts all processes itself. On several, start it under torchrun on each:
+
+\b
+  shardwright train plan.json --data corpus.bin --steps 200 --out run
+  shardwright train plan.json --data corpus.bin --steps 400 --out run --resume run
+  shardwright train plan.json --data corpus.bin --dry-run
+  torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint host:29500 \\
+      -m shardwright train plan.json --data corpus.bin --device cuda
+
+Ctrl-C stops after the step, with a checkpoint; a checkpoint can be resumed under another plan and on other machines.
+"""
+TOKENS_HELP = """Make a token file for `train` from text files.
+
+Examples:
+
+\b
+  shardwright tokens book.txt notes.md -o corpus.bin
+  shardwright tokens *.txt -o corpus.bin --tokenizer path/to/tokenizer.json
+"""
+LINES = 20
+
+
+def train(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")],
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE.bin", help="A token file, as `shardwright tokens` makes it.")
+    ] = None,
+    steps: Annotated[int, typer.Option(metavar="N", help="Train up to this step.")] = 100,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Checkpoints and metrics.")] = Path("run"),
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Go on from the newest checkpoint in this folder.")
+    ] = None,
+    checkpoint_every: Annotated[int, typer.Option(metavar="N", help="Steps between checkpoints; 0: at the end.")] = 0,
+    keep: Annotated[int, typer.Option(metavar="N", help="Keep this many checkpoints; 0: all.")] = 2,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Start from the Hugging Face weights in this folder.")
+    ] = None,
+    save_weights: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write Hugging Face weights here at the end.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="config.json", help="Where epsilon and rotary scaling stand.")
+    ] = None,
+    learning_rate: Annotated[float, typer.Option(metavar="RATE", help="The highest learning rate.")] = 3e-4,
+    warmup: Annotated[int, typer.Option(metavar="N", help="Steps until it is reached.")] = 0,
+    decay: Annotated[int, typer.Option(metavar="N", help="Step at which it has fallen to a tenth; 0: never.")] = 0,
+    weight_decay: Annotated[float, typer.Option(metavar="X", help="Decoupled weight decay of matrices.")] = 0.1,
+    clip: Annotated[float, typer.Option(metavar="X", help="Limit of the gradients' global norm; 0: none.")] = 1.0,
+    optimizer: Annotated[str | None, typer.Option(metavar="NAME", help="adamw or sgd, if not the plan's.")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of initial weights and the order of samples.")] = 0,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="cuda or cpu; GPUs if there are any, if not given.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(metavar="NAME", help="bf16 (with fp32 master weights) or fp32, if not the plan's.")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a layer profile of the first steps, to plan with.")
+    ] = None,
+    profile_steps: Annotated[int, typer.Option(metavar="N", help="Steps to measure for it.")] = 3,
+    patience: Annotated[
+        float, typer.Option(metavar="SECONDS", help="A rank silent or stuck for longer counts as lost.")
+    ] = 120.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show every rank's layers, groups, neighbours and memory; run nothing.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> int:
+    from shardwright.plan.document import load_plan
+    from shardwright.runtime.groups import layout_of
+    from shardwright.runtime.launch import choose_device
+    from shardwright.runtime.recipe import Recipe
+    from shardwright.runtime.settings import Settings
+
+    found = load_plan(plan)
+    precision = precision or found.job.precision
+    layout = _checked(found, precision, layout_of)
+    if dry_run:
+        _show(layout, json=json)
+        return 0
+    if data is None:
+        raise bad("--data", "is missing", "make a token file: shardwright tokens TEXT… -o corpus.bin")
+    _require_numbers(steps=steps, profile_steps=profile_steps, learning_rate=learning_rate, patience=patience)
+    method = optimizer or ("sgd" if found.job.optimizer == "sgd" else "adamw")
+    if method not in ("adamw", "sgd"):
+        raise bad(f"--optimizer {method}", "is not known", "adamw or sgd")
+    settings = Settings(
+        data=data,
+        out=out,
+        steps=steps,
+        recipe=Recipe(
+            method="sgd" if method == "sgd" else "adamw",
+            learning_rate=learning_rate,
+            warmup_steps=warmup,
+            decay_steps=decay,
+            weight_decay=weight_decay,
+            clip=clip,
+        ),
+        seed=seed,
+        checkpoint_every=checkpoint_every,
+        keep=keep,
+        resume=resume,
+        weights=weights,
+        save_weights=save_weights,
+        config=config,
+        device=choose_device(device),
+        precision="bf16" if precision == "bf16" else "fp32",
+        patience_seconds=patience,
+        profile=profile,
+        profile_steps=profile_steps,
+    )
+    return _run(found, layout, settings, json=json)
+
+
+def tokens(
+    texts: Annotated[list[Path], typer.Argument(metavar="TEXT…", help="Text files, in UTF-8.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.bin", help="Write the tokens here.")],
+    tokenizer: Annotated[
+        str, typer.Option(metavar="NAME", help="bytes, or a Hugging Face tokenizer.json or its folder.")
+    ] = "bytes",
+) -> None:
+    from shardwright.runtime.data import write_tokens
+
+    if out.suffix != ".bin":
+        raise bad(str(out), "does not end in .bin", "the header is written beside it as .json")
+    file = write_tokens(out, texts, tokenizer)
+    write(f"{out}: {len(file.tokens):,} tokens, vocabulary {file.vocab:,} ({tokenizer})")
+
+
+def _checked(plan: Plan, precision: str, layout_of: Callable[[Plan], Layout]) -> Layout:
+    """Return the layout of a plan that is legal and can be run. Raises SpecError with everything that is wrong."""
+    from dataclasses import replace
+
+    from shardwright.plan.check import check
+    from shardwright.report.problems import merged
+    from shardwright.runtime.limits import unrunnable
+
+    if precision not in ("bf16", "fp32", plan.job.precision):
+        raise bad(f"--precision {precision}", "is not known", "bf16 or fp32")
+    job = replace(
+        plan.job, precision="bf16" if precision == "bf16" else "fp32" if precision == "fp32" else plan.job.precision
+    )
+    problems = check(plan) or unrunnable(replace(plan, job=job))
+    if problems:
+        raise SpecError(*merged(problems))
+    return layout_of(plan)
+
+
+def _show(layout: Layout, *, json: bool) -> None:
+    from shardwright.runtime.describe import layout_document, layout_text
+
+    if json:
+        write_json(layout_document(layout))
+    else:
+        write(layout_text(layout))
+
+
+def _require_numbers(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not value > 0:
+            raise bad(f"--{name.replace('_', '-')}", f"{value:g} is not above 0", "give a positive number")
+
+
+def _run(plan: Plan, layout: Layout, settings: Settings, *, json: bool) -> int:
+    from shardwright.runtime.beginning import require_fresh
+    from shardwright.runtime.data import make_samples, open_tokens
+    from shardwright.runtime.ending import STATUS, STOP_REQUEST
+    from shardwright.runtime.launch import inside_torchrun, launch, require_devices
+
+    if inside_torchrun():
+        from shardwright.runtime.train import train as run
+
+        run(plan, settings, _reporter())
+        return 0
+    make_samples(open_tokens(settings.data), plan.job.seq_len, settings.seed, plan.model.vocab)
+    require_fresh(settings)
+    require_devices(settings.device, layout.world_size)
+    settings.out.mkdir(parents=True, exist_ok=True)
+    status = settings.out / STATUS
+    status.unlink(missing_ok=True)
+    code = launch(sys.argv[1:], layout.places, settings.out / STOP_REQUEST)
+    if code == 0:
+        _tell(status, json=json)
+    return code
+
+
+def _tell(status: Path, *, json: bool) -> None:
+    from shardwright.runtime.summary import summary_text
+    from shardwright.spec.reading import parse_json, read_text
+
+    document: Any = parse_json(read_text(status), str(status))
+    if json:
+        write_json(document)
+        return
+    state = f"{document['state']} at step {document['step']}; checkpoint {document['checkpoint']}"
+    write(f"{summary_text(document)}\n{state}" if "ranks" in document else state)
+
+
+def _reporter() -> Callable[[Row, int], None]:
+    """Return a function that shows a step: one line that is overwritten on a terminal, else twenty lines in all."""
+    terminal = sys.stderr.isatty()
+
+    def show(row: Row, steps: int) -> None:
+        last = row.step == steps
+        if not terminal and not last and LINES * row.step // steps == LINES * (row.step - 1) // steps and row.step > 1:
+            return
+        filled = 20 * row.step // steps
+        mfu = "" if row.mfu is None else f"  MFU {row.mfu:.1%}"
+        text = (
+            f"step {row.step}/{steps}  loss {row.loss:.4f}  norm {row.gradient_norm:.3f}  "
+            f"{row.seconds:.3f} s/step  {row.tokens_per_second:,.0f} tokens/s{mfu}"
+        )
+        line = f"\r\033[K[{'#' * filled}{'.' * (20 - filled)}] {text}" if terminal else f"{text}\n"
+        print(line, end="\n" if terminal and last else "", file=sys.stderr, flush=True)
+
+    return show
+
+
+train.__doc__ = HELP
+tokens.__doc__ = TOKENS_HELP

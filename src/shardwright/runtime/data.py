@@ -1,0 +1,164 @@
+"""Training data: a memory-mapped file of tokens, and samples in an order that depends on seed and step alone.
+
+`NAME.bin` has the tokens as little-endian uint16 or uint32; `NAME.json` beside it says which, how many, and from what
+tokenizer: {"version": 1, "dtype": "uint16", "tokens": 1000, "vocab": 257, "tokenizer": "bytes"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.errors import bad
+from shardwright.files import write_atomically
+
+BYTES = "bytes"
+END_OF_TEXT = 256
+DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenFile:
+    """An open token file. `vocab` is one more than the largest number a token may have."""
+
+    path: Path
+    tokens: NDArray[Any]
+    vocab: int
+    tokenizer: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """The samples of a token file: sequences of `seq_len` tokens, which overlap by the one that is only a target."""
+
+    file: TokenFile
+    seq_len: int
+    seed: int
+
+    @property
+    def count(self) -> int:
+        """Samples of one epoch."""
+        return (len(self.file.tokens) - 1) // self.seq_len
+
+    def sample(self, number: int) -> NDArray[np.int64]:
+        """Return the tokens of the `number`-th sample of training, [seq_len + 1]. Each epoch has its own order."""
+        epoch, index = divmod(number, self.count)
+        start = int(_order(self.seed, epoch, self.count)[index]) * self.seq_len
+        return np.asarray(self.file.tokens[start : start + self.seq_len + 1], dtype=np.int64)
+
+    def rows(self, first: int, count: int) -> NDArray[np.int64]:
+        """Return `count` samples from number `first` on, [count, seq_len + 1]."""
+        return np.stack([self.sample(number) for number in range(first, first + count)])
+
+
+def header_path(path: Path) -> Path:
+    """Return the path of the header of a token file."""
+    return path.with_suffix(".json")
+
+
+def open_tokens(path: Path) -> TokenFile:
+    """Open a token file. Raises SpecError where it or its header is missing, or the two disagree."""
+    header = header_path(path)
+    try:
+        found = json.loads(header.read_text(encoding="utf-8"))
+        dtype, count, vocab = DTYPES[found["dtype"]], int(found["tokens"]), int(found["vocab"])
+    except OSError:
+        hint = "make both with `shardwright tokens TEXT… -o NAME.bin`"
+        raise bad(str(path), f"has no header {header.name}", hint) from None
+    except (ValueError, KeyError, TypeError):
+        raise bad(str(header), "is no header of a token file", "make it with `shardwright tokens`") from None
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise bad(str(path), f"cannot be read: {error.strerror}", "check the path") from None
+    if size != count * dtype.itemsize or not count:
+        message = f"has {size} bytes, its header says {count} tokens of {dtype.itemsize}"
+        raise bad(str(path), message, "make it anew with `shardwright tokens`")
+    tokens = np.memmap(path, dtype=dtype, mode="r")
+    return TokenFile(path=path, tokens=tokens, vocab=vocab, tokenizer=str(found.get("tokenizer", "")))
+
+
+def make_samples(file: TokenFile, seq_len: int, seed: int, vocab: int) -> Samples:
+    """Return the samples of a file. Raises SpecError where it is too short, or has tokens that the model lacks."""
+    if file.vocab > vocab:
+        message = f"has tokens up to {file.vocab - 1}, the model's vocabulary ends at {vocab - 1}"
+        raise bad(str(file.path), message, "use the model's tokenizer, or plan a model with a larger vocabulary")
+    if len(file.tokens) <= seq_len:
+        message = f"has {len(file.tokens)} tokens, a sample needs {seq_len + 1}"
+        raise bad(str(file.path), message, "give more text, or plan a shorter sequence")
+    return Samples(file=file, seq_len=seq_len, seed=seed)
+
+
+def write_tokens(path: Path, texts: Iterable[Path], tokenizer: str = BYTES) -> TokenFile:
+    """Write the tokens of text files, each followed by the token that ends a text, and return the file opened.
+
+    `tokenizer` is "bytes", or a Hugging Face tokenizer.json (or its folder), which needs the package `tokenizers`.
+    """
+    encode, vocab = _bytes_encoder() if tokenizer == BYTES else _encoder(Path(tokenizer))
+    dtype = "uint16" if vocab <= 1 << 16 else "uint32"
+    count = 0
+    descriptor, temporary = tempfile.mkstemp(dir=path.resolve().parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as out:
+            for tokens in map(encode, _texts(texts)):
+                out.write(np.asarray(tokens, dtype=DTYPES[dtype]).tobytes())
+                count += len(tokens)
+        if not count:
+            raise bad(str(path), "there is no text to write", "give files with text")
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+    header = {"version": 1, "dtype": dtype, "tokens": count, "vocab": vocab, "tokenizer": tokenizer}
+    write_atomically(header_path(path), json.dumps(header, indent=1) + "\n")
+    return open_tokens(path)
+
+
+def _texts(paths: Iterable[Path]) -> Iterator[str]:
+    for path in paths:
+        try:
+            yield path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise bad(str(path), f"cannot be read: {error.strerror}", "give text files") from None
+
+
+def _bytes_encoder() -> tuple[Any, int]:
+    def encode(text: str) -> Sequence[int]:
+        return [*text.encode("utf-8"), END_OF_TEXT] if text else []
+
+    return encode, END_OF_TEXT + 1
+
+
+def _encoder(path: Path) -> tuple[Any, int]:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise bad("--tokenizer", "needs the package tokenizers", "pip install 'shardwright[text]'") from None
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:
+        raise bad(str(file), f"is no tokenizer: {error}", "give a Hugging Face tokenizer.json") from None
+    ends = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<|eot_id|>", "<eos>")
+    end = next((number for text in ends if (number := tokenizer.token_to_id(text)) is not None), None)
+
+    def encode(text: str) -> Sequence[int]:
+        return [*tokenizer.encode(text, add_special_tokens=False).ids, *([] if end is None else [end])]
+
+    return encode, int(tokenizer.get_vocab_size())
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
+    return np.random.default_rng([seed, epoch]).permutation(count)

@@ -1,0 +1,120 @@
+"""The blocks of a transformer layer as functions of their input and this rank's parts of the parameters.
+
+`weights` maps names within the block ("query.weight") to tensors. Inputs and outputs are [micro_batch, positions,
+hidden], between `enter` and `leave` of `parallel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from shardwright.runtime.model.details import Details
+from shardwright.runtime.model.experts import experts
+from shardwright.runtime.model.gated import Activation, Weights, inner, inside
+from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter, leave
+from shardwright.runtime.model.rotary import rotated
+from shardwright.spec.model import Attention, Layer, Model
+
+Table = tuple[torch.Tensor, torch.Tensor] | None
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": functional.silu,
+    "swish": functional.silu,
+    "swiglu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
+}
+
+
+def norm(x: torch.Tensor, weights: Weights, epsilon: float) -> torch.Tensor:
+    """Return LayerNorm of `x` where there is a bias, else RMSNorm, over the last dimension."""
+    weight, bias = weights["weight"], weights.get("bias")
+    if bias is not None:
+        return functional.layer_norm(x, weight.shape, weight, bias, epsilon)
+    return functional.rms_norm(x, weight.shape, weight, epsilon)
+
+
+def layer_forward(
+    x: torch.Tensor,
+    weights: Weights,
+    layer: Layer,
+    model: Model,
+    details: Details,
+    table: Table,
+    tensor: TensorGroup,
+    group: ExpertGroup,
+    *,
+    recompute_attention: bool,
+) -> torch.Tensor:
+    """Return the output of a layer: attention, then feed-forward, each on the norm of what it is added to."""
+    core = _checkpointed_core if recompute_attention else _core
+    normed = norm(x, inside(weights, "attention_norm"), details.norm_epsilon)
+    x = x + attend(normed, inside(weights, "attention"), layer.attention, details, table, tensor, core)
+    normed = norm(x, inside(weights, "mlp_norm"), details.norm_epsilon)
+    activation = ACTIVATIONS[model.activation]
+    if layer.moe is not None:
+        return x + experts(normed, inside(weights, "moe"), layer.moe, activation, details, tensor, group)
+    return x + feed_forward(normed, inside(weights, "mlp"), activation, tensor)
+
+
+def attend(
+    x: torch.Tensor,
+    weights: Weights,
+    attention: Attention,
+    details: Details,
+    table: Table,
+    tensor: TensorGroup,
+    core: Callable[..., torch.Tensor],
+) -> torch.Tensor:
+    """Return causal self-attention of `x`; this rank computes its part of the heads."""
+    x = enter(x, tensor)
+    batch, length = x.shape[:2]
+
+    def heads_of(part: str, width: int) -> torch.Tensor:
+        found = functional.linear(x, weights[f"{part}.weight"], weights.get(f"{part}.bias"))
+        return found.view(batch, length, -1, width)
+
+    query, key = heads_of("query", attention.head_dim), heads_of("key", attention.head_dim)
+    value = heads_of("value", attention.value_head_dim).transpose(1, 2)
+    if attention.qk_norm:
+        query = norm(query, inside(weights, "query_norm"), details.norm_epsilon)
+        key = norm(key, inside(weights, "key_norm"), details.norm_epsilon)
+    query, key = query.transpose(1, 2), key.transpose(1, 2)
+    if table is not None:
+        query, key = rotated(query, table), rotated(key, table)
+    out = core(query, key, value, attention.window).transpose(1, 2).reshape(batch, length, -1)
+    return _plus(leave(functional.linear(out, weights["out.weight"]), tensor), weights.get("out.bias"))
+
+
+def feed_forward(x: torch.Tensor, weights: Weights, activation: Activation, tensor: TensorGroup) -> torch.Tensor:
+    """Return the feed-forward block of `x`, gated where it has a gate; this rank computes its part of the width."""
+    out = leave(inner(enter(x, tensor), weights, activation), tensor)
+    return _plus(out, weights.get("down.bias"))
+
+
+def _plus(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return x if bias is None else x + bias
+
+
+def _core(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Return softmax(q k / sqrt(d)) v over earlier positions, the last `window` of them where there is a window."""
+    length = query.shape[2]
+    grouped = query.shape[1] != key.shape[1]
+    if window is None or window >= length:
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    position = torch.arange(length, device=query.device)
+    distance = position[:, None] - position[None, :]
+    mask = (distance >= 0) & (distance < window)
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
+
+
+def _checkpointed_core(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
+    out = checkpoint(_core, query, key, value, window, use_reentrant=False, preserve_rng_state=False)
+    assert isinstance(out, torch.Tensor)
+    return out

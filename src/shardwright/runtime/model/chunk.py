@@ -1,0 +1,137 @@
+"""The forward pass through a run of units: what one virtual stage computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from shardwright.plan.plan import Recompute
+from shardwright.runtime.model.blocks import Table, layer_forward, norm
+from shardwright.runtime.model.details import Details
+from shardwright.runtime.model.gated import inside
+from shardwright.runtime.model.loss import summed_loss
+from shardwright.runtime.model.parallel import ALONE, ExpertGroup, TensorGroup, enter, leave, own_positions
+from shardwright.runtime.model.rotary import rotary_table
+from shardwright.spec.model import Model
+
+Observer = Callable[[int, torch.Tensor], torch.Tensor]
+"""Is shown the output of every unit, and first the input as that of the unit before (-1: tokens), and returns it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A run of units with this rank's parts of their parameters, by full name. `table` has the rotary positions."""
+
+    units: tuple[int, ...]
+    weights: Mapping[str, torch.Tensor]
+    model: Model
+    details: Details
+    tensor: TensorGroup
+    recompute: Recompute
+    table: Table
+    experts: ExpertGroup = ALONE
+
+    @property
+    def head(self) -> bool:
+        """Whether it ends in the loss."""
+        return len(self.model.layers) + 1 in self.units
+
+
+def table_of(model: Model, details: Details, length: int, device: torch.device) -> Table:
+    """Return the table of rotary positions, None for a model without. Heads of all layers have one size."""
+    if model.position != "rope":
+        return None
+    width = int(model.layers[0].attention.head_dim * model.rotary_fraction)
+    return rotary_table(length, width, model.rotary_base, details.rotary, device)
+
+
+def forward(
+    chunk: Chunk, x: torch.Tensor, targets: torch.Tensor | None = None, observe: Observer | None = None
+) -> torch.Tensor:
+    """Return the activation after the chunk, or the summed loss over `targets` [micro_batch, sequence] at the head.
+
+    `x` is tokens [micro_batch, sequence] for a chunk with the embedding, else an activation of this rank's positions.
+    """
+    layers = [unit for unit in chunk.units if 0 < unit <= len(chunk.model.layers)]
+    see = observe or (lambda _, value: value)
+    if chunk.units:
+        x = see(chunk.units[0] - 1, x)
+    if 0 in chunk.units:
+        x = see(0, embed(chunk, x))
+    for group, saved in _groups(layers, chunk.recompute):
+        x = _recomputed(chunk, group, x, see) if saved else _run(chunk, group, x, see)
+    if not chunk.head:
+        return x
+    assert targets is not None, "the head needs targets"
+    return see(len(chunk.model.layers) + 1, loss_of(chunk, x, targets))
+
+
+def embed(chunk: Chunk, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the embedded tokens at this rank's positions."""
+    weights, tensor = inside(chunk.weights, "embedding"), chunk.tensor
+    table = weights["tokens.weight"]
+    if tensor.size == 1:
+        x = functional.embedding(tokens, table)
+    else:
+        here = tokens - tensor.rank * table.shape[0]
+        elsewhere = (here < 0) | (here >= table.shape[0])
+        found = functional.embedding(here.masked_fill(elsewhere, 0), table)
+        x = leave(found.masked_fill(elsewhere[..., None], 0.0), tensor)
+    if "positions.weight" in weights:
+        start, stop = own_positions(tokens.shape[1], tensor)
+        offset = weights["positions.weight"].shape[0] - chunk.model.max_position
+        x = x + weights["positions.weight"][offset + start : offset + stop]
+    return norm(x, inside(weights, "norm"), chunk.details.norm_epsilon) if "norm.weight" in weights else x
+
+
+def logits_of(chunk: Chunk, x: torch.Tensor) -> torch.Tensor:
+    """Return the logits of this rank's rows of the padded vocabulary at all positions."""
+    if chunk.model.final_norm:
+        x = norm(x, inside(chunk.weights, "head.norm"), chunk.details.norm_epsilon)
+    name = "embedding.tokens.weight" if chunk.model.tied_embeddings else "head.weight"
+    return functional.linear(enter(x, chunk.tensor), chunk.weights[name])
+
+
+def loss_of(chunk: Chunk, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the summed loss of the tokens."""
+    logits = logits_of(chunk, x)
+    return summed_loss(logits.view(-1, logits.shape[-1]), targets.reshape(-1), chunk.model.vocab, chunk.tensor)
+
+
+def _groups(layers: Sequence[int], recompute: Recompute) -> list[tuple[Sequence[int], bool]]:
+    """Return runs of layers and whether only the input of each is kept for the backward pass."""
+    if recompute.granularity != "full" or recompute.layers is None:
+        return [(layers, False)]
+    if recompute.method == "block":
+        return [([unit], number < (recompute.layers or 0)) for number, unit in enumerate(layers)]
+    return [(layers[start : start + recompute.layers], True) for start in range(0, len(layers), recompute.layers)]
+
+
+def _run(chunk: Chunk, units: Sequence[int], x: torch.Tensor, see: Observer) -> torch.Tensor:
+    for unit in units:
+        x = layer_forward(
+            x,
+            inside(chunk.weights, f"layers.{unit - 1}"),
+            chunk.model.layers[unit - 1],
+            chunk.model,
+            chunk.details,
+            chunk.table,
+            chunk.tensor,
+            chunk.experts,
+            recompute_attention=chunk.recompute.granularity == "selective",
+        )
+        x = see(unit, x)
+    return x
+
+
+def _recomputed(chunk: Chunk, units: Sequence[int], x: torch.Tensor, see: Observer) -> torch.Tensor:
+    def group(x: torch.Tensor) -> torch.Tensor:
+        return _run(chunk, units, x, lambda _, value: value)
+
+    out = checkpoint(group, x, use_reentrant=False, preserve_rng_state=False)
+    assert isinstance(out, torch.Tensor)
+    return see(units[-1], out)

@@ -1,0 +1,74 @@
+"""What a forward pass must know and a plan need not: epsilons, scaling of rotary positions, weights of the router."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardwright.errors import bad
+from shardwright.spec.fields import shown
+from shardwright.spec.model import Model
+
+ROTARY_KINDS = ("default", "linear", "llama3")
+EPSILON_FIELDS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotaryScaling:
+    """How the frequencies of rotary positions are stretched: by `factor` (linear), or as in Llama 3.1: long waves by
+    `factor`, short ones not, those between smoothly. Source: huggingface/transformers@v5.23:modeling_rope_utils.py."""
+
+    kind: str = "default"
+    factor: float = 1.0
+    low_factor: float = 1.0
+    high_factor: float = 4.0
+    original_positions: int = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Details:
+    """The numbers of a forward pass beside the sizes. `renormalise`: the weights of a token's experts sum to 1."""
+
+    norm_epsilon: float = 1e-5
+    rotary: RotaryScaling = RotaryScaling()
+    renormalise: bool = True
+
+
+def details_of(model: Model, config: Mapping[str, object] | None, name: str = "config.json") -> Details:
+    """Return the details in a Hugging Face config, or those usual in the model's family where there is none.
+
+    Raises SpecError for a scaling of rotary positions that the runtime does not have.
+    """
+    fields = {} if config is None else config
+    epsilon = next((fields[key] for key in EPSILON_FIELDS if fields.get(key) is not None), None)
+    usual = model.family in ("mixtral",)
+    renormalise = fields.get("norm_topk_prob", usual or config is None)
+    return Details(
+        norm_epsilon=_number(epsilon, name, 1e-6 if model.family.startswith(("qwen", "llama")) else 1e-5),
+        rotary=_rotary(fields, name),
+        renormalise=usual or bool(renormalise),
+    )
+
+
+def _rotary(fields: Mapping[str, object], name: str) -> RotaryScaling:
+    raw = fields.get("rope_parameters") or fields.get("rope_scaling")
+    if not isinstance(raw, Mapping):
+        return RotaryScaling()
+    kind = raw.get("rope_type", raw.get("type", "default"))
+    if kind not in ROTARY_KINDS:
+        raise bad(f"{name}: rope_type", f"{shown(kind)} cannot be run", f"supported: {', '.join(ROTARY_KINDS)}")
+    return RotaryScaling(
+        kind=str(kind),
+        factor=_number(raw.get("factor"), name, 1.0),
+        low_factor=_number(raw.get("low_freq_factor"), name, 1.0),
+        high_factor=_number(raw.get("high_freq_factor"), name, 4.0),
+        original_positions=int(_number(raw.get("original_max_position_embeddings"), name, 8192.0)),
+    )
+
+
+def _number(value: object, name: str, usual: float) -> float:
+    if value is None:
+        return usual
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise bad(name, f"expected a number, got {shown(value)}", "correct the config")
+    return float(value)

@@ -1,0 +1,24 @@
+"""Initial values that depend on the seed and the parameter's name alone, so that every plan starts alike."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from shardwright.runtime.model.parameters import Parameter
+
+
+def initial_values(parameter: Parameter, seed: int, *, rows: int | None = None) -> torch.Tensor:
+    """Return the whole parameter, fp32 on the CPU. `rows` cuts off padding: what is beyond these rows is zero, and the
+    values do not depend on it."""
+    if parameter.start != "normal":
+        return torch.full(parameter.shape, float(parameter.start == "ones"))
+    used = parameter.shape if rows is None else (rows, *parameter.shape[1:])
+    digest = hashlib.sha256(f"{seed} {parameter.name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    values = torch.empty(used).normal_(0.0, parameter.deviation, generator=generator)
+    if used == parameter.shape:
+        return values
+    padding = torch.zeros((parameter.shape[0] - used[0], *parameter.shape[1:]))
+    return torch.cat([values, padding])

@@ -1,0 +1,28 @@
+"""When two courses of training are equal."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.runtime.reference import Reference
+from tests.runtime.workers import Outcome
+
+from shardwright.runtime.recipe import Recipe
+
+# With a larger epsilon, Adam does not turn rounding into steps where a gradient is zero but for it (biases of keys).
+ADAM = Recipe(learning_rate=3e-3, clip=1.0, epsilon=1e-5)
+
+
+def require_equal(found: Outcome, expected: Reference) -> None:
+    """Losses and final weights to a relative 1e-5 in fp32, gradient norms to 1e-4; padding stays zero."""
+    assert found.losses == pytest.approx(expected.losses, rel=1e-5)
+    assert found.norms == pytest.approx(expected.norms, rel=1e-4)
+    require_equal_weights(found, expected)
+
+
+def require_equal_weights(found: Outcome, expected: Reference) -> None:
+    assert found.weights.keys() == expected.weights.keys()
+    for key, weight in expected.weights.items():
+        difference = found.weights[key][: len(weight)] - weight
+        assert float(difference.norm()) <= 1e-5 * float(weight.norm()) + 1e-7, key
+        assert not torch.count_nonzero(found.weights[key][len(weight) :]), "padding stays zero"

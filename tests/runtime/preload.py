@@ -1,0 +1,4 @@
+"""What the server of test processes imports before it forks them."""
+
+import tests.runtime.workers as workers  # noqa: F401
+import torch.distributed as torch_distributed  # noqa: F401

@@ -1,0 +1,65 @@
+"""Single-process training with nothing of the runtime but the forward pass of a whole model: the oracle of the plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from tests.runtime.samples import tokens_of
+
+from shardwright.plan.plan import Plan, Recompute
+from shardwright.runtime.model.chunk import Chunk, forward, table_of
+from shardwright.runtime.model.details import Details
+from shardwright.runtime.model.initial import initial_values
+from shardwright.runtime.model.parallel import TensorGroup
+from shardwright.runtime.model.parameters import unit_parameters
+from shardwright.runtime.recipe import Recipe
+
+DETAILS = Details()
+
+
+@dataclass
+class Reference:
+    losses: list[float]
+    norms: list[float]
+    weights: dict[str, torch.Tensor]
+
+
+def reference_run(plan: Plan, recipe: Recipe, steps: int, seed: int, details: Details = DETAILS) -> Reference:
+    """Train on whole global batches with torch.optim and torch's own clipping."""
+    model = plan.model
+    weights = {
+        p.name: torch.nn.Parameter(initial_values(p, seed))
+        for unit in range(len(model.layers) + 2)
+        for p in unit_parameters(model, unit, model.vocab)
+    }
+    chunk = Chunk(
+        units=tuple(range(len(model.layers) + 2)), weights=weights, model=model, details=details, tensor=TensorGroup(),
+        recompute=Recompute(), table=table_of(model, details, plan.job.seq_len, torch.device("cpu")),
+    )  # fmt: skip
+    matrices = [w for w in weights.values() if w.dim() > 1]
+    others = [w for w in weights.values() if w.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer: torch.optim.Optimizer
+    if recipe.method == "adamw":
+        optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.epsilon)
+    else:
+        optimizer = torch.optim.SGD(
+            [{**g, "weight_decay": 0.0} for g in groups], lr=recipe.learning_rate, momentum=recipe.momentum
+        )
+    losses, norms = [], []
+    batch = plan.job.global_batch
+    for step in range(steps):
+        samples = torch.stack(
+            [torch.from_numpy(tokens_of(step * batch + i, model.vocab, plan.job.seq_len)) for i in range(batch)]
+        )
+        loss = forward(chunk, samples[:, :-1], samples[:, 1:]) / plan.job.tokens_per_iteration
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(list(weights.values()), recipe.clip or torch.inf)))
+        if recipe.method == "sgd":
+            for weight in matrices:
+                weight.data.mul_(1 - recipe.learning_rate * recipe.weight_decay)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return Reference(losses, norms, {name: weight.detach() for name, weight in weights.items()})

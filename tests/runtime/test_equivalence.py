@@ -1,0 +1,184 @@
+"""Whatever the plan, training is that of a single process: the loss of every step, gradient norms and final weights."""
+
+from __future__ import annotations
+
+import pytest
+from tests.runtime.equal import ADAM, require_equal, require_equal_weights
+from tests.runtime.reference import reference_run
+from tests.runtime.samples import plan_of, replica, stage, tiny_model
+from tests.runtime.workers import Case, Outcome, run_cases
+
+from shardwright.plan.check import check
+from shardwright.plan.plan import Recompute
+from shardwright.runtime.limits import unrunnable
+from shardwright.runtime.recipe import Recipe
+
+SGD = Recipe(method="sgd", learning_rate=0.3, clip=0.5, weight_decay=0.01)
+SELECTIVE = Recompute(granularity="selective")
+UNIFORM = Recompute(granularity="full", method="uniform", layers=2)
+BLOCK = Recompute(granularity="full", method="block", layers=1)
+LLAMA, GPT2 = tiny_model(), tiny_model(5, family="gpt2")
+SMALL, TIED = tiny_model(4), tiny_model(4, family="qwen3", tied=True)
+MIXTURE = tiny_model(4, family="qwen2", experts=4, shared=True)
+TWO = replica(stage((0, 3)), stage((3, 6)), micro_batches=3)
+DEEP_AND_FLAT = (replica(stage((0, 2)), stage((2, 6)), micro_batches=5), replica(stage((0, 6)), micro_batches=3))
+
+PLANS = {
+    "one rank, accumulation": (plan_of(LLAMA, replica(stage((0, 6)), micro_batches=4), micro_batch=2), ADAM),
+    "uniform 2 x 2": (plan_of(LLAMA, replica(*TWO.stages, count=2, micro_batches=3)), ADAM),
+    "two depths, unequal micro-batches": (plan_of(LLAMA, *DEEP_AND_FLAT), ADAM),
+    "two depths, distributed optimizer": (plan_of(LLAMA, *DEEP_AND_FLAT, sharding="zero1"), ADAM),
+    "two depths, sgd": (plan_of(LLAMA, *DEEP_AND_FLAT), SGD),
+    "three depths": (
+        plan_of(
+            LLAMA,
+            replica(stage((0, 2)), stage((2, 6)), micro_batches=3),
+            replica(stage((0, 1)), stage((1, 4)), stage((4, 6)), micro_batches=2),
+            replica(stage((0, 6)), micro_batches=1),
+        ),
+        ADAM,
+    ),
+    "three depths, distributed optimizer, tied": (
+        plan_of(
+            TIED,
+            replica(stage((0, 1)), stage((1, 4)), micro_batches=3),
+            replica(stage((0, 1)), stage((1, 1)), stage((1, 4)), micro_batches=2),
+            replica(stage((0, 4)), micro_batches=1),
+            sharding="zero1",
+        ),
+        ADAM,
+    ),
+    "different splits, recomputed": (
+        plan_of(
+            LLAMA,
+            replica(stage((0, 2), recompute=SELECTIVE), stage((2, 6), recompute=UNIFORM), micro_batches=3),
+            replica(stage((0, 4), recompute=BLOCK), stage((4, 6)), micro_batches=2),
+        ),
+        ADAM,
+    ),
+    "interleaved": (
+        plan_of(
+            LLAMA,
+            replica(stage((0, 1), (2, 3)), stage((1, 2), (3, 6)), count=2, micro_batches=4),
+            virtual_stages=2,
+        ),
+        ADAM,
+    ),
+    "interleaved, two depths": (
+        plan_of(
+            GPT2,
+            replica(stage((0, 1), (2, 3)), stage((1, 2), (3, 5)), micro_batches=2),
+            replica(stage((0, 1), (3, 4)), stage((1, 2), (4, 4)), stage((2, 3), (4, 5)), micro_batches=3),
+            virtual_stages=2,
+            sharding="zero1",
+        ),
+        ADAM,
+    ),
+    "gpt2, tied, two depths": (
+        plan_of(GPT2, replica(stage((0, 2)), stage((2, 5)), micro_batches=2), replica(stage((0, 5)), micro_batches=1)),
+        ADAM,
+    ),
+    "tp 2": (plan_of(SMALL, replica(stage((0, 2), tp=2), stage((2, 4), tp=2), micro_batches=2)), ADAM),
+    "tp 2, sequence parallel, gpt2": (
+        plan_of(GPT2, replica(stage((0, 5), tp=2), count=2, micro_batches=1), sequence_parallel=True),
+        ADAM,
+    ),
+    "tp 4, fewer key-value heads, tied": (plan_of(TIED, replica(stage((0, 4), tp=4), micro_batches=1)), ADAM),
+    "tp 4 to 1, sequence parallel": (
+        plan_of(SMALL, replica(stage((0, 2), tp=4), stage((2, 4)), micro_batches=2), sequence_parallel=True),
+        ADAM,
+    ),
+    "tp 2, 1 and 4 of one layer": (
+        plan_of(
+            SMALL,
+            replica(stage((0, 1), tp=2), stage((1, 4)), micro_batches=2),
+            replica(stage((0, 4), tp=4), micro_batches=1),
+            sequence_parallel=True,
+            sharding="zero1",
+        ),
+        ADAM,
+    ),
+    "mixture of experts, two depths": (
+        plan_of(
+            MIXTURE, replica(stage((0, 1)), stage((1, 4)), micro_batches=2), replica(stage((0, 4)), micro_batches=2)
+        ),
+        ADAM,
+    ),
+    "mixture of experts, tp 2": (
+        plan_of(MIXTURE, replica(stage((0, 4), tp=2), count=2, micro_batches=1), sequence_parallel=True),
+        ADAM,
+    ),
+    "experts over two copies, recomputed": (
+        plan_of(
+            MIXTURE,
+            replica(stage((0, 2), ep=2, recompute=UNIFORM), stage((2, 4), ep=2), count=2, micro_batches=2),
+        ),
+        ADAM,
+    ),
+    "experts over copies and tp, whole on each rank": (
+        plan_of(
+            MIXTURE,
+            replica(stage((0, 1), tp=2, ep=4, etp=1), stage((1, 4), tp=2, ep=2, etp=1), count=2, micro_batches=2),
+            sequence_parallel=True,
+            sharding="zero1",
+        ),
+        ADAM,
+    ),
+    "experts over other ranks in each replica": (
+        plan_of(
+            MIXTURE,
+            replica(stage((0, 4), tp=2, ep=2, etp=2), count=2, micro_batches=2),
+            replica(stage((0, 3), tp=2, ep=1, etp=1), stage((3, 4)), micro_batches=3),
+            sequence_parallel=True,
+            sharding="zero1",
+        ),
+        ADAM,
+    ),
+}
+
+
+# One course of training under three plans, of six samples a step each: the checkpoint of one begins the next.
+RELAY = {
+    "relay 1": plan_of(
+        TIED,
+        replica(stage((0, 1)), stage((1, 4)), micro_batches=4),
+        replica(stage((0, 4)), micro_batches=2),
+        sharding="zero1",
+    ),
+    "relay 2": plan_of(TIED, replica(stage((0, 4), tp=4), micro_batches=3), micro_batch=2, sequence_parallel=True),
+    "relay 3": plan_of(
+        TIED, replica(stage((0, 3), tp=2), stage((3, 4)), micro_batches=3), replica(stage((0, 4)), micro_batches=3)
+    ),
+}
+BF16 = plan_of(LLAMA, *DEEP_AND_FLAT, sharding="zero1", precision="bf16")
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Outcome]:
+    cases = [Case(name, plan, recipe) for name, (plan, recipe) in PLANS.items()]
+    folders = ("", *RELAY)
+    for before, (name, plan) in zip(folders, RELAY.items(), strict=False):
+        cases.append(Case(name, plan, ADAM, steps=7, load=before, save=name))
+    cases.append(Case("bf16", BF16, ADAM))
+    return run_cases(cases, processes=8)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_training_equals_that_of_one_process(name: str, outcomes: dict[str, Outcome]) -> None:
+    plan, recipe = PLANS[name]
+    assert check(plan) == () and unrunnable(plan) == ()
+    expected, found = reference_run(plan, recipe, steps=20, seed=7), outcomes[name]
+    require_equal(found, expected)
+    assert expected.losses[-1] < 0.99 * expected.losses[0]
+
+
+def test_a_checkpoint_goes_on_under_another_plan_and_world_size(outcomes: dict[str, Outcome]) -> None:
+    expected = reference_run(RELAY["relay 1"], ADAM, steps=21, seed=7)
+    losses = [loss for name in RELAY for loss in outcomes[name].losses]
+    assert losses == pytest.approx(expected.losses, rel=1e-5)
+    require_equal_weights(outcomes["relay 3"], expected)
+
+
+def test_bf16_with_fp32_master_weights_follows_fp32(outcomes: dict[str, Outcome]) -> None:
+    expected = reference_run(BF16, ADAM, steps=20, seed=7)
+    assert outcomes["bf16"].losses == pytest.approx(expected.losses, rel=1e-2)

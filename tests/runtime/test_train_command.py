@@ -1,0 +1,139 @@
+"""`shardwright train` from the command line: processes, checkpoints, metrics, and how a run ends."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.runtime.samples import plan_of, replica, stage, tiny_model
+
+from shardwright.plan.document import save
+from shardwright.runtime.data import write_tokens
+
+MODEL = tiny_model(4, vocab=257)
+PAIR = plan_of(MODEL, replica(stage((0, 1)), stage((1, 4)), micro_batches=4), sharding="zero1")
+SINGLE = plan_of(MODEL, replica(stage((0, 4)), micro_batches=4))
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "shardwright", "train", *map(str, arguments), "--device", "cpu"]
+
+
+def run(*arguments: object, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+        env=os.environ | (environment or {}),
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("train")
+    (path / "a.txt").write_text("It is a truth universally acknowledged, that a single man. " * 50, encoding="utf-8")
+    write_tokens(path / "c.bin", [path / "a.txt"])
+    for name, plan in {"pair": PAIR, "single": SINGLE}.items():
+        save(plan, path / f"{name}.json")
+    return path
+
+
+def test_train_checkpoint_and_resume_under_another_plan(folder: Path) -> None:
+    data, out, profile = folder / "c.bin", folder / "run", folder / "profile.json"
+    first = run(folder / "pair.json", "--data", data, "--steps", 4, "--out", out, "--profile", profile, "--json")
+    assert first.returncode == 0, first.stderr
+    document = json.loads(first.stdout)
+    assert (document["state"], document["step"], len(document["ranks"])) == ("finished", 4, 2)
+    assert all(rank["busy_seconds"] > 0 and 0 <= rank["bubble"] < 1 for rank in document["ranks"])
+    (entry,) = json.loads(profile.read_text())["entries"]
+    assert len(entry["forward_seconds"]) == len(entry["backward_seconds"]) == 6
+    assert min(entry["forward_seconds"] + entry["backward_seconds"]) > 0
+    again = run(folder / "pair.json", "--data", data, "--steps", 9, "--out", out)
+    assert again.returncode == 2 and "--resume" in again.stderr
+    weights = folder / "weights"
+    second = run(
+        folder / "single.json", "--data", data, "--steps", 6, "--out", out, "--resume", out, "--save-weights", weights
+    )
+    assert second.returncode == 0, second.stderr
+    assert [int(row["step"]) for row in rows(out)] == [1, 2, 3, 4, 5, 6]
+    assert (weights / "model.safetensors.index.json").exists()
+
+
+def rows(out: Path) -> list[dict[str, str]]:
+    with (out / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_too_few_processes_are_one_clear_message(folder: Path) -> None:
+    inside = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}
+    done = run(folder / "pair.json", "--data", folder / "c.bin", "--out", folder / "none", environment=inside)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: torchrun: the plan needs 2 processes, torchrun started 3")
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupt_ends_the_run_with_a_checkpoint(folder: Path) -> None:
+    out = folder / "stopped"
+    process = started(folder, out)
+    process.send_signal(signal.SIGINT)
+    text, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "stopped at step" in text
+    assert [path.name for path in out.glob("step-*")] == [f"step-{len(rows(out)):08d}"]
+
+
+def test_a_killed_rank_is_named(folder: Path) -> None:
+    process = started(folder, folder / "killed")
+    os.kill(rank_process(children(process), 1), signal.SIGKILL)
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 1
+    assert "error: rank 1 (replica 0.0, stage 1, tp 0) was killed by SIGKILL" in errors
+
+
+def test_a_hung_rank_is_named(folder: Path) -> None:
+    process = started(folder, folder / "hung", patience=4)
+    stopped = rank_process(children(process), 1)
+    os.kill(stopped, signal.SIGSTOP)
+    assert process.stderr is not None
+    found = next(line for line in process.stderr if line.startswith("error: "))
+    os.kill(stopped, signal.SIGKILL)  # the launcher would, after half a minute
+    process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert found.startswith("error: rank 1 (replica 0.0, stage 1, tp 0) has given no sign of life for ")
+    assert "last seen computing" in found or "last seen waiting" in found or "last seen updating" in found
+
+
+def children(process: subprocess.Popen[str]) -> list[int]:
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not listed.exists():
+        process.kill()
+        pytest.skip("this kernel does not list the children of a process")
+    return [int(child) for child in listed.read_text().split()]
+
+
+def rank_process(processes: list[int], rank: int) -> int:
+    wanted = f"RANK={rank}".encode()
+    return next(p for p in processes if wanted in Path(f"/proc/{p}/environ").read_bytes().split(b"\0"))
+
+
+def started(folder: Path, out: Path, patience: float = 10) -> subprocess.Popen[str]:
+    """Return a run that has done its first steps."""
+    arguments = [folder / "pair.json", "--data", folder / "c.bin", "--steps", 100_000, "--out", out]
+    arguments += ["--patience", patience]
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while time.monotonic() < end and process.poll() is None:
+        if (out / "metrics.csv").exists() and len(rows(out)) > 2:
+            return process
+        time.sleep(0.1)
+    process.kill()
+    raise AssertionError(process.communicate()[1])

@@ -1,0 +1,155 @@
+"""Processes that run plans on gloo, and what they report: losses, gradient norms and final weights."""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing.connection
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from tests.runtime.samples import tokens_of
+
+from shardwright.plan.plan import Plan
+from shardwright.runtime.checkpoint import open_checkpoint, restore, save_checkpoint
+from shardwright.runtime.engine import DTYPES, Engine, make_engine, train_step
+from shardwright.runtime.groups import layout_of
+from shardwright.runtime.model.details import Details
+from shardwright.runtime.process_groups import make_process_groups
+from shardwright.runtime.recipe import Recipe
+
+PATIENCE = datetime.timedelta(seconds=60)
+
+
+@dataclass
+class Case:
+    """A plan to run. Plans with fewer ranks than processes leave the last processes idle. At the end a checkpoint is
+    written to the folder `save`, at the beginning one is read from `load`: that of an earlier case."""
+
+    name: str
+    plan: Plan
+    recipe: Recipe
+    steps: int = 20
+    seed: int = 7
+    save: str = ""
+    load: str = ""
+
+
+@dataclass
+class Outcome:
+    losses: list[float]
+    norms: list[float]
+    weights: dict[str, torch.Tensor]
+
+
+def run_cases(cases: Sequence[Case], processes: int) -> dict[str, Outcome]:
+    """Run all cases one after another in the same processes and return what each gave."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = mp.get_context("forkserver")  # PyTorch is imported once, not by every process
+        context.set_forkserver_preload(["tests.runtime.preload"])
+        running = [
+            context.Process(target=_work, args=(rank, processes, cases, folder), daemon=True)
+            for rank in range(processes)
+        ]
+        for process in running:
+            process.start()
+        while any(process.is_alive() for process in running) and not any(process.exitcode for process in running):
+            multiprocessing.connection.wait([process.sentinel for process in running if process.is_alive()])
+        failed = [rank for rank, process in enumerate(running) if process.exitcode]
+        for process in running:
+            process.kill()
+        errors = "".join(path.read_text() for path in sorted(Path(folder).glob("*.error")))
+        assert not failed, f"ranks {failed} failed: {errors}"
+        return {case.name: _collected(Path(folder), case) for case in cases}
+
+
+def _work(rank: int, processes: int, cases: Sequence[Case], folder: str) -> None:
+    try:
+        _run_all(rank, processes, cases, folder)
+    except Exception:
+        Path(f"{folder}/{rank}.error").write_text(f"rank {rank}: {traceback.format_exc()}")
+        raise
+
+
+def _run_all(rank: int, processes: int, cases: Sequence[Case], folder: str) -> None:
+    torch.set_num_threads(1)
+    distributed: Any = dist
+    store = distributed.FileStore(f"{folder}/store", processes)
+    for number, case in enumerate(cases):
+        layout = layout_of(case.plan)
+        prefixed = distributed.PrefixStore(f"case {number}", store)
+        if rank < layout.world_size:
+            dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=layout.world_size, timeout=PATIENCE)
+            begin = time.time()
+            result = run_case(case, rank, Path(folder))
+            torch.save(result, f"{folder}/{number}-{rank}.pt")
+            if rank == 0 and "SHARDWRIGHT_TEST_TIMES" in os.environ:
+                print(f"{case.name}: {time.time() - begin:.1f} s", flush=True)
+            dist.barrier()
+            dist.destroy_process_group()
+        Path(f"{folder}/{case.name}.number").write_text(str(number))
+
+
+def run_case(case: Case, rank: int, folder: Path) -> dict[str, Any]:
+    layout = layout_of(case.plan)
+    dtype = DTYPES["bf16" if case.plan.job.precision == "bf16" else "fp32"]
+    engine = make_engine(
+        layout, rank, make_process_groups(layout, rank), details=Details(), recipe=case.recipe, seed=case.seed,
+        dtype=dtype, device=torch.device("cpu"),
+    )  # fmt: skip
+    losses, norms, first = [], [], 0
+    if case.load:
+        checkpoint = open_checkpoint(folder / case.load)
+        restore(engine, checkpoint)
+        first = checkpoint.step
+    for step in range(first, first + case.steps):
+        result = train_step(engine, batch_of(engine, step), step)
+        losses.append(result.loss)
+        norms.append(result.gradient_norm)
+    if case.save:
+        save_checkpoint(engine, folder / case.save, first + case.steps, {"seed": case.seed}, keep=0)
+    return {"losses": losses, "norms": norms, "pieces": pieces_of(engine)}
+
+
+def batch_of(engine: Engine, step: int) -> Any:
+    plan, place = engine.layout.plan, engine.place
+
+    def batch(micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        first = step * plan.job.global_batch + place.first_sample + micro_batch * plan.micro_batch
+        rows = [
+            torch.from_numpy(tokens_of(first + i, plan.model.vocab, plan.job.seq_len)) for i in range(plan.micro_batch)
+        ]
+        both = torch.stack(rows)
+        return both[:, :-1], both[:, 1:]
+
+    return batch
+
+
+def pieces_of(engine: Engine) -> list[tuple[str, int | None, int, int, torch.Tensor, tuple[int, ...]]]:
+    return [
+        (p.parameter.name, p.parameter.dim, p.start, p.stop, b.weight(p).float().clone(), p.parameter.shape)
+        for b in engine.store.buffers
+        for p in b.bucket.pieces
+    ]
+
+
+def _collected(folder: Path, case: Case) -> Outcome:
+    number = int((folder / f"{case.name}.number").read_text())
+    results = [torch.load(path, weights_only=False) for path in sorted(folder.glob(f"{number}-*.pt"))]
+    weights: dict[str, torch.Tensor] = {}
+    for result in results:
+        assert result["losses"] == results[0]["losses"], "all ranks report the same loss"
+        for name, dim, start, stop, value, shape in result["pieces"]:
+            whole = weights.setdefault(name, torch.full(shape, torch.nan))
+            target = whole if dim is None else whole.narrow(dim, start, stop - start)
+            assert bool(torch.isnan(target).all()) or torch.allclose(target, value, rtol=1e-6, atol=1e-7), name
+            target.copy_(value)
+    return Outcome(results[0]["losses"], results[0]["norms"], weights)
