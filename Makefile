@@ -6,10 +6,18 @@ INSTALLED := $(VENV)/.installed
 EXTRAS := $(VENV)/.extras
 BENCHMARKS := $(wildcard benchmarks/*.py)
 
-.PHONY: demo test lint types format bench megatron clean
+.PHONY: demo demo-train test lint types format bench megatron clean
 
 demo: $(INSTALLED)
 	$(BIN)/shardwright plan --model llama-2-70b --cluster examples/a800-256.yaml --global-batch 512 --seq-len 4096 --top 3
+
+# Trains a small model on real text under a mixed plan: four processes, two minutes on two cores.
+demo-train: $(EXTRAS)
+	mkdir -p dist
+	rm -rf dist/demo-train
+	$(BIN)/python examples/text_corpus.py dist/corpus.bin
+	$(BIN)/shardwright train examples/train-mixed-cpu.json --data dist/corpus.bin --steps 200 \
+		--learning-rate 2e-3 --warmup 20 --out dist/demo-train
 
 test: $(EXTRAS)
 	$(BIN)/pytest -n 2
@@ -44,5 +52,5 @@ $(INSTALLED): pyproject.toml
 
 # PyTorch, XGBoost and Transformers, which planning does not need but the tests of measuring, running and fitting do.
 $(EXTRAS): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,runtime,calibrate,text,reference]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,runtime,calibrate,text,reference,prices]'
 	@touch $@

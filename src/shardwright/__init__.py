@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from shardwright.cost.measured_layers import measured_layers as measured_layers
     from shardwright.cost.profiled import profiled as profiled
     from shardwright.errors import SpecError as SpecError
     from shardwright.export.megatron import to_megatron as to_megatron
@@ -27,11 +28,14 @@ if TYPE_CHECKING:
     from shardwright.search.planner import evaluate as evaluate
     from shardwright.search.planner import plan as plan
     from shardwright.search.planner import predict as predict
+    from shardwright.search.shop.shop import shop as shop
     from shardwright.spec.cluster import Cluster as Cluster
     from shardwright.spec.job import Job as Job
     from shardwright.spec.load_cluster import load_cluster as load_cluster
     from shardwright.spec.load_job import make_job as make_job
+    from shardwright.spec.load_layer_profile import load_layer_profile as load_layer_profile
     from shardwright.spec.load_model import load_model as load_model
+    from shardwright.spec.load_offers import load_offers as load_offers
     from shardwright.spec.machine_profile import load_profile as load_profile
     from shardwright.spec.model import Model as Model
     from shardwright.validate.validation import validate as validate
@@ -45,13 +49,17 @@ _HOMES = {
     "SpecError": "errors",
     "evaluate": "search.planner",
     "load_cluster": "spec.load_cluster",
+    "load_layer_profile": "spec.load_layer_profile",
     "load_model": "spec.load_model",
+    "load_offers": "spec.load_offers",
     "load_plan": "plan.document",
     "load_profile": "spec.machine_profile",
     "make_job": "spec.load_job",
+    "measured_layers": "cost.measured_layers",
     "predict": "search.planner",
     "profile": "measure.run",
     "profiled": "cost.profiled",
+    "shop": "search.shop.shop",
     "to_megatron": "export.megatron",
 }
 # Folders that are also, as calls of the library, functions: the packages are callable.

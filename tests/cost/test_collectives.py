@@ -155,7 +155,7 @@ def test_overlap_hides_only_what_fits_beside_computation(communication, computat
 
 
 def test_stage_crossings_leave_a_domain_where_its_ranks_end():
-    crosses = stage_crossings(LINKS, 4, np.array([1, 4, 8]))
+    crosses = stage_crossings(LINKS.domain_gpus, 4, np.array([1, 4, 8]))
     np.testing.assert_array_equal(crosses, [[0, 0, 0, 0], [0, 1, 0, 1], [1, 1, 1, 1]])
     slow, fast = transfer_seconds(LINKS, np.array([1e9, 1e9]), np.array([True, False]))
     assert slow == pytest.approx(1e9 / 20e9 + 1e-5) and fast == pytest.approx(1e9 / 200e9 + 2e-6)

@@ -178,5 +178,5 @@ def test_limits_are_the_budget_and_the_deadline(budget, deadline, seconds, gpus)
     hours = seconds * 1e9 / (64 * 2048) / 3600
     dollars = hours * -(-gpus // 8) * 30.0
     assume(abs(hours / deadline - 1) > 1e-9 and abs(dollars / budget - 1) > 1e-9)
-    kept = seconds <= Objective(job=job, pool=pool(8, 8, price=30.0)).limits(np.array([gpus]))[0]
+    kept = seconds <= Objective(model=gpt(2, 64, 2), job=job, pool=pool(8, 8, price=30.0)).limits(np.array([gpus]))[0]
     assert kept == (hours <= deadline and dollars <= budget)

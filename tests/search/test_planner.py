@@ -154,9 +154,14 @@ def test_cheapest_within_a_deadline_and_fastest_within_a_budget(ranking: Ranking
     assert seconds(enough) == pytest.approx(seconds(ranking.best))
 
 
-def test_the_faster_of_two_types_is_chosen() -> None:
-    both = load_cluster("2x8xA100-SXM-80+2x8xH100-SXM")
-    assert plan(MODEL, both, JOB).best.replicas[0].stages[0].gpu == "H100-SXM"
+def test_two_types_together_beat_each_alone() -> None:
+    result = plan(MODEL, load_cluster("2x8xA100-SXM-80+2x8xH100-SXM"), JOB)
+    types = {stage.gpu for replica in result.best.replicas for stage in replica.stages}
+    assert types == {"A100-SXM-80", "H100-SXM"}
+    assert check(result.best) == ()
+    assert all(seconds(result.best) <= seconds(entry.plan) for entry in result.baselines if entry.plan is not None)
+    assert result.search.gap is not None
+    assert result.search.gap <= 0.01 + 1e-9
 
 
 def test_a_missing_price_is_named_when_it_is_needed() -> None:

@@ -8,7 +8,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from shardwright import __version__
-from shardwright.cli import catalogue, check, evaluate, export, plan, profile, train, validate
+from shardwright.cli import catalogue, check, draw, evaluate, export, plan, prices, profile, shop, train, validate
 from shardwright.cli.output import complain, write
 from shardwright.errors import Problem, SpecError
 
@@ -34,8 +34,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 app.command("plan", short_help="Find the best parallel strategy for a model on a cluster.")(plan.plan)
+app.command("shop", short_help="Find which GPUs to rent: the front of time, dollars and risk.")(shop.shop)
 app.command("evaluate", short_help="Predict your own plan and explain the difference to the best.")(evaluate.evaluate)
 app.command("export", short_help="Write a plan as the configuration of a training framework.")(export.export)
+app.command("draw", short_help="Draw when each stage of a plan computes what, as SVG.")(draw.draw)
 app.command("check", short_help="List everything that is wrong with a plan.")(check.check)
 app.command("validate", short_help="Predict training runs and compare with what was measured.")(validate.validate)
 app.command("profile", short_help="Measure this machine, to plan with its own figures.")(profile.profile)
@@ -43,7 +45,7 @@ app.command("train", short_help="Run a plan on torch.distributed.")(train.train)
 app.command("tokens", short_help="Make a token file to train on from texts.")(train.tokens)
 app.command("gpus", short_help="List GPUs, with sources and dates.")(catalogue.gpus)
 app.command("models", short_help="List models, or show how one is understood.")(catalogue.models)
-app.command("prices", short_help="List prices of machines, with sources and dates.")(catalogue.prices)
+app.command("prices", short_help="List prices of machines, with sources and dates.")(prices.prices)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,4 +1,4 @@
-"""`shardwright gpus`, `models` and `prices`: the facts that ship with the package, with sources and dates."""
+"""`shardwright gpus` and `models`: the facts that ship with the package, with sources and dates."""
 
 from __future__ import annotations
 
@@ -31,14 +31,6 @@ Examples:
   shardwright models
   shardwright models llama-3.1-8b
   shardwright models ./config.json
-"""
-PRICES_HELP = """List prices of machines in US dollars an hour, on demand and spot, with source and date.
-
-Examples:
-
-\b
-  shardwright prices --gpu H100-SXM
-  shardwright prices --gpu A100-SXM-80 --provider aws --region us-east-1
 """
 
 
@@ -96,20 +88,4 @@ def _model_document(model: Model, source: str) -> dict[str, object]:
     }
 
 
-def prices(
-    gpu: Annotated[str | None, typer.Option(metavar="GPU", help="Only this GPU, e.g. H100-SXM.")] = None,
-    provider: Annotated[str | None, typer.Option(metavar="NAME", help="Only this provider, e.g. aws.")] = None,
-    region: Annotated[str | None, typer.Option(metavar="NAME", help="Only this region, e.g. us-east-1.")] = None,
-    json: AsJson = False,
-) -> None:
-    from shardwright.report.catalogue import prices_text
-    from shardwright.spec.catalog import prices as known
-
-    found = known(gpu=gpu, provider=provider, region=region)
-    if json:
-        write_json([asdict(row) for row in found])
-    else:
-        write(prices_text(found))
-
-
-gpus.__doc__, models.__doc__, prices.__doc__ = GPUS_HELP, MODELS_HELP, PRICES_HELP
+gpus.__doc__, models.__doc__ = GPUS_HELP, MODELS_HELP

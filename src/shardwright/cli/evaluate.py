@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardwright.cli.inputs import MachineProfiles, measured_efficiency
+from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
 from shardwright.cli.output import json_text, progress, terminal_width, write
 from shardwright.errors import Problem, SpecError, bad
 
@@ -44,7 +44,7 @@ def evaluate(
         str | None,
         typer.Option(metavar="MODEL", help="Preset, config.json or YAML, if the arguments do not describe the model."),
     ] = None,
-    machine_profile: MachineProfiles = None,
+    profile: Profiles = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
 ) -> None:
     from shardwright.plan.check import check
@@ -62,7 +62,7 @@ def evaluate(
                 raise bad(option, "goes with --megatron-args; a plan file has its own", f"leave {option} out")
         mine, notes = load_plan(plan), ()
     problems = check(mine)
-    efficiency = measured_efficiency(machine_profile, mine.cluster)
+    efficiency = efficiency_of(read_measurements(profile), mine.model, mine.cluster, mine.job)
     try:
         answer = _answer(mine, problems, notes, efficiency, json=json)
     except Exception:

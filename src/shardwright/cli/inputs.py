@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from shardwright.errors import SpecError, bad
 
 if TYPE_CHECKING:
-    from shardwright.cost.efficiency import Efficiency
     from shardwright.plan.plan import Plan
-    from shardwright.spec.cluster import Cluster
 
 TARGETS = ("megatron",)
-MachineProfiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--machine-profile",
-        metavar="FILE",
-        help="Times measured on these machines by `shardwright profile`; may be repeated, once a GPU type.",
-    ),
-]
-
-
-def measured_efficiency(paths: Sequence[Path] | None, cluster: Cluster) -> Efficiency | None:
-    """Return the efficiency model corrected by machine profiles, None (the default model) without any."""
-    if not paths:
-        return None
-    from shardwright.cost.learned import default_efficiency
-    from shardwright.cost.profiled import profiled
-    from shardwright.spec.machine_profile import load_profile
-
-    return profiled(default_efficiency(), [load_profile(path) for path in paths], cluster)
 
 
 def require_target(target: str) -> None:
@@ -51,3 +26,15 @@ def refuse_unexportable(plan: Plan, target: str) -> None:
     problems = unsupported(plan)
     if problems:
         raise SpecError(*problems)
+
+
+def part(text: str, option: str) -> float:
+    """Return the number of `1%` or `0.01`. Raises SpecError for anything else."""
+    number, scale = (text.strip()[:-1], 0.01) if text.strip().endswith("%") else (text, 1.0)
+    try:
+        found = float(number) * scale
+    except ValueError:
+        raise bad(f"{option} {text}", "is not a part of a whole", "write 1% or 0.01") from None
+    if not 0.0 <= found <= 1.0:
+        raise bad(f"{option} {text}", "is not between 0 and 1", "write 1% or 0.01")
+    return found

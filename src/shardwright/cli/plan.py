@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shardwright.cli.inputs import MachineProfiles
+from shardwright.cli.measurements import Profiles
 from shardwright.cli.output import progress, terminal_width, write, write_json
 
 HELP = """Find the best parallel strategy for a model on a cluster, among all that Megatron-LM can run.
@@ -21,14 +21,11 @@ Examples:
       --tokens 1T --objective cost --deadline 720 --out plan.json
   shardwright plan --model llama-3.1-8b --cluster 2x8xH100-SXM --global-batch 128 --seq-len 8192 \\
       --set tp=1,2 --set recompute=none --json
+  shardwright plan --profile layers.json --cluster cluster.yaml --global-batch 1024
 """
 
 
 def plan(
-    model: Annotated[
-        str,
-        typer.Option(metavar="MODEL", help="Preset (see `shardwright models`), config.json or its folder, or YAML."),
-    ],
     cluster: Annotated[
         str,
         typer.Option(
@@ -37,7 +34,16 @@ def plan(
         ),
     ],
     global_batch: Annotated[int, typer.Option(metavar="N", help="Samples of one optimizer step, e.g. 512.")],
-    seq_len: Annotated[int, typer.Option(metavar="N", help="Tokens of one sample, e.g. 4096.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Preset (see `shardwright models`), config.json or its folder, or YAML; measured layers need none.",
+        ),
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of one sample, e.g. 4096; of measured layers, by default.")
+    ] = None,
     tokens: Annotated[
         str | None,
         typer.Option(
@@ -47,7 +53,10 @@ def plan(
     steps: Annotated[
         float | None, typer.Option(metavar="N", help="Optimizer steps of the whole run, instead of --tokens.")
     ] = None,
-    precision: Annotated[str, typer.Option(metavar="NAME", help="bf16, fp16, fp8 or fp32.")] = "bf16",
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="bf16, fp16, fp8 or fp32; by default bf16, or that of measured layers."),
+    ] = None,
     fp8_recipe: Annotated[
         str | None, typer.Option(metavar="NAME", help="delayed, tensorwise, blockwise or mxfp8 (with fp8).")
     ] = None,
@@ -64,11 +73,12 @@ def plan(
         str, typer.Option(metavar="NAME", help="What to minimise: time of an iteration, or cost in dollars.")
     ] = "time",
     budget: Annotated[
-        float | None,
-        typer.Option(metavar="USD", help="Most US dollars for the whole run, e.g. 50000 (needs --tokens)."),
+        str | None,
+        typer.Option(metavar="USD", help="Most US dollars for the whole run, e.g. 50000 or 2M (needs --tokens)."),
     ] = None,
     deadline: Annotated[
-        float | None, typer.Option(metavar="HOURS", help="Most hours for the whole run, e.g. 720 (needs --tokens).")
+        str | None,
+        typer.Option(metavar="TIME", help="Longest run, e.g. 720 (hours) or 30d (needs --tokens)."),
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", help="How many plans to show, each of another layout.")] = 3,
     fit: Annotated[
@@ -91,7 +101,13 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Rules that drop candidates, one a line, e.g. $tp > 8 (docs/rules.md)."),
     ] = None,
-    machine_profile: MachineProfiles = None,
+    profile: Profiles = None,
+    gap: Annotated[
+        str,
+        typer.Option(
+            metavar="PART", help="On several GPU types, how far above the proven bound the best plan may be, e.g. 1%."
+        ),
+    ] = "1%",
     exportable_to: Annotated[
         str | None, typer.Option(metavar="TARGET", help="Only plans that this framework can run: megatron.")
     ] = None,
@@ -101,7 +117,9 @@ def plan(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
 ) -> None:
-    from shardwright.cli.inputs import measured_efficiency, refuse_unexportable
+    from shardwright.cli.amounts import dollars, hours
+    from shardwright.cli.inputs import part, refuse_unexportable
+    from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plan.document import save
     from shardwright.search.planner import plan as search
     from shardwright.search.rules import load_rules
@@ -109,13 +127,15 @@ def plan(
     from shardwright.spec.catalog import load_prices
     from shardwright.spec.load_cluster import load_cluster
     from shardwright.spec.load_job import make_job
-    from shardwright.spec.load_model import load_model
 
-    found_model = load_model(model)
-    found_cluster = load_cluster(cluster, prices=load_prices(prices) if prices else ())
+    measurements = read_measurements(profile)
+    precision = measurements.precision(precision)
+    found_model = model_of(model, measurements, precision)
+    unknown = measurements.unknown_gpus(found_model, precision)
+    found_cluster = load_cluster(cluster, prices=load_prices(prices) if prices else (), measured=unknown)
     job = make_job(
         global_batch=global_batch,
-        seq_len=seq_len,
+        seq_len=measurements.seq_len(seq_len),
         tokens=tokens,
         steps=steps,
         precision=precision,
@@ -123,13 +143,13 @@ def plan(
         optimizer=optimizer,
         framework=framework,
         objective=objective,
-        budget_dollars=budget,
-        deadline_hours=deadline,
+        budget_dollars=dollars(budget, "--budget"),
+        deadline_hours=hours(deadline, "--deadline"),
     )
-    gpu_names = [pool.gpu.name for pool in found_cluster.pools]
+    gpu_names = [pool.gpu.kind for pool in found_cluster.pools]
     limits = load_rules(rules, gpu_names) if rules else ()
     space = parse_pins(settings or [])
-    efficiency = measured_efficiency(machine_profile, found_cluster)
+    efficiency = efficiency_of(measurements, found_model, found_cluster, job)
     with progress(f"searching for plans of {found_model.name} on {found_cluster.gpus} GPUs"):
         ranking = search(
             found_model,
@@ -141,6 +161,7 @@ def plan(
             fit=fit,
             exportable_to=exportable_to,
             efficiency=efficiency,
+            gap=part(gap, "--gap"),
         )
     if exportable_to and ranking.plans:
         refuse_unexportable(ranking.best, exportable_to)

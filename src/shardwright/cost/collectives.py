@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.cost.message_times import MessageTimes
 from shardwright.cost.strategy import Array, Floats, Ints
 from shardwright.spec.cluster import NodePool
 
@@ -25,7 +26,9 @@ class Fabric:
     times `ramp_bytes` (and `ramp_bytes_per_rank` for each rank) more would; between domains `inter_ramp_bytes` for each
     domain play that part. Rings of n ranks lose `pair_loss` / n of the bandwidth, and an all-reduce moves its bytes
     `reduce_gain` times as fast as a gather. Where each of `mesh_gpus` GPUs has links of its own to every other, n of
-    them use (n - 1) / (mesh_gpus - 1) of a GPU's bandwidth; 0 stands for a switch.
+    them use (n - 1) / (mesh_gpus - 1) of a GPU's bandwidth; 0 stands for a switch. `intra_messages` and
+    `inter_messages` are the times of single messages, where they were measured. Of racks of `rack_gpus` (0: there are
+    none), `rack_bytes_per_second` leave each.
     """
 
     domain_gpus: int
@@ -41,14 +44,20 @@ class Fabric:
     pair_loss: float = 0.0
     reduce_gain: float = 1.0
     mesh_gpus: int = 0
+    intra_messages: MessageTimes | None = None
+    inter_messages: MessageTimes | None = None
+    rack_gpus: int = 0
+    rack_bytes_per_second: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Groups as columns [N]: `size` ranks, of which `local` share a NVLink domain."""
+    """Groups as columns [N]: `size` ranks, `stride` ranks apart, of which `local` share a NVLink domain. Groups without
+    a stride stay in their rack."""
 
     size: Array
     local: Array
+    stride: Array | None = None
 
     @property
     def domains(self) -> Floats:
@@ -69,13 +78,16 @@ def fabric(pool: NodePool, *, intra_efficiency: float, inter_efficiency: float) 
 
 def group(links: Fabric, size: Array, stride: Array) -> Group:
     """Return groups of `size` ranks at distance `stride`, aligned to the domains."""
-    return Group(size=size, local=np.clip(links.domain_gpus // stride, 1, size))
+    return Group(size=size, local=np.clip(links.domain_gpus // stride, 1, size), stride=stride)
 
 
 def product(inner: Group, outer: Group) -> Group:
     """Return the groups made of every inner group of an outer one (context × data parallel)."""
     whole = inner.local >= inner.size
-    return Group(size=inner.size * outer.size, local=np.where(whole, inner.local * outer.local, inner.local))
+    stride = None if outer.stride is None else outer.stride // inner.size
+    return Group(
+        size=inner.size * outer.size, local=np.where(whole, inner.local * outer.local, inner.local), stride=stride
+    )
 
 
 def gather_seconds(links: Fabric, groups: Group, size_bytes: Array) -> Floats:
@@ -112,7 +124,7 @@ def _ring_seconds(
     intra = ramped(links, moved, links.ramp_bytes + links.ramp_bytes_per_rank * local) / (
         gain * ring_rate(links, local)
     )
-    inter = ramped(links, moved / local, links.inter_ramp_bytes * domains) / links.inter_bytes_per_second
+    inter = ramped(links, moved / local, links.inter_ramp_bytes * domains) / ring_pace(links, groups)
     slowest = np.maximum(np.where(local > 1, intra, 0.0), np.where(domains > 1, inter, 0.0))
     steps = inside * links.intra_latency_seconds + between * links.inter_latency_seconds
     return np.where(size > 1, passes * (slowest + steps) + _call_seconds(links, groups), 0.0)
@@ -124,6 +136,10 @@ def exchange_seconds(links: Fabric, groups: Group, size_bytes: Array) -> Floats:
     inside = size_bytes * (local - 1) / size
     intra = ramped(links, inside, links.ramp_bytes + links.ramp_bytes_per_rank * local) / ring_rate(links, local)
     inter = size_bytes * (size - local) / size / links.inter_bytes_per_second
+    if links.rack_gpus and groups.stride is not None:
+        inside_rack = np.clip(links.rack_gpus // groups.stride, 1, size)
+        leaving = size_bytes * (size - inside_rack) / size
+        inter = np.maximum(inter, leaving * links.rack_gpus / links.rack_bytes_per_second)
     latency = np.where(groups.domains > 1, links.inter_latency_seconds, links.intra_latency_seconds)
     return np.where(size > 1, np.maximum(intra, inter) + latency + _call_seconds(links, groups), 0.0)
 
@@ -132,9 +148,15 @@ def transfer_seconds(links: Fabric, size_bytes: Array, crosses: Array) -> Floats
     """Return the time to send `size_bytes` from one GPU to another; `crosses` says whether they are in different
     domains."""
     inside = links.intra_bytes_per_second * mesh_share(links, np.array(2))
-    bandwidth = np.where(crosses, links.inter_bytes_per_second, inside)
-    latency = np.where(crosses, links.inter_latency_seconds, links.intra_latency_seconds)
-    return np.asarray(size_bytes / bandwidth + latency)
+    near = _message_seconds(size_bytes, links.intra_latency_seconds, inside, links.intra_messages)
+    far = _message_seconds(size_bytes, links.inter_latency_seconds, links.inter_bytes_per_second, links.inter_messages)
+    return np.asarray(np.where(crosses, far, near))
+
+
+def _message_seconds(
+    size_bytes: Array, latency_seconds: float, rate: Array | float, measured: MessageTimes | None
+) -> Floats:
+    return np.asarray(latency_seconds + size_bytes / rate) if measured is None else measured.of(size_bytes)
 
 
 def ramped(links: Fabric, moved_bytes: Array, ramp_bytes: Array | float) -> Floats:
@@ -157,6 +179,25 @@ def ring_rate(links: Fabric, local: Array) -> Floats:
     )
 
 
+def ring_pace(links: Fabric, groups: Group) -> Floats | float:
+    """Return the bytes per second that a GPU moves to another domain in a ring. Each ring leaves a rack once, so that
+    as many rings as there are ranks between two of one share what leaves it, and no fewer than a domain has GPUs."""
+    if not links.rack_gpus or groups.stride is None:
+        return links.inter_bytes_per_second
+    at_once = np.clip(groups.stride, links.domain_gpus, links.rack_gpus)
+    shared = np.minimum(links.inter_bytes_per_second, links.rack_bytes_per_second / at_once)
+    return np.where(links.rack_gpus % (groups.size * groups.stride) > 0, shared, links.inter_bytes_per_second)
+
+
+def rack_seconds(links: Fabric, size_bytes: Array, senders: Array) -> Floats:
+    """Return the least time to send `size_bytes` to another rack from each of `senders` GPUs, neighbours of each other;
+    0 without racks."""
+    if not links.rack_gpus:
+        return np.zeros(np.broadcast(size_bytes, senders).shape)
+    pace = links.rack_bytes_per_second / np.minimum(senders, links.rack_gpus)
+    return np.asarray(size_bytes / pace + links.inter_latency_seconds)
+
+
 def _call_seconds(links: Fabric, groups: Group) -> Floats:
     return np.where(groups.local > 1, links.call_steps * links.intra_latency_seconds, 0.0)
 
@@ -168,8 +209,9 @@ def exposed_seconds(communication: Array, computation: Array, *, slowdown: float
     return np.asarray(communication - hidden + slowdown * hidden)
 
 
-def stage_crossings(links: Fabric, pp: int, stride: Ints) -> Array:
-    """Return whether the step from pipeline rank i to i + 1 (the last: back to rank 0) leaves a domain, [N, pp]."""
+def stage_crossings(gpus: int, pp: int, stride: Ints) -> Array:
+    """Return whether the step from pipeline rank i to i + 1 (the last: back to rank 0) leaves a domain or a rack of
+    `gpus` GPUs, [N, pp]."""
     ranks = np.arange(pp) * stride[:, None]
-    domains = ranks // links.domain_gpus
-    return np.asarray(domains != np.roll(domains, -1, axis=1))
+    places = ranks // gpus
+    return np.asarray(places != np.roll(places, -1, axis=1))

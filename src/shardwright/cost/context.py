@@ -5,18 +5,33 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
 from shardwright.cost.collectives import Fabric
 from shardwright.cost.efficiency import Efficiency
 from shardwright.cost.layers import LayerTable, layer_table
+from shardwright.cost.measured_layers import MeasuredLayers
 from shardwright.cost.operators import Shard
 from shardwright.cost.overheads import Overheads, overheads
-from shardwright.cost.strategy import Ints, Strategies
+from shardwright.cost.strategy import Bools, Ints, Strategies
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+
+
+class Sharding(Protocol):
+    """How the layers of some strategies are sharded, columns [N]."""
+
+    @property
+    def tp(self) -> Ints: ...
+    @property
+    def cp(self) -> Ints: ...
+    @property
+    def ep(self) -> Ints: ...
+    @property
+    def micro_batch(self) -> Ints: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,18 +48,44 @@ class Context:
     @cached_property
     def software(self) -> Overheads:
         """What the job's framework adds on this GPU (or `measured_overheads` in its place)."""
-        return self.measured_overheads or overheads(self.job.framework, self.pool.gpu)
+        known = self.measured_overheads or overheads(self.job.framework, self.pool.gpu)
+        return self.measured.overheads(self.pool.gpu, self.job, known) if self.measured else known
+
+    @property
+    def measured(self) -> MeasuredLayers | None:
+        """The user's own layer times, where the search has them in place of predictions."""
+        return self.efficiency if isinstance(self.efficiency, MeasuredLayers) else None
+
+    def timed(self, rows: Sharding) -> Bools:
+        """Return for which of `rows` there are times, [N]: all of them, unless only some layers were measured."""
+        if self.measured is None:
+            return np.ones(len(rows.tp), dtype=bool)
+        measured = self.measured.has(self.pool.gpu, rows.tp, rows.micro_batch)
+        return np.asarray(measured & (rows.cp == 1) & (rows.ep == 1))
+
+    @cached_property
+    def alike_after(self) -> int:
+        """The number of layers at the beginning of the model after which all are alike."""
+        if self.measured:
+            return self.measured.alike_after(self.pool.gpu)
+        kinds = self.model.kind_of_layer
+        odd = [place for place, kind in enumerate(kinds) if kind != kinds[-1]]
+        return odd[-1] + 1 if odd else 0
 
     @cached_property
     def links(self) -> Fabric:
         """The links as the framework's collectives find them, never faster than measured or on the data sheet."""
         links, pool, software = self.efficiency.fabric(self.pool), self.pool, self.software
+        inter_share = pool.inter_bytes_per_second / pool.gpus_per_node
         intra = max(links.intra_bytes_per_second, pool.intra_bytes_per_second)
         inter = max(links.inter_bytes_per_second, pool.inter_bytes_per_second)
+        reached = min(links.inter_bytes_per_second * software.inter, inter)
         return replace(
             links,
             intra_bytes_per_second=min(links.intra_bytes_per_second * software.intra, intra),
-            inter_bytes_per_second=min(links.inter_bytes_per_second * software.inter, inter),
+            inter_bytes_per_second=reached,
+            rack_gpus=pool.rack_nodes * pool.gpus_per_node if pool.rack_nodes < pool.nodes else 0,
+            rack_bytes_per_second=pool.rack_bytes_per_second * min(reached / inter_share, 1.0),
             inter_latency_seconds=links.inter_latency_seconds * software.latency,
         )
 
@@ -123,6 +164,8 @@ def shard_index(context: Context, rows: Strategies) -> ShardIndex:
         context.software,
         strain=context.strain,
     )
+    if context.measured:
+        table = context.measured.filled(table, context.model, context.pool.gpu, context.job, shard)
     index = ShardIndex(codes=codes, table=table)
     context.indexed.append(index)
     return index

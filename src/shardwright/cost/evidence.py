@@ -64,7 +64,7 @@ def setting_of(model: Model, gpu: Gpu, gpus: int, job: Job) -> Setting:
     """Return the setting of a job on `gpus` GPUs of one type."""
     return Setting(
         framework=job.framework,
-        gpu=gpu.name,
+        gpu=gpu.kind,
         architecture=gpu.architecture,
         precision=job.precision,
         adapters=job.adapters,

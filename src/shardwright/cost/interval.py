@@ -47,6 +47,10 @@ def widened(spread: Spread, distance: float) -> tuple[float, float]:
 
 def interval_seconds(seconds: float, setting: Setting) -> tuple[float, float]:
     """Return the 80 % interval of the measured time of a job predicted to take `seconds`."""
-    nearest = float(distances(setting, published()).min())
-    low, high = widened(_spreads()[setting.framework], nearest)
+    return interval_at(seconds, setting.framework, float(distances(setting, published()).min()))
+
+
+def interval_at(seconds: float, framework: str, distance: float) -> tuple[float, float]:
+    """Return the 80 % interval where the nearest published run is at `distance`."""
+    low, high = widened(_spreads()[framework], distance)
     return seconds * math.exp(low), seconds * math.exp(high)

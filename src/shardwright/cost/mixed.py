@@ -10,54 +10,35 @@ copies of a stage next to each other (or those of a replica, where the rank orde
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.collectives import Fabric, Group, transfer_seconds
-from shardwright.cost.context import Context, Sharded, shard_codes, sharded
 from shardwright.cost.efficiency import Efficiency
 from shardwright.cost.footprint import Footprint, Held, footprint, held_parameters
 from shardwright.cost.iteration import beside_transfers
+from shardwright.cost.lanes import Known, Lane, lanes_of, outermost
 from shardwright.cost.layers import OVERLAP_SLOWDOWN
+from shardwright.cost.mixed_links import holders, move_seconds
 from shardwright.cost.overheads import Calibration
-from shardwright.cost.pipeline import simulate
-from shardwright.cost.schedule import interleaved, one_f_one_b
+from shardwright.cost.pipeline import Timeline, simulate, timeline
+from shardwright.cost.schedule import Order, interleaved, one_f_one_b
 from shardwright.cost.step import (
-    DataParallel,
     StageTimes,
     both_gather_seconds,
-    data_parallel,
     exposed_tails,
-    message_bytes,
     norm_seconds,
     optimizer_seconds,
     stage_times,
     tied_embedding_seconds,
 )
 from shardwright.cost.strategy import (
-    DATA_OUTERMOST,
-    RANK_ORDERS,
-    RECOMPUTE,
-    SHARDING,
     Floats,
     Ints,
-    Strategies,
-    strategies,
 )
-from shardwright.plan.plan import Plan, Replica, Stage
-from shardwright.spec.cluster import Cluster, NodePool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
-    """A stage as if its whole pipeline were like it: the context of its machines and the row of its degrees."""
-
-    context: Context
-    row: Strategies
-    shards: Sharded
+from shardwright.plan.plan import Plan, Replica
+from shardwright.spec.cluster import NodePool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +61,6 @@ class Mixed:
 
     seconds: float
     replicas: tuple[ReplicaTime, ...]
-
-
-Known = dict[tuple[object, ...], Sharded]  # layer tables by GPU type and sharding
 
 
 def mixed_iteration(
@@ -120,80 +98,6 @@ def _places(plan: Plan, pools: Mapping[str, NodePool]) -> list[list[int]]:
     return places
 
 
-def outermost(plan: Plan) -> bool:
-    """Return whether the GPUs of a copy of a replica stand together, rather than the copies of a stage."""
-    return RANK_ORDERS.index(plan.rank_order) == DATA_OUTERMOST
-
-
-def lanes_of(
-    plan: Plan,
-    replica: Replica,
-    efficiency: Efficiency,
-    calibration: Calibration | None = None,
-    *,
-    known: Known | None = None,
-) -> list[Lane]:
-    """Return the lane of each stage; stages that are alike share one."""
-    pools = {pool.gpu.name: pool for pool in plan.cluster.pools}
-    known = {} if known is None else known
-    made: dict[Stage, Lane] = {}
-    for stage in replica.stages:
-        alike = replace(stage, layers=())
-        if alike not in made:
-            made[alike] = _lane(plan, replica, stage, pools, efficiency, calibration, known)
-    return [made[replace(stage, layers=())] for stage in replica.stages]
-
-
-def _lane(
-    plan: Plan,
-    replica: Replica,
-    stage: Stage,
-    pools: Mapping[str, NodePool],
-    efficiency: Efficiency,
-    calibration: Calibration | None,
-    known: Known,
-) -> Lane:
-    """Return the lane of a stage. All data-parallel copies of the plan share the state of a layer, so the row has them
-    all, and the job as many samples as would give each of them this replica's micro-batches."""
-    copies = plan.data_parallel
-    job = replace(plan.job, global_batch=replica.micro_batches * plan.micro_batch * copies)
-    pool = pools[stage.gpu]
-    given = calibration.of(job.framework, pool.gpu) if calibration else None
-    context = Context(model=plan.model, pool=pool, job=job, efficiency=efficiency, measured_overheads=given)
-    first, last = replica.stages[0].layers[0], replica.stages[-1].layers[-1]
-    row = strategies(
-        [
-            {
-                "tp": stage.tensor_parallel,
-                "cp": stage.context_parallel,
-                "ep": stage.expert_parallel,
-                "etp": stage.expert_tensor_parallel,
-                "pp": len(replica.stages),
-                "dp": copies,
-                "vpp": plan.schedule.virtual_stages,
-                "micro_batch": plan.micro_batch,
-                "rank_order": RANK_ORDERS.index(plan.rank_order),
-                "sequence_parallel": plan.sequence_parallel and stage.tensor_parallel > 1,
-                "flash": plan.flash_attention,
-                "overlap_tp": plan.overlap.tensor_parallel and stage.tensor_parallel > 1,
-                "overlap_pp": plan.overlap.pipeline,
-                "first_layers": first[1] - first[0],
-                "last_layers": last[1] - last[0],
-                "recompute": RECOMPUTE.index(stage.recompute.method or stage.recompute.granularity),
-                "recompute_layers": stage.recompute.layers or 0,
-                "sharding": SHARDING.index(plan.optimizer.sharding),
-                "offload": plan.optimizer.offload,
-                "overlap_grad": plan.overlap.grad_reduce,
-                "overlap_param": plan.overlap.param_gather,
-            }
-        ]
-    )
-    key = (stage.gpu, int(shard_codes(row)[0]))
-    if key not in known:
-        known[key] = sharded(context, row)
-    return Lane(context=context, row=row, shards=known[key])
-
-
 def _replica_time(
     plan: Plan,
     replica: Replica,
@@ -210,14 +114,14 @@ def _replica_time(
         backward=_diagonal([part.backward for part in parts]),
         recompute=_diagonal([part.recompute for part in parts]),
     )
-    moves = np.array([_move(plan, replica, lanes, places[index], stage) for stage in range(len(lanes))])
+    moves = np.array([move_seconds(plan, replica, lanes, places[index], stage) for stage in range(len(lanes))])
     vpp = plan.schedule.virtual_stages
     transfers = np.tile(moves, vpp)[: vpp * len(lanes) - 1]
     times = beside_transfers(lanes[0].row, times, transfers[None])
     tails, gathers, updates, peaks = [], [], [], []
     for stage, lane in enumerate(lanes):
         held = each[id(lane)].held
-        links, groups = _holders(plan, replica, stage, lane, places, pools)
+        links, groups = holders(plan, replica, stage, lane, places, pools)
         once = both_gather_seconds(links, groups, held.dense, held.expert, 1.0)
         tail, gather = exposed_tails(lane.context.job, lane.row, times, once)
         tails.append(float(tail[0, stage]))
@@ -271,79 +175,28 @@ def _diagonal(parts: list[Floats]) -> Floats:
     return np.stack([part[:, :, stage] for stage, part in enumerate(parts)], axis=2)
 
 
-def _move(plan: Plan, replica: Replica, lanes: list[Lane], places: list[int], stage: int) -> float:
-    """Return the seconds of a message from a stage to the next one (the last: to the first). The side with fewer
-    tensor-parallel ranks sends or receives more on each."""
-    here, there = lanes[stage], lanes[(stage + 1) % len(lanes)]
-    size = max(float(message_bytes(lane.context, lane.row)[0]) for lane in (here, there))
-    mine, other = here.context.pool, there.context.pool
-    if mine is other or mine.gpu.name == other.gpu.name:
-        domain = mine.domain_gpus
-        crosses = places[stage] // domain != places[(stage + 1) % len(lanes)] // domain
-        return float(transfer_seconds(here.context.links, np.array([size]), np.array([crosses]))[0])
-    seconds = [
-        float(transfer_seconds(lane.context.links, np.array([size]), np.array([True]))[0]) for lane in (here, there)
-    ]
-    talking = replica.count * min(int(here.row.tp[0]), int(there.row.tp[0]))
-    return max(*seconds, *(size * talking / rate + delay for rate, delay in _site_link(plan.cluster, mine, other)))
-
-
-def _site_link(cluster: Cluster, one: NodePool, other: NodePool) -> Iterator[tuple[float, float]]:
-    """Yield bandwidth and latency of the link between the sites of two pools, if they stand at different ones."""
-    for link in cluster.site_links:
-        if one.site != other.site and set(link.sites) == {one.site, other.site}:
-            yield link.bytes_per_second, link.latency_seconds
-
-
-def _holders(
-    plan: Plan, replica: Replica, stage: int, lane: Lane, places: list[list[int]], pools: Mapping[str, NodePool]
-) -> tuple[Fabric, DataParallel]:
-    """Return the slowest links among the holders of a stage's layers, and the groups that reduce them."""
-    ranges = replica.stages[stage].layers
-    holders = [
-        (other, place, first)
-        for other, row in zip(plan.replicas, places, strict=True)
-        for place, first in zip(other.stages, row, strict=True)
-        if place.layers == ranges
-        or any(low < end and start < high for low, high in place.layers for start, end in ranges)
-    ]
-    own = lane.context
-    if len(plan.replicas) == 1 and {place.gpu for _, place, _ in holders} == {own.pool.gpu.name}:
-        return own.links, data_parallel(own, lane.row)
-    everyone = [replace(own, pool=pools[place.gpu]).links for _, place, _ in holders]
-    links = min(everyone, key=lambda fabric: fabric.inter_bytes_per_second)
-    links = replace(
-        links,
-        intra_bytes_per_second=min(fabric.intra_bytes_per_second for fabric in everyone),
-        inter_latency_seconds=max(fabric.inter_latency_seconds for fabric in everyone),
-    )
-    for _, place, _ in holders:
-        for rate, delay in _site_link(plan.cluster, own.pool, pools[place.gpu]):
-            slower = min(links.inter_bytes_per_second, rate / plan.gpus)
-            links = replace(links, inter_bytes_per_second=slower, inter_latency_seconds=delay)
-    size = sum(other.count * place.context_parallel for other, place, _ in holders)
-    machines: Counter[tuple[str, int]] = Counter()
-    for other, place, first in holders:
-        stride = sum(one.gpus for one in other.stages if one.gpu == place.gpu) if outermost(plan) else place.gpus
-        at = (first + stride * np.arange(other.count)) // pools[place.gpu].domain_gpus
-        machines.update((place.gpu, int(machine)) for machine in at for _ in range(place.context_parallel))
-    local = min(machines.values())
-    dense = Group(size=np.array([size]), local=np.array([max(min(local, size), 1)]))
-    width = replica.stages[stage].expert_parallel * replica.stages[stage].expert_tensor_parallel
-    ranks = max(size * replica.stages[stage].tensor_parallel // width, 1)
-    expert = Group(size=np.array([ranks]), local=np.array([np.clip(own.pool.domain_gpus // width, 1, ranks)]))
-    return links, DataParallel(dense=dense, expert=expert)
-
-
 def pipeline_seconds(plan: Plan, replica: Replica, times: StageTimes, transfers: Floats) -> float:
     """Return the exact time of a replica's pipeline."""
-    pp, vpp = len(replica.stages), plan.schedule.virtual_stages
     forward, backward = times.forward.reshape(1, -1), times.backward.reshape(1, -1)
-    if pp == 1:
+    if len(replica.stages) == 1:
         return float(replica.micro_batches * (forward + backward).sum())
-    moves = transfers[None]
-    if plan.overlap.pipeline:
-        moves = (1.0 - OVERLAP_SLOWDOWN) * moves
-    order = one_f_one_b(pp, replica.micro_batches) if vpp == 1 else interleaved(pp, vpp, replica.micro_batches)
-    done = simulate(order, forward, backward, moves, blocking=not plan.overlap.pipeline)
+    moves = _moves(plan, transfers)[None]
+    done = simulate(_order(plan, replica), forward, backward, moves, blocking=not plan.overlap.pipeline)
     return float(done.makespan_seconds[0])
+
+
+def pipeline_timeline(plan: Plan, replica: Replica, found: ReplicaTime) -> Timeline:
+    """Return when each pass of a replica's micro-batches runs."""
+    forward, backward = found.stages.forward.reshape(-1), found.stages.backward.reshape(-1)
+    moves = _moves(plan, found.transfers)
+    return timeline(_order(plan, replica), forward, backward, moves, blocking=not plan.overlap.pipeline)
+
+
+def _moves(plan: Plan, transfers: Floats) -> Floats:
+    """Return what is left of transfers, which computation hides in part where the plan overlaps them."""
+    return (1.0 - OVERLAP_SLOWDOWN) * transfers if plan.overlap.pipeline else transfers
+
+
+def _order(plan: Plan, replica: Replica) -> Order:
+    pp, vpp = len(replica.stages), plan.schedule.virtual_stages
+    return one_f_one_b(pp, replica.micro_batches) if vpp == 1 else interleaved(pp, vpp, replica.micro_batches)

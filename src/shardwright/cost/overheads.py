@@ -30,6 +30,9 @@ FLASH2 = ("torchtitan", "fsdp", "nanotron")
 ASYNCHRONOUS = ("Hopper", "Blackwell")
 FLASH2_LOSS = 1.7
 FP8_LAUNCHES = 1.4  # of a layer in fp8, over one in 16 bits: quantisation, maxima and transposes are kernels too
+# What an update moves: read gradient (twice, for the norm), master weight, moments; write these and the bf16 weight.
+STATE_BYTES = {"adam": 34.0, "sgd": 26.0, "none": 0.0}
+UPDATE_EFFICIENCY = 0.75  # of the memory's bandwidth
 POWER_EXPONENT = 0.5  # of the speed of matrix products, where a GPU is capped below the power of its data sheet
 
 
@@ -98,7 +101,7 @@ CLOCK_NAMES = tuple(field.name for field in fields(Clocks))
 
 def power_factor(gpu: Gpu) -> float:
     """Return by how much a GPU capped below its data sheet's power is slower in matrix products."""
-    known = gpus().get(gpu.name)
+    known = gpus().get(gpu.kind)
     if known is None or not 0.0 < gpu.tdp_watts < known.tdp_watts:
         return 1.0
     return float((known.tdp_watts / gpu.tdp_watts) ** POWER_EXPONENT)

@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.cost.context import Context, Sharded, sharded
-from shardwright.cost.efficiency import peak_flops
-from shardwright.cost.evidence import nearest, setting_of
+from shardwright.cost.evidence import setting_of
 from shardwright.cost.flops import iteration_flops
 from shardwright.cost.footprint import footprint, micro_batches
-from shardwright.cost.interval import interval_seconds
+from shardwright.cost.grounds import attainable_flops, grounds
 from shardwright.cost.iteration import Iteration, iteration, pipeline_seconds
 from shardwright.cost.money import dollars_per_hour
 from shardwright.cost.stages import boundaries, positions
@@ -41,13 +40,14 @@ def predict(
     rate = dollars_per_hour(context.pool, row.gpus)
     per_hour = None if rate is None else float(rate[0])
     hours = None if job.iterations is None else job.iterations * seconds / SECONDS_PER_HOUR
-    peak = peak_flops(context.pool.gpu, job.precision)
+    peak = attainable_flops(context.efficiency, context.pool.gpu, context.model, job)
     flops = iteration_flops(context.model, job.global_batch, job.seq_len)
     ideal = flops / (peak * context.pool.gpus)
     setting = setting_of(context.model, context.pool.gpu, gpus, job)
+    interval, evidence = grounds(seconds, [setting], context.efficiency)
     return Prediction(
         iteration_seconds=seconds,
-        interval=interval_seconds(seconds, setting),
+        interval=interval,
         tokens_per_second=job.tokens_per_iteration / seconds,
         mfu=flops / (seconds * peak * gpus),
         time=time,
@@ -58,7 +58,7 @@ def predict(
         hours_total=hours,
         lower_bound_seconds=ideal if lower_bound_seconds is None else min(lower_bound_seconds, seconds),
         binding=binding_words(time, memory, rank),
-        evidence=nearest(setting),
+        evidence=evidence,
     )
 
 

@@ -7,15 +7,14 @@ from collections import Counter
 import numpy as np
 
 from shardwright.cost.efficiency import Efficiency, peak_flops
-from shardwright.cost.evidence import Setting, distances, nearest, published, setting_of
+from shardwright.cost.egress import egress_dollars
+from shardwright.cost.evidence import setting_of
 from shardwright.cost.flops import iteration_flops
-from shardwright.cost.interval import interval_seconds
+from shardwright.cost.grounds import attainable_flops, grounds
+from shardwright.cost.lanes import Known, Lane, lanes_of
 from shardwright.cost.layers import LayerTable
 from shardwright.cost.mixed import (
-    Known,
-    Lane,
     Mixed,
-    lanes_of,
     mixed_iteration,
     pipeline_seconds,
     stage_footprint,
@@ -45,17 +44,21 @@ def predict_mixed(
     time = _breakdown(plan, found, slowest, lanes, rank)
     memory = tuple(_memory(plan, replica, own) for replica, own in zip(plan.replicas, lanes, strict=True))
     seconds, job, used = time.total_seconds, plan.job, used_gpus(plan)
-    peaks = {pool.gpu.name: pool.gpu.peak(job.precision) or 0.0 for pool in plan.cluster.pools}
+    peaks = {
+        pool.gpu.name: attainable_flops(efficiency, pool.gpu, plan.model, job)
+        for pool in plan.cluster.pools
+        if pool.gpu.peak(job.precision)
+    }
     flops = iteration_flops(plan.model, job.global_batch, job.seq_len)
-    per_hour = _dollars_per_hour(plan, used)
+    per_hour = _dollars_per_hour(plan, used, seconds)
     hours = None if job.iterations is None else job.iterations * seconds / SECONDS_PER_HOUR
     settings = [setting_of(plan.model, pool.gpu, plan.gpus, job) for pool in plan.cluster.pools if used[pool.gpu.name]]
-    intervals = [interval_seconds(seconds, setting) for setting in settings]
+    interval, evidence = grounds(seconds, settings, efficiency)
     fit = min(fit_probability(each.total_bytes, each.capacity_bytes, job) for row in memory for each in row)
-    ideal = flops / sum(peaks[pool.gpu.name] * pool.gpus for pool in plan.cluster.pools)
+    ideal = flops / sum(peaks.get(pool.gpu.name, 0.0) * pool.gpus for pool in plan.cluster.pools)
     return Prediction(
         iteration_seconds=seconds,
-        interval=(min(low for low, _ in intervals), max(high for _, high in intervals)),
+        interval=interval,
         tokens_per_second=job.tokens_per_iteration / seconds,
         mfu=flops / (seconds * sum(peaks[name] * count for name, count in used.items())),
         time=time,
@@ -66,7 +69,7 @@ def predict_mixed(
         hours_total=hours,
         lower_bound_seconds=ideal if lower_bound_seconds is None else min(lower_bound_seconds, seconds),
         binding=binding_words(time, memory[slowest], rank),
-        evidence=nearest(min(settings, key=_distance)),
+        evidence=evidence,
     )
 
 
@@ -79,13 +82,10 @@ def used_gpus(plan: Plan) -> Counter[str]:
     return used
 
 
-def _distance(setting: Setting) -> float:
-    return float(distances(setting, published()).min())
-
-
-def _dollars_per_hour(plan: Plan, used: Counter[str]) -> float | None:
-    """Return the price of the machines that the plan needs; None where one is unknown."""
-    total = 0.0
+def _dollars_per_hour(plan: Plan, used: Counter[str], seconds: float) -> float | None:
+    """Return the price of the machines that the plan needs and of its traffic between sites, with iterations of
+    `seconds`; None where one is unknown."""
+    total = egress_dollars(plan) * SECONDS_PER_HOUR / seconds
     for pool in plan.cluster.pools:
         count = used[pool.gpu.name]
         if not count:

@@ -106,7 +106,7 @@ class Profiled:
         return links if correction is None else with_links(links, correction.intra, correction.inter)
 
     def _of(self, gpu: Gpu) -> Correction | None:
-        return next((correction for correction in self.corrections if correction.gpu == gpu.name), None)
+        return next((correction for correction in self.corrections if correction.gpu == gpu.kind), None)
 
 
 def profiled(base: Efficiency, profiles: Sequence[MachineProfile], cluster: Cluster) -> Profiled:
@@ -114,7 +114,7 @@ def profiled(base: Efficiency, profiles: Sequence[MachineProfile], cluster: Clus
 
     Raises SpecError for a profile of a GPU that the cluster does not have, and where there is nothing to learn from.
     """
-    pools = {pool.gpu.name: pool for pool in reversed(cluster.pools)}
+    pools = {pool.gpu.kind: pool for pool in reversed(cluster.pools)}
     for profile in profiles:
         if profile.gpu.name not in pools:
             hint = "measure on a machine of the cluster, or say which GPU it is: shardwright profile --gpu NAME"
@@ -135,7 +135,7 @@ def correction(base: Efficiency, pool: NodePool, profiles: Sequence[MachineProfi
     collectives = [row for profile in profiles for row in profile.collectives]
     links = base.fabric(pool)
     return Correction(
-        gpu=pool.gpu.name,
+        gpu=pool.gpu.kind,
         families=tuple(_families(base, pool.gpu, operators)),
         intra=measured_link(links, collectives, inter=False),
         inter=measured_link(links, collectives, inter=True),

@@ -21,6 +21,7 @@ from shardwright.cost.collectives import (
     gather_seconds,
     group,
     product,
+    rack_seconds,
     reduce_seconds,
     stage_crossings,
     transfer_seconds,
@@ -28,7 +29,7 @@ from shardwright.cost.collectives import (
 from shardwright.cost.context import Context, Sharded
 from shardwright.cost.layers import OVERLAP_SLOWDOWN
 from shardwright.cost.memory import trained_share
-from shardwright.cost.overheads import BACKWARD_LAUNCHES, launched_seconds
+from shardwright.cost.overheads import BACKWARD_LAUNCHES, STATE_BYTES, UPDATE_EFFICIENCY, launched_seconds
 from shardwright.cost.stages import positions
 from shardwright.cost.strategy import (
     BLOCK,
@@ -47,12 +48,9 @@ from shardwright.cost.strategy import (
 from shardwright.spec.job import Job
 
 BUCKET_SHARE = 0.9  # part of a pass beside which gradient buckets can travel; the last bucket cannot
-# Read gradient (twice, for the norm), master weight, moments; write these and the bf16 weight.
-STATE_BYTES = {"adam": 34.0, "sgd": 26.0, "none": 0.0}
-HOST_STATE_BYTES = 28.0  # the same in host memory, without the norm
+HOST_STATE_BYTES = 28.0  # what an update moves in host memory: STATE_BYTES without the norm
 PCIE_EFFICIENCY = 0.8
 HOST_EFFICIENCY = 0.6
-UPDATE_EFFICIENCY = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +162,8 @@ def both_gather_seconds(links: Fabric, groups: DataParallel, dense: Floats, expe
     """Return the time to gather (or reduce-scatter) dense and expert parameters of `width` bytes, [N, S]."""
 
     def column(ranks: Group) -> Group:
-        return Group(size=ranks.size[:, None], local=ranks.local[:, None])
+        stride = None if ranks.stride is None else ranks.stride[:, None]
+        return Group(size=ranks.size[:, None], local=ranks.local[:, None], stride=stride)
 
     seconds = gather_seconds(links, column(groups.dense), width * dense)
     if expert.any():
@@ -176,8 +175,11 @@ def transfers(context: Context, rows: Strategies) -> Floats:
     """Return the one-way time from each virtual stage to the next, [N, v * P - 1]. Tensor-parallel ranks each send
     their part (Megatron-LM's scatter-gather)."""
     pp, vpp = int(rows.pp[0]), int(rows.vpp[0])
-    crosses = stage_crossings(context.links, pp, pipeline_stride(rows))
-    seconds = transfer_seconds(context.links, message_bytes(context, rows)[:, None], crosses)
+    links, stride, size = context.links, pipeline_stride(rows), message_bytes(context, rows)[:, None]
+    seconds = transfer_seconds(links, size, stage_crossings(links.domain_gpus, pp, stride))
+    if links.rack_gpus:
+        leaves = stage_crossings(links.rack_gpus, pp, stride)
+        seconds = np.maximum(seconds, leaves * rack_seconds(links, size, stride[:, None]))
     return np.tile(seconds, (1, vpp))[:, : vpp * pp - 1]
 
 

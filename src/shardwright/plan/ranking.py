@@ -20,13 +20,16 @@ class Baseline:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchReport:
     """How the search went. `candidates` is the size of the declared space; every candidate is in exactly one count
-    of `rejected`, or was costed (`costed`). `phases` are seconds by name, in order."""
+    of `rejected`, or was costed (`costed`). `phases` are seconds by name, in order. `not_covered` names kinds of plans
+    that neither the search nor its bound looked at, `gap` is how far the best plan is above the bound at most."""
 
     candidates: int
     costed: int
     seconds: float
     rejected: tuple[tuple[str, int], ...]
     phases: tuple[tuple[str, float], ...]
+    not_covered: tuple[str, ...] = ()
+    gap: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

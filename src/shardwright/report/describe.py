@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from shardwright.plan.plan import Plan, Prediction, Stage, StageMemory
+from shardwright.plan.plan import Plan, Prediction, Replica, Stage, StageMemory
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -88,7 +88,15 @@ def sharding_words(plan: Plan) -> str:
 
 def split_words(plan: Plan) -> str:
     """Return layers per pipeline rank: 4 × 20, or 19, 2 × 21, 19."""
-    counts = [stage.layer_count for stage in plan.replicas[0].stages]
+    return _split_words(plan.replicas[0])
+
+
+def _several(words: Iterable[str]) -> str:
+    return " / ".join(dict.fromkeys(words))
+
+
+def _split_words(replica: Replica) -> str:
+    counts = [stage.layer_count for stage in replica.stages]
     return f"{len(counts)} × {counts[0]}" if len(set(counts)) == 1 else _runs(counts)
 
 
@@ -117,7 +125,7 @@ def degrees_words(plan: Plan) -> str:
     degrees = {
         "tp": stage.tensor_parallel,
         "cp": stage.context_parallel,
-        "pp": len(plan.replicas[0].stages),
+        "pp": max(len(replica.stages) for replica in plan.replicas),
         "dp": plan.data_parallel,
         "ep": stage.expert_parallel,
         "vpp": plan.schedule.virtual_stages,
@@ -129,18 +137,18 @@ def degrees_words(plan: Plan) -> str:
 def switches(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the settings of a plan by name."""
     stage = plan.replicas[0].stages[0]
-    yield "GPU type", stage.gpu
+    yield "GPU type", " + ".join(dict.fromkeys(s.gpu for replica in plan.replicas for s in replica.stages))
     yield "GPUs", str(plan.gpus)
     yield "tensor parallel", str(stage.tensor_parallel)
     yield "context parallel", str(stage.context_parallel)
-    yield "pipeline parallel", str(len(plan.replicas[0].stages))
+    yield "pipeline parallel", _several(str(len(replica.stages)) for replica in plan.replicas)
     yield "data parallel", str(plan.data_parallel)
     yield "expert parallel", str(stage.expert_parallel)
     yield "expert tensor parallel", str(stage.expert_tensor_parallel)
     yield "virtual stages", str(plan.schedule.virtual_stages)
     yield "micro-batch", str(plan.micro_batch)
-    yield "micro-batches a step", str(plan.replicas[0].micro_batches)
-    yield "layers per pipeline rank", split_words(plan)
+    yield "micro-batches a step", _several(str(replica.micro_batches) for replica in plan.replicas)
+    yield "layers per pipeline rank", _several(_split_words(replica) for replica in plan.replicas)
     yield "recomputation", recompute_words(plan)
     yield "sharding", plan.optimizer.sharding
     yield "optimizer offload", f"{plan.optimizer.offload:.0%}"

@@ -8,6 +8,8 @@ from shardwright.errors import Problem
 from shardwright.plan.document import to_document
 from shardwright.plan.ranking import Baseline, Evaluation, Ranking, SearchReport
 from shardwright.report.explain import changes, differences, gaps, shortage, verdict
+from shardwright.report.risk import risk_document
+from shardwright.search.shop.choice import choice_on_cluster
 
 Document = Mapping[str, object]
 
@@ -20,6 +22,9 @@ def ranking_document(ranking: Ranking) -> Document:
             "reason": ranking.infeasible.reason,
             "remedies": list(ranking.infeasible.remedies),
         }
+    risks = [choice_on_cluster(plan) for plan in ranking.plans]
+    if any(risks):
+        document["risk"] = [None if choice is None else risk_document(choice) for choice in risks]
     document["baselines"] = [_baseline(entry) for entry in ranking.baselines]
     document["search"] = _search(ranking.search)
     return document
@@ -41,6 +46,8 @@ def _search(report: SearchReport) -> Document:
         "seconds": report.seconds,
         "rejected": dict(report.rejected),
         "phases": dict(report.phases),
+        "gap": report.gap,
+        "not_covered": list(report.not_covered),
     }
 
 

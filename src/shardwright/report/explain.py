@@ -162,9 +162,14 @@ def verdict(mine: Plan, best: Plan | None, *, legal: bool = True) -> str:
 
 def shortage(mine: Plan) -> Iterator[str]:
     """Yield a line for each stage that needs more memory than its GPU has, the worst first and with its terms."""
-    stages = enumerate(predicted(mine).memory[0])
-    short = [(rank, stage) for rank, stage in stages if stage.total_bytes > stage.capacity_bytes]
+    several = len(mine.replicas) > 1
+    short = [
+        (f"stage {rank}" + (f" of replicas {place + 1}" if several else ""), stage)
+        for place, row in enumerate(predicted(mine).memory)
+        for rank, stage in enumerate(row)
+        if stage.total_bytes > stage.capacity_bytes
+    ]
     short.sort(key=lambda found: found[1].capacity_bytes - found[1].total_bytes)
-    for place, (rank, stage) in enumerate(short):
+    for place, (name, stage) in enumerate(short):
         need, have = format_bytes(stage.total_bytes), format_bytes(stage.capacity_bytes)
-        yield f"stage {rank} needs {need} of {have}" + (f" ({describe.memory_terms(stage)})" if place == 0 else "")
+        yield f"{name} needs {need} of {have}" + (f" ({describe.memory_terms(stage)})" if place == 0 else "")

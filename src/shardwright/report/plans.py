@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from shardwright.plan.plan import Plan, Prediction
-from shardwright.report import describe
+from shardwright.plan.plan import Plan, Prediction, Replica, StageMemory
+from shardwright.report import describe, mixed
 from shardwright.report.layout import bar, labelled, table, wrapped
 from shardwright.units import format_bytes, format_count, format_dollars, format_seconds
 
 MOST_STAGES = 16
+MOST_REPLICAS = 4  # kinds of replicas whose memory is shown
 FAR = 2.0  # distance of a published run (`plan.Evidence`) that says little of a plan
 SPARE = ("recompute", "$/h", "fits", "peak GiB", "sharding", "tokens/s", "cp")  # go first where space is short
 
@@ -36,11 +37,11 @@ def _cells(place: int, plan: Plan) -> dict[str, str]:
     hours, dollars = found.hours_total, found.dollars_total
     return {
         "#": str(place),
-        "GPU": stage.gpu if len(plan.cluster.pools) > 1 else "–",
+        "GPU": _gpu_words(plan),
         "GPUs": str(plan.gpus),
         "tp": str(stage.tensor_parallel),
         "cp": str(stage.context_parallel),
-        "pp": str(len(plan.replicas[0].stages)),
+        "pp": mixed.depth_words(plan),
         "dp": str(plan.data_parallel),
         "ep": str(stage.expert_parallel) if experts else "–",
         "vpp": str(plan.schedule.virtual_stages),
@@ -58,6 +59,12 @@ def _cells(place: int, plan: Plan) -> dict[str, str]:
     }
 
 
+def _gpu_words(plan: Plan) -> str:
+    if len(plan.cluster.pools) < 2:
+        return "–"
+    return " + ".join(mixed.used(plan))
+
+
 def plan_text(plan: Plan, title: str, width: int) -> str:
     """Return one plan in full: settings, memory per stage, where the time goes, money, how sure."""
     found = predicted(plan)
@@ -65,7 +72,7 @@ def plan_text(plan: Plan, title: str, width: int) -> str:
     of = partial(describe.clock, like=found.iteration_seconds)
     lines = [
         title,
-        *(labelled(name, words, width) for name, words in describe.settings(plan)),
+        *(labelled(name, words, width) for name, words in (describe if plan.uniform else mixed).settings(plan)),
         "",
         "  Memory of one GPU",
         *_memory_lines(plan, found, width),
@@ -105,7 +112,16 @@ def _bar_width(width: int) -> int:
 
 
 def _memory_lines(plan: Plan, found: Prediction, width: int) -> Iterator[str]:
-    stages = found.memory[0]
+    for place, replica in enumerate(plan.replicas[:MOST_REPLICAS]):
+        if len(plan.replicas) > 1:
+            yield f"    replicas {place + 1} of {len(plan.replicas)} kinds ({replica.count} ×)"
+        yield from _stage_lines(replica, found.memory[place], width)
+    if len(plan.replicas) > MOST_REPLICAS:
+        yield f"    … {len(plan.replicas) - MOST_REPLICAS} kinds more"
+    yield wrapped(f"fullest: {describe.memory_terms(describe.fullest(found))}", "    ", width)
+
+
+def _stage_lines(replica: Replica, stages: Sequence[StageMemory], width: int) -> Iterator[str]:
     before = -1
     for rank in _shown_ranks([stage.total_bytes / stage.capacity_bytes for stage in stages]):
         if rank > before + 1:
@@ -115,9 +131,8 @@ def _memory_lines(plan: Plan, found: Prediction, width: int) -> Iterator[str]:
         share = stage.total_bytes / stage.capacity_bytes
         sizes = f"{format_bytes(stage.total_bytes):>9} of {format_bytes(stage.capacity_bytes)}"
         over = "  too much" if share > 1.0 else ""
-        layers = describe.layers_words(plan.replicas[0].stages[rank])
+        layers = describe.layers_words(replica.stages[rank])
         yield f"    stage {rank:<3} {bar(share, _bar_width(width))} {share:4.0%} {sizes}  {layers}{over}"
-    yield wrapped(f"fullest: {describe.memory_terms(describe.fullest(found))}", "    ", width)
 
 
 def _shown_ranks(shares: Sequence[float]) -> list[int]:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from shardwright.plan.plan import Plan
 from shardwright.plan.ranking import Baseline, Ranking, SearchReport
-from shardwright.report import describe
+from shardwright.report import describe, mixed
 from shardwright.report.explain import contrast, saving, unit, value
 from shardwright.report.layout import WIDTH, labelled, listed, wrapped
 from shardwright.report.plans import plan_text, plans_table, predicted
+from shardwright.report.risk import risk_text
+from shardwright.search.shop.choice import choice_on_cluster
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -30,12 +32,20 @@ def ranking_text(ranking: Ranking, width: int = WIDTH) -> str:
         summary_text(best, ranking.baselines, width),
         plans_table(ranking.plans, width),
         plan_text(best, "Best plan", width),
+        _risk_text(best, width),
         runners_up_text(ranking.plans, width),
         baselines_text(ranking.baselines, best, width),
+        certificate_text(best, ranking.search, width),
         search_text(ranking.search, width),
         assumptions_text(best.model, best.cluster, width),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _risk_text(best: Plan, width: int) -> str:
+    """Return what preemptions do to the run, where machines can be taken back."""
+    choice = choice_on_cluster(best)
+    return risk_text(choice, width) if choice is not None else ""
 
 
 def heading(model: Model, cluster: Cluster, job: Job, width: int) -> str:
@@ -89,6 +99,12 @@ def baselines_text(baselines: Sequence[Baseline], best: Plan, width: int) -> str
             words = f"{entry.rule}: {describe.degrees_words(entry.plan)}"
             lines.append(labelled(figures, words, width, column=20))
     return "\n".join(lines)
+
+
+def certificate_text(best: Plan, report: SearchReport, width: int) -> str:
+    """Return how far from the best the plan can be, where types can be mixed."""
+    words = mixed.certificate(best, report)
+    return wrapped(f"Certificate: {words}", "", width) if words else ""
 
 
 def search_text(report: SearchReport, width: int) -> str:

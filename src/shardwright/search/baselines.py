@@ -78,10 +78,14 @@ def _chosen(context: Context, rule: str, verdict: Verdict, places: Sequence[int]
 
 
 def _row(context: Context, **given: Any) -> dict[str, Any] | None:
-    """Return a full row on as many of the GPUs as the batch allows, or None if the degrees are illegal."""
+    """Return a full row on as many of the GPUs as the batch allows, or None if the degrees are illegal, or if layers
+    were measured, but not these."""
     tp, pp, vpp, micro = given["tp"], given["pp"], given.get("vpp", 1), given.get("micro_batch", 1)
     job, gpus = context.job, context.pool.gpus // (tp * pp)
     if gpus < 1 or job.global_batch % micro:
+        return None
+    measured = context.measured
+    if measured and not measured.has(context.pool.gpu, tp, micro)[0]:
         return None
     dp = max(divisors(job.global_batch // micro, gpus))
     count = job.global_batch // micro // dp
@@ -89,8 +93,10 @@ def _row(context: Context, **given: Any) -> dict[str, Any] | None:
         return None
     first, last = even_split(context, pp * vpp)
     experts = [kind.moe.experts for kind in context.model.kinds if kind.moe is not None]
-    ep = max((d for d in divisors(int(np.gcd.reduce(experts)), dp) if dp % d == 0), default=1) if experts else 1
-    sequence = tp > 1 and job.seq_len % tp == 0
+    spread = experts and not measured
+    ep = max((d for d in divisors(int(np.gcd.reduce(experts)), dp) if dp % d == 0), default=1) if spread else 1
+    plain = measured and 0 in measured.sequence_parallel and not experts
+    sequence = tp > 1 and job.seq_len % tp == 0 and not plain
     if experts and tp > 1 and not sequence:
         return None
     sharding = given.get("sharding", ZERO1) if dp > 1 else UNSHARDED

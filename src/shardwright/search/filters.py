@@ -1,4 +1,4 @@
-"""The user's rules, applied to layouts and to complete strategies."""
+"""The user's rules and measurements, applied to layouts and to complete strategies."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ VARIABLE_AXES: Mapping[str, str] = {
     "last_stage_layers": "last_layers",
     "rank_order": "rank_order",
 }
+UNMEASURED = "not in the layer profile"
 GRANULARITY = ("none", "selective", "full")
 METHOD = ("uniform", "block")
 
@@ -57,9 +58,13 @@ class Filters:
         return frozenset(found | ({"recompute"} if "recompute_layers" in found else set()))
 
     def layout_masks(self, context: Context, rows: Layouts) -> Iterator[tuple[str, Bools]]:
-        """Yield name and mask of what each rule drops, for the rules that speak of the layout alone. The caller drops
-        these rows before it asks for the next mask, which then has fewer."""
+        """Yield name and mask of what is dropped for want of measured times, and by each rule that speaks of the layout
+        alone. The caller drops these rows before it asks for the next mask, which then has fewer."""
         kept = rows
+        if context.measured:
+            mask = ~context.timed(rows)
+            yield UNMEASURED, mask
+            kept = rows.take(~mask)
         for rule in self.rules:
             if not any(name in VARIABLE_AXES for name in rule.variables):
                 mask = _evaluated(rule, layout_columns(context, kept), len(kept))
@@ -76,8 +81,8 @@ class Filters:
                 kept = kept.take(~mask)
 
     def mask(self, context: Context, rows: Strategies) -> Bools:
-        """Return which of `rows` any rule drops, [N]."""
-        dropped = np.zeros(len(rows), dtype=bool)
+        """Return which of `rows` are dropped, [N]."""
+        dropped = ~context.timed(rows)
         for rule in self.rules:
             dropped |= _evaluated(rule, strategy_columns(context, rows), len(rows))
         return dropped
@@ -112,7 +117,7 @@ def layout_columns(context: Context, rows: Layouts | Strategies) -> dict[str, Co
         "num_layers": number(len(model.layers)),
         "hidden_size": number(model.hidden),
         "num_attention_heads": number(model.max_heads),
-        "gpu": Column(values=np.asarray(0), words=(pool.gpu.name,), none=None),
+        "gpu": Column(values=np.asarray(0), words=(pool.gpu.kind,), none=None),
     }
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.money import dollars_per_hour
+from shardwright.cost.risk import pool_stretch
 from shardwright.plan.ranking import Infeasible, SearchReport
 from shardwright.search.filters import Filters
 from shardwright.search.layouts import layouts
@@ -39,7 +40,7 @@ def explain(contexts: Sequence[Context], space: Space, filters: Filters, report:
 
 def _try(context: Context, space: Space, filters: Filters) -> float | None:
     """Return the least value of a search, or None if it finds nothing."""
-    objective = Objective(job=context.job, pool=context.pool)
+    objective = Objective(model=context.model, job=context.job, pool=context.pool)
     found = search(context, space, filters, objective, top=1)
     return found.ranked[0][0] if found.ranked else None
 
@@ -93,7 +94,8 @@ def _too_dear(contexts: Sequence[Context], space: Space, filters: Filters, secon
 def _whole_hours(context: Context, space: Space, filters: Filters) -> float | None:
     job = replace(context.job, budget_dollars=None, deadline_hours=None, objective="time")
     seconds = _try(replace(context, job=job), space, filters)
-    return None if seconds is None or job.iterations is None else seconds * job.iterations / SECONDS_PER_HOUR
+    longer = float(pool_stretch(context.model, job, context.pool, np.array([context.pool.nodes]))[0])
+    return None if seconds is None or job.iterations is None else longer * seconds * job.iterations / SECONDS_PER_HOUR
 
 
 def _whole_dollars(context: Context, space: Space, filters: Filters) -> float | None:

@@ -7,17 +7,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cost.money import dollars_per_hour
+from shardwright.cost.risk import pool_stretch
 from shardwright.cost.strategy import Floats, Ints
 from shardwright.errors import bad
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
+from shardwright.spec.model import Model
 from shardwright.units import SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """Minimise seconds or dollars of an iteration on one pool, within a deadline and a budget for the whole job."""
+    """Minimise seconds or dollars of an iteration on one pool, within a deadline and a budget for the whole job. Where
+    machines can be taken back, dollars and limits are those to expect, lost work and restarts counted."""
 
+    model: Model
     job: Job
     pool: NodePool
 
@@ -29,7 +33,7 @@ class Objective:
         """Return what is minimised, [N]."""
         if self.job.objective == "time":
             return seconds
-        return seconds * self._per_second(gpus)
+        return seconds * self._per_second(gpus) * self._longer(gpus)
 
     def limits(self, gpus: Ints) -> Floats:
         """Return the longest iteration that keeps deadline and budget, [N]."""
@@ -40,7 +44,11 @@ class Objective:
             limit = np.minimum(limit, self.job.deadline_hours * SECONDS_PER_HOUR / self.job.iterations)
         if self.job.budget_dollars is not None:
             limit = np.minimum(limit, self.job.budget_dollars / self.job.iterations / self._per_second(gpus))
-        return limit
+        return limit / self._longer(gpus)
+
+    def _longer(self, gpus: Ints) -> Floats:
+        """Return by what interruptions lengthen the run, [N]."""
+        return pool_stretch(self.model, self.job, self.pool, -(-gpus // self.pool.gpus_per_node))
 
     def _per_second(self, gpus: Ints) -> Floats:
         per_hour = dollars_per_hour(self.pool, gpus)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.efficiency import Efficiency, computes, peak_flops
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict as predict_row
+from shardwright.cost.predict_mixed import predict_mixed
 from shardwright.cost.uncertainty import headroom
 from shardwright.errors import bad, suggestion
 from shardwright.plan.plan import Plan
@@ -18,15 +21,18 @@ from shardwright.search.assemble import layer_starts, plan_of, pool_of, row_of
 from shardwright.search.baselines import Tried, baselines
 from shardwright.search.filters import Filters
 from shardwright.search.infeasible import explain
+from shardwright.search.mixed.entry import Outcome, affordable_value, largest_pools, mixed_search
+from shardwright.search.mixed.settings import require_searchable
 from shardwright.search.objective import Objective
 from shardwright.search.remedies import remedies
 from shardwright.search.rules import Rule
-from shardwright.search.space import Space
+from shardwright.search.space import Space, measurable
 from shardwright.search.uniform import Found, search
 from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
+WORSE = "slower by the bound or not needed"  # compositions of mixed plans that were not made into one
 EXPORTABLE = ("megatron",)  # every uniform plan is one that Megatron-LM can be told to run
 
 
@@ -49,12 +55,15 @@ def plan(
     fit: float = 0.8,
     exportable_to: str | None = None,
     efficiency: Efficiency | None = None,
+    gap: float = 0.01,
 ) -> Ranking:
-    """Return the `top` best uniform plans on the machines of any one type of `cluster`, best first.
+    """Return the `top` best plans, best first: uniform ones on the machines of any one type of `cluster` and, where it
+    has several, those that mix them.
 
     `space` pins parameters, `rules` drop candidates, `fit` is the probability with which a plan must fit in memory,
-    `exportable_to` names a target that must be able to run the plan. The first plan is the optimum of the declared
-    space under the cost model. Raises SpecError for input that makes no sense; a search without a feasible plan
+    `exportable_to` names a target that must be able to run the plan. On machines of one type the first plan is the
+    optimum of the declared space under the cost model; on several types it is within `gap` of it, or as near as
+    `lower_bound_seconds` says. Raises SpecError for input that makes no sense; a search without a feasible plan
     returns a Ranking that says why.
     """
     if exportable_to is not None and exportable_to not in EXPORTABLE:
@@ -63,6 +72,8 @@ def plan(
         raise bad("--top", f"{top} plans cannot be given", "ask for 1 or more")
     if not 0.01 <= fit <= 0.99:
         raise bad("--fit", f"{fit} is not a probability from 0.01 to 0.99", "0.8 is the default")
+    if not 0.0 <= gap <= 1.0:
+        raise bad("--gap", f"{gap:g} is not a part from 0 to 1", "0.01 or 1% is the default")
     begin = time.perf_counter()
     space, filters = space or Space(), Filters(rules=tuple(rules))
     model_of_time, room = efficiency or default_efficiency(), headroom(fit, job)
@@ -70,9 +81,10 @@ def plan(
     for pool in _able(cluster, job):
         context = Context(model=model, pool=pool, job=job, efficiency=model_of_time, headroom=room)
         results.append(_search_pool(context, space, filters, top))
-    plans = _best_plans(results, cluster, top)
-    report = _report(results, begin)
-    shown = _shown_baselines(results, cluster, plans)
+    mixed = None if exportable_to else _mixed(results, cluster, space, filters, gap, top)
+    plans = _best_plans(results, cluster, top, mixed)
+    report = _report(results, begin, mixed, plans)
+    shown = _shown_baselines(results, cluster, plans, mixed)
     infeasible: Infeasible | None = None
     if not plans:
         infeasible = explain([result.context for result in results], space, filters, report)
@@ -91,25 +103,45 @@ def _search_pool(context: Context, space: Space, filters: Filters, top: int) -> 
     begin = time.perf_counter()
     tried, start = baselines(context)
     elapsed = time.perf_counter() - begin
-    objective = Objective(job=context.job, pool=context.pool)
-    found = search(context, space, filters, objective, top=top, start=start)
+    objective = Objective(model=context.model, job=context.job, pool=context.pool)
+    found = search(context, measurable(context, space), filters, objective, top=top, start=start)
     return _PoolResult(context, tried, found, elapsed)
 
 
-def _best_plans(results: Sequence[_PoolResult], cluster: Cluster, top: int) -> tuple[Plan, ...]:
-    """Return the best rows of all pools as plans."""
-    ranked = sorted(
-        (value, place, rank)
-        for place, result in enumerate(results)
-        for rank, (value, _) in enumerate(result.found.ranked)
-    )[:top]
-    plans = []
-    for _, place, rank in ranked:
-        context, row = results[place].context, results[place].found.ranked[rank][1]
-        plans.append(plan_of(context, cluster, row))
+@dataclass(frozen=True, slots=True)
+class _Mixed:
+    outcome: Outcome
+    seconds: float
+
+
+def _mixed(
+    results: Sequence[_PoolResult], cluster: Cluster, space: Space, filters: Filters, gap: float, top: int
+) -> _Mixed | None:
+    """Return what plans over machines of several types reach, or None where there is one type."""
+    contexts = [result.context for result in results]
+    if len({context.pool.gpu.name for context in contexts}) < 2:
+        return None
+    require_searchable(space)
+    begin = time.perf_counter()
+    by_time = contexts[0].job.objective == "time"
+    known = [result.found.ranked[0][0] for result in results if result.found.ranked and by_time]
+    outcome = mixed_search(
+        largest_pools(contexts), cluster, space, filters, gap=gap, ceiling=min(known, default=np.inf), top=top
+    )
+    return _Mixed(outcome, time.perf_counter() - begin)
+
+
+def _best_plans(results: Sequence[_PoolResult], cluster: Cluster, top: int, mixed: _Mixed | None) -> tuple[Plan, ...]:
+    """Return the best rows of all pools, and the best mixed plans, as plans."""
+    found = _uniform_plans(results, cluster, top)
+    if mixed is not None:
+        found += [(value, plan) for plan in mixed.outcome.plans if (value := affordable_value(plan)) is not None]
+    plans = [plan for _, plan in sorted(found, key=lambda item: item[0])[:top]]
     if not plans or plans[0].job.objective != "time":
         return tuple(plans)
     bound = plans[0].prediction.iteration_seconds if plans[0].prediction else 0.0
+    if mixed is not None:
+        bound = min(bound, mixed.outcome.bound_seconds)
     return tuple(
         plan.costed(replace(plan.prediction, lower_bound_seconds=bound))
         for plan in plans
@@ -117,7 +149,20 @@ def _best_plans(results: Sequence[_PoolResult], cluster: Cluster, top: int) -> t
     )
 
 
-def _report(results: Sequence[_PoolResult], begin: float) -> SearchReport:
+def _uniform_plans(results: Sequence[_PoolResult], cluster: Cluster, top: int) -> list[tuple[float, Plan]]:
+    """Return the best rows of all pools as plans with their values."""
+    ranked = sorted(
+        (value, place, rank)
+        for place, result in enumerate(results)
+        for rank, (value, _) in enumerate(result.found.ranked)
+    )[:top]
+    return [
+        (value, plan_of(results[place].context, cluster, results[place].found.ranked[rank][1]))
+        for value, place, rank in ranked
+    ]
+
+
+def _report(results: Sequence[_PoolResult], begin: float, mixed: _Mixed | None, plans: Sequence[Plan]) -> SearchReport:
     """Return the account of the searches of all pools together."""
     rejected: dict[str, int] = {}
     phases: dict[str, float] = {}
@@ -127,21 +172,38 @@ def _report(results: Sequence[_PoolResult], begin: float) -> SearchReport:
             phases[name] = phases.get(name, 0.0) + seconds
         for reason, count in result.found.rejected:
             rejected[reason] = rejected.get(reason, 0) + count
+    candidates = sum(result.found.candidates for result in results)
+    costed = sum(result.found.costed for result in results)
+    if mixed is not None:
+        phases["mixed"] = mixed.seconds
+        candidates += mixed.outcome.candidates
+        costed += mixed.outcome.costed
+        rejected[WORSE] = mixed.outcome.candidates - mixed.outcome.costed
+    gap = None
+    if plans and plans[0].prediction and plans[0].job.objective == "time":
+        gap = plans[0].prediction.iteration_seconds / plans[0].prediction.lower_bound_seconds - 1.0
     seconds = time.perf_counter() - begin
     phases["predict"] = max(seconds - sum(phases.values()), 0.0)
     return SearchReport(
-        candidates=sum(result.found.candidates for result in results),
-        costed=sum(result.found.costed for result in results),
+        candidates=candidates,
+        costed=costed,
         seconds=seconds,
         rejected=tuple(sorted(rejected.items(), key=lambda item: (-item[1], item[0]))),
         phases=tuple(phases.items()),
+        not_covered=mixed.outcome.not_covered if mixed else (),
+        gap=gap,
     )
 
 
-def _shown_baselines(results: Sequence[_PoolResult], cluster: Cluster, plans: Sequence[Plan]) -> tuple[Baseline, ...]:
-    """Return the baselines of the pool of the best plan (of the first pool if there is none)."""
+def _shown_baselines(
+    results: Sequence[_PoolResult], cluster: Cluster, plans: Sequence[Plan], mixed: _Mixed | None
+) -> tuple[Baseline, ...]:
+    """Return the baselines of the pool of the best plan (of the first pool if there is none); where types can be mixed
+    the best plan of each type alone, and the uniform plan over all."""
     if not results:
         return ()
+    if mixed is not None:
+        return (*_plain(results, cluster), _whole(mixed))
     chosen = results[0]
     for result in results:
         if plans and result.context.pool.gpu.name == plans[0].replicas[0].stages[0].gpu:
@@ -157,8 +219,25 @@ def _shown_baselines(results: Sequence[_PoolResult], cluster: Cluster, plans: Se
     )
 
 
+def _plain(results: Sequence[_PoolResult], cluster: Cluster) -> Iterator[Baseline]:
+    for result in results:
+        rule = f"the best plan on the {result.context.pool.gpu.name} alone"
+        ranked = result.found.ranked
+        if ranked:
+            yield Baseline(rule=rule, plan=plan_of(result.context, cluster, ranked[0][1], label=rule))
+        else:
+            yield Baseline(rule=rule, plan=None, reason="no plan fits")
+
+
+def _whole(mixed: _Mixed) -> Baseline:
+    plan, rule = mixed.outcome.uniform, mixed.outcome.uniform_rule
+    return Baseline(rule=rule, plan=plan, reason="" if plan else "no uniform plan fits all types")
+
+
 def predict(plan: Plan, *, efficiency: Efficiency | None = None) -> Plan:
-    """Return a uniform plan with its prediction. Raises SpecError for plans that are not uniform."""
+    """Return a plan with its prediction."""
+    if not plan.uniform:
+        return plan.costed(predict_mixed(plan, efficiency or default_efficiency()))
     context = Context(model=plan.model, pool=pool_of(plan), job=plan.job, efficiency=efficiency or default_efficiency())
     return plan.costed(predict_row(context, row_of(plan), starts=layer_starts(plan)))
 
@@ -167,12 +246,13 @@ def evaluate(user_plan: Plan, *, top: int = 1, efficiency: Efficiency | None = N
     """Return the prediction of a plan, the best plans for the same model, machines and job, and what would make it
     fit if it does not."""
     model_of_time = efficiency or default_efficiency()
-    context = Context(model=user_plan.model, pool=pool_of(user_plan), job=user_plan.job, efficiency=model_of_time)
     best = plan(user_plan.model, user_plan.cluster, user_plan.job, top=top, efficiency=model_of_time)
     mine = predict(user_plan, efficiency=model_of_time)
     if best.plans and best.plans[0].prediction and mine.prediction and user_plan.job.objective == "time":
-        bound = min(best.plans[0].prediction.iteration_seconds, mine.prediction.iteration_seconds)
+        bound = min(best.plans[0].prediction.lower_bound_seconds, mine.prediction.iteration_seconds)
         mine = mine.costed(replace(mine.prediction, lower_bound_seconds=bound))
-    return Evaluation(
-        plan=mine, best=best, remedies=tuple(remedies(context, row_of(user_plan), layer_starts(user_plan)))
-    )
+    if not user_plan.uniform:
+        return Evaluation(plan=mine, best=best)
+    context = Context(model=user_plan.model, pool=pool_of(user_plan), job=user_plan.job, efficiency=model_of_time)
+    changes = remedies(context, row_of(user_plan), layer_starts(user_plan))
+    return Evaluation(plan=mine, best=best, remedies=tuple(changes))

@@ -41,7 +41,7 @@ def layout_bounds(context: Context, how: Axes, rows: Layouts, index: ShardIndex)
     """
     work = _least(context, how, rows, index, index.table.forward[:, -1] + index.table.backward[:, -1])
     count = context.job.global_batch // (rows.dp * rows.micro_batch)
-    if len(context.model.kinds) > 1:
+    if context.alike_after > 0:
         return np.asarray(work / rows.pp * count)
     running = index.table.forward + index.table.backward
     layer = _least(context, how, rows, index, running[:, 2] - running[:, 1])

@@ -263,7 +263,9 @@ def _layer_switches(context: Context, how: Axes, layouts: Layouts) -> tuple[Ints
     moe = any(kind.moe is not None for kind in context.model.kinds)
     index = np.arange(len(layouts))
     can = (layouts.tp > 1) & (context.job.seq_len // layouts.cp % layouts.tp == 0)
-    choice = how.values("sequence_parallel", 1) if moe else how.values("sequence_parallel", 0, 1)
+    measured = context.measured
+    possible = measured.sequence_parallel if measured else (0, 1)
+    choice = how.values("sequence_parallel", *((1,) if moe else possible))
     alone = how.values("sequence_parallel", 0)
     must = can | ((layouts.tp > 1) if moe else False)
     index, switches = _branch(index, {}, "sequence_parallel", lambda i: [(can[i], choice), (~must[i], alone)])
@@ -272,11 +274,18 @@ def _layer_switches(context: Context, how: Axes, layouts: Layouts) -> tuple[Ints
         switches,
         "overlap_tp",
         lambda i: _when(
-            switches["sequence_parallel"] == 1, how.values("overlap_tp", 0, 1), how.values("overlap_tp", 0)
+            (switches["sequence_parallel"] == 1) & (measured is None),
+            how.values("overlap_tp", 0, 1),
+            how.values("overlap_tp", 0),
         ),
     )
     return _branch(
-        index, switches, "flash", lambda i: _when(layouts.cp[i] > 1, how.values("flash", 1), how.values("flash", 0, 1))
+        index,
+        switches,
+        "flash",
+        lambda i: _when(
+            (layouts.cp[i] > 1) | (measured is not None), how.values("flash", 1), how.values("flash", 0, 1)
+        ),
     )
 
 

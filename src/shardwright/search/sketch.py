@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.cost.collectives import exposed_seconds, transfer_seconds
+from shardwright.cost.collectives import exposed_seconds, rack_seconds, transfer_seconds
 from shardwright.cost.context import Context, Sharded
 from shardwright.cost.footprint import P2P_BUFFERS, micro_batches
 from shardwright.cost.layers import OVERLAP_SLOWDOWN
@@ -103,19 +103,12 @@ def _pipeline(context: Context, rows: Strategies, shards: Sharded, split: _Split
     whole = np.where(single, first, first + between + last)
     regular = _sum(running, row, ends - 2, ends - 1)
     cheapest = np.diff(running[:, 1:-1], axis=1).min(axis=1)[row]
-    alike = _alike_after(context)
+    alike = context.alike_after
     chunk = split.share * regular + np.minimum(layers, split.share) * again + 2.0 * move + launch
     cheap = split.share * cheapest + np.minimum(layers, split.share) * again + 2.0 * move + launch
     simple = _one_stage_bound(rows, split, alike, count, first, last, between, whole)
     virtual = _virtual_bound(rows, split, alike, count, first, last, regular, chunk, cheap, whole)
     return np.where(single, count * first, np.where(rows.vpp == 1, simple, virtual))
-
-
-def _alike_after(context: Context) -> int:
-    """Return the number of layers at the beginning of the model after which all are of one kind."""
-    kinds = context.model.kind_of_layer
-    odd = [place for place, kind in enumerate(kinds) if kind != kinds[-1]]
-    return odd[-1] + 1 if odd else 0
 
 
 def _one_stage_bound(
@@ -179,13 +172,14 @@ def _transfer_range(context: Context, rows: Strategies) -> tuple[Floats, Floats]
     links, size = context.links, message_bytes(context, rows)
     outside = transfer_seconds(links, size, np.ones(len(rows), dtype=bool))
     inside = transfer_seconds(links, size, pipeline_stride(rows) >= links.domain_gpus)
-    return np.minimum(inside, outside), np.maximum(inside, outside)
+    longest = np.maximum(np.maximum(inside, outside), rack_seconds(links, size, pipeline_stride(rows)))
+    return np.minimum(inside, outside), longest
 
 
 def _layers_to_recompute(context: Context, rows: Strategies, shards: Sharded, split: _Split) -> Ints:
     """Return how many layers of a virtual stage must be recomputed at least for ranks 0 and 1 to fit under the most
     sharding and offload; 0 where selective recomputation may do."""
-    if len(context.model.kinds) > 1:
+    if context.alike_after > 0:
         return np.zeros(len(rows), dtype=np.int64)
     table, row = shards.table, shards.row
     kept, core, checkpoint = (_sum(running, row, 1, 2) for running in (table.activations, table.core, table.inputs))
@@ -223,8 +217,8 @@ def _tail(context: Context, rows: Strategies, shards: Sharded, split: _Split) ->
 
     def on_rank(running: Floats, pick: np.ufunc) -> Floats:
         # The layers of later virtual stages lie anywhere in the model; of unequal layers the cheapest bound counts.
-        each = running[:, 1:2] if len(context.model.kinds) == 1 else running[:, 1:-2]
-        after = running[:, 2:3] if len(context.model.kinds) == 1 else running[:, 2:-1]
+        each = running[:, 1:2] if context.alike_after == 0 else running[:, 1:-2]
+        after = running[:, 2:3] if context.alike_after == 0 else running[:, 2:-1]
         per_layer = pick.reduce(after - each, axis=1)[row]
         return np.asarray((_sum(running, row, 0, top) + more * per_layer)[:, None])
 

@@ -158,6 +158,14 @@ def offload_fractions(space: Space) -> tuple[Value, ...]:
     return space.pins.get("offload", OFFLOADS)
 
 
+def measurable(context: Context, space: Space) -> Space:
+    """Return the space without what measured layers say nothing of, unless it is pinned: an optimizer in host memory,
+    which would be predicted beside a measured one."""
+    if context.measured is None or "offload" in space.pins:
+        return space
+    return Space(pins={**space.pins, "offload": (0.0,)})
+
+
 def divisors(number: int, limit: int) -> list[int]:
     """Return the divisors of `number` up to `limit`, ascending."""
     return [d for d in range(1, min(number, limit) + 1) if number % d == 0]

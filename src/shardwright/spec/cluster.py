@@ -32,6 +32,11 @@ class Gpu:
     source: str
     date: str
 
+    @property
+    def kind(self) -> str:
+        """The catalogue's name: without the site, which is in the name of a type that stands at several."""
+        return self.name.partition("@")[0]
+
     def peak(self, precision: str) -> float | None:
         """Return the dense peak in FLOP/s, or None where the GPU cannot compute in `precision`."""
         return dict(self.peak_flops).get(precision)
@@ -53,7 +58,8 @@ class NodePool:
 
     Bandwidths are bytes per second in one direction: `intra_bytes_per_second` of one GPU to its peers of the same
     machine or NVLink domain (`domain_gpus` GPUs, more than a machine for NVL72), `inter_bytes_per_second` of one
-    whole machine to the network. Latencies are seconds for one message.
+    whole machine to the network. Latencies are seconds for one message. Where racks of `rack_nodes` machines have a
+    network of their own, `rack_bytes_per_second` is what leaves a rack; 0 machines stand for a network without racks.
     """
 
     gpu: Gpu
@@ -71,6 +77,8 @@ class NodePool:
     preemptions_per_hour: float | None = None
     spot: bool = False
     site: str = ""
+    rack_nodes: int = 0
+    rack_bytes_per_second: float = 0.0
     assumed: tuple[str, ...] = ()
 
     @property

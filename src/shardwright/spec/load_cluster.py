@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
+from types import MappingProxyType
 
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.spec import pool_defaults as defaults
@@ -23,6 +23,7 @@ from shardwright.spec.cluster import Cluster, Gpu, NodePool, Price, SiteLink
 from shardwright.spec.custom_gpu import custom_gpu, reference_machine
 from shardwright.spec.fields import Section, shown
 from shardwright.spec.reading import parse_json, parse_yaml, read_text
+from shardwright.spec.sites import assumed_links, connected, named_by_site, unreachable
 from shardwright.units import GIBIBYTE, GIGA
 
 SHORT_FORM = "NODESxGPUSxTYPE, as 32x8xA800-SXM-80, or NODESxMACHINE, as 4xp5.48xlarge; several joined by +"
@@ -34,27 +35,31 @@ POOL_KEYS = (
     "count", "gpu", "gpus", "machine", "memory_gb", "provider", "region", "price_per_hour", "spot",
     "spot_price_per_hour", "preemptions_per_hour", "intra_node_gb_per_second", "intra_node_latency_us",
     "inter_node_gbps", "inter_node_latency_us", "domain_gpus", "host_memory_gb", "host_memory_gb_per_second",
-    "site",
+    "site", "rack_nodes", "rack_gbps",
 )
 # fmt: on
 MEASURES = ("_gbps", "_gb_per_second", "_latency_us", "host_memory_gb")
+NO_GPUS: Mapping[str, Gpu] = MappingProxyType({})
 LINK_KEYS = ("between", "gbps", "latency_ms", "egress_dollars_per_gb")
 
 
-def load_cluster(source: str | Path, *, prices: Sequence[MachinePrice] = ()) -> Cluster:
+def load_cluster(
+    source: str | Path, *, prices: Sequence[MachinePrice] = (), measured: Mapping[str, Gpu] = NO_GPUS
+) -> Cluster:
     """Return the cluster of a YAML or JSON file, or of a short form (see `parse_cluster`).
 
-    `prices` are the user's own, which go before the catalogue's. Raises SpecError with every problem of the file.
+    `prices` are the user's own, which go before the catalogue's; `measured` are GPUs that the catalogue does not have,
+    by name. Raises SpecError with every problem of the file.
     """
     path = Path(source)
     if isinstance(source, str) and not _exists(path):
         if SHORT_PART.fullmatch(source.split("+")[0].strip()):
-            return parse_cluster(source, prices=prices)
+            return parse_cluster(source, prices=prices, measured=measured)
         if not path.suffix and "/" not in source:
             raise bad(source, "is neither a file nor a cluster in short form", SHORT_FORM)
     text = read_text(path)
     parse = parse_json if path.suffix.casefold() == ".json" else parse_yaml
-    return build_cluster(parse(text, str(path)), str(path), prices=prices)
+    return build_cluster(parse(text, str(path)), str(path), prices=prices, measured=measured)
 
 
 def _exists(path: Path) -> bool:
@@ -64,7 +69,7 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def parse_cluster(text: str, *, prices: Sequence[MachinePrice] = ()) -> Cluster:
+def parse_cluster(text: str, *, prices: Sequence[MachinePrice] = (), measured: Mapping[str, Gpu] = NO_GPUS) -> Cluster:
     """Return the cluster of a short form: `32x8xA800-SXM-80` is 32 machines of 8 GPUs, `4xp5.48xlarge` 4 machines of
     a type, and `+` joins groups of machines. Raises SpecError."""
     nodes: list[dict[str, object]] = []
@@ -82,7 +87,7 @@ def parse_cluster(text: str, *, prices: Sequence[MachinePrice] = ()) -> Cluster:
             raise bad(text, f"{shown(part.strip())} does not say how many GPUs a machine has", hint)
         else:
             nodes.append({"count": int(count), "machine": kind})
-    return build_cluster({"nodes": nodes}, text, prices=prices)
+    return build_cluster({"nodes": nodes}, text, prices=prices, measured=measured)
 
 
 def _is_gpu(name: str) -> bool:
@@ -93,7 +98,9 @@ def _is_gpu(name: str) -> bool:
     return True
 
 
-def build_cluster(data: object, name: str, *, prices: Sequence[MachinePrice] = ()) -> Cluster:
+def build_cluster(
+    data: object, name: str, *, prices: Sequence[MachinePrice] = (), measured: Mapping[str, Gpu] = NO_GPUS
+) -> Cluster:
     """Return the cluster of a mapping in the form of a cluster file; `name` stands for the file in messages.
 
     Whatever is missing comes from the catalogue, and `NodePool.assumed` says so. Raises SpecError with every problem.
@@ -107,18 +114,21 @@ def build_cluster(data: object, name: str, *, prices: Sequence[MachinePrice] = (
     title = root.text("name") or ""
     if not data.get("nodes"):
         root.report("nodes", "is missing or empty", "list the machines: - {count: 4, gpu: A100-SXM-80, gpus: 8}")
-    pools = [_pool(section, prices) for section in root.sections("nodes")]
+    pools = [read_pool(section, prices, measured) for section in root.sections("nodes")]
     found = [pool for pool in pools if pool is not None]
     if problems:
-        _site_links(root, {pool.site for pool in found})
+        read_site_links(root, {pool.site for pool in found})
         raise SpecError(*problems)
     found = _with_sites(found, data)
-    stated = _site_links(root, {pool.site for pool in found})
+    stated = read_site_links(root, {pool.site for pool in found})
     if len({bool(pool.site) for pool in found}) > 1:
         root.report("nodes", "some groups have a site and some have none", "give every group a site, or none")
     if problems:
         raise SpecError(*problems)
-    return _joined(found, stated, title)
+    cluster = _joined(root, found, stated, title)
+    if problems:
+        raise SpecError(*problems)
+    return cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,16 +142,24 @@ class _Hardware:
     assumed: tuple[str, ...]
 
 
-def _pool(section: Section, prices: Sequence[MachinePrice]) -> NodePool | None:
+def read_pool(
+    section: Section, prices: Sequence[MachinePrice], measured: Mapping[str, Gpu] = NO_GPUS
+) -> NodePool | None:
     """Return the pool of an entry of `nodes`, or None after adding its problems."""
     before = len(section.problems)
     section.reject_unknown(POOL_KEYS)
-    hardware = _hardware(section)
+    hardware = _hardware(section, measured)
     stated = {key: section.number(key) for key in POOL_KEYS if key.endswith(MEASURES)}
     stated["memory_gb"] = section.number("memory_gb", most=1e5)
+    if hardware is not None and not hardware.gpu.memory_bytes:
+        section.require("memory_gb", f"the catalogue has no {hardware.gpu.name}: say how much memory it has, in GiB")
     stated["preemptions_per_hour"] = section.number("preemptions_per_hour", zero=True, most=3600)
     stated["domain_gpus"] = domain = section.integer("domain_gpus", most=MOST_DOMAIN_GPUS)
     site, spot = section.text("site") or "", section.flag("spot")
+    rack_nodes = section.integer("rack_nodes", most=MOST_NODES)
+    if rack_nodes or stated["rack_gbps"]:
+        section.require("rack_nodes", "say how many machines a rack has")
+        section.require("rack_gbps", "say how many Gbit/s leave a rack, in one direction")
     price = _price(section, hardware, prices)
     if hardware is not None and domain is not None and domain % hardware.gpus_per_node:
         message = f"{domain} is no multiple of the {hardware.gpus_per_node} GPUs of a machine"
@@ -154,6 +172,8 @@ def _pool(section: Section, prices: Sequence[MachinePrice]) -> NodePool | None:
         price=price.price,
         spot=spot,
         site=site,
+        rack_nodes=rack_nodes or 0,
+        rack_bytes_per_second=(stated["rack_gbps"] or 0.0) * GBIT_BYTES,
         assumed=(*pool.assumed, *([price.words] if price.words else [])),
     )
 
@@ -200,7 +220,7 @@ def _assembled(hardware: _Hardware, stated: Mapping[str, float | None]) -> NodeP
     )
 
 
-def _hardware(section: Section) -> _Hardware | None:
+def _hardware(section: Section, measured: Mapping[str, Gpu]) -> _Hardware | None:
     """Return GPU, machine type and counts of an entry of `nodes`, or None after adding its problems."""
     before = len(section.problems)
     section.require("count", "say how many machines there are")
@@ -224,7 +244,8 @@ def _hardware(section: Section) -> _Hardware | None:
         section.problems.extend(error.problems)
     try:
         if gpu_name is not None:
-            named, assumed = resolve_gpu(gpu_name, section.place_of("gpu"))
+            found = measured.get(gpu_name)
+            named, assumed = (found, "") if found else resolve_gpu(gpu_name, section.place_of("gpu"))
             if machine is not None and gpu != named:
                 section.report("gpu", f"{machine.name} has {machine.gpu}, not {named.name}", "leave one of them out")
             gpu = named
@@ -304,7 +325,7 @@ def _with_sites(pools: Sequence[NodePool], data: Mapping[str, object]) -> list[N
     ]
 
 
-def _site_links(root: Section, sites: set[str]) -> list[SiteLink]:
+def read_site_links(root: Section, sites: set[str]) -> list[SiteLink]:
     """Return the links of `site_links`, adding problems with them to the section."""
     found: dict[frozenset[str], SiteLink] = {}
     standard = links()["WAN"]
@@ -331,26 +352,18 @@ def _site_links(root: Section, sites: set[str]) -> list[SiteLink]:
     return list(found.values())
 
 
-def _joined(pools: Sequence[NodePool], stated: Sequence[SiteLink], name: str) -> Cluster:
-    """Return the cluster with a link for every pair of sites; a link that nobody stated is an assumption."""
+def _joined(root: Section, pools: Sequence[NodePool], stated: Sequence[SiteLink], name: str) -> Cluster:
+    """Return the cluster with a link for every pair of sites: the stated ones and ways over them or, where none is
+    stated, assumptions. Adds a problem for a site that cannot be reached."""
     sites = list(dict.fromkeys(pool.site for pool in pools))
-    standard = links()["WAN"]
-    missing = [pair for pair in combinations(sites, 2) if not any(set(pair) == set(link.sites) for link in stated)]
-    added = tuple(
-        SiteLink(
-            sites=pair,
-            bytes_per_second=standard.bytes_per_second,
-            latency_seconds=standard.latency_seconds,
-            egress_dollars_per_gigabyte=standard.egress_dollars_per_gigabyte,
-        )
-        for pair in missing
-    )
-    figures = (
-        f"{standard.bytes_per_second / GBIT_BYTES:g} Gbit/s, {standard.latency_seconds * 1e3:g} ms, "
-        f"${standard.egress_dollars_per_gigabyte:g}/GB"
-    )
+    if stated:
+        found = connected(sites, stated)
+        root.problems.extend(unreachable(root.place, sites, found))
+        return Cluster(pools=tuple(named_by_site(pools)), site_links=found, name=name)
+    found, figures = assumed_links(sites)
+    pairs = [link.sites for link in found]
     noted = [
-        replace(pool, assumed=(*pool.assumed, *(f"link {a} to {b}: {figures}" for a, b in missing if b == pool.site)))
+        replace(pool, assumed=(*pool.assumed, *(f"link {a} to {b}: {figures}" for a, b in pairs if b == pool.site)))
         for pool in pools
     ]
-    return Cluster(pools=tuple(noted), site_links=(*stated, *added), name=name)
+    return Cluster(pools=tuple(named_by_site(noted)), site_links=found, name=name)

@@ -90,7 +90,7 @@ def facts(gpu: Gpu, precision: str, *, block: bool = False, method: str = REFERE
     per_clock = EXPONENTIALS_PER_CLOCK * (2.0 if gpu.compute_capability == DOUBLE_EXPONENTIALS else 1.0)
     boost = CONSUMER_BOOST if gpu.name.startswith(CONSUMER) else 1.0
     return Facts(
-        gpu=gpu.name,
+        gpu=gpu.kind,
         architecture=gpu.architecture,
         vendor=gpu.vendor,
         method=method,

@@ -1,0 +1,48 @@
+"""`shardwright draw`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
+from shardwright.cli.output import write
+from shardwright.errors import SpecError
+
+HELP = """Draw when each stage of a plan computes what, as SVG.
+
+Examples:
+
+\b
+  shardwright draw plan.json -o plan.svg
+"""
+
+
+def draw(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write here instead of standard output.")
+    ] = None,
+    profile: Profiles = None,
+) -> None:
+    from shardwright.cost.learned import default_efficiency
+    from shardwright.files import write_atomically
+    from shardwright.plan.check import check
+    from shardwright.plan.document import load_plan
+    from shardwright.report.problems import merged
+    from shardwright.report.timeline import picture
+
+    found = load_plan(plan)
+    if problems := check(found):
+        raise SpecError(*merged(problems))
+    measured = efficiency_of(read_measurements(profile), found.model, found.cluster, found.job)
+    text = picture(found, measured or default_efficiency())
+    if out is None:
+        write(text)
+    else:
+        write_atomically(out, text)
+
+
+draw.__doc__ = HELP

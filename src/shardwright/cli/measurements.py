@@ -1,0 +1,105 @@
+"""The user's own measurements, given with `--profile`: of machines, or of a model's layers. Content says which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardwright.errors import bad
+
+if TYPE_CHECKING:
+    from shardwright.cost.efficiency import Efficiency
+    from shardwright.spec.cluster import Cluster, Gpu
+    from shardwright.spec.job import Job
+    from shardwright.spec.layer_profile import LayerProfile
+    from shardwright.spec.machine_profile import MachineProfile
+    from shardwright.spec.model import Model
+
+Profiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--profile",
+        "--machine-profile",
+        metavar="FILE",
+        help="Your own measurements: of machines, by `shardwright profile` (may be repeated, once a GPU type), or of "
+        "the model's layers, in place of predictions (docs/how-to-bring-your-own-measurements.md).",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """What the given files hold."""
+
+    machines: tuple[MachineProfile, ...] = ()
+    layers: LayerProfile | None = None
+
+    def precision(self, stated: str | None) -> str:
+        """Return the stated precision, else that of the measured layers, else bf16."""
+        return stated or (self.layers.precision if self.layers else "") or "bf16"
+
+    def seq_len(self, stated: int | None) -> int:
+        """Return the stated sequence length, else that of the measured layers. Raises SpecError without either."""
+        if stated is not None:
+            return stated
+        if self.layers is None:
+            raise bad("--seq-len", "is missing", "say how many tokens a sample has, e.g. --seq-len 4096")
+        return self.layers.seq_len
+
+    def unknown_gpus(self, model: Model, precision: str) -> Mapping[str, Gpu]:
+        """Return the GPUs with measured layers that the catalogue does not have, by name."""
+        from shardwright.spec.profile_stand_ins import stand_in_gpus
+
+        return stand_in_gpus(self.layers, model, precision) if self.layers else {}
+
+
+def read_measurements(paths: Sequence[Path] | None) -> Measurements:
+    """Return the profiles in files. Raises SpecError for a file that is none, and for a second layer profile."""
+    if not paths:
+        return Measurements()
+    from shardwright.spec.load_layer_profile import is_layer_profile, layer_profile
+    from shardwright.spec.machine_profile import from_document
+    from shardwright.spec.reading import parse_json, read_text
+
+    machines, layers = [], []
+    for path in paths:
+        data = parse_json(read_text(path), str(path))
+        if is_layer_profile(data):
+            layers.append(layer_profile(data, str(path)))
+        else:
+            machines.append(from_document(data, str(path)))
+    if len(layers) > 1:
+        raise bad("--profile", "two files have layers of a model", "put all their entries into one file")
+    return Measurements(machines=tuple(machines), layers=layers[0] if layers else None)
+
+
+def model_of(source: str | None, measurements: Measurements, precision: str) -> Model:
+    """Return the model that the user names, else one of the sizes of the measured layers. Raises SpecError."""
+    from shardwright.spec.load_model import load_model
+    from shardwright.spec.profile_stand_ins import stand_in_model
+
+    if source is not None:
+        return load_model(source)
+    if measurements.layers is None:
+        raise bad(
+            "--model", "is missing", "name a preset (`shardwright models`), a config.json or a YAML of dimensions"
+        )
+    return stand_in_model(measurements.layers, precision)
+
+
+def efficiency_of(measurements: Measurements, model: Model, cluster: Cluster, job: Job) -> Efficiency | None:
+    """Return the efficiency model with the measurements in it, None (the default model) without any."""
+    if not measurements.machines and measurements.layers is None:
+        return None
+    from shardwright.cost.learned import default_efficiency
+    from shardwright.cost.measured_layers import measured_layers
+    from shardwright.cost.profiled import profiled
+
+    base: Efficiency = default_efficiency()
+    if measurements.machines:
+        base = profiled(base, measurements.machines, cluster)
+    return measured_layers(base, measurements.layers, model, cluster, job) if measurements.layers else base

@@ -1,0 +1,65 @@
+"""`shardwright prices`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from shardwright.cli.output import progress, write, write_json
+
+HELP = """List prices of machines in US dollars an hour, on demand and spot, with source and date: those that --refresh
+fetched last, else the dated table that ships.
+
+Examples:
+
+\b
+  shardwright prices --gpu H100-SXM
+  shardwright prices --gpu A100-SXM-80 --provider aws --region us-east-1
+  shardwright prices --refresh
+"""
+
+
+def prices(
+    gpu: Annotated[str | None, typer.Option(metavar="GPU", help="Only this GPU, e.g. H100-SXM.")] = None,
+    provider: Annotated[str | None, typer.Option(metavar="NAME", help="Only this provider, e.g. aws.")] = None,
+    region: Annotated[str | None, typer.Option(metavar="NAME", help="Only this region, e.g. us-east-1.")] = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Fetch today's prices first (needs gpuhunt and a network).")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+) -> None:
+    from shardwright.report.catalogue import prices_text
+    from shardwright.spec.price_table import table_prices
+
+    if refresh:
+        _refresh()
+    found = table_prices(gpu=gpu, provider=provider, region=region)
+    if json:
+        write_json([asdict(row) for row in found])
+    else:
+        write(prices_text(found))
+
+
+def _refresh() -> None:
+    """Fetch prices and keep them; say what came of it on standard error."""
+    from shardwright.spec.live_prices import UnreachableError, fetch, keep
+    from shardwright.spec.price_table import refreshed_path, table_date
+
+    try:
+        with progress("fetching prices"):
+            found = fetch(datetime.now(UTC).date().isoformat())
+    except UnreachableError as error:
+        print(f"no fresh prices ({error}); this is {table_date()}", file=sys.stderr)
+        return
+    keep(found.rows, refreshed_path())
+    left = f", {found.left_out:,} left out (unknown GPUs, implausible prices)" if found.left_out else ""
+    print(
+        f"{len(found.rows):,} prices of {found.rows[0].price.date}{left}, kept in {refreshed_path()}", file=sys.stderr
+    )
+
+
+prices.__doc__ = HELP

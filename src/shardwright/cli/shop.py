@@ -1,0 +1,188 @@
+"""`shardwright shop`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardwright.cli.measurements import Profiles
+from shardwright.cli.output import progress, terminal_width, write, write_json
+from shardwright.errors import bad, suggestion
+
+if TYPE_CHECKING:
+    from shardwright.spec.model import Model
+    from shardwright.spec.offers import Offers
+
+USUAL_BATCH_TOKENS, USUAL_SEQ_LEN = 1 << 22, 4096  # Llama 2's (arXiv 2307.09288, §2.2)
+HELP = """Find out which GPUs to rent, and how many: the whole front of training time, dollars and risk, each point
+with its plan. Offers come from a file, or from the dated price table.
+
+Examples:
+
+\b
+  shardwright shop --model llama-2-70b --offers offers.yaml --tokens 1T --deadline 30d
+  shardwright shop --model llama-3.1-8b --gpu H100-SXM --gpu A100-SXM-80 --tokens 300B --budget 50k
+  shardwright shop --model ./config.json --offers offers.yaml --tokens 2T --json
+"""
+
+
+def shop(
+    tokens: Annotated[str, typer.Option(metavar="COUNT", help="Tokens of the whole run, e.g. 300B or 1T.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Preset (see `shardwright models`), config.json or its folder, or YAML; measured layers need none.",
+        ),
+    ] = None,
+    offers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="What can be rented (docs/how-to-shop.md); without it, the dated price table."
+        ),
+    ] = None,
+    gpu: Annotated[
+        list[str] | None, typer.Option(metavar="GPU", help="Only offers of this GPU, e.g. H100-SXM; may be repeated.")
+    ] = None,
+    market: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only on-demand, spot or reserved; may be repeated."),
+    ] = None,
+    provider: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of the price table, only this provider, e.g. aws.")
+    ] = None,
+    region: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of the price table, only this region, e.g. us-east-1.")
+    ] = None,
+    max_gpus: Annotated[int, typer.Option(metavar="N", help="Of the price table, most GPUs of one type.")] = 1024,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Longest run: 30d, 720h or hours. Picks the cheapest in time.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="USD", help="Most dollars: 2M, 500k. Picks the fastest for it.")
+    ] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(metavar="N", help="Samples of one optimizer step; usually about 4 M tokens' worth.")
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of one sample; usually 4096, or the model's most.")
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="bf16, fp16, fp8 or fp32; by default bf16, or that of measured layers."),
+    ] = None,
+    optimizer: Annotated[str, typer.Option(metavar="NAME", help="adam or sgd.")] = "adam",
+    framework: Annotated[
+        str, typer.Option(metavar="NAME", help="Software that runs the plan, as in `shardwright plan`.")
+    ] = "megatron",
+    fit: Annotated[
+        float, typer.Option(metavar="P", help="Probability with which a plan must fit in memory, 0.01 to 0.99.")
+    ] = 0.8,
+    mixes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Mixes of two offers to search, the most promising; usually one, of all machines of two offers with "
+            "up to 256 GPUs together.",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Pin a parameter, as in `shardwright plan`."),
+    ] = None,
+    profile: Profiles = None,
+    prices: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Your own prices, before those that ship: CSV as in docs/how-to.md."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the plan of the choice to this file.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
+) -> None:
+    from shardwright.cli.amounts import dollars, hours
+    from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
+    from shardwright.plan.document import save
+    from shardwright.report.shop import chosen, shop_text
+    from shardwright.report.shop_document import shop_document
+    from shardwright.search.shop.shop import shop as search
+    from shardwright.search.space import parse_pins
+    from shardwright.spec.cluster import Cluster
+    from shardwright.spec.load_job import make_job
+
+    measurements = read_measurements(profile)
+    precision = measurements.precision(precision)
+    found_model = model_of(model, measurements, precision)
+    measured_length = measurements.layers.seq_len if measurements.layers else None
+    length, batch, assumed = _sizes(found_model, seq_len or measured_length, global_batch)
+    job = make_job(
+        global_batch=batch,
+        seq_len=length,
+        tokens=tokens,
+        precision=precision,
+        optimizer=optimizer,
+        framework=framework,
+        budget_dollars=dollars(budget, "--budget"),
+        deadline_hours=hours(deadline, "--deadline"),
+    )
+    found_offers = _offers(offers, prices, provider, region, tuple(gpu or ()), tuple(market or ()), max_gpus)
+    every = Cluster(pools=tuple(offer.pool for offer in found_offers.offers))
+    efficiency = efficiency_of(measurements, found_model, every, job)
+    space = parse_pins(settings or [])
+    with progress(f"shopping for {found_model.name}"):
+        result = search(found_model, found_offers, job, space=space, fit=fit, mixes=mixes, efficiency=efficiency)
+    if out is not None and result.front and not result.infeasible:
+        save(result.front[chosen(result)].plan, out)
+    if json:
+        write_json(shop_document(result, assumed))
+    else:
+        write(shop_text(result, found_model, job, assumed, terminal_width()))
+    if result.infeasible:
+        raise typer.Exit(3)
+
+
+def _sizes(model: Model, seq_len: int | None, global_batch: int | None) -> tuple[int, int, tuple[str, ...]]:
+    """Return sequence length and global batch, the usual ones where not given, and words that say so."""
+    assumed = []
+    if seq_len is None:
+        seq_len = min(USUAL_SEQ_LEN, model.max_position)
+        assumed.append(f"sequence length {seq_len} (--seq-len)")
+    if global_batch is None:
+        global_batch = max(USUAL_BATCH_TOKENS // max(seq_len, 1), 1)
+        assumed.append(f"global batch {global_batch}, about 4 M tokens as for Llama 2 (--global-batch)")
+    return seq_len, global_batch, tuple(assumed)
+
+
+def _offers(
+    path: Path | None,
+    own: Path | None,
+    provider: str | None,
+    region: str | None,
+    gpus: tuple[str, ...],
+    markets: tuple[str, ...],
+    max_gpus: int,
+) -> Offers:
+    """Return the offers of a file, or of the price table, narrowed to GPU types and markets."""
+    from shardwright.spec.catalog import load_prices
+    from shardwright.spec.load_offers import load_offers, narrowed, offers_from_prices
+    from shardwright.spec.offers import MARKETS
+    from shardwright.spec.price_table import table_prices
+
+    for word in markets:
+        if word not in MARKETS:
+            raise bad(f"--market {word}", "there is no such market", suggestion(word, MARKETS))
+    rows = load_prices(own) if own else ()
+    if path is not None:
+        for option, value in (("--provider", provider), ("--region", region)):
+            if value is not None:
+                raise bad(option, "narrows the price table, not an offers file", f"leave {option} or --offers out")
+        return narrowed(load_offers(path, prices=rows), gpus, markets)
+    if max_gpus < 1:
+        raise bad("--max-gpus", f"{max_gpus} GPUs cannot be rented", "1024 is the default")
+    table = table_prices(provider=provider, region=region, own=rows)
+    return narrowed(offers_from_prices(table, gpus=gpus, most_gpus=max_gpus), gpus, markets)
+
+
+shop.__doc__ = HELP

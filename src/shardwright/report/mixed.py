@@ -1,0 +1,99 @@
+"""A plan whose replicas or stages differ, in words: its replicas, idle GPUs, and how far from the best it can be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+
+from shardwright.plan.plan import Plan, Recompute, Replica, Stage
+from shardwright.plan.ranking import SearchReport
+from shardwright.report import describe
+
+MOST_RUNS = 6  # groups of equal stages that a line shows
+
+
+def gpu_words(plan: Plan) -> str:
+    """Return the GPU types of a plan with how many it uses: 32 A100-SXM-40 + 96 V100-SXM2."""
+    return " + ".join(f"{count} {name}" for name, count in used(plan).items())
+
+
+def used(plan: Plan) -> Counter[str]:
+    """Return how many GPUs of each type a plan uses, in the order of the cluster."""
+    found: Counter[str] = Counter()
+    for pool in plan.cluster.pools:
+        found[pool.gpu.name] += 0
+    for replica in plan.replicas:
+        for stage in replica.stages:
+            found[stage.gpu] += replica.count * stage.gpus
+    return +found
+
+
+def idle(plan: Plan) -> Counter[str]:
+    """Return how many GPUs of each type of the cluster a plan leaves idle."""
+    have: Counter[str] = Counter()
+    for pool in plan.cluster.pools:
+        have[pool.gpu.name] += pool.gpus
+    return have - used(plan)
+
+
+def idle_words(plan: Plan) -> str:
+    """Return the GPUs that a plan leaves idle; nothing if it uses all."""
+    words = ", ".join(f"{count} {name}" for name, count in idle(plan).items())
+    return f"{words}: the plan is faster without" if words else ""
+
+
+def depth_words(plan: Plan) -> str:
+    """Return the pipeline lengths of a plan: 4, or 1–4."""
+    depths = [len(replica.stages) for replica in plan.replicas]
+    return str(depths[0]) if len(set(depths)) == 1 else f"{min(depths)}–{max(depths)}"
+
+
+def settings(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield the strategy of a mixed plan in labelled lines."""
+    yield "GPUs", f"{plan.gpus}: {gpu_words(plan)}; rank order {plan.rank_order}"
+    if idle(plan):
+        yield "idle", idle_words(plan)
+    replicas = describe.counted(plan.data_parallel, "replica")
+    count = plan.job.global_batch // plan.micro_batch
+    yield "batch", f"{plan.job.global_batch} = {count} micro-batches of {plan.micro_batch}, shared by {replicas}"
+    for place, replica in enumerate(plan.replicas):
+        yield "replicas" if place == 0 else "", replica_words(replica)
+    yield "pipeline", "1F1B; the tensor-parallel degree of a stage is in front of its GPU type"
+
+
+def replica_words(replica: Replica) -> str:
+    """Return one kind of replica: 4 × 17 micro-batches: V100 5 layers → 2 × A100 14 layers."""
+    size = describe.counted(replica.micro_batches, "micro-batch")
+    runs = [(stage, len(list(group))) for stage, group in groupby(replica.stages, _alike)]
+    shown = [_stages_words(*run) for run in runs[:MOST_RUNS]]
+    if len(runs) > MOST_RUNS:
+        shown.append(f"… {sum(number for _, number in runs[MOST_RUNS:])} stages more")
+    return f"{replica.count} × {size} each: " + " → ".join(shown)
+
+
+def _alike(stage: Stage) -> tuple[str, int, int, Recompute]:
+    return stage.gpu, stage.tensor_parallel, stage.layer_count, stage.recompute
+
+
+def _stages_words(alike: tuple[str, int, int, Recompute], number: int) -> str:
+    gpu, tensor_parallel, layers, recompute = alike
+    words = f"{tensor_parallel} {gpu} with {describe.counted(layers, 'layer')}"
+    if recompute.granularity != "none":
+        kind = recompute.granularity if recompute.layers is None else f"{recompute.layers} recomputed"
+        words += f" ({kind})"
+    return f"{number} × ({words})" if number > 1 else words
+
+
+def certificate(plan: Plan, report: SearchReport) -> str:
+    """Return how far from the best a plan can be, and what that leaves out; nothing for a search by another value."""
+    found = plan.prediction
+    if found is None or report.gap is None or not report.not_covered:
+        return ""
+    seconds = found.lower_bound_seconds
+    words = f"no strategy of the declared space is faster than {describe.clock(seconds, like=seconds)}; "
+    if report.gap < 5e-5:
+        words += "the plan is the best of it"
+    else:
+        words += f"the plan is within {report.gap:.2%} of that"
+    return words + ". Not covered: " + "; ".join(report.not_covered)

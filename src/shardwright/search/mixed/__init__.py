@@ -1,0 +1,1 @@
+"""The search over clusters of several GPU types: replicas of different depth, types and micro-batch counts."""

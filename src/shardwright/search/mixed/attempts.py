@@ -1,0 +1,106 @@
+"""Plans made of a region's bound: solutions of its program, with what is learned of their compositions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from shardwright.cost.strategy import Floats
+from shardwright.search.mixed.bounds import Columns, micro_batches
+from shardwright.search.mixed.capacity import Region
+from shardwright.search.mixed.draft import Draft
+from shardwright.search.mixed.field import Field
+from shardwright.search.mixed.listing import Listing
+from shardwright.search.mixed.program import CLOSE, Choice
+from shardwright.search.mixed.regions import PRECISION, shortest
+
+ROUNDS = 8  # solutions of a region that are made into plans; fewer where there are many compositions
+MANY_ROWS = 64
+SOME = 200  # compositions that plans are made of
+TIGHTENED, SOLVED = 60, 8  # times that the relaxation and the program are solved with tighter compositions
+WIDEST = 1.6  # times of the bound, at which compositions are taken that plans are made of
+
+
+def attempt(
+    each: Field,
+    region: Region,
+    low: float,
+    of: Listing,
+    offer: Callable[[Draft], float],
+    ceiling: Callable[[], float],
+    gap: float,
+) -> None:
+    """Make plans of a region with the bound `low` and `offer` them, which returns their exact seconds.
+
+    Compositions that turned out slower than their bound count as that much slower when the program is solved again, so
+    that the next solution is of others, or right about these."""
+    top = min(ceiling(), WIDEST * low)
+    if of.limit(top) < each.total - CLOSE:
+        top = ceiling()
+    of.widen(top, most=SOME)
+    found, part = of.within(top)
+    for _ in range(ROUNDS if len(found.counts) < MANY_ROWS else 2):
+        slower = _slowness(each, region, found)
+
+        def reached(seconds: float, slower: Floats = slower) -> float:
+            return part.limit(micro_batches(found, seconds / slower))[0]
+
+        end = min(top, ceiling())
+        if reached(end) < each.total - CLOSE:
+            return
+        end = shortest(reached, each.total, low, end)[1]
+        at = min(end * (1.0 + 0.3 * gap + PRECISION), ceiling()) / slower
+        choice = part.dive(micro_batches(found, at), each.total)
+        if not len(choice.chosen):
+            return
+        draft = _draft(each, region, found, choice, at)
+        if draft is not None:
+            surprise = offer(draft) / draft.seconds
+            for row in choice.chosen:
+                each.slower[tuple(found.counts[row].tolist()), region] *= max(surprise, 1.0)
+
+
+def closing(each: Field, region: Region, of: Listing, goal: float) -> Draft | bool | None:
+    """Return the plan that the integer program makes of a region within `goal` seconds, None if that fits nowhere, and
+    False if there is no solution. The compositions of solutions are looked at split by split before they count."""
+    for _ in range(TIGHTENED):
+        if not of.reaches_all(goal):
+            return False
+        if not of.tighten(sorted(of.program.relaxed.amounts()), goal):
+            break
+    for _ in range(SOLVED):
+        of.reaches_all(goal)
+        of.widen(goal)
+        sizes = micro_batches(of.found, goal)
+        choice = of.program.solve(sizes, each.total)
+        if choice.bound < each.total - CLOSE:
+            return False
+        if not of.tighten(choice.chosen.tolist(), goal):
+            return _draft(each, region, of.found, choice, np.full(len(of.found.counts), goal))
+    return None
+
+
+def _slowness(each: Field, region: Region, found: Columns) -> Floats:
+    """Return how much slower than their bound compositions turned out, [N]."""
+    known = {counts: ratio for (counts, where), ratio in each.slower.items() if where == region}
+    slower = np.ones(len(found.counts))
+    for counts, ratio in known.items():
+        slower[(found.counts == counts).all(axis=1)] = ratio
+    return slower
+
+
+def _draft(each: Field, region: Region, found: Columns, choice: Choice, seconds: Floats) -> Draft | None:
+    """Return the plan of a solution, if there is one, and remember how slow its compositions are."""
+    if not len(choice.chosen):
+        return None
+    sizes = micro_batches(found, seconds)[choice.chosen]
+    chosen = [
+        (tuple(found.counts[row].tolist()), int(number), int(size))
+        for row, number, size in zip(choice.chosen, choice.copies, sizes, strict=True)
+    ]
+    made = each.workshop.lines_of(chosen, each.total, region.most_after)
+    for row, (counts, _, _), line in zip(choice.chosen, chosen, made, strict=True):
+        took = np.inf if line is None else line.seconds + max(line.after, region.least_after)
+        each.slower[counts, region] = max(took / float(seconds[row]), 1.0)
+    return each.workshop.draft(chosen, each.total, region.most_after)

@@ -1,0 +1,139 @@
+"""The mixed search as the planner calls it: pools in, costed plans with a certificate out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.context import Context
+from shardwright.cost.lanes import Known, lanes_of
+from shardwright.cost.mixed import mixed_iteration
+from shardwright.cost.predict_mixed import predict_mixed
+from shardwright.plan.check import check
+from shardwright.plan.plan import Plan
+from shardwright.search.filters import Filters
+from shardwright.search.mixed.megatron import RULE, uniform_plans
+from shardwright.search.mixed.model_tables import tables
+from shardwright.search.mixed.search import Problem, fits, search
+from shardwright.search.mixed.settings import NOT_COVERED, settings
+from shardwright.search.shop.choice import choice_on_cluster
+from shardwright.search.space import Space
+from shardwright.spec.cluster import Cluster
+from shardwright.units import SECONDS_PER_HOUR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Costed plans, best first; the uniform plan over all machines, if one fits; what no plan of the space beats."""
+
+    plans: tuple[Plan, ...]
+    uniform: Plan | None
+    uniform_rule: str
+    bound_seconds: float
+    candidates: int
+    costed: int
+    regions: int
+    not_covered: tuple[str, ...]
+
+
+def mixed_search(
+    contexts: Sequence[Context],
+    cluster: Cluster,
+    space: Space,
+    filters: Filters,
+    *,
+    gap: float,
+    ceiling: float,
+    top: int,
+) -> Outcome:
+    """Return the best plans over all `contexts` together that take less than `ceiling` seconds.
+
+    `gap` is how far above the bound the best plan may be. Raises SpecError where a GPU type has no figures.
+    """
+    chosen = settings(contexts, space)
+    found_tables = tables(contexts, chosen)
+    known: Known = {}
+    uniform = _best_uniform(contexts, uniform_plans(contexts, cluster, chosen, found_tables), known)
+    allowed = uniform is not None and not _dropped(uniform[1], contexts, filters, known) and not space.pins
+    if uniform is not None and allowed:
+        ceiling = min(ceiling, uniform[0])
+    problem = Problem(tuple(contexts), cluster, space, gap, tuple(chosen), tuple(found_tables), known)
+    found = search(problem, ceiling, lambda plan: not _dropped(plan, contexts, filters, known))
+    efficiency = contexts[0].efficiency
+    plans = [plan for _, plan in found.plans[:top]]
+    if uniform is not None and allowed:
+        plans.append(uniform[1])
+    costed = [plan.costed(predict_mixed(plan, efficiency, known=known)) for plan in plans]
+    shown = None
+    if uniform is not None:
+        shown = uniform[1].costed(predict_mixed(uniform[1], efficiency, known=known))
+    return Outcome(
+        plans=tuple(costed),
+        uniform=shown,
+        uniform_rule=RULE,
+        bound_seconds=found.lower_bound_seconds,
+        candidates=found.candidates,
+        costed=found.costed,
+        regions=found.regions,
+        not_covered=(*NOT_COVERED, *_limits(found.deepest, len(contexts[0].model.layers))),
+    )
+
+
+def largest_pools(contexts: Sequence[Context]) -> list[Context]:
+    """Return one context for each GPU type, that of its largest pool: a stage of a plan names its type alone."""
+    best: dict[str, Context] = {}
+    for context in contexts:
+        name = context.pool.gpu.name
+        if name not in best or context.pool.gpus > best[name].pool.gpus:
+            best[name] = context
+    return list(best.values())
+
+
+def affordable_value(plan: Plan) -> float | None:
+    """Return what the job minimises for a costed plan, or None where it misses the deadline or the budget. Raises
+    SpecError where that needs a price that is not known."""
+    found, job, risky = plan.prediction, plan.job, choice_on_cluster(plan)
+    assert found is not None, "only costed plans have a value"
+    hours, dollars = (found.hours_total, found.dollars_total) if risky is None else (risky.hours, risky.dollars)
+    if job.deadline_hours is not None and hours is not None and hours > job.deadline_hours:
+        return None
+    if job.budget_dollars is not None and dollars is not None and dollars > job.budget_dollars:
+        return None
+    if job.objective == "time":
+        return found.iteration_seconds
+    if found.dollars_per_hour is None:
+        return None
+    longer = 1.0 if risky is None else 1.0 / (1.0 - risky.lost_share)
+    return longer * found.iteration_seconds * found.dollars_per_hour / SECONDS_PER_HOUR
+
+
+def _limits(deepest: int, layers: int) -> tuple[str, ...]:
+    return (f"pipelines of more than {deepest} stages",) if deepest < layers else ()
+
+
+def _best_uniform(contexts: Sequence[Context], plans: Sequence[Plan], known: Known) -> tuple[float, Plan] | None:
+    best: tuple[float, Plan] | None = None
+    for plan in plans:
+        if check(plan):
+            continue
+        result = mixed_iteration(plan, contexts[0].efficiency, known=known)
+        good = fits(contexts, plan, [replica.peak_bytes for replica in result.replicas])
+        if good and (best is None or result.seconds < best[0]):
+            best = (result.seconds, plan)
+    return best
+
+
+def _dropped(plan: Plan, contexts: Sequence[Context], filters: Filters, known: Known) -> bool:
+    """Return whether a rule drops any stage of a plan."""
+    if not filters.rules:
+        return False
+    of = {context.pool.gpu.name: context for context in contexts}
+    for replica in plan.replicas:
+        for stage, lane in zip(
+            replica.stages, lanes_of(plan, replica, contexts[0].efficiency, known=known), strict=True
+        ):
+            if np.any(filters.mask(of[stage.gpu], lane.row)):
+                return True
+    return False

@@ -1,0 +1,104 @@
+"""One setting of a mixed search: its tables, what bounds them at once, and what has been made of it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE, UNIFORM, Bools, Ints
+from shardwright.search.mixed.capacity import Capacity, Region, capacity, within
+from shardwright.search.mixed.compositions import compositions, deepest
+from shardwright.search.mixed.realise import Workshop
+from shardwright.search.mixed.settings import Setting
+from shardwright.search.mixed.tables import Layers, Table, layers_of
+from shardwright.search.space import Space
+
+MOST_KNOWN = 4
+SHORT = 4  # stages of a pipeline of which all compositions are looked at first
+
+
+@dataclass(slots=True)
+class Field:
+    """One setting: its table, the micro-batches of an iteration, the deepest pipelines whose compositions are listed,
+    and its workshop. No plan takes less than `quick` seconds. `slower` is by how much compositions turned out slower
+    than their bound, by region."""
+
+    setting: Setting
+    table: Table
+    layers: Layers
+    total: int
+    depth: int
+    modes: tuple[int, ...]
+    workshop: Workshop
+    quick: float
+    known: dict[tuple[int, bool], Capacity] = field(default_factory=dict)
+    slower: dict[tuple[tuple[int, ...], Region], float] = field(default_factory=dict)
+
+    def capacity(self, region: Region, longest: float, *, few: bool) -> Capacity:
+        """Return the capacity of a region; all but what gradients limit is remembered."""
+        key = (region.most, few)
+        if key not in self.known:
+            if len(self.known) >= MOST_KNOWN:
+                self.known.clear()
+            self.known[key] = capacity(
+                self.table,
+                self.layers,
+                copies=region.most,
+                depth=self.depth,
+                longest=longest,
+                few=few,
+                modes=self.modes,
+            )
+        return within(self.known[key], self.table, self.layers, region)
+
+    def compositions(self, space: Space) -> Ints:
+        """Return the compositions of two stages or more, [N, G], with the numbers of stages that are allowed."""
+        counts = compositions(self.table.units, self.depth)
+        pinned = space.pins.get("pp")
+        return counts if pinned is None else counts[np.isin(counts.sum(axis=1), pinned)]
+
+    def samples(self, counts: Ints) -> Bools:
+        """Return which of `counts` are compositions that good plans often have: short ones, and those of one type or of
+        all in proportion."""
+        depths, units = counts.sum(axis=1), self.table.units
+        pure = (counts > 0).sum(axis=1) == 1
+        level = (np.abs(counts - depths[:, None] * units / units.sum()) <= 0.5).all(axis=1)
+        return np.asarray((depths <= SHORT) | pure | level)
+
+    def roots(self, space: Space) -> list[Region]:
+        """Return the regions to start from: all numbers of replicas, or those pinned."""
+        most = int(min(self.table.units.sum(), self.total))
+        pinned = space.pins.get("dp")
+        ranges = [(1, most)] if pinned is None else [(int(number), int(number)) for number in pinned if number <= most]
+        return [
+            Region(fewest=low, most=high, least_after=0.0, most_after=np.inf, modes=self.modes, link=np.inf)
+            for low, high in ranges
+        ]
+
+
+def fields(settings: Sequence[Setting], tables: Sequence[Table], global_batch: int, space: Space) -> list[Field]:
+    """Return a field for each setting that some GPUs can run, those that are faster at best first."""
+    codes = space.allowed("recompute", (NONE, SELECTIVE, BLOCK, UNIFORM))
+    modes = tuple(code for code in (NONE, SELECTIVE, BLOCK) if code in codes)
+    found = []
+    for setting, table in zip(settings, tables, strict=True):
+        if not table.units.any():
+            continue
+        layers = layers_of(table)
+        total = global_batch // setting.micro_batch
+        speed = float((table.units / np.minimum(layers.alone_seconds, layers.seconds)).sum())
+        found.append(
+            Field(
+                setting=setting,
+                table=table,
+                layers=layers,
+                total=total,
+                depth=deepest(table.units, table.layers),
+                modes=modes,
+                workshop=Workshop(setting, table, layers, modes),
+                quick=total * layers.total / speed,
+            )
+        )
+    return sorted(found, key=lambda each: each.quick)

@@ -1,0 +1,66 @@
+"""What traffic between sites costs, against sums by hand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from shardwright.cost.egress import egress_dollars
+from shardwright.plan.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
+from shardwright.spec.load_cluster import build_cluster
+from shardwright.spec.load_job import make_job
+from shardwright.spec.load_model import load_model
+
+MODEL = load_model("gpt2-xl")
+LAYERS = len(MODEL.layers)
+PRICE = 0.05
+
+
+def stage(site: str, low: int, high: int) -> Stage:
+    return Stage(
+        gpu=f"A100-SXM-80@{site}",
+        tensor_parallel=1,
+        context_parallel=1,
+        expert_parallel=1,
+        expert_tensor_parallel=1,
+        layers=((low, high),),
+        recompute=Recompute(),
+    )
+
+
+def plan_of(*replicas: tuple[Stage, ...], sharding: str = "zero1", sites: str = "abc") -> Plan:
+    nodes = [{"count": 1, "gpu": "A100-SXM-80", "gpus": 4, "site": site} for site in sites]
+    links = [{"between": [one, other], "gbps": 10, "egress_dollars_per_gb": PRICE} for one, other in pairwise(sites)]
+    return Plan(
+        model=MODEL,
+        job=make_job(global_batch=4 * len(replicas), seq_len=1024),
+        cluster=build_cluster({"nodes": nodes, "site_links": links}, "sites"),
+        micro_batch=1,
+        schedule=Schedule(),
+        replicas=tuple(Replica(count=1, micro_batches=4, stages=stages) for stages in replicas),
+        optimizer=OptimizerPlan(sharding=sharding),
+        overlap=Overlap(),
+        sequence_parallel=False,
+        flash_attention=True,
+    )
+
+
+def test_one_site_costs_nothing() -> None:
+    whole = stage("a", 0, LAYERS)
+    assert egress_dollars(plan_of((whole,), (whole,))) == 0.0
+
+
+@pytest.mark.parametrize(("sharding", "width"), [("zero1", 6.0), ("none", 8.0)])
+def test_a_model_held_at_two_sites_reduces_over_their_link(sharding: str, width: float) -> None:
+    """A ring of two copies: half of gradient and weight each way. The tied embedding is reduced at both ends."""
+    plan = plan_of((stage("a", 0, LAYERS),), (stage("b", 0, LAYERS),), sharding=sharding)
+    weights = MODEL.parameters + MODEL.token_table_parameters
+    assert egress_dollars(plan) == pytest.approx(2 * 0.5 * width * weights * PRICE / 1e9, rel=1e-6)
+
+
+def test_a_pipeline_pays_for_every_site_on_its_way() -> None:
+    """a to c leads over b: two links are paid each way."""
+    plan = plan_of((stage("a", 0, 10), stage("c", 10, LAYERS)), sharding="none")
+    message = 2.0 * 1024 * MODEL.hidden
+    assert egress_dollars(plan) == pytest.approx(4 * 2 * message * 2 * PRICE / 1e9)

@@ -1,0 +1,107 @@
+"""Racks whose uplink is narrower than what their machines send: what crosses them is slower, and nothing else."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from shardwright.cost.collectives import Fabric, Group, exchange_seconds, gather_seconds, rack_seconds
+from shardwright.cost.efficiency import Analytic
+from shardwright.cost.mixed import mixed_iteration
+from shardwright.errors import SpecError
+from shardwright.plan.ranking import Ranking
+from shardwright.search.planner import plan as search
+from shardwright.search.space import parse_pins
+from shardwright.spec.load_cluster import build_cluster
+from shardwright.spec.load_job import make_job
+from shardwright.spec.load_model import load_model
+
+MACHINE_GBPS = 400
+LINKS = Fabric(
+    domain_gpus=4,
+    intra_bytes_per_second=100e9,
+    intra_latency_seconds=0.0,
+    inter_bytes_per_second=10e9,
+    inter_latency_seconds=0.0,
+    rack_gpus=16,
+    rack_bytes_per_second=40e9,  # a quarter of what its 16 GPUs send
+)
+
+
+def groups(size: int, stride: int) -> Group:
+    return Group(size=np.array([size]), local=np.array([np.clip(4 // stride, 1, size)]), stride=np.array([stride]))
+
+
+def test_a_group_in_its_rack_does_not_notice() -> None:
+    assert gather_seconds(LINKS, groups(16, 1), np.array([16e9]))[0] == pytest.approx(15e9 / 4 / 10e9)
+
+
+def test_rings_of_neighbours_leave_a_rack_once() -> None:
+    """Four rings, one for each GPU of a machine, at 10 GB/s each: just what leaves a rack."""
+    assert gather_seconds(LINKS, groups(32, 1), np.array([32e9]))[0] == pytest.approx(31e9 / 4 / 10e9)
+
+
+def test_rings_across_racks_share_what_leaves_them() -> None:
+    """Ranks 16 apart: 16 rings of two share 40 GB/s."""
+    assert gather_seconds(LINKS, groups(2, 16), np.array([2e9]))[0] == pytest.approx(1e9 / 2.5e9)
+
+
+def test_all_to_all_is_bound_by_what_leaves_a_rack() -> None:
+    found = exchange_seconds(LINKS, groups(32, 1), np.array([32e9]))[0]
+    assert found == pytest.approx(16e9 * 16 / 40e9)
+
+
+def test_messages_to_the_next_rack() -> None:
+    assert rack_seconds(LINKS, np.array([1e9]), np.array([16]))[0] == pytest.approx(1e9 / 2.5e9)
+    assert rack_seconds(LINKS, np.array([1e9]), np.array([64]))[0] == pytest.approx(1e9 / 2.5e9)
+    assert rack_seconds(LINKS, np.array([1e9]), np.array([2]))[0] == pytest.approx(1e9 / 20e9)
+
+
+@cache
+def planned(rack_gbps: float | None, pins: tuple[str, ...] = ()) -> Ranking:
+    node = {"count": 8, "gpu": "A100-SXM-80", "gpus": 4, "inter_node_gbps": MACHINE_GBPS}
+    racks = {} if rack_gbps is None else {"rack_nodes": 2, "rack_gbps": rack_gbps}
+    cluster = build_cluster({"nodes": [node | racks]}, "racks")
+    job = make_job(global_batch=128, seq_len=2048)
+    return search(load_model("llama-2-13b"), cluster, job, efficiency=Analytic(), space=parse_pins(pins), top=4)
+
+
+def seconds(rack_gbps: float | None, pins: tuple[str, ...] = ()) -> float:
+    prediction = planned(rack_gbps, pins).best.prediction
+    assert prediction is not None
+    return prediction.iteration_seconds
+
+
+def test_racks_that_let_everything_through_change_nothing() -> None:
+    assert seconds(2 * MACHINE_GBPS) == pytest.approx(seconds(None), rel=1e-6)
+
+
+def test_narrower_racks_are_never_faster_and_a_layout_knows_them() -> None:
+    times = [seconds(rack_gbps) for rack_gbps in (800, 200, 50, 10)]
+    assert times == sorted(times)
+    assert times[-1] > times[0]
+    forced = seconds(10, ("pp=1", "tp=4", "dp=8"))
+    assert times[-1] < forced
+
+
+@pytest.mark.parametrize("rack_gbps", [200, 20])
+@pytest.mark.parametrize("pins", [(), ("pp=2,4", "tp=2"), ("pp=4", "rank_order=tp-cp-ep-pp-dp")])
+def test_a_uniform_plan_takes_what_the_uniform_model_says(rack_gbps: float, pins: tuple[str, ...]) -> None:
+    for plan in planned(rack_gbps, pins).plans:
+        assert plan.prediction is not None
+        assert mixed_iteration(plan, Analytic()).seconds == pytest.approx(plan.prediction.iteration_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("racks", "words"),
+    [
+        ({"rack_nodes": 2}, r"nodes\[0\]\.rack_gbps: is missing"),
+        ({"rack_gbps": 100}, r"nodes\[0\]\.rack_nodes: is missing"),
+        ({"rack_nodes": 2, "rack_gbps": 0}, r"nodes\[0\]\.rack_gbps: must be more than zero"),
+    ],
+)
+def test_half_a_rack_is_refused(racks: dict[str, float], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        build_cluster({"nodes": [{"count": 4, "gpu": "A100-SXM-80", "gpus": 4} | racks]}, "racks")

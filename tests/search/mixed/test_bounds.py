@@ -1,0 +1,117 @@
+"""No split, order or schedule beats what the bounds of compositions say."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.search.mixed.problems import small
+
+from shardwright.cost.pipeline import simulate
+from shardwright.cost.schedule import one_f_one_b
+from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE
+from shardwright.search.mixed.bounds import LEVELS, MANY, Columns, alone, columns, micro_batches
+from shardwright.search.mixed.capacity import Region, capacity, within
+from shardwright.search.mixed.splits import moves_of
+from shardwright.search.mixed.stages import pipeline_seconds, stages
+from shardwright.search.mixed.tables import layers_of
+
+MODES = (NONE, SELECTIVE, BLOCK)
+
+
+def column(forward: np.ndarray, backward: np.ndarray) -> Columns:
+    work = forward + backward
+    width = len(LEVELS) + 1
+    return Columns(
+        counts=np.array([[len(work)]]),
+        stages=np.array([len(work)]),
+        bottleneck=np.full((1, width), work.max()),
+        work=np.full((1, width), work.sum()),
+        after=np.zeros(1),
+        share=np.array([(forward / work).max()]),
+        fewest=np.array([1]),
+        most=np.array([MANY]),
+    )
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.05, 5.0), st.floats(0.05, 5.0)), min_size=1, max_size=9),
+    st.integers(1, 40),
+)
+def test_a_pipeline_finishes_no_more_micro_batches_than_bounded(times, count):
+    forward, backward = np.array(times).T
+    if len(times) == 1:
+        seconds = count * float(forward[0] + backward[0])
+    else:
+        order = one_f_one_b(len(times), count)
+        seconds = float(
+            simulate(order, forward[None], backward[None], np.zeros((1, len(times) - 1))).makespan_seconds[0]
+        )
+    assert micro_batches(column(forward, backward), seconds * (1.0 + 1e-9))[0] >= count
+
+
+@pytest.mark.parametrize("stages_and_count", [(4, 9), (8, 16), (5, 40)])
+def test_the_bound_is_exact_for_equal_stages(stages_and_count):
+    depth, count = stages_and_count
+    found = column(np.full(depth, 1.0), np.full(depth, 2.0))
+    seconds = (count + depth - 1) * 3.0
+    assert micro_batches(found, seconds * (1 + 1e-9))[0] == count
+    assert micro_batches(found, seconds * 0.999)[0] < count
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_split_has_a_shorter_bottleneck_or_less_work(seed):
+    problem = small(seed, most_layers=8)
+    table, pick = problem.tables[0], np.random.default_rng(seed)
+    layers = layers_of(table)
+    depth = int(min(table.units.sum(), table.layers))
+    total = problem.contexts[0].job.global_batch // problem.settings[0].micro_batch
+    copies = int(pick.integers(1, 4))
+    region = Region(fewest=copies, most=copies, least_after=0.0, most_after=np.inf, modes=MODES, link=np.inf)
+    for few in (False, True):
+        options = {"copies": copies, "depth": max(depth, 2), "longest": 1e9, "few": few, "modes": MODES}
+        found = within(capacity(table, layers, **options), table, layers, region)
+        for _ in range(40):
+            counts = np.array([pick.integers(0, units + 1) for units in table.units])
+            if not 2 <= counts.sum() <= depth:
+                continue
+            kinds = random_order(pick, counts)
+            cuts = np.sort(pick.choice(np.arange(1, table.layers), counts.sum() - 1, replace=False))
+            starts = np.array([[0, *cuts, table.layers]])
+            size = int(pick.integers(1, counts.sum()) if few else total + counts.sum())
+            made = stages(table, kinds, starts, micro_batches=size, copies=copies, modes=MODES)
+            if not made.fits[0]:
+                continue
+            bound = columns(table, layers, found, counts[None], region, few=few)
+            assert len(bound.counts) == 1, "the split exists, so the composition is possible"
+            moves = moves_of(table, kinds)
+            around = np.append(moves, 0.0) + np.insert(moves, 0, 0.0)
+            each = (made.forward + made.backward)[0] + around
+            assert bound.bottleneck[0, 0] <= each.max() * (1 + 1e-9)
+            assert bound.work[0, -1] <= each.sum() * (1 + 1e-9)
+            seconds = float(pipeline_seconds(made, moves, size)[0])
+            assert micro_batches(bound, (seconds + bound.after[0]) * (1 + 1e-9))[0] >= size
+
+
+def random_order(pick: np.random.Generator, counts: np.ndarray) -> np.ndarray:
+    present = list(np.flatnonzero(counts))
+    orders = list(permutations(present))
+    order = list(orders[int(pick.integers(len(orders)))])
+    return np.repeat(np.array(order), counts[order])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_single_stage_takes_no_less_than_bounded(seed):
+    problem = small(seed)
+    table = problem.tables[0]
+    region = Region(fewest=2, most=2, least_after=0.0, most_after=np.inf, modes=MODES, link=np.inf)
+    bound = alone(table, layers_of(table), region)
+    for kind in np.flatnonzero(table.units):
+        made = stages(table, np.array([kind]), np.array([[0, table.layers]]), micro_batches=3, copies=2, modes=MODES)
+        rows = np.flatnonzero(bound.counts[:, kind])
+        if made.fits[0]:
+            assert len(rows) == 1
+            assert bound.bottleneck[rows[0], 0] <= float((made.forward + made.backward)[0, 0]) * (1 + 1e-9)

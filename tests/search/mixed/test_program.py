@@ -1,0 +1,56 @@
+"""The integer program and its relaxation against enumeration."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from shardwright.search.mixed.program import program
+
+
+def best_by_enumeration(counts, value, units, fewest, most) -> int:
+    best = -1
+    limits = [range(most + 1)] * len(counts)
+    for copies in itertools.product(*limits):
+        number = np.array(copies)
+        if fewest <= number.sum() <= most and (number @ counts <= units).all():
+            best = max(best, int(number @ value))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_bound_holds_and_the_solution_exists(seed):
+    pick = np.random.default_rng(seed)
+    counts = pick.integers(0, 4, (5, 2))
+    counts = counts[counts.sum(axis=1) > 0]
+    value = pick.integers(0, 9, len(counts))
+    units, fewest, most = pick.integers(3, 8, 2), int(pick.integers(1, 3)), 4
+    best = best_by_enumeration(counts, value, units, fewest, most)
+    found = program(counts, units, fewest, most)
+    assert found.limit(value)[0] >= best - 1e-9
+    for wanted in (best, best + 1):
+        choice = found.solve(value, wanted)
+        if wanted <= 0:
+            continue
+        assert choice.bound >= best - 1e-9
+        if wanted > best:
+            assert choice.bound < wanted
+        else:
+            assert choice.reached >= wanted
+            assert (choice.copies @ counts[choice.chosen] <= units).all()
+            assert fewest <= choice.copies.sum() <= most
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_a_dive_stays_within_the_units(seed):
+    pick = np.random.default_rng(seed)
+    counts = pick.integers(0, 4, (30, 3))
+    counts = counts[counts.sum(axis=1) > 0]
+    value = pick.integers(1, 9, len(counts))
+    units = pick.integers(3, 20, 3)
+    choice = program(counts, units, 1, 12).dive(value, 40)
+    assert (choice.copies @ counts[choice.chosen] <= units).all()
+    assert choice.copies.sum() <= 12
+    assert choice.reached == choice.copies @ value[choice.chosen]

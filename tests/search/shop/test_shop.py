@@ -1,0 +1,198 @@
+"""Shopping: the front against a search of every number of machines, each point against its plan alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from tests.search.shop.samples import A100, A100_SPOT, GB200, H100, JOB, L40S, job, offers
+
+from shardwright.cost.efficiency import Analytic
+from shardwright.errors import SpecError
+from shardwright.plan.check import check
+from shardwright.search.planner import plan, predict
+from shardwright.search.shop.choice import choice_of
+from shardwright.search.shop.front import Front
+from shardwright.search.shop.result import Rental, Shopping
+from shardwright.search.shop.shop import shop
+from shardwright.search.space import parse_pins
+from shardwright.spec.cluster import Cluster
+from shardwright.spec.load_model import load_model
+from shardwright.spec.offers import Offers
+
+MODEL = load_model("llama-3.2-1b")
+EFFICIENCY = Analytic()
+CASES = [
+    [H100, A100, A100_SPOT],
+    [H100 | {"market": "spot", "preemptions_per_hour": 0.2}, A100],
+    [GB200, H100],
+    [A100 | {"rack_nodes": 2, "rack_gbps": 20, "at_most": 5}, L40S],
+    [L40S, A100_SPOT, A100 | {"region": "elsewhere", "price_per_hour": 2.2, "at_most": 3}],
+]
+
+
+def found(entries: list[dict[str, Any]], **options: Any) -> Shopping:
+    return shop(MODEL, offers(*entries), JOB, efficiency=EFFICIENCY, **({"mixes": 0} | options))
+
+
+def listed(given: Offers) -> list[tuple[float, float, float]]:
+    """Return the front of the best plan on every number of machines of every offer, one search each."""
+    front: Front[None] = Front()
+    for offer in given.offers:
+        for machines in range(1, offer.pool.nodes + 1):
+            ranking = plan(MODEL, Cluster(pools=(offer.rented(machines),)), JOB, top=1, efficiency=EFFICIENCY)
+            if ranking.plans:
+                rental = Rental(offer=offer, machines=machines)
+                front.offer(choice_of(ranking.best, (rental,), given.terms).point, None)
+    return [point for point, _ in front.sorted()]
+
+
+@pytest.mark.parametrize("entries", CASES)
+def test_the_front_is_that_of_a_search_of_every_number_of_machines(entries: list[dict[str, Any]]) -> None:
+    result = found(entries)
+    points = [choice.point for choice in result.front]
+    assert len(points) > 2
+    assert points == [pytest.approx(point, rel=1e-9) for point in listed(result.offers)]
+
+
+@pytest.mark.parametrize("entries", CASES)
+def test_every_point_is_what_its_plan_alone_is_predicted_to_take(entries: list[dict[str, Any]]) -> None:
+    result = found(entries)
+    for choice in result.front:
+        assert check(choice.plan) == ()
+        alone = predict(replace(choice.plan, prediction=None), efficiency=EFFICIENCY).prediction
+        assert alone is not None
+        assert choice.plan.prediction is not None
+        assert choice.plan.prediction.iteration_seconds == pytest.approx(alone.iteration_seconds, rel=1e-12)
+        assert choice.plan.cluster.gpus == choice.gpus
+        again = choice_of(predict(choice.plan, efficiency=EFFICIENCY), choice.rentals, result.offers.terms)
+        assert again.point == pytest.approx(choice.point, rel=1e-12)
+
+
+@pytest.mark.parametrize("entries", CASES)
+def test_more_time_buys_less_money_or_less_risk_strictly(entries: list[dict[str, Any]]) -> None:
+    front = found(entries).front
+    for faster, slower in pairwise(front):
+        assert faster.hours < slower.hours
+        assert slower.dollars < faster.dollars or slower.preemptions < faster.preemptions
+    safe = [choice for choice in front if choice.preemptions == 0.0]
+    assert all(faster.dollars > slower.dollars for faster, slower in pairwise(safe))
+
+
+def test_the_same_offers_give_the_same_front() -> None:
+    assert found(CASES[0]).front == found(CASES[0]).front
+    shuffled = found(CASES[0][::-1])
+    assert [c.point for c in shuffled.front] == [c.point for c in found(CASES[0]).front]
+
+
+def test_picks_keep_the_limits_and_nothing_that_does_is_better() -> None:
+    front = found(CASES[0]).front
+    middle = front[len(front) // 2]
+    limited = shop(
+        MODEL,
+        offers(*CASES[0]),
+        replace(JOB, deadline_hours=middle.hours, budget_dollars=middle.dollars * 1.2),
+        efficiency=EFFICIENCY,
+        mixes=0,
+    )
+    assert [c.point for c in limited.front] == [c.point for c in front]
+    assert limited.infeasible is None
+    keeping = [c for c in front if c.hours <= middle.hours and c.dollars <= middle.dollars * 1.2]
+    assert limited.picks.cheapest_in_time is not None and limited.picks.fastest_in_budget is not None
+    assert limited.front[limited.picks.cheapest_in_time].dollars == min(c.dollars for c in keeping)
+    assert limited.front[limited.picks.fastest_in_budget].hours == min(c.hours for c in keeping)
+
+
+def test_steps_say_what_the_last_machines_bought() -> None:
+    result = found([H100])
+    first, second = result.front[0], result.front[1]
+    step = result.steps[0]
+    assert step is not None
+    assert step.gpus == first.gpus - second.gpus
+    assert step.faster == pytest.approx(1.0 - first.hours / second.hours)
+    assert step.dearer == pytest.approx(first.dollars / second.dollars - 1.0)
+    assert result.steps[-1] is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"budget_dollars": 1.0}, "the cheapest possible is $"),
+        ({"deadline_hours": 0.1}, "the fastest possible takes"),
+    ],
+)
+def test_limits_that_nothing_keeps_are_answered_with_what_is_possible(limits: dict[str, float], words: str) -> None:
+    result = shop(MODEL, offers(H100, A100), replace(JOB, **limits), efficiency=EFFICIENCY, mixes=0)
+    assert result.infeasible is not None
+    assert words in result.infeasible.remedies[0]
+    assert result.front
+
+
+def test_limits_that_can_be_kept_only_one_at_a_time_are_both_told() -> None:
+    front = found([H100, A100]).front
+    limits = {"deadline_hours": front[0].hours, "budget_dollars": front[-1].dollars}
+    result = shop(MODEL, offers(H100, A100), replace(JOB, **limits), efficiency=EFFICIENCY, mixes=0)
+    assert result.infeasible is not None
+    assert len(result.infeasible.remedies) == 2
+
+
+def test_a_model_that_fits_nowhere_has_no_front() -> None:
+    result = shop(load_model("llama-2-70b"), offers(A100 | {"at_most": 1}), JOB, efficiency=EFFICIENCY)
+    assert result.front == ()
+    assert result.infeasible is not None and "memory" in result.infeasible.reason
+
+
+def test_machines_that_are_taken_back_all_the_time_are_no_choice() -> None:
+    hopeless = A100_SPOT | {"preemptions_per_hour": 3600.0}
+    result = shop(MODEL, offers(hopeless), JOB, efficiency=EFFICIENCY, mixes=0)
+    assert result.front == ()
+    assert result.infeasible is not None and "too often to ever end" in result.infeasible.reason
+    failing = shop(MODEL, offers(A100, failures_per_gpu_hour=1.0, restart_minutes=600), JOB, efficiency=EFFICIENCY)
+    assert failing.infeasible is not None and "too often to ever end" in failing.infeasible.reason
+    both = found([hopeless, A100])
+    assert [choice.point for choice in both.front] == [choice.point for choice in found([A100]).front]
+
+
+def test_of_machines_that_cost_nothing_the_fastest_number_is_used() -> None:
+    (only,) = found([A100 | {"price_per_hour": 0.0}]).front
+    assert (only.dollars, only.hours) == (0.0, found([A100]).front[0].hours)
+    front = found([A100 | {"price_per_hour": 0.0}, H100]).front
+    assert front[-1].dollars == 0.0
+
+
+def test_pins_narrow_every_plan() -> None:
+    result = found([H100, A100], space=parse_pins(["tp=2"]))
+    assert {choice.plan.replicas[0].stages[0].tensor_parallel for choice in result.front} == {2}
+
+
+def test_a_mix_wins_where_the_better_machines_are_few() -> None:
+    model, run = load_model("llama-3.1-8b"), job(global_batch=256, seq_len=4096)
+    few = {"gpus": 8, "at_most": 1}
+    given = offers(
+        {"gpu": "H100-SXM", "price_per_hour": 20.0, **few}, {"gpu": "A100-SXM-80", "price_per_hour": 9.0, **few}
+    )
+    alone = shop(model, given, run, efficiency=EFFICIENCY, mixes=0)
+    mixed = shop(model, given, run, efficiency=EFFICIENCY, mixes=1)
+    assert mixed.report.mixes == 1
+    fastest = mixed.front[0]
+    assert len(fastest.rentals) == 2
+    assert fastest.hours < 0.8 * alone.front[0].hours
+    assert {stage.gpu for replica in fastest.plan.replicas for stage in replica.stages} == {"H100-SXM", "A100-SXM-80"}
+    again = choice_of(predict(fastest.plan, efficiency=EFFICIENCY), fastest.rentals, given.terms)
+    assert again.point == pytest.approx(fastest.point, rel=1e-9)
+
+
+def test_machines_at_places_without_a_link_are_not_mixed_and_this_is_said() -> None:
+    apart = [H100 | {"at_most": 2, "site": "east"}, A100 | {"at_most": 6, "site": "west"}]
+    report = shop(MODEL, offers(*apart), JOB, efficiency=EFFICIENCY, mixes=3).report
+    assert report.mixes == 0
+    assert "mixes of offers at places that no link joins (east and west)" in report.not_covered
+
+
+def test_a_run_without_a_length_or_on_gpus_of_another_precision_is_refused() -> None:
+    with pytest.raises(SpecError, match="--tokens"):
+        shop(MODEL, offers(H100), job(tokens=None))
+    with pytest.raises(SpecError, match="bf16"):
+        shop(MODEL, offers({"gpu": "V100-SXM2", "gpus": 8, "price_per_hour": 5.0, "at_most": 2}), JOB)

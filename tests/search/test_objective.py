@@ -1,0 +1,83 @@
+"""What is minimised where machines can be taken back: what the run is expected to cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shardwright.cost.efficiency import Analytic
+from shardwright.plan.plan import Plan
+from shardwright.search.objective import Objective
+from shardwright.search.planner import plan
+from shardwright.search.shop.choice import choice_on_cluster
+from shardwright.search.space import parse_pins
+from shardwright.spec.cluster import Cluster
+from shardwright.spec.load_cluster import build_cluster
+from shardwright.spec.load_job import make_job
+from shardwright.spec.load_model import load_model
+
+MODEL = load_model("llama-3.2-1b")
+JOB = make_job(global_batch=64, seq_len=1024, tokens="50B", objective="cost")
+
+
+def cluster(**entry: object) -> Cluster:
+    machines = {"count": 8, "gpu": "A100-SXM-40", "gpus": 2, "price_per_hour": 4.0, "spot_price_per_hour": 2.0}
+    return build_cluster({"nodes": [machines | entry]}, "c.yaml")
+
+
+def test_safe_machines_have_no_risk() -> None:
+    pool = cluster().pools[0]
+    values = Objective(model=MODEL, job=JOB, pool=pool).values(np.array([3600.0]), np.array([4]))
+    assert values[0] == pytest.approx(2 * 4.0)
+
+
+def test_the_value_of_machines_that_can_be_taken_back_is_what_they_are_expected_to_cost() -> None:
+    given = cluster(spot=True, preemptions_per_hour=0.5)
+    best = plan(MODEL, given, JOB, top=1, efficiency=Analytic()).best
+    choice = choice_on_cluster(best)
+    assert choice is not None and best.prediction is not None and JOB.iterations is not None
+    objective = Objective(model=MODEL, job=JOB, pool=given.pools[0])
+    value = objective.values(np.array([best.prediction.iteration_seconds]), np.array([best.gpus]))[0]
+    assert value * JOB.iterations == pytest.approx(choice.dollars)
+    assert choice.lost_share > 0.01
+
+
+def test_the_plan_that_is_returned_is_expected_to_cost_least() -> None:
+    given = cluster(spot=True, preemptions_per_hour=2.0)
+
+    def dollars(found: Plan) -> float:
+        choice = choice_on_cluster(found)
+        assert choice is not None
+        return choice.dollars
+
+    best = plan(MODEL, given, JOB, top=1, efficiency=Analytic()).best
+    each = [
+        plan(MODEL, given, JOB, top=1, space=parse_pins([f"gpus={gpus}"]), efficiency=Analytic()).plans
+        for gpus in (2, 4, 8, 16)
+    ]
+    assert dollars(best) == min(dollars(plans[0]) for plans in each if plans)
+
+
+def test_limits_count_what_is_lost() -> None:
+    given, run = cluster(spot=True, preemptions_per_hour=0.5), replace(JOB, objective="time")
+    free = plan(MODEL, given, run, top=1, efficiency=Analytic()).best
+    choice = choice_on_cluster(free)
+    assert choice is not None and free.prediction is not None and free.prediction.hours_total is not None
+    between = (choice.hours + free.prediction.hours_total) / 2.0
+    assert free.prediction.hours_total < between < choice.hours
+    late = plan(MODEL, given, replace(run, deadline_hours=between), top=1, efficiency=Analytic())
+    assert all(
+        found.hours <= between for found in (choice_on_cluster(each) for each in late.plans) if found is not None
+    )
+    kept = plan(MODEL, given, replace(run, deadline_hours=choice.hours * 1.001), top=1, efficiency=Analytic())
+    assert kept.plans
+
+
+def test_a_plan_without_a_price_or_a_length_has_no_expected_dollars() -> None:
+    given = cluster(spot=True, preemptions_per_hour=0.5)
+    short = replace(JOB, tokens=None, objective="time")
+    assert choice_on_cluster(plan(MODEL, given, short, top=1, efficiency=Analytic()).best) is None
+    safe = plan(MODEL, cluster(), JOB, top=1, efficiency=Analytic()).best
+    assert choice_on_cluster(safe) is None

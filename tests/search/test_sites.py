@@ -1,0 +1,90 @@
+"""Planning over several sites: pipelines are laid across the slow link, tensor parallelism and gradients never."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from shardwright.cost.efficiency import Analytic
+from shardwright.cost.egress import egress_dollars
+from shardwright.plan.plan import Plan
+from shardwright.plan.ranking import Ranking
+from shardwright.search.planner import plan as search
+from shardwright.spec.load_cluster import build_cluster
+from shardwright.spec.load_job import make_job
+from shardwright.spec.load_model import load_model
+
+DEARER = 0.08  # dollars a gigabyte
+
+
+@cache
+def planned(gbps: float, *, egress: float = DEARER, west: str = "A100-SXM-80") -> Ranking:
+    nodes = [
+        {"count": 1, "gpu": gpu, "gpus": 4, "site": site, "price_per_hour": 10}
+        for site, gpu in (("east", "A100-SXM-80"), ("west", west))
+    ]
+    link = {"between": ["east", "west"], "gbps": gbps, "latency_ms": 2, "egress_dollars_per_gb": egress}
+    cluster = build_cluster({"nodes": nodes, "site_links": [link]}, "two")
+    job = make_job(global_batch=64, seq_len=2048)
+    return search(load_model("llama-2-7b"), cluster, job, efficiency=Analytic(), top=1, gap=0.3)
+
+
+def sites_of(plan: Plan) -> dict[str, str]:
+    return {pool.gpu.name: pool.site for pool in plan.cluster.pools}
+
+
+def seconds(plan: Plan | None) -> float:
+    assert plan is not None
+    assert plan.prediction is not None
+    return plan.prediction.iteration_seconds
+
+
+@pytest.mark.parametrize("west", ["A100-SXM-80", "A100-SXM-40"])
+def test_pipelines_cross_the_slow_link_and_nothing_else_does(west: str) -> None:
+    plan = planned(20, west=west).best
+    sites = sites_of(plan)
+    used = {sites[stage.gpu] for replica in plan.replicas for stage in replica.stages}
+    assert used == {"east", "west"}
+    holders: dict[int, set[str]] = {}
+    for replica in plan.replicas:
+        for stage in replica.stages:
+            for low, high in stage.layers:
+                for layer in range(low, high):
+                    holders.setdefault(layer, set()).add(sites[stage.gpu])
+    assert all(len(places) == 1 for places in holders.values())
+    assert all(stage.gpus <= 4 for replica in plan.replicas for stage in replica.stages)
+
+
+def test_both_sites_beat_either_alone() -> None:
+    ranking = planned(20)
+    alone = [seconds(baseline.plan) for baseline in ranking.baselines if "alone" in baseline.rule]
+    assert len(alone) == 2
+    assert seconds(ranking.best) < min(alone)
+
+
+def test_over_a_hopeless_link_one_site_trains_alone() -> None:
+    plan = planned(0.01).best
+    assert len({sites_of(plan)[stage.gpu] for replica in plan.replicas for stage in replica.stages}) == 1
+    assert egress_dollars(plan) == 0.0
+
+
+def test_traffic_is_paid() -> None:
+    """Both directions of every boundary between the sites, for every micro-batch of every pipeline."""
+    plan = planned(20).best
+    assert plan.prediction is not None
+    sites = sites_of(plan)
+    message = 2.0 * plan.micro_batch * 2048 * plan.model.hidden
+    crossings = sum(
+        replica.count
+        * replica.micro_batches
+        * sum(sites[a.gpu] != sites[b.gpu] for a, b in zip(replica.stages[:-1], replica.stages[1:], strict=True))
+        for replica in plan.replicas
+    )
+    dollars = 2 * crossings * message * DEARER / 1e9
+    assert egress_dollars(plan) == pytest.approx(dollars)
+    hourly = dollars * 3600 / plan.prediction.iteration_seconds
+    assert plan.prediction.dollars_per_hour == pytest.approx(20 + hourly)
+    free = planned(20, egress=0.0).best.prediction
+    assert free is not None
+    assert free.dollars_per_hour == pytest.approx(20)
