@@ -47,14 +47,18 @@ def _replicas(draw: st.DrawFn, model: Model, virtual: int, degrees: list[int], l
     layers, chunks = len(model.layers), depth * virtual
     cuts = sorted(draw(st.lists(st.integers(0, layers), min_size=chunks - 1, max_size=chunks - 1)))
     ranges = list(itertools.pairwise([0, *cuts, layers]))
-    stages = [draw(_stages(ranges[number::depth], count, degrees, model)) for number in range(depth)]
+    cp = draw(st.sampled_from([1, 1, 2]))
+    stages = [draw(_stages(ranges[number::depth], count, cp, degrees, model)) for number in range(depth)]
     groups = draw(st.integers(1, 4 if virtual == 1 else 2))
     return replica(*stages, count=count, micro_batches=groups * (depth if virtual > 1 else 1))
 
 
 @st.composite
-def _stages(draw: st.DrawFn, ranges: list[tuple[int, int]], count: int, degrees: list[int], model: Model) -> Stage:
+def _stages(
+    draw: st.DrawFn, ranges: list[tuple[int, int]], count: int, cp: int, degrees: list[int], model: Model
+) -> Stage:
     tp = draw(st.sampled_from(degrees))
     etp = draw(st.sampled_from([1, tp]))
-    shares = [n for n in (1, 2, 4) if count * tp // etp % n == 0] if model.layers[0].moe else [1]
-    return stage(*ranges, tp=tp, etp=etp, ep=draw(st.sampled_from(shares)), recompute=draw(st.sampled_from(KINDS)))
+    shares = [n for n in (1, 2, 4) if count * cp * tp // etp % n == 0] if model.layers[0].moe else [1]
+    recompute, ep = draw(st.sampled_from(KINDS)), draw(st.sampled_from(shares))
+    return stage(*ranges, tp=tp, cp=cp, etp=etp, ep=ep, recompute=recompute)

@@ -35,7 +35,8 @@ def reference_run(plan: Plan, recipe: Recipe, steps: int, seed: int, details: De
     }
     chunk = Chunk(
         units=tuple(range(len(model.layers) + 2)), weights=weights, model=model, details=details, tensor=TensorGroup(),
-        recompute=Recompute(), table=table_of(model, details, plan.job.seq_len, torch.device("cpu")),
+        recompute=Recompute(), positions=torch.arange(plan.job.seq_len),
+        table=table_of(model, details, torch.arange(plan.job.seq_len)),
     )  # fmt: skip
     matrices = [w for w in weights.values() if w.dim() > 1]
     others = [w for w in weights.values() if w.dim() == 1]

@@ -28,6 +28,7 @@ def tiny_model(
     hidden: int = 32,
     heads: int = 4,
     kv_heads: int = 2,
+    window: int | None = None,
 ) -> Model:
     """A model of a few thousand parameters; `family` gpt2 has biases, LayerNorm and learned positions."""
     gpt = family == "gpt2"
@@ -36,6 +37,7 @@ def tiny_model(
         kv_heads=heads if gpt else kv_heads,
         head_dim=hidden // heads,
         value_head_dim=hidden // heads,
+        window=window,
         qkv_bias=gpt or family == "qwen2",
         out_bias=gpt,
         qk_norm=family.startswith("qwen3"),
@@ -62,12 +64,18 @@ def tiny_model(
 
 
 def stage(
-    *ranges: tuple[int, int], tp: int = 1, gpu: str = "H100-SXM", recompute: Recompute = NONE, ep: int = 1, etp: int = 0
+    *ranges: tuple[int, int],
+    tp: int = 1,
+    cp: int = 1,
+    gpu: str = "H100-SXM",
+    recompute: Recompute = NONE,
+    ep: int = 1,
+    etp: int = 0,
 ) -> Stage:
     return Stage(
         gpu=gpu,
         tensor_parallel=tp,
-        context_parallel=1,
+        context_parallel=cp,
         expert_parallel=ep,
         expert_tensor_parallel=etp or tp,
         layers=ranges,

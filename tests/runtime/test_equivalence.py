@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from tests.runtime.equal import ADAM, require_equal, require_equal_weights
+from tests.runtime.equal import ADAM, SGD, require_equal, require_equal_weights
 from tests.runtime.reference import reference_run
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 from tests.runtime.workers import Case, Outcome, run_cases
 
 from shardwright.plan.check import check
-from shardwright.plan.plan import Recompute
+from shardwright.plan.plan import Overlap, Recompute
 from shardwright.runtime.limits import unrunnable
-from shardwright.runtime.recipe import Recipe
 
-SGD = Recipe(method="sgd", learning_rate=0.3, clip=0.5, weight_decay=0.01)
 SELECTIVE = Recompute(granularity="selective")
 UNIFORM = Recompute(granularity="full", method="uniform", layers=2)
 BLOCK = Recompute(granularity="full", method="block", layers=1)
 LLAMA, GPT2 = tiny_model(), tiny_model(5, family="gpt2")
 SMALL, TIED = tiny_model(4), tiny_model(4, family="qwen3", tied=True)
-MIXTURE = tiny_model(4, family="qwen2", experts=4, shared=True)
+WINDOW = tiny_model(4, window=5)
+MIXTURE = tiny_model(3, family="qwen2", experts=4, shared=True)
 TWO = replica(stage((0, 3)), stage((3, 6)), micro_batches=3)
 DEEP_AND_FLAT = (replica(stage((0, 2)), stage((2, 6)), micro_batches=5), replica(stage((0, 6)), micro_batches=3))
 
@@ -28,7 +29,7 @@ PLANS = {
     "uniform 2 x 2": (plan_of(LLAMA, replica(*TWO.stages, count=2, micro_batches=3)), ADAM),
     "two depths, unequal micro-batches": (plan_of(LLAMA, *DEEP_AND_FLAT), ADAM),
     "two depths, distributed optimizer": (plan_of(LLAMA, *DEEP_AND_FLAT, sharding="zero1"), ADAM),
-    "two depths, sgd": (plan_of(LLAMA, *DEEP_AND_FLAT), SGD),
+    "two depths, sgd, no overlap": (replace(plan_of(LLAMA, *DEEP_AND_FLAT), overlap=Overlap()), SGD),
     "three depths": (
         plan_of(
             LLAMA,
@@ -98,27 +99,45 @@ PLANS = {
         ),
         ADAM,
     ),
+    "cp 2, two depths": (
+        plan_of(
+            SMALL,
+            replica(stage((0, 2), cp=2, recompute=SELECTIVE), stage((2, 4), cp=2, recompute=BLOCK), micro_batches=3),
+            replica(stage((0, 4)), micro_batches=1),
+            sharding="zero1",
+        ),
+        ADAM,
+    ),
+    "cp 2, tp 2, sequence parallel, gpt2": (
+        plan_of(GPT2, replica(stage((0, 2), tp=2, cp=2), stage((2, 5), cp=2), micro_batches=2), sequence_parallel=True),
+        ADAM,
+    ),
+    "cp 4, a window": (plan_of(WINDOW, replica(stage((0, 4), cp=4), micro_batches=1)), ADAM),
+    "experts over cp 2 and tp 2": (
+        plan_of(MIXTURE, replica(stage((0, 3), cp=2, tp=2, ep=4, etp=1), micro_batches=2), sequence_parallel=True),
+        ADAM,
+    ),
     "mixture of experts, two depths": (
         plan_of(
-            MIXTURE, replica(stage((0, 1)), stage((1, 4)), micro_batches=2), replica(stage((0, 4)), micro_batches=2)
+            MIXTURE, replica(stage((0, 1)), stage((1, 3)), micro_batches=2), replica(stage((0, 3)), micro_batches=2)
         ),
         ADAM,
     ),
     "mixture of experts, tp 2": (
-        plan_of(MIXTURE, replica(stage((0, 4), tp=2), count=2, micro_batches=1), sequence_parallel=True),
+        plan_of(MIXTURE, replica(stage((0, 3), tp=2), count=2, micro_batches=1), sequence_parallel=True),
         ADAM,
     ),
     "experts over two copies, recomputed": (
         plan_of(
             MIXTURE,
-            replica(stage((0, 2), ep=2, recompute=UNIFORM), stage((2, 4), ep=2), count=2, micro_batches=2),
+            replica(stage((0, 2), ep=2, recompute=UNIFORM), stage((2, 3), ep=2), count=2, micro_batches=2),
         ),
         ADAM,
     ),
     "experts over copies and tp, whole on each rank": (
         plan_of(
             MIXTURE,
-            replica(stage((0, 1), tp=2, ep=4, etp=1), stage((1, 4), tp=2, ep=2, etp=1), count=2, micro_batches=2),
+            replica(stage((0, 1), tp=2, ep=4, etp=1), stage((1, 3), tp=2, ep=2, etp=1), count=2, micro_batches=2),
             sequence_parallel=True,
             sharding="zero1",
         ),
@@ -127,8 +146,8 @@ PLANS = {
     "experts over other ranks in each replica": (
         plan_of(
             MIXTURE,
-            replica(stage((0, 4), tp=2, ep=2, etp=2), count=2, micro_batches=2),
-            replica(stage((0, 3), tp=2, ep=1, etp=1), stage((3, 4)), micro_batches=3),
+            replica(stage((0, 3), tp=2, ep=2, etp=2), count=2, micro_batches=2),
+            replica(stage((0, 2), tp=2, ep=1, etp=1), stage((2, 3)), micro_batches=3),
             sequence_parallel=True,
             sharding="zero1",
         ),

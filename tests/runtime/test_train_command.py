@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,15 @@ PAIR = plan_of(MODEL, replica(stage((0, 1)), stage((1, 4)), micro_batches=4), sh
 SINGLE = plan_of(MODEL, replica(stage((0, 4)), micro_batches=4))
 
 
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "shardwright", "train", *map(str, arguments), "--device", "cpu"]
+def command(*arguments: object, under: Sequence[str] = ()) -> list[str]:
+    return [sys.executable, *under, "-m", "shardwright", "train", *map(str, arguments), "--device", "cpu"]
 
 
-def run(*arguments: object, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: object, under: Sequence[str] = (), environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*arguments),
+        command(*arguments, under=under),
         capture_output=True,
         text=True,
         timeout=150,
@@ -60,10 +63,11 @@ def test_train_checkpoint_and_resume_under_another_plan(folder: Path) -> None:
     again = run(folder / "pair.json", "--data", data, "--steps", 9, "--out", out)
     assert again.returncode == 2 and "--resume" in again.stderr
     weights = folder / "weights"
-    second = run(
-        folder / "single.json", "--data", data, "--steps", 6, "--out", out, "--resume", out, "--save-weights", weights
-    )
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "1")
+    arguments = ("--data", data, "--steps", 6, "--out", out, "--resume", out, "--save-weights", weights)
+    second = run(folder / "single.json", *arguments, under=torchrun)
     assert second.returncode == 0, second.stderr
+    assert "finished at step 6" in second.stdout
     assert [int(row["step"]) for row in rows(out)] == [1, 2, 3, 4, 5, 6]
     assert (weights / "model.safetensors.index.json").exists()
 
@@ -81,10 +85,10 @@ def test_too_few_processes_are_one_clear_message(folder: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_an_interrupt_ends_the_run_with_a_checkpoint(folder: Path) -> None:
+def test_a_signal_ends_the_run_with_a_checkpoint(folder: Path) -> None:
     out = folder / "stopped"
     process = started(folder, out)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     text, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert "stopped at step" in text

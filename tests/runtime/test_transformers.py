@@ -67,7 +67,8 @@ def chunk_of(model: Model, config: dict[str, Any], whole: Any) -> Chunk:
     }
     return Chunk(
         units=tuple(range(len(model.layers) + 2)), weights=weights, model=model, details=details,
-        tensor=TensorGroup(), recompute=Recompute(), table=table_of(model, details, 32, torch.device("cpu")),
+        tensor=TensorGroup(), recompute=Recompute(), positions=torch.arange(32),
+        table=table_of(model, details, torch.arange(32)),
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from shardwright.runtime.model.details import Details
 from shardwright.runtime.process_groups import make_process_groups
 from shardwright.runtime.recipe import Recipe
 
-PATIENCE = datetime.timedelta(seconds=60)
+PATIENCE, WHOLE_RUN = datetime.timedelta(seconds=60), datetime.timedelta(minutes=30)
 
 
 @dataclass
@@ -61,8 +61,10 @@ def run_cases(cases: Sequence[Case], processes: int) -> dict[str, Outcome]:
         ]
         for process in running:
             process.start()
-        while any(process.is_alive() for process in running) and not any(process.exitcode for process in running):
-            multiprocessing.connection.wait([process.sentinel for process in running if process.is_alive()])
+        while (alive := [process for process in running if process.is_alive()]) and not any(
+            process.exitcode for process in running
+        ):
+            multiprocessing.connection.wait([process.sentinel for process in alive])
         failed = [rank for rank, process in enumerate(running) if process.exitcode]
         for process in running:
             process.kill()
@@ -86,6 +88,8 @@ def _run_all(rank: int, processes: int, cases: Sequence[Case], folder: str) -> N
     for number, case in enumerate(cases):
         layout = layout_of(case.plan)
         prefixed = distributed.PrefixStore(f"case {number}", store)
+        if number:  # processes that had nothing to do would else wait in the next case, and not for ever
+            store.wait([f"done {number - 1}"], WHOLE_RUN)
         if rank < layout.world_size:
             dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=layout.world_size, timeout=PATIENCE)
             begin = time.time()
@@ -95,6 +99,8 @@ def _run_all(rank: int, processes: int, cases: Sequence[Case], folder: str) -> N
                 print(f"{case.name}: {time.time() - begin:.1f} s", flush=True)
             dist.barrier()
             dist.destroy_process_group()
+            if rank == 0:
+                store.set(f"done {number}", "1")
         Path(f"{folder}/{case.name}.number").write_text(str(number))
 
 

@@ -104,6 +104,8 @@ def train(
     if data is None:
         raise bad("--data", "is missing", "make a token file: shardwright tokens TEXT… -o corpus.bin")
     _require_numbers(steps=steps, profile_steps=profile_steps, learning_rate=learning_rate, patience=patience)
+    if profile is not None:
+        _require_measurable(found)
     method = optimizer or ("sgd" if found.job.optimizer == "sgd" else "adamw")
     if method not in ("adamw", "sgd"):
         raise bad(f"--optimizer {method}", "is not known", "adamw or sgd")
@@ -184,16 +186,26 @@ def _require_numbers(**numbers: float) -> None:
             raise bad(f"--{name.replace('_', '-')}", f"{value:g} is not above 0", "give a positive number")
 
 
+def _require_measurable(plan: Plan) -> None:
+    """Raise SpecError where the layers of a plan cannot stand for those of others."""
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    if any(stage.context_parallel > 1 or stage.expert_parallel > 1 for stage in stages):
+        message = "a layer profile has whole sequences and all experts, which ranks of this plan share"
+        raise bad("--profile", message, "measure under a plan with context_parallel and expert_parallel 1")
+
+
 def _run(plan: Plan, layout: Layout, settings: Settings, *, json: bool) -> int:
     from shardwright.runtime.beginning import require_fresh
     from shardwright.runtime.data import make_samples, open_tokens
     from shardwright.runtime.ending import STATUS, STOP_REQUEST
-    from shardwright.runtime.launch import inside_torchrun, launch, require_devices
+    from shardwright.runtime.launch import inside_torchrun, launch, require_devices, speaks_for_all
 
     if inside_torchrun():
         from shardwright.runtime.train import train as run
 
         run(plan, settings, _reporter())
+        if speaks_for_all():
+            _tell(settings.out / STATUS, json=json)
         return 0
     make_samples(open_tokens(settings.data), plan.job.seq_len, settings.seed, plan.model.vocab)
     require_fresh(settings)

@@ -23,7 +23,7 @@ def layout_document(layout: Layout) -> dict[str, Any]:
 def layout_text(layout: Layout) -> str:
     """Return the layout as text for a terminal."""
     plan = layout.plan
-    lines = [f"{plan.model.name} on {layout.world_size} ranks, {len(layout.pipelines)} copies of the model", ""]
+    lines = [f"{plan.model.name} on {layout.world_size} ranks, {plan.data_parallel} copies of the model", ""]
     for place in layout.places:
         before, after = layout.neighbours(place)
         lines += [
@@ -47,6 +47,7 @@ def _rank_document(layout: Layout, place: Place) -> dict[str, Any]:
         "replica": place.replica,
         "copy": place.copy,
         "stage": place.stage,
+        "context_rank": place.context_rank,
         "tensor_rank": place.tensor_rank,
         "layers": [[unit - 1 for unit in chunk if 0 < unit < layout.head] for chunk in place.chunks],
         "embedding": 0 in place.units,
@@ -93,6 +94,8 @@ def _group_lines(layout: Layout, place: Place) -> Iterable[str]:
     tensor = layout.tensor_group(place)
     if len(tensor) > 1:
         yield f"  tensor     ranks {_ranks(tensor)}"
+    if place.context_parallel > 1:
+        yield f"  context    parts of the sequence on ranks {_ranks(layout.context_group(place))}"
     sharing = expert_group(layout.pipelines, place)
     if len(sharing) > 1:
         yield f"  experts    spread over ranks {_ranks(sharing)}"

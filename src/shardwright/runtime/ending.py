@@ -49,15 +49,16 @@ def remembered(plan: Plan, settings: Settings) -> dict[str, object]:
 
 
 def end_training(engine: Engine, settings: Settings, record: Record, done: int, *, stopped: bool) -> dict[str, Any]:
-    """Write the last checkpoint and what else was asked for, and return the account of the run, also left as a file."""
+    """Write the last checkpoint and what else was asked for, and return the account of the run, also left as a file;
+    what was measured is in that of rank 0 alone."""
     plan, rank = engine.layout.plan, engine.place.rank
     folder = save_checkpoint(engine, settings.out, done, remembered(plan, settings), settings.keep)
     ranks = _gathered(engine, _own(engine, record))
     document: dict[str, Any] = {"state": STOPPED if stopped else FINISHED, "step": done, "checkpoint": str(folder)}
-    if record.step_seconds:
-        summaries = [RankSummary(**item["summary"]) for item in ranks]
-        document |= summary_document(engine.layout, summaries, record.step_seconds)
     if rank == 0:
+        if record.step_seconds:
+            summaries = [RankSummary(**item["summary"]) for item in ranks]
+            document |= summary_document(engine.layout, summaries, record.step_seconds)
         if settings.profile is not None and record.stopwatch.forward:
             measured = [_measured(item["measured"]) for item in ranks]
             text = json.dumps(profile_document(plan, measured), indent=1) + "\n"

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from shardwright.runtime.groups import Layout, expert_group
 from shardwright.runtime.model.chunk import Chunk, Observer, table_of
+from shardwright.runtime.model.context import ContextGroup, positions_of
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import initial_values
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
@@ -77,7 +78,14 @@ def make_engine(
         group=groups.find("tensor", ranks),
         sequence=plan.sequence_parallel and place.tensor_parallel > 1,
     )
-    table = table_of(plan.model, details, plan.job.seq_len, device)
+    members = layout.context_group(place)
+    context = ContextGroup(
+        part=place.context_rank,
+        parts=tuple(layout.places[member].context_rank for member in members),
+        group=groups.find("context", members),
+    )
+    positions = positions_of(context.part, context.size, plan.job.seq_len).to(device)
+    table = table_of(plan.model, details, positions)
     sharing = expert_group(layout.pipelines, place)
     experts = ExpertGroup(
         rank=sharing.index(rank),
@@ -88,7 +96,7 @@ def make_engine(
     chunks = [
         Chunk(
             units=units, weights=store.parameters, model=plan.model, details=details, tensor=tensor, experts=experts,
-            recompute=stage.recompute, table=table,
+            context=context, recompute=stage.recompute, positions=positions, table=table,
         )
         for units in place.chunks
     ]  # fmt: skip
@@ -99,7 +107,7 @@ def make_engine(
         groups=groups,
         store=store,
         pipeline=make_pipeline(layout, place, chunks, groups, dtype, device),
-        sync=GradientSync(layout, place, store, groups, sharded=sharded),
+        sync=GradientSync(layout, place, store, groups, sharded=sharded, overlap=plan.overlap.grad_reduce),
         slots=make_slots(store, rank, recipe, sharded=sharded),
         recipe=recipe,
         sharded=sharded,

@@ -18,9 +18,11 @@ from typing import Literal
 from shardwright.plan.plan import Plan
 from shardwright.runtime.places import Place, places_of
 
-Purpose = Literal["tensor", "copies", "experts", "forward", "forward wrap", "backward", "backward wrap", "gradient"]
-Pipelines = Mapping[tuple[int, int], tuple[tuple[int, ...], ...]]
-"""Maps (replica, copy) to the ranks of each stage, these in tensor-parallel order."""
+Purpose = Literal[
+    "tensor", "context", "copies", "experts", "forward", "forward wrap", "backward", "backward wrap", "gradient"
+]
+Pipelines = Mapping[tuple[int, int, int], tuple[tuple[int, ...], ...]]
+"""Maps (replica, copy, context-parallel rank) to the ranks of each stage, these in tensor-parallel order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,12 @@ class Layout:
         """Return the tensor-parallel ranks of a place's stage."""
         return self.pipelines[place.pipeline][place.stage]
 
+    def context_group(self, place: Place) -> tuple[int, ...]:
+        """Return the ranks that hold the same as a place and have the other parts of the sequence."""
+        parts = range(place.context_parallel)
+        of = (self.pipelines[place.replica, place.copy, part][place.stage] for part in parts)
+        return tuple(sorted(ranks[place.tensor_rank] for ranks in of))
+
     def neighbours(self, place: Place) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the ranks of the stages before and after, which close to a ring with virtual stages."""
         stages = self.pipelines[place.pipeline]
@@ -102,7 +110,7 @@ class Layout:
 def layout_of(plan: Plan) -> Layout:
     """Return the ranks and groups of a legal plan."""
     places = places_of(plan)
-    pipelines: dict[tuple[int, int], dict[int, dict[int, int]]] = {}
+    pipelines: dict[tuple[int, int, int], dict[int, dict[int, int]]] = {}
     for place in places:
         pipelines.setdefault(place.pipeline, {}).setdefault(place.stage, {})[place.tensor_rank] = place.rank
     ordered = {
@@ -129,8 +137,8 @@ def vocabulary(plan: Plan) -> int:
 def expert_group(pipelines: Pipelines, place: Place) -> tuple[int, ...]:
     """Return the ranks that share the experts of a place's stage and hold the same part of each, among the ranks of the
     stage in all copies of the replica. Megatron-LM's order: parts of experts vary first, then experts."""
-    copies = sorted(copy for replica, copy in pipelines if replica == place.replica)
-    ranks = [rank for copy in copies for rank in pipelines[place.replica, copy][place.stage]]
+    keys = sorted(key for key in pipelines if key[0] == place.replica)
+    ranks = [rank for key in keys for rank in pipelines[key][place.stage]]
     size = place.expert_parallel * place.expert_tensor_parallel
     index = ranks.index(place.rank)
     first = index // size * size
@@ -141,7 +149,7 @@ def expert_group(pipelines: Pipelines, place: Place) -> tuple[int, ...]:
 
 def expert_rank(pipelines: Pipelines, place: Place) -> tuple[int, int]:
     """Return which of the equal shares of the experts a place holds, and which part of each of them."""
-    index = place.copy * place.tensor_parallel + place.tensor_rank
+    index = (place.copy * place.context_parallel + place.context_rank) * place.tensor_parallel + place.tensor_rank
     return expert_group(pipelines, place).index(place.rank), index % place.expert_tensor_parallel
 
 
@@ -182,6 +190,9 @@ def _communicators(layout: Layout) -> Iterator[Communicator]:
             if ring:
                 yield Communicator(purpose="forward wrap", ranks=everyone)
                 yield Communicator(purpose="backward wrap", ranks=everyone)
+    for place in layout.places:
+        if place.context_parallel > 1:
+            yield Communicator(purpose="context", ranks=layout.context_group(place))
     for place in layout.places if layout.units[0].experts else ():
         group = expert_group(layout.pipelines, place)
         if len(group) > 1:

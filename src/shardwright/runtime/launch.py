@@ -18,11 +18,17 @@ from shardwright.runtime.settings import Device
 from shardwright.runtime.watch import VERDICT_STATUS
 
 BAD_INPUT = 2
+LAUNCHED = "SHARDWRIGHT_LAUNCHED"  # in the environment of processes that `launch` started
 
 
 def inside_torchrun() -> bool:
     """Return whether this process is one of a run already."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def speaks_for_all() -> bool:
+    """Return whether this process of a run has to tell how it ended, as rank 0 does unless `launch` waits for it."""
+    return os.environ.get("RANK") == "0" and LAUNCHED not in os.environ
 
 
 def choose_device(name: str | None) -> Device:
@@ -62,6 +68,7 @@ def launch(arguments: Sequence[str], places: Sequence[Place], stop_file: Path) -
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    os.environ[LAUNCHED] = "1"
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // len(places), 1)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # failures are told below
     config = LaunchConfig(

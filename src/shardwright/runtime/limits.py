@@ -61,10 +61,9 @@ def _stages(plan: Plan) -> Iterator[Problem]:
     for r, replica in enumerate(plan.replicas):
         for s, stage in enumerate(replica.stages):
             place = f"replicas[{r}].stages[{s}]"
-            if stage.context_parallel > 1:
-                yield Problem(
-                    f"{place}.context_parallel", "context parallelism cannot be run", "use tensor parallelism"
-                )
+            if stage.context_parallel != replica.stages[0].context_parallel:
+                message = f"{stage.context_parallel}, other than in the first stage, cannot be run"
+                yield Problem(f"{place}.context_parallel", message, "use the same in all stages of a replica")
             degrees = {1, stage.tensor_parallel} if plan.sequence_parallel else {stage.tensor_parallel}
             if moe and stage.expert_tensor_parallel not in degrees:
                 message = f"{stage.expert_tensor_parallel} cannot be run"

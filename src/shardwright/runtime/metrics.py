@@ -30,13 +30,15 @@ COLUMNS = tuple(field.name for field in fields(Row))
 
 
 def begin(path: Path, first_step: int) -> None:
-    """Prepare the file for rows from step `first_step` on: later ones, of a run that was given up, are dropped."""
+    """Prepare the file for rows from step `first_step` on: later ones, of a run that was given up, are dropped. Raises
+    SpecError where it cannot be written."""
     kept: list[list[str]] = []
     if first_step > 1 and path.exists():
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.reader(file))
         kept = [row for row in rows[1:] if row and row[0].isdigit() and int(row[0]) < first_step]
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([COLUMNS, *kept])
     except OSError as error:

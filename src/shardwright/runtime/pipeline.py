@@ -1,57 +1,39 @@
 """One step of a pipeline: forward and backward passes in the order of its schedule, with messages between stages.
 
-The orders are those that the cost model simulates (`cost.schedule`). Each direction of messages has a process group of
-its own, and the receive of an operation is posted before the operation ahead of it runs, so messages travel while a
-rank computes.
+The orders are those that the cost model simulates (`cost.schedule`). The receive of an operation is posted before the
+operation ahead of it runs, so messages travel while a rank computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from shardwright.cost.schedule import BACKWARD, FORWARD, Operation, Order, interleaved
-from shardwright.runtime.groups import Layout, Purpose
+from shardwright.cost.schedule import FORWARD, Operation, Order, interleaved
+from shardwright.runtime.channels import Channels, Incoming, Outgoing, make_channels, post, send, taken
+from shardwright.runtime.groups import Layout
 from shardwright.runtime.model.chunk import Chunk, Observer, forward
 from shardwright.runtime.moments import Moment, moment
 from shardwright.runtime.places import Place
 from shardwright.runtime.process_groups import ProcessGroups
 from shardwright.runtime.sync import GradientSync
-from shardwright.runtime.transfers import Transfer, transfers
 
 Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
-"""Returns tokens and targets [micro_batch, sequence] of a micro-batch of this rank's copy."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """One way of messages of a rank: its process group and the parts that it receives or sends."""
-
-    group: Any
-    parts: tuple[Transfer, ...]
+"""Returns tokens and targets [micro_batch, sequence] of a micro-batch of this rank's copy, at all positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """A rank's part in the pipeline of its copy. `links` maps (kind, "in" or "out", wraps around) to a link; `shape` is
-    that of an activation of this rank's positions; gradients are multiplied by `scale`."""
+    """A rank's part in the pipeline of its copy. Gradients are multiplied by `scale`."""
 
     place: Place
     chunks: tuple[Chunk, ...]
     operations: tuple[Operation, ...]
-    links: Mapping[tuple[int, str, bool], Link]
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    channels: Channels
     device: torch.device
     scale: float
-
-    @property
-    def stages(self) -> int:
-        return self.place.depth * len(self.chunks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +47,6 @@ class Event:
     ended: Moment
 
 
-@dataclass(frozen=True, slots=True)
-class _Incoming:
-    buffer: torch.Tensor
-    parts: list[tuple[Any, torch.Tensor, Transfer]]
-
-
 def make_pipeline(
     layout: Layout,
     place: Place,
@@ -81,14 +57,11 @@ def make_pipeline(
 ) -> Pipeline:
     """Return the pipeline of a rank. Gradients are scaled to the mean over all tokens of the global batch."""
     plan = layout.plan
-    length = plan.job.seq_len // (place.tensor_parallel if plan.sequence_parallel else 1)
     return Pipeline(
         place=place,
         chunks=tuple(chunks),
         operations=tuple(order_of(layout, place).operations(place.stage)),
-        links=_links(layout, place, groups),
-        shape=(plan.micro_batch, length, plan.model.hidden),
-        dtype=dtype,
+        channels=make_channels(layout, place, groups, dtype, device),
         device=device,
         scale=1.0 / plan.job.tokens_per_iteration,
     )
@@ -115,20 +88,20 @@ def run_step(
     """
     say = note or (lambda _: None)
     kept: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]] = {}
-    arriving: dict[Operation, _Incoming] = {}
-    leaving: list[tuple[Any, torch.Tensor]] = []
+    arriving: dict[Operation, Incoming] = {}
+    leaving: list[Outgoing] = []
     left = [pipeline.place.micro_batches] * len(pipeline.chunks)
     total = torch.zeros((), dtype=torch.float32, device=pipeline.device)
-    operations = pipeline.operations
+    operations, channels = pipeline.operations, pipeline.channels
     sync.begin()
-    _post(pipeline, operations[0], arriving)
+    post(channels, operations[0], arriving)
     for number, operation in enumerate(operations):
         kind, stage, micro_batch = operation
         asked = moment(pipeline.device)
         say(f"waiting for a message, {_words(operation)}")
-        message = _taken(pipeline, operation, arriving)
+        message = taken(operation, arriving)
         if number + 1 < len(operations):
-            _post(pipeline, operations[number + 1], arriving)
+            post(channels, operations[number + 1], arriving)
         say(f"computing, {_words(operation)}")
         began = moment(pipeline.device)
         index = stage // pipeline.place.depth
@@ -137,7 +110,7 @@ def run_step(
             if pipeline.chunks[index].head:
                 total += out.detach()
             else:
-                _send(pipeline, operation, out.detach(), leaving)
+                send(channels, operation, out.detach(), leaving)
         else:
             left[index] -= 1
             if not left[index]:
@@ -146,7 +119,7 @@ def run_step(
             if not left[index]:
                 sync.chunk_done(index)
             if gradient is not None:
-                _send(pipeline, operation, gradient, leaving)
+                send(channels, operation, gradient, leaving)
         if record is not None:
             record(Event(operation=operation, asked=asked, began=began, ended=moment(pipeline.device)))
     say("waiting until messages are sent")
@@ -167,6 +140,8 @@ def _forward(
     chunk = pipeline.chunks[index]
     first = message is None
     tokens, targets = batch(micro_batch) if first or chunk.head else (None, None)
+    if chunk.context.size > 1 and tokens is not None and targets is not None:
+        tokens, targets = tokens[:, chunk.positions], targets[:, chunk.positions]
     x = tokens if message is None else message.requires_grad_()
     assert x is not None, "the first stage has tokens, every other a message"
     out = forward(chunk, x, targets, observe)
@@ -191,86 +166,6 @@ def _backward(
     return None if x is None else x.grad
 
 
-def _post(pipeline: Pipeline, operation: Operation, arriving: dict[Operation, _Incoming]) -> None:
-    """Post the receives of an operation that waits for a message."""
-    link = _link_in(pipeline, operation)
-    if link is None:
-        return
-    buffer = torch.empty(pipeline.shape, dtype=pipeline.dtype, device=pipeline.device)
-    parts = []
-    for part in link.parts:
-        start, stop = part.into
-        target = buffer if stop - start == pipeline.shape[1] else buffer[:, start:stop].contiguous()
-        work = dist.irecv(target, part.source, group=link.group, tag=_tag(pipeline, operation))
-        parts.append((work, target, part))
-    arriving[operation] = _Incoming(buffer, parts)
-
-
-def _taken(pipeline: Pipeline, operation: Operation, arriving: dict[Operation, _Incoming]) -> torch.Tensor | None:
-    """Return the message of an operation once it is there, None where it needs none."""
-    incoming = arriving.pop(operation, None)
-    if incoming is None:
-        return None
-    for work, target, part in incoming.parts:
-        work.wait()
-        if target is not incoming.buffer:
-            incoming.buffer[:, part.into[0] : part.into[1]] = target
-    return incoming.buffer
-
-
-def _send(
-    pipeline: Pipeline, operation: Operation, message: torch.Tensor, leaving: list[tuple[Any, torch.Tensor]]
-) -> None:
-    """Send the result of an operation to the stage that waits for it; forget what has been sent before."""
-    kind, stage, micro_batch = operation
-    following = Operation(kind, stage + 1 if kind == FORWARD else stage - 1, micro_batch)
-    wraps = pipeline.place.stage == (pipeline.place.depth - 1 if kind == FORWARD else 0)
-    link = pipeline.links[kind, "out", wraps]
-    leaving[:] = [(work, tensor) for work, tensor in leaving if not work.is_completed()]
-    for part in link.parts:
-        piece = message[:, part.part[0] : part.part[1]].contiguous()
-        work = dist.isend(piece, part.target, group=link.group, tag=_tag(pipeline, following))
-        leaving.append((work, piece))
-
-
-def _link_in(pipeline: Pipeline, operation: Operation) -> Link | None:
-    kind, stage, _ = operation
-    if stage == (0 if kind == FORWARD else pipeline.stages - 1):
-        return None
-    wraps = pipeline.place.stage == (0 if kind == FORWARD else pipeline.place.depth - 1)
-    return pipeline.links[kind, "in", wraps]
-
-
-def _tag(pipeline: Pipeline, operation: Operation) -> int:
-    return operation.micro_batch * pipeline.stages + operation.virtual_stage
-
-
 def _words(operation: Operation) -> str:
     what = "forward" if operation.kind == FORWARD else "backward"
     return f"{what} of micro-batch {operation.micro_batch} in virtual stage {operation.virtual_stage}"
-
-
-def _links(layout: Layout, place: Place, groups: ProcessGroups) -> dict[tuple[int, str, bool], Link]:
-    """Return the links of a rank: activations go to the next stage, gradients to the one before; with virtual stages
-    the ends are neighbours too."""
-    plan, stages = layout.plan, layout.pipelines[place.pipeline]
-    depth, ring = place.depth, plan.schedule.virtual_stages > 1
-    if depth == 1:
-        return {}
-    everyone = tuple(sorted(rank for ranks in stages for rank in ranks))
-    found = {}
-    for kind, step in ((FORWARD, 1), (BACKWARD, -1)):
-        for way, source in (("out", place.stage), ("in", place.stage - step)):
-            target = source + step
-            wraps = (source if way == "in" else target) not in range(depth)
-            if wraps and not ring:
-                continue
-            messages = transfers(
-                stages[source % depth], stages[target % depth], plan.job.seq_len, sharded=plan.sequence_parallel
-            )
-            mine = tuple(m for m in messages if (m.source if way == "out" else m.target) == place.rank)
-            name: Purpose = "forward" if kind == FORWARD else "backward"
-            if wraps:
-                name = "forward wrap" if kind == FORWARD else "backward wrap"
-            found[kind, way, wraps] = Link(group=groups.find(name, everyone), parts=mine)
-    return found

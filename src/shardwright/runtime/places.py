@@ -15,10 +15,10 @@ from shardwright.plan.plan import Plan, Replica, Stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One rank: copy `copy` of replica `replica`, stage `stage` of `depth`, tensor-parallel rank `tensor_rank` of
-    `tensor_parallel`. `chunks` has the units of each virtual stage; their experts are split over `expert_parallel`
-    ranks and each expert over `expert_tensor_parallel`. The copy takes `micro_batches` micro-batches of each step, from
-    sample `first_sample` of the global batch on."""
+    """One rank: copy `copy` of replica `replica`, stage `stage` of `depth`, context-parallel rank `context_rank` of
+    `context_parallel`, tensor-parallel rank `tensor_rank` of `tensor_parallel`. `chunks` has the units of each virtual
+    stage; their experts are split over `expert_parallel` ranks and each expert over `expert_tensor_parallel`. The copy
+    takes `micro_batches` micro-batches of each step, from sample `first_sample` of the global batch on."""
 
     rank: int
     gpu: str
@@ -26,6 +26,8 @@ class Place:
     copy: int
     stage: int
     depth: int
+    context_rank: int
+    context_parallel: int
     tensor_rank: int
     tensor_parallel: int
     expert_parallel: int
@@ -37,7 +39,9 @@ class Place:
     @property
     def name(self) -> str:
         """The rank in words, for messages."""
-        return f"rank {self.rank} (replica {self.replica}.{self.copy}, stage {self.stage}, tp {self.tensor_rank})"
+        context = f", cp {self.context_rank}" if self.context_parallel > 1 else ""
+        where = f"replica {self.replica}.{self.copy}, stage {self.stage}{context}, tp {self.tensor_rank}"
+        return f"rank {self.rank} ({where})"
 
     @property
     def units(self) -> tuple[int, ...]:
@@ -45,9 +49,9 @@ class Place:
         return tuple(unit for chunk in self.chunks for unit in chunk)
 
     @property
-    def pipeline(self) -> tuple[int, int]:
-        """Which pipeline the rank belongs to."""
-        return self.replica, self.copy
+    def pipeline(self) -> tuple[int, int, int]:
+        """Which pipeline the rank belongs to: a copy of the model has one for each part of the sequence."""
+        return self.replica, self.copy, self.context_rank
 
 
 def places_of(plan: Plan) -> tuple[Place, ...]:
@@ -76,10 +80,11 @@ def _blocks(plan: Plan) -> list[tuple[Place, ...]]:
     sample = 0
     for index, replica in enumerate(plan.replicas):
         for copy in range(replica.count):
+            first = sample + copy * replica.micro_batches * plan.micro_batch
             for number, stage in enumerate(replica.stages):
-                first = sample + copy * replica.micro_batches * plan.micro_batch
                 chunks = units_of(plan, replica, number)
-                blocks.append(_block(stage, chunks, replica, (index, copy, number), first))
+                for part in range(stage.context_parallel):
+                    blocks.append(_block(stage, chunks, replica, (index, copy, number, part), first))
         sample += replica.count * replica.micro_batches * plan.micro_batch
     if plan.uniform and plan.rank_order == "tp-cp-ep-dp-pp":
         blocks.sort(key=lambda block: (block[0].stage, block[0].copy))
@@ -87,7 +92,7 @@ def _blocks(plan: Plan) -> list[tuple[Place, ...]]:
 
 
 def _block(
-    stage: Stage, chunks: tuple[tuple[int, ...], ...], replica: Replica, where: tuple[int, int, int], first: int
+    stage: Stage, chunks: tuple[tuple[int, ...], ...], replica: Replica, where: tuple[int, int, int, int], first: int
 ) -> tuple[Place, ...]:
     return tuple(
         Place(
@@ -97,6 +102,8 @@ def _block(
             copy=where[1],
             stage=where[2],
             depth=len(replica.stages),
+            context_rank=where[3],
+            context_parallel=stage.context_parallel,
             tensor_rank=tensor_rank,
             tensor_parallel=stage.tensor_parallel,
             expert_parallel=stage.expert_parallel,

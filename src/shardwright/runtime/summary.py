@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from shardwright.runtime.forecast import StageForecast, stage_forecasts
 from shardwright.runtime.groups import Layout
 from shardwright.units import format_bytes, format_seconds
 
@@ -32,55 +33,56 @@ def summary_document(layout: Layout, ranks: Sequence[RankSummary], step_seconds:
     """Return measured and predicted figures as JSON data. The first step, which warms up, does not count."""
     plan = layout.plan
     measured = median(step_seconds[1:] or step_seconds)
-    prediction = plan.prediction
-    predicted = None if prediction is None else prediction.iteration_seconds
-    bubble = None
-    if prediction is not None and prediction.iteration_seconds:
-        bubble = prediction.time.bubble_seconds / prediction.iteration_seconds
+    forecasts = stage_forecasts(plan)
     return {
         "iteration_seconds": measured,
-        "predicted_iteration_seconds": predicted,
+        "predicted_iteration_seconds": None if plan.prediction is None else plan.prediction.iteration_seconds,
         "tokens_per_second": plan.job.tokens_per_iteration / measured,
-        "predicted_bubble": bubble,
-        "ranks": [_rank_document(layout, rank) for rank in ranks],
+        "ranks": [_rank_document(layout, rank, forecasts) for rank in ranks],
     }
 
 
 def summary_text(document: dict[str, Any]) -> str:
-    """Return the same as text for a terminal."""
+    """Return the same as text for a terminal: what was measured, and in brackets what was predicted."""
     predicted = document["predicted_iteration_seconds"]
     beside = ""
     if predicted:
         error = document["iteration_seconds"] / predicted - 1.0
         beside = f", predicted {format_seconds(predicted)} (measured is {error:+.0%})"
     lines = [f"iteration {format_seconds(document['iteration_seconds'])}{beside}"]
-    if document["predicted_bubble"] is not None:
-        lines.append(f"predicted bubble {document['predicted_bubble']:.0%}")
     lines.append(
-        f"{'rank':>4} {'stage':>6} {'computes':>10} {'waits':>10} {'idle':>6} {'peak memory':>12} {'predicted':>10}"
+        f"{'rank':>4} {'stage':>6} {'computes':>22} {'waits for messages':>19} {'bubble':>11} {'peak memory':>24}"
     )
     for rank in document["ranks"]:
-        memory = rank["predicted_memory_bytes"]
         lines.append(
-            f"{rank['rank']:>4} {rank['stage']:>6} {format_seconds(rank['busy_seconds']):>10} "
-            f"{format_seconds(rank['waiting_seconds']):>10} {rank['bubble']:>6.0%} "
-            f"{format_bytes(rank['peak_memory_bytes']):>12} {'-' if memory is None else format_bytes(memory):>10}"
+            f"{rank['rank']:>4} {rank['stage']:>6} "
+            f"{_both(rank['busy_seconds'], rank['predicted_busy_seconds'], format_seconds):>22} "
+            f"{format_seconds(rank['waiting_seconds']):>19} "
+            f"{_both(rank['bubble'], rank['predicted_bubble'], '{:.0%}'.format):>11} "
+            f"{_both(rank['peak_memory_bytes'], rank['predicted_memory_bytes'], format_bytes):>24}"
         )
     return "\n".join(lines)
 
 
-def _rank_document(layout: Layout, rank: RankSummary) -> dict[str, Any]:
+def _both(measured: float, predicted: float | None, words: Callable[[float], str]) -> str:
+    return f"{words(measured)} ({'-' if predicted is None else words(predicted)})"
+
+
+def _rank_document(layout: Layout, rank: RankSummary, forecasts: Sequence[Sequence[StageForecast]]) -> dict[str, Any]:
     place = layout.places[rank.rank]
     prediction = layout.plan.prediction
     memory = None
     if prediction is not None and place.replica < len(prediction.memory):
         memory = prediction.memory[place.replica][place.stage].total_bytes
+    forecast = forecasts[place.replica][place.stage] if forecasts else None
     return {
         "rank": rank.rank,
         "stage": f"{place.replica}.{place.copy}/{place.stage}",
         "busy_seconds": rank.busy_seconds,
+        "predicted_busy_seconds": forecast and forecast.busy_seconds,
         "waiting_seconds": rank.waiting_seconds,
         "bubble": rank.bubble,
+        "predicted_bubble": forecast and forecast.bubble,
         "peak_memory_bytes": rank.peak_memory_bytes,
         "predicted_memory_bytes": memory,
     }

@@ -24,11 +24,12 @@ from shardwright.runtime.store import Buffer, Store, local_part
 class GradientSync:
     """The sums of one rank's gradients in one step: `begin`, then the backward passes, then `finish`.
 
-    `sharded`: each holder needs the sum of its own part of a bucket alone (distributed optimizer).
+    `sharded`: each holder needs the sum of its own part of a bucket alone (distributed optimizer). Without `overlap`
+    all sums start in `finish`.
     """
 
     def __init__(
-        self, layout: Layout, place: Place, store: Store, groups: ProcessGroups, *, sharded: bool, overlap: bool = True
+        self, layout: Layout, place: Place, store: Store, groups: ProcessGroups, *, sharded: bool, overlap: bool
     ) -> None:
         self._place, self._store, self._sharded, self._overlap = place, store, sharded, overlap
         self._groups = [groups.find("gradient", buffer.bucket.ranks) for buffer in store.buffers]

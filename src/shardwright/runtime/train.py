@@ -32,7 +32,7 @@ Report = Callable[[metrics.Row, int], None]
 
 
 def train(plan: Plan, settings: Settings, report: Report = lambda _row, _steps: None) -> dict[str, Any]:
-    """Train on the processes that torchrun started, and return what was measured (the same on every rank).
+    """Train on the processes that torchrun started, and return what was measured (all of it on rank 0).
 
     `report` is called on rank 0 after every step. A run that was asked to stop writes a checkpoint and returns with
     state "stopped". Raises SpecError for input that cannot be used, before anything is trained.

@@ -76,7 +76,7 @@ class Watch:
         interval = min(self._patience / 5, 2.0)
         following = (self._rank + 1) % len(self._names)
         seen, changed, count = None, time.monotonic(), 0
-        while not self._over.wait(interval):
+        while not count or not self._over.wait(interval):  # the first sign comes at once
             now = time.monotonic()
             count += 1
             sign = {"count": count, "doing": self._doing, "seconds": now - self._since}

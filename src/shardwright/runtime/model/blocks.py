@@ -7,11 +7,14 @@ hidden], between `enter` and `leave` of `parallel`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
+from shardwright.runtime.model.context import ContextGroup, gathered
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.experts import experts
 from shardwright.runtime.model.gated import Activation, Weights, inner, inside
@@ -49,13 +52,14 @@ def layer_forward(
     table: Table,
     tensor: TensorGroup,
     group: ExpertGroup,
+    context: ContextGroup,
     *,
     recompute_attention: bool,
 ) -> torch.Tensor:
     """Return the output of a layer: attention, then feed-forward, each on the norm of what it is added to."""
     core = _checkpointed_core if recompute_attention else _core
     normed = norm(x, inside(weights, "attention_norm"), details.norm_epsilon)
-    x = x + attend(normed, inside(weights, "attention"), layer.attention, details, table, tensor, core)
+    x = x + attend(normed, inside(weights, "attention"), layer.attention, details, table, tensor, context, core)
     normed = norm(x, inside(weights, "mlp_norm"), details.norm_epsilon)
     activation = ACTIVATIONS[model.activation]
     if layer.moe is not None:
@@ -70,6 +74,7 @@ def attend(
     details: Details,
     table: Table,
     tensor: TensorGroup,
+    context: ContextGroup,
     core: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
     """Return causal self-attention of `x`; this rank computes its part of the heads."""
@@ -88,7 +93,8 @@ def attend(
     query, key = query.transpose(1, 2), key.transpose(1, 2)
     if table is not None:
         query, key = rotated(query, table), rotated(key, table)
-    out = core(query, key, value, attention.window).transpose(1, 2).reshape(batch, length, -1)
+    key, value = gathered(key, context), gathered(value, context)
+    out = core(query, key, value, attention.window, context).transpose(1, 2).reshape(batch, length, -1)
     return _plus(leave(functional.linear(out, weights["out.weight"]), tensor), weights.get("out.bias"))
 
 
@@ -102,19 +108,36 @@ def _plus(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return x if bias is None else x + bias
 
 
-def _core(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Return softmax(q k / sqrt(d)) v over earlier positions, the last `window` of them where there is a window."""
-    length = query.shape[2]
-    grouped = query.shape[1] != key.shape[1]
-    if window is None or window >= length:
-        return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
-    position = torch.arange(length, device=query.device)
-    distance = position[:, None] - position[None, :]
-    mask = (distance >= 0) & (distance < window)
-    return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
+def _core(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None, context: ContextGroup
+) -> torch.Tensor:
+    """Return softmax(q k / sqrt(d)) v over earlier positions, the last `window` of them where there is a window. Keys
+    and values are of all positions, queries of this rank's part."""
+    if context.size == 1:
+        return _attention(query, key, value, window)
+    blocks = query.chunk(2, dim=2)
+    ends = (context.part + 1, 2 * context.size - context.part)
+    seen = [(end * blocks[0].shape[2], block) for end, block in zip(ends, blocks, strict=True)]
+    return torch.cat([_attention(block, key[:, :, :end], value[:, :, :end], window) for end, block in seen], dim=2)
 
 
-def _checkpointed_core(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
-    out = checkpoint(_core, query, key, value, window, use_reentrant=False, preserve_rng_state=False)
+def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Return causal attention; the queries are of the last positions of the keys."""
+    queries, keys = query.shape[2], key.shape[2]
+    mask: Any = None
+    if window is not None and window < keys:
+        distance = torch.arange(keys - queries, keys, device=query.device)[:, None] - torch.arange(
+            keys, device=query.device
+        )
+        mask = (distance >= 0) & (distance < window)
+    elif queries < keys:
+        mask = causal_lower_right(queries, keys)
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=query.shape[1] != key.shape[1]
+    )
+
+
+def _checkpointed_core(*arguments: Any) -> torch.Tensor:
+    out = checkpoint(_core, *arguments, use_reentrant=False, preserve_rng_state=False)
     assert isinstance(out, torch.Tensor)
     return out

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch.nn import functional
@@ -11,20 +13,23 @@ from torch.utils.checkpoint import checkpoint
 
 from shardwright.plan.plan import Recompute
 from shardwright.runtime.model.blocks import Table, layer_forward, norm
+from shardwright.runtime.model.context import WHOLE, ContextGroup
 from shardwright.runtime.model.details import Details
-from shardwright.runtime.model.gated import inside
+from shardwright.runtime.model.gated import Weights, inside
 from shardwright.runtime.model.loss import summed_loss
 from shardwright.runtime.model.parallel import ALONE, ExpertGroup, TensorGroup, enter, leave, own_positions
 from shardwright.runtime.model.rotary import rotary_table
 from shardwright.spec.model import Model
 
+BLOCK = re.compile(r"(layers\.\d+|[a-z]+)\.(.*)")
 Observer = Callable[[int, torch.Tensor], torch.Tensor]
 """Is shown the output of every unit, and first the input as that of the unit before (-1: tokens), and returns it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """A run of units with this rank's parts of their parameters, by full name. `table` has the rotary positions."""
+    """A run of units with this rank's parts of their parameters, by full name. `positions` are those of this rank's
+    part of a sequence, `table` has their rotation."""
 
     units: tuple[int, ...]
     weights: Mapping[str, torch.Tensor]
@@ -32,21 +37,33 @@ class Chunk:
     details: Details
     tensor: TensorGroup
     recompute: Recompute
+    positions: torch.Tensor
     table: Table
     experts: ExpertGroup = ALONE
+    context: ContextGroup = WHOLE
 
     @property
     def head(self) -> bool:
         """Whether it ends in the loss."""
         return len(self.model.layers) + 1 in self.units
 
+    @cached_property
+    def blocks(self) -> Mapping[str, Weights]:
+        """The parameters of each block ("embedding", "layers.0", …, "head") under their names within it."""
+        found: dict[str, dict[str, torch.Tensor]] = {}
+        for name, value in self.weights.items():
+            match = BLOCK.fullmatch(name)
+            assert match is not None, "parameters are named block by block"
+            found.setdefault(match[1], {})[match[2]] = value
+        return found
 
-def table_of(model: Model, details: Details, length: int, device: torch.device) -> Table:
-    """Return the table of rotary positions, None for a model without. Heads of all layers have one size."""
+
+def table_of(model: Model, details: Details, positions: torch.Tensor) -> Table:
+    """Return the rotation of positions, None for a model without. Heads of all layers have one size."""
     if model.position != "rope":
         return None
     width = int(model.layers[0].attention.head_dim * model.rotary_fraction)
-    return rotary_table(length, width, model.rotary_base, details.rotary, device)
+    return rotary_table(positions, width, model.rotary_base, details.rotary)
 
 
 def forward(
@@ -72,7 +89,7 @@ def forward(
 
 def embed(chunk: Chunk, tokens: torch.Tensor) -> torch.Tensor:
     """Return the embedded tokens at this rank's positions."""
-    weights, tensor = inside(chunk.weights, "embedding"), chunk.tensor
+    weights, tensor = chunk.blocks["embedding"], chunk.tensor
     table = weights["tokens.weight"]
     if tensor.size == 1:
         x = functional.embedding(tokens, table)
@@ -84,14 +101,14 @@ def embed(chunk: Chunk, tokens: torch.Tensor) -> torch.Tensor:
     if "positions.weight" in weights:
         start, stop = own_positions(tokens.shape[1], tensor)
         offset = weights["positions.weight"].shape[0] - chunk.model.max_position
-        x = x + weights["positions.weight"][offset + start : offset + stop]
+        x = x + functional.embedding(chunk.positions[start:stop] + offset, weights["positions.weight"])
     return norm(x, inside(weights, "norm"), chunk.details.norm_epsilon) if "norm.weight" in weights else x
 
 
 def logits_of(chunk: Chunk, x: torch.Tensor) -> torch.Tensor:
     """Return the logits of this rank's rows of the padded vocabulary at all positions."""
     if chunk.model.final_norm:
-        x = norm(x, inside(chunk.weights, "head.norm"), chunk.details.norm_epsilon)
+        x = norm(x, inside(chunk.blocks["head"], "norm"), chunk.details.norm_epsilon)
     name = "embedding.tokens.weight" if chunk.model.tied_embeddings else "head.weight"
     return functional.linear(enter(x, chunk.tensor), chunk.weights[name])
 
@@ -115,13 +132,14 @@ def _run(chunk: Chunk, units: Sequence[int], x: torch.Tensor, see: Observer) -> 
     for unit in units:
         x = layer_forward(
             x,
-            inside(chunk.weights, f"layers.{unit - 1}"),
+            chunk.blocks[f"layers.{unit - 1}"],
             chunk.model.layers[unit - 1],
             chunk.model,
             chunk.details,
             chunk.table,
             chunk.tensor,
             chunk.experts,
+            chunk.context,
             recompute_attention=chunk.recompute.granularity == "selective",
         )
         x = see(unit, x)

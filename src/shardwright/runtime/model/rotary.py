@@ -10,11 +10,11 @@ from shardwright.runtime.model.details import RotaryScaling
 
 
 def rotary_table(
-    length: int, width: int, base: float, scaling: RotaryScaling, device: torch.device
+    positions: torch.Tensor, width: int, base: float, scaling: RotaryScaling
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cosines and sines [length, width], fp32, for `width` rotated dimensions of a head."""
-    frequencies = base ** -(torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
-    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), _scaled(frequencies, scaling))
+    """Return cosines and sines [positions, width], fp32, for `width` rotated dimensions of a head."""
+    frequencies = base ** -(torch.arange(0, width, 2, dtype=torch.float32, device=positions.device) / width)
+    angles = torch.outer(positions.float(), _scaled(frequencies, scaling))
     both = torch.cat([angles, angles], dim=1)
     return both.cos(), both.sin()
 

@@ -1,0 +1,52 @@
+"""What a run tells at its end: measured beside predicted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.golden.plans import cluster_of
+from tests.runtime.samples import plan_of, replica, stage, tiny_model
+
+from shardwright.cost.learned import default_efficiency
+from shardwright.cost.predict_mixed import predict_mixed
+from shardwright.plan.plan import Plan, Prediction
+from shardwright.runtime.forecast import stage_forecasts
+from shardwright.runtime.groups import layout_of
+from shardwright.runtime.summary import RankSummary, summary_document, summary_text
+
+
+def predicted_plan() -> tuple[Plan, Prediction]:
+    plan = plan_of(
+        tiny_model(6),
+        replica(stage((0, 2)), stage((2, 6)), micro_batches=4),
+        replica(stage((0, 6)), micro_batches=2),
+        precision="bf16",
+        cluster=cluster_of(1),
+    )
+    prediction = predict_mixed(plan, default_efficiency())
+    return plan.costed(prediction), prediction
+
+
+def test_each_stage_stands_beside_its_forecast() -> None:
+    plan, prediction = predicted_plan()
+    ranks = [
+        RankSummary(rank=rank, busy_seconds=0.3, waiting_seconds=0.1, span_seconds=0.4, peak_memory_bytes=10**9)
+        for rank in range(3)
+    ]
+    document = summary_document(layout_of(plan), ranks, [9.0, 0.5, 0.5])
+    assert document["iteration_seconds"] == 0.5 and document["tokens_per_second"] == plan.job.tokens_per_iteration / 0.5
+    first, second, alone = document["ranks"]
+    assert first["bubble"] == pytest.approx(0.25) and 0.0 < first["predicted_bubble"] < 1.0
+    assert second["predicted_busy_seconds"] > first["predicted_busy_seconds"]  # four layers and the head against two
+    assert alone["predicted_bubble"] == pytest.approx(0.0, abs=1e-9)
+    assert alone["predicted_memory_bytes"] == prediction.memory[1][0].total_bytes
+    text = summary_text(document)
+    assert "measured is +" in text and text.count("300 ms (") == 3
+
+
+def test_a_prediction_made_otherwise_has_no_stages() -> None:
+    plan, prediction = predicted_plan()
+    other = replace(prediction, iteration_seconds=2 * prediction.iteration_seconds)
+    assert len(stage_forecasts(plan)) == 2
+    assert stage_forecasts(plan.costed(other)) == stage_forecasts(replace(plan, prediction=None)) == ()
