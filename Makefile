@@ -4,12 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 EXTRAS := $(VENV)/.extras
-BENCHMARKS := $(wildcard benchmarks/*.py)
+BENCHMARKS := $(filter-out benchmarks/runtime_workers.py,$(wildcard benchmarks/*.py))
 
 .PHONY: demo demo-train test lint types format bench megatron clean
 
+# Llama-3.1-70B on 64 H100s and 128 A100s together.
 demo: $(INSTALLED)
-	$(BIN)/shardwright plan --model llama-2-70b --cluster examples/a800-256.yaml --global-batch 512 --seq-len 4096 --top 3
+	$(BIN)/shardwright plan --model llama-3.1-70b --cluster 8x8xH100-SXM+16x8xA100-SXM-80 \
+		--global-batch 512 --seq-len 8192 --tokens 100B
 
 # Trains a small model on real text under a mixed plan: four processes, two minutes on two cores.
 demo-train: $(EXTRAS)
@@ -34,7 +36,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(INSTALLED)
+bench: $(EXTRAS)
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
 
 # Runs exports through Megatron-LM's own parser, validation and configuration builder (downloads both).

@@ -159,7 +159,9 @@ def test_within_says_which_strategies_the_pins_allow():
 
 def found_with(settings_: list[str], where=None):
     where = where or context(llama(4, 1024, 8, 8, 4096, 1000), pool(1, 8), JOB)
-    return search(where, parse_pins(settings_), Filters(), Objective(model=where.model, job=where.job, pool=where.pool), top=1)
+    return search(
+        where, parse_pins(settings_), Filters(), Objective(model=where.model, job=where.job, pool=where.pool), top=1
+    )
 
 
 def test_a_pinned_fraction_of_offload_need_not_be_one_of_the_usual():

@@ -32,7 +32,10 @@ def test_search_finds_the_best_strategy_of_the_best_layouts(problem: Problem):
     np.minimum.at(best, layout[verdict.fits], cost[verdict.fits])
     expected = np.sort(best[np.isfinite(best)])
 
-    space, objective = Space(pins=MappingProxyType(problem.pins)), Objective(model=where.model, job=where.job, pool=where.pool)
+    space, objective = (
+        Space(pins=MappingProxyType(problem.pins)),
+        Objective(model=where.model, job=where.job, pool=where.pool),
+    )
     known = evaluate(where, verdict.rows.take(slice(None, None, len(verdict.rows) // 4 + 1)))
     for top, start in ((1, None), (3, None), (3, known), (ALL, None)):
         found = search(where, space, Filters(), objective, top=top, start=start)
@@ -58,7 +61,9 @@ def test_recomputing_few_layers_may_beat_selective_recomputation(number: int):
     where = replace(where, pool=replace(where.pool, memory_bytes=float(limit)))
     fits = verdict.peak_bytes <= limit
     assert fits[rows.recompute == SELECTIVE].all() and not fits[rows.recompute == NONE].any()
-    found = search(where, Space(pins=pins), Filters(), Objective(model=where.model, job=where.job, pool=where.pool), top=1)
+    found = search(
+        where, Space(pins=pins), Filters(), Objective(model=where.model, job=where.job, pool=where.pool), top=1
+    )
     ((value, row),) = found.ranked
     assert value == pytest.approx(verdict.seconds[fits].min(), rel=1e-12)
     assert (row.recompute[0], row.recompute_layers[0]) == (BLOCK, number)

@@ -60,7 +60,7 @@ def open_weights(folder: Path) -> HuggingFaceWeights:
     files: dict[str, TensorFile] = {}
     for name in names:
         file = open_tensors(folder / str(name))
-        files |= dict.fromkeys(file.entries, file)
+        files |= dict.fromkeys(file.names, file)
     return HuggingFaceWeights(folder=folder, files=files)
 
 

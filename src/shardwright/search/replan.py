@@ -64,11 +64,22 @@ def replan(
             if computes(pool.gpu, job.precision)
         ]
     )
+    if not contexts:
+        return None
     found_tables = tables(contexts, [setting])
     known = _known(contexts)
     hints = tuple(_composition(contexts, replica.stages) for replica in previous.replicas)
     problem = Problem(
-        tuple(contexts), cluster, Space(), 0.01, (setting,), tuple(found_tables), known, most_regions=0, hints=hints
+        tuple(contexts),
+        cluster,
+        Space(),
+        0.01,
+        (setting,),
+        tuple(found_tables),
+        known,
+        most_regions=0,
+        hints=hints,
+        orders=(previous.rank_order,),
     )
     before = previous.prediction.iteration_seconds if previous.prediction else 1.0
     for times in ROOM:

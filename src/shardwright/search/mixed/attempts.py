@@ -17,8 +17,8 @@ from shardwright.search.mixed.regions import PRECISION, shortest
 
 ROUNDS = 8  # solutions of a region that are made into plans; fewer where there are many compositions
 MANY_ROWS = 64
-SOME = 200  # compositions that plans are made of
-TIGHTENED, SOLVED = 60, 8  # times that the relaxation and the program are solved with tighter compositions
+SOME = 120  # compositions that plans are made of
+TIGHTENED, SOLVED = 20, 3  # times that the relaxation and the program are solved with tighter compositions
 WIDEST = 1.6  # times of the bound, at which compositions are taken that plans are made of
 
 
@@ -38,7 +38,7 @@ def attempt(
     top = min(ceiling(), WIDEST * low)
     if of.limit(top) < each.total - CLOSE:
         top = ceiling()
-    of.widen(top, most=SOME)
+    of.widen(top, SOME)
     found, part = of.within(top)
     for _ in range(ROUNDS if len(found.counts) < MANY_ROWS else 2):
         slower = _slowness(each, region, found)
@@ -71,11 +71,11 @@ def closing(each: Field, region: Region, of: Listing, goal: float) -> Draft | bo
             break
     for _ in range(SOLVED):
         of.reaches_all(goal)
-        of.widen(goal)
+        complete = of.widen(goal, SOME)
         sizes = micro_batches(of.found, goal)
         choice = of.program.solve(sizes, each.total)
         if choice.bound < each.total - CLOSE:
-            return False
+            return False if complete else None
         if not of.tighten(choice.chosen.tolist(), goal):
             return _draft(each, region, of.found, choice, np.full(len(of.found.counts), goal))
     return None

@@ -32,7 +32,7 @@ from shardwright.search.mixed.tables import Layers, Table
 from shardwright.search.mixed.travel import single_stage_seconds
 
 MANY = np.int64(1 << 40)
-MOST_ORDERED = 8_000  # compositions times orders of types, up to which each order is looked at
+MOST_ORDERED = 1_500  # compositions times orders of types, up to which each order is looked at
 LEVELS = (1.01, 1.03, 1.08, 1.2, 1.5)  # times the least bottleneck, at which the least work is taken
 
 

@@ -28,7 +28,7 @@ from shardwright.search.mixed.stages import Stages, pipeline_seconds, stages
 from shardwright.search.mixed.tables import Layers, Table
 from shardwright.search.mixed.travel import GATHERED, REDUCED, byte_seconds
 
-MOST_SPLITS = 12_000
+MOST_SPLITS = 4_000
 MOST_ORDERS = 24
 
 

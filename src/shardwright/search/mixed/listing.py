@@ -62,16 +62,16 @@ class Listing:
         self.limit(seconds)
         return self._list_narrow(0.0) | self._list_some(self._in_solutions(seconds, 0.0))
 
-    def widen(self, seconds: float, *, most: int | None = None) -> None:
-        """List the compositions that can be in a solution within `seconds`: all, or the `most` promising."""
+    def widen(self, seconds: float, most: int) -> bool:
+        """List the compositions that can be in a solution within `seconds`, at most the `most` promising. Return
+        whether these are all."""
         slack = max(self.limit(seconds) - self.total, 0.0)
         chosen = self._in_solutions(seconds, slack)
         self._list_narrow(slack)
-        if most is None:
-            self._list(chosen)
-            self._list_narrow(slack)
-        else:
-            self._list_some(chosen, most)
+        complete = bool(chosen.sum() <= most)
+        self._list_some(chosen, most)
+        self._list_narrow(slack)
+        return complete
 
     def tighten(self, rows: Iterable[int], seconds: float) -> bool:
         """Look at all splits of the compositions at `rows`, and lower what they finish within `seconds` by one where no

@@ -33,7 +33,7 @@ from shardwright.search.mixed.tables import Table
 from shardwright.search.space import Space
 from shardwright.spec.cluster import Cluster
 
-MOST_REGIONS = 300
+MOST_REGIONS = 60
 SCOUTED = 3  # settings of which plans are made at once
 FEW_UNITS = 16
 MUCH_SLOWER = 1.05  # times the best plan: a plan that is slower under one rank order is not tried under the other
@@ -54,6 +54,7 @@ class Problem:
     known: Known
     most_regions: int = MOST_REGIONS
     hints: tuple[tuple[int, ...], ...] = ()
+    orders: tuple[RankOrder, ...] = ORDERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +207,7 @@ def _closed(run: _Run, node: Node) -> bool:
 
 
 def _offer(run: _Run, draft: Draft) -> float:
-    """Cost a draft exactly under both rank orders and keep the better plan. Return its seconds: infinite where it does
+    """Cost a draft exactly under every rank order and keep the better plan. Return its seconds: infinite where it does
     not fit, the draft's own where these are too many."""
     if draft.seconds >= run.ceiling:
         return draft.seconds
@@ -217,7 +218,7 @@ def _offer(run: _Run, draft: Draft) -> float:
 
 def _cost(run: _Run, draft: Draft) -> float:
     contexts, best = run.problem.contexts, np.inf
-    for order in ORDERS:
+    for order in run.problem.orders:
         plan = plan_of(contexts, run.problem.cluster, draft, rank_order=order)
         if check(plan) or not run.allowed(plan):
             continue
