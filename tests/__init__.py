@@ -1,0 +1,1 @@
+"""A package of its own, so that no installed package of this name is taken for it."""
