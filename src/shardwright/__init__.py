@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shardwright.search.planner import evaluate as evaluate
     from shardwright.search.planner import plan as plan
     from shardwright.search.planner import predict as predict
+    from shardwright.search.replan import replan as replan
     from shardwright.search.shop.shop import shop as shop
     from shardwright.spec.cluster import Cluster as Cluster
     from shardwright.spec.job import Job as Job
@@ -59,6 +60,7 @@ _HOMES = {
     "predict": "search.planner",
     "profile": "measure.run",
     "profiled": "cost.profiled",
+    "replan": "search.replan",
     "shop": "search.shop.shop",
     "to_megatron": "export.megatron",
 }

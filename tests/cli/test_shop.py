@@ -55,6 +55,24 @@ def test_the_report_answers_shows_the_front_and_the_plan(offers: str) -> None:
     assert max(map(len, outcome.out.splitlines())) <= 110
 
 
+def test_options_of_the_price_table_are_refused_with_an_offers_file(offers: str) -> None:
+    problem = refused(run([*SHOP, "--offers", offers, "--max-gpus", "64"]))
+    assert "--max-gpus: narrows the price table" in problem
+
+
+def test_pins_that_no_machine_can_keep_are_not_taken_for_a_lack_of_memory(offers: str) -> None:
+    outcome = run([*SHOP, "--offers", offers, "--set", "tp=64"])
+    assert outcome.code == 3
+    assert "no layout on these machines is legal" in outcome.out
+
+
+def test_gpus_that_cannot_compute_in_the_precision_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "offers.yaml"
+    path.write_text(OFFERS + "  - {gpu: V100-SXM2, gpus: 8, price_per_hour: 5, at_most: 2}\n")
+    outcome = run([*SHOP, "--offers", str(path)])
+    assert "GPUs that cannot compute in bf16: V100-SXM2" in " ".join(outcome.out.split())
+
+
 def test_json_has_the_front_with_plans_and_the_picks(offers: str, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     outcome = run([*SHOP, "--offers", offers, "--deadline", "72h", "--json", "--out", str(plan)])

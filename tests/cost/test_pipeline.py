@@ -159,7 +159,9 @@ def test_equal_stages_of_the_interleaved_schedule_have_a_closed_form(ranks, virt
     expected = (groups * ranks * virtual + ranks - 1) * (forward + backward)
     result = simulate(interleaved(ranks, virtual, groups * ranks), *times)
     np.testing.assert_allclose(result.makespan_seconds, expected, rtol=1e-12)
-    np.testing.assert_allclose(result.idle_seconds, (ranks - 1) * (forward + backward), rtol=1e-9)
+    np.testing.assert_allclose(
+        result.makespan_seconds[:, None] - result.busy_seconds, (ranks - 1) * (forward + backward), rtol=1e-9
+    )
 
 
 def test_unequal_stages_of_gpipe_have_a_closed_form():
@@ -194,7 +196,7 @@ def test_blocking_sends_are_busy_time_and_cost_at_least_as_much():
     assert (blocking.makespan_seconds >= overlapped.makespan_seconds * (1 - 1e-12)).all()
     sends = 16 * (np.pad(times[2], ((0, 0), (0, 1))) + np.pad(times[2], ((0, 0), (1, 0))))
     np.testing.assert_allclose(blocking.busy_seconds - overlapped.busy_seconds, sends, rtol=1e-9)
-    np.testing.assert_array_equal(overlapped.busiest_rank, (times[0] + times[1]).argmax(axis=1))
+    np.testing.assert_array_equal(overlapped.busy_seconds.argmax(axis=1), (times[0] + times[1]).argmax(axis=1))
     np.testing.assert_allclose(
         simulate(order, *folded(*times)).makespan_seconds, blocking.makespan_seconds, rtol=1e-12
     )  # fmt: skip

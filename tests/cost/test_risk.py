@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,6 @@ from hypothesis import strategies as st
 from shardwright.cost.risk import (
     Exposure,
     checkpoint_bytes,
-    daly_interval_seconds,
     optimal_interval_seconds,
     stretch,
     stretch_factor,
@@ -73,14 +74,13 @@ def test_no_interval_does_better_than_the_optimal_one(rate: float, checkpoint: f
 
 
 @given(rate=RATES, checkpoint=SECONDS)
-def test_young_and_daly_come_near_where_checkpoints_are_short(rate: float, checkpoint: float) -> None:
+def test_the_usual_approximations_come_near_where_checkpoints_are_short(rate: float, checkpoint: float) -> None:
     one = np.array([1.0])
     rates, seconds = one * rate, one * checkpoint
-    best, young, daly = (
-        float(of(rates, seconds)[0]) for of in (optimal_interval_seconds, young_interval_seconds, daly_interval_seconds)
-    )
-    part = rate * checkpoint
-    if part < 1e-3:
+    best, young = (float(of(rates, seconds)[0]) for of in (optimal_interval_seconds, young_interval_seconds))
+    part = rate * checkpoint / 2.0
+    daly = young * (1.0 + math.sqrt(part) / 3.0 + part / 9.0) - checkpoint if part < 1.0 else 1.0 / rate  # eq. 37
+    if part < 5e-4:
         assert young == pytest.approx(best, rel=0.03)
         assert daly == pytest.approx(best, rel=1e-3)
     assert best <= young * (1.0 + 1e-9)

@@ -15,7 +15,7 @@ from tests.search.problems import Problem, problems, some_candidates
 from shardwright.cost.context import Context, sharded
 from shardwright.cost.evaluate import evaluate
 from shardwright.cost.iteration import iteration
-from shardwright.cost.money import dollars_per_hour, dollars_per_iteration
+from shardwright.cost.money import dollars_per_hour
 from shardwright.cost.stages import boundaries
 from shardwright.cost.step import optimizer_seconds, stage_times, transfers
 from shardwright.cost.strategy import BLOCK, DATA_OUTERMOST, UNIFORM, ZERO1, ZERO2, ZERO3, Strategies, strategies
@@ -162,7 +162,6 @@ def test_money_scales_with_price_and_whole_machines(price, factor, gpus):
     cheap, dear = (dollars_per_hour(pool(8, 8, price=p), np.array([gpus])) for p in (price, price * factor))
     assert cheap == pytest.approx(-(-gpus // 8) * price)
     assert dear == pytest.approx(factor * cheap)
-    assert dollars_per_iteration(dear, np.array([7200.0])) == pytest.approx(2 * dear)
 
 
 def test_spot_prices_apply_to_spot_pools_and_no_price_to_none():

@@ -175,3 +175,24 @@ def test_a_missing_price_is_named_when_it_is_needed() -> None:
 def test_bad_arguments_are_named(argument: str, value: object) -> None:
     with pytest.raises(SpecError):
         plan(MODEL, CLUSTER, JOB, **{argument: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("pin", "words"),
+    [("vpp=2", "vpp=2"), ("sharding=zero3", "sharding=zero3"), ("rank_order=tp-cp-ep-pp-dp", "rank_order=tp-cp-ep-pp")],
+)
+def test_pins_that_mixed_plans_lack_leave_the_plans_of_one_type(pin: str, words: str) -> None:
+    cluster = load_cluster("1x8xA100-SXM-80+1x8xV100-SXM2-32")
+    job = make_job(global_batch=64, seq_len=2048, precision="fp16")
+    ranking = plan(load_model("llama-2-7b"), cluster, job, space=parse_pins([pin]), top=1)
+    assert len({stage.gpu for replica in ranking.best.replicas for stage in replica.stages}) == 1
+    assert any(words in text for text in ranking.search.not_covered)
+
+
+def test_a_pinned_pipeline_length_holds_in_mixed_plans() -> None:
+    cluster = load_cluster("1x8xA100-SXM-80+1x8xV100-SXM2-32")
+    job = make_job(global_batch=64, seq_len=2048, precision="fp16")
+    for depth in (1, 2):
+        space = parse_pins([f"pp={depth}"])
+        ranking = plan(load_model("llama-2-7b"), cluster, job, space=space, top=3)
+        assert all(len(replica.stages) == depth for found in ranking.plans for replica in found.replicas)

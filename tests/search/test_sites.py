@@ -30,6 +30,17 @@ def planned(gbps: float, *, egress: float = DEARER, west: str = "A100-SXM-80") -
     return search(load_model("llama-2-7b"), cluster, job, efficiency=Analytic(), top=1, gap=0.3)
 
 
+def test_of_equal_plans_the_one_on_cheaper_machines_is_first() -> None:
+    nodes = [
+        {"count": 1, "gpu": "A100-SXM-80", "gpus": 4, "site": site, "price_per_hour": price}
+        for site, price in (("east", 20), ("west", 10))
+    ]
+    cluster = build_cluster({"nodes": nodes}, "two")
+    job = make_job(global_batch=64, seq_len=2048)
+    found = search(load_model("llama-2-7b"), cluster, job, efficiency=Analytic(), top=2, exportable_to="megatron")
+    assert [plan.replicas[0].stages[0].gpu for plan in found.plans] == ["A100-SXM-80@west", "A100-SXM-80@east"]
+
+
 def sites_of(plan: Plan) -> dict[str, str]:
     return {pool.gpu.name: pool.site for pool in plan.cluster.pools}
 

@@ -118,6 +118,21 @@ def test_spot_price_applies_where_spot() -> None:
     assert spot is not None and normal is not None and spot < normal
 
 
+def test_equal_groups_of_machines_are_one() -> None:
+    same = parse_cluster("2x8xH100-SXM + 1x8xA100-SXM-80 + 3x8xH100-SXM")
+    assert [(pool.gpu.name, pool.nodes) for pool in same.pools] == [("H100-SXM", 5), ("A100-SXM-80", 1)]
+    slower = {"count": 3, "gpu": "H100-SXM", "gpus": 8, "inter_node_gbps": 100}
+    other = build_cluster({"nodes": [{"count": 2, "gpu": "H100-SXM", "gpus": 8}, slower]}, "c")
+    assert [pool.nodes for pool in other.pools] == [2, 3]
+    racks = {"count": 2, "gpu": "H100-SXM", "gpus": 8, "rack_nodes": 2, "rack_gbps": 800}
+    assert [pool.nodes for pool in build_cluster({"nodes": [racks, racks]}, "c").pools] == [2, 2]
+
+
+def test_the_price_on_demand_is_not_taken_for_that_of_spot() -> None:
+    with pytest.raises(SpecError, match="spot_price_per_hour"):
+        _pool(spot=True, price_per_hour=30)
+
+
 def test_price_of_a_provider_and_region() -> None:
     pool = _pool(provider="lambda", region="us-east-1")
     assert pool.price is not None and pool.price.on_demand_per_hour == 31.92

@@ -56,7 +56,9 @@ def shop(
     region: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of the price table, only this region, e.g. us-east-1.")
     ] = None,
-    max_gpus: Annotated[int, typer.Option(metavar="N", help="Of the price table, most GPUs of one type.")] = 1024,
+    max_gpus: Annotated[
+        int | None, typer.Option(metavar="N", help="Of the price table, most GPUs of one type; usually 1024.")
+    ] = None,
     deadline: Annotated[
         str | None, typer.Option(metavar="TIME", help="Longest run: 30d, 720h or hours. Picks the cheapest in time.")
     ] = None,
@@ -162,12 +164,12 @@ def _offers(
     region: str | None,
     gpus: tuple[str, ...],
     markets: tuple[str, ...],
-    max_gpus: int,
+    max_gpus: int | None,
 ) -> Offers:
     """Return the offers of a file, or of the price table, narrowed to GPU types and markets."""
     from shardwright.spec.catalog import load_prices
     from shardwright.spec.load_offers import load_offers, narrowed, offers_from_prices
-    from shardwright.spec.offers import MARKETS
+    from shardwright.spec.offers import MARKETS, MOST_GPUS
     from shardwright.spec.price_table import table_prices
 
     for word in markets:
@@ -175,14 +177,15 @@ def _offers(
             raise bad(f"--market {word}", "there is no such market", suggestion(word, MARKETS))
     rows = load_prices(own) if own else ()
     if path is not None:
-        for option, value in (("--provider", provider), ("--region", region)):
+        for option, value in (("--provider", provider), ("--region", region), ("--max-gpus", max_gpus)):
             if value is not None:
                 raise bad(option, "narrows the price table, not an offers file", f"leave {option} or --offers out")
         return narrowed(load_offers(path, prices=rows), gpus, markets)
-    if max_gpus < 1:
-        raise bad("--max-gpus", f"{max_gpus} GPUs cannot be rented", "1024 is the default")
+    most = MOST_GPUS if max_gpus is None else max_gpus
+    if most < 1:
+        raise bad("--max-gpus", f"{most} GPUs cannot be rented", f"{MOST_GPUS} is the default")
     table = table_prices(provider=provider, region=region, own=rows)
-    return narrowed(offers_from_prices(table, gpus=gpus, most_gpus=max_gpus), gpus, markets)
+    return narrowed(offers_from_prices(table, gpus=gpus, most_gpus=most), gpus, markets)
 
 
 shop.__doc__ = HELP

@@ -96,7 +96,8 @@ def holders(
     for _, place, _ in copies:
         for rate, delay in _site_link(plan.cluster, own.pool, pools[place.gpu]):
             slower = min(links.inter_bytes_per_second, rate / plan.gpus)
-            links = replace(links, inter_bytes_per_second=slower, inter_latency_seconds=delay)
+            slowest = max(links.inter_latency_seconds, delay)
+            links = replace(links, inter_bytes_per_second=slower, inter_latency_seconds=slowest)
     size = sum(other.count * place.context_parallel for other, place, _ in copies)
     machines: Counter[tuple[str, int]] = Counter()
     for other, place, first in copies:

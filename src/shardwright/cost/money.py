@@ -6,7 +6,6 @@ import numpy as np
 
 from shardwright.cost.strategy import Array, Floats
 from shardwright.spec.cluster import NodePool
-from shardwright.units import SECONDS_PER_HOUR
 
 
 def dollars_per_hour(pool: NodePool, gpus: Array) -> Floats | None:
@@ -14,8 +13,3 @@ def dollars_per_hour(pool: NodePool, gpus: Array) -> Floats | None:
     if pool.dollars_per_node_hour is None:
         return None
     return np.asarray(np.ceil(np.asarray(gpus) / pool.gpus_per_node) * pool.dollars_per_node_hour)
-
-
-def dollars_per_iteration(per_hour: Array, seconds: Array) -> Floats:
-    """Return price × time."""
-    return np.asarray(per_hour * seconds / SECONDS_PER_HOUR)

@@ -47,16 +47,6 @@ class PipelineTime:
     finish_seconds: FloatArray
     busy_seconds: FloatArray
 
-    @property
-    def idle_seconds(self) -> FloatArray:
-        """The bubble of each rank [N, P]: the makespan less its busy time."""
-        return np.asarray(self.makespan_seconds[:, None] - self.busy_seconds)
-
-    @property
-    def busiest_rank(self) -> IntArray:
-        """The rank with the most work, for each candidate [N]."""
-        return np.asarray(self.busy_seconds.argmax(axis=1), dtype=np.intp)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timeline:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-
-import numpy as np
 
 from shardwright.cost.context import Context, Sharded, sharded
 from shardwright.cost.evidence import setting_of
@@ -57,7 +56,7 @@ def predict(
         dollars_total=None if per_hour is None or hours is None else per_hour * hours,
         hours_total=hours,
         lower_bound_seconds=ideal if lower_bound_seconds is None else min(lower_bound_seconds, seconds),
-        binding=binding_words(time, memory, rank),
+        binding=binding_words(time, (memory,), rank),
         evidence=evidence,
     )
 
@@ -115,10 +114,11 @@ def _memory(context: Context, row: Strategies, shards: Sharded, starts: Ints) ->
     )
 
 
-def binding_words(time: TimeBreakdown, memory: tuple[StageMemory, ...], rank: int) -> str:
-    """Return in words what holds the plan back most."""
-    fullest = int(np.argmax([stage.total_bytes / stage.capacity_bytes for stage in memory]))
-    share = memory[fullest].total_bytes / memory[fullest].capacity_bytes
+def binding_words(time: TimeBreakdown, memory: Sequence[tuple[StageMemory, ...]], rank: int) -> str:
+    """Return in words what holds the plan back most. `memory` has a row for each kind of replicas."""
+    share, fullest = max(
+        (stage.total_bytes / stage.capacity_bytes, -place) for row in memory for place, stage in enumerate(row)
+    )
     compute = time.forward_seconds + time.backward_seconds
     losses = {
         "recomputation": time.recompute_seconds,
@@ -136,4 +136,4 @@ def binding_words(time: TimeBreakdown, memory: tuple[StageMemory, ...], rank: in
     found = f"compute of stage {rank} ({compute / total:.0%} of the iteration)"
     if losses[worst] > 0.02 * total:
         found += f", then {worst} ({losses[worst] / total:.0%})"
-    return found + f"; memory of stage {fullest} is {share:.0%} full"
+    return found + f"; memory of stage {-fullest} is {share:.0%} full"

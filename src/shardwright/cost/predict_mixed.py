@@ -68,7 +68,7 @@ def predict_mixed(
         dollars_total=None if per_hour is None or hours is None else per_hour * hours,
         hours_total=hours,
         lower_bound_seconds=ideal if lower_bound_seconds is None else min(lower_bound_seconds, seconds),
-        binding=binding_words(time, memory[slowest], rank),
+        binding=binding_words(time, memory, rank),
         evidence=evidence,
     )
 

@@ -6,8 +6,7 @@ M seconds on average (independently, exponential gaps) and needs R seconds to be
     T(τ) = M exp(R / M) (exp((τ + δ) / M) − 1) T_s / τ
 
 on average (Daly 2006, Future Generation Computer Systems 22(3), eq. 20). `optimal_interval_seconds` is the exact
-minimum over τ; `young_interval_seconds` (Young 1974, Communications of the ACM 17(9)) and `daly_interval_seconds`
-(Daly 2006, eq. 37) are the usual approximations of it.
+minimum over τ; `young_interval_seconds` (Young 1974, Communications of the ACM 17(9)) is the usual approximation.
 """
 
 from __future__ import annotations
@@ -40,12 +39,11 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """What comes of it, [N]: by what the run gets longer, the best seconds of work between two checkpoints (infinite
-    where nothing interrupts), and interruptions for each hour of undisturbed work."""
+    """What comes of it, [N]: by what the run gets longer, and the best seconds of work between two checkpoints
+    (infinite where nothing interrupts)."""
 
     factor: Floats
     interval_seconds: Floats
-    interruptions_per_useful_hour: Floats
 
 
 def checkpoint_bytes(model: Model, job: Job) -> float:
@@ -80,11 +78,7 @@ def stretch(exposure: Exposure) -> Stretch:
     rate = exposure.interruptions_per_hour / SECONDS_PER_HOUR
     interval = optimal_interval_seconds(rate, exposure.checkpoint_seconds)
     factor = stretch_factor(rate, interval, exposure.checkpoint_seconds, exposure.recovery_seconds)
-    return Stretch(
-        factor=factor,
-        interval_seconds=interval,
-        interruptions_per_useful_hour=exposure.interruptions_per_hour * factor,
-    )
+    return Stretch(factor=factor, interval_seconds=interval)
 
 
 def stretch_factor(rate: Array, interval: Array, checkpoint: Array, recovery: Array) -> Floats:
@@ -113,11 +107,3 @@ def optimal_interval_seconds(rate: Array, checkpoint: Array) -> Floats:
 def young_interval_seconds(rate: Array, checkpoint: Array) -> Floats:
     """Return Young's approximation √(2 δ M), [N]."""
     return np.asarray(np.sqrt(2.0 * checkpoint / rate))
-
-
-def daly_interval_seconds(rate: Array, checkpoint: Array) -> Floats:
-    """Return Daly's approximation, [N]: √(2 δ M) (1 + √(δ / 2M) / 3 + δ / 18M) − δ where δ < 2M, else M."""
-    mean = 1.0 / rate
-    part = checkpoint * rate / 2.0
-    near = young_interval_seconds(rate, checkpoint) * (1.0 + np.sqrt(part) / 3.0 + part / 9.0) - checkpoint
-    return np.asarray(np.where(part < 1.0, near, mean))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from shardwright.errors import Problem
 from shardwright.export.megatron_model import model_faults
-from shardwright.plan.plan import Plan, Stage
+from shardwright.plan.plan import Plan, Recompute, Replica, Stage
 from shardwright.spec.cluster import Gpu
 
 FP8_MULTIPLE, MXFP8_MULTIPLE = 16, 32
@@ -54,10 +54,11 @@ def capability(gpu: Gpu) -> float:
 
 def _asymmetry(plan: Plan) -> Iterator[Problem]:
     """One mesh of ranks: the same degrees, GPU and recomputation everywhere."""
-    hint = "plan on one GPU type with uniform replicas"
+    hint = "plan with --exportable-to megatron"
     if len(plan.replicas) > 1:
-        shapes = " and ".join(f"{replica.count} of {len(replica.stages)} stages" for replica in plan.replicas)
+        shapes = "; ".join(_replica_words(replica) for replica in plan.replicas)
         yield Problem("replicas", f"Megatron-LM needs equal replicas; these differ: {shapes}", hint)
+        return
     names = ("gpu", "tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel", "recompute")
     for number, replica in enumerate(plan.replicas):
         for index, stage in enumerate(replica.stages):
@@ -65,7 +66,23 @@ def _asymmetry(plan: Plan) -> Iterator[Problem]:
                 own, first = getattr(stage, name), getattr(replica.stages[0], name)
                 if own != first:
                     path = f"replicas[{number}].stages[{index}].{name}"
+                    if isinstance(own, Recompute):
+                        own, first = _recompute_words(own), _recompute_words(first)
                     yield Problem(path, f"differs from stage 0's ({own} against {first}); Megatron-LM has one", hint)
+
+
+def _replica_words(replica: Replica) -> str:
+    gpus = " and ".join(dict.fromkeys(stage.gpu for stage in replica.stages))
+    stages, batches = len(replica.stages), replica.micro_batches
+    return (
+        f"{replica.count} with {stages} stage{'s' * (stages > 1)} on {gpus} and "
+        f"{batches} micro-batch{'es' * (batches > 1)}"
+    )
+
+
+def _recompute_words(recompute: Recompute) -> str:
+    words = (recompute.granularity, recompute.method, recompute.layers)
+    return " ".join(str(word) for word in words if word is not None)
 
 
 def _pipeline(plan: Plan) -> Iterator[Problem]:

@@ -182,6 +182,11 @@ def settings(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "batch", f"{plan.job.global_batch} = {samples} × {counted(plan.data_parallel, 'replica')}"
     yield "pipeline", _pipeline_words(plan)
     yield "recompute", _recompute_sentence(plan)
+    yield from shared_settings(plan)
+
+
+def shared_settings(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield what holds for all stages of a plan: optimizer, overlap and switches."""
     offload = f"; {plan.optimizer.offload:.0%} of it in host memory" if plan.optimizer.offload else ""
     yield "optimizer", SHARDING[plan.optimizer.sharding] + offload
     overlaps = {

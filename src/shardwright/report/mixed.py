@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 
+from shardwright.cost.efficiency import computes
 from shardwright.plan.plan import Plan, Recompute, Replica, Stage
 from shardwright.plan.ranking import SearchReport
 from shardwright.report import describe
@@ -39,8 +40,19 @@ def idle(plan: Plan) -> Counter[str]:
 
 def idle_words(plan: Plan) -> str:
     """Return the GPUs that a plan leaves idle; nothing if it uses all."""
-    words = ", ".join(f"{count} {name}" for name, count in idle(plan).items())
-    return f"{words}: the plan is faster without" if words else ""
+    able = {pool.gpu.name for pool in plan.cluster.pools if computes(pool.gpu, plan.job.precision)}
+    unable = f", which cannot compute in {plan.job.precision}"
+    return "; ".join(f"{count} {name}{'' if name in able else unable}" for name, count in idle(plan).items())
+
+
+def idle_sentence(best: Plan) -> str:
+    """Return why the best plan leaves GPUs idle; nothing if it uses all."""
+    words = idle_words(best)
+    if not words:
+        return ""
+    gain = "faster" if best.job.objective == "time" else "cheaper"
+    able = any(computes(pool.gpu, best.job.precision) for pool in best.cluster.pools if pool.gpu.name in idle(best))
+    return f"{words}: left idle" + (f", as no {gain} plan with them was found" if able else "") + "."
 
 
 def depth_words(plan: Plan) -> str:
@@ -52,14 +64,13 @@ def depth_words(plan: Plan) -> str:
 def settings(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the strategy of a mixed plan in labelled lines."""
     yield "GPUs", f"{plan.gpus}: {gpu_words(plan)}; rank order {plan.rank_order}"
-    if idle(plan):
-        yield "idle", idle_words(plan)
     replicas = describe.counted(plan.data_parallel, "replica")
     count = plan.job.global_batch // plan.micro_batch
     yield "batch", f"{plan.job.global_batch} = {count} micro-batches of {plan.micro_batch}, shared by {replicas}"
     for place, replica in enumerate(plan.replicas):
         yield "replicas" if place == 0 else "", replica_words(replica)
     yield "pipeline", "1F1B; the tensor-parallel degree of a stage is in front of its GPU type"
+    yield from describe.shared_settings(plan)
 
 
 def replica_words(replica: Replica) -> str:

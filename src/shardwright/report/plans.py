@@ -72,7 +72,7 @@ def plan_text(plan: Plan, title: str, width: int) -> str:
     of = partial(describe.clock, like=found.iteration_seconds)
     lines = [
         title,
-        *(labelled(name, words, width) for name, words in (describe if plan.uniform else mixed).settings(plan)),
+        *(labelled(name, words, width) for name, words in _settings(plan)),
         "",
         "  Memory of one GPU",
         *_memory_lines(plan, found, width),
@@ -92,6 +92,14 @@ def plan_text(plan: Plan, title: str, width: int) -> str:
         labelled("money", describe.money_words(found), width),
     ]
     return "\n".join(lines)
+
+
+def _settings(plan: Plan) -> Iterator[tuple[str, str]]:
+    gpus, *others = (describe if plan.uniform else mixed).settings(plan)
+    yield gpus
+    if words := mixed.idle_words(plan):
+        yield "idle", words
+    yield from others
 
 
 def _evidence_lines(found: Prediction, width: int) -> Iterator[str]:

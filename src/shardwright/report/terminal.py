@@ -65,6 +65,8 @@ def summary_text(best: Plan, baselines: Sequence[Baseline], width: int) -> str:
     if found.hours_total is not None:
         words += f" All tokens in {format_seconds(found.hours_total * SECONDS_PER_HOUR)}"
         words += "." if found.dollars_total is None else f" for {format_dollars(found.dollars_total)}."
+    if left := mixed.idle_sentence(best):
+        words += f" {left}"
     rivals = [entry.plan for entry in baselines if entry.plan is not None]
     if rivals:
         rival = min(rivals, key=value)

@@ -73,8 +73,10 @@ def _pinned(context: Context, space: Space, filters: Filters) -> Infeasible:
 
 
 def _too_dear(contexts: Sequence[Context], space: Space, filters: Filters, seconds: float) -> Infeasible:
-    """Plans fit, but none keeps the budget and the deadline."""
+    """Plans fit, but none keeps the limits on money and time."""
     job = contexts[0].job
+    stated = {"budget": job.budget_dollars, "deadline": job.deadline_hours}
+    limits = " and the ".join(name for name, limit in stated.items() if limit is not None)
     remedies = []
     hours = [_whole_hours(context, space, filters) for context in contexts]
     fastest = min((value for value in hours if value is not None), default=None)
@@ -86,9 +88,7 @@ def _too_dear(contexts: Sequence[Context], space: Space, filters: Filters, secon
         remedies.append(
             f"the cheapest possible is {format_dollars(cheapest)} (budget {format_dollars(job.budget_dollars)})"
         )
-    return Infeasible(
-        reason="plans fit in memory, but none keeps the budget and the deadline", remedies=tuple(remedies)
-    )
+    return Infeasible(reason=f"plans fit in memory, but none keeps the {limits}", remedies=tuple(remedies))
 
 
 def _whole_hours(context: Context, space: Space, filters: Filters) -> float | None:

@@ -22,7 +22,7 @@ from shardwright.search.baselines import Tried, baselines
 from shardwright.search.filters import Filters
 from shardwright.search.infeasible import explain
 from shardwright.search.mixed.entry import Outcome, affordable_value, largest_pools, mixed_search
-from shardwright.search.mixed.settings import require_searchable
+from shardwright.search.mixed.settings import pinned_away
 from shardwright.search.objective import Objective
 from shardwright.search.remedies import remedies
 from shardwright.search.rules import Rule
@@ -83,7 +83,8 @@ def plan(
         results.append(_search_pool(context, space, filters, top))
     mixed = None if exportable_to else _mixed(results, cluster, space, filters, gap, top)
     plans = _best_plans(results, cluster, top, mixed)
-    report = _report(results, begin, mixed, plans)
+    unmixed = () if mixed else tuple(_unmixed(results, space, exportable_to))
+    report = _report(results, begin, mixed, unmixed, plans)
     shown = _shown_baselines(results, cluster, plans, mixed)
     infeasible: Infeasible | None = None
     if not plans:
@@ -117,11 +118,10 @@ class _Mixed:
 def _mixed(
     results: Sequence[_PoolResult], cluster: Cluster, space: Space, filters: Filters, gap: float, top: int
 ) -> _Mixed | None:
-    """Return what plans over machines of several types reach, or None where there is one type."""
+    """Return what plans over machines of several types reach, or None where there are none in the space."""
     contexts = [result.context for result in results]
-    if len({context.pool.gpu.name for context in contexts}) < 2:
+    if len({context.pool.gpu.name for context in contexts}) < 2 or pinned_away(space):
         return None
-    require_searchable(space)
     begin = time.perf_counter()
     by_time = contexts[0].job.objective == "time"
     known = [result.found.ranked[0][0] for result in results if result.found.ranked and by_time]
@@ -129,6 +129,15 @@ def _mixed(
         largest_pools(contexts), cluster, space, filters, gap=gap, ceiling=min(known, default=np.inf), top=top
     )
     return _Mixed(outcome, time.perf_counter() - begin)
+
+
+def _unmixed(results: Sequence[_PoolResult], space: Space, exportable_to: str | None) -> Iterator[str]:
+    """Yield why plans that mix the types of a cluster were left out, if it has several."""
+    if len({result.context.pool.gpu.name for result in results}) > 1:
+        pins = pinned_away(space)
+        yield "plans that mix GPU types" + (
+            f", which have no {pins}" if pins else f", which {exportable_to} cannot run"
+        )
 
 
 def _best_plans(results: Sequence[_PoolResult], cluster: Cluster, top: int, mixed: _Mixed | None) -> tuple[Plan, ...]:
@@ -150,19 +159,26 @@ def _best_plans(results: Sequence[_PoolResult], cluster: Cluster, top: int, mixe
 
 
 def _uniform_plans(results: Sequence[_PoolResult], cluster: Cluster, top: int) -> list[tuple[float, Plan]]:
-    """Return the best rows of all pools as plans with their values."""
+    """Return the best rows of all pools as plans with their values; of equal ones those on cheaper machines first."""
     ranked = sorted(
-        (value, place, rank)
+        (value, _dollars_per_gpu_hour(result.context.pool), place, rank)
         for place, result in enumerate(results)
         for rank, (value, _) in enumerate(result.found.ranked)
     )[:top]
     return [
         (value, plan_of(results[place].context, cluster, results[place].found.ranked[rank][1]))
-        for value, place, rank in ranked
+        for value, _, place, rank in ranked
     ]
 
 
-def _report(results: Sequence[_PoolResult], begin: float, mixed: _Mixed | None, plans: Sequence[Plan]) -> SearchReport:
+def _dollars_per_gpu_hour(pool: NodePool) -> float:
+    dollars = pool.dollars_per_node_hour
+    return np.inf if dollars is None else dollars / pool.gpus_per_node
+
+
+def _report(
+    results: Sequence[_PoolResult], begin: float, mixed: _Mixed | None, unmixed: tuple[str, ...], plans: Sequence[Plan]
+) -> SearchReport:
     """Return the account of the searches of all pools together."""
     rejected: dict[str, int] = {}
     phases: dict[str, float] = {}
@@ -178,7 +194,8 @@ def _report(results: Sequence[_PoolResult], begin: float, mixed: _Mixed | None, 
         phases["mixed"] = mixed.seconds
         candidates += mixed.outcome.candidates
         costed += mixed.outcome.costed
-        rejected[WORSE] = mixed.outcome.candidates - mixed.outcome.costed
+        if mixed.outcome.candidates > mixed.outcome.costed:
+            rejected[WORSE] = mixed.outcome.candidates - mixed.outcome.costed
     gap = None
     if plans and plans[0].prediction and plans[0].job.objective == "time":
         gap = plans[0].prediction.iteration_seconds / plans[0].prediction.lower_bound_seconds - 1.0
@@ -190,7 +207,7 @@ def _report(results: Sequence[_PoolResult], begin: float, mixed: _Mixed | None, 
         seconds=seconds,
         rejected=tuple(sorted(rejected.items(), key=lambda item: (-item[1], item[0]))),
         phases=tuple(phases.items()),
-        not_covered=mixed.outcome.not_covered if mixed else (),
+        not_covered=mixed.outcome.not_covered if mixed else unmixed,
         gap=gap,
     )
 

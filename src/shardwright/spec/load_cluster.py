@@ -119,7 +119,7 @@ def build_cluster(
     if problems:
         read_site_links(root, {pool.site for pool in found})
         raise SpecError(*problems)
-    found = _with_sites(found, data)
+    found = _alike_together(_with_sites(found, data))
     stated = read_site_links(root, {pool.site for pool in found})
     if len({bool(pool.site) for pool in found}) > 1:
         root.report("nodes", "some groups have a site and some have none", "give every group a site, or none")
@@ -282,9 +282,13 @@ def _price(
         if dollars is not None and dollars > DEAREST_GPU_HOUR * hardware.gpus_per_node:
             message = f"${dollars / hardware.gpus_per_node:,.2f} per GPU and hour is not plausible"
             section.report(key, message, "US dollars per hour of one whole machine")
+    taken_back = section.fields.get("spot") is True
+    if taken_back and on_demand is not None and spot is None:
+        message = "is what machines cost on demand, and these are spot"
+        section.report("price_per_hour", message, "write spot_price_per_hour")
     if len(section.problems) > before:
         return None
-    needed = spot if section.fields.get("spot") is True else on_demand
+    needed = spot if taken_back else on_demand
     if needed is not None:
         price = Price(on_demand_per_hour=on_demand, spot_per_hour=spot, source="user", date="user")
         return defaults.PriceGuess(price=price, words="")
@@ -323,6 +327,15 @@ def _with_sites(pools: Sequence[NodePool], data: Mapping[str, object]) -> list[N
         replace(pool, site=region, assumed=(*pool.assumed, f"site: the region {region}"))
         for pool, region in zip(pools, regions, strict=True)
     ]
+
+
+def _alike_together(pools: Sequence[NodePool]) -> list[NodePool]:
+    """Return the pools, equal groups of machines as one group, for a plan to use them all. Racks are not shared."""
+    counts: dict[NodePool, int] = {}
+    for place, pool in enumerate(pools):
+        key = replace(pool, nodes=-place) if pool.rack_nodes else replace(pool, nodes=1)
+        counts[key] = counts.get(key, 0) + pool.nodes
+    return [replace(pool, nodes=count) for pool, count in counts.items()]
 
 
 def read_site_links(root: Section, sites: set[str]) -> list[SiteLink]:

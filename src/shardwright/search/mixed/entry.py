@@ -16,7 +16,7 @@ from shardwright.plan.plan import Plan
 from shardwright.search.filters import Filters
 from shardwright.search.mixed.megatron import RULE, uniform_plans
 from shardwright.search.mixed.model_tables import tables
-from shardwright.search.mixed.search import Problem, fits, search
+from shardwright.search.mixed.search import QUICK, SMALL, THOROUGH, Problem, fits, search
 from shardwright.search.mixed.settings import NOT_COVERED, settings
 from shardwright.search.shop.choice import choice_on_cluster
 from shardwright.search.space import Space
@@ -59,8 +59,9 @@ def mixed_search(
     allowed = uniform is not None and not _dropped(uniform[1], contexts, filters, known) and not space.pins
     if uniform is not None and allowed:
         ceiling = min(ceiling, uniform[0])
-    problem = Problem(tuple(contexts), cluster, space, gap, tuple(chosen), tuple(found_tables), known)
-    found = search(problem, ceiling, lambda plan: not _dropped(plan, contexts, filters, known))
+    effort = THOROUGH if cluster.gpus <= SMALL else QUICK
+    problem = Problem(tuple(contexts), cluster, space, gap, tuple(chosen), tuple(found_tables), known, effort)
+    found = search(problem, ceiling, lambda plan: _deep(plan, space) and not _dropped(plan, contexts, filters, known))
     efficiency = contexts[0].efficiency
     plans = [plan for _, plan in found.plans[:top]]
     if uniform is not None and allowed:
@@ -123,6 +124,11 @@ def _best_uniform(contexts: Sequence[Context], plans: Sequence[Plan], known: Kno
         if good and (best is None or result.seconds < best[0]):
             best = (result.seconds, plan)
     return best
+
+
+def _deep(plan: Plan, space: Space) -> bool:
+    """Return whether all pipelines of a plan have a length that the pins allow."""
+    return "pp" not in space.pins or all(len(replica.stages) in space.pins["pp"] for replica in plan.replicas)
 
 
 def _dropped(plan: Plan, contexts: Sequence[Context], filters: Filters, known: Known) -> bool:

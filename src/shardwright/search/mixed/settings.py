@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from shardwright.cost.context import Context
 from shardwright.cost.strategy import PIPELINE_OUTERMOST, UNSHARDED, ZERO1, Strategies, strategies
-from shardwright.errors import bad
-from shardwright.search.space import Space, tensor_parallel_degrees
+from shardwright.search.space import AXES, Space, tensor_parallel_degrees
 from shardwright.spec.model import Model
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -44,23 +43,20 @@ class Setting:
     overlap_tp: bool
 
 
-def require_searchable(space: Space) -> None:
-    """Raise SpecError where a pin is on a parameter that mixed plans do not have."""
-    for axis, values in space.pins.items():
-        if axis in SEARCHED:
-            continue
-        if axis not in FIXED:
-            raise bad(
-                f"--set {axis}",
-                "is not a parameter of plans that mix GPU types",
-                "pin one of " + ", ".join([*SEARCHED, *FIXED]) + ", or plan for machines of one type",
-            )
-        if FIXED[axis] not in values:
-            raise bad(
-                f"--set {axis}",
-                f"plans that mix GPU types have {axis}={FIXED[axis]:g} only",
-                "leave the pin out, or plan for machines of one type",
-            )
+def pinned_away(space: Space) -> str:
+    """Return which pins leave no plan that mixes GPU types, in words; nothing if there may be some."""
+    return " and ".join(f"{axis}={_words(axis, values)}" for axis, values in space.pins.items() if _away(axis, values))
+
+
+def _away(axis: str, values: Sequence[float]) -> bool:
+    if axis == "sharding":
+        return ZERO1 not in values
+    return axis not in SEARCHED and FIXED.get(axis) not in values
+
+
+def _words(axis: str, values: Sequence[float]) -> str:
+    names = {code: name for name, code in AXES[axis].items()}
+    return ",".join(names.get(int(value), f"{value:g}") for value in values)
 
 
 def settings(contexts: Sequence[Context], space: Space) -> list[Setting]:

@@ -92,7 +92,7 @@ def apart(offers: Offers) -> Iterator[str]:
     distinct = list(dict.fromkeys(tuple(sorted(pair)) for pair in places))
     if distinct:
         names = "; ".join(f"{one or 'no site'} and {other or 'no site'}" for one, other in distinct[:MOST_NAMED])
-        more = f" and {len(distinct) - MOST_NAMED} pairs more" if len(distinct) > MOST_NAMED else ""
+        more = f" and {len(distinct) - MOST_NAMED} more" if len(distinct) > MOST_NAMED else ""
         yield f"mixes of offers at places that no link joins ({names}{more})"
 
 

@@ -90,7 +90,7 @@ def shop(
         mixes=len(chosen),
         seconds=clock[-1][1] - clock[0][1],
         phases=tuple((name, end - begin) for (_, begin), (name, end) in pairwise(clock)),
-        not_covered=(*_not_covered(worth, chosen), *apart(offers)),
+        not_covered=(*_not_covered(worth, chosen), *apart(offers), *_unable(offers, job)),
     )
     return Shopping(
         front=found,
@@ -117,6 +117,13 @@ def _lots(offers: Offers, job: Job) -> list[Lot]:
         terms = {"nodes": 1, "price": None, "preemptions_per_hour": None, "spot": False, "site": "", "assumed": ()}
         found.setdefault(replace(offer.pool, **terms), []).append(offer)  # type: ignore[arg-type]
     return [tuple(same) for same in found.values()]
+
+
+def _unable(offers: Offers, job: Job) -> Iterator[str]:
+    """Yield in words the GPU types on offer that cannot compute in the job's precision."""
+    names = dict.fromkeys(offer.pool.gpu.name for offer in offers.offers if not computes(offer.pool.gpu, job.precision))
+    if names:
+        yield f"GPUs that cannot compute in {job.precision}: " + ", ".join(names)
 
 
 def _parts(
@@ -183,6 +190,13 @@ def _nothing(runs: Sequence[Sweep], model: Model) -> Infeasible:
             reason=f"a run on these machines is interrupted too often to ever end ({names})",
             remedies=(
                 "offer machines that are taken back less often, or checkpoints and restarts that take less time",
+            ),
+        )
+    if not any(run.candidates for run in runs):
+        return Infeasible(
+            reason=f"no layout on these machines is legal ({names})",
+            remedies=(
+                "pin fewer parameters; degrees must divide heads, layers' widths, the global batch and the GPUs",
             ),
         )
     return Infeasible(
