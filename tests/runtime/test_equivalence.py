@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isfinite
 
 import pytest
+import torch
 from tests.runtime.equal import ADAM, SGD, require_equal, require_equal_weights
 from tests.runtime.reference import reference_run
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
@@ -13,6 +15,7 @@ from tests.runtime.workers import Case, Outcome, run_cases
 from shardwright.plan.check import check
 from shardwright.plan.plan import Overlap, Recompute
 from shardwright.runtime.limits import unrunnable
+from shardwright.runtime.loss_scale import LossScale
 
 SELECTIVE = Recompute(granularity="selective")
 UNIFORM = Recompute(granularity="full", method="uniform", layers=2)
@@ -153,16 +156,81 @@ PLANS = {
         ),
         ADAM,
     ),
+    "half of the optimizer in host memory": (plan_of(LLAMA, *DEEP_AND_FLAT, sharding="zero1", offload=0.5), ADAM),
+    "all of the optimizer in host memory, tp 2": (
+        plan_of(
+            SMALL,
+            replica(stage((0, 4), tp=2), count=2, micro_batches=2),
+            sequence_parallel=True,
+            sharding="zero1",
+            offload=1.0,
+        ),
+        ADAM,
+    ),
+    "zero2, four copies": (
+        plan_of(LLAMA, replica(stage((0, 6)), count=4, micro_batches=2), sharding="zero2"),
+        ADAM,
+    ),
+    "zero2, two depths": (plan_of(LLAMA, *DEEP_AND_FLAT, sharding="zero2"), ADAM),
+    "zero3, three copies, tied": (
+        plan_of(TIED, replica(stage((0, 4)), count=3, micro_batches=2), sharding="zero3"),
+        ADAM,
+    ),
+    "zero3, recomputed": (
+        plan_of(LLAMA, replica(stage((0, 6), recompute=UNIFORM), count=2, micro_batches=2), sharding="zero3"),
+        ADAM,
+    ),
+    "zero3, stages, tp 2, sequence parallel, tied": (
+        plan_of(
+            GPT2,
+            replica(stage((0, 2), tp=2, recompute=BLOCK), stage((2, 5), tp=2), count=2, micro_batches=3),
+            sequence_parallel=True,
+            sharding="zero3",
+        ),
+        ADAM,
+    ),
+    "zero3, interleaved, half in host memory, merged": (
+        plan_of(
+            LLAMA,
+            replica(stage((0, 1), (2, 3)), stage((1, 2), (3, 6)), count=2, micro_batches=4),
+            virtual_stages=2,
+            sharding="zero3",
+            offload=0.5,
+        ),
+        ADAM,
+    ),
+    "zero3, experts over two of four copies": (
+        plan_of(
+            MIXTURE,
+            replica(stage((0, 3), ep=2, recompute=SELECTIVE), count=4, micro_batches=2),
+            sharding="zero3",
+        ),
+        ADAM,
+    ),
+    "zero3, two depths of two copies": (
+        plan_of(
+            LLAMA,
+            replica(stage((0, 2)), stage((2, 6)), count=2, micro_batches=3),
+            replica(stage((0, 6)), count=2, micro_batches=2),
+            sharding="zero3",
+        ),
+        ADAM,
+    ),
 }
 
+UNIT_BY_UNIT = [name for name in PLANS if name.startswith("zero") and "merged" not in name]
 
-# One course of training under three plans, of six samples a step each: the checkpoint of one begins the next.
+# One course of training under four plans, of six samples a step each: the checkpoint of one begins the next.
 RELAY = {
     "relay 1": plan_of(
         TIED,
         replica(stage((0, 1)), stage((1, 4)), micro_batches=4),
         replica(stage((0, 4)), micro_batches=2),
         sharding="zero1",
+        offload=0.5,
+    ),
+    "relay, sharded": plan_of(
+        TIED, replica(stage((0, 4), recompute=UNIFORM), count=3, micro_batches=2), sharding="zero3", offload=0.3
     ),
     "relay 2": plan_of(TIED, replica(stage((0, 4), tp=4), micro_batches=3), micro_batch=2, sequence_parallel=True),
     "relay 3": plan_of(
@@ -170,15 +238,21 @@ RELAY = {
     ),
 }
 BF16 = plan_of(LLAMA, *DEEP_AND_FLAT, sharding="zero1", precision="bf16")
+FP16 = plan_of(LLAMA, *DEEP_AND_FLAT, sharding="zero1", precision="fp16")
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Outcome]:
-    cases = [Case(name, plan, recipe) for name, (plan, recipe) in PLANS.items()]
+    cases = [
+        replace(Case(name, plan, recipe), **({"largest_merged": 1} if name in UNIT_BY_UNIT else {}))
+        for name, (plan, recipe) in PLANS.items()
+    ]
     folders = ("", *RELAY)
     for before, (name, plan) in zip(folders, RELAY.items(), strict=False):
         cases.append(Case(name, plan, ADAM, steps=7, load=before, save=name))
-    cases.append(Case("bf16", BF16, ADAM))
+    cases += [Case("bf16", BF16, ADAM), Case("fp16", FP16, ADAM)]
+    cases.append(Case("fp16, overflow", FP16, ADAM, steps=1, first_scale=2.0**24, save="fp16"))
+    cases.append(Case("fp16, resumed", FP16, ADAM, steps=7, load="fp16"))
     return run_cases(cases, processes=8)
 
 
@@ -191,8 +265,22 @@ def test_training_equals_that_of_one_process(name: str, outcomes: dict[str, Outc
     assert expected.losses[-1] < 0.99 * expected.losses[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("zero2, four copies", 0),
+        ("zero3, recomputed", 1),
+        ("zero3, three copies, tied", 2),
+        ("zero3, experts over two of four copies", 2),
+    ],
+)
+def test_weights_are_whole_for_one_unit_at_a_time(name: str, most: int, outcomes: dict[str, Outcome]) -> None:
+    """A head needs the embedding tied to it too, and a layer with experts has a bucket of theirs."""
+    assert outcomes[name].most_gathered == most
+
+
 def test_a_checkpoint_goes_on_under_another_plan_and_world_size(outcomes: dict[str, Outcome]) -> None:
-    expected = reference_run(RELAY["relay 1"], ADAM, steps=21, seed=7)
+    expected = reference_run(RELAY["relay 1"], ADAM, steps=7 * len(RELAY), seed=7)
     losses = [loss for name in RELAY for loss in outcomes[name].losses]
     assert losses == pytest.approx(expected.losses, rel=1e-5)
     require_equal_weights(outcomes["relay 3"], expected)
@@ -201,3 +289,22 @@ def test_a_checkpoint_goes_on_under_another_plan_and_world_size(outcomes: dict[s
 def test_bf16_with_fp32_master_weights_follows_fp32(outcomes: dict[str, Outcome]) -> None:
     expected = reference_run(BF16, ADAM, steps=20, seed=7)
     assert outcomes["bf16"].losses == pytest.approx(expected.losses, rel=1e-2)
+
+
+def test_fp16_with_scaled_loss_follows_fp32(outcomes: dict[str, Outcome]) -> None:
+    expected, found = reference_run(FP16, ADAM, steps=20, seed=7), outcomes["fp16"]
+    assert found.losses == pytest.approx(expected.losses, rel=2e-3)
+    assert found.norms == pytest.approx(expected.norms, rel=2e-2)
+    assert found.scales[-1] == LossScale(good_steps=20)
+
+
+def test_an_overflow_in_fp16_skips_the_step_and_halves_the_scale_everywhere(outcomes: dict[str, Outcome]) -> None:
+    found, resumed = outcomes["fp16, overflow"], outcomes["fp16, resumed"]
+    assert not isfinite(found.norms[0]) and isfinite(found.losses[0])
+    for name, weight in reference_run(FP16, ADAM, steps=0, seed=7).weights.items():
+        assert torch.equal(found.weights[name][: len(weight)], weight.half().float()), name
+    finite = [isfinite(norm) for norm in resumed.norms]
+    assert found.scales[-1] == resumed.scales[0] and any(finite)
+    for before, after, good in zip(resumed.scales, resumed.scales[1:], finite, strict=False):
+        assert before is not None and after == before.after(finite=good)
+    assert resumed.scales[0] == LossScale(value=2.0**23, skipped=1)

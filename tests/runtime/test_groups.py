@@ -162,6 +162,14 @@ def test_dry_run_shows_every_rank() -> None:
     assert {"purpose": "tensor", "ranks": [0, 1]} in document["groups"]
 
 
+def test_many_ranks_and_buckets_make_few_lines() -> None:
+    model = replace(tiny_model(4), vocab=200_000)  # so large that the head has a bucket of its own
+    wide = layout_of(plan_of(model, replica(stage((0, 4)), count=8, micro_batches=1), cluster=cluster_of(1)))
+    assert len(buckets_of(wide, wide.places[0])) > 1
+    lines = [line for line in layout_text(wide).splitlines() if "gradients" in line]
+    assert lines == ["  gradients  embedding to head: with ranks 0 to 7"] * 8
+
+
 def test_what_cannot_be_run_is_said_with_its_place() -> None:
     plan = replace(MIXED, model=replace(MIXED.model, family="gemma2", parallel_block=True, mtp_layers=1))
     paths = [problem.path for problem in unrunnable(plan)]

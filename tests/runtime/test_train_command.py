@@ -50,6 +50,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_numbers_that_would_spoil_a_run_are_refused(folder: Path) -> None:
+    for option in ("--clip", "--warmup", "--keep"):
+        outcome = run(folder / "single.json", "--data", folder / "c.bin", option, -1)
+        assert outcome.returncode == 2 and f"{option}: -1 is below 0" in outcome.stderr
+
+
+def test_a_profile_that_could_not_be_written_is_refused_before_the_run(folder: Path) -> None:
+    outcome = run(folder / "single.json", "--data", folder / "c.bin", "--profile", folder / "none" / "a.json")
+    assert outcome.returncode == 2 and "is in no folder that exists" in outcome.stderr
+
+
 def test_train_checkpoint_and_resume_under_another_plan(folder: Path) -> None:
     data, out, profile = folder / "c.bin", folder / "run", folder / "profile.json"
     first = run(folder / "pair.json", "--data", data, "--steps", 4, "--out", out, "--profile", profile, "--json")

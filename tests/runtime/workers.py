@@ -19,9 +19,11 @@ import torch.multiprocessing as mp
 from tests.runtime.samples import tokens_of
 
 from shardwright.plan.plan import Plan
+from shardwright.runtime import buckets
 from shardwright.runtime.checkpoint import open_checkpoint, restore, save_checkpoint
 from shardwright.runtime.engine import DTYPES, Engine, make_engine, train_step
 from shardwright.runtime.groups import layout_of
+from shardwright.runtime.loss_scale import LossScale
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.process_groups import make_process_groups
 from shardwright.runtime.recipe import Recipe
@@ -32,7 +34,8 @@ PATIENCE, WHOLE_RUN = datetime.timedelta(seconds=60), datetime.timedelta(minutes
 @dataclass
 class Case:
     """A plan to run. Plans with fewer ranks than processes leave the last processes idle. At the end a checkpoint is
-    written to the folder `save`, at the beginning one is read from `load`: that of an earlier case."""
+    written to the folder `save`, at the beginning one is read from `load`: that of an earlier case. `first_scale` is
+    that of the loss in fp16. Units share a bucket of up to `largest_merged` elements."""
 
     name: str
     plan: Plan
@@ -41,12 +44,18 @@ class Case:
     seed: int = 7
     save: str = ""
     load: str = ""
+    first_scale: float | None = None
+    largest_merged: int = buckets.LARGEST_MERGED_ELEMENTS
 
 
 @dataclass
 class Outcome:
+    """What all ranks report alike, the whole weights, and the most buckets of sharded weights whole at a time."""
+
     losses: list[float]
     norms: list[float]
+    scales: list[LossScale | None]
+    most_gathered: int
     weights: dict[str, torch.Tensor]
 
 
@@ -106,23 +115,40 @@ def _run_all(rank: int, processes: int, cases: Sequence[Case], folder: str) -> N
 
 def run_case(case: Case, rank: int, folder: Path) -> dict[str, Any]:
     layout = layout_of(case.plan)
-    dtype = DTYPES["bf16" if case.plan.job.precision == "bf16" else "fp32"]
+    buckets.LARGEST_MERGED_ELEMENTS = case.largest_merged
+    dtype = DTYPES[case.plan.job.precision]
     engine = make_engine(
         layout, rank, make_process_groups(layout, rank), details=Details(), recipe=case.recipe, seed=case.seed,
         dtype=dtype, device=torch.device("cpu"),
     )  # fmt: skip
-    losses, norms, first = [], [], 0
+    if case.first_scale is not None:
+        engine.loss_scale = LossScale(value=case.first_scale)
+    losses, norms, scales, first = [], [], [engine.loss_scale], 0
     if case.load:
         checkpoint = open_checkpoint(folder / case.load)
         restore(engine, checkpoint)
-        first = checkpoint.step
+        first, scales = checkpoint.step, [engine.loss_scale]
+    gathered = [0]
+
+    def observe(unit: int, x: torch.Tensor) -> torch.Tensor:
+        gathered.append(whole_weights(engine))
+        return x
+
     for step in range(first, first + case.steps):
-        result = train_step(engine, batch_of(engine, step), step)
+        result = train_step(engine, batch_of(engine, step), step, observe=observe)
+        assert whole_weights(engine) == 0, "nothing stays gathered"
         losses.append(result.loss)
         norms.append(result.gradient_norm)
+        scales.append(engine.loss_scale)
     if case.save:
         save_checkpoint(engine, folder / case.save, first + case.steps, {"seed": case.seed}, keep=0)
-    return {"losses": losses, "norms": norms, "pieces": pieces_of(engine)}
+    return {"losses": losses, "norms": norms, "scales": scales, "gathered": max(gathered), "pieces": pieces_of(engine)}
+
+
+def whole_weights(engine: Engine) -> int:
+    """Return how many buckets of sharded weights are whole in memory."""
+    weights = [buffer.weights for buffer in engine.store.buffers if buffer.weights.sharded]
+    return sum(flat.whole.untyped_storage().nbytes() > 0 for flat in weights)
 
 
 def batch_of(engine: Engine, step: int) -> Any:
@@ -140,11 +166,14 @@ def batch_of(engine: Engine, step: int) -> Any:
 
 
 def pieces_of(engine: Engine) -> list[tuple[str, int | None, int, int, torch.Tensor, tuple[int, ...]]]:
-    return [
-        (p.parameter.name, p.parameter.dim, p.start, p.stop, b.weight(p).float().clone(), p.parameter.shape)
-        for b in engine.store.buffers
-        for p in b.bucket.pieces
-    ]
+    found = []
+    for buffer in engine.store.buffers:
+        engine.passage.reached(buffer.bucket.units[0])
+        for p in buffer.bucket.pieces:
+            value = buffer.weights.piece(p).float().clone()
+            found.append((p.parameter.name, p.parameter.dim, p.start, p.stop, value, p.parameter.shape))
+    engine.passage.release()
+    return found
 
 
 def _collected(folder: Path, case: Case) -> Outcome:
@@ -153,9 +182,11 @@ def _collected(folder: Path, case: Case) -> Outcome:
     weights: dict[str, torch.Tensor] = {}
     for result in results:
         assert result["losses"] == results[0]["losses"], "all ranks report the same loss"
+        assert result["scales"] == results[0]["scales"], "all ranks have the same scale"
         for name, dim, start, stop, value, shape in result["pieces"]:
             whole = weights.setdefault(name, torch.full(shape, torch.nan))
             target = whole if dim is None else whole.narrow(dim, start, stop - start)
             assert bool(torch.isnan(target).all()) or torch.allclose(target, value, rtol=1e-6, atol=1e-7), name
             target.copy_(value)
-    return Outcome(results[0]["losses"], results[0]["norms"], weights)
+    most = max(result["gathered"] for result in results)
+    return Outcome(results[0]["losses"], results[0]["norms"], results[0]["scales"], most, weights)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardwright.runtime.groups import Layout
     from shardwright.runtime.metrics import Row
     from shardwright.runtime.settings import Settings
+    from shardwright.spec.job import Precision
 
 HELP = """Run a plan on torch.distributed: any plan, uniform or mixed, on CPUs (gloo) or GPUs (NCCL).
 
@@ -75,7 +76,8 @@ def train(
         str | None, typer.Option(metavar="NAME", help="cuda or cpu; GPUs if there are any, if not given.")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(metavar="NAME", help="bf16 (with fp32 master weights) or fp32, if not the plan's.")
+        str | None,
+        typer.Option(metavar="NAME", help="bf16, fp16 (with fp32 master weights) or fp32, if not the plan's."),
     ] = None,
     profile: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a layer profile of the first steps, to plan with.")
@@ -103,9 +105,14 @@ def train(
         return 0
     if data is None:
         raise bad("--data", "is missing", "make a token file: shardwright tokens TEXT… -o corpus.bin")
-    _require_numbers(steps=steps, profile_steps=profile_steps, learning_rate=learning_rate, patience=patience)
+    _require_positive(steps=steps, profile_steps=profile_steps, learning_rate=learning_rate, patience=patience)
+    _require_no_less_than_0(
+        warmup=warmup, decay=decay, weight_decay=weight_decay, clip=clip, checkpoint_every=checkpoint_every, keep=keep
+    )
     if profile is not None:
         _require_measurable(found)
+        if not profile.absolute().parent.is_dir():
+            raise bad(f"--profile {profile}", "is in no folder that exists", "make the folder, or name another")
     method = optimizer or ("sgd" if found.job.optimizer == "sgd" else "adamw")
     if method not in ("adamw", "sgd"):
         raise bad(f"--optimizer {method}", "is not known", "adamw or sgd")
@@ -129,7 +136,7 @@ def train(
         save_weights=save_weights,
         config=config,
         device=choose_device(device),
-        precision="bf16" if precision == "bf16" else "fp32",
+        precision=cast('Literal["bf16", "fp16", "fp32"]', precision),
         patience_seconds=patience,
         profile=profile,
         profile_steps=profile_steps,
@@ -158,13 +165,11 @@ def _checked(plan: Plan, precision: str, layout_of: Callable[[Plan], Layout]) ->
 
     from shardwright.plan.check import check
     from shardwright.report.problems import merged
-    from shardwright.runtime.limits import unrunnable
+    from shardwright.runtime.limits import RUNNABLE_PRECISIONS, unrunnable
 
-    if precision not in ("bf16", "fp32", plan.job.precision):
-        raise bad(f"--precision {precision}", "is not known", "bf16 or fp32")
-    job = replace(
-        plan.job, precision="bf16" if precision == "bf16" else "fp32" if precision == "fp32" else plan.job.precision
-    )
+    if precision not in (*RUNNABLE_PRECISIONS, plan.job.precision):
+        raise bad(f"--precision {precision}", "is not known", "bf16, fp16 or fp32")
+    job = replace(plan.job, precision=cast("Precision", precision))
     problems = check(plan) or unrunnable(replace(plan, job=job))
     if problems:
         raise SpecError(*merged(problems))
@@ -180,10 +185,16 @@ def _show(layout: Layout, *, json: bool) -> None:
         write(layout_text(layout))
 
 
-def _require_numbers(**numbers: float) -> None:
+def _require_positive(**numbers: float) -> None:
     for name, value in numbers.items():
         if not value > 0:
             raise bad(f"--{name.replace('_', '-')}", f"{value:g} is not above 0", "give a positive number")
+
+
+def _require_no_less_than_0(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not value >= 0:
+            raise bad(f"--{name.replace('_', '-')}", f"{value:g} is below 0", "give 0 or a positive number")
 
 
 def _require_measurable(plan: Plan) -> None:

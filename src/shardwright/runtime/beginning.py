@@ -43,7 +43,8 @@ def begin_training(layout: Layout, worker: Worker, settings: Settings) -> tuple[
     if settings.weights is not None:
         files = open_weights(settings.weights)
         fill(engine.store, lambda parameter: files.whole(layout.plan.model, parameter))
-        slots = make_slots(engine.store, worker.rank, settings.recipe, sharded=engine.sharded)
+        offload = layout.plan.optimizer.offload
+        slots = make_slots(engine.store, worker.rank, settings.recipe, sharded=engine.sharded, offload=offload)
         engine = replace(engine, slots=slots)
     return engine, 0
 

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from shardwright.errors import bad
 from shardwright.files import write_atomically
 from shardwright.runtime.buckets import Bucket, Piece
 from shardwright.runtime.engine import Engine
+from shardwright.runtime.loss_scale import LossScale
 from shardwright.runtime.model.parallel import gather_into
 from shardwright.runtime.model.parameters import Parameter
 from shardwright.runtime.optimizer import Slot
@@ -45,12 +46,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """An open checkpoint: the next step to run, what it was made with, and its parts by kind ("weight", "first", …) and
-    parameter."""
+    """An open checkpoint: the next step to run, what it was made with, the scale of the loss if it had one (fp16), and
+    its parts by kind ("weight", "first", …) and parameter."""
 
     folder: Path
     step: int
     settings: Mapping[str, Any]
+    loss_scale: LossScale | None
     parts: Mapping[tuple[str, str], tuple[Part, ...]]
 
     def read(self, kind: str, parameter: Parameter, start: int, stop: int) -> torch.Tensor:
@@ -96,7 +98,8 @@ def save_checkpoint(engine: Engine, root: Path, step: int, settings: Mapping[str
         _save_bucket(engine, slot, working)
     _meet(engine)
     if rank == 0:
-        meta = {"version": VERSION, "step": step, "settings": dict(settings)}
+        scale = engine.loss_scale and asdict(engine.loss_scale)
+        meta = {"version": VERSION, "step": step, "settings": dict(settings), "loss_scale": scale}
         write_atomically(working / META, json.dumps(meta, indent=1) + "\n")
         shutil.rmtree(final, ignore_errors=True)
         os.replace(working, final)
@@ -122,6 +125,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     try:
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
         version, step, settings = meta["version"], int(meta["step"]), dict(meta["settings"])
+        scale = meta.get("loss_scale") and LossScale(**meta["loss_scale"])
     except (ValueError, KeyError, TypeError):
         raise bad(str(folder / META), "is no description of a checkpoint", "take an older checkpoint") from None
     if version != VERSION:
@@ -132,7 +136,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
             kind, _, name = key.partition(":")
             parts.setdefault((kind, name), []).append(Part(file=file, key=key, dim=dim, start=start, stop=stop))
     return Checkpoint(
-        folder=folder, step=step, settings=settings, parts={key: tuple(found) for key, found in parts.items()}
+        folder=folder,
+        step=step,
+        settings=settings,
+        loss_scale=scale,
+        parts={key: tuple(found) for key, found in parts.items()},
     )
 
 
@@ -141,11 +149,13 @@ def restore(engine: Engine, checkpoint: Checkpoint, *, moments: bool = True) -> 
     for slot in engine.slots:
         bucket = slot.buffer.bucket
         flat = _assembled(checkpoint, bucket, WEIGHT)
-        slot.buffer.weights.copy_(flat)
+        slot.buffer.weights.put(0, flat)
         slot.master.copy_(flat[slot.start : slot.stop])
         for kind, moment in slot.moments.items() if moments else ():
             moment.copy_(_assembled(checkpoint, bucket, kind)[slot.start : slot.stop])
     engine.store.publish()
+    if engine.loss_scale is not None and checkpoint.loss_scale is not None:
+        engine.loss_scale = checkpoint.loss_scale
 
 
 def _assembled(checkpoint: Checkpoint, bucket: Bucket, kind: str) -> torch.Tensor:
@@ -191,8 +201,9 @@ def _collected(engine: Engine, slot: Slot, values: torch.Tensor) -> torch.Tensor
     group = engine.groups.find("gradient", slot.buffer.bucket.ranks)
     if not engine.sharded or group is None:
         return values
-    flat = torch.empty(slot.buffer.bucket.elements, dtype=values.dtype, device=values.device)
-    gather_into(flat, values.contiguous(), group=group)
+    part = values.to(engine.pipeline.device)  # where the group can send it from
+    flat = torch.empty(slot.buffer.bucket.elements, dtype=part.dtype, device=part.device)
+    gather_into(flat, part.contiguous(), group=group)
     return flat
 
 

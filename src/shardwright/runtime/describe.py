@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from shardwright.runtime.buckets import buckets_of
 from shardwright.runtime.groups import Layout, expert_group
 from shardwright.runtime.places import Place
+from shardwright.runtime.sharding import held_whole
 from shardwright.units import format_bytes
+
+FEWEST_IN_RUN = 5  # ranks that are shown as first and last
 
 
 def layout_document(layout: Layout) -> dict[str, Any]:
@@ -29,7 +33,7 @@ def layout_text(layout: Layout) -> str:
         lines += [
             f"{place.name}, {place.gpu}",
             f"  holds      {_units(layout, place)}",
-            f"  takes      {place.micro_batches} micro-batches of {plan.micro_batch}, "
+            f"  takes      {place.micro_batches} micro-batch{'es' * (place.micro_batches > 1)} of {plan.micro_batch}, "
             f"from sample {place.first_sample} of each step",
             f"  memory     {_memory_words(layout, place)}",
             f"  neighbours before {_ranks(before) or '-'}, after {_ranks(after) or '-'}",
@@ -57,6 +61,7 @@ def _rank_document(layout: Layout, place: Place) -> dict[str, Any]:
         "before": list(before),
         "after": list(after),
         "predicted_memory_bytes": _memory(layout, place),
+        "held_whole": held_whole(layout, place),
         "gradient_groups": [
             {"units": list(bucket.units), "experts": bucket.block, "shard": bucket.shard, "ranks": list(bucket.ranks)}
             for bucket in buckets_of(layout, place)
@@ -73,7 +78,9 @@ def _memory(layout: Layout, place: Place) -> float | None:
 
 def _memory_words(layout: Layout, place: Place) -> str:
     predicted = _memory(layout, place)
-    return "not predicted: the plan has no prediction" if predicted is None else f"{format_bytes(predicted)} predicted"
+    words = "not predicted: the plan has no prediction" if predicted is None else f"{format_bytes(predicted)} predicted"
+    whole = held_whole(layout, place)
+    return f"{words}; it takes more: {whole} are held whole" if whole else words
 
 
 def _units(layout: Layout, place: Place) -> str:
@@ -99,13 +106,28 @@ def _group_lines(layout: Layout, place: Place) -> Iterable[str]:
     sharing = expert_group(layout.pipelines, place)
     if len(sharing) > 1:
         yield f"  experts    spread over ranks {_ranks(sharing)}"
+    yield from _gradient_lines(layout, place)
+
+
+def _gradient_lines(layout: Layout, place: Place) -> Iterator[str]:
+    """Yield a line for each shard of the gradients and group of ranks that sums it, of however many buckets."""
+    alike: dict[tuple[int | None, int, int, tuple[int, ...]], list[int]] = {}
     for bucket in buckets_of(layout, place):
-        names = [_name(layout, unit) for unit in sorted(bucket.units)]
-        what = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-        part = "" if bucket.block is None else f", experts block {bucket.block}"
-        part += f", shard {bucket.shard} of {bucket.shards}" if bucket.shards > 1 else ""
-        with_whom = f"with ranks {_ranks(bucket.ranks)}" if len(bucket.ranks) > 1 else "alone"
-        yield f"  gradients  {what}{part}: {with_whom}"
+        alike.setdefault((bucket.block, bucket.shard, bucket.shards, bucket.ranks), []).extend(bucket.units)
+    for (block, shard, shards, ranks), units in alike.items():
+        part = "" if block is None else f", experts block {block}"
+        part += f", shard {shard} of {shards}" if shards > 1 else ""
+        with_whom = f"with ranks {_ranks(ranks)}" if len(ranks) > 1 else "alone"
+        yield f"  gradients  {_unit_runs(layout, sorted(units))}{part}: {with_whom}"
+
+
+def _unit_runs(layout: Layout, units: Sequence[int]) -> str:
+    """Return rising units in words, neighbours together: embedding to layer 3, head."""
+    words = []
+    for _, run in groupby(enumerate(units), lambda item: item[1] - item[0]):
+        first, *rest = [_name(layout, unit) for _, unit in run]
+        words.append(f"{first} to {rest[-1]}" if rest else first)
+    return ", ".join(words)
 
 
 def _name(layout: Layout, unit: int) -> str:
@@ -113,4 +135,21 @@ def _name(layout: Layout, unit: int) -> str:
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:
-    return ", ".join(map(str, ranks))
+    """Return ranks in words; many of them as runs: 0 to 31, or 0, 2, … 62."""
+    if len(ranks) < FEWEST_IN_RUN:
+        return ", ".join(map(str, ranks))
+    words: list[str] = []
+    start = 0
+    while start < len(ranks):
+        stop = start + 1
+        while stop < len(ranks) and ranks[stop] - ranks[stop - 1] == ranks[start + 1] - ranks[start]:
+            stop += 1
+        run = ranks[start:stop]
+        if len(run) < FEWEST_IN_RUN:
+            words += map(str, run)
+        elif run[1] - run[0] == 1:
+            words.append(f"{run[0]} to {run[-1]}")
+        else:
+            words.append(f"{run[0]}, {run[1]}, … {run[-1]}")
+        start = stop
+    return ", ".join(words)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 import torch.distributed as dist
 
 from shardwright.runtime.groups import Layout, expert_group
+from shardwright.runtime.loss_scale import UNSCALED, LossScale
 from shardwright.runtime.model.chunk import Chunk, Observer, table_of
 from shardwright.runtime.model.context import ContextGroup, positions_of
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import initial_values
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
 from shardwright.runtime.optimizer import Slot, clip_scale, gather_weights, make_slots, own_square, update
+from shardwright.runtime.passage import Passage
 from shardwright.runtime.pipeline import Batch, Event, Pipeline, make_pipeline, run_step
 from shardwright.runtime.places import Place
 from shardwright.runtime.process_groups import ProcessGroups
@@ -23,12 +26,12 @@ from shardwright.runtime.recipe import Recipe
 from shardwright.runtime.store import Store, fill, make_store
 from shardwright.runtime.sync import GradientSync
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Engine:
-    """What one rank needs for a step."""
+    """What one rank needs for a step. `loss_scale`, that of fp16, changes from step to step."""
 
     layout: Layout
     place: Place
@@ -36,15 +39,18 @@ class Engine:
     store: Store
     pipeline: Pipeline
     sync: GradientSync
+    passage: Passage
     slots: tuple[Slot, ...]
     recipe: Recipe
     sharded: bool
+    loss_scale: LossScale | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step gave: mean loss over the tokens of the global batch, gradient norm before clipping, whether any rank
-    was asked to stop, and the seconds of the passes, of waiting for gradient sums, and of the update."""
+    """What a step gave: mean loss over the tokens of the global batch, gradient norm before clipping (not finite where
+    fp16 overflowed and the step was left out), whether any rank was asked to stop, and the seconds of the passes, of
+    waiting for gradient sums, and of the update."""
 
     loss: float
     gradient_norm: float
@@ -93,24 +99,28 @@ def make_engine(
         group=groups.find("experts", sharing),
         local=place.expert_tensor_parallel < place.tensor_parallel,
     )
+    sharded = plan.optimizer.distributed
+    sync = GradientSync(layout, place, store, groups, sharded=sharded, overlap=plan.overlap.grad_reduce)
+    passage = Passage(layout, store, groups, sync)
     chunks = [
         Chunk(
             units=units, weights=store.parameters, model=plan.model, details=details, tensor=tensor, experts=experts,
-            context=context, recompute=stage.recompute, positions=positions, table=table,
+            context=context, recompute=stage.recompute, positions=positions, table=table, way=passage,
         )
         for units in place.chunks
     ]  # fmt: skip
-    sharded = plan.optimizer.distributed
     return Engine(
         layout=layout,
         place=place,
         groups=groups,
         store=store,
         pipeline=make_pipeline(layout, place, chunks, groups, dtype, device),
-        sync=GradientSync(layout, place, store, groups, sharded=sharded, overlap=plan.overlap.grad_reduce),
-        slots=make_slots(store, rank, recipe, sharded=sharded),
+        sync=sync,
+        passage=passage,
+        slots=make_slots(store, rank, recipe, sharded=sharded, offload=plan.optimizer.offload),
         recipe=recipe,
         sharded=sharded,
+        loss_scale=LossScale() if dtype == torch.float16 else None,
     )
 
 
@@ -127,7 +137,11 @@ def train_step(
     """Run one step, counted from 0, on all ranks together."""
     say = note or (lambda _: None)
     begin = time.perf_counter()
-    loss = run_step(engine.pipeline, batch, engine.sync, observe=observe, record=record, note=note)
+    scale = engine.loss_scale or UNSCALED
+    loss = run_step(
+        engine.pipeline, batch, engine.sync, loss_scale=scale.value, observe=observe, record=record, note=note
+    )
+    engine.passage.release()
     passed = time.perf_counter()
     say("waiting for gradient sums")
     engine.sync.finish()
@@ -138,16 +152,21 @@ def train_step(
     if engine.layout.world_size > 1:
         dist.all_reduce(sums)
     mean, square, stopping = sums.tolist()
+    norm = square**0.5 / scale.value
     summed = time.perf_counter()
-    say("updating")
-    update(engine.slots, engine.recipe, step, clip_scale(square**0.5, engine.recipe.clip))
-    if engine.sharded:
-        say("waiting for updated weights")
-        gather_weights(engine.store, engine.place.rank, engine.groups)
-    engine.store.publish()
+    if isfinite(norm) or engine.loss_scale is None:
+        say("updating")
+        factor = clip_scale(norm, engine.recipe.clip) / scale.value
+        update(engine.slots, engine.recipe, step, factor, skipped=scale.skipped)
+        if engine.sharded:
+            say("waiting for updated weights")
+            gather_weights(engine.store, engine.place.rank, engine.groups)
+        engine.store.publish()
+    if engine.loss_scale is not None:
+        engine.loss_scale = engine.loss_scale.after(finite=isfinite(norm))
     return StepResult(
         loss=mean,
-        gradient_norm=square**0.5,
+        gradient_norm=norm,
         stop=stopping > 0.0,
         pass_seconds=passed - begin,
         sync_seconds=summed - passed,

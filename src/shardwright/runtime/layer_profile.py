@@ -45,7 +45,7 @@ def profile_document(plan: Plan, ranks: Sequence[Measured]) -> dict[str, Any]:
     columns = {key: (_column(group, backward=False), _column(group, backward=True)) for key, group in found.items()}
     entries = []
     weights = _weights(plan.model)
-    element_bytes = 2 if plan.job.precision == "bf16" else 4
+    element_bytes = 4 if plan.job.precision == "fp32" else 2
     for (gpu, degree), (forward, backward) in sorted(columns.items()):
         others = [column for key, column in sorted(columns.items()) if key != (gpu, degree)]
         each = median(rank.update_seconds_each for rank in found[gpu, degree])

@@ -8,6 +8,7 @@ from shardwright.errors import Problem
 from shardwright.plan.plan import Plan
 from shardwright.spec.model import Attention
 
+RUNNABLE_PRECISIONS = ("bf16", "fp16", "fp32")
 ACTIVATIONS = ("silu", "swish", "swiglu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")
 # Families whose forward pass has something that no field of `Model` tells.
 FAMILIES_WITH_MORE = (
@@ -72,14 +73,10 @@ def _stages(plan: Plan) -> Iterator[Problem]:
 
 
 def _optimizer(plan: Plan) -> Iterator[Problem]:
-    if plan.optimizer.sharding == "zero3":
-        yield Problem("optimizer.sharding", "sharded weights (zero3) cannot be run", "use zero1")
-    if plan.optimizer.offload:
-        yield Problem("optimizer.offload", "an optimizer in host memory cannot be run", "use 0")
     if plan.job.adapters:
         yield Problem("job.adapters", "training of adapters cannot be run", "leave it out")
 
 
 def _precision(plan: Plan) -> Iterator[Problem]:
-    if plan.job.precision not in ("bf16", "fp32"):
-        yield Problem("job.precision", f"{plan.job.precision} cannot be run", "use bf16 or fp32 (--precision)")
+    if plan.job.precision not in RUNNABLE_PRECISIONS:
+        yield Problem("job.precision", f"{plan.job.precision} cannot be run", "use bf16, fp16 or fp32 (--precision)")

@@ -26,7 +26,7 @@ Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """A rank's part in the pipeline of its copy. Gradients are multiplied by `scale`."""
+    """A rank's part in the pipeline of its copy. Gradients are multiplied by `scale`, beside that of the loss."""
 
     place: Place
     chunks: tuple[Chunk, ...]
@@ -77,14 +77,16 @@ def run_step(
     batch: Batch,
     sync: GradientSync,
     *,
+    loss_scale: float = 1.0,
     observe: Observer | None = None,
     record: Callable[[Event], None] | None = None,
     note: Callable[[str], None] | None = None,
 ) -> torch.Tensor:
     """Run all micro-batches of a step and return the summed loss (zero on ranks without the head).
 
-    `sync` is begun and told which passes are last; finishing it is left to the caller. `record` is given every
-    operation with its times, `note` is told what the rank waits for or does.
+    Gradients are those of the loss times `loss_scale`. `sync` is begun and told which passes are last; finishing it is
+    left to the caller. `record` is given every operation with its times, `note` is told what the rank waits for or
+    does.
     """
     say = note or (lambda _: None)
     kept: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]] = {}
@@ -115,7 +117,8 @@ def run_step(
             left[index] -= 1
             if not left[index]:
                 sync.last_micro_batch(index)
-            gradient = _backward(pipeline, index, micro_batch, message, kept)
+            gradient = _backward(pipeline, index, micro_batch, message, kept, loss_scale)
+            sync.pass_done()
             if not left[index]:
                 sync.chunk_done(index)
             if gradient is not None:
@@ -155,11 +158,12 @@ def _backward(
     micro_batch: int,
     message: torch.Tensor | None,
     kept: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]],
+    loss_scale: float,
 ) -> torch.Tensor | None:
     """Run a backward pass and return the gradient for the stage before, None at the first."""
     x, out = kept.pop((index, micro_batch))
     if message is None:
-        message = torch.full((), pipeline.scale, dtype=out.dtype, device=out.device)
+        message = torch.full((), pipeline.scale * loss_scale, dtype=out.dtype, device=out.device)
     if out.grad_fn is None:  # a stage without layers hands its input on
         return message
     torch.autograd.backward(out, message)

@@ -30,7 +30,7 @@ class Settings:
     save_weights: Path | None = None
     config: Path | None = None
     device: Device = "cpu"
-    precision: Literal["bf16", "fp32"] = "fp32"
+    precision: Literal["bf16", "fp16", "fp32"] = "fp32"
     patience_seconds: float = 120.0
     profile: Path | None = None
     profile_steps: int = 3

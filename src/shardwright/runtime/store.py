@@ -1,4 +1,7 @@
-"""A rank's parameters and gradients: flat buffers, and the tensors of the model as parts of them."""
+"""A rank's parameters and gradients: flat buffers, and the tensors of the model as parts of them.
+
+Under ZeRO-2 a rank keeps its own part of the summed gradients of a bucket, under ZeRO-3 of the weights too
+(`sharding.kept_apart`); the whole is then there only while its units compute."""
 
 from __future__ import annotations
 
@@ -11,23 +14,55 @@ from shardwright.runtime.buckets import Bucket, Piece, buckets_of
 from shardwright.runtime.groups import Layout
 from shardwright.runtime.model.parameters import Parameter
 from shardwright.runtime.places import Place
+from shardwright.runtime.sharding import kept_apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Flat:
+    """All elements of a bucket, of which the rank keeps those from `start` on: `kept`. Where that is a part, the memory
+    of the `whole` is there only from `open` to `close`."""
+
+    whole: torch.Tensor
+    kept: torch.Tensor
+    start: int
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the rank keeps a part alone."""
+        return self.kept is not self.whole
+
+    def piece(self, piece: Piece) -> torch.Tensor:
+        """Return a piece of the whole, in its shape."""
+        return self.whole[piece.offset : piece.offset + piece.elements].view(piece.shape)
+
+    def part(self, start: int, stop: int) -> torch.Tensor:
+        """Return elements [start, stop) of the whole, which must be among those that are kept."""
+        return self.kept[start - self.start : stop - self.start]
+
+    def put(self, start: int, values: torch.Tensor) -> None:
+        """Set the elements from `start` on, as far as they are kept."""
+        low, high = max(start, self.start), min(start + values.numel(), self.start + self.kept.numel())
+        if low < high:
+            self.part(low, high).copy_(values.reshape(-1)[low - start : high - start])
+
+    def open(self) -> None:
+        """Make the memory of the whole, its elements not yet set."""
+        if self.sharded:
+            self.whole.untyped_storage().resize_(self.whole.nbytes)
+
+    def close(self) -> None:
+        """Free the memory of the whole."""
+        if self.sharded:
+            self.whole.untyped_storage().resize_(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Buffer:
     """A bucket with its memory: `weights` in the precision of the computation, `gradients` in fp32."""
 
     bucket: Bucket
-    weights: torch.Tensor
-    gradients: torch.Tensor
-
-    def weight(self, piece: Piece) -> torch.Tensor:
-        """Return a piece's part of the weights, in its shape."""
-        return self.weights[piece.offset : piece.offset + piece.elements].view(piece.shape)
-
-    def gradient(self, piece: Piece) -> torch.Tensor:
-        """Return a piece's part of the gradients, in its shape."""
-        return self.gradients[piece.offset : piece.offset + piece.elements].view(piece.shape)
+    weights: Flat
+    gradients: Flat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +84,36 @@ class Store:
             if not buffer.bucket.alone:
                 for piece in buffer.bucket.pieces:
                     target = local_part(self.parameters[piece.parameter.name].detach(), piece)
-                    target.copy_(buffer.weight(piece))
+                    target.copy_(buffer.weights.piece(piece))
 
 
 def make_store(layout: Layout, place: Place, dtype: torch.dtype, device: torch.device) -> Store:
     """Return the store of a rank, its weights not yet set."""
-    buffers = tuple(_buffer(bucket, dtype, device) for bucket in buckets_of(layout, place))
+    buffers: list[Buffer] = []
     where: dict[str, list[tuple[Buffer, Piece]]] = {}
-    for buffer in buffers:
-        for piece in buffer.bucket.pieces:
-            where.setdefault(piece.parameter.name, []).append((buffer, piece))
     parameters = {}
-    for name, parts in where.items():
-        buffer, piece = parts[0]
-        alone = buffer.bucket.alone
-        shape = local_shape([piece for _, piece in parts])
-        tensor = buffer.weight(piece) if alone else torch.empty(shape, dtype=dtype, device=device)
-        parameters[name] = torch.nn.Parameter(tensor)
-    return Store(parameters=parameters, buffers=buffers, where={name: tuple(parts) for name, parts in where.items()})
+    for bucket in buckets_of(layout, place):
+        weights, gradients = kept_apart(layout, bucket)
+        buffer = Buffer(
+            bucket=bucket,
+            weights=_flat(bucket, place.rank, dtype, device, sharded=weights),
+            gradients=_flat(bucket, place.rank, torch.float32, device, sharded=gradients),
+        )
+        buffers.append(buffer)
+        for piece in bucket.pieces:
+            where.setdefault(piece.parameter.name, []).append((buffer, piece))
+            if bucket.alone:
+                parameters[piece.parameter.name] = torch.nn.Parameter(buffer.weights.piece(piece))
+        buffer.weights.close()
+        buffer.gradients.close()
+    for name in where.keys() - parameters.keys():
+        shape = local_shape([piece for _, piece in where[name]])
+        parameters[name] = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+    return Store(
+        parameters={name: parameters[name] for name in where},
+        buffers=tuple(buffers),
+        where={name: tuple(parts) for name, parts in where.items()},
+    )
 
 
 def fill(store: Store, whole: Callable[[Parameter], torch.Tensor]) -> None:
@@ -74,7 +121,7 @@ def fill(store: Store, whole: Callable[[Parameter], torch.Tensor]) -> None:
     for parts in store.where.values():
         value = whole(parts[0][1].parameter)
         for buffer, piece in parts:
-            buffer.weight(piece).copy_(cut(value, piece))
+            buffer.weights.put(piece.offset, cut(value, piece))
     store.publish()
 
 
@@ -98,9 +145,9 @@ def local_part(local: torch.Tensor, piece: Piece) -> torch.Tensor:
     return local if dim is None else local.narrow(dim, piece.local, piece.stop - piece.start)
 
 
-def _buffer(bucket: Bucket, dtype: torch.dtype, device: torch.device) -> Buffer:
-    return Buffer(
-        bucket=bucket,
-        weights=torch.zeros(bucket.elements, dtype=dtype, device=device),
-        gradients=torch.zeros(bucket.elements, dtype=torch.float32, device=device),
-    )
+def _flat(bucket: Bucket, rank: int, dtype: torch.dtype, device: torch.device, *, sharded: bool) -> Flat:
+    whole = torch.zeros(bucket.elements, dtype=dtype, device=device)
+    if not sharded:
+        return Flat(whole=whole, kept=whole, start=0)
+    start, stop = bucket.own(rank, sharded=True)
+    return Flat(whole=whole, kept=torch.zeros(stop - start, dtype=dtype, device=device), start=start)

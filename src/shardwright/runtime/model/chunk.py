@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -26,10 +27,18 @@ Observer = Callable[[int, torch.Tensor], torch.Tensor]
 """Is shown the output of every unit, and first the input as that of the unit before (-1: tokens), and returns it."""
 
 
+class Way(Protocol):
+    """Is told when a pass reaches a unit, that of recomputation too, and shown the output with which it leaves it."""
+
+    def reached(self, unit: int) -> None: ...
+
+    def leaves(self, unit: int, x: torch.Tensor) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
     """A run of units with this rank's parts of their parameters, by full name. `positions` are those of this rank's
-    part of a sequence, `table` has their rotation."""
+    part of a sequence, `table` has their rotation. `way` brings the weights of each unit, where they are not there."""
 
     units: tuple[int, ...]
     weights: Mapping[str, torch.Tensor]
@@ -41,6 +50,7 @@ class Chunk:
     table: Table
     experts: ExpertGroup = ALONE
     context: ContextGroup = WHOLE
+    way: Way | None = None
 
     @property
     def head(self) -> bool:
@@ -78,13 +88,14 @@ def forward(
     if chunk.units:
         x = see(chunk.units[0] - 1, x)
     if 0 in chunk.units:
-        x = see(0, embed(chunk, x))
+        x = see(0, _passed(chunk, 0, partial(embed, chunk, x)))
     for group, saved in _groups(layers, chunk.recompute):
         x = _recomputed(chunk, group, x, see) if saved else _run(chunk, group, x, see)
     if not chunk.head:
         return x
     assert targets is not None, "the head needs targets"
-    return see(len(chunk.model.layers) + 1, loss_of(chunk, x, targets))
+    head = len(chunk.model.layers) + 1
+    return see(head, _passed(chunk, head, partial(loss_of, chunk, x, targets)))
 
 
 def embed(chunk: Chunk, tokens: torch.Tensor) -> torch.Tensor:
@@ -130,20 +141,33 @@ def _groups(layers: Sequence[int], recompute: Recompute) -> list[tuple[Sequence[
 
 def _run(chunk: Chunk, units: Sequence[int], x: torch.Tensor, see: Observer) -> torch.Tensor:
     for unit in units:
-        x = layer_forward(
-            x,
-            chunk.blocks[f"layers.{unit - 1}"],
-            chunk.model.layers[unit - 1],
-            chunk.model,
-            chunk.details,
-            chunk.table,
-            chunk.tensor,
-            chunk.experts,
-            chunk.context,
-            recompute_attention=chunk.recompute.granularity == "selective",
-        )
-        x = see(unit, x)
+        x = see(unit, _passed(chunk, unit, partial(_layer, chunk, unit, x)))
     return x
+
+
+def _layer(chunk: Chunk, unit: int, x: torch.Tensor) -> torch.Tensor:
+    return layer_forward(
+        x,
+        chunk.blocks[f"layers.{unit - 1}"],
+        chunk.model.layers[unit - 1],
+        chunk.model,
+        chunk.details,
+        chunk.table,
+        chunk.tensor,
+        chunk.experts,
+        chunk.context,
+        recompute_attention=chunk.recompute.granularity == "selective",
+    )
+
+
+def _passed(chunk: Chunk, unit: int, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Return what a unit computes, its weights brought before."""
+    if chunk.way is None:
+        return compute()
+    chunk.way.reached(unit)
+    out = compute()
+    chunk.way.leaves(unit, out)
+    return out
 
 
 def _recomputed(chunk: Chunk, units: Sequence[int], x: torch.Tensor, see: Observer) -> torch.Tensor:

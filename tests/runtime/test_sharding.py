@@ -1,0 +1,82 @@
+"""What is cut over ranks under ZeRO-2 and ZeRO-3, and what is held whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.runtime.samples import plan_of, replica, stage, tiny_model
+
+from shardwright.plan.plan import Plan, Sharding
+from shardwright.runtime import buckets
+from shardwright.runtime.describe import layout_text
+from shardwright.runtime.groups import layout_of
+from shardwright.runtime.sharding import held_whole, kept_apart
+from shardwright.runtime.store import fill, make_store
+
+MODEL, TIED = tiny_model(4), tiny_model(4, tied=True)
+COPIES = replica(stage((0, 4)), count=4, micro_batches=2)
+STAGES = replica(stage((0, 2)), stage((2, 4)), count=2, micro_batches=2)
+
+
+def copies(sharding: Sharding) -> Plan:
+    return plan_of(MODEL, COPIES, sharding=sharding)
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (copies("zero1"), [""] * 4),
+        (copies("zero2"), [""] * 4),
+        (copies("zero3"), [""] * 4),
+        (plan_of(MODEL, STAGES, sharding="zero3"), [""] * 4),
+        (
+            plan_of(TIED, STAGES, sharding="zero3"),
+            ["weights and gradients of 1 of 3 units"] * 2 + ["weights and gradients of 1 of 4 units"] * 2,
+        ),
+        (
+            plan_of(
+                MODEL,
+                replica(*STAGES.stages, micro_batches=2),
+                replica(stage((0, 4)), micro_batches=1),
+                sharding="zero2",
+            ),
+            ["gradients"] * 3,
+        ),
+    ],
+)
+def test_only_what_holders_pass_together_is_cut(plan: Plan, expected: list[str]) -> None:
+    layout = layout_of(plan)
+    assert [held_whole(layout, place) for place in layout.places] == expected
+    assert ("it takes more" in layout_text(layout)) == any(expected)
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3"])
+def test_a_rank_keeps_its_part_of_the_memory(sharding: Sharding, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "LARGEST_MERGED_ELEMENTS", 1)
+    layout = layout_of(copies(sharding))
+    place = layout.places[1]
+    store = make_store(layout, place, torch.bfloat16, torch.device("cpu"))
+    fill(store, lambda parameter: torch.ones(parameter.shape))
+    for buffer in store.buffers:
+        expected = kept_apart(layout, buffer.bucket)
+        assert expected == (sharding == "zero3", sharding != "zero1")
+        for flat, cut in zip((buffer.weights, buffer.gradients), expected, strict=True):
+            assert flat.sharded == cut
+            assert flat.kept.numel() * (4 if cut else 1) == buffer.bucket.elements
+            assert flat.whole.untyped_storage().nbytes() == (0 if cut else flat.whole.nbytes)
+    elements = sum(piece.elements for buffer in store.buffers for piece in buffer.bucket.pieces)
+    ones = sum(int(buffer.weights.kept.sum()) for buffer in store.buffers)
+    assert ones == elements if sharding != "zero3" else 0 < ones <= elements
+
+
+def test_parts_of_all_ranks_make_the_whole() -> None:
+    layout = layout_of(copies("zero3"))
+    parts = []
+    for place in layout.places:
+        store = make_store(layout, place, torch.float32, torch.device("cpu"))
+        fill(store, lambda parameter: torch.arange(float(torch.Size(parameter.shape).numel())).view(parameter.shape))
+        parts.append(store.buffers[0])
+    whole = torch.cat([buffer.weights.kept for buffer in parts])
+    for piece in parts[0].bucket.pieces:
+        found = whole[piece.offset : piece.offset + piece.elements]
+        assert torch.equal(found, torch.arange(float(piece.elements)))
