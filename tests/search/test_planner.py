@@ -196,3 +196,9 @@ def test_a_pinned_pipeline_length_holds_in_mixed_plans() -> None:
         space = parse_pins([f"pp={depth}"])
         ranking = plan(load_model("llama-2-7b"), cluster, job, space=space, top=3)
         assert all(len(replica.stages) == depth for found in ranking.plans for replica in found.replicas)
+
+
+def test_samples_longer_than_the_table_of_positions_are_refused() -> None:
+    job = make_job(global_batch=64, seq_len=2048)
+    with pytest.raises(SpecError, match="2048 is longer than the model's table of 1024 positions"):
+        plan(load_model("gpt2-xl"), load_cluster("1x8xA100-SXM-80"), job)

@@ -29,14 +29,26 @@ def seconds(found: Plan | None) -> float:
     return found.prediction.iteration_seconds
 
 
-@pytest.mark.parametrize("changed", ["3x8xA100-SXM-80+2x8xH20", "4x8xA100-SXM-80+3x8xH20", "4x8xA100-SXM-80"])
+CHANGED = (
+    "3x8xA100-SXM-80+2x8xH20",
+    "4x8xA100-SXM-80+3x8xH20",
+    "4x8xA100-SXM-80",
+    "4x8xA100-SXM-80+1x8xH20",
+    "2x8xA100-SXM-80+4x8xH20",
+    "7x8xA100-SXM-80+2x8xH20",
+    "3x8xA100-SXM-80+1x4xH20",
+)
+SLOWER = 1.2  # times the plan of a full search, at most
+
+
+@pytest.mark.parametrize("changed", CHANGED)
 def test_the_new_plan_is_legal_and_about_as_good_as_a_full_search(before, changed):
     cluster = load_cluster(changed)
     found = replan(before, cluster, efficiency=EFFICIENCY)
     assert found is not None
     assert check(found) == ()
     full = plan(MODEL, cluster, JOB, efficiency=EFFICIENCY, gap=0.05).best
-    assert seconds(found) <= 1.35 * seconds(full)
+    assert seconds(found) <= SLOWER * seconds(full)
 
 
 def test_kept_layer_times_change_nothing(before):

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 
 from shardwright.errors import Problem, suggestion
 from shardwright.plan.plan import Plan, Recompute, Replica, Stage
-from shardwright.spec.model import Layer
+from shardwright.spec.job import Job
+from shardwright.spec.model import Layer, Model
 
 
 def check(plan: Plan) -> tuple[Problem, ...]:
@@ -255,7 +256,12 @@ def _precision(plan: Plan) -> Iterator[Problem]:
 
 
 def _positions(plan: Plan) -> Iterator[Problem]:
-    model, seq_len = plan.model, plan.job.seq_len
+    return position_problems(plan.model, plan.job)
+
+
+def position_problems(model: Model, job: Job) -> Iterator[Problem]:
+    """Yield what is wrong with the length of samples, whatever the plan."""
+    seq_len = job.seq_len
     if model.position == "learned" and 0 < model.learned_positions < seq_len:
         message = f"{seq_len} is longer than the model's table of {model.learned_positions} positions"
         yield Problem("job.seq_len", message, "train on shorter sequences, or enlarge learned_positions")

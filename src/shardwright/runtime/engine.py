@@ -102,10 +102,12 @@ def make_engine(
     sharded = plan.optimizer.distributed
     sync = GradientSync(layout, place, store, groups, sharded=sharded, overlap=plan.overlap.grad_reduce)
     passage = Passage(layout, store, groups, sync)
+    apart = any(buffer.gradients.sharded for buffer in store.buffers)
     chunks = [
         Chunk(
             units=units, weights=store.parameters, model=plan.model, details=details, tensor=tensor, experts=experts,
-            context=context, recompute=stage.recompute, positions=positions, table=table, way=passage,
+            context=context, recompute=stage.recompute, positions=positions, table=table,
+            way=passage if apart else None,
         )
         for units in place.chunks
     ]  # fmt: skip

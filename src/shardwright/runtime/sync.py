@@ -107,6 +107,7 @@ class GradientSync:
             work.wait()
         self._work = []
         self._settle()
+        assert not self._open, "every gradient has left its unit before the step ends"
 
     def _accumulate(self, name: str, parameter: torch.Tensor) -> None:
         gradient, parameter.grad = parameter.grad, None

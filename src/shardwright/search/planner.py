@@ -14,7 +14,8 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict as predict_row
 from shardwright.cost.predict_mixed import predict_mixed
 from shardwright.cost.uncertainty import headroom
-from shardwright.errors import bad, suggestion
+from shardwright.errors import SpecError, bad, suggestion
+from shardwright.plan.check import position_problems
 from shardwright.plan.plan import Plan
 from shardwright.plan.ranking import Baseline, Evaluation, Infeasible, Ranking, SearchReport
 from shardwright.search.assemble import layer_starts, plan_of, pool_of, row_of
@@ -74,6 +75,8 @@ def plan(
         raise bad("--fit", f"{fit} is not a probability from 0.01 to 0.99", "0.8 is the default")
     if not 0.0 <= gap <= 1.0:
         raise bad("--gap", f"{gap:g} is not a part from 0 to 1", "0.01 or 1% is the default")
+    if problems := tuple(position_problems(model, job)):
+        raise SpecError(*problems)
     begin = time.perf_counter()
     space, filters = space or Space(), Filters(rules=tuple(rules))
     model_of_time, room = efficiency or default_efficiency(), headroom(fit, job)

@@ -20,6 +20,7 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict_mixed import predict_mixed
 from shardwright.cost.uncertainty import headroom
 from shardwright.plan.plan import Plan, Stage
+from shardwright.search.mixed.effort import NO_PROOF
 from shardwright.search.mixed.entry import largest_pools
 from shardwright.search.mixed.model_tables import tables
 from shardwright.search.mixed.search import Problem, search
@@ -77,7 +78,7 @@ def replan(
         (setting,),
         tuple(found_tables),
         known,
-        most_regions=0,
+        NO_PROOF,
         hints=hints,
         orders=(previous.rank_order,),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.cost.context import Context
 from shardwright.cost.efficiency import Analytic
+from shardwright.search.mixed.effort import Effort
 from shardwright.search.mixed.model_tables import tables
 from shardwright.search.mixed.search import Found, Problem, search
 from shardwright.search.mixed.settings import Setting, settings, unit_degrees
@@ -19,6 +20,7 @@ from shardwright.spec.load_model import load_model
 
 GPUS = ("A100-SXM-40", "V100-SXM2", "T4", "A10G", "H100-SXM", "L4", "RTX3090", "H20")
 EFFICIENCY = Analytic()
+EFFORT = Effort(regions=60, patience=60)
 
 
 @dataclass(frozen=True)
@@ -64,5 +66,5 @@ def small(seed: int, *, most_gpus: int = 10, most_layers: int = 6, most_batch: i
 
 def solved(problem: Small, gap: float) -> Found:
     """Return what the mixed search finds."""
-    whole = Problem(problem.contexts, problem.cluster, problem.space, gap, problem.settings, problem.tables, {}, 60)
+    whole = Problem(problem.contexts, problem.cluster, problem.space, gap, problem.settings, problem.tables, {}, EFFORT)
     return search(whole, 1e9, lambda plan: True)

@@ -14,7 +14,8 @@ from shardwright.cost.pipeline import simulate
 from shardwright.cost.schedule import one_f_one_b
 from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE
 from shardwright.search.mixed.bounds import LEVELS, MANY, Columns, alone, columns, micro_batches
-from shardwright.search.mixed.capacity import Region, capacity, within
+from shardwright.search.mixed.capacity import capacity, within
+from shardwright.search.mixed.region import Region
 from shardwright.search.mixed.splits import moves_of
 from shardwright.search.mixed.stages import pipeline_seconds, stages
 from shardwright.search.mixed.tables import layers_of
@@ -70,7 +71,7 @@ def test_no_split_has_a_shorter_bottleneck_or_less_work(seed):
     depth = int(min(table.units.sum(), table.layers))
     total = problem.contexts[0].job.global_batch // problem.settings[0].micro_batch
     copies = int(pick.integers(1, 4))
-    region = Region(fewest=copies, most=copies, least_after=0.0, most_after=np.inf, modes=MODES, link=np.inf)
+    region = Region(fewest=copies, most=copies, least_after=0.0, most_after=np.inf, modes=MODES, link=np.inf, used=())
     for few in (False, True):
         options = {"copies": copies, "depth": max(depth, 2), "longest": 1e9, "few": few, "modes": MODES}
         found = within(capacity(table, layers, **options), table, layers, region)
@@ -107,7 +108,7 @@ def random_order(pick: np.random.Generator, counts: np.ndarray) -> np.ndarray:
 def test_a_single_stage_takes_no_less_than_bounded(seed):
     problem = small(seed)
     table = problem.tables[0]
-    region = Region(fewest=2, most=2, least_after=0.0, most_after=np.inf, modes=MODES, link=np.inf)
+    region = Region(fewest=2, most=2, least_after=0.0, most_after=np.inf, modes=MODES, link=np.inf, used=())
     bound = alone(table, layers_of(table), region)
     for kind in np.flatnonzero(table.units):
         made = stages(table, np.array([kind]), np.array([[0, table.layers]]), micro_batches=3, copies=2, modes=MODES)

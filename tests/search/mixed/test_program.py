@@ -31,7 +31,7 @@ def test_the_bound_holds_and_the_solution_exists(seed):
     found = program(counts, units, fewest, most)
     assert found.limit(value)[0] >= best - 1e-9
     for wanted in (best, best + 1):
-        choice = found.solve(value, wanted)
+        choice = found.solve(value, wanted, np.zeros((0, len(value)), dtype=bool))
         if wanted <= 0:
             continue
         assert choice.bound >= best - 1e-9

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shardwright.cost.strategy import Floats
+from shardwright.cost.strategy import Floats, Ints
 from shardwright.search.mixed.bounds import Columns, micro_batches
-from shardwright.search.mixed.capacity import Region
 from shardwright.search.mixed.draft import Draft
 from shardwright.search.mixed.field import Field
 from shardwright.search.mixed.listing import Listing
 from shardwright.search.mixed.program import CLOSE, Choice
+from shardwright.search.mixed.region import Region, asked_for
 from shardwright.search.mixed.regions import PRECISION, shortest
 
 ROUNDS = 8  # solutions of a region that are made into plans; fewer where there are many compositions
@@ -54,7 +54,7 @@ def attempt(
         choice = part.dive(micro_batches(found, at), each.total)
         if not len(choice.chosen):
             return
-        draft = _draft(each, region, found, choice, at)
+        draft = _draft(each, region, found, choice, micro_batches(found, at), at)
         if draft is not None:
             surprise = offer(draft) / draft.seconds
             for row in choice.chosen:
@@ -72,12 +72,12 @@ def closing(each: Field, region: Region, of: Listing, goal: float) -> Draft | bo
     for _ in range(SOLVED):
         of.reaches_all(goal)
         complete = of.widen(goal, SOME)
-        sizes = micro_batches(of.found, goal)
-        choice = of.program.solve(sizes, each.total)
+        sizes = of.sizes(goal)
+        choice = of.program.solve(sizes, each.total, asked_for(each.table, of.found.counts, region))
         if choice.bound < each.total - CLOSE:
             return False if complete else None
         if not of.tighten(choice.chosen.tolist(), goal):
-            return _draft(each, region, of.found, choice, np.full(len(of.found.counts), goal))
+            return _draft(each, region, of.found, choice, sizes, np.full(len(of.found.counts), goal))
     return None
 
 
@@ -90,11 +90,11 @@ def _slowness(each: Field, region: Region, found: Columns) -> Floats:
     return slower
 
 
-def _draft(each: Field, region: Region, found: Columns, choice: Choice, seconds: Floats) -> Draft | None:
+def _draft(each: Field, region: Region, found: Columns, choice: Choice, sizes: Ints, seconds: Floats) -> Draft | None:
     """Return the plan of a solution, if there is one, and remember how slow its compositions are."""
     if not len(choice.chosen):
         return None
-    sizes = micro_batches(found, seconds)[choice.chosen]
+    sizes = sizes[choice.chosen]
     chosen = [
         (tuple(found.counts[row].tolist()), int(number), int(size))
         for row, number, size in zip(choice.chosen, choice.copies, sizes, strict=True)

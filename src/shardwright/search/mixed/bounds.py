@@ -26,7 +26,8 @@ from math import factorial
 import numpy as np
 
 from shardwright.cost.strategy import Floats, Ints
-from shardwright.search.mixed.capacity import Capacity, Region
+from shardwright.search.mixed.capacity import Capacity
+from shardwright.search.mixed.region import Region, usable
 from shardwright.search.mixed.stage_limits import IMPOSSIBLE
 from shardwright.search.mixed.tables import Layers, Table
 from shardwright.search.mixed.travel import single_stage_seconds
@@ -78,12 +79,9 @@ def alone(table: Table, layers: Layers, region: Region) -> Columns:
     )
     fits = np.minimum(total * layers.inputs + table.again_bytes, total * (layers.activations - layers.core_bytes))
     seconds = seconds + price * short
-    tail = single_stage_seconds(table, parameters, region.fewest, region.link)
-    fits = (
-        ((fits <= room) | (short <= 0.0))
-        & (tail <= region.most_after)
-        & ((table.links >= region.link) | np.isinf(region.link))
-    )
+    later = single_stage_seconds(table, parameters, region.fewest, region.link, region.used)
+    later = later + parameters * table.update_seconds / copies + table.step_seconds
+    fits = ((fits <= room) | (short <= 0.0)) & (later <= region.most_after) & usable(table, np.eye(table.types), region)
     kept_types = types[fits[types]]
     counts = np.eye(table.types, dtype=np.int64)[kept_types]
     work = seconds[kept_types]
@@ -92,7 +90,7 @@ def alone(table: Table, layers: Layers, region: Region) -> Columns:
         stages=np.ones(len(counts), dtype=np.int64),
         bottleneck=np.repeat(work[:, None], len(LEVELS) + 1, axis=1),
         work=np.repeat(work[:, None], len(LEVELS) + 1, axis=1),
-        after=after(table, layers, counts, region) + np.maximum(tail[kept_types] - region.least_after, 0.0),
+        after=np.maximum(later[kept_types], region.least_after),
         share=np.zeros(len(counts)),
         fewest=np.ones(len(counts), dtype=np.int64),
         most=np.full(len(counts), MANY),
@@ -265,13 +263,25 @@ def forward_share(table: Table, layers: Layers, counts: Ints) -> Floats:
 
 
 def after(table: Table, layers: Layers, counts: Ints, region: Region) -> Floats:
-    """Return the seconds after the pipeline that no split avoids: the optimizer step, and what the framework does."""
+    """Return the seconds after the pipeline that no split avoids, infinite where the region has less: the optimizer
+    step, and what the framework does."""
     speed = counts @ (1.0 / np.maximum(table.update_seconds, 1e-300))
     ends = layers.first_parameters + layers.last_parameters - table.tied_parameters * (counts.sum(axis=1) == 1)[:, None]
     parameters = layers.total * (layers.dense + layers.expert).min() + ends.min(axis=1)
     once = np.where(counts > 0, table.step_seconds, 0.0).max(axis=1)
     tied = np.where(counts > 0, table.tied_seconds(counts.sum(axis=1)), np.inf).min(axis=1)
-    return np.asarray(parameters / speed / region.most + once + tied + region.least_after)
+    least = parameters / speed / region.most + once + tied
+    return np.where(least <= region.most_after, np.maximum(least, region.least_after), np.inf)
+
+
+def longest_after(table: Table, layers: Layers, region: Region) -> float:
+    """Return the seconds that none of the columns of a region has more of after the pipeline, if gradients and weights
+    take none."""
+    parameters = layers.total * (layers.dense + layers.expert) + layers.first_parameters + layers.last_parameters
+    there = table.units > 0
+    tied = np.maximum(table.tied_near, table.tied_far)
+    least = parameters * table.update_seconds / region.most
+    return max(float(least[there].max() + table.step_seconds[there].max() + tied[there].max()), region.least_after)
 
 
 def micro_batches(found: Columns, seconds: float | Floats) -> Ints:

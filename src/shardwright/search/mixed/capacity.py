@@ -11,25 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.cost.strategy import Floats
+from shardwright.search.mixed.region import Region
 from shardwright.search.mixed.stage_limits import SLACK, Figures, figures, most_layers
 from shardwright.search.mixed.tables import Layers, Table
 from shardwright.search.mixed.travel import layers_in_time
 
 FINENESS = 0.01  # relative distance of the times tried, beside those at which a stage takes one layer more
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
-    """A part of a setting's plans: `fewest` to `most` replicas, that leave `least_after` to `most_after` seconds of
-    gradients and weights after the pipeline, with the recomputations `modes`; no layer is reduced on links faster than
-    `link`, and every replica has a type with links as fast."""
-
-    fewest: int
-    most: int
-    least_after: float
-    most_after: float
-    modes: tuple[int, ...]
-    link: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +86,7 @@ def within(found: Capacity, table: Table, layers: Layers, region: Region) -> Cap
         layers,
         found.seconds,
         found.inner.shape[2],
-        fewest=region.fewest,
+        copies=(region.fewest, region.most),
         most_after=region.most_after,
         link=region.link,
     )

@@ -14,9 +14,10 @@ from shardwright.cost.predict_mixed import predict_mixed
 from shardwright.plan.check import check
 from shardwright.plan.plan import Plan
 from shardwright.search.filters import Filters
+from shardwright.search.mixed.effort import effort_for
 from shardwright.search.mixed.megatron import RULE, uniform_plans
 from shardwright.search.mixed.model_tables import tables
-from shardwright.search.mixed.search import QUICK, SMALL, THOROUGH, Problem, fits, search
+from shardwright.search.mixed.search import Problem, fits, search
 from shardwright.search.mixed.settings import NOT_COVERED, settings
 from shardwright.search.shop.choice import choice_on_cluster
 from shardwright.search.space import Space
@@ -59,8 +60,9 @@ def mixed_search(
     allowed = uniform is not None and not _dropped(uniform[1], contexts, filters, known) and not space.pins
     if uniform is not None and allowed:
         ceiling = min(ceiling, uniform[0])
-    effort = THOROUGH if cluster.gpus <= SMALL else QUICK
-    problem = Problem(tuple(contexts), cluster, space, gap, tuple(chosen), tuple(found_tables), known, effort)
+    problem = Problem(
+        tuple(contexts), cluster, space, gap, tuple(chosen), tuple(found_tables), known, effort_for(cluster)
+    )
     found = search(problem, ceiling, lambda plan: _deep(plan, space) and not _dropped(plan, contexts, filters, known))
     efficiency = contexts[0].efficiency
     plans = [plan for _, plan in found.plans[:top]]

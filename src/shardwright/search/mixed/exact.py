@@ -14,19 +14,16 @@ from math import comb
 
 import numpy as np
 
-from shardwright.cost.collectives import exposed_seconds
-from shardwright.cost.layers import OVERLAP_SLOWDOWN
 from shardwright.cost.pipeline import folded
 from shardwright.cost.pipeline_bound import lower_bound
-from shardwright.cost.step import BUCKET_SHARE
 from shardwright.cost.strategy import Floats, Ints
 from shardwright.search.mixed.bounds import Columns
-from shardwright.search.mixed.capacity import Region
 from shardwright.search.mixed.pricing import longest_bottleneck
+from shardwright.search.mixed.region import Region
 from shardwright.search.mixed.stage_limits import figures, stage_layers
-from shardwright.search.mixed.stages import Stages, pipeline_seconds, stages
+from shardwright.search.mixed.stages import Stages, pipeline_seconds, stages, tails
 from shardwright.search.mixed.tables import Layers, Table
-from shardwright.search.mixed.travel import GATHERED, REDUCED, byte_seconds
+from shardwright.search.mixed.travel import byte_seconds
 
 MOST_SPLITS = 4_000
 MOST_ORDERS = 24
@@ -59,7 +56,7 @@ def impossible(
         starts = _splits(table, layers, region, kinds, micro_batches, longest * (1.0 + 1e-9))
         if starts is None:
             return False
-        if len(starts) and _least_seconds(table, layers, region, kinds, starts, micro_batches, left) <= left * (
+        if len(starts) and _least_seconds(table, layers, region, kinds, starts, micro_batches, seconds) <= seconds * (
             1.0 + 1e-9
         ):
             return False
@@ -104,14 +101,14 @@ def _shared(number: int, parts: int) -> Ints:
 def _least_seconds(
     table: Table, layers: Layers, region: Region, kinds: Ints, starts: Ints, micro_batches: int, enough: float
 ) -> float:
-    """Return the least seconds of the splits, with what of gradients and weights exceeds the region's least; any time
-    above `enough` is as good as another."""
+    """Return the least seconds of the splits, with what comes after the pipeline; any time above `enough` is as good as
+    another."""
     found = stages(table, kinds, starts, micro_batches=micro_batches, copies=region.most, modes=region.modes)
     after = _least_after(table, layers, region, kinds, found)
     rows = np.flatnonzero(found.fits & (after <= region.most_after * (1.0 + 1e-9)))
     if not len(rows):
         return np.inf
-    found, later = found.take(rows), np.maximum(after[rows] - region.least_after, 0.0)
+    found, later = found.take(rows), np.maximum(after[rows], region.least_after)
     moves = _least_moves(table, kinds)
     waits = np.broadcast_to(moves, (len(rows), len(moves)))
     seconds = later + lower_bound(*folded(found.forward, found.backward, waits), micro_batches)
@@ -129,17 +126,21 @@ def _least_moves(table: Table, kinds: Ints) -> Floats:
 
 
 def _least_after(table: Table, layers: Layers, region: Region, kinds: Ints, found: Stages) -> Floats:
-    """Return the least seconds of gradients and weights after the pipeline, [N], in a plan of the region."""
+    """Return the least seconds after the pipeline, [N], in a plan of the region. Of the layers that a type in use
+    holds some are in a stage at least, which is reduced with it."""
+    held = found.parameters
+    rest = (held * table.update_seconds[kinds]).max(axis=1) / region.most
+    rest = rest + table.step_seconds[kinds].max() + table.tied_seconds(len(kinds))[0, kinds[0]]
     if region.fewest < 2:
-        return np.zeros(len(found.forward))
+        return np.asarray(rest)
     whole = layers.total * (layers.dense + layers.expert) + layers.first_parameters + layers.last_parameters
-    once = byte_seconds(table, whole, region.fewest, region.link)[kinds] * table.trained * found.parameters
-    reduce = exposed_seconds(REDUCED * once, BUCKET_SHARE * found.own_backward, slowdown=OVERLAP_SLOWDOWN)
-    gather = exposed_seconds(GATHERED * once, BUCKET_SHARE * found.forward, slowdown=OVERLAP_SLOWDOWN)
-    reduce = np.maximum(reduce - _before(found.own_backward), 0.0).max(axis=1)
-    gather = np.maximum(gather - _before(found.forward), 0.0).max(axis=1)
-    return np.asarray(reduce + gather)
-
-
-def _before(values: Floats) -> Floats:
-    return np.asarray(np.cumsum(values, axis=1) - values)
+    once = byte_seconds(table, whole, region.fewest, region.link)[kinds]
+    reduce, gather = tails(found, table.trained * once * held)
+    worst = reduce.max(axis=1, keepdims=True), gather.max(axis=1, keepdims=True)
+    least = worst[0] + worst[1]
+    for other in sorted(set(region.used) - set(kinds.tolist())):
+        once = byte_seconds(table, whole, region.fewest, region.link, beside=(other,))[kinds]
+        late = tails(found, table.trained * once * held)
+        shared = np.maximum(late[0], worst[0]) + np.maximum(late[1], worst[1])
+        least = np.maximum(least, shared.min(axis=1, keepdims=True))
+    return np.asarray(rest + least[:, 0])

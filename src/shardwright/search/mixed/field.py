@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE, UNIFORM, Bools, Ints
-from shardwright.search.mixed.capacity import Capacity, Region, capacity, within
+from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE, UNIFORM, Bools, Floats, Ints
+from shardwright.search.mixed.capacity import Capacity, capacity, within
 from shardwright.search.mixed.compositions import compositions, deepest
 from shardwright.search.mixed.realise import Workshop
+from shardwright.search.mixed.region import Region
 from shardwright.search.mixed.settings import Setting
 from shardwright.search.mixed.tables import Layers, Table, layers_of
 from shardwright.search.space import Space
@@ -22,7 +23,8 @@ SHORT = 4  # stages of a pipeline of which all compositions are looked at first
 @dataclass(slots=True)
 class Field:
     """One setting: its table, the micro-batches of an iteration, the deepest pipelines whose compositions are listed,
-    and its workshop. No plan takes less than `quick` seconds. `slower` is by how much compositions turned out slower
+    and its workshop. `speeds` are layers per second of all units of
+    each type, [G]. `slower` is by how much compositions turned out slower
     than their bound, by region."""
 
     setting: Setting
@@ -32,9 +34,19 @@ class Field:
     depth: int
     modes: tuple[int, ...]
     workshop: Workshop
-    quick: float
+    speeds: Floats
     known: dict[tuple[int, bool], Capacity] = field(default_factory=dict)
     slower: dict[tuple[tuple[int, ...], Region], float] = field(default_factory=dict)
+
+    @property
+    def quick(self) -> float:
+        """Seconds that no plan beats."""
+        return self.total * self.layers.total / float(self.speeds.sum())
+
+    def quickest(self, region: Region) -> float:
+        """Return seconds that no plan of a region beats."""
+        speed = float(self.speeds[list(region.used)].sum() if region.used else self.speeds.sum())
+        return self.total * self.layers.total / speed + region.least_after
 
     def capacity(self, region: Region, longest: float, *, few: bool) -> Capacity:
         """Return the capacity of a region; all but what gradients limit is remembered."""
@@ -73,7 +85,7 @@ class Field:
         pinned = space.pins.get("dp")
         ranges = [(1, most)] if pinned is None else [(int(number), int(number)) for number in pinned if number <= most]
         return [
-            Region(fewest=low, most=high, least_after=0.0, most_after=np.inf, modes=self.modes, link=np.inf)
+            Region(fewest=low, most=high, least_after=0.0, most_after=np.inf, modes=self.modes, link=np.inf, used=())
             for low, high in ranges
         ]
 
@@ -88,7 +100,6 @@ def fields(settings: Sequence[Setting], tables: Sequence[Table], global_batch: i
             continue
         layers = layers_of(table)
         total = global_batch // setting.micro_batch
-        speed = float((table.units / np.minimum(layers.alone_seconds, layers.seconds)).sum())
         found.append(
             Field(
                 setting=setting,
@@ -98,7 +109,7 @@ def fields(settings: Sequence[Setting], tables: Sequence[Table], global_batch: i
                 depth=deepest(table.units, table.layers),
                 modes=modes,
                 workshop=Workshop(setting, table, layers, modes),
-                quick=total * layers.total / speed,
+                speeds=table.units / np.minimum(layers.alone_seconds, layers.seconds),
             )
         )
     return sorted(found, key=lambda each: each.quick)

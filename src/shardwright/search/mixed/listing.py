@@ -12,11 +12,11 @@ import numpy as np
 
 from shardwright.cost.strategy import Bools, Ints
 from shardwright.search.mixed.bounds import Columns, alone, columns, few_orders, joined, micro_batches
-from shardwright.search.mixed.capacity import Region
 from shardwright.search.mixed.exact import impossible
 from shardwright.search.mixed.field import Field
 from shardwright.search.mixed.pricing import needed, possible
 from shardwright.search.mixed.program import CLOSE, Program, program
+from shardwright.search.mixed.region import Region
 
 FIRST = 200  # compositions that are all listed at first; of more, samples
 MORE = 250  # listed at a time
@@ -26,16 +26,18 @@ class Listing:
     """The compositions `found` of a region that are listed, their program, and those that are not, `rest` [N, G].
 
     Where micro-batches in flight limit a stage, a composition with fewer micro-batches than stages can hold more: it
-    has a second row for that. `narrow` [N, G] are listed compositions whose second row no solution asked for yet.
+    has a second row for that. `narrow` [N, G] are listed compositions whose second row no solution asked for yet. If
+    `ordered`, the orders of the types are looked at where there are few.
     """
 
-    def __init__(self, each: Field, region: Region, counts: Ints, longest: float) -> None:
+    def __init__(self, each: Field, region: Region, counts: Ints, longest: float, *, ordered: bool = True) -> None:
         self.each, self.region, self.longest = each, region, longest
-        self.ordered = few_orders(counts)
+        self.ordered = ordered and few_orders(counts)
         self.found = alone(each.table, each.layers, region)
         self.rest = counts[np.argsort(counts.sum(axis=1), kind="stable")]
         self.narrow = counts[:0]
         self.possible: dict[tuple[int, int], float] = {}  # rows and micro-batches for which some split may do
+        self.too_many: list[tuple[float, int, int]] = []  # seconds, row and micro-batches for which no split does
         self.program: Program = program(self.found.counts, each.table.units, region.fewest, region.most)
         self.capacity = each.capacity(region, longest, few=False)
         if len(counts):
@@ -45,9 +47,18 @@ class Listing:
     def total(self) -> int:
         return self.each.total
 
+    def sizes(self, seconds: float) -> Ints:
+        """Return the most micro-batches that each listed composition finishes within `seconds`."""
+        found = micro_batches(self.found, seconds)
+        known = [(row, size - 1) for at, row, size in self.too_many if at >= seconds]
+        if known:
+            rows, most = np.array(known, dtype=np.int64).T
+            np.minimum.at(found, rows, most)
+        return found
+
     def limit(self, seconds: float) -> float:
         """Return the most micro-batches that the listed compositions finish, in whatever part of a replica."""
-        return self.program.limit(micro_batches(self.found, seconds))[0]
+        return self.program.limit(self.sizes(seconds))[0]
 
     def reaches_all(self, seconds: float) -> bool:
         """Return whether all micro-batches may be finished within `seconds`; where not, that is proven."""
@@ -76,28 +87,28 @@ class Listing:
     def tighten(self, rows: Iterable[int], seconds: float) -> bool:
         """Look at all splits of the compositions at `rows`, and lower what they finish within `seconds` by one where no
         split does it: this holds for shorter times, too. Return whether that was so for any."""
-        sizes, most = micro_batches(self.found, seconds), self.found.most.copy()
+        sizes = self.sizes(seconds)
         lowered = False
         for row in rows:
             size = int(sizes[row])
             if size and self.possible.get((row, size), np.inf) > seconds:
                 column = self.found.take(np.array([row]))
                 if impossible(self.each.table, self.each.layers, self.region, column, size, seconds):
-                    most[row], lowered = size - 1, True
+                    self.too_many.append((seconds, row, size))
+                    lowered = True
                 else:
                     self.possible[row, size] = seconds
-        self.found = replace(self.found, most=most)
         return lowered
 
     def within(self, seconds: float) -> tuple[Columns, Program]:
         """Return the listed compositions that can be in a solution within `seconds`, with their program."""
-        value, lost = self.program.limit(micro_batches(self.found, seconds))
+        value, lost = self.program.limit(self.sizes(seconds))
         found = self.found.take(np.flatnonzero(lost <= value - self.total + CLOSE))
         return found, program(found.counts, self.each.table.units, self.region.fewest, self.region.most)
 
     def counts_within(self, seconds: float) -> Ints:
         """Return the compositions of two stages or more, listed or not, that can be in a solution, [N, G]."""
-        value, lost = self.program.limit(micro_batches(self.found, seconds))
+        value, lost = self.program.limit(self.sizes(seconds))
         slack = max(value - self.total, 0.0)
         kept = self.found.counts[(lost <= slack + CLOSE) & (self.found.stages > 1)]
         again = self.narrow[needed(self.narrow, self.program.relaxed.last, slack) < self.narrow.sum(axis=1)]

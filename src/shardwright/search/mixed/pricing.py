@@ -11,7 +11,8 @@ import numpy as np
 
 from shardwright.cost.strategy import Floats, Ints
 from shardwright.search.mixed.bounds import after, forward_share, layers_held, least_moves, least_work
-from shardwright.search.mixed.capacity import Capacity, Region
+from shardwright.search.mixed.capacity import Capacity
+from shardwright.search.mixed.region import Region
 from shardwright.search.mixed.tables import Layers, Table
 
 SMALL = 1e-9

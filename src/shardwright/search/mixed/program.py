@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.strategy import Floats, Ints
+from shardwright.cost.strategy import Bools, Floats, Ints
 from shardwright.search.mixed.relaxation import Relaxation, relaxation
 
 MOST_INTEGER = 150  # columns of an integer program; of more, the best by reduced cost, which proves nothing
@@ -82,28 +82,29 @@ class Program:
         reached = int(micro_batches[chosen] @ copies) if len(chosen) else 0
         return Choice(bound=np.inf, chosen=chosen, copies=copies, reached=reached)
 
-    def solve(self, micro_batches: Ints, wanted: int) -> Choice:
-        """Return a solution that finishes `wanted`, or the best; `bound` is below `wanted` if there is none."""
+    def solve(self, micro_batches: Ints, wanted: int, asked: Bools) -> Choice:
+        """Return a solution that finishes `wanted`, or the best; `bound` is below `wanted` if there is none. A solution
+        has one of the columns of each row of `asked` [K, N]."""
         none = np.zeros(0, dtype=np.int64)
         bound, lost = self.limit(micro_batches)
         if bound < wanted - CLOSE:
             return Choice(bound=bound, chosen=none, copies=none, reached=0)
         near = np.flatnonzero((lost <= bound - wanted + CLOSE) & (micro_batches > 0))
         tried = near[np.argsort(lost[near], kind="stable")[:MOST_INTEGER]]
-        best, copies = self._integer(tried, micro_batches, wanted)
+        best, copies = self._integer(tried, micro_batches, wanted, asked)
         chosen = np.flatnonzero(copies)
         reached = int(micro_batches[tried[chosen]] @ copies[chosen])
         if len(tried) == len(near):
             bound = min(bound, best)
         return Choice(bound=max(bound, float(reached)), chosen=tried[chosen], copies=copies[chosen], reached=reached)
 
-    def _integer(self, tried: Ints, micro_batches: Ints, wanted: int) -> tuple[float, Ints]:
+    def _integer(self, tried: Ints, micro_batches: Ints, wanted: int, asked: Bools) -> tuple[float, Ints]:
         """Return a bound of the integer program over the columns `tried`, and a solution."""
         import highspy
 
-        limits = np.append(self.relaxed.limits, highspy.kHighsInf)
+        limits = np.append(self.relaxed.limits, np.full(1 + len(asked), highspy.kHighsInf))
         value = micro_batches[tried].astype(np.float64)
-        rows = np.column_stack([self.relaxed.columns[tried], value])
+        rows = np.column_stack([self.relaxed.columns[tried], value, asked[:, tried].T])
         count, width = rows.shape
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = count, width
@@ -111,7 +112,8 @@ class Program:
         lp.col_cost_ = value
         lp.col_lower_ = np.zeros(count)
         lp.col_upper_ = np.floor(np.where(rows > 0, limits / np.maximum(rows, 1.0), np.inf).min(axis=1) + CLOSE)
-        lp.row_lower_ = np.append(np.full(width - 2, -highspy.kHighsInf), [float(self.fewest), float(wanted)])
+        least = [float(self.fewest), float(wanted)] + [1.0] * len(asked)
+        lp.row_lower_ = np.append(np.full(width - len(least), -highspy.kHighsInf), least)
         lp.row_upper_ = limits
         lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
         place, row = np.nonzero(rows)

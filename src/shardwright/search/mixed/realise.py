@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -11,10 +11,12 @@ from shardwright.cost.strategy import Ints
 from shardwright.search.mixed.draft import Draft
 from shardwright.search.mixed.settings import Setting
 from shardwright.search.mixed.shares import shares
+from shardwright.search.mixed.sharing import after_together
 from shardwright.search.mixed.splits import Line, Surroundings, best_line, retimed
 from shardwright.search.mixed.tables import Layers, Table
 
 Key = tuple[tuple[int, ...], int, Surroundings]
+Composition = tuple[tuple[int, ...], int, int]  # units of each type, replicas, micro-batches of each
 
 
 @dataclass(slots=True)
@@ -28,10 +30,12 @@ class Workshop:
     lines: dict[Key, Line | None] = field(default_factory=dict)
     timed: dict[tuple[Line, int, Surroundings], Line | None] = field(default_factory=dict)
 
-    def around(self, copies: int, used: Ints, most_after: float) -> Surroundings:
-        """Return what lines of `copies` replicas on the types `used` are costed in."""
+    def around(self, copies: int, used: Ints, most_after: float) -> list[Surroundings]:
+        """Return in what lines of `copies` replicas on the types `used` may be costed: with the links of each type, and
+        with the slowest of all."""
+        joined = Surroundings(copies=copies, modes=self.modes, links=None, most_after=most_after)
         slowest = min((self.table.fabrics[kind] for kind in used), key=lambda links: links.inter_bytes_per_second)
-        return Surroundings(copies=copies, modes=self.modes, links=slowest, most_after=most_after)
+        return [joined, replace(joined, links=slowest)] if copies > 1 and len(used) > 1 else [joined]
 
     def line(self, counts: tuple[int, ...], micro_batches: int, around: Surroundings) -> Line | None:
         """Return the best line of a composition."""
@@ -47,25 +51,25 @@ class Workshop:
             self.timed[key] = retimed(self.table, line, micro_batches, around)
         return self.timed[key]
 
-    def lines_of(
-        self, chosen: Sequence[tuple[tuple[int, ...], int, int]], total: int, most_after: float
-    ) -> list[Line | None]:
-        """Return the best line of each of the compositions `chosen`, as `draft` uses them."""
-        used = np.flatnonzero(np.array([counts for counts, _, _ in chosen]).sum(axis=0))
+    def lines_of(self, chosen: Sequence[Composition], total: int, most_after: float) -> list[Line | None]:
+        """Return the best line of each of the compositions `chosen`, were all alike."""
         copies = sum(number for _, number, _ in chosen)
-        if copies > total or not len(used):
+        if copies > total or not chosen:
             return [None] * len(chosen)
-        around = self.around(copies, used, most_after)
+        around = self.around(copies, np.zeros(1, dtype=np.int64), most_after)[0]
         return [self.line(counts, size, around) for counts, _, size in chosen]
 
-    def draft(self, chosen: Sequence[tuple[tuple[int, ...], int, int]], total: int, most_after: float) -> Draft | None:
-        """Return replicas of the compositions `chosen` (counts, copies, micro-batches) that take `total` micro-batches
-        together, or None if some composition cannot."""
+    def draft(self, chosen: Sequence[Composition], total: int, most_after: float) -> Draft | None:
+        """Return replicas of the compositions `chosen` that take `total` micro-batches together, or None if some
+        composition cannot."""
         used = np.flatnonzero(np.array([counts for counts, _, _ in chosen]).sum(axis=0))
         copies = sum(number for _, number, _ in chosen)
         if copies > total or not len(used):
             return None
-        around = self.around(copies, used, most_after)
+        made = [self._draft(chosen, total, around) for around in self.around(copies, used, most_after)]
+        return min((draft for draft in made if draft is not None), key=lambda draft: draft.seconds, default=None)
+
+    def _draft(self, chosen: Sequence[Composition], total: int, around: Surroundings) -> Draft | None:
         lines = [self.line(counts, size, around) for counts, _, size in chosen]
         if any(line is None for line in lines):
             return None
@@ -85,5 +89,5 @@ class Workshop:
             if found is None:
                 return None
             replicas.append((found, count, size))
-        longest = max(line.seconds for line, _, _ in replicas) + max(line.after for line, _, _ in replicas)
+        longest = max(line.seconds for line, _, _ in replicas) + after_together(self.table, replicas, self.modes)
         return Draft(setting=self.setting, replicas=tuple(replicas), seconds=longest)

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.cost.strategy import Ints
-from shardwright.search.mixed.capacity import Region
+from shardwright.search.mixed.bounds import longest_after
 from shardwright.search.mixed.field import Field
 from shardwright.search.mixed.listing import Listing
 from shardwright.search.mixed.program import CLOSE
-from shardwright.search.mixed.travel import fastest_links, links_of
+from shardwright.search.mixed.region import Region, by_types, usable
 
 PRECISION = 1e-3  # of the bound of a region
 MOST_STEPS = 40  # in the search for it
@@ -28,12 +28,10 @@ def bounded(
     """Return the bound of a region with its compositions, or None where it holds nothing below `ceiling` by more than
     the gap. `known` is a bound already."""
     goal = ceiling / (1.0 + gap)
-    least = max(known, each.quick + region.least_after)
+    least = max(known, each.quickest(region))
     if least >= goal:
         return None
-    if np.isfinite(region.link):
-        counts = counts[fastest_links(each.table, counts) >= region.link]
-    listing = Listing(each, region, counts, ceiling)
+    listing = Listing(each, region, counts[usable(each.table, counts, region)], ceiling)
     if not listing.reaches_all(goal):
         return None
     high = goal
@@ -64,17 +62,18 @@ def shortest(reached: Callable[[float], float], total: int, low: float, high: fl
     return low, high
 
 
-def parts(each: Field, region: Region, bound: float, *, ceiling: float, gap: float) -> list[Region]:
+def parts(each: Field, region: Region, bound: float, own: Listing, *, ceiling: float, gap: float) -> list[Region]:
     """Return the parts of a region: of the numbers of replicas and of what is left after the pipeline, in turns."""
-    links = links_of(each.table)
-    top = min(region.most_after, ceiling - (bound - region.least_after))
+    # Whatever is before the end of the pipelines takes the bound less what its columns have after it.
+    counted = np.where(own.found.stages == 1, own.found.after, longest_after(each.table, each.layers, region))
+    top = min(region.most_after, ceiling - max(each.quick, bound - float(counted.max(initial=region.least_after))))
     width = top - region.least_after
     if region.fewest == 1 and region.most > 1:
         return [replace(region, most=1), replace(region, fewest=2)]
     if region.most > WIDE * region.fewest:
         return _narrowed(region)
-    if not np.isfinite(region.link) and len(links) > 1 and region.most > 1:
-        return [replace(region, link=link) for link in links]
+    if not region.used and region.most > 1 and (each.table.units > 0).sum() > 1:
+        return by_types(each.table, region)
     if region.most > NARROW * region.fewest and width < COARSE * bound:
         return _narrowed(region)
     if width > 0.3 * max(gap, FINEST) * bound and region.most > 1:

@@ -23,27 +23,28 @@ from shardwright.cost.strategy import Floats, Ints
 from shardwright.plan.check import check
 from shardwright.plan.plan import Plan, RankOrder
 from shardwright.search.mixed.attempts import attempt, closing
-from shardwright.search.mixed.capacity import Region
 from shardwright.search.mixed.draft import Draft, plan_of
+from shardwright.search.mixed.effort import Effort
 from shardwright.search.mixed.field import Field, fields
 from shardwright.search.mixed.listing import Listing
-from shardwright.search.mixed.regions import bounded, parts, shortest
+from shardwright.search.mixed.region import Region, usable
+from shardwright.search.mixed.regions import FINEST, bounded, parts, shortest
 from shardwright.search.mixed.settings import Setting
 from shardwright.search.mixed.tables import Table
 from shardwright.search.space import Space
 from shardwright.spec.cluster import Cluster
 
-MOST_REGIONS = 60
 SCOUTED = 3  # settings of which plans are made at once
 FEW_UNITS = 16
+CLOSER = 5  # times that the integer program of a region is solved
 MUCH_SLOWER = 1.05  # times the best plan: a plan that is slower under one rank order is not tried under the other
 ORDERS: tuple[RankOrder, ...] = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is searched: a context for each GPU type, the cluster, the pins, and the settings with their tables; after
-    `most_regions` the gap stays as it is. `hints` are compositions that a good plan may have."""
+    """What is searched: a context for each GPU type, the cluster, the pins, and the settings with their tables.
+    `hints` are compositions that a good plan may have."""
 
     contexts: tuple[Context, ...]
     cluster: Cluster
@@ -52,7 +53,7 @@ class Problem:
     settings: tuple[Setting, ...]
     tables: tuple[Table, ...]
     known: Known
-    most_regions: int = MOST_REGIONS
+    effort: Effort
     hints: tuple[tuple[int, ...], ...] = ()
     orders: tuple[RankOrder, ...] = ORDERS
 
@@ -106,15 +107,17 @@ def search(problem: Problem, ceiling: float, allowed: Callable[[Plan], bool]) ->
     run = _Run(problem, allowed, ceiling)
     all_fields = fields(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)
     _scout(run, all_fields)
-    heap: list[Node] = []
-    for each in all_fields:
-        heap += [
-            Node(each.quick, len(heap) + place, each, region) for place, region in enumerate(each.roots(problem.space))
-        ]
+    roots = [(each, region) for each in all_fields for region in each.roots(problem.space)]
+    heap = [Node(each.quick, place, each, region) for place, (each, region) in enumerate(roots)]
     heapq.heapify(heap)
     bound, order = np.inf, len(heap)
-    while heap and heap[0].bound < run.goal and run.regions < problem.most_regions:
+    gaps: list[float] = []
+    while heap and heap[0].bound < run.goal and run.regions < problem.effort.regions:
+        if problem.effort.spent(gaps):
+            break
         node = heapq.heappop(heap)
+        if node.order > len(roots):
+            gaps.append(float(np.log(run.ceiling / min(node.bound, bound))))
         if node.own is None:
             if _look(run, node):
                 heapq.heappush(heap, node)
@@ -122,7 +125,7 @@ def search(problem: Problem, ceiling: float, allowed: Callable[[Plan], bool]) ->
         _attempt(run, node.each, node.region, node.bound, node.own)
         if node.bound >= run.goal or _closed(run, node):
             continue
-        split = parts(node.each, node.region, node.bound, ceiling=run.ceiling, gap=problem.gap)
+        split = parts(node.each, node.region, node.bound, node.own, ceiling=run.ceiling, gap=problem.gap)
         if not split:
             bound = min(bound, node.bound)
             continue
@@ -150,15 +153,16 @@ def _scout(run: _Run, all_fields: Sequence[Field]) -> None:
         counts = each.compositions(run.problem.space)
         counts = np.concatenate([counts[each.samples(counts)], *_hinted(run.problem.hints, counts)])
         for region in _scouted(each, run.problem.space):
-            listing = Listing(each, region, counts, run.ceiling)
-            high = min([run.ceiling, *(1.02 * entry[0] for entry in seen if entry[2].fewest == region.fewest)])
+            allowed = counts[usable(each.table, counts, region)]
+            listing = Listing(each, region, allowed, run.ceiling, ordered=run.problem.effort.ordered)
+            high = min([run.ceiling, *(1.02 * entry[0] for entry in seen if _kind(entry[2]) == _kind(region))])
             if each.quick < high and listing.limit(high) >= each.total:
                 seconds, _ = shortest(listing.limit, each.total, each.quick, high)
                 seen.append((seconds, place, region, listing))
-    best: Counter[int] = Counter()
+    best: Counter[tuple[int, tuple[int, ...]]] = Counter()
     for seconds, place, region, listing in sorted(seen, key=lambda entry: entry[:2]):
-        best[region.fewest] += 1
-        if best[region.fewest] <= SCOUTED:
+        best[_kind(region)] += 1
+        if best[_kind(region)] <= SCOUTED:
             _attempt(run, all_fields[place], region, seconds, listing)
 
 
@@ -168,11 +172,19 @@ def _hinted(hints: Sequence[tuple[int, ...]], counts: Ints) -> list[Ints]:
 
 
 def _scouted(each: Field, space: Space) -> list[Region]:
-    """Return the regions in which to make plans at once: on few units also those of so many replicas exactly."""
+    """Return the regions in which to make plans at once: on few units also those of so many replicas exactly, on
+    all types and on each."""
     roots = each.roots(space)[:1]
     few = each.table.units.sum() <= FEW_UNITS and "dp" not in space.pins
     numbers = [2**power for power in range(FEW_UNITS.bit_length()) if few and roots and 2**power <= roots[0].most]
-    return roots + [replace(root, fewest=number, most=number) for root in roots for number in numbers]
+    units = each.table.units
+    whole = [replace(root, fewest=number, most=number) for root in roots for number in numbers]
+    pure = [replace(part, used=(kind,)) for part in whole for kind in np.flatnonzero(units >= part.fewest).tolist()]
+    return roots + whole + pure
+
+
+def _kind(region: Region) -> tuple[int, tuple[int, ...]]:
+    return region.fewest, region.used
 
 
 def _attempt(run: _Run, each: Field, region: Region, bound: float, listing: Listing) -> None:
@@ -182,6 +194,8 @@ def _attempt(run: _Run, each: Field, region: Region, bound: float, listing: List
 def _look(run: _Run, node: Node) -> bool:
     """Give a node its own bound. Return whether its region can hold a plan better by more than the gap."""
     counts = node.each.compositions(run.problem.space) if node.counts is None else node.counts
+    if node.each.quickest(node.region) >= run.goal:
+        return False
     run.regions += 1
     run.candidates += len(counts)
     found = bounded(node.each, node.region, counts, known=node.bound, ceiling=run.ceiling, gap=run.problem.gap)
@@ -194,16 +208,22 @@ def _look(run: _Run, node: Node) -> bool:
 
 def _closed(run: _Run, node: Node) -> bool:
     """Solve the integer program of a region. Return whether there is no solution below the best plan by more than the
-    gap."""
+    gap; otherwise its bound may be raised."""
     assert node.own is not None, "it has been looked at"
-    found = closing(node.each, node.region, node.own, run.goal)
-    if found is False:
-        return True
-    if isinstance(found, Draft):
-        _offer(run, found)
-    if node.bound < run.goal:
-        node.bound = max(node.bound, shortest(node.own.limit, node.each.total, node.bound, run.goal)[0])
-    return False
+    low, high = node.bound, run.goal
+    for step in range(CLOSER):
+        seconds = high if step == 0 else 0.5 * (low + high)
+        found = closing(node.each, node.region, node.own, seconds)
+        if isinstance(found, Draft):
+            _offer(run, found)
+        if found is False and step == 0:
+            return True
+        low, high = (seconds, high) if found is False else (low, seconds)
+        high = min(high, run.goal)
+        if high - low <= 0.3 * max(run.problem.gap, FINEST) * high:
+            break
+    node.bound = max(node.bound, low)
+    return node.bound >= run.goal
 
 
 def _offer(run: _Run, draft: Draft) -> float:

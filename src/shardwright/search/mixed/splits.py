@@ -33,12 +33,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a pipeline is costed in: copies of the model, the recomputations allowed, the slowest links among the types
-    that hold layers, and the seconds that gradients and weights may take after the pipeline."""
+    """What a pipeline is costed in: copies of the model, the recomputations allowed, the links that join copies
+    of a stage (None: those of its type), and the seconds that gradients and weights may take after the pipeline."""
 
     copies: int
     modes: tuple[int, ...]
-    links: Fabric
+    links: Fabric | None
     most_after: float
 
 
@@ -132,9 +132,9 @@ def candidates(table: Table, layers: Layers, kinds: Ints, micro_batches: int, ar
                 layers,
                 seconds,
                 depth,
-                fewest=around.copies,
+                copies=(around.copies, around.copies),
                 most_after=around.most_after,
-                link=around.links.inter_bytes_per_second,
+                link=around.links.inter_bytes_per_second if around.links else np.inf,
             )
             limits = travelled[kinds, :, np.arange(depth)].T.copy()
             limits[:, 0], limits[:, -1] = at_first[kinds[0]], at_last[kinds[-1], :, -1]

@@ -14,6 +14,7 @@ from shardwright.cost.schedule import one_f_one_b
 from shardwright.cost.step import BUCKET_SHARE
 from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE, Bools, Floats, Ints
 from shardwright.search.mixed.tables import Table
+from shardwright.search.mixed.travel import GATHERED, REDUCED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,21 +116,32 @@ def pipeline_seconds(found: Stages, moves: Floats, micro_batches: int) -> Floats
     return simulate(order, found.forward, found.backward, waits, blocking=True).makespan_seconds
 
 
-def after_seconds(table: Table, kinds: Ints, found: Stages, copies: int, links: Fabric) -> Floats:
+def after_seconds(table: Table, kinds: Ints, found: Stages, copies: int, links: Fabric | None) -> Floats:
     """Return an estimate of what gradients, weights and the optimizer add after the pipeline, [N]: `links` join all
-    copies of a stage, as many in a domain as can be."""
+    copies of a stage (None: those of its type), as many in a domain as can be."""
     update = (found.parameters * table.update_seconds[kinds]).max(axis=1) / copies
     update = update + table.tied_seconds(len(kinds))[0, kinds[0]]
     if copies == 1:
         return np.asarray(update)
-    local = np.broadcast_to(np.minimum(table.local[kinds], copies), found.parameters.shape)
-    groups = Group(size=np.full(local.shape, copies), local=local)
-    once = table.trained * gather_seconds(links, groups, found.parameters)
-    reduce = exposed_seconds(4.0 * once, BUCKET_SHARE * found.own_backward, slowdown=OVERLAP_SLOWDOWN)
-    gather = exposed_seconds(2.0 * once, BUCKET_SHARE * found.forward, slowdown=OVERLAP_SLOWDOWN)
-    reduce = np.maximum(reduce - _before(found.own_backward), 0.0)
-    gather = np.maximum(gather - _before(found.forward), 0.0)
+    once = np.zeros_like(found.parameters)
+    for kind in np.unique(kinds):
+        here = np.flatnonzero(kinds == kind)
+        part = found.parameters[:, here]
+        groups = Group(size=np.full(part.shape, copies), local=np.full(part.shape, min(int(table.local[kind]), copies)))
+        once[:, here] = gather_seconds(links or table.fabrics[kind], groups, part)
+    reduce, gather = tails(found, table.trained * once)
     return np.asarray(reduce.max(axis=1) + gather.max(axis=1) + update)
+
+
+def tails(found: Stages, once: Floats) -> tuple[Floats, Floats]:
+    """Return what reducing gradients and gathering weights leave after the pipeline at each stage, [N, P], where a byte
+    of each of its parameters is gathered in `once` seconds [N, P]."""
+    reduce = exposed_seconds(REDUCED * once, BUCKET_SHARE * found.own_backward, slowdown=OVERLAP_SLOWDOWN)
+    gather = exposed_seconds(GATHERED * once, BUCKET_SHARE * found.forward, slowdown=OVERLAP_SLOWDOWN)
+    return (
+        np.maximum(reduce - _before(found.own_backward), 0.0),
+        np.maximum(gather - _before(found.forward), 0.0),
+    )
 
 
 def _before(values: Floats) -> Floats:

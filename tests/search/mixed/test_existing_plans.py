@@ -1,0 +1,137 @@
+"""No part of the certificate excludes a plan that exists: random plans, costed exactly, against the parts of the search
+that would rule out their compositions or their region."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from tests.search.mixed.oracle import MODES, cost
+from tests.search.mixed.problems import EFFICIENCY, Small, small
+
+from shardwright.cost.mixed import mixed_iteration
+from shardwright.search.mixed.attempts import closing
+from shardwright.search.mixed.bounds import after, columns, micro_batches
+from shardwright.search.mixed.exact import impossible
+from shardwright.search.mixed.field import Field, fields
+from shardwright.search.mixed.listing import Listing
+from shardwright.search.mixed.pricing import possible
+from shardwright.search.mixed.region import Region, by_types
+from shardwright.search.mixed.splits import Line
+from shardwright.search.mixed.stages import stages
+from shardwright.search.space import Space
+
+SLACK = 1.0 + 1e-7
+SEEDS = 20
+
+
+@dataclass(frozen=True)
+class Existing:
+    """A plan: its field, the units of each type and micro-batches of each replica, its exact seconds, and the region
+    that it is in."""
+
+    each: Field
+    counts: np.ndarray
+    sizes: list[int]
+    seconds: float
+    region: Region
+
+
+def existing(seed: int, tries: int = 6) -> Iterator[Existing]:
+    """Yield random plans of a random problem that fit."""
+    problem, pick = small(seed, most_layers=8), np.random.default_rng(seed)
+    each = fields(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)[0]
+    for _ in range(tries):
+        found = random_plan(problem, each, pick)
+        if found is not None:
+            yield found
+
+
+def random_plan(problem: Small, each: Field, pick: np.random.Generator) -> Existing | None:
+    table = each.table
+    left, rows = table.units.copy(), []
+    for _ in range(int(pick.integers(1, min(each.total, int(left.sum())) + 1))):
+        counts = np.array([pick.integers(0, units + 1) for units in left])
+        if 0 < counts.sum() <= table.layers:
+            rows.append(counts)
+            left -= counts
+    if not rows or len(rows) > each.total:
+        return None
+    cuts = np.sort(pick.choice(np.arange(1, each.total), len(rows) - 1, replace=False))
+    sizes = np.diff([0, *cuts, each.total]).tolist()
+    lines = [random_line(each, counts, size, len(rows), pick) for counts, size in zip(rows, sizes, strict=True)]
+    if any(line is None for line in lines):
+        return None
+    made = cost(problem.contexts, problem.cluster, each.setting, lines, sizes, {})
+    if made is None:
+        return None
+    seconds, plan = made
+    replicas = mixed_iteration(plan, EFFICIENCY).replicas
+    later = seconds - max(replica.pipeline_seconds for replica in replicas)
+    counts = np.array(rows)
+    there = counts > 0
+    region = Region(
+        fewest=len(rows),
+        most=len(rows),
+        least_after=float(pick.uniform(0.5, 1.0)) * later,
+        most_after=float(pick.choice([1.0, 1.2, np.inf])) * later * SLACK,
+        modes=each.modes,
+        link=float(np.where(there, table.links, 0.0).max(axis=1).min()),
+        used=tuple(np.flatnonzero(there.any(axis=0)).tolist()),
+    )
+    return Existing(each, counts, sizes, seconds * SLACK, region)
+
+
+def random_line(each: Field, counts: np.ndarray, size: int, copies: int, pick: np.random.Generator) -> Line | None:
+    table, present = each.table, np.flatnonzero(counts)
+    kinds = np.concatenate([np.full(counts[kind], kind) for kind in pick.permutation(present)])
+    cuts = np.sort(pick.choice(np.arange(1, table.layers), len(kinds) - 1, replace=False))
+    starts = np.array([[0, *cuts, table.layers]])
+    found = stages(table, kinds, starts, micro_batches=size, copies=copies, modes=MODES)
+    if not found.fits[0]:
+        return None
+    recompute = zip(found.recompute[0].tolist(), found.recompute_layers[0].tolist(), strict=True)
+    return Line(
+        kinds=tuple(kinds.tolist()),
+        starts=tuple(starts[0].tolist()),
+        recompute=tuple(recompute),
+        seconds=0.0,
+        after=0.0,
+    )
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_no_composition_of_a_plan_that_exists_is_ruled_out(seed):
+    for plan in existing(seed):
+        each, region = plan.each, plan.region
+        for counts, size in zip(plan.counts, plan.sizes, strict=True):
+            if counts.sum() < 2:
+                continue
+            few = size <= counts.sum()
+            table = each.capacity(region, 4.0 * plan.seconds, few=few)
+            rows, size_of = counts[None], np.array([size])
+            assert after(each.table, each.layers, rows, region)[0] <= plan.seconds
+            kept = possible(each.table, each.layers, table, rows, region, size_of, plan.seconds)
+            assert kept.tolist() == [0], "prices"
+            column = columns(each.table, each.layers, table, rows, region, few=few)
+            assert len(column.counts) == 1, "capacity"
+            if not few or size < counts.sum():
+                assert micro_batches(column, plan.seconds)[0] >= min(size, int(column.most[0])), "bounds"
+            assert not impossible(each.table, each.layers, region, column, size, plan.seconds), "splits"
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_no_region_with_a_plan_that_exists_is_closed(seed):
+    for plan in existing(seed):
+        each, region = plan.each, plan.region
+        assert any((part.used, part.link) == (region.used, region.link) for part in by_types(each.table, region))
+        listing = Listing(each, region, each.compositions(Space()), 4.0 * plan.seconds)
+        assert listing.reaches_all(plan.seconds)
+        assert closing(each, region, listing, plan.seconds) is not False
+        assert listing.reaches_all(plan.seconds), "after the splits were looked at"
+
+
+def test_there_are_plans_to_look_at():
+    assert sum(1 for seed in range(10) for _ in existing(seed)) > 15
