@@ -18,7 +18,7 @@ EFFICIENCY = Analytic()
 CASES: tuple[tuple[str, str, int, dict[str, tuple[object, ...]]], ...] = (
     ("llama-2-7b", "2x8xA100-SXM-80", 64, {}),
     ("llama-2-13b", "4x8xH100-SXM", 64, {"pp": (4,)}),
-    ("gpt2-xl", "1x8xA100-SXM-40", 32, {"pp": (2, 4)}),
+    ("opt-1.3b", "1x8xA100-SXM-40", 32, {"pp": (2, 4)}),
     ("mixtral-8x7b", "4x8xH100-SXM", 64, {}),
     ("llama-2-7b", "2x8xA100-SXM-80", 64, {"sharding": ("zero3",)}),
 )

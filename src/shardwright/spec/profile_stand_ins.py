@@ -49,6 +49,8 @@ def stand_in_model(profile: LayerProfile, precision: str) -> Model:
     layer = sum(weights[1:-1]) / profile.layers
     inner = round((layer - attention.parameters(hidden) - 5 * hidden) / (2 * hidden + 1) / degrees)
     mlp = Mlp(width=max(inner, 1) * degrees, gated=False, bias=True)
+    rows = round(weights[0] / hidden) - vocab
+    positions = rows if rows >= profile.seq_len else 0  # fewer are padding of the vocabulary
     return Model(
         name=profile.model,
         family="gpt2",
@@ -56,9 +58,9 @@ def stand_in_model(profile: LayerProfile, precision: str) -> Model:
         vocab=vocab,
         layers=uniform_layers(Layer(attention=attention, mlp=mlp, moe=None), profile.layers),
         norm="layernorm",
-        position="learned",
+        position="learned" if positions else "rope",
         max_position=profile.seq_len,
-        learned_positions=max(round(weights[0] / hidden) - vocab, 0),
+        learned_positions=positions,
         activation="gelu",
         assumed=(f"a GPT of the sizes in the profile: hidden {hidden}, vocabulary {vocab}, {heads} heads",),
     )
