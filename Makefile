@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 EXTRAS := $(VENV)/.extras
-BENCHMARKS := $(filter-out benchmarks/runtime_workers.py,$(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out benchmarks/runtime_workers.py benchmarks/peer_formulas.py,$(wildcard benchmarks/*.py))
 
 .PHONY: demo demo-train test lint types format bench megatron clean
 
@@ -13,7 +13,7 @@ demo: $(INSTALLED)
 	$(BIN)/shardwright plan --model llama-3.1-70b --cluster 8x8xH100-SXM+16x8xA100-SXM-80 \
 		--global-batch 512 --seq-len 8192 --tokens 100B
 
-# Trains a small model on real text under a mixed plan: four processes, two minutes on two cores.
+# Trains a small model on real text under a mixed plan: four processes, about a minute on two cores.
 demo-train: $(EXTRAS)
 	mkdir -p dist
 	rm -rf dist/demo-train

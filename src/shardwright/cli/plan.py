@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from shardwright.cli import options
 from shardwright.cli.measurements import Profiles
 from shardwright.cli.output import progress, terminal_width, write, write_json
 
-HELP = """Find the best parallel strategy for a model on a cluster, among all that Megatron-LM can run.
+HELP = """Find the best parallel strategy for a model on a cluster: all that Megatron-LM can run and, on several GPU types,
+plans that mix them.
 
 Examples:
 
@@ -34,13 +36,7 @@ def plan(
         ),
     ],
     global_batch: Annotated[int, typer.Option(metavar="N", help="Samples of one optimizer step, e.g. 512.")],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Preset (see `shardwright models`), config.json or its folder, or YAML; measured layers need none.",
-        ),
-    ] = None,
+    model: options.Model = None,
     seq_len: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens of one sample, e.g. 4096; of measured layers, by default.")
     ] = None,
@@ -53,22 +49,12 @@ def plan(
     steps: Annotated[
         float | None, typer.Option(metavar="N", help="Optimizer steps of the whole run, instead of --tokens.")
     ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="bf16, fp16, fp8 or fp32; by default bf16, or that of measured layers."),
-    ] = None,
+    precision: options.Precision = None,
     fp8_recipe: Annotated[
         str | None, typer.Option(metavar="NAME", help="delayed, tensorwise, blockwise or mxfp8 (with fp8).")
     ] = None,
-    optimizer: Annotated[str, typer.Option(metavar="NAME", help="adam or sgd.")] = "adam",
-    framework: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Software that runs the plan, whose overheads count: megatron, torchtitan, fsdp, deepspeed, nanotron, "
-            "jax or eager.",
-        ),
-    ] = "megatron",
+    optimizer: options.Optimizer = "adam",
+    framework: options.Framework = "megatron",
     objective: Annotated[
         str, typer.Option(metavar="NAME", help="What to minimise: time of an iteration, or cost in dollars.")
     ] = "time",
@@ -81,22 +67,9 @@ def plan(
         typer.Option(metavar="TIME", help="Longest run, e.g. 720 (hours) or 30d (needs --tokens)."),
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", help="How many plans to show, each of another layout.")] = 3,
-    fit: Annotated[
-        float, typer.Option(metavar="P", help="Probability with which a plan must fit in memory, 0.01 to 0.99.")
-    ] = 0.8,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Pin a parameter to one or more values: tp=8 or recompute=none,selective; may be repeated. "
-            "What is not pinned is searched.",
-        ),
-    ] = None,
-    prices: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Your own prices, before those that ship: CSV as in docs/how-to.md."),
-    ] = None,
+    fit: options.Fit = 0.8,
+    settings: options.Pins = None,
+    prices: options.Prices = None,
     rules: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Rules that drop candidates, one a line, e.g. $tp > 8 (docs/rules.md)."),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardwright.cli import options
 from shardwright.cli.measurements import Profiles
 from shardwright.cli.output import progress, terminal_width, write, write_json
 from shardwright.errors import bad, suggestion
@@ -30,13 +31,7 @@ Examples:
 
 def shop(
     tokens: Annotated[str, typer.Option(metavar="COUNT", help="Tokens of the whole run, e.g. 300B or 1T.")],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Preset (see `shardwright models`), config.json or its folder, or YAML; measured layers need none.",
-        ),
-    ] = None,
+    model: options.Model = None,
     offers: Annotated[
         Path | None,
         typer.Option(
@@ -71,17 +66,10 @@ def shop(
     seq_len: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens of one sample; usually 4096, or the model's most.")
     ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="bf16, fp16, fp8 or fp32; by default bf16, or that of measured layers."),
-    ] = None,
-    optimizer: Annotated[str, typer.Option(metavar="NAME", help="adam or sgd.")] = "adam",
-    framework: Annotated[
-        str, typer.Option(metavar="NAME", help="Software that runs the plan, as in `shardwright plan`.")
-    ] = "megatron",
-    fit: Annotated[
-        float, typer.Option(metavar="P", help="Probability with which a plan must fit in memory, 0.01 to 0.99.")
-    ] = 0.8,
+    precision: options.Precision = None,
+    optimizer: options.Optimizer = "adam",
+    framework: options.Framework = "megatron",
+    fit: options.Fit = 0.8,
     mixes: Annotated[
         int | None,
         typer.Option(
@@ -90,15 +78,9 @@ def shop(
             "up to 256 GPUs together.",
         ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Pin a parameter, as in `shardwright plan`."),
-    ] = None,
+    settings: options.Pins = None,
     profile: Profiles = None,
-    prices: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Your own prices, before those that ship: CSV as in docs/how-to.md."),
-    ] = None,
+    prices: options.Prices = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the plan of the choice to this file.")
     ] = None,

@@ -43,7 +43,7 @@ def predict_mixed(
     rank = int((stages.forward + stages.backward).sum(axis=1)[0].argmax())
     time = _breakdown(plan, found, slowest, lanes, rank)
     memory = tuple(_memory(plan, replica, own) for replica, own in zip(plan.replicas, lanes, strict=True))
-    seconds, job, used = time.total_seconds, plan.job, used_gpus(plan)
+    seconds, job, used = time.total_seconds, plan.job, plan.gpus_by_type
     peaks = {
         pool.gpu.name: attainable_flops(efficiency, pool.gpu, plan.model, job)
         for pool in plan.cluster.pools
@@ -71,15 +71,6 @@ def predict_mixed(
         binding=binding_words(time, memory, rank),
         evidence=evidence,
     )
-
-
-def used_gpus(plan: Plan) -> Counter[str]:
-    """Return how many GPUs of each type a plan uses."""
-    used: Counter[str] = Counter()
-    for replica in plan.replicas:
-        for stage in replica.stages:
-            used[stage.gpu] += replica.count * stage.gpus
-    return used
 
 
 def _dollars_per_hour(plan: Plan, used: Counter[str], seconds: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -203,6 +204,15 @@ class Plan:
     @cached_property
     def gpus(self) -> int:
         return sum(replica.gpus for replica in self.replicas)
+
+    @cached_property
+    def gpus_by_type(self) -> Counter[str]:
+        """How many GPUs of each type are used, in the order of the cluster; types that are not used are left out."""
+        used = Counter({pool.gpu.name: 0 for pool in self.cluster.pools})
+        for replica in self.replicas:
+            for stage in replica.stages:
+                used[stage.gpu] += replica.count * stage.gpus
+        return +used
 
     @cached_property
     def data_parallel(self) -> int:

@@ -16,18 +16,7 @@ MOST_RUNS = 6  # groups of equal stages that a line shows
 
 def gpu_words(plan: Plan) -> str:
     """Return the GPU types of a plan with how many it uses: 32 A100-SXM-40 + 96 V100-SXM2."""
-    return " + ".join(f"{count} {name}" for name, count in used(plan).items())
-
-
-def used(plan: Plan) -> Counter[str]:
-    """Return how many GPUs of each type a plan uses, in the order of the cluster."""
-    found: Counter[str] = Counter()
-    for pool in plan.cluster.pools:
-        found[pool.gpu.name] += 0
-    for replica in plan.replicas:
-        for stage in replica.stages:
-            found[stage.gpu] += replica.count * stage.gpus
-    return +found
+    return " + ".join(f"{count} {name}" for name, count in plan.gpus_by_type.items())
 
 
 def idle(plan: Plan) -> Counter[str]:
@@ -35,7 +24,7 @@ def idle(plan: Plan) -> Counter[str]:
     have: Counter[str] = Counter()
     for pool in plan.cluster.pools:
         have[pool.gpu.name] += pool.gpus
-    return have - used(plan)
+    return have - plan.gpus_by_type
 
 
 def idle_words(plan: Plan) -> str:

@@ -62,7 +62,7 @@ def _cells(place: int, plan: Plan) -> dict[str, str]:
 def _gpu_words(plan: Plan) -> str:
     if len(plan.cluster.pools) < 2:
         return "–"
-    return " + ".join(mixed.used(plan))
+    return " + ".join(plan.gpus_by_type)
 
 
 def plan_text(plan: Plan, title: str, width: int) -> str:

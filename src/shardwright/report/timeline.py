@@ -9,7 +9,7 @@ from shardwright.cost.mixed import ReplicaTime, mixed_iteration, pipeline_timeli
 from shardwright.cost.pipeline import Timeline
 from shardwright.cost.schedule import FORWARD
 from shardwright.plan.plan import Plan, Replica, Stage
-from shardwright.report.mixed import gpu_words, used
+from shardwright.report.mixed import gpu_words
 from shardwright.units import format_seconds
 
 COLOURS = (
@@ -49,7 +49,7 @@ def picture(plan: Plan, efficiency: Efficiency) -> str:
 
 def _legend(plan: Plan) -> list[str]:
     parts, x = [], 12.0
-    for name, (dark, light) in zip(used(plan), COLOURS, strict=False):
+    for name, (dark, light) in zip(plan.gpus_by_type, COLOURS, strict=False):
         parts.append(f'<rect x="{x:.0f}" y="38" width="10" height="10" fill="{light}"/>')
         parts.append(f'<rect x="{x + 10:.0f}" y="38" width="10" height="10" fill="{dark}"/>')
         words = f"{name} forward, backward"
@@ -60,7 +60,7 @@ def _legend(plan: Plan) -> list[str]:
 
 def _replica(plan: Plan, replica: Replica, times: ReplicaTime, y: float, scale: float) -> list[str]:
     when = pipeline_timeline(plan, replica, times)
-    colours = dict(zip(used(plan), COLOURS, strict=False))
+    colours = dict(zip(plan.gpus_by_type, COLOURS, strict=False))
     parts = [f'<text x="12" y="{y + 14:.0f}">{replica.count} × {replica.micro_batches} micro-batches</text>']
     for place, stage in enumerate(replica.stages):
         top = y + ROW * place

@@ -14,12 +14,12 @@ import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.lanes import Known
-from shardwright.cost.mixed import mixed_iteration
 from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE
 from shardwright.plan.check import check
+from shardwright.search.mixed.costing import fitting_seconds
 from shardwright.search.mixed.draft import Draft, plan_of
 from shardwright.search.mixed.model_tables import tables
-from shardwright.search.mixed.search import ORDERS, fits
+from shardwright.search.mixed.search import ORDERS
 from shardwright.search.mixed.settings import Setting
 from shardwright.search.mixed.splits import Line, moves_of
 from shardwright.search.mixed.stages import pipeline_seconds, stages
@@ -142,8 +142,7 @@ def cost(contexts, cluster, setting, lines, shares, known):
         plan = plan_of(contexts, cluster, draft, rank_order=order)
         if check(plan):
             continue
-        result = mixed_iteration(plan, contexts[0].efficiency, known=known)
-        good = fits(contexts, plan, [replica.peak_bytes for replica in result.replicas])
-        if good and (best is None or result.seconds < best[0]):
-            best = (result.seconds, plan)
+        seconds = fitting_seconds(contexts, plan, known)
+        if seconds is not None and (best is None or seconds < best[0]):
+            best = (seconds, plan)
     return best

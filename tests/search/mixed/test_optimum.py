@@ -7,7 +7,7 @@ import pytest
 from tests.search.mixed.oracle import TooManyError, brute_force
 from tests.search.mixed.problems import small, solved
 
-SLOWEST = 1.2  # times the optimum, on problems of three micro-batches where nothing is hidden
+SLOWEST = 1.2  # times the optimum, on problems of few micro-batches, where nothing is hidden
 UNKNOWN = {4, 17, 21, 24, 26, 33, 34}  # enumeration takes too long
 
 

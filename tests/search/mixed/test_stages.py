@@ -9,8 +9,8 @@ from tests.search.mixed.test_bounds import random_order
 
 from shardwright.cost.mixed import mixed_iteration
 from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE
+from shardwright.search.mixed.costing import fits
 from shardwright.search.mixed.draft import Draft, plan_of
-from shardwright.search.mixed.search import fits
 from shardwright.search.mixed.splits import Line
 from shardwright.search.mixed.stages import stages
 

@@ -9,15 +9,15 @@ import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.lanes import Known, lanes_of
-from shardwright.cost.mixed import mixed_iteration
 from shardwright.cost.predict_mixed import predict_mixed
 from shardwright.plan.check import check
 from shardwright.plan.plan import Plan
 from shardwright.search.filters import Filters
+from shardwright.search.mixed.costing import fitting_seconds
 from shardwright.search.mixed.effort import effort_for
 from shardwright.search.mixed.megatron import RULE, uniform_plans
 from shardwright.search.mixed.model_tables import tables
-from shardwright.search.mixed.search import Problem, fits, search
+from shardwright.search.mixed.search import Problem, search
 from shardwright.search.mixed.settings import NOT_COVERED, settings
 from shardwright.search.shop.choice import choice_on_cluster
 from shardwright.search.space import Space
@@ -121,10 +121,9 @@ def _best_uniform(contexts: Sequence[Context], plans: Sequence[Plan], known: Kno
     for plan in plans:
         if check(plan):
             continue
-        result = mixed_iteration(plan, contexts[0].efficiency, known=known)
-        good = fits(contexts, plan, [replica.peak_bytes for replica in result.replicas])
-        if good and (best is None or result.seconds < best[0]):
-            best = (result.seconds, plan)
+        seconds = fitting_seconds(contexts, plan, known)
+        if seconds is not None and (best is None or seconds < best[0]):
+            best = (seconds, plan)
     return best
 
 

@@ -18,11 +18,11 @@ import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.lanes import Known
-from shardwright.cost.mixed import mixed_iteration
-from shardwright.cost.strategy import Floats, Ints
+from shardwright.cost.strategy import Ints
 from shardwright.plan.check import check
 from shardwright.plan.plan import Plan, RankOrder
 from shardwright.search.mixed.attempts import attempt, closing
+from shardwright.search.mixed.costing import fitting_seconds
 from shardwright.search.mixed.draft import Draft, plan_of
 from shardwright.search.mixed.effort import Effort
 from shardwright.search.mixed.field import Field, fields
@@ -242,25 +242,15 @@ def _cost(run: _Run, draft: Draft) -> float:
         plan = plan_of(contexts, run.problem.cluster, draft, rank_order=order)
         if check(plan) or not run.allowed(plan):
             continue
-        result = mixed_iteration(plan, contexts[0].efficiency, known=run.problem.known)
+        seconds = fitting_seconds(contexts, plan, run.problem.known)
         run.costed += 1
-        if not fits(contexts, plan, [replica.peak_bytes for replica in result.replicas]):
+        if seconds is None:
             continue
-        best = min(best, result.seconds)
+        best = min(best, seconds)
         key = (plan.replicas, plan.micro_batch)
-        if key not in run.best or result.seconds < run.best[key][0]:
-            run.best[key] = (result.seconds, plan)
+        if key not in run.best or seconds < run.best[key][0]:
+            run.best[key] = (seconds, plan)
         run.ceiling = min(run.ceiling, best)
         if best > MUCH_SLOWER * run.ceiling:
             break
     return best
-
-
-def fits(contexts: Sequence[Context], plan: Plan, peaks: Sequence[Floats]) -> bool:
-    """Return whether every stage of a plan stays within its GPU's memory; `peaks` are bytes by replica and stage."""
-    limits = {context.pool.gpu.name: context.memory_limit_bytes for context in contexts}
-    return all(
-        float(peak) <= limits[stage.gpu] * (1.0 + 1e-9)
-        for replica, row in zip(plan.replicas, peaks, strict=True)
-        for stage, peak in zip(replica.stages, row, strict=True)
-    )

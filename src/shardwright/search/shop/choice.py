@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -21,10 +20,7 @@ from shardwright.units import MEGA, SECONDS_PER_HOUR
 def choice_on_cluster(plan: Plan) -> Choice | None:
     """Return what a costed plan on its cluster is expected to come to. None where none of its machines can be taken
     back, the run has no length or a price is not known."""
-    used = Counter[str]()
-    for replica in plan.replicas:
-        for stage in replica.stages:
-            used[stage.gpu] += replica.count * stage.gpus
+    used = plan.gpus_by_type
     pools = {pool.gpu.name: pool for pool in reversed(plan.cluster.pools) if pool.gpu.name in used}
     priced = all(pool.dollars_per_node_hour is not None for pool in pools.values())
     rentals = tuple(

@@ -1,0 +1,45 @@
+"""Options that several commands have, each described once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="Preset (see `shardwright models`), config.json or its folder, or YAML; measured layers need none.",
+    ),
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="bf16, fp16, fp8 or fp32; by default bf16, or that of measured layers."),
+]
+Optimizer = Annotated[str, typer.Option(metavar="NAME", help="adam or sgd.")]
+Framework = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Software that runs the plan, whose overheads count: megatron, torchtitan, fsdp, deepspeed, nanotron, "
+        "jax or eager.",
+    ),
+]
+Fit = Annotated[
+    float, typer.Option(metavar="P", help="Probability with which a plan must fit in memory, 0.01 to 0.99.")
+]
+Pins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Pin a parameter to one or more values: tp=8 or recompute=none,selective; may be repeated. "
+        "What is not pinned is searched.",
+    ),
+]
+Prices = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Your own prices, before those that ship: CSV as in docs/how-to.md."),
+]

@@ -1,0 +1,27 @@
+"""What a whole plan takes, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwright.cost.context import Context
+from shardwright.cost.lanes import Known
+from shardwright.cost.mixed import mixed_iteration
+from shardwright.cost.strategy import Floats
+from shardwright.plan.plan import Plan
+
+
+def fitting_seconds(contexts: Sequence[Context], plan: Plan, known: Known) -> float | None:
+    """Return the exact seconds of an iteration of a legal plan, None where it does not fit in memory."""
+    result = mixed_iteration(plan, contexts[0].efficiency, known=known)
+    return result.seconds if fits(contexts, plan, [replica.peak_bytes for replica in result.replicas]) else None
+
+
+def fits(contexts: Sequence[Context], plan: Plan, peaks: Sequence[Floats]) -> bool:
+    """Return whether every stage of a plan stays within its GPU's memory; `peaks` are bytes by replica and stage."""
+    limits = {context.pool.gpu.name: context.memory_limit_bytes for context in contexts}
+    return all(
+        float(peak) <= limits[stage.gpu] * (1.0 + 1e-9)
+        for replica, row in zip(plan.replicas, peaks, strict=True)
+        for stage, peak in zip(replica.stages, row, strict=True)
+    )
