@@ -11,8 +11,8 @@ from shardwright.cli import options
 from shardwright.cli.measurements import Profiles
 from shardwright.cli.output import progress, terminal_width, write, write_json
 
-HELP = """Find the best parallel strategy for a model on a cluster: all that Megatron-LM can run and, on several GPU types,
-plans that mix them.
+HELP = """Find the best parallel strategy for a model on a cluster: all that Megatron-LM can run and, on several types
+of GPUs, plans that mix them.
 
 Examples:
 
