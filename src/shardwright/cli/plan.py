@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -81,6 +82,14 @@ def plan(
             metavar="PART", help="On several GPU types, how far above the proven bound the best plan may be, e.g. 1%."
         ),
     ] = "1%",
+    tp_per_type: Annotated[
+        bool,
+        typer.Option(
+            "--tp-per-type",
+            help="On several GPU types, also search plans in which each type has a tensor-parallel degree of its own, "
+            "of those that --set tp allows. Takes two to ten times as long; Megatron-LM cannot run such plans.",
+        ),
+    ] = False,
     exportable_to: Annotated[
         str | None, typer.Option(metavar="TARGET", help="Only plans that this framework can run: megatron.")
     ] = None,
@@ -121,7 +130,7 @@ def plan(
     )
     gpu_names = [pool.gpu.kind for pool in found_cluster.pools]
     limits = load_rules(rules, gpu_names) if rules else ()
-    space = parse_pins(settings or [])
+    space = replace(parse_pins(settings or []), tp_per_type=tp_per_type)
     efficiency = efficiency_of(measurements, found_model, found_cluster, job)
     with progress(f"searching for plans of {found_model.name} on {found_cluster.gpus} GPUs"):
         ranking = search(

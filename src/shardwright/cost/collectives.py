@@ -78,7 +78,7 @@ def fabric(pool: NodePool, *, intra_efficiency: float, inter_efficiency: float) 
 
 def group(links: Fabric, size: Array, stride: Array) -> Group:
     """Return groups of `size` ranks at distance `stride`, aligned to the domains."""
-    return Group(size=size, local=np.clip(links.domain_gpus // stride, 1, size), stride=stride)
+    return Group(size=size, local=np.minimum(np.maximum(links.domain_gpus // stride, 1), size), stride=stride)
 
 
 def product(inner: Group, outer: Group) -> Group:

@@ -1,66 +1,103 @@
 """The exact iteration of any plan: replicas of different depth, GPU types and micro-batch counts.
 
-    T = max over replicas of T_pipeline + max over stages of (tail + gather + optimizer) + T_norm
+    T = max over replicas of (T_pipeline + max tail + max gather + T_tied) + max optimizer + T_norm
 
 Every stage is costed by the machinery of uniform strategies, with the machines it runs on; then each replica's pipeline
 is simulated with the unequal stages that this gives. Gradients of a layer are reduced over all its holders, at the
-speed of the slowest link among them. GPUs of a type are given out in order: replica by replica, stage by stage, the
-copies of a stage next to each other (or those of a replica, where the rank order of the plan has data outermost).
+speed of the slowest link among them; as they wait for each other, what a replica cannot hide counts from its own end,
+and only the replica that is done last counts. GPUs of a type are given out in order: replica by replica, stage by
+stage, the copies of a stage next to each other (or those of a replica, where the rank order of the plan has data
+outermost).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 
 import numpy as np
 
 from shardwright.cost.efficiency import Efficiency
-from shardwright.cost.footprint import Footprint, Held, footprint, held_parameters
+from shardwright.cost.footprint import Footprint, Held, fixed_bytes, footprint, held_parameters
 from shardwright.cost.iteration import beside_transfers
-from shardwright.cost.lanes import Known, Lane, lanes_of, outermost
+from shardwright.cost.lanes import Known, Lanes, contexts_of, lane_of, lanes_of, of_pipelines, of_stages
 from shardwright.cost.layers import OVERLAP_SLOWDOWN
-from shardwright.cost.mixed_links import holders, move_seconds
+from shardwright.cost.memory_facts import memory_facts
+from shardwright.cost.mixed_links import move_seconds, once_seconds
+from shardwright.cost.mixed_places import Places, places_of
+from shardwright.cost.mixed_shards import copied_bytes
 from shardwright.cost.overheads import Calibration
 from shardwright.cost.pipeline import Timeline, simulate, timeline
+from shardwright.cost.pipeline_in_flight import in_flight
 from shardwright.cost.schedule import Order, interleaved, one_f_one_b
 from shardwright.cost.step import (
     StageTimes,
     both_gather_seconds,
+    data_parallel,
     exposed_tails,
+    message_bytes,
     norm_seconds,
     optimizer_seconds,
     stage_times,
     tied_embedding_seconds,
 )
-from shardwright.cost.strategy import (
-    Floats,
-    Ints,
-)
+from shardwright.cost.strategy import Floats
 from shardwright.plan.plan import Plan, Replica
-from shardwright.spec.cluster import NodePool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaTime:
-    """One replica: stage times [1, v, P], transfers [v * P - 1] and the simulated pipeline; tails [P] of gradients and
-    weights, the optimizer step [P], and the peak of each stage in bytes [P]."""
+    """One replica: stage times [1, v, P], as they are beside transfers and `undisturbed`, transfers [v * P - 1] and the
+    simulated pipeline; tails [P] of gradients and weights, the optimizer step [P], and the memory of each stage [P]."""
 
     stages: StageTimes
+    undisturbed: StageTimes
     transfers: Floats
     pipeline_seconds: float
     tails: Floats
     gathers: Floats
     optimizer: Floats
-    peak_bytes: Floats
+    tied_seconds: float
+    memory: Footprint
+
+    @property
+    def peak_bytes(self) -> Floats:
+        """The peak of each stage, [P]."""
+        return self.memory.total
+
+    @property
+    def busy_seconds(self) -> float:
+        """The pipeline, and what of the communication it does not hide."""
+        return self.pipeline_seconds + float(self.tails.max()) + float(self.gathers.max()) + self.tied_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixed:
-    """The iteration of a plan and its replicas' parts."""
+    """The iteration of a plan and its replicas' parts; `norm_seconds` are those of the global gradient norm."""
 
     seconds: float
+    norm_seconds: float
     replicas: tuple[ReplicaTime, ...]
+    lanes: tuple[Lanes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stages:
+    """All stages of a plan in order: seconds of a pass [S, v], parameters [S], their optimizer step, message bytes,
+    seconds for a tied embedding if the stage is at an end and the other end is of the same type or another, and memory,
+    [S] each."""
+
+    forward: Floats
+    backward: Floats
+    recompute: Floats
+    dense: Floats
+    expert: Floats
+    optimizer: Floats
+    message_bytes: Floats
+    tied_seconds: Floats
+    tied_apart_seconds: Floats
+    memory: Footprint
 
 
 def mixed_iteration(
@@ -68,111 +105,101 @@ def mixed_iteration(
 ) -> Mixed:
     """Return the iteration of `plan`. The plan must be a legal one (`plan.check`). `known` keeps layer tables between
     calls for plans of one model, job, cluster and efficiency."""
-    pools = {pool.gpu.name: pool for pool in plan.cluster.pools}
-    places = _places(plan, pools)
-    lanes = [lanes_of(plan, replica, efficiency, calibration, known=known) for replica in plan.replicas]
-    found = []
-    for index, replica in enumerate(plan.replicas):
-        found.append(_replica_time(plan, replica, lanes[index], index, places, pools))
-    longest = max(replica.pipeline_seconds for replica in found)
-    after = max(float(part.max()) for part in (r.tails for r in found)) + max(float(r.gathers.max()) for r in found)
-    update = max(float(replica.optimizer.max()) for replica in found)
-    tied = max(float(tied_embedding_seconds(lane[0].context, lane[0].row)[0]) for lane in lanes)
-    norm = max(float(norm_seconds(lane.context, lane.row)[0]) for group in lanes for lane in group)
-    return Mixed(seconds=longest + after + tied + update + norm, replicas=tuple(found))
+    contexts = contexts_of(plan, efficiency, calibration)
+    lanes, places = lanes_of(plan, contexts, known), places_of(plan)
+    held = [held_parameters(each.context, each.rows, each.shards, each.starts) for each in lanes]
+    stages = _stages(plan, lanes, held, places)
+    moves = move_seconds(plan, places, contexts, stages.message_bytes)
+    if len(plan.replicas) == 1:
+        once = of_stages(lanes, [_own_once_seconds(each, own) for each, own in zip(lanes, held, strict=True)])
+    else:
+        once = once_seconds(plan, places, contexts, stages.dense, stages.expert)
+    found = tuple(
+        _replica_time(plan, replica, stages, lanes, moves, once, slice(*ends))
+        for replica, ends in zip(plan.replicas, pairwise(places.bounds), strict=True)
+    )
+    longest = max(replica.busy_seconds for replica in found)
+    update = float(stages.optimizer.max())
+    norm = max(float(norm_seconds(each.context, each.rows).max()) for each in lanes)
+    return Mixed(seconds=longest + update + norm, norm_seconds=norm, replicas=found, lanes=tuple(lanes))
 
 
-def _places(plan: Plan, pools: Mapping[str, NodePool]) -> list[list[int]]:
-    """Return the first GPU, within its pool, of each stage of each replica."""
-    used = dict.fromkeys(pools, 0)
-    places = []
-    for replica in plan.replicas:
-        row = []
-        copies = 1 if outermost(plan) else replica.count
-        for stage in replica.stages:
-            row.append(used[stage.gpu])
-            used[stage.gpu] += copies * stage.gpus
-        for stage in replica.stages:
-            used[stage.gpu] += (replica.count - copies) * stage.gpus
-        places.append(row)
-    return places
+def _stages(plan: Plan, lanes: list[Lanes], held: list[Held], places: Places) -> _Stages:
+    """Return what every stage takes, costed with its lane."""
+    times = [stage_times(each.context, each.rows, each.shards, each.starts) for each in lanes]
+    pairs = list(zip(lanes, held, strict=True))
+    memory = [_footprint(each) for each in lanes]
+
+    dense, expert = of_stages(lanes, [own.dense for own in held]), of_stages(lanes, [own.expert for own in held])
+    copied = copied_bytes(plan, places, dense, expert)
+    footprints = _each(lambda name: of_stages(lanes, [getattr(part, name) for part in memory]))
+    return _Stages(
+        forward=of_stages(lanes, [part.forward for part in times]),
+        backward=of_stages(lanes, [part.backward for part in times]),
+        recompute=of_stages(lanes, [part.recompute for part in times]),
+        dense=dense,
+        expert=expert,
+        optimizer=of_stages(
+            lanes, [optimizer_seconds(each.context, each.rows, own.dense, own.expert) for each, own in pairs]
+        ),
+        message_bytes=of_pipelines(lanes, [message_bytes(each.context, each.rows) for each in lanes]),
+        tied_seconds=of_pipelines(lanes, [tied_embedding_seconds(each.context, each.rows) for each in lanes]),
+        tied_apart_seconds=of_pipelines(
+            lanes, [tied_embedding_seconds(each.context, each.rows, apart=True) for each in lanes]
+        ),
+        memory=replace(
+            footprints,
+            weights=footprints.weights + copied,
+            context=footprints.context + memory_facts(plan.job.framework).fragmentation * copied,
+        ),
+    )
+
+
+def _footprint(lanes: Lanes) -> Footprint:
+    """Return the memory of every stage if all were like one lane: a replica has micro-batches of its own."""
+    context, rows, shards, starts = lanes.context, lanes.rows, lanes.shards, lanes.starts
+    depth, chunks = int(rows.pp[0]), int(rows.vpp[0])
+    flight = in_flight(depth, chunks, lanes.micro_batches[:, None], np.arange(depth)[None, :])
+    fixed = replace(fixed_bytes(context, rows, shards, starts), in_flight=flight)
+    return footprint(context, rows, shards, starts, fixed)
+
+
+def _each(term: Callable[[str], Floats]) -> Footprint:
+    return Footprint(**{part.name: term(part.name) for part in fields(Footprint)})
+
+
+def _own_once_seconds(lanes: Lanes, held: Held) -> Floats:
+    """Return the seconds in which equal replicas gather a byte of each parameter, [N, P]."""
+    groups = data_parallel(lanes.context, lanes.rows)
+    return both_gather_seconds(lanes.context.links, groups, held.dense, held.expert, 1.0)
 
 
 def _replica_time(
-    plan: Plan,
-    replica: Replica,
-    lanes: list[Lane],
-    index: int,
-    places: list[list[int]],
-    pools: Mapping[str, NodePool],
+    plan: Plan, replica: Replica, stages: _Stages, lanes: list[Lanes], moves: Floats, once: Floats, own: slice
 ) -> ReplicaTime:
-    starts = stage_starts(replica, plan.schedule.virtual_stages)
-    each = {id(lane): _of_lane(lane, starts) for lane in lanes}
-    parts = [each[id(lane)].times for lane in lanes]
-    times = StageTimes(
-        forward=_diagonal([part.forward for part in parts]),
-        backward=_diagonal([part.backward for part in parts]),
-        recompute=_diagonal([part.recompute for part in parts]),
+    """Return the times of the replica that has the stages `own`."""
+    chunks = plan.schedule.virtual_stages
+    row = lane_of(lanes, own.start).row
+    undisturbed = StageTimes(
+        forward=stages.forward[own].T[None],
+        backward=stages.backward[own].T[None],
+        recompute=stages.recompute[own].T[None],
     )
-    moves = np.array([move_seconds(plan, replica, lanes, places[index], stage) for stage in range(len(lanes))])
-    vpp = plan.schedule.virtual_stages
-    transfers = np.tile(moves, vpp)[: vpp * len(lanes) - 1]
-    times = beside_transfers(lanes[0].row, times, transfers[None])
-    tails, gathers, updates, peaks = [], [], [], []
-    for stage, lane in enumerate(lanes):
-        held = each[id(lane)].held
-        links, groups = holders(plan, replica, stage, lane, places, pools)
-        once = both_gather_seconds(links, groups, held.dense, held.expert, 1.0)
-        tail, gather = exposed_tails(lane.context.job, lane.row, times, once)
-        tails.append(float(tail[0, stage]))
-        gathers.append(float(gather[0, stage]))
-        updates.append(float(each[id(lane)].optimizer[0, stage]))
-        peaks.append(float(each[id(lane)].peak_bytes[0, stage]))
+    apart = replica.stages[0].gpu != replica.stages[-1].gpu
+    transfers = np.tile(moves[own], chunks)[: chunks * len(replica.stages) - 1]
+    times = beside_transfers(row, undisturbed, transfers[None])
+    tails, gathers = exposed_tails(plan.job, row, times, once[None, own])
     return ReplicaTime(
         stages=times,
+        undisturbed=undisturbed,
         transfers=transfers,
         pipeline_seconds=pipeline_seconds(plan, replica, times, transfers),
-        tails=np.array(tails),
-        gathers=np.array(gathers),
-        optimizer=np.array(updates),
-        peak_bytes=np.array(peaks),
+        tails=tails[0],
+        gathers=gathers[0],
+        optimizer=stages.optimizer[own],
+        tied_seconds=float((stages.tied_apart_seconds if apart else stages.tied_seconds)[own][[0, -1]].max()),
+        memory=_each(lambda name: getattr(stages.memory, name)[own]),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _OfLane:
-    """Times, parameters, optimizer step and peak memory of every stage if all were like one lane."""
-
-    times: StageTimes
-    held: Held
-    optimizer: Floats
-    peak_bytes: Floats
-
-
-def _of_lane(lane: Lane, starts: Ints) -> _OfLane:
-    held = held_parameters(lane.context, lane.row, lane.shards, starts)
-    return _OfLane(
-        stage_times(lane.context, lane.row, lane.shards, starts),
-        held,
-        optimizer_seconds(lane.context, lane.row, held.dense, held.expert),
-        stage_footprint(lane, starts).total,
-    )
-
-
-def stage_footprint(lane: Lane, starts: Ints) -> Footprint:
-    """Return the memory of every stage if all were like this lane."""
-    return footprint(lane.context, lane.row, lane.shards, starts)
-
-
-def stage_starts(replica: Replica, virtual_stages: int) -> Ints:
-    """Return the layer at which each virtual stage starts, [1, v * P + 1]."""
-    ranges = [stage.layers[chunk] for chunk in range(virtual_stages) for stage in replica.stages]
-    return np.array([[start for start, _ in ranges] + [ranges[-1][1]]], dtype=np.int64)
-
-
-def _diagonal(parts: list[Floats]) -> Floats:
-    """Return stage i of the i-th of arrays [1, v, P]."""
-    return np.stack([part[:, :, stage] for stage, part in enumerate(parts)], axis=2)
 
 
 def pipeline_seconds(plan: Plan, replica: Replica, times: StageTimes, transfers: Floats) -> float:

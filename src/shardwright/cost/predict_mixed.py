@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
 
 import numpy as np
 
@@ -11,19 +12,13 @@ from shardwright.cost.egress import egress_dollars
 from shardwright.cost.evidence import setting_of
 from shardwright.cost.flops import iteration_flops
 from shardwright.cost.grounds import attainable_flops, grounds
-from shardwright.cost.lanes import Known, Lane, lanes_of
+from shardwright.cost.lanes import Known, lane_of, stage_starts
 from shardwright.cost.layers import LayerTable
-from shardwright.cost.mixed import (
-    Mixed,
-    mixed_iteration,
-    pipeline_seconds,
-    stage_footprint,
-    stage_starts,
-)
+from shardwright.cost.mixed import Mixed, ReplicaTime, mixed_iteration, pipeline_seconds
 from shardwright.cost.money import dollars_per_hour
 from shardwright.cost.predict import binding_words
 from shardwright.cost.stages import positions
-from shardwright.cost.step import StageTimes, norm_seconds, per_rank, ranged, stage_times
+from shardwright.cost.step import per_rank, ranged
 from shardwright.cost.strategy import Floats
 from shardwright.cost.uncertainty import fit_probability
 from shardwright.plan.plan import Plan, Prediction, Replica, StageMemory, TimeBreakdown
@@ -31,18 +26,22 @@ from shardwright.units import SECONDS_PER_HOUR
 
 
 def predict_mixed(
-    plan: Plan, efficiency: Efficiency, *, lower_bound_seconds: float | None = None, known: Known | None = None
+    plan: Plan,
+    efficiency: Efficiency,
+    *,
+    lower_bound_seconds: float | None = None,
+    known: Known | None = None,
+    found: Mixed | None = None,
 ) -> Prediction:
     """Return the prediction for a legal plan of any shape. Without a bound from a search, it is the model's FLOPs at
-    the peak of all GPUs of the cluster. Raises SpecError where a GPU cannot compute in the job's precision."""
-    known = {} if known is None else known
-    found = mixed_iteration(plan, efficiency, known=known)
-    slowest = int(np.argmax([replica.pipeline_seconds for replica in found.replicas]))
-    lanes = [lanes_of(plan, replica, efficiency, known=known) for replica in plan.replicas]
+    the peak of all GPUs of the cluster. `found` is the plan's iteration where it is known. Raises SpecError where a GPU
+    cannot compute in the job's precision."""
+    found = found or mixed_iteration(plan, efficiency, known=known)
+    slowest = int(np.argmax([replica.busy_seconds for replica in found.replicas]))
     stages = found.replicas[slowest].stages
     rank = int((stages.forward + stages.backward).sum(axis=1)[0].argmax())
-    time = _breakdown(plan, found, slowest, lanes, rank)
-    memory = tuple(_memory(plan, replica, own) for replica, own in zip(plan.replicas, lanes, strict=True))
+    time = _breakdown(plan, found, slowest, rank)
+    memory = tuple(_memory(plan, replica, own) for replica, own in zip(plan.replicas, found.replicas, strict=True))
     seconds, job, used = time.total_seconds, plan.job, plan.gpus_by_type
     peaks = {
         pool.gpu.name: attainable_flops(efficiency, pool.gpu, plan.model, job)
@@ -89,32 +88,24 @@ def _dollars_per_hour(plan: Plan, used: Counter[str], seconds: float) -> float |
     return total
 
 
-def _memory(plan: Plan, replica: Replica, lanes: list[Lane]) -> tuple[StageMemory, ...]:
-    starts = stage_starts(replica, plan.schedule.virtual_stages)
-    known = {id(lane): stage_footprint(lane, starts) for lane in lanes}
-    found = []
-    for stage, lane in enumerate(lanes):
-        peak = known[id(lane)]
-        found.append(
-            StageMemory(
-                weights_bytes=float(peak.weights[0, stage]),
-                gradients_bytes=float(peak.gradients[0, stage]),
-                optimizer_bytes=float(peak.optimizer[0, stage]),
-                activations_bytes=float(peak.activations[0, stage]),
-                logits_bytes=float(peak.logits[0, stage]),
-                buffers_bytes=float(peak.buffers[0, stage]),
-                context_bytes=float(peak.context[0, stage]),
-                capacity_bytes=lane.context.pool.memory_bytes,
-            )
+def _memory(plan: Plan, replica: Replica, found: ReplicaTime) -> tuple[StageMemory, ...]:
+    capacity = {pool.gpu.name: pool.memory_bytes for pool in plan.cluster.pools}
+    names = [term.name for term in fields(found.memory)]
+    terms = zip(*(getattr(found.memory, name).tolist() for name in names), strict=True)
+    return tuple(
+        StageMemory(
+            **{f"{name}_bytes": value for name, value in zip(names, row, strict=True)},
+            capacity_bytes=capacity[stage.gpu],
         )
-    return tuple(found)
+        for stage, row in zip(replica.stages, terms, strict=True)
+    )
 
 
-def _breakdown(plan: Plan, found: Mixed, slowest: int, lanes: list[list[Lane]], rank: int) -> TimeBreakdown:
+def _breakdown(plan: Plan, found: Mixed, slowest: int, rank: int) -> TimeBreakdown:
     """Return where the time goes, seen from the stage that works most of the replica that takes longest."""
-    everyone = [lane for row in lanes for lane in row]
-    replica, timed, lane = plan.replicas[slowest], found.replicas[slowest], lanes[slowest][rank]
-    starts = stage_starts(replica, plan.schedule.virtual_stages)
+    replica, timed = plan.replicas[slowest], found.replicas[slowest]
+    lane = lane_of(found.lanes, sum(len(before.stages) for before in plan.replicas[:slowest]) + rank)
+    starts = np.array([stage_starts(replica, plan.schedule.virtual_stages)])
     where = positions(starts, lane.context.layer_count)
     count, table = float(replica.micro_batches), lane.shards.table
 
@@ -122,7 +113,7 @@ def _breakdown(plan: Plan, found: Mixed, slowest: int, lanes: list[list[Lane]], 
         each = ranged(running, lane.shards.row, where[:, :-1], where[:, 1:])
         return count * float(per_rank(each, lane.row)[0, :, rank].sum())
 
-    raw = _undisturbed(lanes[slowest], starts)
+    raw = timed.undisturbed
     busy = count * float((raw.forward + raw.backward)[0, :, rank].sum())
     free = pipeline_seconds(plan, replica, raw, np.zeros_like(timed.transfers))
     named = _named(table, of, count * float(raw.recompute[0, :, rank].sum()))
@@ -130,15 +121,14 @@ def _breakdown(plan: Plan, found: Mixed, slowest: int, lanes: list[list[Lane]], 
     launching = count * 2.0 * software.pass_seconds * plan.schedule.virtual_stages
     hidden = max(busy - launching - sum(named.values()), 0.0)
     update = max(float(each.optimizer.max()) for each in found.replicas)
-    norm = max(float(norm_seconds(each.context, each.row)[0]) for each in everyone)
-    after = found.seconds - timed.pipeline_seconds - update - norm
+    after = timed.busy_seconds - timed.pipeline_seconds
     return TimeBreakdown(
         **named,
         framework_seconds=launching + software.step_seconds,
         pipeline_seconds=timed.pipeline_seconds - free,
         bubble_seconds=free - busy,
         data_parallel_seconds=hidden + after,
-        optimizer_seconds=update + norm - software.step_seconds,
+        optimizer_seconds=update + found.norm_seconds - software.step_seconds,
     )
 
 
@@ -152,14 +142,3 @@ def _named(table: LayerTable, of: object, recompute: float) -> dict[str, float]:
         "context_parallel_seconds": of(table.cp_seconds),
         "expert_parallel_seconds": of(table.ep_seconds),
     }
-
-
-def _undisturbed(lanes: list[Lane], starts: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> StageTimes:
-    """Return the stage times without what transfers beside them cost."""
-    known = {id(lane): stage_times(lane.context, lane.row, lane.shards, starts) for lane in lanes}
-    parts = [known[id(lane)] for lane in lanes]
-
-    def own(name: str) -> Floats:
-        return np.stack([getattr(part, name)[:, :, stage] for stage, part in enumerate(parts)], axis=2)
-
-    return StageTimes(forward=own("forward"), backward=own("backward"), recompute=own("recompute"))

@@ -253,10 +253,11 @@ def norm_seconds(context: Context, rows: Strategies) -> Floats:
     return reduce_seconds(links, everyone, np.zeros(len(rows))) + context.software.step_seconds
 
 
-def tied_embedding_seconds(context: Context, rows: Strategies) -> Floats:
-    """Return the time to add the gradients of a tied embedding on the first and the last rank, [N]."""
+def tied_embedding_seconds(context: Context, rows: Strategies, *, apart: bool = False) -> Floats:
+    """Return the time to add the gradients of a tied embedding on the first and the last rank, [N]; `apart` says that
+    these are never in one domain."""
     if not context.model.tied_embeddings:
         return np.zeros(len(rows))
-    crosses = pipeline_stride(rows) * (rows.pp - 1) >= context.links.domain_gpus
+    crosses = apart | (pipeline_stride(rows) * (rows.pp - 1) >= context.links.domain_gpus)
     size = 4.0 * context.model.vocab * context.model.hidden / rows.tp
     return np.where(rows.pp > 1, transfer_seconds(context.links, size, crosses), 0.0)

@@ -172,8 +172,9 @@ def _tensor_parallel(plan: Plan) -> Iterator[Problem]:
 
 def _kinds(plan: Plan, stage: Stage) -> tuple[Layer, ...]:
     """The distinct layers of a stage; those of the model where its ranges are out of bounds."""
-    held = [layer for start, end in stage.layers for layer in plan.model.layers[start:end]]
-    return tuple(dict.fromkeys(held)) or plan.model.kinds
+    model = plan.model
+    held = dict.fromkeys(kind for start, end in stage.layers for kind in model.kind_of_layer[start:end])
+    return tuple(model.kinds[kind] for kind in held) or model.kinds
 
 
 def _split_sizes(kinds: tuple[Layer, ...]) -> tuple[tuple[str, int], ...]:

@@ -21,7 +21,8 @@ class Baseline:
 class SearchReport:
     """How the search went. `candidates` is the size of the declared space; every candidate is in exactly one count
     of `rejected`, or was costed (`costed`). `phases` are seconds by name, in order. `not_covered` names kinds of plans
-    that neither the search nor its bound looked at, `gap` is how far the best plan is above the bound at most."""
+    that neither the search nor its bound looked at, `gap` is how far the best plan is above the bound at most. Where
+    dollars were minimised over several GPU types, no plan costs less than `lower_bound_dollars` an iteration."""
 
     candidates: int
     costed: int
@@ -30,6 +31,7 @@ class SearchReport:
     phases: tuple[tuple[str, float], ...]
     not_covered: tuple[str, ...] = ()
     gap: float | None = None
+    lower_bound_dollars: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

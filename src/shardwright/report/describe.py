@@ -119,18 +119,24 @@ def layers_words(stage: Stage) -> str:
     return f"{counted(stage.layer_count, 'layer')}: {shown}" + (", …" if len(ranges) > 3 else "")
 
 
+def tensor_parallel_words(plan: Plan) -> str:
+    """Return the tensor-parallel degrees of a plan: 4, or 1–4."""
+    degrees = {stage.tensor_parallel for replica in plan.replicas for stage in replica.stages}
+    return str(min(degrees)) if len(degrees) == 1 else f"{min(degrees)}–{max(degrees)}"
+
+
 def degrees_words(plan: Plan) -> str:
     """Return the degrees of a plan that are not 1, and its micro-batch: tp 4, pp 8, dp 8, micro-batch 1."""
     stage = plan.replicas[0].stages[0]
     degrees = {
-        "tp": stage.tensor_parallel,
-        "cp": stage.context_parallel,
-        "pp": max(len(replica.stages) for replica in plan.replicas),
-        "dp": plan.data_parallel,
-        "ep": stage.expert_parallel,
-        "vpp": plan.schedule.virtual_stages,
+        "tp": tensor_parallel_words(plan),
+        "cp": str(stage.context_parallel),
+        "pp": str(max(len(replica.stages) for replica in plan.replicas)),
+        "dp": str(plan.data_parallel),
+        "ep": str(stage.expert_parallel),
+        "vpp": str(plan.schedule.virtual_stages),
     }
-    words = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
+    words = [f"{name} {degree}" for name, degree in degrees.items() if degree != "1"]
     return ", ".join([*words, f"micro-batch {plan.micro_batch}"])
 
 
@@ -139,7 +145,7 @@ def switches(plan: Plan) -> Iterator[tuple[str, str]]:
     stage = plan.replicas[0].stages[0]
     yield "GPU type", " + ".join(dict.fromkeys(s.gpu for replica in plan.replicas for s in replica.stages))
     yield "GPUs", str(plan.gpus)
-    yield "tensor parallel", str(stage.tensor_parallel)
+    yield "tensor parallel", tensor_parallel_words(plan)
     yield "context parallel", str(stage.context_parallel)
     yield "pipeline parallel", _several(str(len(replica.stages)) for replica in plan.replicas)
     yield "data parallel", str(plan.data_parallel)

@@ -47,6 +47,7 @@ def _search(report: SearchReport) -> Document:
         "rejected": dict(report.rejected),
         "phases": dict(report.phases),
         "gap": report.gap,
+        "lower_bound_dollars": report.lower_bound_dollars,
         "not_covered": list(report.not_covered),
     }
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from shardwright.cost.efficiency import computes
-from shardwright.plan.plan import Plan, Recompute, Replica, Stage
+from shardwright.plan.plan import Plan, Prediction, Recompute, Replica, Stage
 from shardwright.plan.ranking import SearchReport
 from shardwright.report import describe
+from shardwright.units import format_dollars
 
 MOST_RUNS = 6  # groups of equal stages that a line shows
 
@@ -86,14 +87,26 @@ def _stages_words(alike: tuple[str, int, int, Recompute], number: int) -> str:
 
 
 def certificate(plan: Plan, report: SearchReport) -> str:
-    """Return how far from the best a plan can be, and what that leaves out; nothing for a search by another value."""
+    """Return how far from the best a plan can be, and what that leaves out; nothing without a certificate."""
     found = plan.prediction
     if found is None or report.gap is None or not report.not_covered:
         return ""
-    seconds = found.lower_bound_seconds
-    words = f"no strategy of the declared space is faster than {describe.clock(seconds, like=seconds)}; "
+    words = f"no strategy of the declared space {_least(plan, found, report)}; "
     if report.gap < 5e-5:
         words += "the plan is the best of it"
     else:
         words += f"the plan is within {report.gap:.2%} of that"
     return words + ". Not covered: " + "; ".join(report.not_covered)
+
+
+def _least(plan: Plan, found: Prediction, report: SearchReport) -> str:
+    """Return what the certificate says: is faster than 1.2 s, or costs less than $1.23 an iteration."""
+    job, dollars = plan.job, report.lower_bound_dollars
+    if dollars is None:
+        seconds = found.lower_bound_seconds
+        within = "" if job.budget_dollars is None else " within the budget"
+        return f"is faster than {describe.clock(seconds, like=seconds)}{within}"
+    words = f"costs less than ${dollars:.4g} an iteration"
+    if job.iterations is not None:
+        words += f", {format_dollars(dollars * job.iterations)} for all tokens"
+    return words + ("" if job.deadline_hours is None else ", within the deadline")

@@ -39,7 +39,7 @@ def _cells(place: int, plan: Plan) -> dict[str, str]:
         "#": str(place),
         "GPU": _gpu_words(plan),
         "GPUs": str(plan.gpus),
-        "tp": str(stage.tensor_parallel),
+        "tp": describe.tensor_parallel_words(plan),
         "cp": str(stage.context_parallel),
         "pp": mixed.depth_words(plan),
         "dp": str(plan.data_parallel),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from shardwright.plan.plan import Plan
@@ -80,7 +81,7 @@ def runners_up_text(plans: Sequence[Plan], width: int) -> str:
     """Return what keeps the plans after the first behind it."""
     best, *others = plans
     points = [
-        f"{place}: {value(other) / value(best) - 1.0:+.2%} {unit(best)}: {contrast(other, best)}"
+        f"{place}: {_beyond(other, best):+.2%} {unit(best)}: {contrast(other, best)}"
         for place, other in enumerate(others, start=2)
     ]
     return listed("Why the others come after it", points, width)
@@ -95,12 +96,20 @@ def baselines_text(baselines: Sequence[Baseline], best: Plan, width: int) -> str
         if entry.plan is None:
             lines.append(labelled("  –", f"{entry.rule}: {entry.reason}", width, column=20))
         else:
-            worse = value(entry.plan) / value(best) - 1.0
+            worse = _beyond(entry.plan, best)
             seconds = predicted(entry.plan).iteration_seconds
             figures = f"{describe.clock(seconds, like=predicted(best).iteration_seconds):>11} {worse:+7.0%}"
             words = f"{entry.rule}: {describe.degrees_words(entry.plan)}"
             lines.append(labelled(figures, words, width, column=20))
     return "\n".join(lines)
+
+
+def _beyond(other: Plan, best: Plan) -> float:
+    """Return how much more another plan takes or costs, in parts of the best, which may cost nothing."""
+    mine, least = value(other), value(best)
+    if mine == least:
+        return 0.0
+    return mine / least - 1.0 if least else math.inf
 
 
 def certificate_text(best: Plan, report: SearchReport, width: int) -> str:

@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.money import dollars_per_hour
 from shardwright.cost.risk import pool_stretch
+from shardwright.plan.plan import Plan
 from shardwright.plan.ranking import Infeasible, SearchReport
 from shardwright.search.filters import Filters
 from shardwright.search.layouts import layouts
 from shardwright.search.objective import Objective
+from shardwright.search.shop.choice import choice_on_cluster
 from shardwright.search.space import Space
 from shardwright.search.uniform import search
+from shardwright.spec.job import Job
 from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_dollars, format_seconds
 
 MORE_MACHINES = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def explain(contexts: Sequence[Context], space: Space, filters: Filters, report: SearchReport) -> Infeasible:
-    """Return the reason and remedies for a search without a plan."""
+def explain(
+    contexts: Sequence[Context],
+    space: Space,
+    filters: Filters,
+    report: SearchReport,
+    mixed: Callable[[Job, float], Plan | None],
+) -> Infeasible:
+    """Return the reason and remedies for a search without a plan. `mixed` returns the best plan that mixes GPU types
+    for another job, if there is one with less seconds or dollars of an iteration than given."""
     context = contexts[0]
     if report.candidates == 0:
         return _nothing_legal(context, space)
     limited = any(reason == "budget or deadline" for reason, _ in report.rejected)
     free = replace(context, job=replace(context.job, budget_dollars=None, deadline_hours=None))
-    if limited and (found := _try(free, space, filters)) is not None:
-        return _too_dear(contexts, space, filters, found)
+    if limited and _try(free, space, filters) is not None:
+        return _too_dear(contexts, space, filters, mixed)
     if filters.rules and _try(context, space, Filters()) is not None:
         names = ", ".join(rule.name for rule in filters.rules)
         return Infeasible(reason=f"the rules drop every plan that fits ({names})", remedies=("relax or drop a rule",))
@@ -72,27 +83,49 @@ def _pinned(context: Context, space: Space, filters: Filters) -> Infeasible:
     )
 
 
-def _too_dear(contexts: Sequence[Context], space: Space, filters: Filters, seconds: float) -> Infeasible:
+def _too_dear(
+    contexts: Sequence[Context], space: Space, filters: Filters, mixed: Callable[[Job, float], Plan | None]
+) -> Infeasible:
     """Plans fit, but none keeps the limits on money and time."""
     job = contexts[0].job
     stated = {"budget": job.budget_dollars, "deadline": job.deadline_hours}
     limits = " and the ".join(name for name, limit in stated.items() if limit is not None)
     remedies = []
-    hours = [_whole_hours(context, space, filters) for context in contexts]
-    fastest = min((value for value in hours if value is not None), default=None)
-    if fastest is not None and job.deadline_hours is not None:
-        remedies.append(f"the fastest possible takes {fastest:.1f} hours (asked for {job.deadline_hours:g})")
-    costs = [_whole_dollars(context, space, filters) for context in contexts]
-    cheapest = min((value for value in costs if value is not None), default=None)
-    if cheapest is not None and job.budget_dollars is not None:
-        remedies.append(
-            f"the cheapest possible is {format_dollars(cheapest)} (budget {format_dollars(job.budget_dollars)})"
-        )
+    if job.deadline_hours is not None:
+        hours = [_whole_hours(context, space, filters) for context in contexts]
+        hours.append(_totals(mixed(_freed(job, "time"), np.inf))[0])
+        fastest = min((value for value in hours if value is not None), default=None)
+        if fastest is not None:
+            remedies.append(f"the fastest possible takes {fastest:.1f} hours (asked for {job.deadline_hours:g})")
+    if job.budget_dollars is not None:
+        costs = [_whole_dollars(context, space, filters) for context in contexts]
+        ceiling = min((value for value in costs if value is not None), default=np.inf) / (job.iterations or 1.0)
+        costs.append(_totals(mixed(_freed(job, "cost"), ceiling))[1])
+        cheapest = min((value for value in costs if value is not None), default=None)
+        if cheapest is not None:
+            remedies.append(
+                f"the cheapest possible is {format_dollars(cheapest)} (budget {format_dollars(job.budget_dollars)})"
+            )
     return Infeasible(reason=f"plans fit in memory, but none keeps the {limits}", remedies=tuple(remedies))
 
 
+def _freed(job: Job, objective: Literal["time", "cost"]) -> Job:
+    """Return a job without limits."""
+    return replace(job, budget_dollars=None, deadline_hours=None, objective=objective)
+
+
+def _totals(plan: Plan | None) -> tuple[float | None, float | None]:
+    """Return hours and dollars of a whole run, interruptions counted."""
+    if plan is None or plan.prediction is None:
+        return None, None
+    risky = choice_on_cluster(plan)
+    if risky is not None:
+        return risky.hours, risky.dollars
+    return plan.prediction.hours_total, plan.prediction.dollars_total
+
+
 def _whole_hours(context: Context, space: Space, filters: Filters) -> float | None:
-    job = replace(context.job, budget_dollars=None, deadline_hours=None, objective="time")
+    job = _freed(context.job, "time")
     seconds = _try(replace(context, job=job), space, filters)
     longer = float(pool_stretch(context.model, job, context.pool, np.array([context.pool.nodes]))[0])
     return None if seconds is None or job.iterations is None else longer * seconds * job.iterations / SECONDS_PER_HOUR
@@ -101,7 +134,7 @@ def _whole_hours(context: Context, space: Space, filters: Filters) -> float | No
 def _whole_dollars(context: Context, space: Space, filters: Filters) -> float | None:
     if dollars_per_hour(context.pool, np.array([1])) is None:
         return None
-    job = replace(context.job, budget_dollars=None, deadline_hours=None, objective="cost")
+    job = _freed(context.job, "cost")
     dollars = _try(replace(context, job=job), space, filters)
     return None if dollars is None or job.iterations is None else dollars * job.iterations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -63,9 +64,9 @@ def plan(
 
     `space` pins parameters, `rules` drop candidates, `fit` is the probability with which a plan must fit in memory,
     `exportable_to` names a target that must be able to run the plan. On machines of one type the first plan is the
-    optimum of the declared space under the cost model; on several types it is within `gap` of it, or as near as
-    `lower_bound_seconds` says. Raises SpecError for input that makes no sense; a search without a feasible plan
-    returns a Ranking that says why.
+    optimum of the declared space under the cost model; on several types it is within `gap` of it, or as near as the
+    `gap` of the search report says, in seconds or dollars. Raises SpecError for input that makes no sense; a search
+    without a feasible plan returns a Ranking that says why.
     """
     if exportable_to is not None and exportable_to not in EXPORTABLE:
         raise bad("--exportable-to", f"{exportable_to!r} is not a target", suggestion(exportable_to, EXPORTABLE))
@@ -85,13 +86,18 @@ def plan(
         context = Context(model=model, pool=pool, job=job, efficiency=model_of_time, headroom=room)
         results.append(_search_pool(context, space, filters, top))
     mixed = None if exportable_to else _mixed(results, cluster, space, filters, gap, top)
-    plans = _best_plans(results, cluster, top, mixed)
+    values, plans = _best_plans(results, cluster, top, mixed)
+    bound = min([*values[:1], *([mixed.outcome.bound] if mixed else [])], default=np.inf)
+    if job.objective == "time":
+        plans = tuple(_with_bound(plan, bound) for plan in plans)
     unmixed = () if mixed else tuple(_unmixed(results, space, exportable_to))
-    report = _report(results, begin, mixed, unmixed, plans)
+    report = _report(results, begin, mixed, unmixed, values[0] if plans else None, bound)
     shown = _shown_baselines(results, cluster, plans, mixed)
     infeasible: Infeasible | None = None
     if not plans:
-        infeasible = explain([result.context for result in results], space, filters, report)
+        contexts = [result.context for result in results]
+        freed = partial(_freed, results, cluster, space, filters, gap) if mixed else _no_plan
+        infeasible = explain(contexts, space, filters, report, freed)
     return Ranking(plans=plans, baselines=shown, search=report, infeasible=infeasible)
 
 
@@ -126,8 +132,7 @@ def _mixed(
     if len({context.pool.gpu.name for context in contexts}) < 2 or pinned_away(space):
         return None
     begin = time.perf_counter()
-    by_time = contexts[0].job.objective == "time"
-    known = [result.found.ranked[0][0] for result in results if result.found.ranked and by_time]
+    known = [result.found.ranked[0][0] for result in results if result.found.ranked]
     outcome = mixed_search(
         largest_pools(contexts), cluster, space, filters, gap=gap, ceiling=min(known, default=np.inf), top=top
     )
@@ -143,22 +148,39 @@ def _unmixed(results: Sequence[_PoolResult], space: Space, exportable_to: str | 
         )
 
 
-def _best_plans(results: Sequence[_PoolResult], cluster: Cluster, top: int, mixed: _Mixed | None) -> tuple[Plan, ...]:
-    """Return the best rows of all pools, and the best mixed plans, as plans."""
+def _freed(
+    results: Sequence[_PoolResult],
+    cluster: Cluster,
+    space: Space,
+    filters: Filters,
+    gap: float,
+    job: Job,
+    ceiling: float,
+) -> Plan | None:
+    """Return the best mixed plan for another job, if one is better than `ceiling`."""
+    contexts = largest_pools([replace(result.context, job=job) for result in results])
+    plans = mixed_search(contexts, cluster, space, filters, gap=gap, ceiling=ceiling, top=1).plans
+    return plans[0] if plans else None
+
+
+def _no_plan(job: Job, ceiling: float) -> Plan | None:
+    return None
+
+
+def _best_plans(
+    results: Sequence[_PoolResult], cluster: Cluster, top: int, mixed: _Mixed | None
+) -> tuple[tuple[float, ...], tuple[Plan, ...]]:
+    """Return the best rows of all pools, and the best mixed plans, as plans with their values."""
     found = _uniform_plans(results, cluster, top)
     if mixed is not None:
         found += [(value, plan) for plan in mixed.outcome.plans if (value := affordable_value(plan)) is not None]
-    plans = [plan for _, plan in sorted(found, key=lambda item: item[0])[:top]]
-    if not plans or plans[0].job.objective != "time":
-        return tuple(plans)
-    bound = plans[0].prediction.iteration_seconds if plans[0].prediction else 0.0
-    if mixed is not None:
-        bound = min(bound, mixed.outcome.bound_seconds)
-    return tuple(
-        plan.costed(replace(plan.prediction, lower_bound_seconds=bound))
-        for plan in plans
-        if plan.prediction is not None
-    )
+    best = sorted(found, key=lambda item: item[0])[:top]
+    return tuple(value for value, _ in best), tuple(plan for _, plan in best)
+
+
+def _with_bound(plan: Plan, bound: float) -> Plan:
+    found = plan.prediction
+    return plan if found is None else plan.costed(replace(found, lower_bound_seconds=bound))
 
 
 def _uniform_plans(results: Sequence[_PoolResult], cluster: Cluster, top: int) -> list[tuple[float, Plan]]:
@@ -180,9 +202,15 @@ def _dollars_per_gpu_hour(pool: NodePool) -> float:
 
 
 def _report(
-    results: Sequence[_PoolResult], begin: float, mixed: _Mixed | None, unmixed: tuple[str, ...], plans: Sequence[Plan]
+    results: Sequence[_PoolResult],
+    begin: float,
+    mixed: _Mixed | None,
+    unmixed: tuple[str, ...],
+    value: float | None,
+    bound: float,
 ) -> SearchReport:
-    """Return the account of the searches of all pools together."""
+    """Return the account of the searches of all pools together: `value` is that of the best plan, which no plan beats
+    `bound` in."""
     rejected: dict[str, int] = {}
     phases: dict[str, float] = {}
     for result in results:
@@ -199,9 +227,7 @@ def _report(
         costed += mixed.outcome.costed
         if mixed.outcome.candidates > mixed.outcome.costed:
             rejected[WORSE] = mixed.outcome.candidates - mixed.outcome.costed
-    gap = None
-    if plans and plans[0].prediction and plans[0].job.objective == "time":
-        gap = plans[0].prediction.iteration_seconds / plans[0].prediction.lower_bound_seconds - 1.0
+    by_time = results[0].context.job.objective == "time"
     seconds = time.perf_counter() - begin
     phases["predict"] = max(seconds - sum(phases.values()), 0.0)
     return SearchReport(
@@ -211,8 +237,13 @@ def _report(
         rejected=tuple(sorted(rejected.items(), key=lambda item: (-item[1], item[0]))),
         phases=tuple(phases.items()),
         not_covered=mixed.outcome.not_covered if mixed else unmixed,
-        gap=gap,
+        gap=_gap(value, bound) if value is not None and (by_time or mixed) else None,
+        lower_bound_dollars=bound if value is not None and mixed and not by_time else None,
     )
+
+
+def _gap(value: float, bound: float) -> float:
+    return value / bound - 1.0 if value > bound else 0.0
 
 
 def _shown_baselines(
@@ -246,7 +277,10 @@ def _plain(results: Sequence[_PoolResult], cluster: Cluster) -> Iterator[Baselin
         if ranked:
             yield Baseline(rule=rule, plan=plan_of(result.context, cluster, ranked[0][1], label=rule))
         else:
-            yield Baseline(rule=rule, plan=None, reason="no plan fits")
+            job = result.context.job
+            limited = job.deadline_hours is not None or job.budget_dollars is not None
+            reason = "no plan fits" + (" and keeps the limits" if limited else "")
+            yield Baseline(rule=rule, plan=None, reason=reason)
 
 
 def _whole(mixed: _Mixed) -> Baseline:
@@ -266,7 +300,9 @@ def evaluate(user_plan: Plan, *, top: int = 1, efficiency: Efficiency | None = N
     """Return the prediction of a plan, the best plans for the same model, machines and job, and what would make it
     fit if it does not."""
     model_of_time = efficiency or default_efficiency()
-    best = plan(user_plan.model, user_plan.cluster, user_plan.job, top=top, efficiency=model_of_time)
+    degrees = {stage.tensor_parallel for replica in user_plan.replicas for stage in replica.stages}
+    space = Space(tp_per_type=len(degrees) > 1)
+    best = plan(user_plan.model, user_plan.cluster, user_plan.job, space=space, top=top, efficiency=model_of_time)
     mine = predict(user_plan, efficiency=model_of_time)
     if best.plans and best.plans[0].prediction and mine.prediction and user_plan.job.objective == "time":
         bound = min(best.plans[0].prediction.lower_bound_seconds, mine.prediction.iteration_seconds)

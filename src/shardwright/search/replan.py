@@ -13,22 +13,26 @@ from dataclasses import replace
 
 import numpy as np
 
+from shardwright.cost.collectives import Fabric
 from shardwright.cost.context import Context, Sharded, ShardIndex
 from shardwright.cost.efficiency import Efficiency, computes
 from shardwright.cost.lanes import Known
 from shardwright.cost.learned import default_efficiency
+from shardwright.cost.mixed import Mixed
 from shardwright.cost.predict_mixed import predict_mixed
 from shardwright.cost.uncertainty import headroom
 from shardwright.plan.plan import Plan, Stage
-from shardwright.search.mixed.effort import NO_PROOF
 from shardwright.search.mixed.entry import largest_pools
+from shardwright.search.mixed.field import fields
 from shardwright.search.mixed.model_tables import tables
-from shardwright.search.mixed.search import Problem, search
+from shardwright.search.mixed.quick import Task, quick_plan
+from shardwright.search.mixed.remaining import remaining
 from shardwright.search.mixed.settings import Setting
 from shardwright.search.space import Space
 from shardwright.spec.cluster import Cluster, NodePool
 
-Kept = dict[NodePool, Context]  # by machines, whatever their number
+# Layer tables by machines, whatever their number, and links; with the strain of the cluster that they were made for.
+Kept = dict[tuple[NodePool, Fabric], tuple[tuple[float, ShardIndex], ...]]
 TIMES = (
     "forward",
     "backward",
@@ -55,49 +59,62 @@ def replan(
     `kept` is filled with layer times, and spares making them again: give the same one at every call for the same
     model, job and efficiency.
     """
-    job, setting = previous.job, _setting(previous)
+    job = previous.job
     kept = {} if kept is None else kept
     model_of_time, room = efficiency or default_efficiency(), headroom(fit, job)
     contexts = largest_pools(
         [
-            _context(Context(model=previous.model, pool=pool, job=job, efficiency=model_of_time, headroom=room), kept)
+            Context(model=previous.model, pool=pool, job=job, efficiency=model_of_time, headroom=room)
             for pool in cluster.pools
             if computes(pool.gpu, job.precision)
         ]
     )
     if not contexts:
         return None
-    found_tables = tables(contexts, [setting])
-    known = _known(contexts)
-    hints = tuple(_composition(contexts, replica.stages) for replica in previous.replicas)
-    problem = Problem(
-        tuple(contexts),
-        cluster,
-        Space(),
-        0.01,
-        (setting,),
-        tuple(found_tables),
-        known,
-        NO_PROOF,
-        hints=hints,
-        orders=(previous.rank_order,),
+    for context in contexts:
+        context.indexed.extend(_remembered(context, kept))
+    setting = _setting(previous, contexts)
+    (table,) = tables(contexts, [setting])
+    for context in contexts:
+        _keep(context, kept)
+    found_fields = fields([setting], [table], job.global_batch, Space())
+    if not found_fields:
+        return None
+    task = Task(
+        contexts=tuple(contexts),
+        cluster=cluster,
+        field=found_fields[0],
+        rank_order=previous.rank_order,
+        known=_known(contexts),
     )
+    best = _found(previous, task)
+    if best is None:
+        return None
+    plan, found = best
+    return plan.costed(predict_mixed(plan, model_of_time, found=found))
+
+
+def _found(previous: Plan, task: Task) -> tuple[Plan, Mixed] | None:
+    """Return the better of the plan before, as far as its machines are still there, and of what a search finds."""
+    hints = [_composition(task.contexts, replica.stages) for replica in previous.replicas]
+    left = remaining(previous, task)
+    if left is not None:
+        return quick_plan(task, left[1].seconds, hints) or left
     before = previous.prediction.iteration_seconds if previous.prediction else 1.0
-    for times in ROOM:
-        found = search(problem, times * before * previous.cluster.gpus / cluster.gpus, lambda plan: True)
-        if found.plans:
-            plan = found.plans[0][1]
-            return plan.costed(predict_mixed(plan, model_of_time, known=known))
-    return None
+    ceilings = [times * before * previous.cluster.gpus / task.cluster.gpus for times in ROOM]
+    tried = (quick_plan(task, ceiling, hints) for ceiling in ceilings)
+    return next((found for found in tried if found is not None), None)
 
 
-def _setting(plan: Plan) -> Setting:
-    tp = plan.replicas[0].stages[0].tensor_parallel
+def _setting(plan: Plan, contexts: Sequence[Context]) -> Setting:
+    """Return the setting of a plan; types that it does not use have the degree of its first stage."""
+    degrees = {stage.gpu: stage.tensor_parallel for replica in plan.replicas for stage in replica.stages}
+    usual = plan.replicas[0].stages[0].tensor_parallel
     return Setting(
-        tp=tp,
+        tp=tuple(degrees.get(context.pool.gpu.name, usual) for context in contexts),
         micro_batch=plan.micro_batch,
-        sequence_parallel=plan.sequence_parallel and tp > 1,
-        overlap_tp=plan.overlap.tensor_parallel and tp > 1,
+        sequence_parallel=plan.sequence_parallel,
+        overlap_tp=plan.overlap.tensor_parallel,
     )
 
 
@@ -107,15 +124,22 @@ def _composition(contexts: Sequence[Context], stages: Sequence[Stage]) -> tuple[
     return tuple(names.count(context.pool.gpu.name) for context in contexts)
 
 
-def _context(context: Context, kept: Kept) -> Context:
-    """Return the context with the layer times of one that was kept, and keep it."""
-    key = replace(context.pool, nodes=1)
-    before = kept.get(key)
-    if before is not None and before.measured is None:
-        ratio = context.strain / before.strain
-        context.indexed.extend(_scaled(index, ratio) for index in before.indexed)
-    kept[key] = context
-    return context
+def _remembered(context: Context, kept: Kept) -> list[ShardIndex]:
+    """Return the layer tables that were kept for such machines. Measured ones are at hand."""
+    if context.measured is not None:
+        return []
+    return [_scaled(index, context.strain / strain) for strain, index in kept.get(_key(context), ())]
+
+
+def _keep(context: Context, kept: Kept) -> None:
+    """Keep the layer tables that were made for a context: those after the ones that were kept before."""
+    before = kept.get(_key(context), ())
+    made = context.indexed[len(before) :] if context.measured is None else []
+    kept[_key(context)] = (*before, *((context.strain, index) for index in made))
+
+
+def _key(context: Context) -> tuple[NodePool, Fabric]:
+    return replace(context.pool, nodes=1), context.links
 
 
 def _scaled(index: ShardIndex, by: float) -> ShardIndex:

@@ -8,7 +8,7 @@ sequence parallelism, FlashAttention, overlaps, layer split, recomputation, shar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -89,9 +89,11 @@ FULL: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType({("recompute"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """What is searched: the values allowed for the pinned axes (all legal values for the others)."""
+    """What is searched: the values allowed for the pinned axes (all legal values for the others). With `tp_per_type`,
+    GPU types of one plan may differ in their tensor-parallel degree."""
 
     pins: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    tp_per_type: bool = False
 
     def allowed(self, axis: str, values: Sequence[Value]) -> tuple[Value, ...]:
         """Return those of `values` that the pins leave."""
@@ -163,7 +165,7 @@ def measurable(context: Context, space: Space) -> Space:
     which would be predicted beside a measured one."""
     if context.measured is None or "offload" in space.pins:
         return space
-    return Space(pins={**space.pins, "offload": (0.0,)})
+    return replace(space, pins={**space.pins, "offload": (0.0,)})
 
 
 def divisors(number: int, limit: int) -> list[int]:

@@ -19,8 +19,9 @@ from shardwright.spec.load_job import make_job
 from shardwright.spec.load_model import load_model
 
 GPUS = ("A100-SXM-40", "V100-SXM2", "T4", "A10G", "H100-SXM", "L4", "RTX3090", "H20")
+MODELS = ("gpt2-medium", "gpt2-large", "gpt2-xl", "gpt2-xl", "pythia-410m", "pythia-1b")
 EFFICIENCY = Analytic()
-EFFORT = Effort(regions=60, patience=60)
+EFFORT = Effort(regions=60, patience=60, idle=60, near=0.0)
 
 
 @dataclass(frozen=True)
@@ -32,36 +33,43 @@ class Small:
     tables: tuple[Table, ...]
 
 
-def small(seed: int, *, most_gpus: int = 10, most_layers: int = 6, most_batch: int = 8) -> Small:
+def small(seed: int, *, most_gpus: int = 10, most_layers: int = 8, most_batch: int = 8) -> Small:
     """Return a random problem."""
     pick = random.Random(seed)
-    nodes = []
-    left = most_gpus
-    for gpu in pick.sample(GPUS, pick.choice((2, 2, 3))):
-        each, count = pick.choice(((1, 1), (2, 1), (1, 2), (2, 2)))
-        each, count = (each, count) if each * count <= left else (1, 1)
-        left -= each * count
+    cluster = build_cluster({"nodes": _nodes(pick, pick.randint(2, most_gpus))}, "test")
+    whole = load_model(pick.choice(MODELS))
+    model = replace(whole, layers=whole.layers[: pick.randint(3, most_layers)])
+    batch = pick.choice([size for size in (3, 4, 5, 6, 7, 8) if size <= most_batch])
+    job = make_job(global_batch=batch, seq_len=pick.choice((512, 1024)), precision="fp16")
+    contexts = tuple(Context(model=model, pool=pool, job=job, efficiency=EFFICIENCY) for pool in cluster.pools)
+    degrees = [tp for tp in (1, 2) if any(tp in unit_degrees(context) for context in contexts)]
+    sizes = [size for size in (1, 2, 4) if batch % size == 0]
+    pins = {
+        "tp": tuple(sorted(pick.sample(degrees, pick.randint(1, len(degrees))))),
+        "micro_batch": tuple(sorted(pick.sample(sizes, min(pick.choice((1, 1, 2)), len(sizes))))),
+    }
+    space = Space(pins=pins)
+    chosen = tuple(settings(contexts, space))
+    return Small(cluster, contexts, space, chosen, tuple(tables(contexts, chosen)))
+
+
+def _nodes(pick: random.Random, gpus: int) -> list[dict[str, object]]:
+    """Return machines of two or three types, `gpus` GPUs together."""
+    types = pick.sample(GPUS, 2 if gpus == 2 else pick.choice((2, 3)))
+    cuts = sorted(pick.sample(range(1, gpus), len(types) - 1))
+    nodes: list[dict[str, object]] = []
+    for gpu, begin, end in zip(types, [0, *cuts], [*cuts, gpus], strict=True):
+        each = pick.choice([size for size in (1, 2, 4) if (end - begin) % size == 0])
         nodes.append(
             {
-                "count": count,
+                "count": (end - begin) // each,
                 "gpu": gpu,
                 "gpus": each,
                 "memory_gb": pick.choice((4, 6, 8, 16)),
-                "inter_node_gbps": pick.choice((10, 25, 100, 400)),
+                "inter_node_gbps": pick.choice((5, 10, 25, 100, 400)),
             }
         )
-    cluster = build_cluster({"nodes": nodes}, "test")
-    whole = load_model(pick.choice(("gpt2-medium", "gpt2-large", "gpt2-xl")))
-    model = replace(whole, layers=whole.layers[: pick.randint(3, most_layers)])
-    job = make_job(
-        global_batch=pick.choice([b for b in (3, 4, 6, 8) if b <= most_batch]), seq_len=1024, precision="fp16"
-    )
-    contexts = tuple(Context(model=model, pool=pool, job=job, efficiency=EFFICIENCY) for pool in cluster.pools)
-    degrees = [tp for tp in (1, 1, 2) if any(tp in unit_degrees(context) for context in contexts)]
-    sizes = (1, 1, 2) if job.global_batch % 2 == 0 else (1,)
-    space = Space(pins={"tp": (pick.choice(degrees),), "micro_batch": (pick.choice(sizes),)})
-    chosen = tuple(settings(contexts, space))
-    return Small(cluster, contexts, space, chosen, tuple(tables(contexts, chosen)))
+    return nodes
 
 
 def solved(problem: Small, gap: float) -> Found:

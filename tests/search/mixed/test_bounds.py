@@ -14,7 +14,7 @@ from shardwright.cost.pipeline import simulate
 from shardwright.cost.schedule import one_f_one_b
 from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE
 from shardwright.search.mixed.bounds import LEVELS, MANY, Columns, alone, columns, micro_batches
-from shardwright.search.mixed.capacity import capacity, within
+from shardwright.search.mixed.capacity import capacity
 from shardwright.search.mixed.region import Region
 from shardwright.search.mixed.splits import moves_of
 from shardwright.search.mixed.stages import pipeline_seconds, stages
@@ -31,7 +31,10 @@ def column(forward: np.ndarray, backward: np.ndarray) -> Columns:
         stages=np.array([len(work)]),
         bottleneck=np.full((1, width), work.max()),
         work=np.full((1, width), work.sum()),
-        after=np.zeros(1),
+        first=np.full(
+            (1, width), work.sum() - min(len(work) * work.max() - work.sum(), 0.5 * (len(work) - 1) * work.max())
+        ),
+        after=np.zeros((1, width)),
         share=np.array([(forward / work).max()]),
         fewest=np.array([1]),
         most=np.array([MANY]),
@@ -71,10 +74,10 @@ def test_no_split_has_a_shorter_bottleneck_or_less_work(seed):
     depth = int(min(table.units.sum(), table.layers))
     total = problem.contexts[0].job.global_batch // problem.settings[0].micro_batch
     copies = int(pick.integers(1, 4))
-    region = Region(fewest=copies, most=copies, least_after=0.0, most_after=np.inf, modes=MODES, link=np.inf, used=())
+    region = Region(fewest=copies, most=copies, modes=MODES, link=np.inf, used=())
     for few in (False, True):
         options = {"copies": copies, "depth": max(depth, 2), "longest": 1e9, "few": few, "modes": MODES}
-        found = within(capacity(table, layers, **options), table, layers, region)
+        found = capacity(table, layers, **options)
         for _ in range(40):
             counts = np.array([pick.integers(0, units + 1) for units in table.units])
             if not 2 <= counts.sum() <= depth:
@@ -94,7 +97,8 @@ def test_no_split_has_a_shorter_bottleneck_or_less_work(seed):
             assert bound.bottleneck[0, 0] <= each.max() * (1 + 1e-9)
             assert bound.work[0, -1] <= each.sum() * (1 + 1e-9)
             seconds = float(pipeline_seconds(made, moves, size)[0])
-            assert micro_batches(bound, (seconds + bound.after[0]) * (1 + 1e-9))[0] >= size
+            level = int(np.searchsorted(bound.bottleneck[0] * (1 - 1e-9), each.max(), side="right")) - 1
+            assert micro_batches(bound, (seconds + bound.after[0, level]) * (1 + 1e-9))[0] >= size
 
 
 def random_order(pick: np.random.Generator, counts: np.ndarray) -> np.ndarray:
@@ -108,7 +112,7 @@ def random_order(pick: np.random.Generator, counts: np.ndarray) -> np.ndarray:
 def test_a_single_stage_takes_no_less_than_bounded(seed):
     problem = small(seed)
     table = problem.tables[0]
-    region = Region(fewest=2, most=2, least_after=0.0, most_after=np.inf, modes=MODES, link=np.inf, used=())
+    region = Region(fewest=2, most=2, modes=MODES, link=np.inf, used=())
     bound = alone(table, layers_of(table), region)
     for kind in np.flatnonzero(table.units):
         made = stages(table, np.array([kind]), np.array([[0, table.layers]]), micro_batches=3, copies=2, modes=MODES)

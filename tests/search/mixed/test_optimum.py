@@ -3,37 +3,44 @@ zero, nor one much better than what the search returns."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from tests.search.mixed.oracle import TooManyError, brute_force
+from tests.search.mixed.oracle import brute_force, sample
 from tests.search.mixed.problems import small, solved
 
 SLOWEST = 1.2  # times the optimum, on problems of few micro-batches, where nothing is hidden
-UNKNOWN = {4, 17, 21, 24, 26, 33, 34}  # enumeration takes too long
+MOST = 50_000  # sets of pipelines that an enumeration looks at before it gives up, and the test fails
+BEST_OF_ALL = 5e-5  # the gap below which the report calls a plan the best of all
+SOME, MANY = range(90), range(90, 700)
 
 
-@pytest.mark.parametrize("seed", sorted(set(range(47)) - UNKNOWN))
+@pytest.mark.parametrize("seed", SOME)
 def test_enumeration_does_not_beat_the_certificate(seed):
-    against_enumeration(seed, most_gpus=4, most_layers=5, most_batch=4, most=400)
+    against_enumeration(seed)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(100, 400))
-def test_enumeration_of_larger_clusters_does_not_beat_the_certificate(seed):
-    try:
-        against_enumeration(seed, most_gpus=6, most_layers=6, most_batch=4, most=600)
-    except TooManyError:
-        pytest.skip("the enumeration takes too long")
+@pytest.mark.parametrize("seed", MANY)
+def test_enumeration_of_more_clusters_does_not_beat_the_certificate(seed):
+    against_enumeration(seed)
 
 
-def against_enumeration(seed: int, *, most_gpus: int, most_layers: int, most_batch: int, most: int) -> None:
-    problem = small(seed, most_gpus=most_gpus, most_layers=most_layers, most_batch=most_batch)
-    best = brute_force(problem.contexts, problem.cluster, problem.settings, most)
-    found = solved(problem, gap=0.0)
-    assert bool(found.plans) == (best is not None)
-    if best is None:
-        return
-    seconds = found.plans[0][0]
-    assert found.lower_bound_seconds <= min(best.seconds, seconds) * (1 + 1e-9)
-    assert seconds <= SLOWEST * best.seconds
-    if seconds <= found.lower_bound_seconds * (1 + 1e-6):
-        assert best.seconds >= seconds * (1 - 1e-6)
+@pytest.mark.parametrize("seed", range(12))
+def test_no_random_plan_beats_enumeration(seed):
+    problem = small(seed, most_gpus=5, most_layers=5, most_batch=4)
+    best = brute_force(problem.contexts, problem.cluster, problem.settings, MOST).best
+    found = list(sample(problem.contexts, problem.cluster, problem.settings, np.random.default_rng(seed), 40))
+    assert found
+    assert min(found) >= best * (1 - 1e-9)
+
+
+def against_enumeration(seed: int) -> None:
+    problem = small(seed)
+    found = solved(problem, gap=0.5 * BEST_OF_ALL)
+    seconds = found.plans[0][0] if found.plans else np.inf
+    best = brute_force(problem.contexts, problem.cluster, problem.settings, MOST, seconds).best
+    assert bool(found.plans) == np.isfinite(best)
+    assert found.lower_bound_seconds <= best * (1 + 1e-9)
+    assert not found.plans or seconds <= SLOWEST * best
+    if seconds <= found.lower_bound_seconds * (1 + BEST_OF_ALL):
+        assert best >= seconds * (1 - BEST_OF_ALL)

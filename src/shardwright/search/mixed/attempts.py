@@ -15,8 +15,9 @@ from shardwright.search.mixed.program import CLOSE, Choice
 from shardwright.search.mixed.region import Region, asked_for
 from shardwright.search.mixed.regions import PRECISION, shortest
 
-ROUNDS = 8  # solutions of a region that are made into plans; fewer where there are many compositions
-MANY_ROWS = 64
+ROUNDS = 8  # solutions of a region that are made into plans
+IDLE = 2  # of them in a row that are no better than the best plan
+ENOUGH = 3  # compositions that were tried, to tell from them how slow others may be
 SOME = 120  # compositions that plans are made of
 TIGHTENED, SOLVED = 20, 3  # times that the relaxation and the program are solved with tighter compositions
 WIDEST = 1.6  # times of the bound, at which compositions are taken that plans are made of
@@ -40,7 +41,10 @@ def attempt(
         top = ceiling()
     of.widen(top, SOME)
     found, part = of.within(top)
-    for _ in range(ROUNDS if len(found.counts) < MANY_ROWS else 2):
+    idle = 0
+    for _ in range(ROUNDS):
+        if idle == IDLE:
+            return
         slower = _slowness(each, region, found)
 
         def reached(seconds: float, slower: Floats = slower) -> float:
@@ -55,8 +59,10 @@ def attempt(
         if not len(choice.chosen):
             return
         draft = _draft(each, region, found, choice, micro_batches(found, at), at)
+        idle += 1
         if draft is not None:
-            surprise = offer(draft) / draft.seconds
+            idle = 0 if draft.seconds < ceiling() else idle
+            surprise = offer(draft) / max(line.seconds + line.after for line, _, _ in draft.replicas)
             for row in choice.chosen:
                 each.slower[tuple(found.counts[row].tolist()), region] *= max(surprise, 1.0)
 
@@ -82,9 +88,11 @@ def closing(each: Field, region: Region, of: Listing, goal: float) -> Draft | bo
 
 
 def _slowness(each: Field, region: Region, found: Columns) -> Floats:
-    """Return how much slower than their bound compositions turned out, [N]."""
+    """Return how much slower than their bound compositions turned out, [N]; those not tried yet as much as half of the
+    others did."""
     known = {counts: ratio for (counts, where), ratio in each.slower.items() if where == region}
-    slower = np.ones(len(found.counts))
+    tried = [ratio for ratio in known.values() if np.isfinite(ratio)]
+    slower = np.full(len(found.counts), float(np.median(tried)) if len(tried) >= ENOUGH else 1.0)
     for counts, ratio in known.items():
         slower[(found.counts == counts).all(axis=1)] = ratio
     return slower
@@ -99,8 +107,8 @@ def _draft(each: Field, region: Region, found: Columns, choice: Choice, sizes: I
         (tuple(found.counts[row].tolist()), int(number), int(size))
         for row, number, size in zip(choice.chosen, choice.copies, sizes, strict=True)
     ]
-    made = each.workshop.lines_of(chosen, each.total, region.most_after)
+    made = each.workshop.lines_of(chosen, each.total)
     for row, (counts, _, _), line in zip(choice.chosen, chosen, made, strict=True):
-        took = np.inf if line is None else line.seconds + max(line.after, region.least_after)
+        took = np.inf if line is None else line.seconds + line.after
         each.slower[counts, region] = max(took / float(seconds[row]), 1.0)
-    return each.workshop.draft(chosen, each.total, region.most_after)
+    return each.workshop.draft(chosen, each.total)

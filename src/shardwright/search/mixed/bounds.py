@@ -7,9 +7,10 @@ their sum, R_i the sum after stage i, and m the micro-batches. 1F1B takes at lea
 
 At a stage with x_i = tau, R_i >= W - i tau, so for m > P the time is at least
 
-    W + (m - 1) tau - min(P tau - W, (P - 1) tau / 2)                                                         (1)
+    W + (m - 1) tau - min(P tau - W, (P - 1) tau / 2, D)                                                      (1)
 
-where the second term of the minimum is the larger of both at R_i = (P - i) tau / 2. A mean of both over all stages
+where the second term of the minimum is the larger of both at R_i = (P - i) tau / 2, and D is by how much the stages
+after the bottleneck are faster together, at most (`work.most_hidden`). A mean of both over all stages
 with weights that make it independent of the split gives W (1 + (m - 1) / P) for m > P (2). For any m it is at least
 m tau (3), and W + (m - 1) (1 - f) tau with f the greatest share of the forward pass in a stage (4). The bounds rise
 with tau and W, so the least values of both give a bound for all splits. Derived here; tested against the simulation.
@@ -17,36 +18,34 @@ with tau and W, so the least values of both give a bound for all splits. Derived
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import permutations
-from math import factorial
 
 import numpy as np
 
 from shardwright.cost.strategy import Floats, Ints
 from shardwright.search.mixed.capacity import Capacity
+from shardwright.search.mixed.orders import Arrangement, any_order, every_order, few_orders
 from shardwright.search.mixed.region import Region, usable
-from shardwright.search.mixed.stage_limits import IMPOSSIBLE
 from shardwright.search.mixed.tables import Layers, Table
-from shardwright.search.mixed.travel import single_stage_seconds
+from shardwright.search.mixed.travel import least_tail, single_stage_seconds, travel
+from shardwright.search.mixed.work import forward_share, held_of, layers_held, least_work, most_hidden
 
 MANY = np.int64(1 << 40)
-MOST_ORDERED = 1_500  # compositions times orders of types, up to which each order is looked at
-LEVELS = (1.01, 1.03, 1.08, 1.2, 1.5)  # times the least bottleneck, at which the least work is taken
+LEVELS = (1.005, 1.01, 1.02, 1.035, 1.05, 1.075, 1.1, 1.15, 1.25, 1.5)  # times the least bottleneck, looked at apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Compositions [N, G] with what bounds their time: stages P, the least bottleneck and the least work at it and at
-    longer ones, [N, levels]; seconds after the pipeline that nothing avoids; the greatest share of a forward pass;
-    the fewest and the most micro-batches for which the row holds."""
+    """Compositions [N, G] with what bounds their time: stages P; for bottlenecks from the least one up, [N, levels],
+    their seconds, the least work, the least that the first micro-batch adds to all others, and the least seconds after
+    the pipeline; the greatest share of a forward pass; the fewest and the most micro-batches for which the row
+    holds."""
 
     counts: Ints
     stages: Ints
     bottleneck: Floats
     work: Floats
+    first: Floats
     after: Floats
     share: Floats
     fewest: Ints
@@ -80,8 +79,8 @@ def alone(table: Table, layers: Layers, region: Region) -> Columns:
     fits = np.minimum(total * layers.inputs + table.again_bytes, total * (layers.activations - layers.core_bytes))
     seconds = seconds + price * short
     later = single_stage_seconds(table, parameters, region.fewest, region.link, region.used)
-    later = later + parameters * table.update_seconds / copies + table.step_seconds
-    fits = ((fits <= room) | (short <= 0.0)) & (later <= region.most_after) & usable(table, np.eye(table.types), region)
+    later = later + parameters * table.update_seconds / copies + table.norm_seconds(region.fewest)[0]
+    fits = ((fits <= room) | (short <= 0.0)) & usable(table, np.eye(table.types), region)
     kept_types = types[fits[types]]
     counts = np.eye(table.types, dtype=np.int64)[kept_types]
     work = seconds[kept_types]
@@ -90,7 +89,8 @@ def alone(table: Table, layers: Layers, region: Region) -> Columns:
         stages=np.ones(len(counts), dtype=np.int64),
         bottleneck=np.repeat(work[:, None], len(LEVELS) + 1, axis=1),
         work=np.repeat(work[:, None], len(LEVELS) + 1, axis=1),
-        after=np.maximum(later[kept_types], region.least_after),
+        first=np.repeat(work[:, None], len(LEVELS) + 1, axis=1),
+        after=np.repeat(later[kept_types, None], len(LEVELS) + 1, axis=1),
         share=np.zeros(len(counts)),
         fewest=np.ones(len(counts), dtype=np.int64),
         most=np.full(len(counts), MANY),
@@ -102,194 +102,102 @@ def columns(
 ) -> Columns:
     """Return what bounds the time of each composition `counts` [N, G] of two stages or more; without those that
     cannot hold the model. `ordered` looks at each order of the types, which takes longer."""
-    counts, high = _least_places(found, counts, layers.total - 1e-6, ordered=ordered)
+    arranged = every_order(counts) if ordered and few_orders(counts) else any_order(counts)
+    rows, high = _least_places(found, arranged, layers.total - 1e-6)
     # The capacity suffices at entry `high` and not at the one before, so that one bounds the bottleneck.
-    least = found.seconds[np.maximum(high - 1, 0)]
-    bottleneck: list[Floats] = []
-    work: list[Floats] = []
-    for level in (*LEVELS, np.inf):
-        end = np.clip(np.searchsorted(found.seconds, least * level), high, len(found.seconds) - 1)
-        begin = least if not bottleneck else least * LEVELS[len(bottleneck) - 1]
-        bottleneck.append(begin)
-        work.append(least_work(table, layers, found, counts, end))
+    shape = (-1, len(counts))
+    places = np.full(len(arranged.counts), len(found.seconds))
+    places[rows] = high
+    possible = np.flatnonzero(places.reshape(shape).min(axis=0) < len(found.seconds))
+    counts, places = counts[possible], places.reshape(shape)[:, possible]
+    arranged = arranged.take((np.arange(len(places))[:, None] * shape[1] + possible).ravel())
+    least_place = places.min(axis=0)
+    least = found.seconds[np.maximum(least_place - 1, 0)]
+    needs = travel(table, layers, fewest=region.fewest, most=region.most, link=region.link)
+    always = after(table, layers, counts, region)
+    # At levels of the bottleneck: its least on a level counts with the least work and tail up to the next level.
+    levels = np.array([1.0, *LEVELS])
+    begin = least * levels[:, None]
+    end = np.searchsorted(found.seconds, least * np.append(LEVELS, np.inf)[:, None])
+    end = np.clip(end, least_place, len(found.seconds) - 1)
+    # An order that holds too little within a level is no way to do it there.
+    order, level, row = np.nonzero(places[:, None, :] <= end)
+    each, place, tau = arranged.take(order * len(counts) + row), end[level, row], begin[level, row]
+    held = held_of(found, each, place)
+    each_work = least_work(table, layers, found, each, place)
+    hidden = np.minimum(np.maximum(each.stages * tau - each_work, 0.0), 0.5 * (each.stages - 1) * tau)
+    if each.known:
+        hidden = np.minimum(hidden, most_hidden(table, layers, found, each, place, held, tau, region.modes))
+    tail = least_tail(needs, each, held, found.seconds[place], layers) + _least_tied(table, each)
+    work, first, later = (np.full(begin.shape, np.inf) for _ in range(3))
+    for kept, values in ((work, each_work), (first, each_work - hidden), (later, tail)):
+        np.minimum.at(kept, (level, row), values)
     stages = counts.sum(axis=1)
     return Columns(
         counts=counts,
         stages=stages,
-        bottleneck=np.stack(bottleneck, axis=1),
-        work=np.stack(work, axis=1),
-        after=after(table, layers, counts, region),
+        bottleneck=begin.T,
+        work=work.T,
+        first=first.T,
+        after=np.maximum(always, later).T,
         share=forward_share(table, layers, counts),
         fewest=np.ones_like(stages) if few else stages,
         most=stages - 1 if few else np.full(len(stages), MANY),
     )
 
 
-def few_orders(counts: Ints) -> bool:
-    """Return whether all orders of the types of all compositions can be looked at."""
-    return len(counts) * factorial(int(counts.any(axis=0).sum())) <= MOST_ORDERED
-
-
-def _least_places(found: Capacity, counts: Ints, needed: float, *, ordered: bool) -> tuple[Ints, Ints]:
-    """Return the compositions that can hold `needed` layers, and the first time at which they can: in any order of
-    their types where `ordered`, else at least as early."""
-    orders = list(permutations(np.flatnonzero(counts.any(axis=0)).tolist()))
-    if not ordered or len(orders) < 2:
-        return _bisected(counts, needed, len(found.seconds), partial(layers_held, found))
-    last = len(found.seconds)
-    least = np.full(len(counts), last)
-    for order in orders:
-        possible = np.flatnonzero(_layers_in_order(found, order, counts, np.full(len(counts), last - 1)) >= needed)
-        rows, places = _bisected(counts[possible], needed, last, partial(_layers_in_order, found, order))
-        assert len(rows) == len(possible), "the last time was tried"
-        least[possible] = np.minimum(least[possible], places)
-    return counts[least < last], least[least < last]
-
-
-def _bisected(counts: Ints, needed: float, times: int, held: Callable[[Ints, Ints], Floats]) -> tuple[Ints, Ints]:
-    """Return the compositions that hold `needed` layers at the last time, and the first at which they do."""
-    high = np.full(len(counts), times - 1)
-    possible = held(counts, high) >= needed
-    counts, high = counts[possible], high[possible]
-    low = np.zeros_like(high)
+def _least_places(found: Capacity, arranged: Arrangement, needed: float) -> tuple[Ints, Ints]:
+    """Return the rows of the compositions that can hold `needed` layers, and the first time at which they can."""
+    low, high = np.zeros(len(arranged.counts), dtype=np.int64), np.full(len(arranged.counts), len(found.seconds) - 1)
+    rows = np.flatnonzero(_layers(found, arranged, high) >= needed)
+    arranged, low, high = arranged.take(rows), low[rows], high[rows]
     while (low < high).any():
         middle = (low + high) // 2
-        enough = held(counts, middle) >= needed
+        enough = _layers(found, arranged, middle) >= needed
         high, low = np.where(enough, middle, high), np.where(enough, low, np.minimum(middle + 1, high))
-    return counts, high
+    return rows, high
 
 
-def _layers_in_order(found: Capacity, order: Sequence[int], counts: Ints, place: Ints) -> Floats:
-    """Return the most layers that compositions hold within the time at `place` with their types in `order`."""
-    stages = counts.sum(axis=1)
-    total, start = np.zeros(len(counts)), np.zeros(len(counts), dtype=np.int64)
-    for kind in order:
-        count = counts[:, kind]
-        end, there = start + count, count > 0
-        flight = stages - start
-        held = found.summed[kind, place, flight] - found.summed[kind, place, flight - count]
-        travelled = found.travelled[kind, place, end] - found.travelled[kind, place, start]
-        begins, ends = there & (start == 0), there & (end == stages)
-        inner, at_first = found.inner[kind, place], found.travelled[kind, place]
-        rows = np.arange(len(counts))
-        held += np.where(begins, found.first[kind, place, stages - 1] - inner[rows, stages - 1], 0.0)
-        held += np.where(ends, found.last[kind, place] - inner[:, 0], 0.0)
-        travelled += np.where(begins, found.first_travelled[kind, place] - at_first[:, 1], 0.0)
-        last = at_first[rows, stages] - at_first[rows, stages - 1]
-        travelled += np.where(ends, found.last_travelled[kind, place, stages - 1] - last, 0.0)
-        total += np.where(there, np.minimum(held, travelled), 0.0)
-        start = end
-    return total
-
-
-def layers_held(found: Capacity, counts: Ints, place: Ints) -> Floats:
-    """Return the most layers that compositions hold within the time at `place`, in whatever order of stages."""
-    stages = counts.sum(axis=1)
-    total = np.zeros(len(counts))
-    first, last = np.full(len(counts), -np.inf), np.full(len(counts), -np.inf)
-    for kind in range(counts.shape[1]):
-        count = counts[:, kind]
-        there, at = count > 0, np.maximum(count - 1, 0)
-        one = np.minimum(found.first[kind, place, stages - 1], found.first_travelled[kind, place])
-        more_first = one - found.inner[kind, place, at]
-        more_last = found.last[kind, place] - found.inner[kind, place, 0]
-        held = found.summed[kind, place, count] + np.maximum(more_first, 0.0) + np.maximum(more_last, 0.0)
-        travelled = found.travelled[kind, place, stages]
-        late = travelled - found.travelled[kind, place, stages - count]
-        behind = travelled - found.travelled[kind, place, stages - at] + found.first_travelled[kind, place]
-        base = np.minimum(held, late)
-        total += np.where(there, base, 0.0)
-        with_first = np.minimum(held + np.minimum(more_first, 0.0), behind)
-        at_end = found.last_travelled[kind, place, stages - 1]
-        ahead = found.travelled[kind, place, stages - 1] - found.travelled[kind, place, stages - count]
-        with_last = np.minimum(held + np.minimum(more_last, 0.0), np.minimum(late, ahead + at_end))
-        first = np.where(there, np.maximum(first, with_first - base), first)
-        last = np.where(there, np.maximum(last, with_last - base), last)
-    return np.asarray(total + first + last)
-
-
-def least_work(table: Table, layers: Layers, found: Capacity, counts: Ints, place: Ints) -> Floats:
-    """Return the least seconds of work of one micro-batch over all stages: layers on the fastest type as far as the
-    bottleneck lets them, without recomputation as far as memory does."""
-    stages = counts.sum(axis=1)
-    extra = np.minimum(
-        layers.recompute * layers.activations / np.maximum(layers.activations - layers.inputs, 1e-300),
-        layers.core * layers.activations / np.maximum(layers.core_bytes, 1e-300),
-    )
-    slopes = np.concatenate([layers.seconds, layers.seconds + extra])
-    left = np.full(len(counts), layers.total)
-    work = np.zeros(len(counts))
-    types = counts.shape[1]
-    for segment in np.argsort(slopes, kind="stable"):
-        kind = int(segment) % types
-        count = counts[:, kind]
-        free = found.free[kind, place, count]
-        room = free
-        if segment >= types:
-            room = found.summed[kind, place, count] - free
-        else:
-            at_first = found.first[kind, place, stages - 1] - found.inner[kind, place, stages - 1]
-            at_last = found.last[kind, place] - found.inner[kind, place, 0]
-            for more in (at_first, at_last):
-                room = room + np.where((count > 0) & (more < -IMPOSSIBLE / 2), np.maximum(more, 0.0), 0.0)
-        taken = np.minimum(left, np.maximum(room, 0.0))
-        work += slopes[segment] * taken
-        left -= taken
-    work += counts @ (2.0 * table.each) + 2.0 * least_moves(table, counts)
-    for edge in (layers.first_seconds, layers.last_seconds):
-        work += np.where(counts > 0, edge, np.inf).min(axis=1)
-    return work
-
-
-def least_moves(table: Table, counts: Ints) -> Floats:
-    """Return the least seconds of all messages of one micro-batch one way, [N]: between units of a machine as long as
-    it has some, and across machines where the type changes, at the speed of the slower of two types."""
-    inside = np.maximum(counts - 1, 0)
-    across = np.minimum(np.maximum(-(-counts // table.local) - 1, 0), inside)
-    near = np.minimum(table.near, table.far)
-    moves = (inside - across) @ near + across @ table.far
-    ordered = np.sort(np.where(counts > 0, table.far, np.inf), axis=1)
-    changes = (counts > 0).sum(axis=1) - 1
-    if counts.shape[1] > 1:
-        moves = moves + np.where(changes > 0, changes * np.where(changes > 0, ordered[:, 1], 0.0), 0.0)
-    return np.asarray(moves)
-
-
-def forward_share(table: Table, layers: Layers, counts: Ints) -> Floats:
-    """Return the greatest part of a stage's time that its forward pass can be, [N]: that of a single layer."""
-    moves = np.maximum(table.near, table.far)
-    share = (layers.forward + table.each + moves) / (layers.seconds + 2.0 * (table.each + moves))
-    return np.asarray(np.where(counts > 0, np.maximum(share, 0.36), 0.0).max(axis=1))
+def _layers(found: Capacity, arranged: Arrangement, place: Ints) -> Floats:
+    if arranged.known:
+        return np.asarray(held_of(found, arranged, place).sum(axis=1))
+    return layers_held(found, arranged.counts, place)
 
 
 def after(table: Table, layers: Layers, counts: Ints, region: Region) -> Floats:
-    """Return the seconds after the pipeline that no split avoids, infinite where the region has less: the optimizer
-    step, and what the framework does."""
+    """Return the seconds after the pipeline that no split avoids, [N]: the optimizer step, a tied embedding, and what
+    the framework does."""
     speed = counts @ (1.0 / np.maximum(table.update_seconds, 1e-300))
     ends = layers.first_parameters + layers.last_parameters - table.tied_parameters * (counts.sum(axis=1) == 1)[:, None]
     parameters = layers.total * (layers.dense + layers.expert).min() + ends.min(axis=1)
-    once = np.where(counts > 0, table.step_seconds, 0.0).max(axis=1)
-    tied = np.where(counts > 0, table.tied_seconds(counts.sum(axis=1)), np.inf).min(axis=1)
-    least = parameters / speed / region.most + once + tied
-    return np.where(least <= region.most_after, np.maximum(least, region.least_after), np.inf)
+    once = np.where(counts > 0, table.norm_seconds(counts.sum(axis=1) * region.fewest), 0.0).max(axis=1)
+    least = parameters / speed / region.most + once + least_tied(table, counts)
+    return np.asarray(least)
 
 
-def longest_after(table: Table, layers: Layers, region: Region) -> float:
-    """Return the seconds that none of the columns of a region has more of after the pipeline, if gradients and weights
-    take none."""
-    parameters = layers.total * (layers.dense + layers.expert) + layers.first_parameters + layers.last_parameters
-    there = table.units > 0
-    tied = np.maximum(table.tied_near, table.tied_far)
-    least = parameters * table.update_seconds / region.most
-    return max(float(least[there].max() + table.step_seconds[there].max() + tied[there].max()), region.least_after)
+def least_tied(table: Table, counts: Ints) -> Floats:
+    """Return the least seconds to add the gradients of a tied embedding, [N]: the slower end of a pipeline decides, and
+    types stand next to each other, so that of several types two have an end each, in machines of their own."""
+    there = counts > 0
+    alone = np.where(there, table.tied_seconds(counts.sum(axis=1)), np.inf).min(axis=1)
+    apart = np.sort(np.where(there, table.tied_far, np.inf), axis=1)[:, min(1, counts.shape[1] - 1)]
+    return np.asarray(np.where(there.sum(axis=1) > 1, apart, alone))
+
+
+def _least_tied(table: Table, arranged: Arrangement) -> Floats:
+    """Return the least seconds to add the gradients of a tied embedding, [N], by both ends where these are known."""
+    if not arranged.known:
+        return least_tied(table, arranged.counts)
+    apart = (arranged.begins != arranged.ends).any(axis=1)
+    seconds = np.where(apart[:, None], table.tied_far, table.tied_seconds(arranged.stages))
+    return np.asarray(np.where(arranged.begins | arranged.ends, seconds, 0.0).max(axis=1))
 
 
 def micro_batches(found: Columns, seconds: float | Floats) -> Ints:
     """Return the most micro-batches that a replica of each composition finishes within `seconds` (or [N]), [N]."""
-    t = (seconds - found.after)[:, None]
+    t = np.asarray(seconds)[..., None] - found.after
     tau, work, stages = found.bottleneck, found.work, found.stages[:, None].astype(np.float64)
-    give = np.minimum(stages * tau - work, (stages - 1.0) * tau / 2.0)
-    many = np.minimum(1.0 + (t - work + np.maximum(give, 0.0)) / tau, t / tau)
+    many = np.minimum(1.0 + (t - found.first) / tau, t / tau)
     many = np.minimum(many, 1.0 + stages * (t / work - 1.0))
     few = np.minimum(1.0 + (t - work) / ((1.0 - found.share)[:, None] * tau), t / tau)
     count = np.where(many >= stages + 1.0, many, np.minimum(few, stages))

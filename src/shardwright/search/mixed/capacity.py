@@ -6,15 +6,13 @@ All figures are upper bounds, so that what the table says is impossible is impos
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.cost.strategy import Floats
-from shardwright.search.mixed.region import Region
 from shardwright.search.mixed.stage_limits import SLACK, Figures, figures, most_layers
 from shardwright.search.mixed.tables import Layers, Table
-from shardwright.search.mixed.travel import layers_in_time
 
 FINENESS = 0.01  # relative distance of the times tried, beside those at which a stage takes one layer more
 
@@ -24,11 +22,9 @@ class Capacity:
     """Layers within each of J times.
 
     `seconds` [J] ascending. `inner` [G, J, H] is what a stage between the ends takes with 1 … H micro-batches in
-    flight, `summed` [G, J, H + 1] its running sums, `free` those of what it takes without recomputation. `travelled`
-    [G, J, H + 1] are the running sums over positions of the layers that it takes with one micro-batch in flight and
-    whose gradients travel in time, `first_travelled` [G, J] those at the first position, `last_travelled` [G, J, H] at
-    the last of so many. `first` [G, J, H] is for the first stage with h in flight, `last` [G, J] for the
-    last one. `steady` says that the micro-batches in flight limit nothing.
+    flight, `summed` [G, J, H + 1] its running sums, `free` those of what it takes without recomputation. `first`
+    [G, J, H] is for the first stage with h in flight, `last` [G, J] for the last one. `steady` says that the
+    micro-batches in flight limit nothing.
     """
 
     seconds: Floats
@@ -38,9 +34,6 @@ class Capacity:
     first: Floats
     last: Floats
     steady: bool
-    travelled: Floats
-    first_travelled: Floats
-    last_travelled: Floats
 
 
 def capacity(
@@ -64,7 +57,6 @@ def capacity(
     last, _ = limits(at_last, flight[:, :1], of.overhead - of.move + of.last_seconds)
     there = table.units > 0
     steady = all(bool((part[there, :, :1] == part[there]).all()) for part in (inner, first))
-    nothing = np.zeros(0)
     return Capacity(
         seconds=seconds,
         inner=inner,
@@ -73,28 +65,6 @@ def capacity(
         first=first,
         last=last[:, :, 0],
         steady=steady,
-        travelled=nothing,
-        first_travelled=nothing,
-        last_travelled=nothing,
-    )
-
-
-def within(found: Capacity, table: Table, layers: Layers, region: Region) -> Capacity:
-    """Return `found` with the limits that gradients and weights set in a region."""
-    each, first, last = layers_in_time(
-        table,
-        layers,
-        found.seconds,
-        found.inner.shape[2],
-        copies=(region.fewest, region.most),
-        most_after=region.most_after,
-        link=region.link,
-    )
-    return replace(
-        found,
-        travelled=_running(np.minimum(each, found.inner[:, :, :1])),
-        first_travelled=np.minimum(first[:, None], found.first[:, :, 0]),
-        last_travelled=np.minimum(last, found.last[:, :, None]),
     )
 
 

@@ -6,15 +6,21 @@ from collections.abc import Sequence
 
 from shardwright.cost.context import Context
 from shardwright.cost.lanes import Known
-from shardwright.cost.mixed import mixed_iteration
+from shardwright.cost.mixed import Mixed, mixed_iteration
 from shardwright.cost.strategy import Floats
 from shardwright.plan.plan import Plan
 
 
 def fitting_seconds(contexts: Sequence[Context], plan: Plan, known: Known) -> float | None:
     """Return the exact seconds of an iteration of a legal plan, None where it does not fit in memory."""
-    result = mixed_iteration(plan, contexts[0].efficiency, known=known)
-    return result.seconds if fits(contexts, plan, [replica.peak_bytes for replica in result.replicas]) else None
+    found = fitting(contexts, plan, known)
+    return None if found is None else found.seconds
+
+
+def fitting(contexts: Sequence[Context], plan: Plan, known: Known) -> Mixed | None:
+    """Return the exact iteration of a legal plan, None where it does not fit in memory."""
+    found = mixed_iteration(plan, contexts[0].efficiency, known=known)
+    return found if fits(contexts, plan, [replica.peak_bytes for replica in found.replicas]) else None
 
 
 def fits(contexts: Sequence[Context], plan: Plan, peaks: Sequence[Floats]) -> bool:

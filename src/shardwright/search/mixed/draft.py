@@ -30,6 +30,7 @@ def plan_of(contexts: Sequence[Context], cluster: Cluster, draft: Draft, *, rank
         for line, count, size in draft.replicas
     )
     several = sum(replica.count for replica in replicas) > 1
+    split = any(stage.tensor_parallel > 1 for replica in replicas for stage in replica.stages)
     return Plan(
         model=context.model,
         job=context.job,
@@ -38,8 +39,8 @@ def plan_of(contexts: Sequence[Context], cluster: Cluster, draft: Draft, *, rank
         schedule=Schedule(),
         replicas=replicas,
         optimizer=OptimizerPlan(sharding="zero1" if several else "none"),
-        overlap=Overlap(grad_reduce=several, param_gather=several, tensor_parallel=setting.overlap_tp),
-        sequence_parallel=setting.sequence_parallel,
+        overlap=Overlap(grad_reduce=several, param_gather=several, tensor_parallel=setting.overlap_tp and split),
+        sequence_parallel=setting.sequence_parallel and split,
         flash_attention=True,
         rank_order=rank_order,
     )
@@ -50,10 +51,10 @@ def _stages(contexts: Sequence[Context], setting: Setting, line: Line) -> tuple[
     return tuple(
         Stage(
             gpu=contexts[kind].pool.gpu.name,
-            tensor_parallel=setting.tp,
+            tensor_parallel=setting.tp[kind],
             context_parallel=1,
             expert_parallel=1,
-            expert_tensor_parallel=setting.tp if experts else 1,
+            expert_tensor_parallel=setting.tp[kind] if experts else 1,
             layers=((begin, end),),
             recompute=_recompute(*recompute, end - begin),
         )

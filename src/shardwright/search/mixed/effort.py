@@ -13,20 +13,23 @@ NARROWED = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """Regions that a search looks at, at most; it ends where the last `patience` parts of regions did not narrow the
-    gap by a tenth. `ordered`: compositions are bounded by each order of their types from the start."""
+    """Regions that a search looks at, at most; it ends where the last `patience` splits of regions did not narrow the
+    gap by a tenth. A region is not split any more where the last `idle` splits that led to it did not raise its
+    bound. The integer program of one that can be split is solved where its bound is at least `near` times the goal."""
 
     regions: int
     patience: int
-    ordered: bool = True
+    idle: int
+    near: float
 
     def spent(self, gaps: Sequence[float]) -> bool:
-        """Return whether the search should end, where `gaps` are those before each part that was looked at."""
+        """Return whether the search should end, where `gaps` are those before each region that was split."""
         return len(gaps) > self.patience and gaps[-1] > NARROWED * gaps[-1 - self.patience]
 
 
-NO_PROOF = Effort(regions=0, patience=1, ordered=False)
-QUICK, THOROUGH = Effort(regions=60, patience=18), Effort(regions=100, patience=30)
+NO_PROOF = Effort(regions=0, patience=1, idle=1, near=1.0)
+QUICK = Effort(regions=100, patience=8, idle=4, near=0.96)
+THOROUGH = Effort(regions=600, patience=40, idle=12, near=0.0)
 
 
 def effort_for(cluster: Cluster) -> Effort:

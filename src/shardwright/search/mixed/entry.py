@@ -8,17 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cost.context import Context
-from shardwright.cost.lanes import Known, lanes_of
+from shardwright.cost.lanes import Known, stage_rows
 from shardwright.cost.predict_mixed import predict_mixed
 from shardwright.plan.check import check
 from shardwright.plan.plan import Plan
 from shardwright.search.filters import Filters
 from shardwright.search.mixed.costing import fitting_seconds
+from shardwright.search.mixed.degrees import search_degrees
+from shardwright.search.mixed.dollars import Found as FoundByMoney
+from shardwright.search.mixed.dollars import search as search_by_money
 from shardwright.search.mixed.effort import effort_for
+from shardwright.search.mixed.machines import bill_of
 from shardwright.search.mixed.megatron import RULE, uniform_plans
 from shardwright.search.mixed.model_tables import tables
-from shardwright.search.mixed.search import Problem, search
-from shardwright.search.mixed.settings import NOT_COVERED, settings
+from shardwright.search.mixed.search import Found, Problem
+from shardwright.search.mixed.settings import not_covered, settings
 from shardwright.search.shop.choice import choice_on_cluster
 from shardwright.search.space import Space
 from shardwright.spec.cluster import Cluster
@@ -27,12 +31,13 @@ from shardwright.units import SECONDS_PER_HOUR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Costed plans, best first; the uniform plan over all machines, if one fits; what no plan of the space beats."""
+    """Costed plans, best first; the uniform plan over all machines, if one fits; what no plan of the space beats:
+    seconds, or dollars of an iteration, whichever the job minimises."""
 
     plans: tuple[Plan, ...]
     uniform: Plan | None
     uniform_rule: str
-    bound_seconds: float
+    bound: float
     candidates: int
     costed: int
     regions: int
@@ -49,38 +54,43 @@ def mixed_search(
     ceiling: float,
     top: int,
 ) -> Outcome:
-    """Return the best plans over all `contexts` together that take less than `ceiling` seconds.
+    """Return the best plans over all `contexts` together that are better than `ceiling`, in what the job minimises.
 
     `gap` is how far above the bound the best plan may be. Raises SpecError where a GPU type has no figures.
     """
     chosen = settings(contexts, space)
     found_tables = tables(contexts, chosen)
     known: Known = {}
+
+    def costed(plan: Plan) -> Plan:
+        return plan.costed(predict_mixed(plan, contexts[0].efficiency, known=known))
+
+    def allowed(plan: Plan) -> bool:
+        return _deep(plan, space) and not _dropped(plan, contexts, filters, known)
+
     uniform = _best_uniform(contexts, uniform_plans(contexts, cluster, chosen, found_tables), known)
-    allowed = uniform is not None and not _dropped(uniform[1], contexts, filters, known) and not space.pins
-    if uniform is not None and allowed:
-        ceiling = min(ceiling, uniform[0])
+    shown = None if uniform is None else costed(uniform)
+    rivals = [shown] if shown is not None and not space.pins and not _dropped(shown, contexts, filters, known) else []
+    ceiling = min([ceiling, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
     problem = Problem(
         tuple(contexts), cluster, space, gap, tuple(chosen), tuple(found_tables), known, effort_for(cluster)
     )
-    found = search(problem, ceiling, lambda plan: _deep(plan, space) and not _dropped(plan, contexts, filters, known))
-    efficiency = contexts[0].efficiency
-    plans = [plan for _, plan in found.plans[:top]]
-    if uniform is not None and allowed:
-        plans.append(uniform[1])
-    costed = [plan.costed(predict_mixed(plan, efficiency, known=known)) for plan in plans]
-    shown = None
-    if uniform is not None:
-        shown = uniform[1].costed(predict_mixed(uniform[1], efficiency, known=known))
+    found: Found | FoundByMoney
+    if contexts[0].job.objective == "cost" or contexts[0].job.budget_dollars is not None:
+        found = search_by_money(problem, bill_of(contexts), ceiling, allowed, costed, affordable_value)
+        plans, bound = [plan for _, plan in found.plans[:top]], found.bound
+    else:
+        found = search_degrees(problem, ceiling, allowed)
+        plans, bound = [costed(plan) for _, plan in found.plans[:top]], found.lower_bound_seconds
     return Outcome(
-        plans=tuple(costed),
+        plans=(*plans, *rivals),
         uniform=shown,
         uniform_rule=RULE,
-        bound_seconds=found.lower_bound_seconds,
+        bound=bound,
         candidates=found.candidates,
         costed=found.costed,
         regions=found.regions,
-        not_covered=(*NOT_COVERED, *_limits(found.deepest, len(contexts[0].model.layers))),
+        not_covered=(*not_covered(space), *_limits(found.deepest, len(contexts[0].model.layers))),
     )
 
 
@@ -116,15 +126,10 @@ def _limits(deepest: int, layers: int) -> tuple[str, ...]:
     return (f"pipelines of more than {deepest} stages",) if deepest < layers else ()
 
 
-def _best_uniform(contexts: Sequence[Context], plans: Sequence[Plan], known: Known) -> tuple[float, Plan] | None:
-    best: tuple[float, Plan] | None = None
-    for plan in plans:
-        if check(plan):
-            continue
-        seconds = fitting_seconds(contexts, plan, known)
-        if seconds is not None and (best is None or seconds < best[0]):
-            best = (seconds, plan)
-    return best
+def _best_uniform(contexts: Sequence[Context], plans: Sequence[Plan], known: Known) -> Plan | None:
+    legal = [plan for plan in plans if not check(plan)]
+    timed = [(seconds, plan) for plan in legal if (seconds := fitting_seconds(contexts, plan, known)) is not None]
+    return min(timed, key=lambda item: item[0])[1] if timed else None
 
 
 def _deep(plan: Plan, space: Space) -> bool:
@@ -138,9 +143,8 @@ def _dropped(plan: Plan, contexts: Sequence[Context], filters: Filters, known: K
         return False
     of = {context.pool.gpu.name: context for context in contexts}
     for replica in plan.replicas:
-        for stage, lane in zip(
-            replica.stages, lanes_of(plan, replica, contexts[0].efficiency, known=known), strict=True
-        ):
-            if np.any(filters.mask(of[stage.gpu], lane.row)):
+        rows = stage_rows(plan, replica)
+        for place, stage in enumerate(replica.stages):
+            if np.any(filters.mask(of[stage.gpu], rows.take(slice(place, place + 1)))):
                 return True
     return False

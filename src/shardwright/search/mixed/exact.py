@@ -37,7 +37,7 @@ def impossible(
     depth = int(counts.sum())
     if depth < 2 or not layers.whole:
         return False
-    left = seconds - float(column.after[0])
+    left = seconds - float(column.after[0].min())
     present = [kind for kind in range(len(counts)) if counts[kind]]
     orders = list(permutations(present))
     if len(orders) > MOST_ORDERS:
@@ -105,10 +105,10 @@ def _least_seconds(
     another."""
     found = stages(table, kinds, starts, micro_batches=micro_batches, copies=region.most, modes=region.modes)
     after = _least_after(table, layers, region, kinds, found)
-    rows = np.flatnonzero(found.fits & (after <= region.most_after * (1.0 + 1e-9)))
+    rows = np.flatnonzero(found.fits & (after <= enough))
     if not len(rows):
         return np.inf
-    found, later = found.take(rows), np.maximum(after[rows], region.least_after)
+    found, later = found.take(rows), after[rows]
     moves = _least_moves(table, kinds)
     waits = np.broadcast_to(moves, (len(rows), len(moves)))
     seconds = later + lower_bound(*folded(found.forward, found.backward, waits), micro_batches)
@@ -130,7 +130,7 @@ def _least_after(table: Table, layers: Layers, region: Region, kinds: Ints, foun
     holds some are in a stage at least, which is reduced with it."""
     held = found.parameters
     rest = (held * table.update_seconds[kinds]).max(axis=1) / region.most
-    rest = rest + table.step_seconds[kinds].max() + table.tied_seconds(len(kinds))[0, kinds[0]]
+    rest = rest + table.norm_seconds(len(kinds) * region.fewest)[0, kinds].max() + table.tied_between(kinds)
     if region.fewest < 2:
         return np.asarray(rest)
     whole = layers.total * (layers.dense + layers.expert) + layers.first_parameters + layers.last_parameters

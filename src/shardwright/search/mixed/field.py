@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE, UNIFORM, Bools, Floats, Ints
-from shardwright.search.mixed.capacity import Capacity, capacity, within
+from shardwright.search.mixed.capacity import Capacity, capacity
 from shardwright.search.mixed.compositions import compositions, deepest
 from shardwright.search.mixed.realise import Workshop
 from shardwright.search.mixed.region import Region
@@ -16,7 +16,7 @@ from shardwright.search.mixed.settings import Setting
 from shardwright.search.mixed.tables import Layers, Table, layers_of
 from shardwright.search.space import Space
 
-MOST_KNOWN = 4
+MOST_KNOWN = 16
 SHORT = 4  # stages of a pipeline of which all compositions are looked at first
 
 
@@ -46,10 +46,10 @@ class Field:
     def quickest(self, region: Region) -> float:
         """Return seconds that no plan of a region beats."""
         speed = float(self.speeds[list(region.used)].sum() if region.used else self.speeds.sum())
-        return self.total * self.layers.total / speed + region.least_after
+        return self.total * self.layers.total / speed
 
     def capacity(self, region: Region, longest: float, *, few: bool) -> Capacity:
-        """Return the capacity of a region; all but what gradients limit is remembered."""
+        """Return the capacity of a region, which is remembered."""
         key = (region.most, few)
         if key not in self.known:
             if len(self.known) >= MOST_KNOWN:
@@ -63,7 +63,7 @@ class Field:
                 few=few,
                 modes=self.modes,
             )
-        return within(self.known[key], self.table, self.layers, region)
+        return self.known[key]
 
     def compositions(self, space: Space) -> Ints:
         """Return the compositions of two stages or more, [N, G], with the numbers of stages that are allowed."""
@@ -84,10 +84,7 @@ class Field:
         most = int(min(self.table.units.sum(), self.total))
         pinned = space.pins.get("dp")
         ranges = [(1, most)] if pinned is None else [(int(number), int(number)) for number in pinned if number <= most]
-        return [
-            Region(fewest=low, most=high, least_after=0.0, most_after=np.inf, modes=self.modes, link=np.inf, used=())
-            for low, high in ranges
-        ]
+        return [Region(fewest=low, most=high, modes=self.modes, link=np.inf, used=()) for low, high in ranges]
 
 
 def fields(settings: Sequence[Setting], tables: Sequence[Table], global_batch: int, space: Space) -> list[Field]:

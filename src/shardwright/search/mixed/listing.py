@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.cost.strategy import Bools, Ints
-from shardwright.search.mixed.bounds import Columns, alone, columns, few_orders, joined, micro_batches
+from shardwright.search.mixed.bounds import Columns, alone, columns, joined, micro_batches
 from shardwright.search.mixed.exact import impossible
 from shardwright.search.mixed.field import Field
 from shardwright.search.mixed.pricing import needed, possible
@@ -19,7 +19,7 @@ from shardwright.search.mixed.program import CLOSE, Program, program
 from shardwright.search.mixed.region import Region
 
 FIRST = 200  # compositions that are all listed at first; of more, samples
-MORE = 250  # listed at a time
+MORE = 120  # listed at a time
 
 
 class Listing:
@@ -27,12 +27,12 @@ class Listing:
 
     Where micro-batches in flight limit a stage, a composition with fewer micro-batches than stages can hold more: it
     has a second row for that. `narrow` [N, G] are listed compositions whose second row no solution asked for yet. If
-    `ordered`, the orders of the types are looked at where there are few.
+    `ordered`, compositions are bounded by each order of their types where there are few.
     """
 
     def __init__(self, each: Field, region: Region, counts: Ints, longest: float, *, ordered: bool = True) -> None:
         self.each, self.region, self.longest = each, region, longest
-        self.ordered = ordered and few_orders(counts)
+        self.ordered = ordered
         self.found = alone(each.table, each.layers, region)
         self.rest = counts[np.argsort(counts.sum(axis=1), kind="stable")]
         self.narrow = counts[:0]

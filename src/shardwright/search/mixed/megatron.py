@@ -34,6 +34,7 @@ class _Guess:
     depth: int
     copies: int
     mode: int
+    units: tuple[int, ...]
 
 
 def uniform_plans(
@@ -42,9 +43,9 @@ def uniform_plans(
     """Return the most promising uniform plans over all machines, without predictions."""
     guesses: list[_Guess] = []
     for setting, table in zip(settings, tables, strict=True):
-        if setting.tp > 1 and not setting.sequence_parallel:
-            continue
-        guesses += _guesses(contexts[0], setting, table)
+        everywhere = setting.symmetric and bool((table.units > 0).all())
+        if everywhere and (setting.tp[0] == 1 or setting.sequence_parallel):
+            guesses += _guesses(contexts[0], setting, table)
     guesses.sort(key=lambda guess: guess.seconds)
     return [_plan(contexts, cluster, guess) for guess in guesses[:MOST]]
 
@@ -61,7 +62,8 @@ def _guesses(context: Context, setting: Setting, table: Table) -> Iterator[_Gues
             if _fit(table, layers, kinds, depth, held, copies, mode):
                 each = held * (layers.seconds + slower) + layers.last_seconds
                 seconds = (total // copies + depth - 1) * float(each[kinds].max())
-                yield _Guess(seconds=seconds, setting=setting, depth=depth, copies=copies, mode=mode)
+                each_type = tuple(table.units.tolist())
+                yield _Guess(seconds=seconds, setting=setting, depth=depth, copies=copies, mode=mode, units=each_type)
                 break
 
 
@@ -76,7 +78,7 @@ def _fit(table: Table, layers: Layers, kinds: Ints, depth: int, held: int, copie
 
 
 def _plan(contexts: Sequence[Context], cluster: Cluster, guess: _Guess) -> Plan:
-    kinds = [place for place, context in enumerate(contexts) for _ in range(context.pool.gpus // guess.setting.tp)]
+    kinds = [place for place, count in enumerate(guess.units) for _ in range(count)]
     layers = len(contexts[0].model.layers)
     starts = tuple(round(stage * layers / guess.depth) for stage in range(guess.depth + 1))
     held = max(end - begin for begin, end in pairwise(starts))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from shardwright.cost.collectives import transfer_seconds
-from shardwright.cost.context import Context, shard_index
+from shardwright.cost.context import Context, sharded
 from shardwright.cost.footprint import P2P_BUFFERS
 from shardwright.cost.memory import (
     gathered_bytes,
@@ -16,10 +17,11 @@ from shardwright.cost.memory import (
     room_for_tensors,
     state_bytes,
     trained_share,
+    weight_bytes,
 )
 from shardwright.cost.overheads import STATE_BYTES, UPDATE_EFFICIENCY
 from shardwright.cost.step import message_bytes
-from shardwright.cost.strategy import UNSHARDED, Floats, Strategies
+from shardwright.cost.strategy import UNSHARDED, Floats
 from shardwright.search.mixed.settings import Setting, rows_of, units
 from shardwright.search.mixed.tables import RUNNING, Table
 
@@ -33,26 +35,57 @@ NAMES = dict(
 
 
 def tables(contexts: Sequence[Context], settings: Sequence[Setting]) -> list[Table]:
-    """Return the table of every setting, with a row for each pool."""
-    rows = rows_of(settings, contexts[0].model, stages=2, copies=2)
-    parts = [_columns(context, settings, rows) for context in contexts]
+    """Return the table of every setting, with a row for each pool. The figures of a type are made once for all settings
+    that are alike on it."""
     model, job = contexts[0].model, contexts[0].job
+    parts = [_by_setting(context, [each.on(place) for each in settings]) for place, context in enumerate(contexts)]
     fabrics = tuple(context.links for context in contexts)
+    token_table = model.token_table_parameters if model.tied_embeddings else 0.0
     found = []
-    for place, setting in enumerate(settings):
-        columns = {name: np.stack([part[name][place] for part in parts]) for name in parts[0]}
-        tied = model.token_table_parameters / setting.tp if model.tied_embeddings else 0.0
-        found.append(Table(**columns, fabrics=fabrics, tied_parameters=tied, trained=trained_share(job)))
+    for setting in settings:
+        own = [part[setting.on(place)] for place, part in enumerate(parts)]
+        columns: dict[str, Any] = {name: np.stack([each[name] for each in own]) for name in own[0]}
+        degrees = np.array(setting.tp)
+        shards = np.lcm.reduce(degrees[columns["units"] > 0], initial=1)
+        found.append(
+            Table(
+                **columns,
+                fabrics=fabrics,
+                wide=degrees / degrees.min(),
+                copied_bytes=np.where(degrees < shards, weight_bytes(job), 0.0),
+                longest_move=_longest_move(contexts, setting, columns["near"], columns["far"]),
+                tied_parameters=token_table / degrees,
+                trained=trained_share(job),
+            )
+        )
     return found
 
 
-def _columns(context: Context, settings: Sequence[Setting], rows: Strategies) -> dict[str, Floats]:
-    """Return all columns of one pool, [S] or [S, L + 3]."""
-    count, usable = len(settings), np.array([units(context, setting) for setting in settings])
+def _longest_move(contexts: Sequence[Context], setting: Setting, near: Floats, far: Floats) -> float:
+    """Return seconds that no message takes longer than: infinite where links between sites, between racks or between
+    two types may be slower than those of each type, or where unequal degrees send more than a rank's part."""
+    whole = not setting.symmetric and not setting.sequence_parallel
+    several = len({context.pool.site for context in contexts}) > 1
+    if whole or several or any(context.measured or context.links.rack_gpus for context in contexts):
+        return np.inf
+    return float(np.maximum(near, far).max())
+
+
+def _by_setting(context: Context, owns: Sequence[Setting]) -> dict[Setting, dict[str, Floats]]:
+    """Return the columns of one pool for each distinct one of `owns`, settings of its type alone."""
+    distinct = list(dict.fromkeys(owns))
+    columns = _columns(context, distinct)
+    return {own: {name: values[place] for name, values in columns.items()} for place, own in enumerate(distinct)}
+
+
+def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
+    """Return all columns of one pool for settings of its type alone, [S] or [S, L + 3]."""
+    count, usable = len(owns), np.array([units(context, own) for own in owns])
+    rows = rows_of(owns, context.model, stages=2, copies=2)
     if context.measured:  # what was not measured has no units there, and any figures
         rows = rows.take(np.where(usable > 0, np.arange(count), int(np.argmax(usable > 0))))
     model, job, pool, links, software = context.model, context.job, context.pool, context.links, context.software
-    shards = shard_index(context, rows).of(rows)
+    shards = sharded(context, rows)
     table, row = shards.table, shards.row
     running = {name: getattr(table, field)[row] for name, field in NAMES.items()}
     ones, alone = np.ones(count), replace(rows, pp=np.ones_like(rows.pp))
@@ -85,5 +118,5 @@ def _columns(context: Context, settings: Sequence[Setting], rows: Strategies) ->
         "step_seconds": software.step_seconds * ones,
         **({} if model.tied_embeddings else {"tied_near": 0.0 * ones, "tied_far": 0.0 * ones}),
         "units": usable,
-        "local": np.array([max(pool.domain_gpus // setting.tp, 1) for setting in settings]),
+        "local": np.array([max(pool.domain_gpus // own.tp[0], 1) for own in owns]),
     }

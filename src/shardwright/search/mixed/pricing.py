@@ -10,10 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.cost.strategy import Floats, Ints
-from shardwright.search.mixed.bounds import after, forward_share, layers_held, least_moves, least_work
+from shardwright.search.mixed.bounds import after, least_tied
 from shardwright.search.mixed.capacity import Capacity
+from shardwright.search.mixed.orders import any_order, every_order, few_orders
 from shardwright.search.mixed.region import Region
 from shardwright.search.mixed.tables import Layers, Table
+from shardwright.search.mixed.travel import least_tail, travel
+from shardwright.search.mixed.work import forward_share, held_of, layers_held, least_moves, least_work
 
 SMALL = 1e-9
 
@@ -26,13 +29,21 @@ def needed(counts: Ints, prices: Floats, slack: float) -> Ints:
 
 
 def possible(
-    table: Table, layers: Layers, found: Capacity, counts: Ints, region: Region, micro_batches: Ints, seconds: float
+    table: Table,
+    layers: Layers,
+    found: Capacity,
+    counts: Ints,
+    region: Region,
+    micro_batches: Ints,
+    seconds: float | Floats,
 ) -> Ints:
     """Return the compositions (rows of `counts` [N, G], of two stages or more) that may finish `micro_batches` [N]
-    within `seconds`. Where these are no more than stages, `found` must hold for a single one in flight."""
+    within `seconds` (or [N]). Where these are no more than stages, `found` must hold for a single one in flight."""
     stages = counts.sum(axis=1).astype(np.float64)
     beside = 1.0 - forward_share(table, layers, counts)
     left = seconds - after(table, layers, counts, region)
+    needs = travel(table, layers, fewest=region.fewest, most=region.most, link=region.link)
+    tied = least_tied(table, counts)
     fastest = np.where(counts > 0, layers.seconds, np.inf).min(axis=1)
     work = layers.total * fastest + counts @ (2.0 * table.each) + 2.0 * least_moves(table, counts)
     rows = np.arange(len(counts))
@@ -45,7 +56,16 @@ def possible(
         place = np.minimum(place, len(found.seconds) - 1)
         kept = layers_held(found, counts[rows], place) >= layers.total - 1e-6
         rows = rows[kept]
-        work[rows] = least_work(table, layers, found, counts[rows], place[kept])
+        arranged = any_order(counts[rows])
+        work[rows] = least_work(table, layers, found, arranged, place[kept])
+        held = held_of(found, arranged, place[kept])
+        tail = least_tail(needs, arranged, held, found.seconds[place[kept]], layers)
+        left[rows] = np.minimum(left[rows], np.broadcast_to(seconds, left.shape)[rows] - tied[rows] - tail)
+    if len(rows) and few_orders(counts[rows]):
+        arranged = every_order(counts[rows])
+        place = np.minimum(np.searchsorted(found.seconds, longest * (1.0 - SMALL)), len(found.seconds) - 1)
+        held = held_of(found, arranged, np.tile(place, len(arranged.counts) // len(rows))).sum(axis=1)
+        rows = rows[held.reshape(-1, len(rows)).max(axis=0) >= layers.total - 1e-6]
     return rows
 
 

@@ -13,15 +13,12 @@ from shardwright.search.mixed.tables import Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """A part of a setting's plans: `fewest` to `most` replicas, that take `least_after` to `most_after` seconds after
-    the pipeline, with the recomputations `modes`. No layer is reduced on links faster than `link`, every replica has a
-    type with links as fast and one has none faster (infinite: not known). All of the types `used` hold layers and no
-    other (empty: not known)."""
+    """A part of a setting's plans: `fewest` to `most` replicas, with the recomputations `modes`. No layer is reduced on
+    links faster than `link`, every replica has a type with links as fast and one has none faster (infinite: not known).
+    All of the types `used` hold layers and no other (empty: not known)."""
 
     fewest: int
     most: int
-    least_after: float
-    most_after: float
     modes: tuple[int, ...]
     link: float
     used: tuple[int, ...]

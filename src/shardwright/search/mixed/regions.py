@@ -8,18 +8,16 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.cost.strategy import Ints
-from shardwright.search.mixed.bounds import longest_after
+from shardwright.search.mixed.bounds import alone, micro_batches
 from shardwright.search.mixed.field import Field
 from shardwright.search.mixed.listing import Listing
+from shardwright.search.mixed.pricing import needed, possible
 from shardwright.search.mixed.program import CLOSE
 from shardwright.search.mixed.region import Region, by_types, usable
 
 PRECISION = 1e-3  # of the bound of a region
 MOST_STEPS = 40  # in the search for it
-FINEST = 0.003  # gap below which regions are not split for what is left after the pipeline
-WIDE, NARROW = 4.0, 1.25  # numbers of replicas, at most over at least, that are split at once, and not any more
-COARSE = 0.05  # of the bound, of what is left after the pipeline, that is split before numbers of replicas
-FIRST_STEP = 0.04  # of the bound, of what is left after the pipeline
+NARROW, FEW = 1.25, 16  # numbers of replicas, at most over at least, not split any more; a few are, to single ones
 
 
 def bounded(
@@ -31,7 +29,10 @@ def bounded(
     least = max(known, each.quickest(region))
     if least >= goal:
         return None
-    listing = Listing(each, region, counts[usable(each.table, counts, region)], ceiling)
+    counts = counts[usable(each.table, counts, region)]
+    if too_slow(each, region, counts, goal):
+        return None
+    listing = Listing(each, region, counts, ceiling)
     if not listing.reaches_all(goal):
         return None
     high = goal
@@ -39,6 +40,25 @@ def bounded(
         seconds, high = shortest(listing.limit, each.total, least, high)
         if seconds <= least or not listing.extend(seconds):
             return seconds, listing
+
+
+def too_slow(each: Field, region: Region, counts: Ints, seconds: float) -> bool:
+    """Return whether prices in proportion to the speed of the types prove that no plan of a region takes `seconds`."""
+    speeds = each.speeds / np.maximum(each.table.units, 1)
+    worth = (each.speeds[list(region.used)] if region.used else each.speeds).sum()
+    prices = np.append(speeds, 0.0) * ((each.total - 2.0 * CLOSE) / worth)
+    single = alone(each.table, each.layers, region)
+    if (micro_batches(single, seconds) > single.counts @ prices[:-1]).any():
+        return False
+    least = needed(counts, prices, 0.0)
+    few = least <= counts.sum(axis=1)
+    for some, rows in ((False, np.flatnonzero(~few)), (True, np.flatnonzero(few))):
+        rows = rows[least[rows] <= each.total]
+        if len(rows):
+            found = each.capacity(region, seconds, few=some)
+            if len(possible(each.table, each.layers, found, counts[rows], region, least[rows], seconds)):
+                return False
+    return True
 
 
 def shortest(reached: Callable[[float], float], total: int, low: float, high: float) -> tuple[float, float]:
@@ -62,28 +82,14 @@ def shortest(reached: Callable[[float], float], total: int, low: float, high: fl
     return low, high
 
 
-def parts(each: Field, region: Region, bound: float, own: Listing, *, ceiling: float, gap: float) -> list[Region]:
-    """Return the parts of a region: of the numbers of replicas and of what is left after the pipeline, in turns."""
-    # Whatever is before the end of the pipelines takes the bound less what its columns have after it.
-    counted = np.where(own.found.stages == 1, own.found.after, longest_after(each.table, each.layers, region))
-    top = min(region.most_after, ceiling - max(each.quick, bound - float(counted.max(initial=region.least_after))))
-    width = top - region.least_after
+def parts(each: Field, region: Region) -> list[Region]:
+    """Return the parts of a region: by the types in use, and by the numbers of replicas."""
     if region.fewest == 1 and region.most > 1:
         return [replace(region, most=1), replace(region, fewest=2)]
-    if region.most > WIDE * region.fewest:
-        return _narrowed(region)
     if not region.used and region.most > 1 and (each.table.units > 0).sum() > 1:
         return by_types(each.table, region)
-    if region.most > NARROW * region.fewest and width < COARSE * bound:
-        return _narrowed(region)
-    if width > 0.3 * max(gap, FINEST) * bound and region.most > 1:
-        step = max(FIRST_STEP * bound, 0.5 * region.least_after)
-        middle_after = region.least_after + min(0.5 * width, step)
-        return [
-            replace(region, most_after=middle_after),
-            replace(region, least_after=middle_after, most_after=top),
-        ]
-    return _narrowed(region) if region.most > NARROW * region.fewest else []
+    wide = region.most > (NARROW * region.fewest if region.most > FEW else region.fewest)
+    return _narrowed(region) if wide else []
 
 
 def _narrowed(region: Region) -> list[Region]:

@@ -25,26 +25,30 @@ from shardwright.search.mixed.attempts import attempt, closing
 from shardwright.search.mixed.costing import fitting_seconds
 from shardwright.search.mixed.draft import Draft, plan_of
 from shardwright.search.mixed.effort import Effort
+from shardwright.search.mixed.equal import equal_replicas
 from shardwright.search.mixed.field import Field, fields
 from shardwright.search.mixed.listing import Listing
 from shardwright.search.mixed.region import Region, usable
-from shardwright.search.mixed.regions import FINEST, bounded, parts, shortest
+from shardwright.search.mixed.regions import bounded, parts, shortest
 from shardwright.search.mixed.settings import Setting
 from shardwright.search.mixed.tables import Table
 from shardwright.search.space import Space
 from shardwright.spec.cluster import Cluster
 
+HELPS = 0.05  # part of the gap by which a split that helps raises the bound
 SCOUTED = 3  # settings of which plans are made at once
 FEW_UNITS = 16
-CLOSER = 5  # times that the integer program of a region is solved
+LESS_GOOD = 1.02  # times the best by a few compositions, beyond which a setting is not scouted
+CLOSER = 5  # times that the integer program of a region is solved to raise its bound
+FINEST = 0.003  # least gap that this aims at
+LEAST_GAP = 2.5e-5  # below which a plan counts as the best
 MUCH_SLOWER = 1.05  # times the best plan: a plan that is slower under one rank order is not tried under the other
 ORDERS: tuple[RankOrder, ...] = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is searched: a context for each GPU type, the cluster, the pins, and the settings with their tables.
-    `hints` are compositions that a good plan may have."""
+    """What is searched: a context for each GPU type, the cluster, the pins, and the settings with their tables."""
 
     contexts: tuple[Context, ...]
     cluster: Cluster
@@ -54,7 +58,6 @@ class Problem:
     tables: tuple[Table, ...]
     known: Known
     effort: Effort
-    hints: tuple[tuple[int, ...], ...] = ()
     orders: tuple[RankOrder, ...] = ORDERS
 
 
@@ -74,7 +77,8 @@ class Found:
 
 @dataclass(order=True, slots=True)
 class Node:
-    """A region with a bound of its own, or with that of the region it is part of where it has not been looked at."""
+    """A region with a bound of its own, or with that of the region it is part of where it has not been looked at. That
+    one had a bound `before`, the last `idle` of those that this is part of none better than the ones before them."""
 
     bound: float
     order: int
@@ -82,6 +86,8 @@ class Node:
     region: Region = dataclass_field(compare=False)
     counts: Ints | None = dataclass_field(compare=False, default=None)
     own: Listing | None = dataclass_field(compare=False, default=None)
+    before: float = dataclass_field(compare=False, default=0.0)
+    idle: int = dataclass_field(compare=False, default=0)
 
 
 @dataclass(slots=True)
@@ -104,6 +110,7 @@ class _Run:
 def search(problem: Problem, ceiling: float, allowed: Callable[[Plan], bool]) -> Found:
     """Return the best plans that are `allowed`, and the least time that no plan of the space can beat; `ceiling` are
     the seconds to beat."""
+    problem = replace(problem, gap=max(problem.gap, LEAST_GAP))
     run = _Run(problem, allowed, ceiling)
     all_fields = fields(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)
     _scout(run, all_fields)
@@ -116,23 +123,24 @@ def search(problem: Problem, ceiling: float, allowed: Callable[[Plan], bool]) ->
         if problem.effort.spent(gaps):
             break
         node = heapq.heappop(heap)
-        if node.order > len(roots):
-            gaps.append(float(np.log(run.ceiling / min(node.bound, bound))))
         if node.own is None:
             if _look(run, node):
                 heapq.heappush(heap, node)
             continue
+        gaps.append(float(np.log(run.ceiling / min(node.bound, bound))))
         _attempt(run, node.each, node.region, node.bound, node.own)
-        if node.bound >= run.goal or _closed(run, node):
+        if node.bound >= run.goal or (node.bound >= problem.effort.near * run.goal and _closed(run, node)):
             continue
-        split = parts(node.each, node.region, node.bound, node.own, ceiling=run.ceiling, gap=problem.gap)
+        idle = 0 if node.bound > node.before * (1.0 + HELPS * problem.gap) else node.idle + 1
+        split = parts(node.each, node.region) if idle < problem.effort.idle else []
         if not split:
+            _raised(run, node)
             bound = min(bound, node.bound)
             continue
         counts = node.own.counts_within(run.goal)
         for region in split:
             order += 1
-            heapq.heappush(heap, Node(node.bound, order, node.each, region, counts))
+            heapq.heappush(heap, Node(node.bound, order, node.each, region, counts, before=node.bound, idle=idle))
     bound = min([bound, run.goal, *(node.bound for node in heap)])
     return Found(
         plans=tuple(sorted(run.best.values(), key=lambda item: item[0])),
@@ -148,43 +156,50 @@ def search(problem: Problem, ceiling: float, allowed: Callable[[Plan], bool]) ->
 
 def _scout(run: _Run, all_fields: Sequence[Field]) -> None:
     """Make plans of the settings that look best by a few compositions, so that the search begins with good ones."""
-    seen: list[tuple[float, int, Region, Listing]] = []
-    for place, each in enumerate(all_fields):
-        counts = each.compositions(run.problem.space)
-        counts = np.concatenate([counts[each.samples(counts)], *_hinted(run.problem.hints, counts)])
-        for region in _scouted(each, run.problem.space):
-            allowed = counts[usable(each.table, counts, region)]
-            listing = Listing(each, region, allowed, run.ceiling, ordered=run.problem.effort.ordered)
-            high = min([run.ceiling, *(1.02 * entry[0] for entry in seen if _kind(entry[2]) == _kind(region))])
-            if each.quick < high and listing.limit(high) >= each.total:
-                seconds, _ = shortest(listing.limit, each.total, each.quick, high)
-                seen.append((seconds, place, region, listing))
-    best: Counter[tuple[int, tuple[int, ...]]] = Counter()
-    for seconds, place, region, listing in sorted(seen, key=lambda entry: entry[:2]):
-        best[_kind(region)] += 1
-        if best[_kind(region)] <= SCOUTED:
-            _attempt(run, all_fields[place], region, seconds, listing)
+    for regions in (_whole, _numbered):
+        seen: list[tuple[float, int, Region, Listing]] = []
+        least: dict[tuple[int, tuple[int, ...]], float] = {}
+        for place, each in enumerate(all_fields):
+            counts: Ints | None = None
+            for region in regions(each, run.problem.space):
+                kind = (region.fewest, region.used)
+                high = min(run.ceiling, LESS_GOOD * least.get(kind, np.inf))
+                if each.quickest(region) >= min(high, run.goal):
+                    continue
+                counts = _sampled(run, each) if counts is None else counts
+                allowed = counts[usable(each.table, counts, region)]
+                listing = Listing(each, region, allowed, run.ceiling, ordered=False)
+                if listing.limit(high) >= each.total:
+                    seconds, _ = shortest(listing.limit, each.total, each.quick, high)
+                    least[kind] = min(seconds, least.get(kind, np.inf))
+                    seen.append((seconds, place, region, listing))
+        best: Counter[tuple[int, tuple[int, ...]]] = Counter()
+        for seconds, place, region, listing in sorted(seen, key=lambda entry: entry[:2]):
+            best[region.fewest, region.used] += 1
+            if best[region.fewest, region.used] <= SCOUTED and seconds < run.goal:
+                _attempt(run, all_fields[place], region, seconds, listing)
+                if regions is _whole:
+                    equal_replicas(all_fields[place], region, run.ceiling, partial(_offer, run))
 
 
-def _hinted(hints: Sequence[tuple[int, ...]], counts: Ints) -> list[Ints]:
-    """Return the rows of `counts` that are hints."""
-    return [counts[(counts == np.array(hint)).all(axis=1)] for hint in hints]
+def _sampled(run: _Run, each: Field) -> Ints:
+    """Return the compositions to scout with."""
+    counts = each.compositions(run.problem.space)
+    return counts[each.samples(counts)]
 
 
-def _scouted(each: Field, space: Space) -> list[Region]:
-    """Return the regions in which to make plans at once: on few units also those of so many replicas exactly, on
-    all types and on each."""
-    roots = each.roots(space)[:1]
-    few = each.table.units.sum() <= FEW_UNITS and "dp" not in space.pins
+def _whole(each: Field, space: Space) -> list[Region]:
+    return each.roots(space)[:1]
+
+
+def _numbered(each: Field, space: Space) -> list[Region]:
+    """Return the regions of so many replicas exactly, on all types and on each, where there are few units."""
+    roots, units = each.roots(space)[:1], each.table.units
+    few = units.sum() <= FEW_UNITS and "dp" not in space.pins
     numbers = [2**power for power in range(FEW_UNITS.bit_length()) if few and roots and 2**power <= roots[0].most]
-    units = each.table.units
     whole = [replace(root, fewest=number, most=number) for root in roots for number in numbers]
     pure = [replace(part, used=(kind,)) for part in whole for kind in np.flatnonzero(units >= part.fewest).tolist()]
-    return roots + whole + pure
-
-
-def _kind(region: Region) -> tuple[int, tuple[int, ...]]:
-    return region.fewest, region.used
+    return whole + pure
 
 
 def _attempt(run: _Run, each: Field, region: Region, bound: float, listing: Listing) -> None:
@@ -208,22 +223,27 @@ def _look(run: _Run, node: Node) -> bool:
 
 def _closed(run: _Run, node: Node) -> bool:
     """Solve the integer program of a region. Return whether there is no solution below the best plan by more than the
-    gap; otherwise its bound may be raised."""
-    assert node.own is not None, "it has been looked at"
+    gap."""
+    return _closing(run, node, run.goal) is False
+
+
+def _raised(run: _Run, node: Node) -> None:
+    """Raise the bound of a region by its integer program, as far as that goes."""
     low, high = node.bound, run.goal
-    for step in range(CLOSER):
-        seconds = high if step == 0 else 0.5 * (low + high)
-        found = closing(node.each, node.region, node.own, seconds)
-        if isinstance(found, Draft):
-            _offer(run, found)
-        if found is False and step == 0:
-            return True
-        low, high = (seconds, high) if found is False else (low, seconds)
-        high = min(high, run.goal)
+    for _ in range(CLOSER):
         if high - low <= 0.3 * max(run.problem.gap, FINEST) * high:
             break
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if _closing(run, node, middle) is False else (low, min(middle, run.goal))
     node.bound = max(node.bound, low)
-    return node.bound >= run.goal
+
+
+def _closing(run: _Run, node: Node, seconds: float) -> Draft | bool | None:
+    assert node.own is not None, "it has been looked at"
+    found = closing(node.each, node.region, node.own, seconds)
+    if isinstance(found, Draft):
+        _offer(run, found)
+    return found
 
 
 def _offer(run: _Run, draft: Draft) -> float:

@@ -1,9 +1,10 @@
-"""What all stages of a mixed plan have in common: tensor parallelism, micro-batch and the switches of a layer."""
+"""What stages of a mixed plan have in common: tensor parallelism of each GPU type, micro-batch, switches of a layer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from shardwright.cost.context import Context
 from shardwright.cost.strategy import PIPELINE_OUTERMOST, UNSHARDED, ZERO1, Strategies, strategies
@@ -27,20 +28,41 @@ NOT_COVERED = (
     "virtual pipeline stages",
     "context and expert parallelism",
     "ZeRO-2, ZeRO-3 and optimizer offload",
-    "different tensor-parallel degrees in one plan",
-    "different GPU types side by side in one stage",
+    "one micro-batch split over several GPUs of a stage",
     "stages of one type that are not neighbours",
 )
+ONE_DEGREE = "different tensor-parallel degrees in one plan (--tp-per-type searches them)"
+ONE_DEGREE_A_TYPE = "different tensor-parallel degrees on GPUs of one type"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One choice of what all stages share."""
+    """One choice of what all stages share, and of the tensor-parallel degree of each GPU type, `tp`. The switches hold
+    for stages of more than one rank."""
 
-    tp: int
+    tp: tuple[int, ...]
     micro_batch: int
     sequence_parallel: bool
     overlap_tp: bool
+
+    @property
+    def symmetric(self) -> bool:
+        return len(set(self.tp)) == 1
+
+    def on(self, place: int) -> Setting:
+        """Return the setting of the type at `place` alone."""
+        split = self.tp[place] > 1
+        return Setting(
+            tp=(self.tp[place],),
+            micro_batch=self.micro_batch,
+            sequence_parallel=self.sequence_parallel and split,
+            overlap_tp=self.overlap_tp and split,
+        )
+
+
+def not_covered(space: Space) -> tuple[str, ...]:
+    """Return what no mixed plan of the space has, in words."""
+    return (*NOT_COVERED, ONE_DEGREE_A_TYPE if space.tp_per_type else ONE_DEGREE)
 
 
 def pinned_away(space: Space) -> str:
@@ -60,30 +82,53 @@ def _words(axis: str, values: Sequence[float]) -> str:
 
 
 def settings(contexts: Sequence[Context], space: Space) -> list[Setting]:
-    """Return every setting that at least one pool can run, in a fixed order."""
-    job = contexts[0].job
+    """Return every setting that at least one pool can run, in a fixed order: those with one degree for all types, then,
+    if the space has them, those of unequal degrees."""
+    degrees = [*_equal_degrees(contexts, space), *_unequal_degrees(contexts, space)]
+    found = [
+        Setting(tp=tp, micro_batch=size, sequence_parallel=sequence, overlap_tp=overlap)
+        for tp in degrees
+        for size in _micro_batches(contexts, space)
+        for sequence, overlap in _switches(contexts[0], space, tp)
+    ]
+    return [setting for setting in found if setting.symmetric or _differs(contexts, setting)]
+
+
+def _differs(contexts: Sequence[Context], setting: Setting) -> bool:
+    """Return whether types that can run a setting have unequal degrees in it."""
+    able = {own.tp for place, context in enumerate(contexts) if units(context, own := setting.on(place))}
+    return len(able) > 1
+
+
+def _equal_degrees(contexts: Sequence[Context], space: Space) -> list[tuple[int, ...]]:
     degrees = sorted({tp for context in contexts for tp in unit_degrees(context)})
-    experts = any(kind.moe is not None for kind in contexts[0].model.kinds)
-    found = []
-    for tp in space.allowed("tp", degrees):
-        for size in _micro_batches(contexts, space):
-            for sequence, overlap in ((1, 1), (1, 0), (0, 0)):
-                legal = tp > 1 and job.seq_len % int(tp) == 0 if sequence else not (experts and tp > 1)
-                wanted = sequence in space.allowed("sequence_parallel", (0, 1)) and overlap in space.allowed(
-                    "overlap_tp", (0, 1)
-                )
-                # Overlap is never slower where it is legal, so the setting without is searched only if it is pinned.
-                dominated = sequence and not overlap and 1 in space.allowed("overlap_tp", (0, 1))
-                if legal and wanted and not dominated:
-                    found.append(
-                        Setting(
-                            tp=int(tp),
-                            micro_batch=int(size),
-                            sequence_parallel=bool(sequence),
-                            overlap_tp=bool(overlap),
-                        )
-                    )
-    return found
+    return [(int(tp),) * len(contexts) for tp in space.allowed("tp", degrees)]
+
+
+def _unequal_degrees(contexts: Sequence[Context], space: Space) -> list[tuple[int, ...]]:
+    """Return all combinations of degrees that the types can run, but for equal ones. A type that can run none of those
+    allowed has no units, whatever its degree: it is given the least."""
+    equal = [tp[0] for tp in _equal_degrees(contexts, space)]
+    if not space.tp_per_type or not equal:
+        return []
+    each = [[tp for tp in equal if tp in unit_degrees(context)] or equal[:1] for context in contexts]
+    return [tp for tp in product(*each) if len(set(tp)) > 1]
+
+
+def _switches(context: Context, space: Space, tp: tuple[int, ...]) -> Iterator[tuple[bool, bool]]:
+    """Yield what sequence parallelism and overlap of tensor parallelism may be for types of degrees `tp`."""
+    experts = any(kind.moe is not None for kind in context.model.kinds)
+    split = max(tp) > 1
+    for sequence, overlap in ((1, 1), (1, 0), (0, 0)):
+        divides = all(context.job.seq_len % degree == 0 for degree in tp)
+        legal = split and divides if sequence else not (experts and split)
+        wanted = sequence in space.allowed("sequence_parallel", (0, 1)) and overlap in space.allowed(
+            "overlap_tp", (0, 1)
+        )
+        # Overlap is never slower where it is legal, so the setting without is searched only if it is pinned.
+        dominated = sequence and not overlap and 1 in space.allowed("overlap_tp", (0, 1))
+        if legal and wanted and not dominated:
+            yield bool(sequence), bool(overlap)
 
 
 def _micro_batches(contexts: Sequence[Context], space: Space) -> list[int]:
@@ -97,35 +142,37 @@ def unit_degrees(context: Context) -> list[int]:
     return [tp for tp in tensor_parallel_degrees(context) if context.pool.gpus_per_node % tp == 0]
 
 
-def units(context: Context, setting: Setting) -> int:
-    """Return how many tensor-parallel groups the pool's GPUs form; 0 where the degree does not suit it."""
-    if setting.tp not in unit_degrees(context) or not _measured(context, setting):
+def units(context: Context, own: Setting) -> int:
+    """Return how many tensor-parallel groups the pool's GPUs form in a setting of its type alone; 0 where the degree
+    does not suit it."""
+    if own.tp[0] not in unit_degrees(context) or not _measured(context, own):
         return 0
-    return context.pool.gpus // setting.tp
+    return context.pool.gpus // own.tp[0]
 
 
-def _measured(context: Context, setting: Setting) -> bool:
+def _measured(context: Context, own: Setting) -> bool:
     """Return whether there are times of the setting: always, unless only some layers were measured."""
     if context.measured is None:
         return True
     experts = any(kind.moe is not None for kind in context.model.kinds)  # these need sequence parallelism
-    sequence = setting.tp == 1 or experts or setting.sequence_parallel in context.measured.sequence_parallel
-    return sequence and bool(context.measured.has(context.pool.gpu, setting.tp, setting.micro_batch)[0])
+    sequence = own.tp[0] == 1 or experts or own.sequence_parallel in context.measured.sequence_parallel
+    return sequence and bool(context.measured.has(context.pool.gpu, own.tp[0], own.micro_batch)[0])
 
 
-def rows_of(settings: Sequence[Setting], model: Model, *, stages: int, copies: int) -> Strategies:
-    """Return the settings as rows of the cost model, for pipelines of `stages` stages in `copies` copies."""
+def rows_of(owns: Sequence[Setting], model: Model, *, stages: int, copies: int) -> Strategies:
+    """Return settings of one type alone as rows of the cost model, for pipelines of `stages` stages in `copies`
+    copies."""
     experts = any(kind.moe is not None for kind in model.kinds)
     return strategies(
         [
             {
-                "tp": each.tp, "cp": 1, "pp": stages, "dp": copies, "ep": 1, "etp": each.tp if experts else 1, "vpp": 1,
-                "micro_batch": each.micro_batch, "rank_order": PIPELINE_OUTERMOST,
-                "sequence_parallel": each.sequence_parallel, "flash": True, "overlap_tp": each.overlap_tp,
+                "tp": own.tp[0], "cp": 1, "pp": stages, "dp": copies, "ep": 1, "etp": own.tp[0] if experts else 1,
+                "vpp": 1, "micro_batch": own.micro_batch, "rank_order": PIPELINE_OUTERMOST,
+                "sequence_parallel": own.sequence_parallel, "flash": True, "overlap_tp": own.overlap_tp,
                 "overlap_pp": False, "first_layers": 1, "last_layers": 1, "recompute": 0, "recompute_layers": 0,
                 "sharding": ZERO1 if copies > 1 else UNSHARDED, "offload": 0.0, "overlap_grad": copies > 1,
                 "overlap_param": copies > 1,
             }
-            for each in settings
+            for own in owns
         ]
     )  # fmt: skip

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from functools import lru_cache
+from itertools import combinations, permutations
+from math import comb
 
 import numpy as np
 
-from shardwright.cost.collectives import Fabric
 from shardwright.cost.strategy import Floats, Ints
 from shardwright.search.mixed.stage_limits import figures, stage_layers
 from shardwright.search.mixed.stages import Stages, after_seconds, pipeline_seconds, stages
 from shardwright.search.mixed.tables import Layers, Table
-from shardwright.search.mixed.travel import layers_in_time
+from shardwright.search.mixed.travel import layers_in_tail, travel
 
 TRIED = 24  # bottleneck times for each order
 WIDEST = 1.25  # the longest of them, as a multiple of the least
 MOST_ORDERS = 24
+NOTED, LESS = 0.02, (0.7, 0.4)  # part of the pipeline's time that is worth less of it after the pipeline, and how much
 ROUNDS, POINTS = 3, 48  # of the search for the least bottleneck
+FEW = 256  # splits that are all looked at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,58 +37,97 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a pipeline is costed in: copies of the model, the recomputations allowed, the links that join copies
-    of a stage (None: those of its type), and the seconds that gradients and weights may take after the pipeline."""
+    """What a pipeline is costed in: copies of the model, the recomputations allowed, and the type whose links join
+    copies of a stage (None: its own)."""
 
     copies: int
     modes: tuple[int, ...]
-    links: Fabric | None
-    most_after: float
+    slowest: int | None
 
 
-def retimed(table: Table, line: Line, micro_batches: int, around: Surroundings) -> Line | None:
-    """Return the same split with another number of micro-batches, or None if that does not fit."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splits:
+    """Layer splits of a composition that fit: types of the stages [N, P], starts [N, P + 1], stages, and the exact
+    pipelines [N]."""
+
+    kinds: Ints
+    starts: Ints
+    stages: Stages
+    seconds: Floats
+
+
+def stages_of(table: Table, line: Line, micro_batches: int, copies: int, modes: tuple[int, ...]) -> Stages:
+    """Return the stages of a line with another number of micro-batches, as one split."""
     kinds, starts = np.array(line.kinds), np.array([line.starts])
-    found = stages(table, kinds, starts, micro_batches=micro_batches, copies=around.copies, modes=around.modes)
+    return stages(table, kinds, starts, micro_batches=micro_batches, copies=copies, modes=modes)
+
+
+def retimed(table: Table, line: Line, found: Stages, micro_batches: int) -> Line | None:
+    """Return a line with another number of micro-batches, with which it has the stages `found`, or None if these do not
+    fit. What comes after the pipeline counts as before."""
     if not found.fits[0]:
         return None
+    kinds = np.array(line.kinds)
     seconds = pipeline_seconds(found, moves_of(table, kinds), micro_batches)
-    after = after_seconds(table, kinds, found, around.copies, around.links)
-    return _line(kinds, starts[0], found, 0, float(seconds[0]), float(after[0]))
+    return _line(kinds, np.array(line.starts), found, 0, float(seconds[0]), line.after)
 
 
-def best_line(table: Table, layers: Layers, counts: Ints, micro_batches: int, around: Surroundings) -> Line | None:
-    """Return the best pipeline found for a composition, or None if none fits."""
-    best: Line | None = None
+def splits(table: Table, layers: Layers, counts: Ints, micro_batches: int, around: Surroundings) -> Splits | None:
+    """Return the splits worth a look of all orders of the types of a composition, or None if none fits."""
     present = [kind for kind in range(len(counts)) if counts[kind]]
-    for order in list(permutations(present))[:MOST_ORDERS]:
-        kinds = np.repeat(np.array(order), counts[list(order)])
-        found = _best_split(table, layers, kinds, micro_batches, around)
-        if found is not None and (best is None or _worth(found, around) < _worth(best, around)):
-            best = found
-    return best
+    orders = [np.repeat(np.array(order), counts[list(order)]) for order in list(permutations(present))[:MOST_ORDERS]]
+    tries = [(kinds, candidates(table, layers, kinds, micro_batches, around)) for kinds in orders]
+    found = _fitting(table, tries, micro_batches, around)
+    if found is None or comb(table.layers - 1, int(counts.sum()) - 1) <= FEW:
+        return found
+    tries = []
+    after = after_seconds(table, found.kinds, found.stages, around.copies, None)
+    for kinds in orders:
+        rows = np.flatnonzero((found.kinds == kinds).all(axis=1))
+        place = rows[np.argmin((found.seconds + after)[rows])] if len(rows) else None
+        if place is not None and after[place] > NOTED * found.seconds[place]:
+            tails = [part * float(after[place]) for part in LESS]
+            tries += [(kinds, candidates(table, layers, kinds, micro_batches, around, tail)) for tail in tails]
+    return _joined(found, _fitting(table, tries, micro_batches, around))
 
 
-def _worth(line: Line, around: Surroundings) -> float:
-    if np.isfinite(around.most_after):
-        return line.seconds + max(line.after - around.most_after, 0.0)
-    return line.seconds + line.after
-
-
-def _best_split(table: Table, layers: Layers, kinds: Ints, micro_batches: int, around: Surroundings) -> Line | None:
-    starts = candidates(table, layers, kinds, micro_batches, around)
-    if not len(starts):
+def _fitting(
+    table: Table, tries: Sequence[tuple[Ints, Ints]], micro_batches: int, around: Surroundings
+) -> Splits | None:
+    """Return those of the splits (types, starts) that fit, if there are any."""
+    if not sum(len(starts) for _, starts in tries):
         return None
+    kinds = np.concatenate([np.broadcast_to(kinds, (len(starts), len(kinds))) for kinds, starts in tries])
+    moves = np.repeat([moves_of(table, kinds) for kinds, _ in tries], [len(starts) for _, starts in tries], axis=0)
+    starts = np.concatenate([starts for _, starts in tries])
     found = stages(table, kinds, starts, micro_batches=micro_batches, copies=around.copies, modes=around.modes)
-    fitting = np.flatnonzero(found.fits)
-    if not len(fitting):
+    rows = np.flatnonzero(found.fits)
+    if not len(rows):
         return None
-    found, starts = found.take(fitting), starts[fitting]
-    seconds = pipeline_seconds(found, moves_of(table, kinds), micro_batches)
-    after = after_seconds(table, kinds, found, around.copies, around.links)
-    late = np.maximum(after - around.most_after, 0.0) if np.isfinite(around.most_after) else after
-    place = int(np.argmin(seconds + late))
-    return _line(kinds, starts[place], found, place, float(seconds[place]), float(after[place]))
+    some = found.take(rows)
+    seconds = pipeline_seconds(some, moves[rows], micro_batches)
+    return Splits(kinds=kinds[rows], starts=starts[rows], stages=some, seconds=seconds)
+
+
+def _joined(one: Splits, other: Splits | None) -> Splits:
+    if other is None:
+        return one
+    return Splits(
+        kinds=np.concatenate([one.kinds, other.kinds]),
+        starts=np.concatenate([one.starts, other.starts]),
+        stages=one.stages.joined(other.stages),
+        seconds=np.concatenate([one.seconds, other.seconds]),
+    )
+
+
+def best_line(table: Table, found: Splits | None, around: Surroundings) -> Line | None:
+    """Return the best pipeline of all splits, or None if there are none."""
+    if found is None:
+        return None
+    after = after_seconds(table, found.kinds, found.stages, around.copies, around.slowest)
+    place = int(np.argmin(found.seconds + after))
+    seconds = float(found.seconds[place])
+    return _line(found.kinds[place], found.starts[place], found.stages, place, seconds, float(after[place]))
 
 
 def _line(kinds: Ints, starts: Ints, found: Stages, place: int, seconds: float, after: float) -> Line:
@@ -112,33 +155,25 @@ def moves_of(table: Table, kinds: Ints) -> Floats:
     return np.array(moves)
 
 
-def candidates(table: Table, layers: Layers, kinds: Ints, micro_batches: int, around: Surroundings) -> Ints:
-    """Return splits worth a simulation, [N, P + 1]: for several bottlenecks, those that fill stages up to it and take
-    what is too much away from the slowest, from the first, or from the last."""
+def candidates(
+    table: Table, layers: Layers, kinds: Ints, micro_batches: int, around: Surroundings, tail: float = np.inf
+) -> Ints:
+    """Return splits worth a simulation, [N, P + 1]: all where there are few, or else for several bottlenecks those that
+    fill stages up to it and take what is too much away from the slowest, from the first, or from the last. They leave
+    about `tail` seconds after the pipeline at most."""
     depth, total = len(kinds), table.layers
-    if depth == 1:
-        return np.array([[0, total]])
-    if depth > total:
-        return np.zeros((0, depth + 1), dtype=np.int64)
+    if comb(total - 1, depth - 1) <= FEW:
+        return _every(total, depth)
     flight = np.minimum(micro_batches, depth - np.arange(depth)).astype(np.float64)
 
     of = figures(table, layers, around.copies).take(kinds)
+    copies = around.copies
+    needs = travel(table, layers, fewest=copies, most=copies, link=np.inf)[0] if np.isfinite(tail) else None
 
     def room(seconds: Floats) -> Ints:
         most = stage_layers(of, flight, seconds, around.modes, layers)
-        if np.isfinite(around.most_after):
-            travelled, at_first, at_last = layers_in_time(
-                table,
-                layers,
-                seconds,
-                depth,
-                copies=(around.copies, around.copies),
-                most_after=around.most_after,
-                link=around.links.inter_bytes_per_second if around.links else np.inf,
-            )
-            limits = travelled[kinds, :, np.arange(depth)].T.copy()
-            limits[:, 0], limits[:, -1] = at_first[kinds[0]], at_last[kinds[-1], :, -1]
-            most = np.minimum(most, limits)
+        if needs is not None:
+            most = np.minimum(most, layers_in_tail(needs, kinds, seconds, tail))
         return np.floor(np.clip(most, 0.0, total) + 1e-9).astype(np.int64)
 
     share = layers.total / (1.0 / layers.seconds[kinds]).sum()
@@ -160,6 +195,13 @@ def candidates(table: Table, layers: Layers, kinds: Ints, micro_batches: int, ar
     starts = np.zeros((len(found), depth + 1), dtype=np.int64)
     np.cumsum(found, axis=1, out=starts[:, 1:])
     return starts
+
+
+@lru_cache(maxsize=64)
+def _every(total: int, depth: int) -> Ints:
+    """Return all splits of `total` layers, [N, P + 1]; none where there are more stages than layers."""
+    cuts = combinations(range(1, total), depth - 1)
+    return np.array([(0, *each, total) for each in cuts], dtype=np.int64).reshape(-1, depth + 1)
 
 
 def _reduced(caps: Ints, order: Ints, total: int) -> Ints:

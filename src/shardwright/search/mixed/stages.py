@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.collectives import Fabric, Group, exposed_seconds, gather_seconds
+from shardwright.cost.collectives import Group, exposed_seconds, gather_seconds
 from shardwright.cost.layers import OVERLAP_SLOWDOWN
 from shardwright.cost.overheads import BACKWARD_LAUNCHES, launched_seconds
 from shardwright.cost.pipeline import simulate
@@ -33,19 +33,23 @@ class Stages:
     def take(self, rows: Ints) -> Stages:
         return Stages(**{name: getattr(self, name)[rows] for name in self.__slots__})
 
+    def joined(self, other: Stages) -> Stages:
+        return Stages(**{name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in self.__slots__})
+
 
 def stages(
     table: Table, kinds: Ints, starts: Ints, *, micro_batches: int, copies: int, modes: tuple[int, ...]
 ) -> Stages:
-    """Return the stages of splits `starts` [N, P + 1] on types `kinds` [P]."""
-    depth = len(kinds)
+    """Return the stages of splits `starts` [N, P + 1] on types `kinds`, [P] or [N, P]."""
+    depth = kinds.shape[-1]
     low, high = starts[:, :-1] + 1, starts[:, 1:] + 1
-    low, high = low.copy(), high.copy()
     low[:, 0], high[:, -1] = 0, table.layers + 2
-    row = np.broadcast_to(kinds, low.shape)
+    row = np.broadcast_to(kinds, low.shape) * (table.layers + 3)
+    low, high = low + row, high + row
 
-    def held(running: Floats, begin: Ints = low, end: Ints = high) -> Floats:
-        return np.asarray(running[row, end] - running[row, begin])
+    def held(running: Floats) -> Floats:
+        flat = running.ravel()
+        return np.asarray(flat.take(high) - flat.take(low))
 
     each = table.each[kinds]
     host = np.diff(starts, axis=1) * (table.host[kinds] if depth > 1 else 0.0)
@@ -53,21 +57,24 @@ def stages(
     flight = np.minimum(micro_batches, depth - np.arange(depth))
     parameters = held(table.dense) + held(table.expert)
     if depth == 1:
-        parameters = parameters - table.tied_parameters
+        parameters = parameters - table.tied_parameters[kinds]
     per_parameter = (table.state_bytes + table.shared_bytes / copies)[kinds]
     room = (table.room_bytes - table.fixed_bytes - (table.staged_bytes if depth > 1 else 0.0))[kinds]
     room = room - per_parameter * parameters
-    room[:, -1] -= np.maximum(table.logit_bytes - table.working_bytes, 0.0)[kinds[-1]]
+    room[:, -1] -= np.maximum(table.logit_bytes - table.working_bytes, 0.0)[kinds[..., -1]]
     kept = held(table.activations) * flight
+    spare, zeros = kept <= room, np.zeros_like(starts[:, 1:])
     options: list[tuple[int, Floats, Ints]] = []
     if NONE in modes:
-        options.append((NONE, np.where(kept <= room, 0.0, np.inf), np.zeros_like(starts[:, 1:])))
-    if SELECTIVE in modes:
-        lean = kept - held(table.core_bytes) * flight
-        seconds = np.where(lean <= room, held(table.core), np.inf)
-        options.append((SELECTIVE, seconds, np.zeros_like(starts[:, 1:])))
-    if BLOCK in modes:
-        options.append(_block(table, row, starts, kept, room - table.again_bytes[kinds], flight))
+        options.append((NONE, np.where(spare, 0.0, np.inf), zeros))
+    if NONE not in modes or not spare.all():
+        if SELECTIVE in modes:
+            lean = kept - held(table.core_bytes) * flight
+            options.append((SELECTIVE, np.where(lean <= room, held(table.core), np.inf), zeros))
+        if BLOCK in modes:
+            tight = room - table.again_bytes[kinds]
+            wanted = ~spare if NONE in modes else np.ones_like(spare)
+            options.append((BLOCK, *_block(table, row, starts, kept - tight, flight, wanted)))
     seconds = np.stack([option[1] for option in options])
     best = seconds.argmin(axis=0)
     recompute = np.take_along_axis(seconds, best[None], axis=0)[0]
@@ -86,28 +93,33 @@ def stages(
     )
 
 
-def _block(table: Table, row: Ints, starts: Ints, kept: Floats, room: Floats, flight: Ints) -> tuple[int, Floats, Ints]:
-    """Return the fewest layers of each stage, the first ones, whose recomputation makes it fit, and its seconds."""
-    low, high = np.ones_like(starts[:, 1:]), np.maximum(np.diff(starts, axis=1), 1)
-    begin = starts[:, :-1] + 1
+def _block(table: Table, row: Ints, starts: Ints, over: Floats, flight: Ints, wanted: Bools) -> tuple[Floats, Ints]:
+    """Return the seconds of recomputing the fewest layers of each stage that is `wanted`, the first ones, which free
+    the bytes that it is `over` its memory (infinite where all do not), and their number. `row` is where the running
+    sums of a stage's type begin."""
+    begin, end = (starts[:, :-1] + 1 + row)[wanted], (starts[:, 1:] + 1 + row)[wanted]
+    kept = (table.activations - table.inputs).ravel()
+    before, each, over = kept.take(begin), np.broadcast_to(flight, row.shape)[wanted], over[wanted]
 
-    def freed(count: Ints) -> Floats:
-        end = np.minimum(begin + count, starts[:, 1:] + 1)
-        gain = table.activations[row, end] - table.activations[row, begin]
-        return np.asarray(flight * (gain - (table.inputs[row, end] - table.inputs[row, begin])))
+    def enough(count: Ints) -> Bools:
+        return np.asarray(each * (kept.take(np.minimum(begin + count, end)) - before) >= over)
 
-    possible = kept - freed(high) <= room
+    low, high = np.ones_like(begin), np.maximum(end - begin, 1)
+    possible = enough(high)
     while (low < high).any():
         middle = (low + high) // 2
-        enough = kept - freed(middle) <= room
-        high, low = np.where(enough, middle, high), np.where(enough, low, np.minimum(middle + 1, high))
-    end = np.minimum(begin + high, starts[:, 1:] + 1)
-    seconds = table.forward[row, end] - table.forward[row, begin]
-    return BLOCK, np.where(possible, seconds, np.inf), high
+        more = enough(middle)
+        high, low = np.where(more, middle, high), np.where(more, low, np.minimum(middle + 1, high))
+    running = table.forward.ravel()
+    taken = running.take(np.minimum(begin + high, end)) - running.take(begin)
+    seconds, count = np.full(row.shape, np.inf), np.ones_like(row)
+    seconds[wanted], count[wanted] = np.where(possible, taken, np.inf), high
+    return seconds, count
 
 
 def pipeline_seconds(found: Stages, moves: Floats, micro_batches: int) -> Floats:
-    """Return the exact seconds of all micro-batches through each split, [N]; messages [P - 1] block their senders."""
+    """Return the exact seconds of all micro-batches through each split, [N]; messages, [P - 1] or [N, P - 1],
+    block their senders."""
     depth = found.forward.shape[1]
     if depth == 1:
         return np.asarray(micro_batches * (found.forward + found.backward)[:, 0])
@@ -116,19 +128,20 @@ def pipeline_seconds(found: Stages, moves: Floats, micro_batches: int) -> Floats
     return simulate(order, found.forward, found.backward, waits, blocking=True).makespan_seconds
 
 
-def after_seconds(table: Table, kinds: Ints, found: Stages, copies: int, links: Fabric | None) -> Floats:
-    """Return an estimate of what gradients, weights and the optimizer add after the pipeline, [N]: `links` join all
-    copies of a stage (None: those of its type), as many in a domain as can be."""
+def after_seconds(table: Table, kinds: Ints, found: Stages, copies: int, slowest: int | None) -> Floats:
+    """Return an estimate of what gradients, weights and the optimizer add after the pipeline, [N], where the stages are
+    on types `kinds`, [P] or [N, P]: the links of the
+    type `slowest` join all copies of a stage (None: those of its own type), as many in a domain as can be."""
     update = (found.parameters * table.update_seconds[kinds]).max(axis=1) / copies
-    update = update + table.tied_seconds(len(kinds))[0, kinds[0]]
+    update = update + table.tied_between(kinds)
     if copies == 1:
         return np.asarray(update)
-    once = np.zeros_like(found.parameters)
+    once, places = np.zeros_like(found.parameters), np.broadcast_to(kinds, found.parameters.shape)
     for kind in np.unique(kinds):
-        here = np.flatnonzero(kinds == kind)
-        part = found.parameters[:, here]
+        here = places == kind
+        part = found.parameters[here]
         groups = Group(size=np.full(part.shape, copies), local=np.full(part.shape, min(int(table.local[kind]), copies)))
-        once[:, here] = gather_seconds(links or table.fabrics[kind], groups, part)
+        once[here] = gather_seconds(table.links_seen(kind, () if slowest is None else (slowest,)), groups, part)
     reduce, gather = tails(found, table.trained * once)
     return np.asarray(reduce.max(axis=1) + gather.max(axis=1) + update)
 

@@ -6,11 +6,12 @@ layer times can in its place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.cost.collectives import Fabric
+from shardwright.cost.collectives import Fabric, group, reduce_seconds
 from shardwright.cost.overheads import BACKWARD_LAUNCHES, SHARPNESS, launched_seconds
 from shardwright.cost.strategy import Floats, Ints
 
@@ -29,10 +30,13 @@ class Table:
     a stage whatever its layers, `staged_bytes` more in a pipeline, `again_bytes` more with full recomputation,
     `logit_bytes` on the last stage; `state_bytes` per parameter that every copy keeps, `shared_bytes` that copies
     share out; `working_bytes` live while a layer runs backward; `update_seconds` per parameter and step, for one copy;
-    `fabrics` are the links of the types; `step_seconds` once an iteration; `tied_near` and `tied_far` to add the
-    gradients of a tied embedding between the ends of a pipeline inside a domain and across; `units` of the type and
-    `local` of them in a domain. `tied_parameters` are counted twice where one stage has both ends; `trained` is the
-    part of the parameters that has gradients.
+    `fabrics` are the links of the types, `wide` how many times the least tensor-parallel degree of the setting that of
+    a type is; `copied_bytes` are those of a parameter that is laid out twice where copies of a layer differ in degree;
+    `step_seconds` once an iteration; `tied_near` and `tied_far` to add the gradients of a tied embedding between the
+    ends of a pipeline inside a domain and across; `tied_parameters` are counted twice where one stage has both ends;
+    `units` of the type and `local` of them in a domain.
+
+    `trained` is the part of the parameters that has gradients; no message takes longer than `longest_move` seconds.
     """
 
     forward: Floats
@@ -57,10 +61,13 @@ class Table:
     shared_bytes: Floats
     update_seconds: Floats
     fabrics: tuple[Fabric, ...]
+    wide: Floats
+    copied_bytes: Floats
+    longest_move: float
     step_seconds: Floats
     tied_near: Floats
     tied_far: Floats
-    tied_parameters: float
+    tied_parameters: Floats
     trained: float
     units: Ints
     local: Ints
@@ -71,8 +78,21 @@ class Table:
 
     @property
     def links(self) -> Floats:
-        """Bytes per second of one GPU between domains, [G]."""
-        return np.array([fabric.inter_bytes_per_second for fabric in self.fabrics])
+        """Bytes per second between domains of as many GPUs as the least degree has, [G]: they reduce equal parts of a
+        layer."""
+        return np.array([fabric.inter_bytes_per_second for fabric in self.fabrics]) * self.wide
+
+    def links_seen(self, kind: int, others: Iterable[int] = ()) -> Fabric:
+        """Return the slowest links of a type and `others` as the stages of the type find them in a ring: at a higher
+        rate than they have where theirs are cut into fewer parts (`cost.mixed_links.once_seconds`)."""
+        there = sorted({kind, *others})
+        shares = {other: float(self.wide[other] / self.wide[kind]) for other in there}
+        return replace(
+            self.fabrics[kind],
+            intra_bytes_per_second=min(self.fabrics[other].intra_bytes_per_second * shares[other] for other in there),
+            inter_bytes_per_second=min(self.fabrics[other].inter_bytes_per_second * shares[other] for other in there),
+            inter_latency_seconds=max(self.fabrics[other].inter_latency_seconds for other in there),
+        )
 
     def tied_seconds(self, depth: Ints | int) -> Floats:
         """Return the least seconds to add the gradients of a tied embedding in pipelines of `depth` [N] stages that
@@ -80,6 +100,29 @@ class Table:
         depth = np.atleast_1d(np.asarray(depth))[:, None]
         seconds = np.where(depth - 1 < self.local, np.minimum(self.tied_near, self.tied_far), self.tied_far)
         return np.where(depth > 1, seconds, 0.0)
+
+    def tied_between(self, kinds: Ints, stride: int = 1) -> Floats:
+        """Return the seconds to add the gradients of a tied embedding in pipelines of stages on the types `kinds`
+        [..., P] that are `stride` units apart: the slower end decides, and no domain has units of two types."""
+        ends = kinds[..., [0, -1]]
+        apart = (kinds.shape[-1] - 1) * stride
+        near = (apart < self.local[ends]) & (ends[..., :1] == ends[..., 1:])
+        seconds = np.where(near, self.tied_near[ends], self.tied_far[ends])
+        return np.asarray(seconds.max(axis=-1) * (apart > 0))
+
+    def norm_seconds(self, units: Ints | int) -> Floats:
+        """Return what a stage of each type does once an iteration, [N, G], where its pipeline and the copies of it have
+        `units` [N] units together: it agrees on the norm of all gradients, and does what the framework does."""
+        units, found = np.atleast_1d(np.asarray(units)), []
+        for links, local in zip(self.fabrics, self.local.tolist(), strict=True):
+            ranks = units * (links.domain_gpus // local)
+            everyone = group(links, ranks, np.ones_like(ranks))
+            found.append(reduce_seconds(links, everyone, np.zeros(len(ranks))))
+        return np.stack(found, axis=1) + self.step_seconds
+
+    def laid_out(self) -> Table:
+        """Return the table with weights laid out twice, where copies of a layer differ in degree."""
+        return replace(self, state_bytes=self.state_bytes + self.copied_bytes, copied_bytes=0.0 * self.copied_bytes)
 
     @property
     def types(self) -> int:
@@ -90,12 +133,13 @@ class Table:
 class Layers:
     """A lower bound of the table in which all layers of a type are alike, [G] each.
 
-    Layer l counts as `weight` of them, [L]; a stage holds whole layers only where all weights are 1 (`whole`). `first`
-    and `last` are what the embedding and the head add.
+    Layer l counts as `weight` of them, [L]; a stage holds whole layers only where all weights are 1 (`whole`). The
+    slowest layer takes `spread` times as long as those. `first` and `last` are what the embedding and the head add.
     """
 
     weight: Floats
     whole: bool
+    spread: Floats
     alone_seconds: Floats
     seconds: Floats
     forward: Floats
@@ -149,6 +193,7 @@ def layers_of(table: Table) -> Layers:
     return Layers(
         weight=weight,
         whole=whole,
+        spread=(work / weight).max(axis=1) / (work / weight).min(axis=1),
         alone_seconds=forward + backward,
         seconds=staged_forward + staged_backward,
         forward=staged_forward,

@@ -1,8 +1,9 @@
-"""How many layers a stage's gradients and weights allow where little may be left to do after the pipeline.
+"""What a pipeline leaves to do after it at least, for the gradients and weights of all of its layers to travel.
 
-The stage at position i has, for its gradients and weights to travel, its own passes, those of the i stages before it,
-and A seconds after the pipeline: k rho <= A + i tau, with rho the seconds of a layer's gradients and weights beyond
-what their own passes hide. All is at its best: as many copies in a domain as can be.
+The stage at position i has for that its own passes, those of the i stages before it, and A seconds after the pipeline:
+k layers need k rho <= A + i tau, with rho the seconds of a layer's gradients and weights beyond what its own passes
+hide, and of its part of the optimizer step. Summed over the stages of a composition that gives the least A. All is at
+its best: as many copies in a domain as can be.
 
 The slowest links among a layer's holders decide. A replica all of whose types have links of `link` or slower holds
 every layer, and so no layer is reduced faster: a region is the plans whose slowest such replica is limited by `link`.
@@ -11,15 +12,15 @@ every layer, and so no layer is reduced faster: a region is the plans whose slow
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from shardwright.cost.collectives import Group, gather_seconds
 from shardwright.cost.layers import OVERLAP_SLOWDOWN
 from shardwright.cost.step import BUCKET_SHARE
-from shardwright.cost.strategy import Floats
-from shardwright.search.mixed.stage_limits import IMPOSSIBLE, SLACK
+from shardwright.cost.strategy import Bools, Floats, Ints
+from shardwright.search.mixed.orders import Arrangement
 from shardwright.search.mixed.tables import Layers, Table
 
 HIDDEN = BUCKET_SHARE * (1.0 - OVERLAP_SLOWDOWN)  # part of a pass that overlapped communication does not add to
@@ -35,7 +36,8 @@ def byte_seconds(table: Table, parameters: Floats, fewest: int, link: float, *, 
     found, others = np.zeros(table.types), list(beside)
     link = min(link, float(table.links[others].min(initial=np.inf)))
     for kind, fabric in enumerate(table.fabrics):
-        links = replace(fabric, inter_bytes_per_second=min(fabric.inter_bytes_per_second, link))
+        pace = min(fabric.inter_bytes_per_second, link / table.wide[kind])
+        links = replace(fabric, inter_bytes_per_second=pace)
         most = int(min([table.local[kind], *table.local[others]] if others else [table.local[kind], fewest]))
         local = np.arange(1, most + 1)
         groups = Group(size=np.maximum(fewest, local + 1 if others else local), local=local)
@@ -43,46 +45,89 @@ def byte_seconds(table: Table, parameters: Floats, fewest: int, link: float, *, 
     return found
 
 
-def layers_in_time(
-    table: Table,
-    layers: Layers,
-    seconds: Floats,
-    depth: int,
-    *,
-    copies: tuple[int, int],
-    most_after: float,
-    link: float,
-) -> tuple[Floats, Floats, Floats]:
-    """Return the most layers at each position for bottlenecks `seconds` [J], as [G, J, depth], between the ends; those
-    of the first stage, which has the embedding, [G]; and of the last one, which has the head, [G, J, depth]. `copies`
-    are the fewest and the most."""
-    shape, fewest = (table.types, len(seconds), depth), copies[0]
-    if not np.isfinite(most_after) or fewest < 2:
-        everything = np.full(shape, layers.total)
-        return everything, everything[:, 0, 0], everything
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Travel:
+    """What gradients and weights need on each type, [G]: `each` seconds of a layer beyond what its own passes hide,
+    `first` and `last` what the embedding and the head add, `given` the seconds that any stage has."""
+
+    each: Floats
+    first: Floats
+    last: Floats
+    given: Floats
+
+
+def travel(table: Table, layers: Layers, *, fewest: int, most: int, link: float) -> list[Travel]:
+    """Return what the layers of replicas need, `fewest` to `most` of them, on links no faster than `link`.
+
+    Communication of c seconds beside passes of p takes max(s c, c - h p) more: either part bounds what a whole stage
+    needs from below, the same one for all that it holds. The first needs have the part that is greater for a layer, the
+    second ones, where they differ, c - h p."""
     parameters = layers.dense + layers.expert
-    most = layers.total * parameters + layers.first_parameters + layers.last_parameters
-    once = byte_seconds(table, most, fewest, link) * table.trained
-    update = table.update_seconds / copies[1]
-    rest = update * parameters
-    for width, passing in ((REDUCED, layers.backward), (GATHERED, layers.forward)):
-        each = width * once * parameters
-        rest = rest + np.maximum(OVERLAP_SLOWDOWN * each, each - HIDDEN * passing)
-    given = most_after - table.step_seconds + HIDDEN * 2.0 * table.each
-    room = given[:, None, None] + np.arange(depth)[None, None, :] * seconds[None, :, None]
+    whole = layers.total * parameters + layers.first_parameters + layers.last_parameters
+    once = byte_seconds(table, whole, fewest, link) * table.trained
+    hidden = [
+        (1.0 - OVERLAP_SLOWDOWN) * width * once * parameters >= HIDDEN * passing
+        for width, passing in ((REDUCED, layers.backward), (GATHERED, layers.forward))
+    ]
 
-    def held(more: Floats, passing: Floats) -> Floats:
-        """Return the layers beside `more` parameters whose own passes take `passing` seconds."""
-        each = (REDUCED + GATHERED) * once * more
-        beside = update * more + np.maximum(OVERLAP_SLOWDOWN * each, each - HIDDEN * passing)
-        left = room - beside[:, None, None]
-        found = np.minimum(left / np.maximum(rest, 1e-300)[:, None, None], layers.total)
-        found = np.floor(found + SLACK) if layers.whole else found
-        return np.where(found >= (1.0 if layers.whole else 0.0), found, IMPOSSIBLE)
+    def needs(branches: Sequence[Bools]) -> Travel:
+        def needed(held: Floats, forward: Floats, backward: Floats) -> Floats:
+            seconds = table.update_seconds / most * held
+            for width, passing, branch in ((REDUCED, backward, branches[0]), (GATHERED, forward, branches[1])):
+                each = width * once * held
+                seconds = seconds + np.where(branch, each - HIDDEN * passing, OVERLAP_SLOWDOWN * each)
+            return np.asarray(seconds)
 
-    nothing = np.zeros(table.types)
-    first = held(layers.first_parameters, layers.first_seconds)[:, 0, 0]
-    return held(nothing, nothing), first, held(layers.last_parameters, layers.last_seconds)
+        nothing = np.zeros(table.types)
+        passes = [np.where(branch, HIDDEN * table.each, 0.0) for branch in branches]
+        each = needed(parameters, layers.forward, layers.backward)
+        spare = layers.total * np.maximum(-each, 0.0)  # what the passes of all layers hide of other communication
+        return Travel(
+            each=np.maximum(each, 1e-300),
+            first=np.maximum(needed(layers.first_parameters, layers.first_seconds, nothing) - spare, 0.0),
+            last=np.maximum(needed(layers.last_parameters, layers.last_seconds, nothing) - spare, 0.0),
+            given=passes[0] + passes[1] - table.step_seconds,
+        )
+
+    everything = np.ones(table.types, dtype=bool)
+    found = [needs(hidden)]
+    return found if all(branch.all() for branch in hidden) else [*found, needs([everything, everything])]
+
+
+def layers_in_tail(needs: Travel, kinds: Ints, seconds: Floats, tail: float) -> Floats:
+    """Return the most layers of the stages of a pipeline on types `kinds` [P] with bottlenecks `seconds` [J] whose
+    gradients and weights leave `tail` seconds after it, [J, P]."""
+    left = tail + needs.given[kinds] + np.arange(len(kinds)) * seconds[:, None]
+    left[:, 0] -= needs.first[kinds[0]]
+    left[:, -1] -= needs.last[kinds[-1]]
+    return np.asarray(left / needs.each[kinds])
+
+
+def least_tail(needs: Sequence[Travel], order: Arrangement, held: Floats, seconds: Floats, layers: Layers) -> Floats:
+    """Return the least seconds after the pipeline, [N], of compositions with the bottlenecks `seconds` [N] whose stages
+    of a type hold `held` [N, G] layers at most, all of them those of the model or more."""
+    return np.asarray(np.max([_tail(part, order, held, seconds, layers) for part in needs], axis=0))
+
+
+def _tail(needs: Travel, order: Arrangement, held: Floats, seconds: Floats, layers: Layers) -> Floats:
+    counts, each = order.counts, needs.each
+    speed = counts / each
+    # Layers of a type that leave A seconds: speed A + fixed, and no more than it holds.
+    fixed = speed * (needs.given + 0.5 * (2 * order.start + counts - 1) * seconds[:, None])
+    fixed -= (order.begins * needs.first + order.ends * needs.last) / each
+    one = needs.first + float(layers.weight.min()) * each - needs.given
+    tail = np.maximum(np.where(order.begins if order.known else counts > 0, one, np.inf).min(axis=1), 0.0)
+    free = counts > 0
+    for _ in range(counts.shape[1]):
+        # Types that hold no more take all that they hold, the others share the rest.
+        missing = layers.total - np.where(free, fixed, held).sum(axis=1)
+        rate = (speed * free).sum(axis=1)
+        tail = np.maximum(tail, np.where(rate > 0.0, missing / np.maximum(rate, 1e-300), 0.0))
+        full = free & (speed * tail[:, None] + fixed >= held)
+        if not full.any():
+            break
+        free &= ~full
+    return np.asarray(tail)
 
 
 def single_stage_seconds(table: Table, parameters: Floats, fewest: int, link: float, used: tuple[int, ...]) -> Floats:

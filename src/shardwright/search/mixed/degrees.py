@@ -1,0 +1,54 @@
+"""The mixed search over tensor-parallel degrees: one for all GPU types first, then unequal ones, if the space has any.
+
+The second search has to beat the plans of the first, which is as if there were no unequal degrees: so these never lead
+to a slower plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from shardwright.plan.plan import Plan
+from shardwright.search.mixed.effort import Effort
+from shardwright.search.mixed.search import Found, Problem, search
+
+
+def search_degrees(problem: Problem, ceiling: float, allowed: Callable[[Plan], bool]) -> Found:
+    """Return what `search` finds in the settings of equal and of unequal degrees, and the bound of both."""
+    found = search(_part(problem, symmetric=True), ceiling, allowed)
+    rest = _part(problem, symmetric=False)
+    if not rest.settings:
+        return found
+    best = min((seconds for seconds, _ in found.plans), default=ceiling)
+    return _joined(found, search(replace(rest, effort=_more(rest)), min(best, ceiling), allowed))
+
+
+def _more(problem: Problem) -> Effort:
+    """Return the effort for many settings, each of which has to be looked at before any other is."""
+    effort, count = problem.effort, len(problem.settings)
+    return replace(effort, regions=effort.regions + 2 * count, patience=effort.patience + count // 2)
+
+
+def _part(problem: Problem, *, symmetric: bool) -> Problem:
+    pairs = zip(problem.settings, problem.tables, strict=True)
+    chosen = [(setting, table) for setting, table in pairs if setting.symmetric == symmetric]
+    return replace(
+        problem,
+        settings=tuple(setting for setting, _ in chosen),
+        tables=tuple(table for _, table in chosen),
+    )
+
+
+def _joined(one: Found, other: Found) -> Found:
+    plans = {(plan.replicas, plan.micro_batch): (seconds, plan) for seconds, plan in (*other.plans, *one.plans)}
+    return Found(
+        plans=tuple(sorted(plans.values(), key=lambda item: item[0])),
+        lower_bound_seconds=min(one.lower_bound_seconds, other.lower_bound_seconds),
+        candidates=one.candidates + other.candidates,
+        costed=one.costed + other.costed,
+        regions=one.regions + other.regions,
+        settings=one.settings + other.settings,
+        deepest=max(one.deepest, other.deepest),
+        proven=one.proven and other.proven,
+    )

@@ -1,0 +1,122 @@
+"""Numbers of machines of each type that a plan may occupy: what a second of its iteration costs on them, and how long
+the iteration may take within deadline and budget.
+
+A box holds all numbers between two corners. The least price and the fewest interruptions of its plans are those of the
+lower corner, the best of everything else is that of the upper one, so a bound on a box is one on all that is in it, and
+a box of a single number of machines is charged exactly: whole machines, and what interruptions add where they can be
+taken back. Traffic between sites is left out, which only adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.context import Context
+from shardwright.cost.risk import Exposure, stretch, together
+from shardwright.cost.strategy import Floats, Ints
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+from shardwright.spec.offers import Terms, preemptions_per_hour
+from shardwright.units import SECONDS_PER_HOUR
+
+FREE = 1e-9  # dollars an hour of a machine that costs nothing, so that its time counts
+MOST_BOXES = 1_000  # to start with
+RATIOS = (1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)  # of the corners of a box, for each type
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """What counts for the value of a plan: the job's objective and limits; for each type [G] how many machines there
+    are, their GPUs, the dollars for a second of one, and how often one is taken back an hour."""
+
+    model: Model
+    job: Job
+    machines: Ints
+    gpus: Ints
+    dollars: Floats
+    preemptions: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boxes:
+    """From `low` to `high` machines of each type, [K, G]. A second of an iteration adds `slope` [K] or more to what is
+    minimised; no iteration of more than `longest` [K] seconds keeps the limits."""
+
+    low: Ints
+    high: Ints
+    slope: Floats
+    longest: Floats
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    def take(self, rows: Ints) -> Boxes:
+        return Boxes(**{name: getattr(self, name)[rows] for name in self.__slots__})
+
+
+def bill_of(contexts: Sequence[Context]) -> Bill:
+    """Return the bill of a job on the pools of `contexts`, all of which have a price."""
+    pools = [context.pool for context in contexts]
+    prices = [pool.dollars_per_node_hour for pool in pools if pool.dollars_per_node_hour is not None]
+    assert len(prices) == len(pools), "the search of each type alone has asked for its price"
+    return Bill(
+        model=contexts[0].model,
+        job=contexts[0].job,
+        machines=np.array([pool.nodes for pool in pools]),
+        gpus=np.array([pool.gpus_per_node for pool in pools]),
+        dollars=np.maximum(prices, FREE) / SECONDS_PER_HOUR,
+        preemptions=np.array([preemptions_per_hour(pool) for pool in pools]),
+    )
+
+
+def all_boxes(bill: Bill) -> Boxes:
+    """Return boxes that together hold all numbers of machines: of one number each where these are not too many."""
+    for ratio in RATIOS:
+        levels = [_levels(int(count), ratio) for count in bill.machines]
+        if np.prod([len(level) for level in levels]) <= MOST_BOXES:
+            break
+    corners = np.array(np.meshgrid(*[np.arange(len(level)) for level in levels], indexing="ij"))
+    places = corners.reshape(len(levels), -1).T[1:]
+    ends = [level[places[:, kind]] for kind, level in enumerate(levels)]
+    return boxes(bill, np.stack([end[:, 0] for end in ends], axis=1), np.stack([end[:, 1] for end in ends], axis=1))
+
+
+def boxes(bill: Bill, low: Ints, high: Ints) -> Boxes:
+    """Return the boxes from `low` to `high` [K, G]. Where a type has none at `low` it has none at `high`."""
+    job, dollars, longer = bill.job, low @ bill.dollars, _longer(bill, low, high)
+    longest = np.full(len(low), np.inf)
+    if job.iterations is not None and job.deadline_hours is not None:
+        longest = np.minimum(longest, job.deadline_hours * SECONDS_PER_HOUR / job.iterations / longer)
+    if job.iterations is not None and job.budget_dollars is not None:
+        longest = np.minimum(longest, job.budget_dollars / job.iterations / dollars / longer)
+    slope = np.ones(len(low)) if job.objective == "time" else dollars * longer
+    return Boxes(low=low, high=high, slope=slope, longest=longest)
+
+
+def _levels(count: int, ratio: float) -> Ints:
+    """Return from how many to how many machines, [N, 2], of 0 to `count`: 0 stands alone."""
+    found, low = [(0, 0)], 1
+    while low <= count:
+        high = min(max(int(low * ratio), low), count)
+        found.append((low, high))
+        low = high + 1
+    return np.array(found)
+
+
+def _longer(bill: Bill, low: Ints, high: Ints) -> Floats:
+    """Return by what interruptions lengthen a run on the machines of a box, at least, [K]."""
+    if bill.job.tokens is None or not bill.preemptions.any():
+        return np.ones(len(low))
+    few, many = (
+        together(bill.model, bill.job, Terms(), machines, bill.gpus, bill.preemptions) for machines in (low, high)
+    )
+    least = Exposure(
+        interruptions_per_hour=few.interruptions_per_hour,
+        checkpoint_seconds=many.checkpoint_seconds,
+        recovery_seconds=many.recovery_seconds,
+    )
+    taken = (low[:, bill.preemptions > 0] > 0).any(axis=1)
+    return np.where(taken, stretch(least).factor, 1.0)

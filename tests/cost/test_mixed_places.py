@@ -1,0 +1,131 @@
+"""Where the stages of random mixed plans stand, and who holds a layer, against a count GPU by GPU."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from shardwright.cost.collectives import Fabric, Group, gather_seconds
+from shardwright.cost.efficiency import Analytic
+from shardwright.cost.lanes import contexts_of
+from shardwright.cost.mixed_links import once_seconds
+from shardwright.cost.mixed_places import Places, places_of
+from shardwright.plan.plan import OptimizerPlan, Overlap, Plan, RankOrder, Recompute, Replica, Schedule, Stage
+from shardwright.spec.load_cluster import build_cluster
+from shardwright.spec.load_job import make_job
+from shardwright.spec.load_model import load_model
+
+EFFICIENCY = Analytic()
+MODEL = load_model("gpt2-xl")
+TYPES = ("A100-SXM-40", "V100-SXM2", "T4")
+SEEDS = range(40)
+
+
+def random_plan(seed: int) -> Plan:
+    """Return two to four kinds of replicas, each of one to five stages on types in a row, on as many machines as they
+    need."""
+    pick = random.Random(seed)
+    order: RankOrder = pick.choice(("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"))
+    replicas = tuple(
+        Replica(count=pick.randint(1, 7), micro_batches=pick.randint(1, 9), stages=_stages(pick))
+        for _ in range(pick.randint(2, 4))
+    )
+    machine = {name: pick.choice((2, 4, 8)) for name in TYPES}
+    needed = Counter(dict.fromkeys(TYPES, 1))
+    for replica in replicas:
+        for stage in replica.stages:
+            needed[stage.gpu] += replica.count * stage.gpus
+    nodes = [{"count": -(-needed[name] // machine[name]), "gpu": name, "gpus": machine[name]} for name in TYPES]
+    samples = sum(replica.count * replica.micro_batches for replica in replicas)
+    return Plan(
+        model=MODEL,
+        job=make_job(global_batch=samples, seq_len=1024, precision="fp16"),
+        cluster=build_cluster({"nodes": nodes}, "test"),
+        micro_batch=1,
+        schedule=Schedule(),
+        replicas=replicas,
+        optimizer=OptimizerPlan(sharding="zero1"),
+        overlap=Overlap(grad_reduce=True, param_gather=True),
+        sequence_parallel=False,
+        flash_attention=True,
+        rank_order=order,
+    )
+
+
+def _stages(pick: random.Random) -> tuple[Stage, ...]:
+    kinds = sorted((pick.choice(TYPES) for _ in range(pick.randint(1, 5))), key=TYPES.index)
+    cuts = [0, *sorted(pick.sample(range(1, len(MODEL.layers)), len(kinds) - 1)), len(MODEL.layers)]
+    degrees = {name: pick.choice((1, 2)) for name in TYPES}
+    return tuple(
+        Stage(
+            gpu=gpu,
+            tensor_parallel=degrees[gpu],
+            context_parallel=1,
+            expert_parallel=1,
+            expert_tensor_parallel=1,
+            layers=((low, high),),
+            recompute=Recompute(),
+        )
+        for gpu, (low, high) in zip(kinds, pairwise(cuts), strict=True)
+    )
+
+
+def gpus_of(places: Places, stage: int) -> list[range]:
+    """Return the GPUs of every copy of a stage, within their pool."""
+    first, stride, size = (int(column[stage]) for column in (places.first, places.stride, places.size))
+    return [range(first + stride * copy, first + stride * copy + size) for copy in range(int(places.count[stage]))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_gpu_is_given_out_twice(seed):
+    plan = random_plan(seed)
+    places = places_of(plan)
+    there = {pool.gpu.name: pool.gpus for pool in plan.cluster.pools}
+    taken = [
+        (places.types[kind], gpu)
+        for stage, kind in enumerate(places.kind.tolist())
+        for copy in gpus_of(places, stage)
+        for gpu in copy
+    ]
+    assert len(taken) == len(set(taken)) == plan.gpus
+    assert all(0 <= gpu < there[name] for name, gpu in taken)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_layers_are_reduced_by_all_who_hold_some_of_them(seed):
+    """At the slowest rates and longest delays among them, with the least number of ranks that any domain has."""
+    plan = random_plan(seed)
+    places, contexts = places_of(plan), contexts_of(plan, EFFICIENCY)
+    sizes = np.linspace(1e8, 9e8, len(places.kind))
+    found = once_seconds(plan, places, contexts, sizes, 0.0 * sizes)
+    for stage, own in enumerate(stage for replica in plan.replicas for stage in replica.stages):
+        expected = slowly(plan, places, stage, own, float(sizes[stage]))
+        assert found[stage] == pytest.approx(expected, rel=1e-12)
+
+
+def slowly(plan: Plan, places: Places, stage: int, own: Stage, parameters: float) -> float:
+    contexts = contexts_of(plan, EFFICIENCY)
+    (low, high), domains = own.layers[0], Counter[tuple[str, int]]()
+    everyone: list[tuple[Fabric, float]] = []
+    others = [other for replica in plan.replicas for other in replica.stages]
+    for place, other in enumerate(others):
+        begin, end = other.layers[0]
+        if begin < high and low < end:
+            everyone.append((contexts[other.gpu].links, other.tensor_parallel / own.tensor_parallel))
+            for copy in gpus_of(places, place):
+                domains[other.gpu, copy[0] // contexts[other.gpu].pool.domain_gpus] += 1
+    links = contexts[own.gpu].links
+    slowest = Fabric(
+        **{
+            **{name: getattr(links, name) for name in Fabric.__slots__},
+            "intra_bytes_per_second": min(fabric.intra_bytes_per_second * share for fabric, share in everyone),
+            "inter_bytes_per_second": min(fabric.inter_bytes_per_second * share for fabric, share in everyone),
+            "inter_latency_seconds": max(fabric.inter_latency_seconds for fabric, _ in everyone),
+        }
+    )
+    group = Group(size=np.array(sum(domains.values())), local=np.array(min(domains.values())))
+    return float(gather_seconds(slowest, group, np.array(parameters)))

@@ -1,0 +1,82 @@
+"""A plan that the search finds with tensor-parallel degrees that differ by GPU type trains like a single process, and
+keeps as much twice as the cost model says."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from tests.runtime.equal import ADAM, require_equal
+from tests.runtime.reference import reference_run
+from tests.runtime.samples import SEQ_LEN, tiny_model
+from tests.runtime.workers import Case, run_cases
+
+from shardwright.cost.context import Context
+from shardwright.cost.efficiency import Analytic
+from shardwright.cost.mixed import mixed_iteration
+from shardwright.plan.check import check
+from shardwright.plan.document import from_document, to_document
+from shardwright.plan.plan import Plan
+from shardwright.runtime.groups import layout_of
+from shardwright.runtime.limits import unrunnable
+from shardwright.runtime.store import make_store
+from shardwright.search.mixed.effort import Effort
+from shardwright.search.mixed.model_tables import tables
+from shardwright.search.mixed.search import Problem, search
+from shardwright.search.mixed.settings import settings
+from shardwright.search.space import Space
+from shardwright.spec.load_cluster import build_cluster
+from shardwright.spec.load_job import make_job
+
+EFFICIENCY = Analytic()
+MODEL = tiny_model(6)
+
+
+CASES = {
+    f"{name}, sequence parallelism {'on' if sequence else 'off'}": (*machines, pins, sequence)
+    for name, machines, pins in (("one pipeline", (4, 1), {"pp": (3,)}), ("two replicas", (2, 2), {"dp": (2,)}))
+    for sequence in (False, True)
+}
+
+
+@cache
+def found(name: str) -> Plan:
+    """Return the best plan with pairs of H100s and with T4s that are each alone in a machine."""
+    fast, slow, pins, sequence_parallel = CASES[name]
+    nodes = [{"count": 1, "gpu": "H100-SXM", "gpus": fast}, {"count": slow, "gpu": "T4", "gpus": 1}]
+    job = make_job(global_batch=6, seq_len=SEQ_LEN, precision="fp32")
+    cluster = build_cluster({"nodes": nodes}, "test")
+    contexts = tuple(Context(model=MODEL, pool=pool, job=job, efficiency=EFFICIENCY) for pool in cluster.pools)
+    space = Space(pins={**pins, "sequence_parallel": (int(sequence_parallel),), "micro_batch": (1,)}, tp_per_type=True)
+    chosen = tuple(setting for setting in settings(contexts, space) if setting.tp == (2, 1))
+    made, effort = tuple(tables(contexts, chosen)), Effort(regions=20, patience=20, idle=20, near=0.0)
+    problem = Problem(contexts, cluster, space, 0.0, chosen, made, {}, effort)
+    depths = pins.get("pp", range(1, 9))
+    deep = search(problem, 1e9, lambda plan: all(len(replica.stages) in depths for replica in plan.replicas))
+    return deep.plans[0][1]
+
+
+def test_found_plans_train_like_one_process():
+    plans = {name: found(name) for name in CASES}
+    outcomes = run_cases([Case(name, plan, ADAM, steps=8) for name, plan in plans.items()], processes=5)
+    for name, plan in plans.items():
+        assert {stage.tensor_parallel for replica in plan.replicas for stage in replica.stages} == {1, 2}
+        assert check(plan) == () and unrunnable(plan) == ()
+        assert from_document(to_document(plan)) == plan
+        require_equal(outcomes[name], reference_run(plan, ADAM, steps=8, seed=7))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_that_are_kept_twice_are_counted(name):
+    plan = found(name)
+    layout, replicas = layout_of(plan), mixed_iteration(plan, EFFICIENCY).replicas
+    for place in layout.places:
+        store = make_store(layout, place, torch.float32, torch.device("cpu"))
+        buffers = {buffer.weights.whole.untyped_storage().data_ptr() for buffer in store.buffers}
+        tensors = {parameter.untyped_storage().data_ptr(): parameter for parameter in store.parameters.values()}
+        kept = sum(buffer.weights.whole.nbytes for buffer in store.buffers)
+        kept += sum(parameter.nbytes for where, parameter in tensors.items() if where not in buffers)
+        counted = float(replicas[place.replica].memory.weights[place.stage])
+        alike = len({buffer.bucket.alone for buffer in store.buffers}) == 1
+        assert kept == pytest.approx(counted, rel=0.05) if alike else kept < counted, place.name

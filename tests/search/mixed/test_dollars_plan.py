@@ -1,0 +1,122 @@
+"""`plan --objective cost` on machines of several types: the cheapest plan within a deadline, and what it says of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from tests.cli.running import run
+
+from shardwright.cost.efficiency import Analytic
+from shardwright.plan.document import dumps
+from shardwright.plan.ranking import Ranking
+from shardwright.search.planner import plan
+from shardwright.spec.cluster import Cluster
+from shardwright.spec.load_cluster import build_cluster
+from shardwright.spec.load_job import make_job
+from shardwright.spec.load_model import load_model
+
+GAP = 0.03
+TOKENS = 1e9
+
+
+def cluster(*, dear: float = 30.0) -> Cluster:
+    """Return machines of which the fast ones cost `dear` dollars an hour."""
+    cheap = {"count": 3, "gpu": "A100-SXM-80", "gpus": 4, "price_per_hour": 8.0}
+    return build_cluster({"nodes": [cheap, {"count": 2, "gpu": "H100-SXM", "gpus": 4, "price_per_hour": dear}]}, "c")
+
+
+def solved(machines: Cluster, **limits: object) -> Ranking:
+    job = make_job(global_batch=64, seq_len=2048, tokens=TOKENS, **limits)  # type: ignore[arg-type]
+    return plan(load_model("llama-2-7b"), machines, job, efficiency=Analytic(), gap=GAP)
+
+
+def hours(found: Ranking) -> float:
+    assert found.best.prediction is not None and found.best.prediction.hours_total is not None
+    return found.best.prediction.hours_total
+
+
+def dollars(found: Ranking) -> float:
+    assert found.best.prediction is not None and found.best.prediction.dollars_total is not None
+    return found.best.prediction.dollars_total
+
+
+@pytest.mark.parametrize("dear", [14.0, 20.0, 30.0])
+def test_no_plan_on_one_type_is_cheaper_and_the_gap_is_kept(dear):
+    found = solved(cluster(dear=dear), objective="cost")
+    singles = [entry.plan.prediction for entry in found.baselines if entry.plan is not None]
+    assert singles
+    totals = [single.dollars_total for single in singles if single and single.dollars_total]
+    assert dollars(found) <= min(totals) * (1 + 1e-9)
+    bound, iterations = found.search.lower_bound_dollars, found.best.job.iterations
+    assert bound is not None and iterations is not None and found.search.gap is not None
+    assert found.search.gap == pytest.approx(dollars(found) / iterations / bound - 1.0)
+    assert -1e-9 <= found.search.gap <= GAP * (1 + 1e-9)
+
+
+def test_a_deadline_between_the_cheapest_and_the_fastest_plan_takes_both_types():
+    cheapest, fastest = solved(cluster(), objective="cost"), solved(cluster(), objective="time")
+    assert set(cheapest.best.gpus_by_type) == {"A100-SXM-80"}
+    singles = [entry.plan.prediction for entry in fastest.baselines if entry.plan and len(entry.plan.gpus_by_type) == 1]
+    limit = 0.97 * min(single.hours_total for single in singles if single and single.hours_total)
+    assert hours(fastest) < limit < hours(cheapest)
+    within = solved(cluster(), objective="cost", deadline_hours=limit)
+    assert hours(within) <= limit
+    assert dollars(cheapest) <= dollars(within) <= dollars(fastest) * (1 + 1e-9)
+    assert within.search.lower_bound_dollars is not None
+    assert len(within.best.gpus_by_type) == 2
+
+
+def test_the_fastest_plan_within_a_budget_keeps_it():
+    cheapest, fastest = solved(cluster(), objective="cost"), solved(cluster(), objective="time")
+    budget = 0.5 * (dollars(cheapest) + dollars(fastest))
+    within = solved(cluster(), objective="time", budget_dollars=budget)
+    assert dollars(within) <= budget
+    assert hours(fastest) * (1 - 1e-9) <= hours(within) <= hours(cheapest)
+    found = within.best.prediction
+    assert found is not None and within.search.lower_bound_dollars is None
+    assert found.lower_bound_seconds <= found.iteration_seconds
+
+
+def test_equal_input_gives_equal_plans():
+    one, two = (solved(cluster(), objective="cost", deadline_hours=5.0) for _ in range(2))
+    assert [dumps(found) for found in one.plans] == [dumps(found) for found in two.plans]
+    assert one.search.lower_bound_dollars == two.search.lower_bound_dollars
+
+
+@pytest.fixture
+def command(tmp_path) -> Sequence[str]:
+    file = tmp_path / "cluster.yaml"
+    entries = [("A100-SXM-80", 3, 8.0), ("H100-SXM", 2, 30.0)]
+    rows = [f"  - {{count: {n}, gpu: {gpu}, gpus: 4, price_per_hour: {price}}}" for gpu, n, price in entries]
+    file.write_text("\n".join(["nodes:", *rows, ""]), encoding="utf-8")
+    return [
+        "plan",
+        "--model",
+        "llama-2-7b",
+        "--cluster",
+        str(file),
+        "--global-batch",
+        "64",
+        "--seq-len",
+        "2048",
+        "--tokens",
+        "1B",
+    ]
+
+
+def test_the_report_says_what_no_plan_costs_less_than(command):
+    outcome = run([*command, "--objective", "cost", "--gap", "3%"])
+    assert outcome.code == 0
+    text = " ".join(outcome.out.split())
+    assert "no strategy of the declared space costs less than $" in text
+    assert "for all tokens; the plan is" in text
+    search = json.loads(run([*command, "--objective", "cost", "--gap", "3%", "--json"]).out)["search"]
+    assert search["lower_bound_dollars"] > 0.0 and search["gap"] <= 0.03 * (1 + 1e-9)
+
+
+def test_a_budget_that_nothing_keeps_is_answered_with_the_cheapest_possible(command):
+    outcome = run([*command, "--objective", "cost", "--budget", "1"])
+    assert outcome.code == 3
+    assert "the cheapest possible is $" in outcome.out

@@ -1,0 +1,211 @@
+"""GPU types of unequal tensor-parallel degree in one plan: the certificate covers them, and they can be the fastest."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.cli.running import run
+from tests.search.mixed.oracle import brute_force
+from tests.search.mixed.problems import EFFICIENCY, EFFORT, Small
+from tests.search.mixed.test_existing_plans import Existing, close_no_region, existing, rule_out_no_composition
+
+from shardwright.cost.context import Context
+from shardwright.plan.check import check
+from shardwright.plan.document import load_plan
+from shardwright.plan.plan import Plan
+from shardwright.search.mixed.degrees import search_degrees
+from shardwright.search.mixed.model_tables import tables
+from shardwright.search.mixed.search import Found, Problem, search
+from shardwright.search.mixed.settings import settings
+from shardwright.search.planner import predict
+from shardwright.search.replan import replan
+from shardwright.search.space import Space
+from shardwright.spec.cluster import Cluster
+from shardwright.spec.load_cluster import build_cluster
+from shardwright.spec.load_job import make_job
+from shardwright.spec.load_model import load_model
+
+GPUS = ("A100-SXM-40", "V100-SXM2", "A10G", "RTX3090", "L4", "T4")
+MODELS = ("gpt2-medium", "gpt2-large", "pythia-410m", "pythia-1b", "opt-1.3b")
+CLUSTER = """nodes:
+  - {count: 2, gpu: A10G, gpus: 4}
+  - {count: 2, gpu: A100-SXM-40, gpus: 1}
+"""
+SOME, MANY = range(16), range(16, 250)
+SLOWEST = 1.1
+MOST = 50_000  # sets of pipelines that an enumeration looks at before it gives up
+
+
+def problem_of(seed: int) -> Small:
+    """Return a random problem with the settings of unequal degrees alone: machines of several GPUs with little memory
+    each, so that many plans need several types."""
+    pick = random.Random(seed)
+    nodes = [
+        {
+            "count": pick.choice((1, 2)) if each < 4 else 1,
+            "gpu": gpu,
+            "gpus": each,
+            "memory_gb": pick.choice((3, 4, 5, 8)),
+            "inter_node_gbps": pick.choice((25, 100, 200, 400)),
+        }
+        for gpu, each in zip(pick.sample(GPUS, pick.choice((2, 2, 3))), pick.sample((1, 2, 2, 4), 3), strict=False)
+    ]
+    cluster = build_cluster({"nodes": nodes}, "test")
+    whole = load_model(pick.choice(MODELS))
+    model = replace(whole, layers=whole.layers[: pick.randint(4, 7)])
+    job = make_job(global_batch=pick.choice((4, 6, 8)), seq_len=1024, precision="fp16")
+    contexts = tuple(Context(model=model, pool=pool, job=job, efficiency=EFFICIENCY) for pool in cluster.pools)
+    space = Space(pins={"micro_batch": (pick.choice((1, 1, 2)),), "tp": (1, 2, 4)}, tp_per_type=True)
+    chosen = tuple(setting for setting in settings(contexts, space) if not setting.symmetric)
+    return Small(cluster, contexts, space, chosen, tuple(tables(contexts, chosen)))
+
+
+def with_all_settings(problem: Small) -> Small:
+    chosen = tuple(settings(problem.contexts, problem.space))
+    return replace(problem, settings=chosen, tables=tuple(tables(problem.contexts, chosen)))
+
+
+def stated(problem: Small, gap: float) -> Problem:
+    return Problem(problem.contexts, problem.cluster, problem.space, gap, problem.settings, problem.tables, {}, EFFORT)
+
+
+def seconds_of(found: Found) -> float:
+    return min((seconds for seconds, _ in found.plans), default=np.inf)
+
+
+def mixes_degrees(plan: Plan) -> bool:
+    return len({stage.tensor_parallel for replica in plan.replicas for stage in replica.stages}) > 1
+
+
+@pytest.mark.parametrize("seed", SOME)
+def test_enumeration_does_not_beat_the_certificate(seed):
+    against_enumeration(seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", MANY)
+def test_enumeration_of_more_clusters_does_not_beat_the_certificate(seed):
+    against_enumeration(seed)
+
+
+def against_enumeration(seed: int) -> None:
+    problem = problem_of(seed)
+    found = search(stated(problem, 2.5e-5), 1e9, lambda plan: True)
+    seconds = seconds_of(found)
+    best = brute_force(problem.contexts, problem.cluster, problem.settings, MOST, seconds).best
+    assert bool(found.plans) == np.isfinite(best)
+    assert found.lower_bound_seconds <= best * (1 + 1e-9)
+    assert not found.plans or seconds <= SLOWEST * best
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_no_plan_that_exists_is_ruled_out(seed):
+    plans = list(existing_plans(seed))
+    rule_out_no_composition(plans)
+    close_no_region(plans)
+
+
+def existing_plans(seed: int) -> Iterator[Existing]:
+    problem = problem_of(seed)
+    for place in range(len(problem.settings)):
+        part = replace(problem, settings=problem.settings[place : place + 1], tables=problem.tables[place : place + 1])
+        yield from existing(part, 100 * seed + place, 3)
+
+
+def test_there_are_plans_to_look_at():
+    assert sum(1 for seed in range(16) for _ in existing_plans(seed)) > 50
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_unequal_degrees_never_lead_to_a_slower_plan(seed):
+    problem = with_all_settings(problem_of(seed))
+    equal = [place for place, setting in enumerate(problem.settings) if setting.symmetric]
+    alone = replace(
+        problem,
+        settings=tuple(problem.settings[place] for place in equal),
+        tables=tuple(problem.tables[place] for place in equal),
+    )
+    best, found = seconds_of(search(stated(alone, 0.01), 1e9, lambda plan: True)), each_degree(problem)
+    assert seconds_of(found) <= best
+    assert found.lower_bound_seconds <= seconds_of(found)
+
+
+def each_degree(problem: Small) -> Found:
+    return search_degrees(stated(problem, 0.01), 1e9, lambda plan: True)
+
+
+@pytest.mark.parametrize("seed", [1, 8, 11, 55])
+def test_a_plan_of_unequal_degrees_can_be_the_fastest(seed):
+    """Pairs of GPUs of one type hold as many layers as single larger ones of another: no single degree serves both."""
+    problem = with_all_settings(problem_of(seed))
+    seconds, plan = each_degree(problem).plans[0]
+    assert mixes_degrees(plan)
+    equal = replace(problem, space=replace(problem.space, tp_per_type=False))
+    assert seconds < 0.95 * seconds_of(each_degree(with_all_settings(equal)))
+
+
+def test_settings_are_those_of_every_type():
+    problem = problem_of(1)
+    chosen = settings(problem.contexts, problem.space)
+    assert len(set(chosen)) == len(chosen)
+    plain = settings(problem.contexts, replace(problem.space, tp_per_type=False))
+    assert [setting for setting in chosen if setting.symmetric] == plain
+    pinned = settings(problem.contexts, replace(problem.space, pins={"tp": (2,)}))
+    assert {setting.tp for setting in pinned} == {(2,) * len(problem.contexts)}
+    assert {degree for setting in chosen for degree in setting.tp} <= {1, 2, 4}
+
+
+def test_tables_of_a_setting_have_the_columns_of_each_type():
+    """A type's figures depend on its own degree alone, whatever the others have."""
+    problem = with_all_settings(problem_of(0))
+    alike = dict(zip(problem.settings, problem.tables, strict=True))
+    for setting, table in alike.items():
+        for place in range(len(setting.tp)):
+            for other, its in alike.items():
+                if other.on(place) == setting.on(place):
+                    assert np.array_equal(table.forward[place], its.forward[place])
+                    assert table.units[place] == its.units[place]
+                    assert table.room_bytes[place] == its.room_bytes[place]
+
+
+def test_the_command_line_searches_degrees_per_type(tmp_path):
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    plain, both = planned(tmp_path), planned(tmp_path, "--tp-per-type")
+    seconds = [found["plans"][0]["prediction"]["iteration_seconds"] for found in (plain, both)]
+    assert seconds[1] < 0.95 * seconds[0]
+    assert any("--tp-per-type" in words for words in plain["search"]["not_covered"])
+    assert not any("--tp-per-type" in words for words in both["search"]["not_covered"])
+    plan = load_plan(tmp_path / "plan.json")
+    assert mixes_degrees(plan) and check(plan) == ()
+    kept = replan(plan, fewer_machines(plan))
+    assert kept is not None and check(kept) == () and degrees(kept) == degrees(plan)
+    evaluated = run(["evaluate", str(tmp_path / "plan.json"), "--json"])
+    assert evaluated.code == 0
+    assert json.loads(evaluated.out)["best"]["replicas"] == both["plans"][0]["replicas"]
+    again = predict(plan).prediction
+    assert again is not None and again.iteration_seconds == pytest.approx(seconds[1], rel=1e-12)
+
+
+def degrees(plan: Plan) -> set[tuple[str, int]]:
+    return {(stage.gpu, stage.tensor_parallel) for replica in plan.replicas for stage in replica.stages}
+
+
+def fewer_machines(plan: Plan) -> Cluster:
+    """Return the cluster without one of its machines with several GPUs."""
+    pools = tuple(replace(pool, nodes=pool.nodes - (pool.gpus_per_node > 1)) for pool in plan.cluster.pools)
+    return replace(plan.cluster, pools=pools)
+
+
+def planned(folder: Path, *options: str) -> dict[str, Any]:
+    job = ["--model", "llama-2-7b", "--global-batch", "32", "--seq-len", "2048", "--precision", "fp16"]
+    files = ["--cluster", str(folder / "cluster.yaml"), "--out", str(folder / "plan.json"), "--json"]
+    outcome = run(["plan", *job, *files, *options])
+    assert outcome.code == 0, outcome.err
+    return dict(json.loads(outcome.out))
