@@ -1,6 +1,6 @@
 """The mixed search: seconds, memory, certified gap, and how much faster its plans are than the obvious ones.
 
-.venv/bin/python benchmarks/mixed.py [NAME ...]
+.venv/bin/python benchmarks/mixed.py [--markdown FILE] [NAME ...]
 
 Every case runs in a process of its own, so that its peak memory is its own; seconds are of the second of two calls, of
 processor time, which a busy machine does not lengthen.
@@ -8,12 +8,14 @@ processor time, which a busy machine does not lengthen.
 
 from __future__ import annotations
 
+import argparse
 import json
 import resource
 import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from shardwright.plan.ranking import Ranking
 from shardwright.search.mixed.megatron import RULE
@@ -78,13 +80,27 @@ class Figures:
     single_seconds: float | None
 
 
-def main(names: list[str]) -> None:
-    """Print a row for every case, each run in a process of its own."""
+PAGE = """# What the search over clusters of several types finds
+
+Written by `benchmarks/mixed.py --markdown`, on two cores: processor seconds of the search, the most memory it takes,
+how near to the best plan of its space the plan is by its certificate, and how many times as fast as Megatron-LM's
+uniform plan over all machines and as the best plan on the machines of one type alone, all by the cost model. The first
+three are clusters of Sailor's figures, the last four ones like AutoHet's.
+
+| model | cluster | global batch | search | memory | within | step | × uniform | × one type |
+|---|---|--:|--:|--:|--:|--:|--:|--:|
+"""
+
+
+def main(names: list[str], markdown: str | None) -> None:
+    """Print a row for every case, each run in a process of its own; write them as a page if asked for."""
     print(ROW.format("case", "model", "seconds", "aim", "MiB", "gap", "step s", "x uniform", "x one type"))
+    rows = []
     for case in CASES:
         if names and case.name not in names:
             continue
         found = in_a_process(case)
+        rows.append(line_of(case, found))
         aim = f"{case.limit_seconds:g}" if case.limit_seconds else "-"
         step = found.step_seconds
         print(
@@ -101,6 +117,25 @@ def main(names: list[str]) -> None:
             ),
             flush=True,
         )
+    if markdown is not None:
+        Path(markdown).write_text(PAGE + "".join(rows))
+
+
+def line_of(case: Case, found: Figures) -> str:
+    """Return a case as a row of the page."""
+    step = found.step_seconds
+    cells = (
+        case.model,
+        case.cluster.replace("x", " × ").replace("+", ", "),
+        f"{case.global_batch} × {case.seq_len}",
+        f"{found.seconds:.2f} s",
+        f"{found.peak_mib:.0f} MiB",
+        f"{found.gap:.2%}",
+        f"{step:.3f} s",
+        times(found.uniform_seconds, step),
+        times(found.single_seconds, step),
+    )
+    return "| " + " | ".join(cells) + " |\n"
 
 
 def times(seconds: float | None, step_seconds: float) -> str:
@@ -145,4 +180,8 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--case"]:
         print(json.dumps(asdict(run(next(case for case in CASES if case.name == sys.argv[2])))))
     else:
-        main(sys.argv[1:])
+        parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+        parser.add_argument("names", nargs="*", metavar="NAME", help="cases to run (all)")
+        parser.add_argument("--markdown", metavar="FILE", help="write the figures as a page")
+        asked = parser.parse_args()
+        main(asked.names, asked.markdown)
