@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from shardwright.plan.ranking import Ranking
-from shardwright.search.mixed.megatron import RULE
+from shardwright.search.mixed.plans.megatron import RULE
 from shardwright.search.planner import plan
 from shardwright.spec.load_cluster import load_cluster
 from shardwright.spec.load_job import make_job

@@ -33,7 +33,7 @@ def test_a_plan_survives_its_file(plan: Plan) -> None:
 def test_a_file_on_disk_gives_the_plan_back(name: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     save(PLANS[name], path)
-    assert load_plan(path) == PLANS[name]
+    assert load_plan(path) == load_plan(str(path)) == PLANS[name]
 
 
 def test_the_promised_shape() -> None:

@@ -22,9 +22,9 @@ from shardwright.runtime.groups import layout_of
 from shardwright.runtime.limits import unrunnable
 from shardwright.runtime.store import make_store
 from shardwright.search.mixed.effort import Effort
-from shardwright.search.mixed.model_tables import tables
 from shardwright.search.mixed.search import Problem, search
-from shardwright.search.mixed.settings import settings
+from shardwright.search.mixed.space.model_tables import tables
+from shardwright.search.mixed.space.settings import settings
 from shardwright.search.space import Space
 from shardwright.spec.load_cluster import build_cluster
 from shardwright.spec.load_job import make_job

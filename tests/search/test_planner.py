@@ -154,6 +154,38 @@ def test_cheapest_within_a_deadline_and_fastest_within_a_budget(ranking: Ranking
     assert seconds(enough) == pytest.approx(seconds(ranking.best))
 
 
+SMALL_FIRST = "1x2xT4+2x8xV100-SXM2"  # the first type cannot hold the model, the second can
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"), [({"budget_dollars": 1.0}, "budget"), ({"deadline_hours": 0.01}, "deadline")]
+)
+def test_limits_are_told_where_only_the_second_type_holds_the_model(limits: dict[str, float], reason: str) -> None:
+    job = make_job(global_batch=64, seq_len=4096, tokens="1B", precision="fp16", **limits)  # type: ignore[arg-type]
+    result = plan(MODEL, load_cluster(SMALL_FIRST), job)
+    assert result.infeasible is not None
+    assert result.infeasible.reason == f"plans fit in memory, but none keeps the {reason}"
+    assert "possible" in result.infeasible.remedies[0]
+
+
+def test_rules_are_named_where_only_the_second_type_holds_the_model() -> None:
+    job = make_job(global_batch=64, seq_len=4096, precision="fp16")
+    result = plan(MODEL, load_cluster(SMALL_FIRST), job, rules=parse_rules("all: $tp >= 1", "rules.txt"))
+    assert result.infeasible is not None
+    assert "the rules drop every plan that fits (all)" in result.infeasible.reason
+
+
+def test_a_rule_of_thumb_that_misses_the_deadline_is_no_rival() -> None:
+    cluster, job = load_cluster("2x8xA100-SXM-80+2x8xH100-SXM"), _job()
+    whole = plan(MODEL, cluster, job)
+    (uniform,) = [entry.plan for entry in whole.baselines if entry.plan is not None and len(entry.plan.gpus_by_type) > 1]
+    hours = 0.5 * sum(found.prediction.hours_total or 0.0 for found in (uniform, whole.best) if found.prediction)
+    assert seconds(whole.best) < seconds(uniform)
+    limited = plan(MODEL, cluster, _job(deadline_hours=hours))
+    assert limited.plans
+    assert [entry.reason for entry in limited.baselines if "uniform" in entry.rule] == ["does not keep the limits"]
+
+
 def test_two_types_together_beat_each_alone() -> None:
     result = plan(MODEL, load_cluster("2x8xA100-SXM-80+2x8xH100-SXM"), JOB)
     types = {stage.gpu for replica in result.best.replicas for stage in replica.stages}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import fields
 
 import numpy as np
@@ -26,16 +27,11 @@ from shardwright.units import SECONDS_PER_HOUR
 
 
 def predict_mixed(
-    plan: Plan,
-    efficiency: Efficiency,
-    *,
-    lower_bound_seconds: float | None = None,
-    known: Known | None = None,
-    found: Mixed | None = None,
+    plan: Plan, efficiency: Efficiency, *, known: Known | None = None, found: Mixed | None = None
 ) -> Prediction:
-    """Return the prediction for a legal plan of any shape. Without a bound from a search, it is the model's FLOPs at
-    the peak of all GPUs of the cluster. `found` is the plan's iteration where it is known. Raises SpecError where a GPU
-    cannot compute in the job's precision."""
+    """Return the prediction for a legal plan of any shape. Its lower bound is the model's FLOPs at the peak of all GPUs
+    of the cluster. `known` keeps layer tables between calls, as in `mixed_iteration`; `found` is the plan's iteration
+    where it is known. Raises SpecError where a GPU cannot compute in the job's precision."""
     found = found or mixed_iteration(plan, efficiency, known=known)
     slowest = int(np.argmax([replica.busy_seconds for replica in found.replicas]))
     stages = found.replicas[slowest].stages
@@ -66,7 +62,7 @@ def predict_mixed(
         dollars_per_hour=per_hour,
         dollars_total=None if per_hour is None or hours is None else per_hour * hours,
         hours_total=hours,
-        lower_bound_seconds=ideal if lower_bound_seconds is None else min(lower_bound_seconds, seconds),
+        lower_bound_seconds=ideal,
         binding=binding_words(time, memory, rank),
         evidence=evidence,
     )
@@ -132,8 +128,8 @@ def _breakdown(plan: Plan, found: Mixed, slowest: int, rank: int) -> TimeBreakdo
     )
 
 
-def _named(table: LayerTable, of: object, recompute: float) -> dict[str, float]:
-    assert callable(of), "sums a column over the layers of a stage"
+def _named(table: LayerTable, of: Callable[[Floats], float], recompute: float) -> dict[str, float]:
+    """Return the terms of a breakdown that layers have; `of` sums a column over the layers of a stage."""
     return {
         "forward_seconds": of(table.compute_forward),
         "backward_seconds": of(table.compute_backward),

@@ -69,10 +69,10 @@ def save(plan: Plan, path: Path) -> None:
     write_atomically(path, dumps(plan))
 
 
-def load_plan(path: Path) -> Plan:
+def load_plan(source: str | Path) -> Plan:
     """Read a plan file. Raises SpecError for a file that is missing, no JSON, cut off, or no plan."""
-    name = str(path)
-    return from_document(parse_json(read_text(path, limit_bytes=LARGEST_PLAN_BYTES), name), name)
+    name = str(source)
+    return from_document(parse_json(read_text(Path(source), limit_bytes=LARGEST_PLAN_BYTES), name), name)
 
 
 def _layers_out(model: Model) -> list[dict[str, Any]]:

@@ -99,6 +99,7 @@ def baselines_text(baselines: Sequence[Baseline], best: Plan, width: int) -> str
             worse = _beyond(entry.plan, best)
             seconds = predicted(entry.plan).iteration_seconds
             figures = f"{describe.clock(seconds, like=predicted(best).iteration_seconds):>11} {worse:+7.0%}"
+            figures += " $" if unit(best) == "money" else ""
             words = f"{entry.rule}: {describe.degrees_words(entry.plan)}"
             lines.append(labelled(figures, words, width, column=20))
     return "\n".join(lines)

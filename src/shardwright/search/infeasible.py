@@ -34,19 +34,28 @@ def explain(
 ) -> Infeasible:
     """Return the reason and remedies for a search without a plan. `mixed` returns the best plan that mixes GPU types
     for another job, if there is one with less seconds or dollars of an iteration than given."""
-    context = contexts[0]
     if report.candidates == 0:
-        return _nothing_legal(context, space)
+        return _nothing_legal(contexts[0], space)
     limited = any(reason == "budget or deadline" for reason, _ in report.rejected)
-    free = replace(context, job=replace(context.job, budget_dollars=None, deadline_hours=None))
-    if limited and _try(free, space, filters) is not None:
+    if limited and _possible([replace(each, job=_freed(each.job, "time")) for each in contexts], space, filters):
         return _too_dear(contexts, space, filters, mixed)
-    if filters.rules and _try(context, space, Filters()) is not None:
+    if filters.rules and _possible(contexts, space, Filters()):
         names = ", ".join(rule.name for rule in filters.rules)
         return Infeasible(reason=f"the rules drop every plan that fits ({names})", remedies=("relax or drop a rule",))
-    if space.pins and _try(context, Space(), filters) is not None:
-        return _pinned(context, space, filters)
+    if space.pins and _possible(contexts, Space(), filters):
+        return _pinned(contexts, space, filters)
     return _memory(contexts, space)
+
+
+def _possible(contexts: Sequence[Context], space: Space, filters: Filters) -> bool:
+    """Return whether the machines of any one type have a plan."""
+    return _least(contexts, space, filters) is not None
+
+
+def _least(contexts: Sequence[Context], space: Space, filters: Filters) -> float | None:
+    """Return the least value on the machines of one type, or None if no type has a plan."""
+    values = [_try(context, space, filters) for context in contexts]
+    return min((value for value in values if value is not None), default=None)
 
 
 def _try(context: Context, space: Space, filters: Filters) -> float | None:
@@ -71,11 +80,12 @@ def _nothing_legal(context: Context, space: Space) -> Infeasible:
     )
 
 
-def _pinned(context: Context, space: Space, filters: Filters) -> Infeasible:
+def _pinned(contexts: Sequence[Context], space: Space, filters: Filters) -> Infeasible:
+    timed = [replace(context, job=replace(context.job, objective="time")) for context in contexts]
     remedies = []
     for axis in space.pins:
         rest = Space(pins={name: values for name, values in space.pins.items() if name != axis})
-        seconds = _try(context, rest, filters)
+        seconds = _least(timed, rest, filters)
         if seconds is not None:
             remedies.append(f"without --set {axis}=… it fits ({format_seconds(seconds)} an iteration)")
     return Infeasible(

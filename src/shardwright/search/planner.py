@@ -24,7 +24,7 @@ from shardwright.search.baselines import Tried, baselines
 from shardwright.search.filters import Filters
 from shardwright.search.infeasible import explain
 from shardwright.search.mixed.entry import Outcome, affordable_value, largest_pools, mixed_search
-from shardwright.search.mixed.settings import pinned_away
+from shardwright.search.mixed.space.settings import pinned_away
 from shardwright.search.objective import Objective
 from shardwright.search.remedies import remedies
 from shardwright.search.rules import Rule
@@ -285,7 +285,11 @@ def _plain(results: Sequence[_PoolResult], cluster: Cluster) -> Iterator[Baselin
 
 def _whole(mixed: _Mixed) -> Baseline:
     plan, rule = mixed.outcome.uniform, mixed.outcome.uniform_rule
-    return Baseline(rule=rule, plan=plan, reason="" if plan else "no uniform plan fits all types")
+    if plan is None:
+        return Baseline(rule=rule, plan=None, reason="no uniform plan fits all types")
+    if affordable_value(plan) is None:
+        return Baseline(rule=rule, plan=None, reason="does not keep the limits")
+    return Baseline(rule=rule, plan=plan)
 
 
 def predict(plan: Plan, *, efficiency: Efficiency | None = None) -> Plan:

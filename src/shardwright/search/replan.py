@@ -24,10 +24,10 @@ from shardwright.cost.uncertainty import headroom
 from shardwright.plan.plan import Plan, Stage
 from shardwright.search.mixed.entry import largest_pools
 from shardwright.search.mixed.field import fields
-from shardwright.search.mixed.model_tables import tables
-from shardwright.search.mixed.quick import Task, quick_plan
-from shardwright.search.mixed.remaining import remaining
-from shardwright.search.mixed.settings import Setting
+from shardwright.search.mixed.replan.quick import Task, quick_plan
+from shardwright.search.mixed.replan.remaining import remaining
+from shardwright.search.mixed.space.model_tables import tables
+from shardwright.search.mixed.space.settings import Setting
 from shardwright.search.space import Space
 from shardwright.spec.cluster import Cluster, NodePool
 

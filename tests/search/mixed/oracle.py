@@ -21,14 +21,14 @@ from shardwright.cost.context import Context
 from shardwright.cost.lanes import Known
 from shardwright.plan.check import check
 from shardwright.plan.plan import Plan
-from shardwright.search.mixed.costing import fitting_seconds
-from shardwright.search.mixed.draft import Draft, plan_of
-from shardwright.search.mixed.model_tables import tables
+from shardwright.search.mixed.plans.costing import fitting_seconds
+from shardwright.search.mixed.plans.draft import Draft, plan_of
+from shardwright.search.mixed.plans.splits import Line
+from shardwright.search.mixed.plans.stages import stages, tails
 from shardwright.search.mixed.search import ORDERS
-from shardwright.search.mixed.settings import Setting
-from shardwright.search.mixed.splits import Line
-from shardwright.search.mixed.stages import stages, tails
-from shardwright.search.mixed.tables import Table
+from shardwright.search.mixed.space.model_tables import tables
+from shardwright.search.mixed.space.settings import Setting
+from shardwright.search.mixed.space.tables import Table
 from shardwright.spec.cluster import Cluster
 
 SLACK = 1e-9

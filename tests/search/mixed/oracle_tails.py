@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.cost.collectives import Fabric, Group, gather_seconds
-from shardwright.search.mixed.tables import Table
+from shardwright.search.mixed.space.tables import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

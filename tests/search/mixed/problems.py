@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from shardwright.cost.context import Context
 from shardwright.cost.efficiency import Analytic
 from shardwright.search.mixed.effort import Effort
-from shardwright.search.mixed.model_tables import tables
 from shardwright.search.mixed.search import Found, Problem, search
-from shardwright.search.mixed.settings import Setting, settings, unit_degrees
-from shardwright.search.mixed.tables import Table
+from shardwright.search.mixed.space.model_tables import tables
+from shardwright.search.mixed.space.settings import Setting, settings, unit_degrees
+from shardwright.search.mixed.space.tables import Table
 from shardwright.search.space import Space
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.load_cluster import build_cluster
@@ -33,10 +34,11 @@ class Small:
     tables: tuple[Table, ...]
 
 
-def small(seed: int, *, most_gpus: int = 10, most_layers: int = 8, most_batch: int = 8) -> Small:
-    """Return a random problem."""
+def small(seed: int, *, most_gpus: int = 10, most_layers: int = 8, most_batch: int = 8, sites: bool = False) -> Small:
+    """Return a random problem; with `sites`, on machines at two sites or three."""
     pick = random.Random(seed)
-    cluster = build_cluster({"nodes": _nodes(pick, pick.randint(2, most_gpus))}, "test")
+    nodes = _nodes(pick, pick.randint(2, most_gpus))
+    cluster = build_cluster({"nodes": nodes} | (_at_sites(seed, nodes) if sites else {}), "test")
     whole = load_model(pick.choice(MODELS))
     model = replace(whole, layers=whole.layers[: pick.randint(3, most_layers)])
     batch = pick.choice([size for size in (3, 4, 5, 6, 7, 8) if size <= most_batch])
@@ -50,7 +52,20 @@ def small(seed: int, *, most_gpus: int = 10, most_layers: int = 8, most_batch: i
     }
     space = Space(pins=pins)
     chosen = tuple(settings(contexts, space))
-    return Small(cluster, contexts, space, chosen, tuple(tables(contexts, chosen)))
+    return Small(cluster, contexts, space, chosen, tuple(tables(contexts, chosen, cluster.site_links)))
+
+
+def _at_sites(seed: int, nodes: list[dict[str, object]]) -> dict[str, object]:
+    """Put every type at a site, and return the links between sites."""
+    pick = random.Random(seed)
+    names = ["east", "west", "north"][: pick.choice((2, len(nodes)))]
+    for place, node in enumerate(nodes):
+        node["site"] = names[place % len(names)]
+    links = [
+        {"between": list(pair), "gbps": pick.choice((1, 5, 20, 100)), "latency_ms": pick.choice((0.1, 1, 5))}
+        for pair in combinations(names, 2)
+    ]
+    return {"nodes": nodes, "site_links": links}
 
 
 def _nodes(pick: random.Random, gpus: int) -> list[dict[str, object]]:

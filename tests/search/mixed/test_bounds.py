@@ -13,12 +13,12 @@ from tests.search.mixed.problems import small
 from shardwright.cost.pipeline import simulate
 from shardwright.cost.schedule import one_f_one_b
 from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE
-from shardwright.search.mixed.bounds import LEVELS, MANY, Columns, alone, columns, micro_batches
-from shardwright.search.mixed.capacity import capacity
-from shardwright.search.mixed.region import Region
-from shardwright.search.mixed.splits import moves_of
-from shardwright.search.mixed.stages import pipeline_seconds, stages
-from shardwright.search.mixed.tables import layers_of
+from shardwright.search.mixed.plans.splits import moves_of
+from shardwright.search.mixed.plans.stages import pipeline_seconds, stages
+from shardwright.search.mixed.proof.bounds import LEVELS, MANY, Columns, alone, columns, micro_batches
+from shardwright.search.mixed.proof.capacity import capacity
+from shardwright.search.mixed.space.region import Region
+from shardwright.search.mixed.space.tables import layers_of
 
 MODES = (NONE, SELECTIVE, BLOCK)
 

@@ -4,22 +4,22 @@ that would rule out their compositions or their region."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from tests.search.mixed.oracle import MODES, cost
 from tests.search.mixed.problems import Small, small
 
-from shardwright.search.mixed.attempts import closing
-from shardwright.search.mixed.bounds import after, columns, micro_batches
-from shardwright.search.mixed.exact import impossible
 from shardwright.search.mixed.field import Field, fields
-from shardwright.search.mixed.listing import Listing
-from shardwright.search.mixed.pricing import possible
-from shardwright.search.mixed.region import Region, by_types
-from shardwright.search.mixed.splits import Line
-from shardwright.search.mixed.stages import stages
+from shardwright.search.mixed.plans.attempts import closing
+from shardwright.search.mixed.plans.splits import Line
+from shardwright.search.mixed.plans.stages import stages
+from shardwright.search.mixed.proof.bounds import after, columns, micro_batches
+from shardwright.search.mixed.proof.exact import impossible
+from shardwright.search.mixed.proof.listing import Listing
+from shardwright.search.mixed.proof.pricing import possible
+from shardwright.search.mixed.space.region import Region, by_types, sites_of
 from shardwright.search.space import Space
 
 SLACK = 1.0 + 1e-7
@@ -66,15 +66,21 @@ def random_plan(problem: Small, each: Field, pick: np.random.Generator) -> Exist
     made = cost(problem.contexts, problem.cluster, each.setting, lines, sizes, {})
     if made is None:
         return None
-    seconds, _ = made
+    seconds, plan = made
     counts = np.array(rows)
     there = counts > 0
+    used = tuple(np.flatnonzero(there.any(axis=0)).tolist())
+    sites = sites_of(table, used)
+    crossing = all(there[:, site].any(axis=1).all() for site in sites)
     region = Region(
         fewest=len(rows),
         most=len(rows),
         modes=each.modes,
         link=float(np.where(there, table.links, 0.0).max(axis=1).min()),
-        used=tuple(np.flatnonzero(there.any(axis=0)).tolist()),
+        used=used,
+        gpus=plan.gpus,
+        crossings=len(sites) - 1 if crossing else 0,
+        parted=not crossing,
     )
     return Existing(each, counts, sizes, seconds * SLACK, region)
 
@@ -129,11 +135,20 @@ def test_no_region_with_a_plan_that_exists_is_closed(seed):
 def close_no_region(plans: Iterable[Existing]) -> None:
     for plan in plans:
         each, region = plan.each, plan.region
-        assert any((part.used, part.link) == (region.used, region.link) for part in by_types(each.table, region))
+        assert region in by_types(
+            each.table, replace(region, used=(), link=np.inf, crossings=0, parted=False), region.gpus
+        )
         listing = Listing(each, region, each.compositions(Space()), 4.0 * plan.seconds)
         assert listing.reaches_all(plan.seconds)
         assert closing(each, region, listing, plan.seconds) is not False
         assert listing.reaches_all(plan.seconds), "after the splits were looked at"
+
+
+@pytest.mark.parametrize("seed", range(100, 100 + SEEDS))
+def test_no_plan_between_sites_is_ruled_out(seed):
+    plans = list(existing(small(seed, sites=True), seed))
+    rule_out_no_composition(plans)
+    close_no_region(plans)
 
 
 def test_there_are_plans_to_look_at():

@@ -9,10 +9,10 @@ from tests.search.mixed.test_bounds import random_order
 
 from shardwright.cost.mixed import mixed_iteration
 from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE
-from shardwright.search.mixed.costing import fits
-from shardwright.search.mixed.draft import Draft, plan_of
-from shardwright.search.mixed.splits import Line
-from shardwright.search.mixed.stages import stages
+from shardwright.search.mixed.plans.costing import fits
+from shardwright.search.mixed.plans.draft import Draft, plan_of
+from shardwright.search.mixed.plans.splits import Line
+from shardwright.search.mixed.plans.stages import stages
 
 
 @pytest.mark.parametrize("seed", range(25))

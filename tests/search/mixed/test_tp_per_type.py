@@ -21,9 +21,9 @@ from shardwright.plan.check import check
 from shardwright.plan.document import load_plan
 from shardwright.plan.plan import Plan
 from shardwright.search.mixed.degrees import search_degrees
-from shardwright.search.mixed.model_tables import tables
 from shardwright.search.mixed.search import Found, Problem, search
-from shardwright.search.mixed.settings import settings
+from shardwright.search.mixed.space.model_tables import tables
+from shardwright.search.mixed.space.settings import settings
 from shardwright.search.planner import predict
 from shardwright.search.replan import replan
 from shardwright.search.space import Space

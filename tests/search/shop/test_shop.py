@@ -117,15 +117,18 @@ def test_steps_say_what_the_last_machines_bought() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "words"),
+    ("limits", "reason", "words"),
     [
-        ({"budget_dollars": 1.0}, "the cheapest possible is $"),
-        ({"deadline_hours": 0.1}, "the fastest possible takes"),
+        ({"budget_dollars": 1.0}, "no offer keeps the budget", "the cheapest possible is $"),
+        ({"deadline_hours": 0.1}, "no offer keeps the deadline", "the fastest possible takes"),
     ],
 )
-def test_limits_that_nothing_keeps_are_answered_with_what_is_possible(limits: dict[str, float], words: str) -> None:
+def test_limits_that_nothing_keeps_are_answered_with_what_is_possible(
+    limits: dict[str, float], reason: str, words: str
+) -> None:
     result = shop(MODEL, offers(H100, A100), replace(JOB, **limits), efficiency=EFFICIENCY, mixes=0)
     assert result.infeasible is not None
+    assert result.infeasible.reason == reason
     assert words in result.infeasible.remedies[0]
     assert result.front
 

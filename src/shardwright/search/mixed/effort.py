@@ -29,7 +29,7 @@ class Effort:
 
 NO_PROOF = Effort(regions=0, patience=1, idle=1, near=1.0)
 QUICK = Effort(regions=100, patience=8, idle=4, near=0.96)
-THOROUGH = Effort(regions=600, patience=40, idle=12, near=0.0)
+THOROUGH = Effort(regions=300, patience=20, idle=12, near=0.0)
 
 
 def effort_for(cluster: Cluster) -> Effort:

@@ -13,16 +13,16 @@ from shardwright.cost.predict_mixed import predict_mixed
 from shardwright.plan.check import check
 from shardwright.plan.plan import Plan
 from shardwright.search.filters import Filters
-from shardwright.search.mixed.costing import fitting_seconds
 from shardwright.search.mixed.degrees import search_degrees
-from shardwright.search.mixed.dollars import Found as FoundByMoney
-from shardwright.search.mixed.dollars import search as search_by_money
+from shardwright.search.mixed.dollars.cheapest import Found as FoundByMoney
+from shardwright.search.mixed.dollars.cheapest import search as search_by_money
+from shardwright.search.mixed.dollars.machines import bill_of
 from shardwright.search.mixed.effort import effort_for
-from shardwright.search.mixed.machines import bill_of
-from shardwright.search.mixed.megatron import RULE, uniform_plans
-from shardwright.search.mixed.model_tables import tables
+from shardwright.search.mixed.plans.costing import fitting_seconds
+from shardwright.search.mixed.plans.megatron import RULE, uniform_plans
 from shardwright.search.mixed.search import Found, Problem
-from shardwright.search.mixed.settings import not_covered, settings
+from shardwright.search.mixed.space.model_tables import tables
+from shardwright.search.mixed.space.settings import not_covered, settings
 from shardwright.search.shop.choice import choice_on_cluster
 from shardwright.search.space import Space
 from shardwright.spec.cluster import Cluster
@@ -59,18 +59,18 @@ def mixed_search(
     `gap` is how far above the bound the best plan may be. Raises SpecError where a GPU type has no figures.
     """
     chosen = settings(contexts, space)
-    found_tables = tables(contexts, chosen)
+    found_tables = tables(contexts, chosen, cluster.site_links)
     known: Known = {}
 
     def costed(plan: Plan) -> Plan:
         return plan.costed(predict_mixed(plan, contexts[0].efficiency, known=known))
 
     def allowed(plan: Plan) -> bool:
-        return _deep(plan, space) and not _dropped(plan, contexts, filters, known)
+        return _deep(plan, space) and not _dropped(plan, contexts, filters)
 
     uniform = _best_uniform(contexts, uniform_plans(contexts, cluster, chosen, found_tables), known)
     shown = None if uniform is None else costed(uniform)
-    rivals = [shown] if shown is not None and not space.pins and not _dropped(shown, contexts, filters, known) else []
+    rivals = [shown] if shown is not None and not space.pins and not _dropped(shown, contexts, filters) else []
     ceiling = min([ceiling, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
     problem = Problem(
         tuple(contexts), cluster, space, gap, tuple(chosen), tuple(found_tables), known, effort_for(cluster)
@@ -137,7 +137,7 @@ def _deep(plan: Plan, space: Space) -> bool:
     return "pp" not in space.pins or all(len(replica.stages) in space.pins["pp"] for replica in plan.replicas)
 
 
-def _dropped(plan: Plan, contexts: Sequence[Context], filters: Filters, known: Known) -> bool:
+def _dropped(plan: Plan, contexts: Sequence[Context], filters: Filters) -> bool:
     """Return whether a rule drops any stage of a plan."""
     if not filters.rules:
         return False

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE, UNIFORM, Bools, Floats, Ints
-from shardwright.search.mixed.capacity import Capacity, capacity
-from shardwright.search.mixed.compositions import compositions, deepest
-from shardwright.search.mixed.realise import Workshop
-from shardwright.search.mixed.region import Region
-from shardwright.search.mixed.settings import Setting
-from shardwright.search.mixed.tables import Layers, Table, layers_of
+from shardwright.search.mixed.plans.realise import Workshop
+from shardwright.search.mixed.proof.capacity import Capacity, capacity
+from shardwright.search.mixed.space.compositions import compositions, deepest
+from shardwright.search.mixed.space.region import Region
+from shardwright.search.mixed.space.settings import Setting
+from shardwright.search.mixed.space.tables import Layers, Table, layers_of
 from shardwright.search.space import Space
 
 MOST_KNOWN = 16

@@ -21,17 +21,17 @@ from shardwright.cost.lanes import Known
 from shardwright.cost.strategy import Ints
 from shardwright.plan.check import check
 from shardwright.plan.plan import Plan, RankOrder
-from shardwright.search.mixed.attempts import attempt, closing
-from shardwright.search.mixed.costing import fitting_seconds
-from shardwright.search.mixed.draft import Draft, plan_of
 from shardwright.search.mixed.effort import Effort
-from shardwright.search.mixed.equal import equal_replicas
 from shardwright.search.mixed.field import Field, fields
-from shardwright.search.mixed.listing import Listing
-from shardwright.search.mixed.region import Region, usable
-from shardwright.search.mixed.regions import bounded, parts, shortest
-from shardwright.search.mixed.settings import Setting
-from shardwright.search.mixed.tables import Table
+from shardwright.search.mixed.plans.attempts import attempt, closing
+from shardwright.search.mixed.plans.costing import fitting_seconds
+from shardwright.search.mixed.plans.draft import Draft, plan_of
+from shardwright.search.mixed.plans.equal import equal_replicas
+from shardwright.search.mixed.proof.listing import Listing
+from shardwright.search.mixed.proof.regions import bounded, parts, shortest
+from shardwright.search.mixed.space.region import Region, usable
+from shardwright.search.mixed.space.settings import Setting
+from shardwright.search.mixed.space.tables import Table
 from shardwright.search.space import Space
 from shardwright.spec.cluster import Cluster
 
@@ -41,6 +41,7 @@ FEW_UNITS = 16
 LESS_GOOD = 1.02  # times the best by a few compositions, beyond which a setting is not scouted
 CLOSER = 5  # times that the integer program of a region is solved to raise its bound
 FINEST = 0.003  # least gap that this aims at
+HOPELESS = 1e4  # times what all GPUs need at full speed, beyond which no plan is looked for
 LEAST_GAP = 2.5e-5  # below which a plan counts as the best
 MUCH_SLOWER = 1.05  # times the best plan: a plan that is slower under one rank order is not tried under the other
 ORDERS: tuple[RankOrder, ...] = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
@@ -111,8 +112,8 @@ def search(problem: Problem, ceiling: float, allowed: Callable[[Plan], bool]) ->
     """Return the best plans that are `allowed`, and the least time that no plan of the space can beat; `ceiling` are
     the seconds to beat."""
     problem = replace(problem, gap=max(problem.gap, LEAST_GAP))
-    run = _Run(problem, allowed, ceiling)
     all_fields = fields(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)
+    run = _Run(problem, allowed, min(ceiling, HOPELESS * max((each.quick for each in all_fields), default=np.inf)))
     _scout(run, all_fields)
     roots = [(each, region) for each in all_fields for region in each.roots(problem.space)]
     heap = [Node(each.quick, place, each, region) for place, (each, region) in enumerate(roots)]
@@ -132,7 +133,7 @@ def search(problem: Problem, ceiling: float, allowed: Callable[[Plan], bool]) ->
         if node.bound >= run.goal or (node.bound >= problem.effort.near * run.goal and _closed(run, node)):
             continue
         idle = 0 if node.bound > node.before * (1.0 + HELPS * problem.gap) else node.idle + 1
-        split = parts(node.each, node.region) if idle < problem.effort.idle else []
+        split = parts(node.each, node.region, run.ceiling) if idle < problem.effort.idle else []
         if not split:
             _raised(run, node)
             bound = min(bound, node.bound)

@@ -90,7 +90,9 @@ def infeasible(
         )
     if not remedies:
         remedies += _between(front, deadline_hours, budget_dollars)
-    return Infeasible(reason="no offer keeps the deadline and the budget", remedies=tuple(remedies))
+    stated = {"deadline": deadline_hours, "budget": budget_dollars}
+    limits = " and the ".join(name for name, limit in stated.items() if limit is not None)
+    return Infeasible(reason=f"no offer keeps the {limits}", remedies=tuple(remedies))
 
 
 def _between(front: Sequence[Choice], deadline_hours: float | None, budget_dollars: float | None) -> list[str]:

@@ -1,0 +1,220 @@
+"""The search over numbers of machines: the best plan by dollars, or by time within a budget, with a certificate.
+
+A plan is charged for the machines that it occupies, so its value is known from their numbers and its seconds: what
+remains is the least time on so many machines. Numbers of machines on which that is too long for a better value are
+ruled out together, by the program over compositions (`screen`). On those that are left regions are searched
+(`decide`), on the most promising first, until none of them can hold a plan that is better by more than the gap.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
+
+import numpy as np
+
+from shardwright.cost.strategy import Ints
+from shardwright.plan.plan import Plan
+from shardwright.search.mixed.dollars.decide import decided
+from shardwright.search.mixed.dollars.ledger import Ledger, by_time, offer, quick_seconds, share
+from shardwright.search.mixed.dollars.machines import Bill, Boxes, all_boxes, boxes
+from shardwright.search.mixed.dollars.money import Start, least_dollars
+from shardwright.search.mixed.dollars.screen import groups, least_seconds, on_units, roots, screened
+from shardwright.search.mixed.effort import NO_PROOF
+from shardwright.search.mixed.field import fields
+from shardwright.search.mixed.proof.listing import Listing
+from shardwright.search.mixed.search import Problem
+
+GUESSES = 6  # machines on which a first plan is looked for
+LIKELY = 1.25  # times the least quick bound: settings of a first guess
+VERY_LONG = 100.0  # times the quick bound: seconds that no plan is likely to take
+PROGRAMS = 5  # times the regions of the effort: programs of boxes, at most
+MONEY = 2  # times the regions of the effort: programs with a row for money, at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The plans found, best first, with their values; what no plan of the space beats; what was looked at."""
+
+    plans: tuple[tuple[float, Plan], ...]
+    bound: float
+    candidates: int
+    costed: int
+    regions: int
+    deepest: int
+
+
+@dataclass(order=True, slots=True)
+class _Node:
+    """One box with the programs of settings, by their place, and seconds that no plan in it beats."""
+
+    bound: float
+    order: int
+    box: Boxes = dataclass_field(compare=False)
+    listings: dict[int, tuple[Listing, ...]] = dataclass_field(compare=False)
+    bounded: bool = dataclass_field(compare=False, default=False)
+
+
+def search(
+    problem: Problem,
+    bill: Bill,
+    ceiling: float,
+    allowed: Callable[[Plan], bool],
+    costed: Callable[[Plan], Plan],
+    value: Callable[[Plan], float | None],
+) -> Found:
+    """Return the best plans that are `allowed`, and the least value that no plan of the space beats; `ceiling` is the
+    value to beat. `costed` returns a plan with its prediction, `value` the value of such a plan, None where it does not
+    keep the limits."""
+    all_fields = fields(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)
+    per_machine = np.array([each.table.units // bill.machines for each in all_fields]).reshape(-1, len(bill.machines))
+    run = Ledger(problem, bill, allowed, costed, value, ceiling, all_fields, per_machine)
+    bound = _least_value(run, all_boxes(bill)) if all_fields else np.inf
+    return Found(
+        plans=tuple(sorted(run.best.values(), key=lambda item: item[0])),
+        bound=min(bound, run.goal),
+        candidates=run.candidates,
+        costed=run.costed,
+        regions=run.regions,
+        deepest=max((each.depth for each in all_fields), default=0),
+    )
+
+
+def _least_value(run: Ledger, found: Boxes) -> float:
+    """Make plans. Return the value that no plan beats: with each number of machines looked at where there are not too
+    many of them."""
+    each_number = bool((found.low == found.high).all())
+    if not each_number or not np.isfinite(run.ceiling):
+        _guess(run, found)
+    if not np.isfinite(run.ceiling):
+        values = found.slope * quick_seconds(run, found.high).min(axis=0)
+        run.ceiling = VERY_LONG * float(values[np.isfinite(values)].max(initial=0.0))
+    if each_number:
+        return _searched(run, _left(run, found))
+    if run.bill.job.objective == "cost":
+        return _in_money(run, found)
+    return by_time(run, run.problem, run.ceiling)
+
+
+def _guess(run: Ledger, found: Boxes) -> None:
+    """Make plans on the machines that most likely have one of some value, so that the search begins with a good one:
+    of any value first, then of a lower one, or of a higher one where there was none."""
+    single = boxes(run.bill, found.high, found.high)
+    quick = quick_seconds(run, found.high)
+    least, dollars = quick.min(axis=0), found.high @ run.bill.dollars
+    low = float(np.where(least <= single.longest, least * single.slope, np.inf).min())
+    if not np.isfinite(low):
+        return
+    wanted, tried = float(np.sqrt(low * run.ceiling)), ~np.isfinite(least)
+    for _ in range(GUESSES):
+        seconds = np.minimum(wanted / single.slope, np.minimum(single.longest, VERY_LONG * least))
+        slack = np.divide(seconds, least, out=np.zeros_like(least), where=~tried)
+        row = int(np.lexsort((dollars, slack.round(6)))[-1])
+        if slack[row] < 1.0:
+            break
+        tried[row] = True
+        _made(run, single, row, np.flatnonzero(quick[:, row] <= LIKELY * least[row]))
+        if not np.isfinite(run.ceiling):
+            break
+        low = low if run.ceiling <= wanted else wanted
+        wanted = float(np.sqrt(low * run.ceiling))
+
+
+def _made(run: Ledger, found: Boxes, row: int, places: Ints) -> None:
+    """Make fast plans on the machines of a box and keep them."""
+    chosen = [on_units(run.fields[place], found.high[row] * run.per_machine[place]) for place in places.tolist()]
+    chosen = [each for each in chosen if roots(each, run.problem.space)]
+    problem = replace(
+        run.problem,
+        settings=tuple(each.setting for each in chosen),
+        tables=tuple(each.table for each in chosen),
+        effort=NO_PROOF,
+    )
+    quick = min((each.quick for each in chosen), default=0.0)
+    longest = min(run.ceiling / float(found.slope[row]), float(found.longest[row]), VERY_LONG * quick)
+    by_time(run, problem, longest)
+
+
+def _left(run: Ledger, found: Boxes) -> list[_Node]:
+    """Return the boxes that may hold a better plan, with the programs of the settings that may have it."""
+    listings: list[dict[int, tuple[Listing, ...]]] = [{} for _ in range(len(found))]
+    longest, quick = run.seconds(found), quick_seconds(run, found.high)
+    for place in range(len(run.fields)):
+        suited = ((found.high == 0) | (run.per_machine[place] > 0)).all(axis=1)
+        rows = np.flatnonzero(suited & (quick[place] < longest))
+        if not len(rows):
+            continue
+        units = found.high[rows] * run.per_machine[place]
+        for group in groups(run.fields[place], run.problem.space, units, longest[rows], share(run, place)):
+            run.candidates += sum(len(each.rest) + len(each.found.counts) for each in group.listings)
+            for row in rows[group.rows[screened(group, units, longest[rows])]].tolist():
+                listings[row][place] = group.listings
+    bounds = np.where([bool(own) for own in listings], found.slope * quick.min(axis=0), np.inf)
+    return [
+        _Node(float(bounds[row]), row, found.take(np.array([row])), listings[row])
+        for row in np.flatnonzero(np.isfinite(bounds)).tolist()
+    ]
+
+
+def _searched(run: Ledger, heap: list[_Node]) -> float:
+    """Search the boxes, the most promising first. Return what no plan in them beats."""
+    heapq.heapify(heap)
+    bound, programs = np.inf, 0
+    while heap and heap[0].bound < run.goal:
+        if programs >= PROGRAMS * run.problem.effort.regions or run.regions >= run.problem.effort.regions:
+            break
+        node = heapq.heappop(heap)
+        if not node.bounded:
+            programs += len(node.listings)
+            _bound(run, node)
+            if node.listings:
+                heapq.heappush(heap, node)
+            continue
+        seconds = min(_decided(run, node.box, place) for place in node.listings)
+        if seconds < node.box.longest[0]:
+            bound = min(bound, max(node.bound, float(node.box.slope[0]) * seconds))
+    return min([bound, *(node.bound for node in heap)])
+
+
+def _bound(run: Ledger, node: _Node) -> None:
+    """Give a box its own bound, and leave it the programs of settings that may have a better plan."""
+    high, quick = node.box.high[0], quick_seconds(run, node.box.high)[:, 0]
+    longest = float(run.seconds(node.box)[0])
+    seconds = {
+        place: least_seconds(own, high * run.per_machine[place], float(quick[place]), longest)
+        for place, own in node.listings.items()
+        if quick[place] < longest
+    }
+    node.listings = {place: node.listings[place] for place, least in seconds.items() if np.isfinite(least)}
+    node.bound = max(node.bound, float(node.box.slope[0]) * min(seconds.values(), default=np.inf))
+    node.bounded = True
+
+
+def _in_money(run: Ledger, found: Boxes) -> float:
+    """Return the dollars that no plan costs less than and keeps the limits, by parts of machines."""
+    starts = []
+    for each, per_machine in zip(run.fields, run.per_machine, strict=True):
+        per_unit = run.bill.dollars / np.maximum(per_machine, 1)
+        starts += [Start(each, region, per_unit) for region in roots(each, run.problem.space)]
+    longest = min(float(found.longest.max()), run.goal / float(run.bill.dollars.min()))
+    return least_dollars(starts, run.problem.space, run.goal, longest, MONEY * run.problem.effort.regions)
+
+
+def _decided(run: Ledger, box: Boxes, place: int) -> float:
+    """Return the seconds that no plan of a setting in a box beats, or those that are too long; keep plans made on the
+    way."""
+    slope, longest = float(box.slope[0]), float(box.longest[0])
+    each = on_units(run.fields[place], box.high[0] * run.per_machine[place])
+    seconds, looked = decided(
+        each,
+        run.problem.space,
+        roots(each, run.problem.space),
+        tuple(np.flatnonzero(box.high[0]).tolist()),
+        lambda: min(run.goal / slope, longest),
+        run.problem.gap,
+        lambda draft: offer(run, draft, min(run.ceiling / slope, longest)),
+    )
+    run.regions += looked
+    return seconds

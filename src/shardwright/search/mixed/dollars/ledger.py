@@ -1,0 +1,112 @@
+"""What a search over numbers of machines looks for and has found so far: plans with their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+
+import numpy as np
+
+from shardwright.cost.strategy import Floats, Ints
+from shardwright.plan.check import check
+from shardwright.plan.plan import Plan
+from shardwright.search.mixed.dollars.machines import Bill, Boxes
+from shardwright.search.mixed.field import Field
+from shardwright.search.mixed.plans.costing import fitting_seconds
+from shardwright.search.mixed.plans.draft import Draft, plan_of
+from shardwright.search.mixed.search import Problem, search
+
+KEPT = 3  # of the fastest plans of a search by time
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What is searched for plans of least value, and what has been found of it: the settings, `fields`, with the units
+    of a machine, `per_machine` [S, G]; how a plan is costed and valued; the value to beat, `ceiling`."""
+
+    problem: Problem
+    bill: Bill
+    allowed: Callable[[Plan], bool]
+    costed_plan: Callable[[Plan], Plan]
+    value: Callable[[Plan], float | None]
+    ceiling: float
+    fields: list[Field]
+    per_machine: Ints
+    best: dict[tuple[object, ...], tuple[float, Plan]] = dataclass_field(default_factory=dict)
+    candidates: int = 0
+    costed: int = 0
+    regions: int = 0
+
+    @property
+    def goal(self) -> float:
+        """What a plan must beat to be better by more than the gap."""
+        return self.ceiling / (1.0 + self.problem.gap)
+
+    def seconds(self, found: Boxes) -> Floats:
+        """Return within how many seconds a plan in each box is better by more than the gap and keeps the limits."""
+        return np.asarray(np.minimum(self.goal / found.slope, found.longest))
+
+
+def quick_seconds(run: Ledger, machines: Ints) -> Floats:
+    """Return seconds that no plan of a setting on so many machines [K, G] beats, [S, K]."""
+    speeds = np.array([each.speeds / np.maximum(each.table.units, 1) for each in run.fields])
+    work = np.array([each.total * each.layers.total for each in run.fields])
+    with np.errstate(divide="ignore"):
+        return np.asarray(work[:, None] / ((run.per_machine * speeds) @ machines.T))
+
+
+def _money(run: Ledger) -> float:
+    """Return the dollars that an iteration may cost at most to be better by more than the gap and keep the budget."""
+    job = run.bill.job
+    most = run.goal if job.objective == "cost" else np.inf
+    if job.budget_dollars is not None and job.iterations is not None:
+        most = min(most, job.budget_dollars / job.iterations)
+    return most
+
+
+def share(run: Ledger, place: int) -> Floats:
+    """Return what a second of a unit of each type is of the dollars that there are for one micro-batch, [G]."""
+    per_unit = run.bill.dollars / np.maximum(run.per_machine[place], 1)
+    return np.asarray(per_unit * (run.fields[place].total / _money(run)))
+
+
+def by_time(run: Ledger, problem: Problem, longest: float) -> float:
+    """Search by time, and keep the fastest plans. Return the seconds that none beats."""
+    result = search(problem, longest, run.allowed)
+    run.candidates += result.candidates
+    run.costed += result.costed
+    for _, plan in result.plans[:KEPT]:
+        keep(run, plan)
+    return result.lower_bound_seconds
+
+
+def offer(run: Ledger, draft: Draft, longest: float) -> float:
+    """Cost a draft exactly under every rank order and keep the plans of less than `longest` seconds. Return its
+    seconds: infinite where it does not fit, the draft's own where these are too many."""
+    if draft.seconds >= longest:
+        return draft.seconds
+    best, problem = np.inf, run.problem
+    for order in problem.orders:
+        plan = plan_of(problem.contexts, problem.cluster, draft, rank_order=order)
+        if check(plan) or not run.allowed(plan):
+            continue
+        seconds = fitting_seconds(problem.contexts, plan, problem.known)
+        run.costed += 1
+        if seconds is not None:
+            best = min(best, seconds)
+            if seconds < longest:
+                keep(run, plan)
+    return best
+
+
+def keep(run: Ledger, plan: Plan) -> None:
+    """Keep a plan with its value if it keeps the limits; of those that differ in rank order only the better one."""
+    plan = run.costed_plan(plan)
+    found = run.value(plan)
+    if found is None:
+        return
+    key = (plan.replicas, plan.micro_batch)
+    if key not in run.best or found < run.best[key][0]:
+        run.best[key] = (found, plan)
+    run.ceiling = min(run.ceiling, found)

@@ -1,0 +1,140 @@
+"""The least dollars of an iteration on any number of machines, by the program over compositions with a row for money.
+
+A plan that takes T and costs G has x_c replicas of compositions c with T sum(x_c q c) <= G, where q are the dollars for
+a second of a unit. By the bounds, the micro-batches m_c(T) of a replica grow with T at least in proportion, so in a
+longer time T' as little as x_c T / T' replicas do as much for as much money. One program, at the longest time, bounds
+the dollars of plans of all times. It counts parts of replicas and of machines.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+
+import numpy as np
+
+from shardwright.cost.strategy import Floats, Ints
+from shardwright.search.mixed.dollars.screen import fast_enough
+from shardwright.search.mixed.field import Field
+from shardwright.search.mixed.proof.bounds import Columns, alone, columns, joined
+from shardwright.search.mixed.proof.program import CLOSE
+from shardwright.search.mixed.proof.regions import parts
+from shardwright.search.mixed.proof.relaxation import relaxation
+from shardwright.search.mixed.space.region import Region, usable
+from shardwright.search.space import Space
+
+MORE = 250  # compositions that are listed at a time
+STEP = 2e-3  # of the bound of a region, less than which does not count
+MOST_STEPS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A region of a setting with the dollars for a second of a unit, [G]."""
+
+    each: Field
+    region: Region
+    per_unit: Floats
+
+
+@dataclass(order=True, slots=True)
+class _Node:
+    bound: float
+    order: int
+    start: Start = dataclass_field(compare=False)
+    region: Region = dataclass_field(compare=False)
+
+
+def least_dollars(starts: Sequence[Start], space: Space, goal: float, longest: float, most_regions: int) -> float:
+    """Return dollars, `goal` at most, that no plan of the regions costs less than and takes `longest` seconds or
+    less."""
+    heap = [_Node(_quick(start), place, start, start.region) for place, start in enumerate(starts)]
+    heapq.heapify(heap)
+    bound, looked, order = goal, 0, len(heap)
+    while heap and heap[0].bound < goal and looked < most_regions:
+        node = heapq.heappop(heap)
+        each, looked = node.start.each, looked + 1
+        dollars = _least_of(node, space, goal, longest)
+        if dollars >= goal:
+            continue
+        split = parts(each, node.region, longest)
+        if not split:
+            bound = min(bound, dollars)
+        for region in split:
+            order += 1
+            heapq.heappush(heap, _Node(dollars, order, node.start, region))
+    return min([bound, *(node.bound for node in heap)])
+
+
+def _quick(start: Start) -> float:
+    each = start.each
+    there = each.table.units > 0
+    speeds = each.speeds[there] / each.table.units[there]
+    return each.total * each.layers.total * float((start.per_unit[there] / speeds).min())
+
+
+def _least_of(node: _Node, space: Space, goal: float, seconds: float) -> float:
+    """Return the dollars that no plan of a region costs less than."""
+    each, region, per_unit = node.start.each, node.region, node.start.per_unit
+    rest = each.compositions(space)
+    rest = rest[usable(each.table, rest, region)]
+    found = _listed(each, region, alone(each.table, each.layers, region), rest[each.samples(rest)])
+    rest = rest[~each.samples(rest)]
+    units = np.append(each.table.units, region.most).astype(np.float64)
+    dollars = node.bound
+    for _ in range(MOST_STEPS):
+        prices = np.zeros(len(units) + 1)
+        if len(found.counts):
+            rows = np.column_stack([found.counts, np.ones(len(found.counts)), found.counts @ per_unit])
+            program = relaxation(rows, np.append(units, dollars / seconds))
+            prices = program.prices(steady_micro_batches(found, seconds, each.total))
+        reached = float(prices @ np.append(units, dollars / seconds))
+        if reached >= each.total - CLOSE:
+            break
+        cost = rest @ prices[:-2] + prices[-2] + (rest @ per_unit) * prices[-1]
+        with np.errstate(divide="ignore"):
+            faster = fast_enough(each, region, rest, np.minimum(seconds / cost, seconds), seconds)
+        if len(faster):
+            faster = faster[np.argsort(cost[faster], kind="stable")[:MORE]]
+            found = _listed(each, region, found, rest[faster])
+            rest = np.delete(rest, faster, axis=0)
+            continue
+        # The tangent at the money there is bounds what more of it can do.
+        missing = (each.total - reached) * seconds
+        more = dollars + missing / prices[-1] if prices[-1] * (goal - dollars) > missing else goal
+        if more >= goal or more < dollars * (1.0 + STEP):
+            return more
+        dollars = more
+    return dollars
+
+
+def _listed(each: Field, region: Region, found: Columns, counts: Ints) -> Columns:
+    """Return columns with those of more compositions: with as many micro-batches as stages or more, and with fewer."""
+    table, layers = each.table, each.layers
+    more = [
+        columns(table, layers, each.capacity(region, np.inf, few=few), counts, region, few=few, ordered=False)
+        for few in (False, True)
+        if len(counts)
+    ]
+    return joined([found, *more])
+
+
+def steady_micro_batches(found: Columns, seconds: float, total: int) -> Floats:
+    """Return `seconds` times the most micro-batches a second that a replica of each composition does in this time or
+    less, [N]: as many at a time as it can finish, and no more than `total`."""
+    tau, work, later, t = found.bottleneck, found.work, found.after, seconds - found.after
+    stages, most = found.stages[:, None].astype(np.float64), np.minimum(found.most, total)[:, None].astype(np.float64)
+    beside = (1.0 - found.share)[:, None] * tau
+    with np.errstate(invalid="ignore"):
+        many = np.minimum(np.minimum(1.0 + (t - found.first) / tau, t / tau), 1.0 + stages * (t / work - 1.0))
+        many = np.floor(np.minimum(many, most) + CLOSE)
+        end = np.maximum(found.first + (many - 1.0) * tau, np.maximum(many * tau, work * (1.0 + (many - 1.0) / stages)))
+        few = np.floor(np.minimum(np.minimum(1.0 + (t - work) / beside, t / tau), np.minimum(stages, most)) + CLOSE)
+        few_end = np.maximum(work + (few - 1.0) * beside, few * tau)
+        rates = [
+            np.where((many > stages) | ((stages == 1.0) & (many > 0.0)), many / (later + end), 0.0),
+            np.where(few > 0.0, few / (later + few_end), 0.0),
+        ]
+    return np.asarray(seconds * np.nan_to_num(np.maximum(*rates)).max(axis=1))

@@ -1,0 +1,168 @@
+"""Which numbers of machines cannot finish an iteration in time, by the program over compositions.
+
+Let V(y, T) be the most micro-batches that the relaxed program finishes within T on y machines. If V(y, T) < M, no plan
+on them takes T or less. Prices of the program at (y, T) bound V(y', T) for all other y', too, and a bound at T is one
+for all that is shorter: one program rules out many numbers of machines, each with a time of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardwright.cost.strategy import Bools, Floats, Ints
+from shardwright.search.mixed.field import Field
+from shardwright.search.mixed.proof.bounds import alone
+from shardwright.search.mixed.proof.listing import Listing
+from shardwright.search.mixed.proof.pricing import possible
+from shardwright.search.mixed.proof.program import CLOSE, program
+from shardwright.search.mixed.proof.regions import shortest
+from shardwright.search.mixed.space.region import Region, usable
+from shardwright.search.space import Space
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Numbers of units of like size and of the same types: the rows of them, and the programs of their regions."""
+
+    rows: Ints
+    listings: tuple[Listing, ...]
+
+
+def groups(each: Field, space: Space, units: Ints, longest: Floats, share: Floats) -> Iterator[Group]:
+    """Yield groups that together hold every row of `units` [K, G] that may finish an iteration of a setting within
+    `longest` [K] seconds. `share` [G] is what a second of a unit is of the money for one micro-batch."""
+    whole = on_units(each, units.max(axis=0))
+    if not any(_affordable(whole, space, root, share, float(longest.max())) for root in roots(whole, space)):
+        return
+    keys = [(tuple(np.flatnonzero(row).tolist()), int(row.sum()).bit_length()) for row in units]
+    for key in sorted(set(keys)):
+        rows = np.array([place for place, other in enumerate(keys) if other == key])
+        if not key[0]:
+            continue
+        own = on_units(each, units[rows].max(axis=0))
+        end = float(longest[rows].max())
+        regions = [replace(root, used=key[0]) for root in roots(own, space)]
+        found = tuple(
+            _listing(own, space, region, end) for region in regions if _affordable(own, space, region, share, end)
+        )
+        if found:
+            yield Group(rows, found)
+
+
+def on_units(each: Field, units: Ints) -> Field:
+    """Return a setting on so many units of each type [G]."""
+    speeds = each.speeds / np.maximum(each.table.units, 1) * units
+    return replace(each, table=replace(each.table, units=units), speeds=speeds, known={}, slower={})
+
+
+def screened(group: Group, units: Ints, longest: Floats) -> Bools:
+    """Return which rows of a group may finish an iteration in time. `units` [K, G] and `longest` [K] are those of all
+    rows."""
+    found = [_screened(each, units[group.rows], longest[group.rows]) for each in group.listings]
+    return np.asarray(np.any(found, axis=0))
+
+
+def least_seconds(listings: tuple[Listing, ...], units: Ints, low: float, high: float) -> float:
+    """Return the seconds from `low` to `high` that no plan on `units` [G] beats, infinite where that is more. The
+    listings may be of more units."""
+    return min(_least_seconds(listing, units, low, high) for listing in listings)
+
+
+def roots(each: Field, space: Space) -> list[Region]:
+    """Return the regions to start from, with no more replicas than fit into memory."""
+    if not each.table.units.any():
+        return []
+    found = [replace(root, most=most_replicas(each, root.most)) for root in each.roots(space)]
+    return [root for root in found if root.fewest <= root.most]
+
+
+def _affordable(each: Field, space: Space, region: Region, share: Floats, longest: float) -> bool:
+    """Return whether there is money for some composition of a region, for as many micro-batches as it has the time for.
+    Money for a plan is money for one of its compositions."""
+    single = alone(each.table, each.layers, region)
+    if (single.bottleneck[:, 0] * (single.counts @ share) <= 1.0).any():
+        return True
+    counts = _usable(each, space, region)
+    with np.errstate(divide="ignore"):
+        pace = np.minimum(1.0 / (counts @ share), longest)
+    return bool(len(fast_enough(each, region, counts, pace, longest)))
+
+
+def fast_enough(each: Field, region: Region, counts: Ints, pace: Floats, longest: float) -> Ints:
+    """Return the compositions (rows of `counts` [N, G], of two stages or more) that may finish some micro-batches in
+    `pace` [N] seconds each and `longest` together. By the bounds, the more there are the fewer seconds each takes,
+    among numbers up to that of the stages and among those beyond: so the most that fit at the pace tell, or one more
+    within `longest`."""
+    stages, table, layers = counts.sum(axis=1), each.table, each.layers
+    most = np.minimum(np.floor(longest / pace + CLOSE), each.total).astype(np.int64)
+    more = most + 1
+    asked = [  # micro-batches, seconds for all of them, where that is asked, and whether they are no more than stages
+        (np.minimum(most, stages), None, most > 0, True),
+        (more, longest, more <= np.minimum(stages, each.total), True),
+        (most, None, most > stages, False),
+        (np.maximum(more, stages + 1), longest, np.maximum(more, stages + 1) <= each.total, False),
+    ]
+    found = []
+    for sizes, seconds, where, few in asked:
+        rows = np.flatnonzero(where)
+        if len(rows):
+            size, capacity = sizes[rows], each.capacity(region, np.inf, few=few)
+            within = (size * pace[rows] if seconds is None else np.full(len(rows), seconds)) * (1.0 + CLOSE)
+            found.append(rows[possible(table, layers, capacity, counts[rows], region, size, within)])
+    return np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+
+
+def _usable(each: Field, space: Space, region: Region) -> Ints:
+    counts = each.compositions(space)
+    return counts[usable(each.table, counts, region)]
+
+
+def _listing(each: Field, space: Space, region: Region, longest: float) -> Listing:
+    return Listing(each, region, _usable(each, space, region), longest)
+
+
+def most_replicas(each: Field, most: int) -> int:
+    """Return how many replicas fit into the memory of all units, at most: each holds all parameters, and all share out
+    the state of the optimizer."""
+    table, layers = each.table, each.layers
+    there = table.units > 0
+    parameters = layers.total * (layers.dense + layers.expert)[there].min()
+    room = float(np.maximum(table.room_bytes - table.fixed_bytes, 0.0) @ table.units)
+    beside = max(room - parameters * float(table.shared_bytes[there].min()), 0.0)
+    each_keeps = parameters * float(table.state_bytes[there].min())
+    return most if most * each_keeps <= beside else int(beside / each_keeps + CLOSE)
+
+
+def _screened(listing: Listing, units: Ints, longest: Floats) -> Bools:
+    may, left = np.zeros(len(units), dtype=bool), np.ones(len(units), dtype=bool)
+    while left.any():
+        row = int(np.where(left, longest, -1.0).argmax())
+        left[row] = False
+        _set_units(listing, units[row])
+        may[row] = listing.reaches_all(float(longest[row]))
+        if not may[row]:
+            prices = listing.program.relaxed.last
+            left &= (longest > longest[row]) | (_value(listing, units, prices) >= listing.total - CLOSE)
+    return may
+
+
+def _value(listing: Listing, units: Ints, prices: Floats) -> Floats:
+    """Return the most micro-batches at `prices` on each row of units, [K]."""
+    return np.asarray(units @ prices[:-1] + listing.region.most * prices[-1])
+
+
+def _least_seconds(listing: Listing, units: Ints, low: float, high: float) -> float:
+    _set_units(listing, units)
+    if not listing.reaches_all(high):
+        return np.inf
+    while True:
+        seconds, high = shortest(listing.limit, listing.total, low, high)
+        if seconds <= low or not listing.extend(seconds):
+            return seconds
+
+
+def _set_units(listing: Listing, units: Ints) -> None:
+    listing.program = program(listing.found.counts, units, listing.region.fewest, listing.region.most)

@@ -1,0 +1,1 @@
+"""From solutions to plans: layer splits, micro-batches, and exact costs."""

@@ -1,0 +1,1 @@
+"""What no plan beats: bounds of compositions, the program over them, and how regions are split."""

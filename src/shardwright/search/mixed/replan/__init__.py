@@ -1,0 +1,1 @@
+"""New plans at once, from the plan before."""
