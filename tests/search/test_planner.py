@@ -178,7 +178,9 @@ def test_rules_are_named_where_only_the_second_type_holds_the_model() -> None:
 def test_a_rule_of_thumb_that_misses_the_deadline_is_no_rival() -> None:
     cluster, job = load_cluster("2x8xA100-SXM-80+2x8xH100-SXM"), _job()
     whole = plan(MODEL, cluster, job)
-    (uniform,) = [entry.plan for entry in whole.baselines if entry.plan is not None and len(entry.plan.gpus_by_type) > 1]
+    (uniform,) = [
+        entry.plan for entry in whole.baselines if entry.plan is not None and len(entry.plan.gpus_by_type) > 1
+    ]
     hours = 0.5 * sum(found.prediction.hours_total or 0.0 for found in (uniform, whole.best) if found.prediction)
     assert seconds(whole.best) < seconds(uniform)
     limited = plan(MODEL, cluster, _job(deadline_hours=hours))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from shardwright.plan.plan import Plan
 from shardwright.report import describe
 from shardwright.report.plans import predicted
+from shardwright.search.shop.choice import choice_on_cluster
 from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_seconds
 
 SMALLEST_SHARE = 0.002  # of an iteration; a smaller difference is not worth a line
@@ -112,10 +113,13 @@ def contrast(other: Plan, best: Plan) -> str:
 
 
 def value(plan: Plan) -> float:
-    """Return what the job minimises, for one iteration: seconds, or dollars where prices are known."""
+    """Return what the job minimises, for one iteration: seconds, or dollars where prices are known, which count
+    interruptions."""
     found = predicted(plan)
     if unit(plan) == "money" and found.dollars_per_hour is not None:
-        return found.iteration_seconds * found.dollars_per_hour / SECONDS_PER_HOUR
+        risky = choice_on_cluster(plan)
+        longer = 1.0 if risky is None else 1.0 / (1.0 - risky.lost_share)
+        return longer * found.iteration_seconds * found.dollars_per_hour / SECONDS_PER_HOUR
     return found.iteration_seconds
 
 

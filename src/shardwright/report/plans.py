@@ -8,6 +8,7 @@ from functools import partial
 from shardwright.plan.plan import Plan, Prediction, Replica, StageMemory
 from shardwright.report import describe, mixed
 from shardwright.report.layout import bar, labelled, table, wrapped
+from shardwright.search.shop.choice import choice_on_cluster, run_totals
 from shardwright.units import format_bytes, format_count, format_dollars, format_seconds
 
 MOST_STAGES = 16
@@ -34,7 +35,7 @@ def plans_table(plans: Sequence[Plan], width: int) -> str:
 def _cells(place: int, plan: Plan) -> dict[str, str]:
     stage, found = plan.replicas[0].stages[0], predicted(plan)
     experts = any(kind.moe is not None for kind in plan.model.kinds)
-    hours, dollars = found.hours_total, found.dollars_total
+    hours, dollars = run_totals(plan)
     return {
         "#": str(place),
         "GPU": _gpu_words(plan),
@@ -57,6 +58,11 @@ def _cells(place: int, plan: Plan) -> dict[str, str]:
         "run": "–" if hours is None else format_seconds(hours * 3600),
         "$ run": "–" if dollars is None else format_dollars(dollars),
     }
+
+
+def _undisturbed(plan: Plan) -> str:
+    """Return what the money of a run leaves out where machines can be taken back."""
+    return "" if choice_on_cluster(plan) is None else ", interruptions not counted"
 
 
 def _gpu_words(plan: Plan) -> str:
@@ -89,7 +95,7 @@ def plan_text(plan: Plan, title: str, width: int) -> str:
         labelled("memory", f"fits with probability {found.fit_probability:.0%}", width),
         *_evidence_lines(found, width),
         labelled("held back by", found.binding, width),
-        labelled("money", describe.money_words(found), width),
+        labelled("money", describe.money_words(found) + _undisturbed(plan), width),
     ]
     return "\n".join(lines)
 

@@ -12,7 +12,7 @@ from shardwright.report.explain import contrast, saving, unit, value
 from shardwright.report.layout import WIDTH, labelled, listed, wrapped
 from shardwright.report.plans import plan_text, plans_table, predicted
 from shardwright.report.risk import risk_text
-from shardwright.search.shop.choice import choice_on_cluster
+from shardwright.search.shop.choice import choice_on_cluster, run_totals
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -63,9 +63,10 @@ def summary_text(best: Plan, baselines: Sequence[Baseline], width: int) -> str:
         f"{describe.clock(seconds, like=seconds)} an iteration, {format_count(found.tokens_per_second)} tokens/s, "
         f"MFU {found.mfu:.1%}."
     )
-    if found.hours_total is not None:
-        words += f" All tokens in {format_seconds(found.hours_total * SECONDS_PER_HOUR)}"
-        words += "." if found.dollars_total is None else f" for {format_dollars(found.dollars_total)}."
+    hours, dollars = run_totals(best)
+    if hours is not None:
+        words += f" All tokens in {format_seconds(hours * SECONDS_PER_HOUR)}"
+        words += "." if dollars is None else f" for {format_dollars(dollars)}."
     if left := mixed.idle_sentence(best):
         words += f" {left}"
     rivals = [entry.plan for entry in baselines if entry.plan is not None]

@@ -16,7 +16,7 @@ from shardwright.plan.ranking import Infeasible, SearchReport
 from shardwright.search.filters import Filters
 from shardwright.search.layouts import layouts
 from shardwright.search.objective import Objective
-from shardwright.search.shop.choice import choice_on_cluster
+from shardwright.search.shop.choice import run_totals
 from shardwright.search.space import Space
 from shardwright.search.uniform import search
 from shardwright.spec.job import Job
@@ -125,13 +125,7 @@ def _freed(job: Job, objective: Literal["time", "cost"]) -> Job:
 
 
 def _totals(plan: Plan | None) -> tuple[float | None, float | None]:
-    """Return hours and dollars of a whole run, interruptions counted."""
-    if plan is None or plan.prediction is None:
-        return None, None
-    risky = choice_on_cluster(plan)
-    if risky is not None:
-        return risky.hours, risky.dollars
-    return plan.prediction.hours_total, plan.prediction.dollars_total
+    return (None, None) if plan is None else run_totals(plan)
 
 
 def _whole_hours(context: Context, space: Space, filters: Filters) -> float | None:

@@ -83,7 +83,7 @@ def parse_cluster(text: str, *, prices: Sequence[MachinePrice] = (), measured: M
         if gpus is not None:
             nodes.append({"count": int(count), "gpus": int(gpus), "gpu": kind})
         elif _is_gpu(kind):
-            hint = f"write 1x{count}x{kind} for one machine of {count}, or {count}x8x{kind} for {count} of 8"
+            hint = f"write 1x{count}x{kind} for {count} in one machine, or {count}x8x{kind} for 8 in each of {count}"
             raise bad(text, f"{shown(part.strip())} does not say how many GPUs a machine has", hint)
         else:
             nodes.append({"count": int(count), "machine": kind})

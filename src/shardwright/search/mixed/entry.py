@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from shardwright.search.mixed.degrees import search_degrees
 from shardwright.search.mixed.dollars.cheapest import Found as FoundByMoney
 from shardwright.search.mixed.dollars.cheapest import search as search_by_money
 from shardwright.search.mixed.dollars.machines import bill_of
-from shardwright.search.mixed.effort import effort_for
+from shardwright.search.mixed.effort import QUICK, effort_for
 from shardwright.search.mixed.plans.costing import fitting_seconds
 from shardwright.search.mixed.plans.megatron import RULE, uniform_plans
 from shardwright.search.mixed.search import Found, Problem
@@ -77,6 +77,9 @@ def mixed_search(
     )
     found: Found | FoundByMoney
     if contexts[0].job.objective == "cost" or contexts[0].job.budget_dollars is not None:
+        fast = search_degrees(replace(problem, effort=QUICK), np.inf, allowed)
+        rivals += [costed(plan) for _, plan in fast.plans[:top]]
+        ceiling = min([ceiling, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
         found = search_by_money(problem, bill_of(contexts), ceiling, allowed, costed, affordable_value)
         plans, bound = [plan for _, plan in found.plans[:top]], found.bound
     else:

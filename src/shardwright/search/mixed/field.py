@@ -22,10 +22,9 @@ SHORT = 4  # stages of a pipeline of which all compositions are looked at first
 
 @dataclass(slots=True)
 class Field:
-    """One setting: its table, the micro-batches of an iteration, the deepest pipelines whose compositions are listed,
-    and its workshop. `speeds` are layers per second of all units of
-    each type, [G]. `slower` is by how much compositions turned out slower
-    than their bound, by region."""
+    """One setting: its table, the micro-batches of an iteration, `total`, the deepest pipelines whose compositions are
+    listed, and its workshop. `speeds` are layers per second of all units of each type, [G]. `slower` is by how much
+    compositions turned out slower than their bound, by region."""
 
     setting: Setting
     table: Table

@@ -31,6 +31,15 @@ def choice_on_cluster(plan: Plan) -> Choice | None:
     return choice_of(plan, rentals, Terms())
 
 
+def run_totals(plan: Plan) -> tuple[float | None, float | None]:
+    """Return hours and dollars of the whole run of a costed plan, interruptions counted; None for what is not known."""
+    risky = choice_on_cluster(plan)
+    if risky is not None:
+        return risky.hours, risky.dollars
+    found = plan.prediction
+    return (None, None) if found is None else (found.hours_total, found.dollars_total)
+
+
 def _offer(pool: NodePool) -> Offer:
     return Offer(
         pool=pool, market="spot" if pool.spot else "on-demand", preemptions_per_hour=preemptions_per_hour(pool)

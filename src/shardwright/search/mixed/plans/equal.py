@@ -1,4 +1,4 @@
-"""Plans whose replicas are all alike, each with the same part of every type: the simplest that mix types."""
+"""Plans whose replicas are all alike, with as much of every type as all can have: the simplest that mix types."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ STEPS = 20  # of the bisection for how long one takes
 
 
 def equal_replicas(each: Field, region: Region, ceiling: float, offer: Callable[[Draft], float]) -> None:
-    """Offer plans of a region with equal replicas on all units of a setting: of the numbers of replicas that share out
-    all types evenly those that take least by their bound, and less than `ceiling` seconds."""
+    """Offer plans of a region with equal replicas on the units of a setting; what cannot be shared out stays idle:
+    of all numbers of replicas those that take least by their bound, and less than `ceiling` seconds."""
     units = each.table.units
-    even = int(np.gcd.reduce(units[units > 0]))
-    numbers = [number for number in range(region.fewest, min(region.most, even, each.total) + 1) if even % number == 0]
-    rows = np.array([units // number for number in numbers], dtype=np.int64).reshape(len(numbers), len(units))
+    numbers = np.arange(region.fewest, min(region.most, int(units.max()), each.total) + 1)
+    rows = units // numbers[:, None]
     rows = rows[(rows.sum(axis=1) > 1) & (rows.sum(axis=1) <= each.depth)]
+    rows = np.unique(rows, axis=0)
     if not len(rows):
         return
     table = each.capacity(region, ceiling, few=False)
     found = columns(each.table, each.layers, table, rows, region, few=False)
-    copies = units.max() // found.counts.max(axis=1, initial=1)
+    copies = np.where(found.counts > 0, units // np.maximum(found.counts, 1), each.total).min(axis=1)
     seconds = _shortest(found, -(-each.total // copies), each.quick, ceiling)
     for row in np.argsort(seconds, kind="stable")[:BEST]:
         if seconds[row] < ceiling:

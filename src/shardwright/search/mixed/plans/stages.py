@@ -19,8 +19,8 @@ from shardwright.search.mixed.space.tables import Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """N splits of a pipeline of P stages, [N, P] each: seconds of a micro-batch, the recomputation (code and layers)
-    that fits and is fastest, parameters held, and whether all of a split fits."""
+    """N splits of a pipeline of P stages, [N, P] each: seconds of a micro-batch (`own_backward` without recomputation),
+    the recomputation (code and layers) that fits and is fastest, parameters held, and whether all of a split fits."""
 
     forward: Floats
     backward: Floats
@@ -130,8 +130,8 @@ def pipeline_seconds(found: Stages, moves: Floats, micro_batches: int) -> Floats
 
 def after_seconds(table: Table, kinds: Ints, found: Stages, copies: int, slowest: int | None) -> Floats:
     """Return an estimate of what gradients, weights and the optimizer add after the pipeline, [N], where the stages are
-    on types `kinds`, [P] or [N, P]: the links of the
-    type `slowest` join all copies of a stage (None: those of its own type), as many in a domain as can be."""
+    on types `kinds`, [P] or [N, P]: the links of the type `slowest` join all copies of a stage (None: those of its own
+    type), as many in a domain as can be."""
     update = (found.parameters * table.update_seconds[kinds]).max(axis=1) / copies
     update = update + table.tied_between(kinds)
     if copies == 1:
