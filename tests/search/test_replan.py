@@ -124,3 +124,11 @@ def test_kept_layer_times_are_made_once(before, monkeypatch):
 def test_too_few_machines_have_no_plan(before):
     assert replan(before, load_cluster("1x4xL4"), efficiency=EFFICIENCY) is None
     assert replan(before, load_cluster("1x4xT4"), efficiency=EFFICIENCY) is None
+
+
+def test_machines_of_other_types_have_a_plan_where_the_setting_fits_them():
+    job = make_job(global_batch=8, seq_len=4096, precision="fp16")
+    on_fast = plan(load_model("llama-2-13b"), load_cluster("4x8xH100-SXM+4x8xH200"), job).best
+    found = replan(on_fast, load_cluster("6x8xV100-SXM2+2x8xA10G"))
+    assert found is not None
+    assert check(found) == ()
