@@ -47,8 +47,5 @@ def _joined(one: Found, other: Found) -> Found:
         lower_bound_seconds=min(one.lower_bound_seconds, other.lower_bound_seconds),
         candidates=one.candidates + other.candidates,
         costed=one.costed + other.costed,
-        regions=one.regions + other.regions,
-        settings=one.settings + other.settings,
         deepest=max(one.deepest, other.deepest),
-        proven=one.proven and other.proven,
     )

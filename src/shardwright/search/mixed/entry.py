@@ -40,7 +40,6 @@ class Outcome:
     bound: float
     candidates: int
     costed: int
-    regions: int
     not_covered: tuple[str, ...]
 
 
@@ -92,7 +91,6 @@ def mixed_search(
         bound=bound,
         candidates=found.candidates,
         costed=found.costed,
-        regions=found.regions,
         not_covered=(*not_covered(space), *_limits(found.deepest, len(contexts[0].model.layers))),
     )
 

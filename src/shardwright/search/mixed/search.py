@@ -70,10 +70,7 @@ class Found:
     lower_bound_seconds: float
     candidates: int
     costed: int
-    regions: int
-    settings: int
     deepest: int
-    proven: bool
 
 
 @dataclass(order=True, slots=True)
@@ -148,10 +145,7 @@ def search(problem: Problem, ceiling: float, allowed: Callable[[Plan], bool]) ->
         lower_bound_seconds=bound,
         candidates=run.candidates,
         costed=run.costed,
-        regions=run.regions,
-        settings=len(all_fields),
         deepest=max((each.depth for each in all_fields), default=0),
-        proven=bound >= run.goal,
     )
 
 

@@ -42,7 +42,6 @@ class Found:
     bound: float
     candidates: int
     costed: int
-    regions: int
     deepest: int
 
 
@@ -77,7 +76,6 @@ def search(
         bound=min(bound, run.goal),
         candidates=run.candidates,
         costed=run.costed,
-        regions=run.regions,
         deepest=max((each.depth for each in all_fields), default=0),
     )
 
