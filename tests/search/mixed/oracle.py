@@ -21,11 +21,10 @@ from shardwright.cost.context import Context
 from shardwright.cost.lanes import Known
 from shardwright.plan.check import check
 from shardwright.plan.plan import Plan
-from shardwright.search.mixed.plans.costing import fitting_seconds
+from shardwright.search.mixed.plans.costing import ORDERS, fitting_seconds
 from shardwright.search.mixed.plans.draft import Draft, plan_of
 from shardwright.search.mixed.plans.splits import Line
 from shardwright.search.mixed.plans.stages import stages, tails
-from shardwright.search.mixed.search import ORDERS
 from shardwright.search.mixed.space.model_tables import tables
 from shardwright.search.mixed.space.settings import Setting
 from shardwright.search.mixed.space.tables import Table

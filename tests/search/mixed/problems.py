@@ -87,7 +87,11 @@ def _nodes(pick: random.Random, gpus: int) -> list[dict[str, object]]:
     return nodes
 
 
+def stated(problem: Small, gap: float) -> Problem:
+    """Return a problem as the mixed search takes it."""
+    return Problem(problem.contexts, problem.cluster, problem.space, gap, problem.settings, problem.tables, {}, EFFORT)
+
+
 def solved(problem: Small, gap: float) -> Found:
     """Return what the mixed search finds."""
-    whole = Problem(problem.contexts, problem.cluster, problem.space, gap, problem.settings, problem.tables, {}, EFFORT)
-    return search(whole, 1e9, lambda plan: True)
+    return search(stated(problem, gap), 1e9, lambda plan: True)

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.cli.running import run
-from tests.search.mixed.oracle import brute_force
-from tests.search.mixed.problems import EFFICIENCY, EFFORT, Small
+from tests.search.mixed.problems import EFFICIENCY, Small, solved, stated
 from tests.search.mixed.test_existing_plans import Existing, close_no_region, existing, rule_out_no_composition
+from tests.search.mixed.test_optimum import against_enumeration
 
 from shardwright.cost.context import Context
 from shardwright.plan.check import check
 from shardwright.plan.document import load_plan
 from shardwright.plan.plan import Plan
 from shardwright.search.mixed.degrees import search_degrees
-from shardwright.search.mixed.search import Found, Problem, search
+from shardwright.search.mixed.search import Found
 from shardwright.search.mixed.space.model_tables import tables
 from shardwright.search.mixed.space.settings import settings
 from shardwright.search.planner import predict
@@ -40,7 +40,6 @@ CLUSTER = """nodes:
 """
 SOME, MANY = range(16), range(16, 250)
 SLOWEST = 1.1
-MOST = 50_000  # sets of pipelines that an enumeration looks at before it gives up
 
 
 def problem_of(seed: int) -> Small:
@@ -72,10 +71,6 @@ def with_all_settings(problem: Small) -> Small:
     return replace(problem, settings=chosen, tables=tuple(tables(problem.contexts, chosen)))
 
 
-def stated(problem: Small, gap: float) -> Problem:
-    return Problem(problem.contexts, problem.cluster, problem.space, gap, problem.settings, problem.tables, {}, EFFORT)
-
-
 def seconds_of(found: Found) -> float:
     return min((seconds for seconds, _ in found.plans), default=np.inf)
 
@@ -86,23 +81,13 @@ def mixes_degrees(plan: Plan) -> bool:
 
 @pytest.mark.parametrize("seed", SOME)
 def test_enumeration_does_not_beat_the_certificate(seed):
-    against_enumeration(seed)
+    against_enumeration(problem_of(seed), SLOWEST)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", MANY)
 def test_enumeration_of_more_clusters_does_not_beat_the_certificate(seed):
-    against_enumeration(seed)
-
-
-def against_enumeration(seed: int) -> None:
-    problem = problem_of(seed)
-    found = search(stated(problem, 2.5e-5), 1e9, lambda plan: True)
-    seconds = seconds_of(found)
-    best = brute_force(problem.contexts, problem.cluster, problem.settings, MOST, seconds).best
-    assert bool(found.plans) == np.isfinite(best)
-    assert found.lower_bound_seconds <= best * (1 + 1e-9)
-    assert not found.plans or seconds <= SLOWEST * best
+    against_enumeration(problem_of(seed), SLOWEST)
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -132,7 +117,7 @@ def test_unequal_degrees_never_lead_to_a_slower_plan(seed):
         settings=tuple(problem.settings[place] for place in equal),
         tables=tuple(problem.tables[place] for place in equal),
     )
-    best, found = seconds_of(search(stated(alone, 0.01), 1e9, lambda plan: True)), each_degree(problem)
+    best, found = seconds_of(solved(alone, 0.01)), each_degree(problem)
     assert seconds_of(found) <= best
     assert found.lower_bound_seconds <= seconds_of(found)
 

@@ -19,13 +19,12 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.lanes import Known
 from shardwright.cost.strategy import Ints
-from shardwright.plan.check import check
-from shardwright.plan.plan import Plan, RankOrder
+from shardwright.plan.plan import Plan
 from shardwright.search.mixed.effort import Effort
 from shardwright.search.mixed.field import Field, fields
 from shardwright.search.mixed.plans.attempts import attempt, closing
-from shardwright.search.mixed.plans.costing import fitting_seconds
-from shardwright.search.mixed.plans.draft import Draft, plan_of
+from shardwright.search.mixed.plans.costing import under_each_order
+from shardwright.search.mixed.plans.draft import Draft
 from shardwright.search.mixed.plans.equal import equal_replicas
 from shardwright.search.mixed.proof.listing import Listing
 from shardwright.search.mixed.proof.regions import bounded, parts, shortest
@@ -44,7 +43,6 @@ FINEST = 0.003  # least gap that this aims at
 HOPELESS = 1e4  # times what all GPUs need at full speed, beyond which no plan is looked for
 LEAST_GAP = 2.5e-5  # below which a plan counts as the best
 MUCH_SLOWER = 1.05  # times the best plan: a plan that is slower under one rank order is not tried under the other
-ORDERS: tuple[RankOrder, ...] = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,6 @@ class Problem:
     tables: tuple[Table, ...]
     known: Known
     effort: Effort
-    orders: tuple[RankOrder, ...] = ORDERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,11 +250,7 @@ def _offer(run: _Run, draft: Draft) -> float:
 
 def _cost(run: _Run, draft: Draft) -> float:
     contexts, best = run.problem.contexts, np.inf
-    for order in run.problem.orders:
-        plan = plan_of(contexts, run.problem.cluster, draft, rank_order=order)
-        if check(plan) or not run.allowed(plan):
-            continue
-        seconds = fitting_seconds(contexts, plan, run.problem.known)
+    for plan, seconds in under_each_order(contexts, run.problem.cluster, draft, run.problem.known, run.allowed):
         run.costed += 1
         if seconds is None:
             continue

@@ -9,12 +9,11 @@ from dataclasses import field as dataclass_field
 import numpy as np
 
 from shardwright.cost.strategy import Floats, Ints
-from shardwright.plan.check import check
 from shardwright.plan.plan import Plan
 from shardwright.search.mixed.dollars.machines import Bill, Boxes
 from shardwright.search.mixed.field import Field
-from shardwright.search.mixed.plans.costing import fitting_seconds
-from shardwright.search.mixed.plans.draft import Draft, plan_of
+from shardwright.search.mixed.plans.costing import under_each_order
+from shardwright.search.mixed.plans.draft import Draft
 from shardwright.search.mixed.search import Problem, search
 
 KEPT = 3  # of the fastest plans of a search by time
@@ -87,11 +86,7 @@ def offer(run: Ledger, draft: Draft, longest: float) -> float:
     if draft.seconds >= longest:
         return draft.seconds
     best, problem = np.inf, run.problem
-    for order in problem.orders:
-        plan = plan_of(problem.contexts, problem.cluster, draft, rank_order=order)
-        if check(plan) or not run.allowed(plan):
-            continue
-        seconds = fitting_seconds(problem.contexts, plan, problem.known)
+    for plan, seconds in under_each_order(problem.contexts, problem.cluster, draft, problem.known, run.allowed):
         run.costed += 1
         if seconds is not None:
             best = min(best, seconds)

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from shardwright.cost.context import Context
 from shardwright.cost.lanes import Known
 from shardwright.cost.mixed import Mixed, mixed_iteration
 from shardwright.cost.strategy import Floats
-from shardwright.plan.plan import Plan
+from shardwright.plan.check import check
+from shardwright.plan.plan import Plan, RankOrder
+from shardwright.search.mixed.plans.draft import Draft, plan_of
+from shardwright.spec.cluster import Cluster
+
+ORDERS: tuple[RankOrder, ...] = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
+
+
+def under_each_order(
+    contexts: Sequence[Context], cluster: Cluster, draft: Draft, known: Known, allowed: Callable[[Plan], bool]
+) -> Iterator[tuple[Plan, float | None]]:
+    """Yield the legal plans of a draft that are `allowed`, one for each rank order, with the exact seconds of an
+    iteration, None where it does not fit."""
+    for order in ORDERS:
+        plan = plan_of(contexts, cluster, draft, rank_order=order)
+        if not check(plan) and allowed(plan):
+            yield plan, fitting_seconds(contexts, plan, known)
 
 
 def fitting_seconds(contexts: Sequence[Context], plan: Plan, known: Known) -> float | None:
