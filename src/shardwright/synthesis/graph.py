@@ -1,0 +1,211 @@
+"""The operator graph of one training step, forward and backward, as data.
+
+A node is one operator. `op` is the name of the ATen overload without its namespace, and without `.default`: "mm",
+"view", "add.Tensor", "sum.dim_IntList", "native_layer_norm". Operators of our own are "parameter", "buffer", "input",
+"attention", "attention_backward", "cross_entropy", "cross_entropy_backward", "dropout", "dropout_backward" and
+"grouped_mm". What takes one of several results of an operator refers to it by its number, so there is no `getitem`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from shardwright.errors import bad
+
+GRAPH_VERSION = 1
+ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor: its global shape and the name of its element type ("float32")."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.elements * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ref:
+    """One result of a node."""
+
+    node: str
+    output: int = 0
+
+
+Argument: TypeAlias = "Ref | float | bool | str | tuple[Argument, ...] | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One operator on whole tensors, and the tensors that it returns."""
+
+    name: str
+    op: str
+    args: tuple[Argument, ...] = ()
+    kwargs: Mapping[str, Argument] = field(default_factory=dict)
+    outputs: tuple[Value, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[Ref, ...]:
+        """The tensors that it reads, in the order of its arguments; one that is read twice stands there twice."""
+        return tuple(_references((*self.args, *self.kwargs.values())))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """A block that occurs several times: the names of the nodes of each occurrence, forward and backward together, in
+    the order of execution. The nodes at one position of all occurrences do the same to tensors of the same shapes."""
+
+    occurrences: tuple[tuple[str, ...], ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.occurrences)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """A training step: `nodes` in an order of execution, the tensors that go in and those that come out.
+
+    `parameters`, `buffers` and `inputs` lead from the names that the user knows to nodes of the operator of that name;
+    `gradients` from the name of a parameter to its gradient, `buffer_updates` from the name of a buffer to its new
+    value. A tied parameter has one name.
+    """
+
+    nodes: tuple[Node, ...]
+    parameters: Mapping[str, Ref]
+    inputs: Mapping[str, Ref]
+    loss: Ref
+    gradients: Mapping[str, Ref]
+    buffers: Mapping[str, Ref] = field(default_factory=dict)
+    buffer_updates: Mapping[str, Ref] = field(default_factory=dict)
+    repeats: tuple[Repeat, ...] = ()
+
+    def by_name(self) -> dict[str, Node]:
+        """Return the nodes by their names."""
+        return {node.name: node for node in self.nodes}
+
+
+def to_json(graph: Graph) -> str:
+    """Return `graph` as one JSON document, a line a node."""
+    lines = ",\n".join(json.dumps(_node_document(node), separators=(",", ":")) for node in graph.nodes)
+    head = {
+        "version": GRAPH_VERSION,
+        **{name: _refs_document(getattr(graph, name)) for name in _TABLES},
+        "loss": _document(graph.loss),
+        "repeats": [repeat.occurrences for repeat in graph.repeats],
+    }
+    body = ",\n".join(f"{json.dumps(name)}:{json.dumps(part, separators=(',', ':'))}" for name, part in head.items())
+    return f'{{{body},\n"nodes":[\n{lines}\n]}}\n'
+
+
+def from_json(text: str, source: str = "graph") -> Graph:
+    """Return the graph that `to_json` wrote. Raises `SpecError` if it is none; `source` names it in the message."""
+    try:
+        document = json.loads(text)
+        if document["version"] != GRAPH_VERSION:
+            raise bad(source, f"version {document['version']} of graphs is not known", f"known: {GRAPH_VERSION}")
+        graph = Graph(
+            nodes=tuple(_node(part) for part in document["nodes"]),
+            loss=_ref(document["loss"]),
+            repeats=tuple(Repeat(occurrences=tuple(map(tuple, part))) for part in document["repeats"]),
+            **{name: {key: _ref(part) for key, part in document[name].items()} for name in _TABLES},
+        )
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise bad(source, f"is no graph of operators: {error!r}") from error
+    check(graph, source)
+    return graph
+
+
+def check(graph: Graph, source: str = "graph") -> None:
+    """Raise `SpecError` unless every tensor is made once, and before it is read."""
+    made: set[Ref] = set()
+    names: set[str] = set()
+    for node in graph.nodes:
+        if node.name in names:
+            raise bad(source, f"two nodes have the name {node.name!r}")
+        missing = [ref for ref in node.inputs if ref not in made]
+        if missing:
+            raise bad(source, f"{node.name} reads {missing[0].node}[{missing[0].output}] before it is made")
+        names.add(node.name)
+        made.update(Ref(node.name, number) for number in range(len(node.outputs)))
+    named = [graph.loss, *(ref for name in _TABLES for ref in getattr(graph, name).values())]
+    lost = [ref for ref in named if ref not in made]
+    if lost:
+        raise bad(source, f"no node makes {lost[0].node}[{lost[0].output}]")
+    strangers = {name for repeat in graph.repeats for block in repeat.occurrences for name in block} - names
+    if strangers:
+        raise bad(source, f"no node has the name {min(strangers)!r}, which a repeated block lists")
+
+
+_TABLES = ("parameters", "buffers", "inputs", "gradients", "buffer_updates")
+
+
+def _references(arguments: tuple[Argument, ...]) -> Iterator[Ref]:
+    for argument in arguments:
+        if isinstance(argument, Ref):
+            yield argument
+        elif isinstance(argument, tuple):
+            yield from _references(argument)
+
+
+def _refs_document(refs: Mapping[str, Ref]) -> dict[str, Any]:
+    return {name: _document(ref) for name, ref in refs.items()}
+
+
+def _node_document(node: Node) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "op": node.op,
+        "args": _document(node.args),
+        **({"kwargs": {name: _document(part) for name, part in node.kwargs.items()}} if node.kwargs else {}),
+        "outputs": [[value.dtype, *value.shape] for value in node.outputs],
+    }
+
+
+def _document(argument: Argument) -> Any:
+    if isinstance(argument, Ref):
+        return {"ref": argument.node, **({"output": argument.output} if argument.output else {})}
+    if isinstance(argument, tuple):
+        return [_document(part) for part in argument]
+    if isinstance(argument, float) and not math.isfinite(argument):
+        return {"float": str(argument)}
+    return argument
+
+
+def _node(document: Mapping[str, Any]) -> Node:
+    return Node(
+        name=document["name"],
+        op=document["op"],
+        args=tuple(_argument(part) for part in document["args"]),
+        kwargs={name: _argument(part) for name, part in document.get("kwargs", {}).items()},
+        outputs=tuple(Value(tuple(part[1:]), part[0]) for part in document["outputs"]),
+    )
+
+
+def _ref(document: Mapping[str, Any]) -> Ref:
+    return Ref(document["ref"], document.get("output", 0))
+
+
+def _argument(document: Any) -> Argument:
+    if isinstance(document, list):
+        return tuple(_argument(part) for part in document)
+    if isinstance(document, dict):
+        return float(document["float"]) if "float" in document else _ref(document)
+    argument: Argument = document
+    return argument
