@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 EXTRAS := $(VENV)/.extras
 BENCHMARKS := $(filter-out benchmarks/runtime_workers.py benchmarks/peer_formulas.py,$(wildcard benchmarks/*.py))
 
-.PHONY: demo demo-train test lint types format bench megatron clean
+.PHONY: demo demo-train test golden lint types format bench megatron clean
 
 # Llama-3.1-70B on 64 H100s and 128 A100s together.
 demo: $(INSTALLED)
@@ -23,6 +23,10 @@ demo-train: $(EXTRAS)
 
 test: $(EXTRAS)
 	$(BIN)/pytest -n 2
+
+# Takes over what the library now answers to the problems of tests/golden_replay, and prints what changed.
+golden: $(EXTRAS)
+	$(BIN)/python -m tests.golden_replay
 
 lint: $(EXTRAS)
 	$(BIN)/ruff check
