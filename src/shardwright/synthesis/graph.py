@@ -1,9 +1,19 @@
 """The operator graph of one training step, forward and backward, as data.
 
 A node is one operator. `op` is the name of the ATen overload without its namespace, and without `.default`: "mm",
-"view", "add.Tensor", "sum.dim_IntList", "native_layer_norm". Operators of our own are "parameter", "buffer", "input",
-"attention", "attention_backward", "cross_entropy", "cross_entropy_backward", "dropout", "dropout_backward" and
-"grouped_mm". What takes one of several results of an operator refers to it by its number, so there is no `getitem`.
+"view", "add.Tensor", "sum.dim_IntList", "native_layer_norm". What takes one of several results of an operator refers to
+it by its number, so there is no `getitem`. Operators of our own, `→` leading to their results:
+
+    parameter, buffer, input () → tensor
+    attention (q, k, v, mask | None, is_causal, scale | None) → out, logsumexp
+        q [batch, heads, queries, size], k and v [batch, heads or a divisor of them, keys, size]
+    attention_backward (grad_out, q, k, v, mask | None, out, logsumexp, is_causal, scale | None) → dq, dk, dv
+    cross_entropy (logits [rows, classes], target [rows], ignore_index) → mean loss, logsumexp [rows], counted rows
+    cross_entropy_backward (grad_loss, logits, target, logsumexp, counted, ignore_index) → dlogits
+    dropout (x, probability, key) → y, mask: the mask is a function of seed, key and global index
+    dropout_backward (grad, mask, scale) → dx
+    grouped_mm (x, w, ends [groups]): rows [tokens, k] by experts [groups, k, n] → [tokens, n]; two matrices whose
+        common dimension is grouped, [k, tokens] by [tokens, n] → [groups, k, n]
 """
 
 from __future__ import annotations
