@@ -1,0 +1,287 @@
+"""Which machine reads which shard from where after a loss, so that the last of them is done soonest.
+
+A need is met from its machine's own memory where that has the shard, else from its own disk or from the memory and
+disks of others, else, where it survives nowhere, from the cloud. Between own disk and the others a linear program
+decides (`transfer_program`); a shard may come in several ranges of bytes from several sources, so its optimum is
+reached but for rounding to whole grains. Links are shared fluidly: a plan takes as long as its busiest resource.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.recovery.transfer_program import Choices, solve
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+MEMORY, DISK, CLOUD = 0, 1, 2
+TIERS = ("memory", "disk", "cloud")
+NOWHERE = -1
+"""The source of what comes from the cloud."""
+GRAIN_BYTES = 65_536
+"""Ranges of a shard begin at multiples of this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bandwidths:
+    """Bytes per second of each of M machines, [M]: from and to other machines, copying memory, reading its disk, and
+    from the cloud; and what all machines together get from the cloud."""
+
+    up: Floats
+    down: Floats
+    memory: Floats
+    disk: Floats
+    cloud: Floats
+    cloud_together: float = np.inf
+
+    @property
+    def machines(self) -> int:
+        return len(self.up)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """Who holds which shard, [H]: its number, the machine, and the tier, memory or disk."""
+
+    shard: Ints
+    machine: Ints
+    tier: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """Which machine needs which shard, [K]; each pair once."""
+
+    shard: Ints
+    machine: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """Ranges of bytes [start, stop) of shards from a tier of a source to a target, [T], sorted by target and shard."""
+
+    shard: Ints
+    source: Ints
+    tier: Ints
+    target: Ints
+    start: Ints
+    stop: Ints
+
+    @property
+    def size_bytes(self) -> Ints:
+        return self.stop - self.start
+
+    @property
+    def local(self) -> Bools:
+        """Whether a range stays on its machine."""
+        return np.equal(self.source, self.target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferPlan:
+    """What moves; `lost` are the numbers of needs that nothing can meet. No plan in which each machine reads what it
+    needs from those that hold it now takes less than `bound_seconds`."""
+
+    transfers: Transfers
+    lost: Ints
+    seconds: float
+    bound_seconds: float
+
+
+def plan_transfers(
+    sizes: Ints, needs: Needs, holdings: Holdings, in_cloud: Bools, bandwidths: Bandwidths
+) -> TransferPlan:
+    """Return the plan that finishes soonest for shards of `sizes` bytes [N], `in_cloud` [N] or not.
+
+    Nothing that a machine holds is read from the cloud, though that could be sooner: it costs egress.
+    """
+    holdings = _best_tiers(holdings, bandwidths.machines)
+    where = _table(holdings, len(sizes), bandwidths.machines)
+    own = where[needs.shard, needs.machine]
+    survives = np.isin(np.arange(len(sizes)), holdings.shard)
+    held = survives[needs.shard]
+    from_memory = own == MEMORY
+    from_cloud = ~held & in_cloud[needs.shard]
+    lost = np.flatnonzero(~held & ~from_cloud)
+    open_needs = np.flatnonzero(held & ~from_memory)
+    fixed = _together(
+        _whole(sizes, needs, np.flatnonzero(from_memory), needs.machine, MEMORY),
+        _whole(sizes, needs, np.flatnonzero(from_cloud), np.full_like(needs.machine, NOWHERE), CLOUD),
+    )
+    chosen = _chosen(sizes, _pick(needs, open_needs), own[open_needs] == DISK, holdings, fixed, bandwidths)
+    transfers = _sorted(_together(fixed, chosen[0]))
+    seconds = busy_seconds(transfers, bandwidths)
+    return TransferPlan(transfers=transfers, lost=lost, seconds=seconds, bound_seconds=min(chosen[1], seconds))
+
+
+def busy_seconds(transfers: Transfers, bandwidths: Bandwidths) -> float:
+    """Return the seconds of the busiest link, memory, disk or way to the cloud."""
+    return max(float(busy.max(initial=0.0)) for busy in resource_seconds(transfers, bandwidths).values())
+
+
+def resource_seconds(transfers: Transfers, bandwidths: Bandwidths) -> dict[str, Floats]:
+    """Return for how many seconds each kind of resource of each machine is busy, [M]; "cloud together" is one."""
+    size = transfers.size_bytes.astype(np.float64)
+    remote, cloud = ~transfers.local, transfers.tier == CLOUD
+    machines = bandwidths.machines
+
+    def load(machine: Ints, chosen: Bools, rate: Floats) -> Floats:
+        return np.bincount(machine[chosen], weights=size[chosen], minlength=machines) / rate
+
+    return {
+        "up": load(transfers.source, remote & ~cloud, bandwidths.up),
+        "down": load(transfers.target, remote, bandwidths.down),
+        "memory": load(transfers.target, transfers.local & (transfers.tier == MEMORY), bandwidths.memory),
+        "disk": load(transfers.source, transfers.tier == DISK, bandwidths.disk),
+        "cloud": load(transfers.target, cloud, bandwidths.cloud),
+        "cloud together": np.array([size[cloud].sum() / bandwidths.cloud_together]),
+    }
+
+
+def _chosen(
+    sizes: Ints, needs: Needs, on_own_disk: Bools, holdings: Holdings, fixed: Transfers, bandwidths: Bandwidths
+) -> tuple[Transfers, float]:
+    """Return what meets the needs that have a choice, and the bound on the seconds of the whole."""
+    wanted = np.bincount(needs.shard, minlength=len(sizes))
+    order = np.argsort(holdings.shard, kind="stable")
+    order = order[wanted[holdings.shard[order]] > 0]
+    choices = Choices(
+        sizes=sizes.astype(np.float64),
+        need_shard=needs.shard,
+        need_machine=needs.machine,
+        on_own_disk=on_own_disk,
+        source_shard=holdings.shard[order],
+        source_machine=holdings.machine[order],
+        source_on_disk=holdings.tier[order] == DISK,
+    )
+    fixed_seconds = resource_seconds(fixed, bandwidths)
+    solution = solve(
+        choices,
+        up=bandwidths.up,
+        down=bandwidths.down,
+        disk=bandwidths.disk,
+        arriving_bytes=fixed_seconds["down"] * bandwidths.down,
+        least_seconds=busy_seconds(fixed, bandwidths),
+    )
+    own = _ranges(sizes, needs, solution.own_disk)
+    line = _Line(
+        need_shard=needs.shard,
+        need_length=1.0 - solution.own_disk,
+        source_shard=choices.source_shard,
+        source_length=solution.copies,
+    )
+    need, source, begin, end = line.segments()
+    whole = sizes[needs.shard[need]]
+    remote = Transfers(
+        shard=needs.shard[need],
+        source=choices.source_machine[source],
+        tier=np.where(choices.source_on_disk[source], DISK, MEMORY),
+        target=needs.machine[need],
+        start=_grain(solution.own_disk[need] + begin, whole),
+        stop=_grain(solution.own_disk[need] + end, whole),
+    )
+    return _solid(_together(own, remote)), solution.bound_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """Needs and sources laid side by side along a line, shard after shard: each need is as long as the part of it that
+    others send, each source as the copies that it sends. Where they overlap, the source serves the need."""
+
+    need_shard: Ints
+    need_length: Floats
+    source_shard: Ints
+    source_length: Floats
+
+    def segments(self) -> tuple[Ints, Ints, Floats, Floats]:
+        """Return need, source, and [begin, end) within the need's part, of every overlap."""
+        order = np.argsort(self.need_shard, kind="stable")
+        ends, source_ends = np.cumsum(self.need_length[order]), self._source_ends()
+        cuts = np.unique(np.concatenate([[0.0], ends, source_ends]))
+        middle = (cuts[1:] + cuts[:-1]) / 2
+        need = np.minimum(np.searchsorted(ends, middle), max(len(ends) - 1, 0))
+        source = np.minimum(np.searchsorted(source_ends, middle), max(len(source_ends) - 1, 0))
+        starts = ends - self.need_length[order]
+        return order[need], source, cuts[:-1] - starts[need], cuts[1:] - starts[need]
+
+    def _source_ends(self) -> Floats:
+        """Return where sources end, stretched so that those of each shard end where its needs do."""
+        shards = int(max(self.need_shard.max(initial=-1), self.source_shard.max(initial=-1))) + 1
+        wanted = np.bincount(self.need_shard, weights=self.need_length, minlength=shards)
+        given = np.bincount(self.source_shard, weights=self.source_length, minlength=shards)
+        stretch = np.divide(wanted, given, out=np.zeros(shards), where=given > 0)
+        return np.cumsum(self.source_length * stretch[self.source_shard])
+
+
+def _ranges(sizes: Ints, needs: Needs, part: Floats) -> Transfers:
+    """Return the beginnings of the needed shards, this `part` [K] of each, from the machine's own disk."""
+    return Transfers(
+        shard=needs.shard,
+        source=needs.machine,
+        tier=np.full_like(needs.shard, DISK),
+        target=needs.machine,
+        start=np.zeros_like(needs.shard),
+        stop=_grain(part, sizes[needs.shard]),
+    )
+
+
+def _grain(part: Floats, size: Ints) -> Ints:
+    """Return where a part of so many bytes ends, rounded to whole grains of the shard."""
+    grains = np.round(part * size / GRAIN_BYTES).astype(np.int64) * GRAIN_BYTES
+    return np.where(part >= 1.0 - 1e-9, size, np.minimum(grains, size))
+
+
+def _whole(sizes: Ints, needs: Needs, chosen: Ints, source: Ints, tier: int) -> Transfers:
+    shard = needs.shard[chosen]
+    return Transfers(
+        shard=shard,
+        source=source[chosen],
+        tier=np.full_like(shard, tier),
+        target=needs.machine[chosen],
+        start=np.zeros_like(shard),
+        stop=sizes[shard],
+    )
+
+
+def _best_tiers(holdings: Holdings, machines: int) -> Holdings:
+    """Return the holdings without what a machine has in a faster tier too."""
+    key = holdings.shard * machines + holdings.machine
+    order = np.lexsort((holdings.tier, key))
+    first = np.append(True, key[order][1:] != key[order][:-1]) if len(order) else np.zeros(0, dtype=bool)
+    kept = order[first]
+    return Holdings(shard=holdings.shard[kept], machine=holdings.machine[kept], tier=holdings.tier[kept])
+
+
+def _table(holdings: Holdings, shards: int, machines: int) -> Ints:
+    """Return the tier in which each machine has each shard, [N, M]; CLOUD where it has it not."""
+    table = np.full((shards, machines), CLOUD)
+    table[holdings.shard, holdings.machine] = holdings.tier
+    return table
+
+
+def _pick(needs: Needs, chosen: Ints) -> Needs:
+    return Needs(shard=needs.shard[chosen], machine=needs.machine[chosen])
+
+
+def _together(one: Transfers, other: Transfers) -> Transfers:
+    names = ("shard", "source", "tier", "target", "start", "stop")
+    return Transfers(**{name: np.concatenate([getattr(one, name), getattr(other, name)]) for name in names})
+
+
+def _solid(transfers: Transfers) -> Transfers:
+    """Return the transfers without those of no bytes."""
+    return _take(transfers, np.flatnonzero(transfers.size_bytes > 0))
+
+
+def _sorted(transfers: Transfers) -> Transfers:
+    return _take(transfers, np.lexsort((transfers.start, transfers.shard, transfers.target)))
+
+
+def _take(transfers: Transfers, rows: Ints) -> Transfers:
+    names = ("shard", "source", "tier", "target", "start", "stop")
+    return replace(transfers, **{name: getattr(transfers, name)[rows] for name in names})
