@@ -22,24 +22,24 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardwright.cost.efficiency import Efficiency
+from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.profiled import profiled
+from shardwright.cost.measured.machine import profiled
 from shardwright.errors import SpecError
 from shardwright.files import write_atomically
 from shardwright.measure.custom import cluster_fragment
 from shardwright.measure.device import Device, find_device, require_torch, synchronize, torch_device
 from shardwright.measure.run import measure
-from shardwright.plan.plan import Plan
-from shardwright.report.layout import table
+from shardwright.plans.plan import Plan
+from shardwright.reports.text.layout import table
 from shardwright.search.planner import plan
-from shardwright.search.space import parse_pins
+from shardwright.search.space.axes import parse_pins
 from shardwright.spec.cluster import Cluster
-from shardwright.spec.load_cluster import build_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.machine_profile import MachineProfile, load_profile
 from shardwright.spec.model import Model
-from shardwright.spec.model_yaml import model_of_dimensions
+from shardwright.spec.read.cluster import build_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.machine_profile import MachineProfile, load_profile
+from shardwright.spec.read.model_yaml import model_of_dimensions
 
 ACCUMULATED = 2  # micro-batches of a step
 WARM_UP_STEPS, TIMED_STEPS = 2, 5

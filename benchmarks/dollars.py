@@ -12,13 +12,13 @@ import sys
 import time
 from dataclasses import dataclass
 
-from shardwright.plan.plan import Plan
-from shardwright.plan.ranking import Ranking
-from shardwright.report.mixed import gpu_words
+from shardwright.plans.plan import Plan
+from shardwright.plans.ranking import Ranking
+from shardwright.reports.text.mixed import gpu_words
 from shardwright.search.planner import plan
-from shardwright.spec.load_cluster import load_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_model import load_model
+from shardwright.spec.read.cluster import load_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
 
 ROW = "{:<14} {:>9} {:>9} {:>9} {:>8} {:>8} {:>8}  {}"
 

@@ -17,12 +17,12 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shardwright.plan.ranking import Ranking
-from shardwright.search.mixed.plans.megatron import RULE
+from shardwright.plans.ranking import Ranking
+from shardwright.search.mixed.heuristics.megatron import RULE
 from shardwright.search.planner import plan
-from shardwright.spec.load_cluster import load_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_model import load_model
+from shardwright.spec.read.cluster import load_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
 
 ROW = "{:<12} {:<15} {:>8} {:>5} {:>5} {:>7} {:>8} {:>9} {:>10}"
 

@@ -11,9 +11,9 @@ from functools import partial
 
 import numpy as np
 
-from shardwright.cost.pipeline import FloatArray, simulate
-from shardwright.cost.pipeline_bound import interleaved_lower_bound, lower_bound
-from shardwright.cost.schedule import interleaved, one_f_one_b
+from shardwright.cost.pipeline.bound import interleaved_lower_bound, lower_bound
+from shardwright.cost.pipeline.schedule import interleaved, one_f_one_b
+from shardwright.cost.pipeline.simulate import FloatArray, simulate
 
 Times = tuple[FloatArray, FloatArray, FloatArray]
 

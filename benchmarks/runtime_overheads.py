@@ -28,10 +28,10 @@ except ImportError:
 
 from runtime_workers import RECIPE, batch_of, cpu_cluster, engine_of, llama, plan_of, run_workers, stage
 
-from shardwright.plan.plan import Plan, Replica
-from shardwright.runtime.engine import Engine, train_step
+from shardwright.plans.plan import Plan, Replica
 from shardwright.runtime.model.chunk import Chunk, forward, logits_of
 from shardwright.runtime.model.loss import summed_loss
+from shardwright.runtime.step.engine import Engine, train_step
 
 HIDDEN, LAYERS, VOCAB, SEQ_LEN, MICRO_BATCH, MICRO_BATCHES = 256, 4, 1024, 128, 4, 4
 WARM_UP = 2

@@ -28,16 +28,16 @@ except ImportError:
 
 from runtime_workers import batch_of, cpu_cluster, engine_of, llama, plan_of, run_workers, stage
 
+from shardwright.cost.iteration.mixed import mixed_iteration
+from shardwright.cost.layers.measured import MeasuredLayers, measured_layers
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.measured_layers import MeasuredLayers, measured_layers
-from shardwright.cost.mixed import mixed_iteration
-from shardwright.plan.plan import Plan, Replica
-from shardwright.runtime.engine import Engine, train_step
-from shardwright.runtime.layer_profile import Measured, medians, profile_document
-from shardwright.runtime.stopwatch import Stopwatch
+from shardwright.plans.plan import Plan, Replica
+from shardwright.runtime.step.engine import Engine, train_step
+from shardwright.runtime.timing.layer_profile import Measured, medians, profile_document
+from shardwright.runtime.timing.stopwatch import Stopwatch
 from shardwright.search.planner import plan as search
 from shardwright.spec.cluster import Cluster
-from shardwright.spec.load_layer_profile import layer_profile
+from shardwright.spec.read.layer_profile import layer_profile
 
 MODEL, SEQ_LEN, GLOBAL_BATCH = llama(128, 8, 512), 64, 28
 PROCESSES = {"fast": 2, "slow": 2}

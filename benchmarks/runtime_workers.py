@@ -14,18 +14,18 @@ try:
 except ImportError:
     raise SystemExit(0) from None  # nothing to run without PyTorch
 
-from shardwright.plan.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
-from shardwright.runtime.engine import Engine, make_engine
-from shardwright.runtime.groups import layout_of
+from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
+from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.details import Details
-from shardwright.runtime.pipeline import Batch
-from shardwright.runtime.process_groups import make_process_groups
-from shardwright.runtime.recipe import Recipe
+from shardwright.runtime.state.recipe import Recipe
+from shardwright.runtime.step.engine import Engine, make_engine
+from shardwright.runtime.step.pipeline import Batch
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
-from shardwright.spec.load_cluster import build_cluster
 from shardwright.spec.model import Model
-from shardwright.spec.model_yaml import model_of_dimensions
+from shardwright.spec.read.cluster import build_cluster
+from shardwright.spec.read.model_yaml import model_of_dimensions
 
 RECIPE = Recipe(learning_rate=1e-3)
 

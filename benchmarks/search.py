@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
-from shardwright.cost.efficiency import Analytic
-from shardwright.cost.evaluate import evaluate
-from shardwright.search.layouts import layouts, splits
+from shardwright.cost.iteration.evaluate import evaluate
 from shardwright.search.planner import plan
-from shardwright.search.refine import arrangements, axes
-from shardwright.search.space import Space, parse_pins
-from shardwright.spec.load_cluster import load_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_model import load_model
+from shardwright.search.space.axes import Space, parse_pins
+from shardwright.search.space.expand import arrangements, axes
+from shardwright.search.space.layouts import layouts, splits
+from shardwright.spec.read.cluster import load_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
 
 RUNS = 7
 # The switches that Calculon searches: tensor, pipeline and data parallel, interleaving, micro-batch, recomputation,

@@ -11,14 +11,14 @@ import time
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from shardwright.search.market.choice import choice_of
+from shardwright.search.market.result import Shopping
+from shardwright.search.market.shop import shop
 from shardwright.search.planner import predict
-from shardwright.search.shop.choice import choice_of
-from shardwright.search.shop.result import Shopping
-from shardwright.search.shop.shop import shop
-from shardwright.spec.catalog import prices
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_model import load_model
-from shardwright.spec.load_offers import narrowed, offers_from_prices
+from shardwright.spec.catalog.catalog import prices
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
+from shardwright.spec.read.offers import narrowed, offers_from_prices
 
 RUNS = 5
 GPUS = ("A100-SXM-40", "A100-SXM-80", "H100-SXM", "H200", "B200", "L40S")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import shardwright
 from shardwright.files import write_atomically
-from shardwright.plan.plan import Plan
-from shardwright.report.describe import TERMS
+from shardwright.plans.plan import Plan
+from shardwright.reports.text.describe import TERMS
 
 COLOURS = (
     "#3b6fb6",

@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from shardwright.runtime.data import write_tokens
+from shardwright.runtime.storage.data import write_tokens
 
 
 def docstrings(path: Path) -> str:

@@ -11,75 +11,61 @@ The public names, each loaded when it is first used:
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from shardwright.cost.measured_layers import measured_layers as measured_layers
-    from shardwright.cost.profiled import profiled as profiled
+    from shardwright.cost.layers.measured import measured_layers as measured_layers
+    from shardwright.cost.measured.machine import profiled as profiled
     from shardwright.errors import SpecError as SpecError
-    from shardwright.export.megatron import to_megatron as to_megatron
+    from shardwright.exporters.megatron.export import to_megatron as to_megatron
     from shardwright.measure.run import profile as profile
-    from shardwright.plan.document import load_plan as load_plan
-    from shardwright.plan.plan import Plan as Plan
-    from shardwright.plan.ranking import Ranking as Ranking
+    from shardwright.plans.document import load_plan as load_plan
+    from shardwright.plans.plan import Plan as Plan
+    from shardwright.plans.ranking import Ranking as Ranking
+    from shardwright.search.market.shop import shop as shop
     from shardwright.search.planner import evaluate as evaluate
     from shardwright.search.planner import plan as plan
     from shardwright.search.planner import predict as predict
     from shardwright.search.replan import replan as replan
-    from shardwright.search.shop.shop import shop as shop
     from shardwright.spec.cluster import Cluster as Cluster
     from shardwright.spec.job import Job as Job
-    from shardwright.spec.load_cluster import load_cluster as load_cluster
-    from shardwright.spec.load_job import make_job as make_job
-    from shardwright.spec.load_layer_profile import load_layer_profile as load_layer_profile
-    from shardwright.spec.load_model import load_model as load_model
-    from shardwright.spec.load_offers import load_offers as load_offers
-    from shardwright.spec.machine_profile import load_profile as load_profile
     from shardwright.spec.model import Model as Model
-    from shardwright.validate.validation import validate as validate
+    from shardwright.spec.read.cluster import load_cluster as load_cluster
+    from shardwright.spec.read.job import make_job as make_job
+    from shardwright.spec.read.layer_profile import load_layer_profile as load_layer_profile
+    from shardwright.spec.read.machine_profile import load_profile as load_profile
+    from shardwright.spec.read.model import load_model as load_model
+    from shardwright.spec.read.offers import load_offers as load_offers
+    from shardwright.validation.validate import validate as validate
 
 _HOMES = {
     "Cluster": "spec.cluster",
     "Job": "spec.job",
     "Model": "spec.model",
-    "Plan": "plan.plan",
-    "Ranking": "plan.ranking",
+    "Plan": "plans.plan",
+    "Ranking": "plans.ranking",
     "SpecError": "errors",
     "evaluate": "search.planner",
-    "load_cluster": "spec.load_cluster",
-    "load_layer_profile": "spec.load_layer_profile",
-    "load_model": "spec.load_model",
-    "load_offers": "spec.load_offers",
-    "load_plan": "plan.document",
-    "load_profile": "spec.machine_profile",
-    "make_job": "spec.load_job",
-    "measured_layers": "cost.measured_layers",
+    "load_cluster": "spec.read.cluster",
+    "load_layer_profile": "spec.read.layer_profile",
+    "load_model": "spec.read.model",
+    "load_offers": "spec.read.offers",
+    "load_plan": "plans.document",
+    "load_profile": "spec.read.machine_profile",
+    "make_job": "spec.read.job",
+    "measured_layers": "cost.layers.measured",
+    "plan": "search.planner",
     "predict": "search.planner",
     "profile": "measure.run",
-    "profiled": "cost.profiled",
+    "profiled": "cost.measured.machine",
     "replan": "search.replan",
-    "shop": "search.shop.shop",
-    "to_megatron": "export.megatron",
+    "shop": "search.market.shop",
+    "to_megatron": "exporters.megatron.export",
+    "validate": "validation.validate",
 }
-# Folders that are also, as calls of the library, functions: the packages are callable.
-_CALLS = {"plan": "search.planner", "validate": "validate.validation"}
-__all__ = ["__version__", *_CALLS, *_HOMES]
-
-
-class _CallablePackage(ModuleType):
-    """A package whose call is that of the function of its name."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return e.g. `shardwright.search.planner.plan(*args, **kwargs)`."""
-        name = self.__name__.rpartition(".")[2]
-        return getattr(importlib.import_module(f"shardwright.{_CALLS[name]}"), name)(*args, **kwargs)
-
-
-for _name in _CALLS:
-    importlib.import_module(f"shardwright.{_name}").__class__ = _CallablePackage
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

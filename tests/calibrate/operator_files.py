@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwright.spec.catalog import gpus
+from shardwright.spec.catalog.catalog import gpus
 
 COMPUTE_COLUMNS = [
     "source",

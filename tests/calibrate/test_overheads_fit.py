@@ -12,11 +12,11 @@ from shardwright.calibrate.crossvalidate import PROTOCOLS, cross_validated, fold
 from shardwright.calibrate.evidence import evidence_table, packed, weighted_quantiles
 from shardwright.calibrate.overheads import USUAL, fitted, log_errors, usual
 from shardwright.calibrate.training import timed_cases
-from shardwright.cost.efficiency import Analytic
-from shardwright.cost.overheads import Calibration
-from shardwright.validate.case import Case
-from shardwright.validate.forecast import forecast
-from shardwright.validate.published import published_runs
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.cost.frameworks.overheads import Calibration
+from shardwright.validation.case import Case
+from shardwright.validation.forecast import forecast
+from shardwright.validation.published import published_runs
 
 SOURCES = ("llm-foundry MPT benchmarks", "NeMo 24.07 perf summary", "SimuMax B200 real runs")
 

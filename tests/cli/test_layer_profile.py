@@ -9,7 +9,7 @@ import pytest
 from tests.cli.running import refused, run
 from tests.measured import EXCERPT, real_document
 
-from shardwright.plan.document import load_plan
+from shardwright.plans.document import load_plan
 
 CLUSTER = """
 nodes:

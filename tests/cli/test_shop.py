@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.cli.running import refused, run
 
-from shardwright.plan.check import check
-from shardwright.plan.document import load_plan
+from shardwright.plans.check import check
+from shardwright.plans.document import load_plan
 
 OFFERS = """
 offers:

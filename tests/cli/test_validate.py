@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.running import refused, run
-from tests.validate.known import KNOWN
+from tests.validation.known import KNOWN
 
 
 @pytest.fixture(scope="module")

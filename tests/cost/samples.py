@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.cost.compute.operators import Shard
 from shardwright.cost.context import Context
-from shardwright.cost.efficiency import Analytic
-from shardwright.cost.operators import Shard
-from shardwright.cost.overheads import Overheads
+from shardwright.cost.frameworks.overheads import Overheads
 from shardwright.spec.cluster import Gpu, NodePool, Price
 from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, uniform_layers

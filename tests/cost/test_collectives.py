@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.cost.samples import pool
 
-from shardwright.cost.collectives import (
+from shardwright.cost.network.collectives import (
     Fabric,
     Group,
     exchange_seconds,

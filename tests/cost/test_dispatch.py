@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.collectives import Fabric, Group
-from shardwright.cost.dispatch import dispatch_seconds
+from shardwright.cost.network.collectives import Fabric, Group
+from shardwright.cost.network.dispatch import dispatch_seconds
 
 
 def links(inter: float = 50e9) -> Fabric:

@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import pytest
 
-from shardwright.cost.egress import egress_dollars
-from shardwright.plan.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
-from shardwright.spec.load_cluster import build_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_model import load_model
+from shardwright.cost.money.egress import egress_dollars
+from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
+from shardwright.spec.read.cluster import build_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
 
 MODEL = load_model("gpt2-xl")
 LAYERS = len(MODEL.layers)

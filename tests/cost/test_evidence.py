@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.evidence import DOUBLINGS, NAMES, Setting, distances, nearest, published
-from shardwright.cost.interval import Spread, interval_seconds, widened
+from shardwright.cost.trust.evidence import DOUBLINGS, NAMES, Setting, distances, nearest, published
+from shardwright.cost.trust.interval import Spread, interval_seconds, widened
 from shardwright.spec.job import Framework
 
 

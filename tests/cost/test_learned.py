@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.collectives import gather_seconds, group, reduce_seconds
-from shardwright.cost.learned import Learned, default_efficiency
-from shardwright.cost.operators import (
+from shardwright.cost.compute.operators import (
     ATTENTION,
     BACKWARD,
     FLASH_BACKWARD_FLOPS,
@@ -24,12 +22,14 @@ from shardwright.cost.operators import (
     OperatorTable,
     table,
 )
+from shardwright.cost.learned import Learned, default_efficiency
+from shardwright.cost.network.collectives import gather_seconds, group, reduce_seconds
 from shardwright.errors import SpecError
-from shardwright.spec.catalog import gpus
+from shardwright.spec.catalog.catalog import gpus
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
-from shardwright.spec.load_cluster import load_cluster
-from shardwright.spec.load_job import make_job
+from shardwright.spec.read.cluster import load_cluster
+from shardwright.spec.read.job import make_job
 
 LEARNED = Learned()
 COMMON = ("T4", "V100-SXM2", "A10G", "A100-SXM-80", "L40S", "RTX4090", "H20", "H100-SXM", "B200", "MI300X")

@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 from tests.measured import EXCERPT, real_document, small_document
 
-from shardwright.cost.collectives import transfer_seconds
+from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
-from shardwright.cost.efficiency import Analytic
-from shardwright.cost.link_curves import between_machines, inside_machine
-from shardwright.cost.measured_layers import measured_layers
-from shardwright.cost.message_times import MessageTimes
-from shardwright.cost.mixed import mixed_iteration
+from shardwright.cost.iteration.mixed import mixed_iteration
+from shardwright.cost.layers.measured import measured_layers
+from shardwright.cost.network.collectives import transfer_seconds
+from shardwright.cost.network.curves import between_machines, inside_machine
+from shardwright.cost.network.messages import MessageTimes
 from shardwright.errors import SpecError
-from shardwright.plan.plan import Recompute
+from shardwright.plans.plan import Recompute
 from shardwright.search.planner import plan as search
 from shardwright.search.planner import predict
-from shardwright.search.space import parse_pins
-from shardwright.spec.load_cluster import build_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_layer_profile import layer_profile, load_layer_profile
-from shardwright.spec.profile_stand_ins import stand_in_model
+from shardwright.search.space.axes import parse_pins
+from shardwright.spec.read.cluster import build_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.layer_profile import layer_profile, load_layer_profile
+from shardwright.spec.read.profile_stand_ins import stand_in_model
 
 NODE = {"count": 2, "gpu": "A100-SXM-40", "gpus": 4, "inter_node_gbps": 50}
 

@@ -12,11 +12,11 @@ from tests.cost.samples import context, gpt, llama, mixtral, pool, row, shard
 from tests.search.problems import Problem, problems, some_candidates
 
 from shardwright.cost.context import Context, sharded
-from shardwright.cost.evaluate import evaluate
-from shardwright.cost.footprint import fixed_bytes, footprint, held_parameters, kept_activations
-from shardwright.cost.memory import layer_activation_bytes, least_state_bytes, state_bytes
-from shardwright.cost.stages import boundaries
-from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE, UNIFORM, ZERO1, ZERO2, ZERO3, Strategies, strategies
+from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.iteration.footprint import fixed_bytes, footprint, held_parameters, kept_activations
+from shardwright.cost.memory.sizes import layer_activation_bytes, least_state_bytes, state_bytes
+from shardwright.cost.pipeline.splits import boundaries
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, ZERO1, ZERO2, ZERO3, Strategies, strategies
 from shardwright.spec.job import Job
 
 # Name: layers, hidden, heads, micro-batch, pipeline ranks, virtual stages, of the paper's table 3; s = 2048, t = 8.

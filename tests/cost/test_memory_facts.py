@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from tests.cost.samples import context, llama, pool, row, shard
 
 from shardwright.cost.context import sharded
-from shardwright.cost.evaluate import evaluate
-from shardwright.cost.footprint import footprint
-from shardwright.cost.memory import (
+from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.iteration.footprint import footprint
+from shardwright.cost.memory.facts import memory_facts, shipped_facts, trial
+from shardwright.cost.memory.fit_probability import fit_probability, headroom
+from shardwright.cost.memory.sizes import (
     layer_activation_bytes,
     least_state_bytes,
     logit_bytes,
@@ -22,10 +24,8 @@ from shardwright.cost.memory import (
     room_for_tensors,
     state_bytes,
 )
-from shardwright.cost.memory_facts import memory_facts, shipped_facts, trial
-from shardwright.cost.stages import boundaries
-from shardwright.cost.strategy import ZERO1, ZERO2, ZERO3, strategies
-from shardwright.cost.uncertainty import fit_probability, headroom
+from shardwright.cost.pipeline.splits import boundaries
+from shardwright.cost.strategies import ZERO1, ZERO2, ZERO3, strategies
 from shardwright.spec.job import Framework, Job
 
 FRAMEWORKS = get_args(Framework)

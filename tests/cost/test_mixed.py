@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.cost.efficiency import Analytic
-from shardwright.cost.mixed import mixed_iteration
-from shardwright.plan.plan import Plan, Replica, Stage
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.cost.iteration.mixed import mixed_iteration
+from shardwright.plans.plan import Plan, Replica, Stage
 from shardwright.search.planner import plan as search
-from shardwright.spec.load_cluster import build_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_model import load_model
+from shardwright.spec.read.cluster import build_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
 
 EFFICIENCY = Analytic()
 CASES: tuple[tuple[str, str, int, dict[str, tuple[object, ...]]], ...] = (
@@ -34,8 +34,8 @@ def seconds(plan: Plan) -> float:
 
 @pytest.mark.parametrize(("model", "machines", "batch", "pins"), CASES)
 def test_a_uniform_plan_takes_what_the_uniform_model_says(model, machines, batch, pins):
-    from shardwright.search.space import parse_pins
-    from shardwright.spec.load_cluster import load_cluster
+    from shardwright.search.space.axes import parse_pins
+    from shardwright.spec.read.cluster import load_cluster
 
     space = parse_pins([f"{name}={','.join(map(str, values))}" for name, values in pins.items()])
     job = make_job(global_batch=batch, seq_len=2048)

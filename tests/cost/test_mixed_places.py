@@ -9,15 +9,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from shardwright.cost.collectives import Fabric, Group, gather_seconds
-from shardwright.cost.efficiency import Analytic
-from shardwright.cost.lanes import contexts_of
-from shardwright.cost.mixed_links import once_seconds
-from shardwright.cost.mixed_places import Places, places_of
-from shardwright.plan.plan import OptimizerPlan, Overlap, Plan, RankOrder, Recompute, Replica, Schedule, Stage
-from shardwright.spec.load_cluster import build_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_model import load_model
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.cost.iteration.lanes import contexts_of
+from shardwright.cost.iteration.links import once_seconds
+from shardwright.cost.iteration.places import Places, places_of
+from shardwright.cost.network.collectives import Fabric, Group, gather_seconds
+from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, RankOrder, Recompute, Replica, Schedule, Stage
+from shardwright.spec.read.cluster import build_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
 
 EFFICIENCY = Analytic()
 MODEL = load_model("gpt2-xl")

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cost.samples import gpt, gpu, llama, mixtral, shard
 
-from shardwright.cost.efficiency import Analytic, gemm_flops
-from shardwright.cost.flops import iteration_flops
-from shardwright.cost.operators import (
+from shardwright.cost.compute.efficiency import Analytic, gemm_flops
+from shardwright.cost.compute.flops import iteration_flops
+from shardwright.cost.compute.operators import (
     ATTENTION,
     BACKWARD,
     FLASH_BACKWARD_FLOPS,
@@ -22,11 +22,11 @@ from shardwright.cost.operators import (
     layer_operators,
     table,
 )
-from shardwright.cost.stages import boundaries, positions
+from shardwright.cost.pipeline.splits import boundaries, positions
 from shardwright.errors import SpecError
 from shardwright.spec.job import Job
-from shardwright.spec.load_model import load_model
 from shardwright.spec.model import Model
+from shardwright.spec.read.model import load_model
 
 MODELS = ["llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gemma-2-9b", "qwen2-57b-a14b", "gpt3-175b", "bert-large"]
 

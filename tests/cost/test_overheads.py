@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cost.samples import BARE, context, gpu, llama, pool, row
 
-from shardwright.cost.evaluate import evaluate
-from shardwright.cost.operators import ATTENTION, GEMM
-from shardwright.cost.overheads import (
+from shardwright.cost.compute.operators import ATTENTION, GEMM
+from shardwright.cost.frameworks.overheads import (
     FRAMEWORK_NAMES,
     Calibration,
     Clocks,
@@ -25,8 +24,9 @@ from shardwright.cost.overheads import (
     power_factor,
     shipped,
 )
-from shardwright.cost.strategy import strategies
-from shardwright.spec.catalog import gpus
+from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.strategies import strategies
+from shardwright.spec.catalog.catalog import gpus
 from shardwright.spec.job import Framework, Job
 
 SLOWER = dict.fromkeys(("gemm", "attention", "memory", "optimizer", "latency"), 2.0)
@@ -89,7 +89,7 @@ def test_factors_go_to_their_operators():
         where = context(MODEL, pool(), replace(JOB, precision=precision))
         from tests.cost.samples import shard
 
-        from shardwright.cost.operators import layer_operators, table
+        from shardwright.cost.compute.operators import layer_operators, table
 
         operators = table(list(layer_operators(MODEL, MODEL.kinds[0], shard(flash=True), where.job)))
         factor = kernel_factor(software, where.job, operators)

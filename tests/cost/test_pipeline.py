@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.cost.pipeline import folded, simulate, timeline
-from shardwright.cost.schedule import Order, custom, gpipe, interleaved, one_f_one_b
+from shardwright.cost.pipeline.schedule import Order, custom, gpipe, interleaved, one_f_one_b
+from shardwright.cost.pipeline.simulate import folded, simulate, timeline
 from shardwright.errors import SpecError
 
 SHAPES = st.one_of(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwright.cost.pipeline import folded, simulate
-from shardwright.cost.pipeline_bound import interleaved_lower_bound, lower_bound
-from shardwright.cost.schedule import interleaved, one_f_one_b
+from shardwright.cost.pipeline.bound import interleaved_lower_bound, lower_bound
+from shardwright.cost.pipeline.schedule import interleaved, one_f_one_b
+from shardwright.cost.pipeline.simulate import folded, simulate
 
 
 def random_times(rng, candidates, stages):

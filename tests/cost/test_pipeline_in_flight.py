@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwright.cost.pipeline import in_flight, peak_in_flight
-from shardwright.cost.schedule import BACKWARD, Order, gpipe, interleaved, one_f_one_b
+from shardwright.cost.pipeline.schedule import BACKWARD, Order, gpipe, interleaved, one_f_one_b
+from shardwright.cost.pipeline.simulate import in_flight, peak_in_flight
 from shardwright.errors import SpecError
 
 

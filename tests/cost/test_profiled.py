@@ -10,15 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cost.samples import gpu, pool
 
-from shardwright.cost.collectives import Group, exchange_seconds, gather_seconds, reduce_seconds, transfer_seconds
-from shardwright.cost.curve import fitted
-from shardwright.cost.efficiency import Analytic
-from shardwright.cost.measured_operators import job_of, table_of
-from shardwright.cost.profile_summary import family_summaries, link_summaries
-from shardwright.cost.profiled import base_seconds, profiled
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.cost.measured.curve import fitted
+from shardwright.cost.measured.machine import base_seconds, profiled
+from shardwright.cost.measured.operators import job_of, table_of
+from shardwright.cost.measured.summary import family_summaries, link_summaries
+from shardwright.cost.network.collectives import (
+    Group,
+    exchange_seconds,
+    gather_seconds,
+    reduce_seconds,
+    transfer_seconds,
+)
 from shardwright.errors import SpecError
 from shardwright.spec.cluster import Cluster
-from shardwright.spec.machine_profile import CollectiveTime, MachineProfile, OperatorTime
+from shardwright.spec.read.machine_profile import CollectiveTime, MachineProfile, OperatorTime
 
 SIZES = (64, 512, 1024, 2048, 4096, 8192)
 PRODUCTS = [

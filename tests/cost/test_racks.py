@@ -7,16 +7,16 @@ from functools import cache
 import numpy as np
 import pytest
 
-from shardwright.cost.collectives import Fabric, Group, exchange_seconds, gather_seconds, rack_seconds
-from shardwright.cost.efficiency import Analytic
-from shardwright.cost.mixed import mixed_iteration
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.cost.iteration.mixed import mixed_iteration
+from shardwright.cost.network.collectives import Fabric, Group, exchange_seconds, gather_seconds, rack_seconds
 from shardwright.errors import SpecError
-from shardwright.plan.ranking import Ranking
+from shardwright.plans.ranking import Ranking
 from shardwright.search.planner import plan as search
-from shardwright.search.space import parse_pins
-from shardwright.spec.load_cluster import build_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_model import load_model
+from shardwright.search.space.axes import parse_pins
+from shardwright.spec.read.cluster import build_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
 
 MACHINE_GBPS = 400
 LINKS = Fabric(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.risk import (
+from shardwright.cost.money.risk import (
     Exposure,
     checkpoint_bytes,
     optimal_interval_seconds,
@@ -17,8 +17,8 @@ from shardwright.cost.risk import (
     stretch_factor,
     young_interval_seconds,
 )
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_model import load_model
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
 
 RATES = st.floats(-9.0, -1.0).map(lambda power: 10.0**power)
 SECONDS = st.floats(-2.0, 4.0).map(lambda power: 10.0**power)

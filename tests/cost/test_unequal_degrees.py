@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwright.cost.collectives import transfer_seconds
+from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
-from shardwright.cost.efficiency import Analytic
-from shardwright.cost.mixed import Mixed, mixed_iteration
-from shardwright.plan.check import check
-from shardwright.plan.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
-from shardwright.spec.load_cluster import build_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_model import load_model
+from shardwright.cost.iteration.mixed import Mixed, mixed_iteration
+from shardwright.cost.network.collectives import transfer_seconds
+from shardwright.plans.check import check
+from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
+from shardwright.spec.read.cluster import build_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
 
 EFFICIENCY = Analytic()
 FAST, SLOW = "H100-SXM", "A100-SXM-80"

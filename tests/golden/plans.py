@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shardwright.export.megatron_layout import stage_ranges
-from shardwright.plan.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Sharding, Stage
+from shardwright.exporters.megatron.layout import stage_ranges
+from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Sharding, Stage
 from shardwright.spec.cluster import Cluster, Gpu, NodePool, Price
 from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from shardwright.cost.flops import iteration_flops
+from shardwright.cost.compute.flops import iteration_flops
 from shardwright.measure.device import find_device
 from shardwright.measure.run import measure
 

@@ -18,8 +18,8 @@ from tests.cli.running import refused, run
 pytest.importorskip("torch")
 
 from shardwright.cli.profile import reporter
-from shardwright.cost.efficiency import Analytic
-from shardwright.cost.profiled import base_seconds, profiled
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.cost.measured.machine import base_seconds, profiled
 from shardwright.errors import SpecError
 from shardwright.measure.collectives import measured
 from shardwright.measure.custom import cluster_fragment
@@ -28,8 +28,8 @@ from shardwright.measure.gemm import gemm_calls
 from shardwright.measure.norm import memory_calls
 from shardwright.measure.run import CALLS, Progress, measure, partial_path
 from shardwright.measure.timing import Call, sustained, timing
-from shardwright.spec.load_cluster import build_cluster, load_cluster
-from shardwright.spec.machine_profile import CollectiveTime, OperatorTime, load_profile, save_profile
+from shardwright.spec.read.cluster import build_cluster, load_cluster
+from shardwright.spec.read.machine_profile import CollectiveTime, OperatorTime, load_profile, save_profile
 
 QUICK = ["profile", "--device", "cpu", "--minutes", "0.01", "--no-links"]
 JOB = ["--global-batch", "8", "--seq-len", "128", "--precision", "fp32"]

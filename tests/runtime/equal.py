@@ -7,7 +7,7 @@ import torch
 from tests.runtime.reference import Reference
 from tests.runtime.workers import Outcome
 
-from shardwright.runtime.recipe import Recipe
+from shardwright.runtime.state.recipe import Recipe
 
 # Adam's steps do not shrink with gradients, so it turns rounding into steps where these are almost zero. A larger
 # epsilon keeps that below what is compared, in the plans of which there is a list; SGD does so in any plan.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.golden.plans import cluster_of
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
-from shardwright.plan.plan import Plan, Recompute, Replica, Stage
+from shardwright.plans.plan import Plan, Recompute, Replica, Stage
 from shardwright.spec.model import Model
 
 KINDS = (

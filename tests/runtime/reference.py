@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from tests.runtime.samples import tokens_of
 
-from shardwright.plan.plan import Plan, Recompute
+from shardwright.plans.plan import Plan, Recompute
 from shardwright.runtime.model.chunk import Chunk, forward, table_of
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import initial_values
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.parameters import unit_parameters
-from shardwright.runtime.recipe import Recipe
+from shardwright.runtime.state.recipe import Recipe
 
 DETAILS = Details()
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.golden.plans import H100, cluster_of
 
-from shardwright.plan.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Sharding, Stage
+from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Sharding, Stage
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardwright.errors import SpecError
-from shardwright.runtime.data import END_OF_TEXT, header_path, make_samples, open_tokens, write_tokens
+from shardwright.runtime.storage.data import END_OF_TEXT, header_path, make_samples, open_tokens, write_tokens
 
 
 def corpus(folder: Path, text: str = "All happy families are alike. " * 20) -> Path:

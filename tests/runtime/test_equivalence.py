@@ -12,10 +12,10 @@ from tests.runtime.reference import reference_run
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 from tests.runtime.workers import Case, Outcome, run_cases
 
-from shardwright.plan.check import check
-from shardwright.plan.plan import Overlap, Recompute
-from shardwright.runtime.limits import unrunnable
-from shardwright.runtime.loss_scale import LossScale
+from shardwright.plans.check import check
+from shardwright.plans.plan import Overlap, Recompute
+from shardwright.runtime.layout.limits import unrunnable
+from shardwright.runtime.state.loss_scale import LossScale
 
 SELECTIVE = Recompute(granularity="selective")
 UNIFORM = Recompute(granularity="full", method="uniform", layers=2)

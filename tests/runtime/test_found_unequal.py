@@ -12,22 +12,22 @@ from tests.runtime.reference import reference_run
 from tests.runtime.samples import SEQ_LEN, tiny_model
 from tests.runtime.workers import Case, run_cases
 
+from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
-from shardwright.cost.efficiency import Analytic
-from shardwright.cost.mixed import mixed_iteration
-from shardwright.plan.check import check
-from shardwright.plan.document import from_document, to_document
-from shardwright.plan.plan import Plan
-from shardwright.runtime.groups import layout_of
-from shardwright.runtime.limits import unrunnable
-from shardwright.runtime.store import make_store
+from shardwright.cost.iteration.mixed import mixed_iteration
+from shardwright.plans.check import check
+from shardwright.plans.document import from_document, to_document
+from shardwright.plans.plan import Plan
+from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.layout.limits import unrunnable
+from shardwright.runtime.state.store import make_store
+from shardwright.search.mixed.branch_and_bound import Problem, search
 from shardwright.search.mixed.effort import Effort
-from shardwright.search.mixed.search import Problem, search
-from shardwright.search.mixed.space.model_tables import tables
-from shardwright.search.mixed.space.settings import settings
-from shardwright.search.space import Space
-from shardwright.spec.load_cluster import build_cluster
-from shardwright.spec.load_job import make_job
+from shardwright.search.mixed.tables.model_tables import tables
+from shardwright.search.mixed.tables.settings import settings
+from shardwright.search.space.axes import Space
+from shardwright.spec.read.cluster import build_cluster
+from shardwright.spec.read.job import make_job
 
 EFFICIENCY = Analytic()
 MODEL = tiny_model(6)

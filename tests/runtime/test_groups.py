@@ -12,14 +12,14 @@ from tests.golden.plans import cluster_of
 from tests.runtime.random_plans import plans
 from tests.runtime.samples import mixed_cluster, plan_of, replica, stage, tiny_model
 
-from shardwright.plan.check import check
-from shardwright.plan.plan import Plan
-from shardwright.runtime.buckets import buckets_of
-from shardwright.runtime.describe import layout_document, layout_text
-from shardwright.runtime.groups import Layout, expert_group, key_value_copies, layout_of, vocabulary
-from shardwright.runtime.limits import unrunnable
+from shardwright.plans.check import check
+from shardwright.plans.plan import Plan
+from shardwright.runtime.job.describe import layout_document, layout_text
+from shardwright.runtime.layout.groups import Layout, expert_group, key_value_copies, layout_of, vocabulary
+from shardwright.runtime.layout.limits import unrunnable
+from shardwright.runtime.layout.transfers import transfers
 from shardwright.runtime.model.parameters import unit_parameters
-from shardwright.runtime.transfers import transfers
+from shardwright.runtime.state.buckets import buckets_of
 
 MIXED = plan_of(
     tiny_model(6),

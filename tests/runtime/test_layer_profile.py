@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
-from shardwright.runtime.layer_profile import Measured, profile_document
-from shardwright.spec.load_layer_profile import layer_profile
+from shardwright.runtime.timing.layer_profile import Measured, profile_document
+from shardwright.spec.read.layer_profile import layer_profile
 
 
 def test_profile_fills_what_a_type_of_gpu_did_not_run() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.runtime.loss_scale import GROWTH_STEPS, LossScale
+from shardwright.runtime.state.loss_scale import GROWTH_STEPS, LossScale
 
 
 def test_the_scale_halves_on_overflow_and_doubles_after_good_steps() -> None:

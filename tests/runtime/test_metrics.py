@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.runtime import metrics
-from shardwright.runtime.metrics import Row
-from shardwright.runtime.recipe import Recipe
+from shardwright.runtime.job import metrics
+from shardwright.runtime.job.metrics import Row
+from shardwright.runtime.state.recipe import Recipe
 
 
 def test_learning_rate_rises_and_falls() -> None:

@@ -10,10 +10,10 @@ from tests.runtime.random_plans import plans
 from tests.runtime.reference import reference_run
 from tests.runtime.workers import Case, run_cases
 
-from shardwright.plan.check import check
-from shardwright.plan.plan import Plan
-from shardwright.runtime.groups import layout_of
-from shardwright.runtime.limits import unrunnable
+from shardwright.plans.check import check
+from shardwright.plans.plan import Plan
+from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.layout.limits import unrunnable
 
 STEPS, PROCESSES, TOGETHER = 6, 8, 10
 RUNNABLE = plans(largest_tp=2).filter(lambda plan: plan.gpus <= PROCESSES and not unrunnable(plan))

@@ -6,12 +6,12 @@ import pytest
 import torch
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
-from shardwright.plan.plan import Plan, Sharding
-from shardwright.runtime import buckets
-from shardwright.runtime.describe import layout_text
-from shardwright.runtime.groups import layout_of
-from shardwright.runtime.sharding import held_whole, kept_apart
-from shardwright.runtime.store import fill, make_store
+from shardwright.plans.plan import Plan, Sharding
+from shardwright.runtime.job.describe import layout_text
+from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.state import buckets
+from shardwright.runtime.state.sharding import held_whole, kept_apart
+from shardwright.runtime.state.store import fill, make_store
 
 MODEL, TIED = tiny_model(4), tiny_model(4, tied=True)
 COPIES = replica(stage((0, 4)), count=4, micro_batches=2)

@@ -10,10 +10,10 @@ from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict_mixed import predict_mixed
-from shardwright.plan.plan import Plan, Prediction
-from shardwright.runtime.forecast import stage_forecasts
-from shardwright.runtime.groups import layout_of
-from shardwright.runtime.summary import RankSummary, summary_document, summary_text
+from shardwright.plans.plan import Plan, Prediction
+from shardwright.runtime.layout.forecast import stage_forecasts
+from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.timing.summary import RankSummary, summary_document, summary_text
 
 
 def predicted_plan() -> tuple[Plan, Prediction]:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
-from shardwright.plan.document import save
-from shardwright.runtime.data import write_tokens
+from shardwright.plans.document import save
+from shardwright.runtime.storage.data import write_tokens
 
 MODEL = tiny_model(4, vocab=257)
 PAIR = plan_of(MODEL, replica(stage((0, 1)), stage((1, 4)), micro_batches=4), sharding="zero1")

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from shardwright.plan.plan import Recompute
+from shardwright.plans.plan import Recompute
 from shardwright.runtime.model.chunk import Chunk, logits_of, table_of
 from shardwright.runtime.model.chunk import forward as run
 from shardwright.runtime.model.details import details_of
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.parameters import Parameter, unit_parameters
-from shardwright.runtime.weights import open_weights, save_weights
-from shardwright.spec.huggingface import model_of_config
+from shardwright.runtime.storage.weights import open_weights, save_weights
 from shardwright.spec.model import Model
+from shardwright.spec.read.huggingface import model_of_config
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 COMMON: dict[str, Any] = {

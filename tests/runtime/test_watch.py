@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.runtime.watch import Sign, judged
+from shardwright.runtime.job.watchdog import Sign, judged
 
 
 @pytest.mark.parametrize(

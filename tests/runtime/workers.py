@@ -18,15 +18,15 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from tests.runtime.samples import tokens_of
 
-from shardwright.plan.plan import Plan
-from shardwright.runtime import buckets
-from shardwright.runtime.checkpoint import open_checkpoint, restore, save_checkpoint
-from shardwright.runtime.engine import DTYPES, Engine, make_engine, train_step
-from shardwright.runtime.groups import layout_of
-from shardwright.runtime.loss_scale import LossScale
+from shardwright.plans.plan import Plan
+from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.details import Details
-from shardwright.runtime.process_groups import make_process_groups
-from shardwright.runtime.recipe import Recipe
+from shardwright.runtime.state import buckets
+from shardwright.runtime.state.loss_scale import LossScale
+from shardwright.runtime.state.recipe import Recipe
+from shardwright.runtime.step.engine import DTYPES, Engine, make_engine, train_step
+from shardwright.runtime.storage.checkpoint import open_checkpoint, restore, save_checkpoint
 
 PATIENCE, WHOLE_RUN = datetime.timedelta(seconds=60), datetime.timedelta(minutes=30)
 

@@ -9,9 +9,20 @@ from itertools import product
 
 import numpy as np
 
+from shardwright.cost.compute.flops import layer_flops_per_token
 from shardwright.cost.context import Context
-from shardwright.cost.flops import layer_flops_per_token
-from shardwright.cost.strategy import BLOCK, COLUMNS, DTYPES, NONE, SELECTIVE, UNIFORM, ZERO1, ZERO2, ZERO3, Strategies
+from shardwright.cost.strategies import (
+    BLOCK,
+    COLUMNS,
+    DTYPES,
+    NONE,
+    SELECTIVE,
+    UNIFORM,
+    ZERO1,
+    ZERO2,
+    ZERO3,
+    Strategies,
+)
 
 Pins = Mapping[str, tuple[float, ...]]
 Layout = tuple[int, ...]

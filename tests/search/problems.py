@@ -11,8 +11,8 @@ from tests.cost.samples import attention, context, gpu, pool
 from tests.search import oracle_uniform as oracle
 
 from shardwright.cost.context import Context
-from shardwright.cost.evaluate import Verdict, evaluate
-from shardwright.cost.strategy import COLUMNS, Strategies
+from shardwright.cost.iteration.evaluate import Verdict, evaluate
+from shardwright.cost.strategies import COLUMNS, Strategies
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe

@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwright.cost.efficiency import Analytic
-from shardwright.plan.plan import Plan
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.plans.plan import Plan
+from shardwright.search.market.choice import choice_on_cluster
 from shardwright.search.objective import Objective
 from shardwright.search.planner import plan
-from shardwright.search.shop.choice import choice_on_cluster
-from shardwright.search.space import parse_pins
+from shardwright.search.space.axes import parse_pins
 from shardwright.spec.cluster import Cluster
-from shardwright.spec.load_cluster import build_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_model import load_model
+from shardwright.spec.read.cluster import build_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
 
 MODEL = load_model("llama-3.2-1b")
 JOB = make_job(global_batch=64, seq_len=1024, tokens="50B", objective="cost")

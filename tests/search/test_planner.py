@@ -7,18 +7,18 @@ import re
 import pytest
 
 from shardwright.errors import SpecError
-from shardwright.plan.check import check
-from shardwright.plan.document import dumps
-from shardwright.plan.plan import Plan
-from shardwright.plan.ranking import Ranking
+from shardwright.plans.check import check
+from shardwright.plans.document import dumps
+from shardwright.plans.plan import Plan
+from shardwright.plans.ranking import Ranking
 from shardwright.search.planner import evaluate, plan, predict
-from shardwright.search.rules import parse_rules
-from shardwright.search.space import parse_pins
+from shardwright.search.rules.rules import parse_rules
+from shardwright.search.space.axes import parse_pins
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
-from shardwright.spec.load_cluster import load_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_model import load_model
+from shardwright.spec.read.cluster import load_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
 
 MODEL = load_model("llama-3.1-8b")
 CLUSTER = load_cluster("2x8xA100-SXM-80")

@@ -8,15 +8,15 @@ from itertools import product
 import pytest
 
 from shardwright.cost import context as context_module
-from shardwright.cost.efficiency import Analytic
-from shardwright.plan.check import check
-from shardwright.plan.plan import Plan
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.plans.check import check
+from shardwright.plans.plan import Plan
 from shardwright.search.planner import plan, predict
 from shardwright.search.replan import Kept, replan
 from shardwright.spec.cluster import Cluster
-from shardwright.spec.load_cluster import load_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_model import load_model
+from shardwright.spec.read.cluster import load_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
 
 MODEL = load_model("llama-2-13b")
 JOB = make_job(global_batch=128, seq_len=4096)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.search.rules import Column, evaluate, parse_rules
+from shardwright.search.rules.rules import Column, evaluate, parse_rules
 
 Value = float | bool | str | None
 Row = Mapping[str, Value]

@@ -6,14 +6,14 @@ from functools import cache
 
 import pytest
 
-from shardwright.cost.efficiency import Analytic
-from shardwright.cost.egress import egress_dollars
-from shardwright.plan.plan import Plan
-from shardwright.plan.ranking import Ranking
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.cost.money.egress import egress_dollars
+from shardwright.plans.plan import Plan
+from shardwright.plans.ranking import Ranking
 from shardwright.search.planner import plan as search
-from shardwright.spec.load_cluster import build_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_model import load_model
+from shardwright.spec.read.cluster import build_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
 
 DEARER = 0.08  # dollars a gigabyte
 

@@ -14,18 +14,18 @@ from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, problems, solved
 
 from shardwright.cost.context import Context, shard_index
-from shardwright.cost.evaluate import Verdict, evaluate, groups
-from shardwright.cost.footprint import fits, fixed_bytes
-from shardwright.cost.iteration import bound_seconds, exact_seconds, iteration
-from shardwright.cost.stages import boundaries
-from shardwright.cost.step import norm_seconds, tied_embedding_seconds
-from shardwright.cost.strategy import COLUMNS, NONE, ZERO3, Strategies, concatenate, strategies
-from shardwright.search import sketch
-from shardwright.search.layouts import Layouts, layouts
-from shardwright.search.prune import layout_bounds, memory_floor
-from shardwright.search.refine import axes, layer_variants
-from shardwright.search.sketch import sketch_seconds
-from shardwright.search.space import Space
+from shardwright.cost.iteration.batch import bound_seconds, exact_seconds, iteration
+from shardwright.cost.iteration.evaluate import Verdict, evaluate, groups
+from shardwright.cost.iteration.footprint import fits, fixed_bytes
+from shardwright.cost.iteration.step import norm_seconds, tied_embedding_seconds
+from shardwright.cost.pipeline.splits import boundaries
+from shardwright.cost.strategies import COLUMNS, NONE, ZERO3, Strategies, concatenate, strategies
+from shardwright.search.space.axes import Space
+from shardwright.search.space.expand import axes, layer_variants
+from shardwright.search.space.layouts import Layouts, layouts
+from shardwright.search.uniform import bounds as sketch
+from shardwright.search.uniform.bounds import sketch_seconds
+from shardwright.search.uniform.layout_bounds import layout_bounds, memory_floor
 from shardwright.spec.job import Job
 
 ROUNDING = 1 + 1e-9

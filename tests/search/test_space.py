@@ -13,16 +13,16 @@ from tests.cost.samples import attention, context, llama, mixtral, pool, row
 from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, problems
 
-from shardwright.cost.strategy import DATA_OUTERMOST, SELECTIVE, UNIFORM, ZERO1, ZERO3, strategies
+from shardwright.cost.strategies import DATA_OUTERMOST, SELECTIVE, UNIFORM, ZERO1, ZERO3, strategies
 from shardwright.errors import SpecError
-from shardwright.search.filters import Filters
-from shardwright.search.layouts import Layouts, candidate_counts, layouts, splits
 from shardwright.search.objective import Objective
-from shardwright.search.space import AXES, SYNONYMS, Space, parse_pins, tensor_parallel_degrees, within
-from shardwright.search.uniform import search
+from shardwright.search.rules.filters import Filters
+from shardwright.search.space.axes import AXES, SYNONYMS, Space, parse_pins, tensor_parallel_degrees, within
+from shardwright.search.space.layouts import Layouts, candidate_counts, layouts, splits
+from shardwright.search.uniform.search import search
 from shardwright.spec.job import Job
-from shardwright.spec.load_model import load_model
 from shardwright.spec.model import Layer, Mlp, Model, Moe
+from shardwright.spec.read.model import load_model
 
 JOB = Job(global_batch=16, seq_len=2048)
 

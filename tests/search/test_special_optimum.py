@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, limited, problems, values
 
+from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
-from shardwright.cost.efficiency import Analytic
-from shardwright.cost.evaluate import evaluate
-from shardwright.cost.measured_layers import MeasuredLayers
-from shardwright.cost.strategy import Bools, Strategies
-from shardwright.search.filters import Filters
+from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.layers.measured import MeasuredLayers
+from shardwright.cost.strategies import Bools, Strategies
 from shardwright.search.objective import Objective
-from shardwright.search.space import Space
-from shardwright.search.uniform import search
+from shardwright.search.rules.filters import Filters
+from shardwright.search.space.axes import Space
+from shardwright.search.uniform.search import search
 from shardwright.spec.layer_profile import LayerProfile, LayerTimes
 
 

@@ -12,12 +12,12 @@ from tests.cost.samples import context, llama, pool
 from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, problems, solved, values
 
-from shardwright.cost.evaluate import evaluate
-from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE
-from shardwright.search.filters import Filters
+from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
 from shardwright.search.objective import Objective
-from shardwright.search.space import Space
-from shardwright.search.uniform import search
+from shardwright.search.rules.filters import Filters
+from shardwright.search.space.axes import Space
+from shardwright.search.uniform.search import search
 from shardwright.spec.job import Job
 
 ALL = 10_000  # more layouts than any problem has: nothing is pruned, and every layout must have its best strategy

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
-from shardwright.spec import catalog
+from shardwright.spec.catalog import catalog
 
 FILES = sorted(catalog.DATA.glob("*.csv"))
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
-from shardwright.spec.catalog import load_prices
+from shardwright.spec.catalog.catalog import load_prices
 from shardwright.spec.cluster import Cluster, NodePool
-from shardwright.spec.load_cluster import build_cluster, load_cluster, parse_cluster
+from shardwright.spec.read.cluster import build_cluster, load_cluster, parse_cluster
 
 DESIGN = """
 nodes:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
 from shardwright.spec.job import Job
-from shardwright.spec.load_job import make_job, parse_count
+from shardwright.spec.read.job import make_job, parse_count
 
 
 def test_a_plain_job() -> None:

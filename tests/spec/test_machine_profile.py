@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shardwright.errors import SpecError
-from shardwright.spec.catalog import find_gpu
-from shardwright.spec.machine_profile import (
+from shardwright.spec.catalog.catalog import find_gpu
+from shardwright.spec.read.machine_profile import (
     CollectiveTime,
     MachineProfile,
     OperatorTime,

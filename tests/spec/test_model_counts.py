@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.spec.load_model import load_model
-from shardwright.spec.presets import preset_names, preset_source
+from shardwright.spec.read.model import load_model
+from shardwright.spec.read.presets import preset_names, preset_source
 
 # Totals of the safetensors files on the models' Hugging Face pages.
 EXACT = {

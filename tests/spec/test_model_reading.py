@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
-from shardwright.spec.huggingface import model_of_config
-from shardwright.spec.load_model import load_model
-from shardwright.spec.model_yaml import model_of_dimensions
+from shardwright.spec.read.huggingface import model_of_config
+from shardwright.spec.read.model import load_model
+from shardwright.spec.read.model_yaml import model_of_dimensions
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8,

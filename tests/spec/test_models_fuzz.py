@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
-from shardwright.spec.huggingface import model_of_config
-from shardwright.spec.load_model import load_model
-from shardwright.spec.model_yaml import KEYS, MLA_KEYS, MOE_KEYS, model_of_dimensions
-from shardwright.spec.presets import _presets
+from shardwright.spec.read.huggingface import model_of_config
+from shardwright.spec.read.model import load_model
+from shardwright.spec.read.model_yaml import KEYS, MLA_KEYS, MOE_KEYS, model_of_dimensions
+from shardwright.spec.read.presets import _presets
 
 CONFIGS: dict[str, dict[str, Any]] = {
     name: entry["config"] for name, entry in _presets().items() if "config" in entry

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from shardwright.spec.families import FAMILIES
-from shardwright.spec.huggingface import model_of_config
+from shardwright.spec.read.families import FAMILIES
+from shardwright.spec.read.huggingface import model_of_config
 
 COUNTS = json.loads(Path(__file__).with_name("transformers_counts.json").read_text(encoding="utf-8"))["models"]
 

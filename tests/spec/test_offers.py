@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
-from shardwright.spec.catalog import prices
-from shardwright.spec.load_offers import OFFER_KEYS, build_offers, load_offers, narrowed, offers_from_prices
+from shardwright.spec.catalog.catalog import prices
 from shardwright.spec.offers import FAILURES_PER_GPU_HOUR, Offer, Offers, Terms
+from shardwright.spec.read.offers import OFFER_KEYS, build_offers, load_offers, narrowed, offers_from_prices
 
 FILE = """
 name: autumn

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
 from shardwright.files import write_atomically
-from shardwright.spec.reading import parse_json, parse_yaml, read_text
+from shardwright.spec.text.reading import parse_json, parse_yaml, read_text
 
 DATA = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(-1e6, 1e6) | st.text("abcxyz é", max_size=8),

@@ -6,8 +6,8 @@ import pytest
 
 from shardwright.errors import SpecError
 from shardwright.spec.cluster import SiteLink
-from shardwright.spec.load_cluster import build_cluster
-from shardwright.spec.sites import connected
+from shardwright.spec.read.cluster import build_cluster
+from shardwright.spec.read.sites import connected
 
 
 def link(one: str, other: str, gbps: float, latency_ms: float = 1.0, egress: float = 0.01) -> dict[str, object]:

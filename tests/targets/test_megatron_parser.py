@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from tests.golden.plans import PLANS
-from tests.plan.random_plans import uniform_plans
+from tests.plans.random_plans import uniform_plans
 
-from shardwright.export.megatron import MegatronExport, to_megatron
-from shardwright.plan.plan import Plan
+from shardwright.exporters.megatron.export import MegatronExport, to_megatron
+from shardwright.plans.plan import Plan
 
 PYTHON = os.environ.get("SHARDWRIGHT_MEGATRON_PYTHON", "")
 CHECK = Path(__file__).parent / "check_megatron.py"

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from shardwright.calibrate.rows import read_columns
-from shardwright.cost.collectives import Group, exchange_seconds, gather_seconds, group, reduce_seconds
 from shardwright.cost.learned.links import LinkFit, NetworkFit, link_fabric
-from shardwright.cost.strategy import Bools, Floats
-from shardwright.spec.catalog import gpus, links
+from shardwright.cost.network.collectives import Group, exchange_seconds, gather_seconds, group, reduce_seconds
+from shardwright.cost.strategies import Bools, Floats
+from shardwright.spec.catalog.catalog import gpus, links
 from shardwright.spec.cluster import NodePool
-from shardwright.spec.custom_gpu import reference_machine
+from shardwright.spec.read.custom_gpu import reference_machine
 from shardwright.units import GIGA
 
 COMM_FILE = "comm.csv.gz"

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwright.calibrate.collective_rows import Series, gpu_names
 from shardwright.cost.learned.links import KINDS, PCIE, LinkFit, LinkFits, NetworkFit, fit_of, link_kind
-from shardwright.cost.strategy import Floats
+from shardwright.cost.strategies import Floats
 
 USUAL = LinkFit(
     efficiency=0.7,

@@ -9,12 +9,12 @@ import numpy as np
 
 from shardwright.calibrate.crossvalidate import LearningPoint
 from shardwright.calibrate.training import Trained
-from shardwright.cost.strategy import Floats
-from shardwright.report.validation import NONE, number, percent
-from shardwright.validate.case import Case
-from shardwright.validate.outcome import RECOMPUTE_WORDS, Outcome, Predicted
-from shardwright.validate.reasons import NO_REASON, reasons, sweep_outliers
-from shardwright.validate.summary import Summary, summarise
+from shardwright.cost.strategies import Floats
+from shardwright.reports.text.validation import NONE, number, percent
+from shardwright.validation.case import Case
+from shardwright.validation.outcome import RECOMPUTE_WORDS, Outcome, Predicted
+from shardwright.validation.reasons import NO_REASON, reasons, sweep_outliers
+from shardwright.validation.summary import Summary, summarise
 
 COMMAND = "python -m shardwright.calibrate overheads"
 LARGEST = 0.4

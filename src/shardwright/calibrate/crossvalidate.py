@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.calibrate.overheads import Linear, linearised, solved, value
-from shardwright.cost.efficiency import Efficiency
-from shardwright.cost.overheads import Calibration
-from shardwright.cost.strategy import Floats, Ints
-from shardwright.validate.case import Case
-from shardwright.validate.forecast import forecast
+from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.cost.frameworks.overheads import Calibration
+from shardwright.cost.strategies import Floats, Ints
+from shardwright.validation.case import Case
+from shardwright.validation.forecast import forecast
 
 FOLDS = 10
 LARGE = 512

@@ -10,12 +10,12 @@ from typing import get_args
 import numpy as np
 
 from shardwright.calibrate.crossvalidate import HeldOut, groups
-from shardwright.cost.evidence import DOUBLINGS, FLAGS, NAMES, Published, Setting, distances
-from shardwright.cost.interval import FARTHEST, Spread
-from shardwright.cost.strategy import Floats
+from shardwright.cost.strategies import Floats
+from shardwright.cost.trust.evidence import DOUBLINGS, FLAGS, NAMES, Published, Setting, distances
+from shardwright.cost.trust.interval import FARTHEST, Spread
 from shardwright.spec.job import Framework
-from shardwright.validate.case import Case
-from shardwright.validate.forecast import setting_of_case
+from shardwright.validation.case import Case
+from shardwright.validation.forecast import setting_of_case
 
 LEAST = 0.02  # of a log error at distance 0
 PSEUDO_RUNS = 12.0  # of all frameworks together, that each framework's quantiles lean on

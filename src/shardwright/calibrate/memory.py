@@ -16,16 +16,16 @@ import numpy as np
 from shardwright.calibrate.crossvalidate import fold_of
 from shardwright.calibrate.evidence import weighted_quantiles
 from shardwright.calibrate.overheads import robust_move, source_weights
-from shardwright.cost.efficiency import Analytic
-from shardwright.cost.memory_facts import FACT_NAMES, MemoryFacts, trial
-from shardwright.cost.strategy import Floats, Ints
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.cost.memory.facts import FACT_NAMES, MemoryFacts, trial
+from shardwright.cost.strategies import Floats, Ints
 from shardwright.spec.job import Framework
-from shardwright.validate.case import Case, case_of, duplicates_left_out
-from shardwright.validate.facts import SkippedRunError
-from shardwright.validate.fits import Fits, fits_of
-from shardwright.validate.forecast import forecast
-from shardwright.validate.outcome import measured_bytes
-from shardwright.validate.runs import Run
+from shardwright.validation.case import Case, case_of, duplicates_left_out
+from shardwright.validation.facts import SkippedRunError
+from shardwright.validation.fits import Fits, fits_of
+from shardwright.validation.forecast import forecast
+from shardwright.validation.outcome import measured_bytes
+from shardwright.validation.runs import Run
 
 Facts = Mapping[Framework, MemoryFacts]
 

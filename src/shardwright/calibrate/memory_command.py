@@ -40,12 +40,12 @@ def memory(
         spreads,
         table,
     )
-    from shardwright.cost.memory_facts import shipped_facts
+    from shardwright.cost.memory.facts import shipped_facts
     from shardwright.errors import bad
     from shardwright.files import write_atomically
-    from shardwright.report.validation import fits_words
-    from shardwright.validate.published import published_failed_runs, published_runs
-    from shardwright.validate.runs import read_runs
+    from shardwright.reports.text.validation import fits_words
+    from shardwright.validation.published import published_failed_runs, published_runs
+    from shardwright.validation.runs import read_runs
 
     ran = cases_of(published_runs() if runs is None else read_runs(runs))
     broken = None if failed is None else read_runs(failed)

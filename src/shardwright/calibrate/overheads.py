@@ -14,12 +14,12 @@ from typing import cast, get_args
 
 import numpy as np
 
-from shardwright.cost.efficiency import Efficiency
-from shardwright.cost.overheads import CLOCK_NAMES, FRAMEWORK_NAMES, Calibration, Clocks, Overheads
-from shardwright.cost.strategy import Floats, Ints
+from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.cost.frameworks.overheads import CLOCK_NAMES, FRAMEWORK_NAMES, Calibration, Clocks, Overheads
+from shardwright.cost.strategies import Floats, Ints
 from shardwright.spec.job import Framework
-from shardwright.validate.case import Case
-from shardwright.validate.forecast import forecast
+from shardwright.validation.case import Case
+from shardwright.validation.forecast import forecast
 
 # What is usual, and the standard deviation of its logarithm. Times of operators in training over those of the
 # operator model, shares of link bandwidth, host times of some ten kernel launches of some µs each from Python.

@@ -39,8 +39,8 @@ def overheads(
     from shardwright.cost.learned import default_efficiency
     from shardwright.errors import bad
     from shardwright.files import write_atomically
-    from shardwright.validate.published import published_runs
-    from shardwright.validate.runs import read_runs
+    from shardwright.validation.published import published_runs
+    from shardwright.validation.runs import read_runs
 
     if runs is not None and out is None:
         raise bad("--out", "is missing: runs of your own do not replace what ships", "name a folder, e.g. -o mine")

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.cost.compute.operators import BACKWARD, FORWARD, LOOKUP, NORM, POINTWISE, SOFTMAX
 from shardwright.cost.learned.features import Shapes
-from shardwright.cost.operators import BACKWARD, FORWARD, LOOKUP, NORM, POINTWISE, SOFTMAX
-from shardwright.cost.strategy import Array, Bools, Floats
+from shardwright.cost.strategies import Array, Bools, Floats
 from shardwright.errors import bad
-from shardwright.spec.catalog import gpus
+from shardwright.spec.catalog.catalog import gpus
 
 COMPUTE_FILE = "compute.csv.gz"
 SUSTAINED = ("simumax", "vidur", "sailor_aceso")  # sources that keep the GPU busy for long

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.calibrate.rows import Rows
-from shardwright.cost.strategy import Array, Floats, Ints
+from shardwright.cost.strategies import Array, Floats, Ints
 
 TRAINING_SHARE = 0.75
 SEED = 0

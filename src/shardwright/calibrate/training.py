@@ -11,14 +11,14 @@ import numpy as np
 from shardwright.calibrate.crossvalidate import HeldOut, cross_validated
 from shardwright.calibrate.evidence import evidence_table, held_out_distances, held_out_widths, packed, spreads
 from shardwright.calibrate.overheads import fitted
-from shardwright.cost.efficiency import Efficiency, computes
-from shardwright.cost.evidence import Published
-from shardwright.cost.interval import Spread
-from shardwright.cost.overheads import CLOCK_NAMES, FRAMEWORK_NAMES, Calibration
-from shardwright.cost.strategy import Floats
-from shardwright.validate.case import Case, case_of, duplicates_left_out
-from shardwright.validate.facts import SkippedRunError
-from shardwright.validate.runs import Run
+from shardwright.cost.compute.efficiency import Efficiency, computes
+from shardwright.cost.frameworks.overheads import CLOCK_NAMES, FRAMEWORK_NAMES, Calibration
+from shardwright.cost.strategies import Floats
+from shardwright.cost.trust.evidence import Published
+from shardwright.cost.trust.interval import Spread
+from shardwright.validation.case import Case, case_of, duplicates_left_out
+from shardwright.validation.facts import SkippedRunError
+from shardwright.validation.runs import Run
 
 QUALITIES = "AB"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from shardwright.errors import SpecError, bad
-from shardwright.spec.load_job import parse_count
+from shardwright.spec.read.job import parse_count
 
 DURATION = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?|\.[0-9]+)\s*(?P<unit>[a-z]*)", re.I)
 HOURS = {"": 1.0, "h": 1.0, "hours": 1.0, "hour": 1.0, "d": 24.0, "days": 24.0, "day": 24.0, "w": 168.0, "weeks": 168.0}

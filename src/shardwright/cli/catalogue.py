@@ -38,9 +38,9 @@ def gpus(
     name: Annotated[str | None, typer.Argument(help="One GPU, e.g. H100-SXM; all if not given.")] = None,
     json: AsJson = False,
 ) -> None:
-    from shardwright.report.catalogue import gpu_text, gpus_text
-    from shardwright.spec.catalog import find_gpu, prices
-    from shardwright.spec.catalog import gpus as known
+    from shardwright.reports.text.catalogue import gpu_text, gpus_text
+    from shardwright.spec.catalog.catalog import find_gpu, prices
+    from shardwright.spec.catalog.catalog import gpus as known
 
     found = [find_gpu(name)] if name is not None else list(known().values())
     if json:
@@ -61,9 +61,9 @@ def models(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    from shardwright.report.catalogue import model_text, models_text
-    from shardwright.spec.load_model import load_model
-    from shardwright.spec.presets import find_preset, preset_names, preset_source
+    from shardwright.reports.text.catalogue import model_text, models_text
+    from shardwright.spec.read.model import load_model
+    from shardwright.spec.read.presets import find_preset, preset_names, preset_source
 
     found = [load_model(preset) for preset in (preset_names() if name is None else (name,))]
     sources = {model.name: preset_source(preset) for model in found if (preset := find_preset(model.name))}

@@ -24,10 +24,10 @@ def check(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the list.")] = False,
 ) -> None:
-    from shardwright.plan.check import check as violations
-    from shardwright.plan.document import load_plan
-    from shardwright.report.documents import problem_documents
-    from shardwright.report.problems import merged
+    from shardwright.plans.check import check as violations
+    from shardwright.plans.document import load_plan
+    from shardwright.reports.documents.ranking import problem_documents
+    from shardwright.reports.text.problems import merged
 
     problems = violations(load_plan(plan))
     if json:

@@ -29,10 +29,10 @@ def draw(
 ) -> None:
     from shardwright.cost.learned import default_efficiency
     from shardwright.files import write_atomically
-    from shardwright.plan.check import check
-    from shardwright.plan.document import load_plan
-    from shardwright.report.problems import merged
-    from shardwright.report.timeline import picture
+    from shardwright.plans.check import check
+    from shardwright.plans.document import load_plan
+    from shardwright.reports.svg.timeline import picture
+    from shardwright.reports.text.problems import merged
 
     found = load_plan(plan)
     if problems := check(found):

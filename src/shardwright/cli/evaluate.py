@@ -12,8 +12,8 @@ from shardwright.cli.output import json_text, progress, terminal_width, write
 from shardwright.errors import Problem, SpecError, bad
 
 if TYPE_CHECKING:
-    from shardwright.cost.efficiency import Efficiency
-    from shardwright.plan.plan import Plan
+    from shardwright.cost.compute.efficiency import Efficiency
+    from shardwright.plans.plan import Plan
 
 HELP = """Predict time, memory and money of your own plan, and explain the difference to the best, term by term.
 
@@ -47,9 +47,9 @@ def evaluate(
     profile: Profiles = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
 ) -> None:
-    from shardwright.plan.check import check
-    from shardwright.plan.document import load_plan
-    from shardwright.report.problems import merged
+    from shardwright.plans.check import check
+    from shardwright.plans.document import load_plan
+    from shardwright.reports.text.problems import merged
 
     if (plan is None) == (megatron_args is None):
         raise bad("evaluate", "needs either a plan file or --megatron-args FILE", "see `shardwright evaluate --help`")
@@ -81,20 +81,20 @@ def _answer(
     with progress(f"searching for the best plan of {mine.model.name} on {mine.cluster.gpus} GPUs"):
         result = assess(mine, efficiency=efficiency)
     if json:
-        from shardwright.report.documents import evaluation_document
+        from shardwright.reports.documents.ranking import evaluation_document
 
         return json_text(evaluation_document(result, problems, notes))
-    from shardwright.report.evaluation import evaluation_text
+    from shardwright.reports.text.evaluation import evaluation_text
 
     return evaluation_text(result, problems, notes, terminal_width())
 
 
 def _from_arguments(path: Path, cluster: str | None, model: str | None) -> tuple[Plan, tuple[str, ...]]:
     """Return the plan of a Megatron-LM launch script, and notes on how it was read."""
-    from shardwright.export.megatron_args import plan_from_megatron
-    from shardwright.spec.load_cluster import load_cluster
-    from shardwright.spec.load_model import load_model
-    from shardwright.spec.reading import read_text
+    from shardwright.exporters.megatron.read_args import plan_from_megatron
+    from shardwright.spec.read.cluster import load_cluster
+    from shardwright.spec.read.model import load_model
+    from shardwright.spec.text.reading import read_text
 
     if cluster is None:
         raise bad("--cluster", "is missing", "say on which machines: --cluster 32x8xA100-SXM-80")

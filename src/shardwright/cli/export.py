@@ -32,10 +32,10 @@ def export(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print arguments and script as one JSON document.")] = False,
 ) -> None:
-    from shardwright.export.megatron import to_megatron
-    from shardwright.export.megatron_launch import launch_script
+    from shardwright.exporters.megatron.export import to_megatron
+    from shardwright.exporters.megatron.launch import launch_script
     from shardwright.files import write_atomically
-    from shardwright.plan.document import load_plan
+    from shardwright.plans.document import load_plan
 
     require_target(to)
     if launcher not in LAUNCHERS:

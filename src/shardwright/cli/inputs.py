@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shardwright.errors import SpecError, bad
 
 if TYPE_CHECKING:
-    from shardwright.plan.plan import Plan
+    from shardwright.plans.plan import Plan
 
 TARGETS = ("megatron",)
 
@@ -20,7 +20,7 @@ def require_target(target: str) -> None:
 
 def refuse_unexportable(plan: Plan, target: str) -> None:
     """Raise SpecError with everything that the target cannot express."""
-    from shardwright.export.megatron_limits import unsupported
+    from shardwright.exporters.megatron.limits import unsupported
 
     require_target(target)
     problems = unsupported(plan)

@@ -12,12 +12,12 @@ import typer
 from shardwright.errors import bad
 
 if TYPE_CHECKING:
-    from shardwright.cost.efficiency import Efficiency
+    from shardwright.cost.compute.efficiency import Efficiency
     from shardwright.spec.cluster import Cluster, Gpu
     from shardwright.spec.job import Job
     from shardwright.spec.layer_profile import LayerProfile
-    from shardwright.spec.machine_profile import MachineProfile
     from shardwright.spec.model import Model
+    from shardwright.spec.read.machine_profile import MachineProfile
 
 Profiles = Annotated[
     list[Path] | None,
@@ -52,7 +52,7 @@ class Measurements:
 
     def unknown_gpus(self, model: Model, precision: str) -> Mapping[str, Gpu]:
         """Return the GPUs with measured layers that the catalogue does not have, by name."""
-        from shardwright.spec.profile_stand_ins import stand_in_gpus
+        from shardwright.spec.read.profile_stand_ins import stand_in_gpus
 
         return stand_in_gpus(self.layers, model, precision) if self.layers else {}
 
@@ -61,9 +61,9 @@ def read_measurements(paths: Sequence[Path] | None) -> Measurements:
     """Return the profiles in files. Raises SpecError for a file that is none, and for a second layer profile."""
     if not paths:
         return Measurements()
-    from shardwright.spec.load_layer_profile import is_layer_profile, layer_profile
-    from shardwright.spec.machine_profile import from_document
-    from shardwright.spec.reading import parse_json, read_text
+    from shardwright.spec.read.layer_profile import is_layer_profile, layer_profile
+    from shardwright.spec.read.machine_profile import from_document
+    from shardwright.spec.text.reading import parse_json, read_text
 
     machines, layers = [], []
     for path in paths:
@@ -79,8 +79,8 @@ def read_measurements(paths: Sequence[Path] | None) -> Measurements:
 
 def model_of(source: str | None, measurements: Measurements, precision: str) -> Model:
     """Return the model that the user names, else one of the sizes of the measured layers. Raises SpecError."""
-    from shardwright.spec.load_model import load_model
-    from shardwright.spec.profile_stand_ins import stand_in_model
+    from shardwright.spec.read.model import load_model
+    from shardwright.spec.read.profile_stand_ins import stand_in_model
 
     if source is not None:
         return load_model(source)
@@ -95,9 +95,9 @@ def efficiency_of(measurements: Measurements, model: Model, cluster: Cluster, jo
     """Return the efficiency model with the measurements in it, None (the default model) without any."""
     if not measurements.machines and measurements.layers is None:
         return None
+    from shardwright.cost.layers.measured import measured_layers
     from shardwright.cost.learned import default_efficiency
-    from shardwright.cost.measured_layers import measured_layers
-    from shardwright.cost.profiled import profiled
+    from shardwright.cost.measured.machine import profiled
 
     base: Efficiency = default_efficiency()
     if measurements.machines:

@@ -102,13 +102,13 @@ def plan(
     from shardwright.cli.amounts import dollars, hours
     from shardwright.cli.inputs import part, refuse_unexportable
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
-    from shardwright.plan.document import save
+    from shardwright.plans.document import save
     from shardwright.search.planner import plan as search
-    from shardwright.search.rules import load_rules
-    from shardwright.search.space import parse_pins
-    from shardwright.spec.catalog import load_prices
-    from shardwright.spec.load_cluster import load_cluster
-    from shardwright.spec.load_job import make_job
+    from shardwright.search.rules.rules import load_rules
+    from shardwright.search.space.axes import parse_pins
+    from shardwright.spec.catalog.catalog import load_prices
+    from shardwright.spec.read.cluster import load_cluster
+    from shardwright.spec.read.job import make_job
 
     measurements = read_measurements(profile)
     precision = measurements.precision(precision)
@@ -150,11 +150,11 @@ def plan(
     if out is not None and ranking.plans:
         save(ranking.best, out)
     if json:
-        from shardwright.report.documents import ranking_document
+        from shardwright.reports.documents.ranking import ranking_document
 
         write_json(ranking_document(ranking))
     else:
-        from shardwright.report.terminal import infeasible_text, ranking_text
+        from shardwright.reports.text.terminal import infeasible_text, ranking_text
 
         if ranking.infeasible:
             write(infeasible_text(ranking, found_model, found_cluster, job, terminal_width()))

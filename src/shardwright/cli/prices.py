@@ -32,8 +32,8 @@ def prices(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
 ) -> None:
-    from shardwright.report.catalogue import prices_text
-    from shardwright.spec.price_table import table_prices
+    from shardwright.reports.text.catalogue import prices_text
+    from shardwright.spec.catalog.price_table import table_prices
 
     if refresh:
         _refresh()
@@ -46,8 +46,8 @@ def prices(
 
 def _refresh() -> None:
     """Fetch prices and keep them; say what came of it on standard error."""
-    from shardwright.spec.live_prices import UnreachableError, fetch, keep
-    from shardwright.spec.price_table import refreshed_path, table_date
+    from shardwright.spec.catalog.live_prices import UnreachableError, fetch, keep
+    from shardwright.spec.catalog.price_table import refreshed_path, table_date
 
     try:
         with progress("fetching prices"):

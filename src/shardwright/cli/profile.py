@@ -16,7 +16,7 @@ from shardwright.errors import bad
 if TYPE_CHECKING:
     from shardwright.measure.run import Progress, Row
     from shardwright.spec.cluster import Cluster
-    from shardwright.spec.machine_profile import MachineProfile
+    from shardwright.spec.read.machine_profile import MachineProfile
 
 HELP = """Measure this machine's devices and links, and plan with what they really do.
 
@@ -61,11 +61,11 @@ def profile(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
 ) -> None:
     from shardwright.cost.learned import default_efficiency
-    from shardwright.cost.profile_summary import family_summaries, link_summaries
+    from shardwright.cost.measured.summary import family_summaries, link_summaries
     from shardwright.measure.custom import cluster_fragment
     from shardwright.measure.run import partial_path
     from shardwright.measure.run import profile as measure
-    from shardwright.report.measured import profile_document, profile_text
+    from shardwright.reports.text.measured import profile_document, profile_text
 
     if not 0 < minutes <= LONGEST_MINUTES:
         raise bad("--minutes", f"{minutes:g} is not above 0 and up to {LONGEST_MINUTES:g}", "3 is the default")
@@ -87,7 +87,7 @@ def profile(
 
 def _cluster(result: MachineProfile) -> Cluster:
     from shardwright.measure.custom import cluster_fragment
-    from shardwright.spec.load_cluster import build_cluster
+    from shardwright.spec.read.cluster import build_cluster
 
     return build_cluster(cluster_fragment(result), "profile")
 
@@ -128,7 +128,7 @@ def _words(progress: Progress) -> str:
 
 
 def _name(row: Row) -> str:
-    from shardwright.spec.machine_profile import OperatorTime
+    from shardwright.spec.read.machine_profile import OperatorTime
     from shardwright.units import format_bytes
 
     if isinstance(row, OperatorTime):

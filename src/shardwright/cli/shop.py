@@ -88,13 +88,13 @@ def shop(
 ) -> None:
     from shardwright.cli.amounts import dollars, hours
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
-    from shardwright.plan.document import save
-    from shardwright.report.shop import chosen, shop_text
-    from shardwright.report.shop_document import shop_document
-    from shardwright.search.shop.shop import shop as search
-    from shardwright.search.space import parse_pins
+    from shardwright.plans.document import save
+    from shardwright.reports.documents.shop import shop_document
+    from shardwright.reports.text.shop import chosen, shop_text
+    from shardwright.search.market.shop import shop as search
+    from shardwright.search.space.axes import parse_pins
     from shardwright.spec.cluster import Cluster
-    from shardwright.spec.load_job import make_job
+    from shardwright.spec.read.job import make_job
 
     measurements = read_measurements(profile)
     precision = measurements.precision(precision)
@@ -149,10 +149,10 @@ def _offers(
     max_gpus: int | None,
 ) -> Offers:
     """Return the offers of a file, or of the price table, narrowed to GPU types and markets."""
-    from shardwright.spec.catalog import load_prices
-    from shardwright.spec.load_offers import load_offers, narrowed, offers_from_prices
+    from shardwright.spec.catalog.catalog import load_prices
+    from shardwright.spec.catalog.price_table import table_prices
     from shardwright.spec.offers import MARKETS, MOST_GPUS
-    from shardwright.spec.price_table import table_prices
+    from shardwright.spec.read.offers import load_offers, narrowed, offers_from_prices
 
     for word in markets:
         if word not in MARKETS:

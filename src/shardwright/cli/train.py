@@ -14,10 +14,10 @@ from shardwright.errors import SpecError, bad
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardwright.plan.plan import Plan
-    from shardwright.runtime.groups import Layout
-    from shardwright.runtime.metrics import Row
-    from shardwright.runtime.settings import Settings
+    from shardwright.plans.plan import Plan
+    from shardwright.runtime.job.metrics import Row
+    from shardwright.runtime.job.settings import Settings
+    from shardwright.runtime.layout.groups import Layout
     from shardwright.spec.job import Precision
 
 HELP = """Run a plan on torch.distributed: any plan, uniform or mixed, on CPUs (gloo) or GPUs (NCCL).
@@ -91,11 +91,11 @@ def train(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> int:
-    from shardwright.plan.document import load_plan
-    from shardwright.runtime.groups import layout_of
-    from shardwright.runtime.launch import choose_device
-    from shardwright.runtime.recipe import Recipe
-    from shardwright.runtime.settings import Settings
+    from shardwright.plans.document import load_plan
+    from shardwright.runtime.job.launch import choose_device
+    from shardwright.runtime.job.settings import Settings
+    from shardwright.runtime.layout.groups import layout_of
+    from shardwright.runtime.state.recipe import Recipe
 
     found = load_plan(plan)
     precision = precision or found.job.precision
@@ -151,7 +151,7 @@ def tokens(
         str, typer.Option(metavar="NAME", help="bytes, or a Hugging Face tokenizer.json or its folder.")
     ] = "bytes",
 ) -> None:
-    from shardwright.runtime.data import write_tokens
+    from shardwright.runtime.storage.data import write_tokens
 
     if out.suffix != ".bin":
         raise bad(str(out), "does not end in .bin", "the header is written beside it as .json")
@@ -163,9 +163,9 @@ def _checked(plan: Plan, precision: str, layout_of: Callable[[Plan], Layout]) ->
     """Return the layout of a plan that is legal and can be run. Raises SpecError with everything that is wrong."""
     from dataclasses import replace
 
-    from shardwright.plan.check import check
-    from shardwright.report.problems import merged
-    from shardwright.runtime.limits import RUNNABLE_PRECISIONS, unrunnable
+    from shardwright.plans.check import check
+    from shardwright.reports.text.problems import merged
+    from shardwright.runtime.layout.limits import RUNNABLE_PRECISIONS, unrunnable
 
     if precision not in (*RUNNABLE_PRECISIONS, plan.job.precision):
         raise bad(f"--precision {precision}", "is not known", "bf16, fp16 or fp32")
@@ -177,7 +177,7 @@ def _checked(plan: Plan, precision: str, layout_of: Callable[[Plan], Layout]) ->
 
 
 def _show(layout: Layout, *, json: bool) -> None:
-    from shardwright.runtime.describe import layout_document, layout_text
+    from shardwright.runtime.job.describe import layout_document, layout_text
 
     if json:
         write_json(layout_document(layout))
@@ -206,13 +206,13 @@ def _require_measurable(plan: Plan) -> None:
 
 
 def _run(plan: Plan, layout: Layout, settings: Settings, *, json: bool) -> int:
-    from shardwright.runtime.beginning import require_fresh
-    from shardwright.runtime.data import make_samples, open_tokens
-    from shardwright.runtime.ending import STATUS, STOP_REQUEST
-    from shardwright.runtime.launch import inside_torchrun, launch, require_devices, speaks_for_all
+    from shardwright.runtime.job.finish import STATUS, STOP_REQUEST
+    from shardwright.runtime.job.launch import inside_torchrun, launch, require_devices, speaks_for_all
+    from shardwright.runtime.job.start import require_fresh
+    from shardwright.runtime.storage.data import make_samples, open_tokens
 
     if inside_torchrun():
-        from shardwright.runtime.train import train as run
+        from shardwright.runtime.job.train import train as run
 
         run(plan, settings, _reporter())
         if speaks_for_all():
@@ -231,8 +231,8 @@ def _run(plan: Plan, layout: Layout, settings: Settings, *, json: bool) -> int:
 
 
 def _tell(status: Path, *, json: bool) -> None:
-    from shardwright.runtime.summary import summary_text
-    from shardwright.spec.reading import parse_json, read_text
+    from shardwright.runtime.timing.summary import summary_text
+    from shardwright.spec.text.reading import parse_json, read_text
 
     document: Any = parse_json(read_text(status), str(status))
     if json:

@@ -11,7 +11,7 @@ from shardwright.cli.output import progress, terminal_width, write, write_json
 from shardwright.errors import bad
 
 if TYPE_CHECKING:
-    from shardwright.validate.validation import Validation
+    from shardwright.validation.validate import Validation
 
 HELP = """Predict training runs and compare with what was measured of them: run by run, by group, against simple rivals.
 
@@ -47,24 +47,24 @@ def validate(
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the tables as a page.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
 ) -> None:
-    from shardwright.validate.validation import validate as compare
+    from shardwright.validation.validate import validate as compare
 
     with progress("predicting the runs"):
         validation = compare(runs, failed=failed, quality=quality.upper(), kinds=kind or ())
     _write_files(validation, plot, markdown)
     if json:
-        from shardwright.report.validation_document import validation_document
+        from shardwright.reports.documents.validation import validation_document
 
         write_json(validation_document(validation))
     else:
-        from shardwright.report.validation import validation_text
+        from shardwright.reports.text.validation import validation_text
 
         write(validation_text(validation, terminal_width()))
 
 
 def _write_files(validation: Validation, plot: Path | None, markdown: Path | None) -> None:
     from shardwright.files import write_atomically
-    from shardwright.report.accuracy_page import accuracy_page, accuracy_plot
+    from shardwright.reports.pages.accuracy import accuracy_page, accuracy_plot
 
     if plot is not None:
         if not validation.summary.timed:

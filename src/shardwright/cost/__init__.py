@@ -1,8 +1,21 @@
 """Time, memory and money of a strategy: pure functions from (description, strategy) to breakdowns in seconds, bytes
-and dollars.
+and dollars. One strategy is a row of arrays (`strategies.Strategies`); functions take many rows at once.
 
-One strategy is a row of arrays (`strategy.Strategies`); every function takes many rows at once. The way down:
-`operators` (what a layer computes) and `collectives` (what it sends) are timed by an `efficiency` model, `layers`
-sums them per layer, `stages` per pipeline stage, `pipeline` runs the schedule, `memory` counts bytes, and `step`
-puts an iteration together. Nothing here knows of search, files or terminals.
+* `strategies`: the row type
+* `context`: what stays fixed while many strategies are costed
+* `compute/`: what a layer computes, and how fast
+* `learned/`: efficiencies fitted to measured operators and links
+* `network/`: collectives and messages
+* `frameworks/`: what each training framework adds
+* `layers/`: seconds, bytes and parameters of every layer
+* `memory/`: bytes on one GPU
+* `pipeline/`: schedules: exact time, bound, activations in flight
+* `iteration/`: one iteration of a uniform or mixed plan
+* `predict`: the full account of a uniform plan
+* `predict_mixed`: the full account of any plan
+* `trust/`: evidence and intervals
+* `money/`: price, egress, interruptions
+* `measured/`: efficiencies corrected by a machine profile
+
+Nothing here knows of search, files or terminals.
 """

@@ -9,13 +9,13 @@ from typing import Protocol
 
 import numpy as np
 
-from shardwright.cost.collectives import Fabric
-from shardwright.cost.efficiency import Efficiency
-from shardwright.cost.layers import LayerTable, layer_table
-from shardwright.cost.measured_layers import MeasuredLayers
-from shardwright.cost.operators import Shard
-from shardwright.cost.overheads import Overheads, overheads
-from shardwright.cost.strategy import Bools, Ints, Strategies
+from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.cost.compute.operators import Shard
+from shardwright.cost.frameworks.overheads import Overheads, overheads
+from shardwright.cost.layers.measured import MeasuredLayers
+from shardwright.cost.layers.table import LayerTable, layer_table
+from shardwright.cost.network.collectives import Fabric
+from shardwright.cost.strategies import Bools, Ints, Strategies
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model

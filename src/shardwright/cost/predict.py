@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from shardwright.cost.compute.flops import iteration_flops
 from shardwright.cost.context import Context, Sharded, sharded
-from shardwright.cost.evidence import setting_of
-from shardwright.cost.flops import iteration_flops
-from shardwright.cost.footprint import footprint, micro_batches
-from shardwright.cost.grounds import attainable_flops, grounds
-from shardwright.cost.iteration import Iteration, iteration, pipeline_seconds
-from shardwright.cost.money import dollars_per_hour
-from shardwright.cost.stages import boundaries, positions
-from shardwright.cost.step import StageTimes, per_rank, ranged, stage_times
-from shardwright.cost.strategy import Floats, Ints, Strategies
-from shardwright.cost.uncertainty import fit_probability
-from shardwright.plan.plan import Prediction, StageMemory, TimeBreakdown
+from shardwright.cost.iteration.batch import Iteration, iteration, pipeline_seconds
+from shardwright.cost.iteration.footprint import footprint, micro_batches
+from shardwright.cost.iteration.step import StageTimes, per_rank, ranged, stage_times
+from shardwright.cost.memory.fit_probability import fit_probability
+from shardwright.cost.money.price import dollars_per_hour
+from shardwright.cost.pipeline.splits import boundaries, positions
+from shardwright.cost.strategies import Floats, Ints, Strategies
+from shardwright.cost.trust.basis import attainable_flops, grounds
+from shardwright.cost.trust.evidence import setting_of
+from shardwright.plans.plan import Prediction, StageMemory, TimeBreakdown
 from shardwright.units import SECONDS_PER_HOUR
 
 

@@ -8,21 +8,21 @@ from dataclasses import fields
 
 import numpy as np
 
-from shardwright.cost.efficiency import Efficiency, peak_flops
-from shardwright.cost.egress import egress_dollars
-from shardwright.cost.evidence import setting_of
-from shardwright.cost.flops import iteration_flops
-from shardwright.cost.grounds import attainable_flops, grounds
-from shardwright.cost.lanes import Known, lane_of, stage_starts
-from shardwright.cost.layers import LayerTable
-from shardwright.cost.mixed import Mixed, ReplicaTime, mixed_iteration, pipeline_seconds
-from shardwright.cost.money import dollars_per_hour
+from shardwright.cost.compute.efficiency import Efficiency, peak_flops
+from shardwright.cost.compute.flops import iteration_flops
+from shardwright.cost.iteration.lanes import Known, lane_of, stage_starts
+from shardwright.cost.iteration.mixed import Mixed, ReplicaTime, mixed_iteration, pipeline_seconds
+from shardwright.cost.iteration.step import per_rank, ranged
+from shardwright.cost.layers.table import LayerTable
+from shardwright.cost.memory.fit_probability import fit_probability
+from shardwright.cost.money.egress import egress_dollars
+from shardwright.cost.money.price import dollars_per_hour
+from shardwright.cost.pipeline.splits import positions
 from shardwright.cost.predict import binding_words
-from shardwright.cost.stages import positions
-from shardwright.cost.step import per_rank, ranged
-from shardwright.cost.strategy import Floats
-from shardwright.cost.uncertainty import fit_probability
-from shardwright.plan.plan import Plan, Prediction, Replica, StageMemory, TimeBreakdown
+from shardwright.cost.strategies import Floats
+from shardwright.cost.trust.basis import attainable_flops, grounds
+from shardwright.cost.trust.evidence import setting_of
+from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory, TimeBreakdown
 from shardwright.units import SECONDS_PER_HOUR
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from shardwright.measure.device import Device
 from shardwright.measure.operands import copies, operand
 from shardwright.measure.timing import Call
-from shardwright.spec.machine_profile import OperatorTime
+from shardwright.spec.read.machine_profile import OperatorTime
 
 
 def attention_calls(row: OperatorTime, device: Device) -> list[Call]:

@@ -22,7 +22,7 @@ from typing import IO, Any
 from shardwright.errors import bad
 from shardwright.measure.device import Device, synchronize
 from shardwright.measure.timing import BATCH_SECONDS, FEWEST_BATCHES, Timing, timing
-from shardwright.spec.machine_profile import CollectiveTime
+from shardwright.spec.read.machine_profile import CollectiveTime
 
 MARK = "shardwright-row "
 WARM_UPS = 2

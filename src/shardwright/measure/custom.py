@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from shardwright.measure.device import Device
 from shardwright.spec.cluster import Gpu
-from shardwright.spec.custom_gpu import DEFAULT_LINK, DEFAULTS, description
-from shardwright.spec.machine_profile import CollectiveTime, MachineProfile, OperatorTime
+from shardwright.spec.read.custom_gpu import DEFAULT_LINK, DEFAULTS, description
+from shardwright.spec.read.machine_profile import CollectiveTime, MachineProfile, OperatorTime
 from shardwright.units import GIBIBYTE, GIGA, MEGA
 
 UNMEASURED = (("fp32", 1e12),)

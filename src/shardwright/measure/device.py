@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import SpecError, bad
-from shardwright.spec.catalog import resolve_gpu
+from shardwright.spec.catalog.catalog import resolve_gpu
 from shardwright.spec.cluster import Gpu
-from shardwright.spec.machine_profile import Backend, Dtype
+from shardwright.spec.read.machine_profile import Backend, Dtype
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from shardwright.measure.device import Device
 from shardwright.measure.operands import copies, operand
 from shardwright.measure.shapes import MEMORY, WIDTH
 from shardwright.measure.timing import Call
-from shardwright.spec.machine_profile import OperatorTime
+from shardwright.spec.read.machine_profile import OperatorTime
 
 HIDDEN = 2048  # divides all matrices measured; the width hardly matters
 EPSILON = 1e-5

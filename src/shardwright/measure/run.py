@@ -21,7 +21,13 @@ from shardwright.measure.norm import memory_calls
 from shardwright.measure.shapes import Settings, collective_rows, operator_rows, row_count
 from shardwright.measure.timing import sustained
 from shardwright.spec.cluster import Gpu
-from shardwright.spec.machine_profile import CollectiveTime, MachineProfile, OperatorTime, load_profile, save_profile
+from shardwright.spec.read.machine_profile import (
+    CollectiveTime,
+    MachineProfile,
+    OperatorTime,
+    load_profile,
+    save_profile,
+)
 
 CALLS = {"gemm": gemm_calls, "attention": attention_calls, "memory": memory_calls}
 PROBE_SECONDS, PROBE_SIZE = 0.3, {"cuda": 8192, "cpu": 512}

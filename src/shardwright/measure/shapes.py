@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from shardwright.measure.device import Device
-from shardwright.spec.machine_profile import Collective, CollectiveTime, Dtype, OperatorTime
+from shardwright.spec.read.machine_profile import Collective, CollectiveTime, Dtype, OperatorTime
 
 # Tokens, columns and inner size of the forward product.
 PRODUCTS = (

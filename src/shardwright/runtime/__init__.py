@@ -1,6 +1,13 @@
-"""Executes a `Plan` on torch.distributed and recovers it when machines are taken away.
+"""Trains a `Plan` on torch.distributed: gloo on CPUs, NCCL on GPUs.
 
-Here live process groups, pipeline executors, layer-wise gradient synchronisation, checkpoints, membership and the
-choice of sources after a loss. PyTorch is imported here and in `spmd` alone. What does not belong here: the search for
-a new plan (`search`), the prediction of its time (`cost`), and configuration files for other frameworks (`export`).
+* `layout/`: every rank's part, derived from the plan
+* `model/`: what a stage computes
+* `state/`: parameters, gradients, optimizer
+* `step/`: one training step
+* `storage/`: checkpoints, weights, data
+* `timing/`: what was measured
+* `job/`: a run from start to end
+
+PyTorch is imported here, in `spmd` and in `measure` alone. What does not belong here: the search for a plan (`search`),
+the prediction of its time (`cost`), and configuration files for other frameworks (`exporters`).
 """

@@ -1,7 +1,16 @@
 """Proposes strategies, legal by construction, asks `cost` for their time and memory, keeps the best and bounds the
-rest.
+rest. Start reading at `planner`.
 
-`space` declares what is searched, `layouts` enumerates it, `refine` expands a layout into complete strategies,
-`uniform` drives the search best-first, `baselines` holds what an expert would try, `assemble` turns rows into plans.
+* `planner`: one call from a description to ranked plans, and from a plan to its evaluation
+* `objective`: what is best: time or dollars, within budget and deadline
+* `assemble`: rows of strategies to plans and back
+* `replan`: a new plan after machines went or came
+* `space/`: what is searched
+* `uniform/`: one GPU type, exact
+* `mixed/`: several GPU types, with a certificate
+* `rules/`: the user's rules and filters
+* `advice/`: why nothing was found, and what would help
+* `market/`: what to rent
+
 Nothing here knows of output.
 """

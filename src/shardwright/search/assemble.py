@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.cost.context import Context
+from shardwright.cost.pipeline.splits import boundaries
 from shardwright.cost.predict import predict
-from shardwright.cost.stages import boundaries
-from shardwright.cost.strategy import RANK_ORDERS, RECOMPUTE, SHARDING, Strategies, strategies
+from shardwright.cost.strategies import RANK_ORDERS, RECOMPUTE, SHARDING, Strategies, strategies
 from shardwright.errors import Problem, SpecError
-from shardwright.plan.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
+from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.spec.cluster import Cluster, NodePool
 
 

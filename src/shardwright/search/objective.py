@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.money import dollars_per_hour
-from shardwright.cost.risk import pool_stretch
-from shardwright.cost.strategy import Floats, Ints
+from shardwright.cost.money.price import dollars_per_hour
+from shardwright.cost.money.risk import pool_stretch
+from shardwright.cost.strategies import Floats, Ints
 from shardwright.errors import bad
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job

@@ -9,27 +9,27 @@ from functools import partial
 
 import numpy as np
 
+from shardwright.cost.compute.efficiency import Efficiency, computes, peak_flops
 from shardwright.cost.context import Context
-from shardwright.cost.efficiency import Efficiency, computes, peak_flops
 from shardwright.cost.learned import default_efficiency
+from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.predict import predict as predict_row
 from shardwright.cost.predict_mixed import predict_mixed
-from shardwright.cost.uncertainty import headroom
 from shardwright.errors import SpecError, bad, suggestion
-from shardwright.plan.check import position_problems
-from shardwright.plan.plan import Plan
-from shardwright.plan.ranking import Baseline, Evaluation, Infeasible, Ranking, SearchReport
+from shardwright.plans.check import position_problems
+from shardwright.plans.plan import Plan
+from shardwright.plans.ranking import Baseline, Evaluation, Infeasible, Ranking, SearchReport
+from shardwright.search.advice.infeasible import explain
+from shardwright.search.advice.remedies import remedies
 from shardwright.search.assemble import layer_starts, plan_of, pool_of, row_of
-from shardwright.search.baselines import Tried, baselines
-from shardwright.search.filters import Filters
-from shardwright.search.infeasible import explain
 from shardwright.search.mixed.entry import Outcome, affordable_value, largest_pools, mixed_search
-from shardwright.search.mixed.space.settings import pinned_away
+from shardwright.search.mixed.tables.settings import pinned_away
 from shardwright.search.objective import Objective
-from shardwright.search.remedies import remedies
-from shardwright.search.rules import Rule
-from shardwright.search.space import Space, measurable
-from shardwright.search.uniform import Found, search
+from shardwright.search.rules.filters import Filters
+from shardwright.search.rules.rules import Rule
+from shardwright.search.space.axes import Space, measurable
+from shardwright.search.uniform.baselines import Tried, baselines
+from shardwright.search.uniform.search import Found, search
 from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model

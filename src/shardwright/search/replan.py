@@ -13,22 +13,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.cost.collectives import Fabric
+from shardwright.cost.compute.efficiency import Efficiency, computes
 from shardwright.cost.context import Context, Sharded, ShardIndex
-from shardwright.cost.efficiency import Efficiency, computes
-from shardwright.cost.lanes import Known
+from shardwright.cost.iteration.lanes import Known
+from shardwright.cost.iteration.mixed import Mixed
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.mixed import Mixed
+from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.predict_mixed import predict_mixed
-from shardwright.cost.uncertainty import headroom
-from shardwright.plan.plan import Plan, Stage
+from shardwright.plans.plan import Plan, Stage
 from shardwright.search.mixed.entry import largest_pools
 from shardwright.search.mixed.field import fields
-from shardwright.search.mixed.replan.quick import Task, quick_plan
-from shardwright.search.mixed.replan.remaining import remaining
-from shardwright.search.mixed.space.model_tables import tables
-from shardwright.search.mixed.space.settings import Setting
-from shardwright.search.space import Space
+from shardwright.search.mixed.replanning.quick import Task, quick_plan
+from shardwright.search.mixed.replanning.remaining import remaining
+from shardwright.search.mixed.tables.model_tables import tables
+from shardwright.search.mixed.tables.settings import Setting
+from shardwright.search.space.axes import Space
 from shardwright.spec.cluster import Cluster, NodePool
 
 # Layer tables by machines, whatever their number, and links; with the strain of the cluster that they were made for.

@@ -1,7 +1,14 @@
 """What a user says and the facts of the catalogue, as validated frozen objects.
 
-`Model`, `Cluster` and `Job` (in `model`, `cluster`, `job`) are plain descriptions; the `load_*` modules make them from
-files and short forms; `catalog` reads the facts in `data/`, every row of which has a source and a date. Nothing here
-estimates, searches or writes, and nothing here imports a higher floor, numpy or any other heavy package. This module
-re-exports nothing, so that importing one description does not load the readers of the others.
+* `model`: the shape of a transformer
+* `cluster`: machines, their GPUs and links
+* `job`: what to train on and what the user wants of it
+* `offers`: machines that one could rent
+* `layer_profile`: a user's own layer times
+* `read/`: from files, mappings and short forms to these objects
+* `catalog/`: facts of GPUs, links, machines, prices and models, each with source and date
+* `text/`: reading of text, JSON and YAML, and checked access to its fields
+
+Nothing here estimates, searches or writes, and nothing here imports a higher floor, numpy or any other heavy package.
+This module re-exports nothing, so that importing one description does not load the readers of the others.
 """

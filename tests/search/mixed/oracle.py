@@ -18,16 +18,16 @@ from tests.search.mixed.oracle_lines import Counts, Lines, Shop, compositions, l
 from tests.search.mixed.oracle_tails import paces
 
 from shardwright.cost.context import Context
-from shardwright.cost.lanes import Known
-from shardwright.plan.check import check
-from shardwright.plan.plan import Plan
-from shardwright.search.mixed.plans.costing import ORDERS, fitting_seconds
-from shardwright.search.mixed.plans.draft import Draft, plan_of
-from shardwright.search.mixed.plans.splits import Line
-from shardwright.search.mixed.plans.stages import stages, tails
-from shardwright.search.mixed.space.model_tables import tables
-from shardwright.search.mixed.space.settings import Setting
-from shardwright.search.mixed.space.tables import Table
+from shardwright.cost.iteration.lanes import Known
+from shardwright.plans.check import check
+from shardwright.plans.plan import Plan
+from shardwright.search.mixed.drafts.costing import ORDERS, fitting_seconds
+from shardwright.search.mixed.drafts.draft import Draft, plan_of
+from shardwright.search.mixed.drafts.split_times import stages, tails
+from shardwright.search.mixed.drafts.splits import Line
+from shardwright.search.mixed.tables.columns import Table
+from shardwright.search.mixed.tables.model_tables import tables
+from shardwright.search.mixed.tables.settings import Setting
 from shardwright.spec.cluster import Cluster
 
 SLACK = 1e-9

@@ -11,12 +11,12 @@ import numpy as np
 from tests.search.mixed.oracle_tails import Paces
 
 from shardwright.cost.context import Context
-from shardwright.cost.step import norm_seconds, tied_embedding_seconds
-from shardwright.cost.strategy import BLOCK, DATA_OUTERMOST, NONE, PIPELINE_OUTERMOST, SELECTIVE, Strategies
-from shardwright.search.mixed.plans.splits import Line
-from shardwright.search.mixed.plans.stages import Stages, pipeline_seconds, stages, tails
-from shardwright.search.mixed.space.settings import Setting, rows_of
-from shardwright.search.mixed.space.tables import Table
+from shardwright.cost.iteration.step import norm_seconds, tied_embedding_seconds
+from shardwright.cost.strategies import BLOCK, DATA_OUTERMOST, NONE, PIPELINE_OUTERMOST, SELECTIVE, Strategies
+from shardwright.search.mixed.drafts.split_times import Stages, pipeline_seconds, stages, tails
+from shardwright.search.mixed.drafts.splits import Line
+from shardwright.search.mixed.tables.columns import Table
+from shardwright.search.mixed.tables.settings import Setting, rows_of
 
 MODES = (NONE, SELECTIVE, BLOCK)
 RANK_ORDERS = (PIPELINE_OUTERMOST, DATA_OUTERMOST)

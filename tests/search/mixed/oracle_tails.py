@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.cost.collectives import Fabric, Group, gather_seconds
-from shardwright.search.mixed.space.tables import Table
+from shardwright.cost.network.collectives import Fabric, Group, gather_seconds
+from shardwright.search.mixed.tables.columns import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

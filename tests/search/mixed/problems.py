@@ -6,18 +6,18 @@ import random
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
-from shardwright.cost.efficiency import Analytic
+from shardwright.search.mixed.branch_and_bound import Found, Problem, search
 from shardwright.search.mixed.effort import Effort
-from shardwright.search.mixed.search import Found, Problem, search
-from shardwright.search.mixed.space.model_tables import tables
-from shardwright.search.mixed.space.settings import Setting, settings, unit_degrees
-from shardwright.search.mixed.space.tables import Table
-from shardwright.search.space import Space
+from shardwright.search.mixed.tables.columns import Table
+from shardwright.search.mixed.tables.model_tables import tables
+from shardwright.search.mixed.tables.settings import Setting, settings, unit_degrees
+from shardwright.search.space.axes import Space
 from shardwright.spec.cluster import Cluster
-from shardwright.spec.load_cluster import build_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_model import load_model
+from shardwright.spec.read.cluster import build_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
 
 GPUS = ("A100-SXM-40", "V100-SXM2", "T4", "A10G", "H100-SXM", "L4", "RTX3090", "H20")
 MODELS = ("gpt2-medium", "gpt2-large", "gpt2-xl", "gpt2-xl", "pythia-410m", "pythia-1b")

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.search.mixed.problems import small
 
-from shardwright.cost.pipeline import simulate
-from shardwright.cost.schedule import one_f_one_b
-from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE
-from shardwright.search.mixed.plans.splits import moves_of
-from shardwright.search.mixed.plans.stages import pipeline_seconds, stages
-from shardwright.search.mixed.proof.bounds import LEVELS, MANY, Columns, alone, columns, micro_batches
-from shardwright.search.mixed.proof.capacity import capacity
-from shardwright.search.mixed.space.region import Region
-from shardwright.search.mixed.space.tables import layers_of
+from shardwright.cost.pipeline.schedule import one_f_one_b
+from shardwright.cost.pipeline.simulate import simulate
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
+from shardwright.search.mixed.bounds.capacity import capacity
+from shardwright.search.mixed.bounds.compositions import LEVELS, MANY, Columns, alone, columns, micro_batches
+from shardwright.search.mixed.drafts.split_times import pipeline_seconds, stages
+from shardwright.search.mixed.drafts.splits import moves_of
+from shardwright.search.mixed.tables.columns import layers_of
+from shardwright.search.mixed.tables.region import Region
 
 MODES = (NONE, SELECTIVE, BLOCK)
 

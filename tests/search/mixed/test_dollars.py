@@ -12,18 +12,18 @@ import pytest
 from tests.search.mixed.oracle import TooManyError, brute_force
 from tests.search.mixed.problems import EFFICIENCY, EFFORT, Small, small
 
-from shardwright.cost.lanes import Known
+from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.predict_mixed import predict_mixed
-from shardwright.plan.plan import Plan
+from shardwright.plans.plan import Plan
+from shardwright.search.mixed.bounds.compositions import Columns, columns, joined, micro_batches
+from shardwright.search.mixed.branch_and_bound import Problem
 from shardwright.search.mixed.dollars.cheapest import Found, search
 from shardwright.search.mixed.dollars.machines import all_boxes, bill_of, boxes
 from shardwright.search.mixed.dollars.money import Start, least_dollars, steady_micro_batches
 from shardwright.search.mixed.dollars.screen import fast_enough, roots
 from shardwright.search.mixed.entry import affordable_value
 from shardwright.search.mixed.field import Field, fields
-from shardwright.search.mixed.proof.bounds import Columns, columns, joined, micro_batches
-from shardwright.search.mixed.search import Problem
-from shardwright.search.mixed.space.region import Region
+from shardwright.search.mixed.tables.region import Region
 from shardwright.spec.cluster import Price
 from shardwright.units import SECONDS_PER_HOUR
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import pytest
 from tests.cli.running import run
 
-from shardwright.cost.efficiency import Analytic
-from shardwright.plan.document import dumps
-from shardwright.plan.ranking import Ranking
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.plans.document import dumps
+from shardwright.plans.ranking import Ranking
 from shardwright.search.planner import plan
 from shardwright.spec.cluster import Cluster
-from shardwright.spec.load_cluster import build_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_model import load_model
+from shardwright.spec.read.cluster import build_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
 
 GAP = 0.03
 TOKENS = 1e9

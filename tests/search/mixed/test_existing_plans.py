@@ -11,16 +11,16 @@ import pytest
 from tests.search.mixed.oracle import MODES, cost
 from tests.search.mixed.problems import Small, small
 
+from shardwright.search.mixed.bounds.compositions import after, columns, micro_batches
+from shardwright.search.mixed.drafts.split_times import stages
+from shardwright.search.mixed.drafts.splits import Line
 from shardwright.search.mixed.field import Field, fields
-from shardwright.search.mixed.plans.attempts import closing
-from shardwright.search.mixed.plans.splits import Line
-from shardwright.search.mixed.plans.stages import stages
-from shardwright.search.mixed.proof.bounds import after, columns, micro_batches
-from shardwright.search.mixed.proof.exact import impossible
-from shardwright.search.mixed.proof.listing import Listing
-from shardwright.search.mixed.proof.pricing import possible
-from shardwright.search.mixed.space.region import Region, by_types, sites_of
-from shardwright.search.space import Space
+from shardwright.search.mixed.heuristics.attempts import closing
+from shardwright.search.mixed.master.column_pool import Listing
+from shardwright.search.mixed.subproblem.exact import impossible
+from shardwright.search.mixed.subproblem.pricing import possible
+from shardwright.search.mixed.tables.region import Region, by_types, sites_of
+from shardwright.search.space.axes import Space
 
 SLACK = 1.0 + 1e-7
 SEEDS = 20

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from shardwright.cost.efficiency import Analytic
-from shardwright.plan.check import check
-from shardwright.plan.document import dumps
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.plans.check import check
+from shardwright.plans.document import dumps
 from shardwright.search.planner import plan
-from shardwright.spec.load_cluster import load_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_model import load_model
+from shardwright.spec.read.cluster import load_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
 
 GPUS = ("A100-SXM-40", "A100-SXM-80", "H100-SXM", "H20", "A10G", "L4")
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from shardwright.search.mixed.proof.program import program
+from shardwright.search.mixed.master.program import program
 
 
 def best_by_enumeration(counts, value, units, fewest, most) -> int:

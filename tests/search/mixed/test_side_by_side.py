@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 
 import shardwright
-from shardwright.plan.plan import Plan
+from shardwright.plans.plan import Plan
 
 
 def shares(plan: Plan) -> dict[tuple[tuple[int, int], ...], dict[str, set[int]]]:

@@ -7,12 +7,12 @@ import pytest
 from tests.search.mixed.problems import EFFICIENCY, small
 from tests.search.mixed.test_bounds import random_order
 
-from shardwright.cost.mixed import mixed_iteration
-from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE
-from shardwright.search.mixed.plans.costing import fits
-from shardwright.search.mixed.plans.draft import Draft, plan_of
-from shardwright.search.mixed.plans.splits import Line
-from shardwright.search.mixed.plans.stages import stages
+from shardwright.cost.iteration.mixed import mixed_iteration
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
+from shardwright.search.mixed.drafts.costing import fits
+from shardwright.search.mixed.drafts.draft import Draft, plan_of
+from shardwright.search.mixed.drafts.split_times import stages
+from shardwright.search.mixed.drafts.splits import Line
 
 
 @pytest.mark.parametrize("seed", range(25))

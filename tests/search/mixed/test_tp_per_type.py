@@ -17,20 +17,20 @@ from tests.search.mixed.test_existing_plans import Existing, close_no_region, ex
 from tests.search.mixed.test_optimum import against_enumeration
 
 from shardwright.cost.context import Context
-from shardwright.plan.check import check
-from shardwright.plan.document import load_plan
-from shardwright.plan.plan import Plan
+from shardwright.plans.check import check
+from shardwright.plans.document import load_plan
+from shardwright.plans.plan import Plan
+from shardwright.search.mixed.branch_and_bound import Found
 from shardwright.search.mixed.degrees import search_degrees
-from shardwright.search.mixed.search import Found
-from shardwright.search.mixed.space.model_tables import tables
-from shardwright.search.mixed.space.settings import settings
+from shardwright.search.mixed.tables.model_tables import tables
+from shardwright.search.mixed.tables.settings import settings
 from shardwright.search.planner import predict
 from shardwright.search.replan import replan
-from shardwright.search.space import Space
+from shardwright.search.space.axes import Space
 from shardwright.spec.cluster import Cluster
-from shardwright.spec.load_cluster import build_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_model import load_model
+from shardwright.spec.read.cluster import build_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
 
 GPUS = ("A100-SXM-40", "V100-SXM2", "A10G", "RTX3090", "L4", "T4")
 MODELS = ("gpt2-medium", "gpt2-large", "pythia-410m", "pythia-1b", "opt-1.3b")

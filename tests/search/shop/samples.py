@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from shardwright.spec.job import Job
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_offers import build_offers
 from shardwright.spec.offers import Offers
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.offers import build_offers
 
 JOB = make_job(global_batch=24, seq_len=1024, tokens="20B")
 H100: dict[str, Any] = {"gpu": "H100-SXM", "gpus": 4, "price_per_hour": 11.0, "at_most": 3}

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from tests.search.shop.samples import A100, A100_SPOT, GB200, H100, JOB, L40S, job, offers
 
-from shardwright.cost.efficiency import Analytic
+from shardwright.cost.compute.efficiency import Analytic
 from shardwright.errors import SpecError
-from shardwright.plan.check import check
+from shardwright.plans.check import check
+from shardwright.search.market.choice import choice_of
+from shardwright.search.market.front import Front
+from shardwright.search.market.result import Rental, Shopping
+from shardwright.search.market.shop import shop
 from shardwright.search.planner import plan, predict
-from shardwright.search.shop.choice import choice_of
-from shardwright.search.shop.front import Front
-from shardwright.search.shop.result import Rental, Shopping
-from shardwright.search.shop.shop import shop
-from shardwright.search.space import parse_pins
+from shardwright.search.space.axes import parse_pins
 from shardwright.spec.cluster import Cluster
-from shardwright.spec.load_model import load_model
 from shardwright.spec.offers import Offers
+from shardwright.spec.read.model import load_model
 
 MODEL = load_model("llama-3.2-1b")
 EFFICIENCY = Analytic()

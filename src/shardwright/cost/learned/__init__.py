@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.cost.efficiency import Efficiency
+from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.learned.learned import Learned as Learned
 
 

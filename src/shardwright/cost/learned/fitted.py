@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shardwright.cost.learned.machine import Facts
 from shardwright.cost.learned.offsets import Cells, Offsets, offset, offsets_arrays, offsets_from
 from shardwright.cost.learned.trees import Forest, forest_arrays, forest_from, forest_sum
-from shardwright.cost.strategy import Floats
+from shardwright.cost.strategies import Floats
 
 GEMM, ATTENTION, MEMORY = FAMILIES = ("gemm", "attention", "memory")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
 
-from shardwright.cost.collectives import Fabric
+from shardwright.cost.network.collectives import Fabric
 from shardwright.spec.cluster import Gpu, NodePool
 
 SWITCH, MESH, PCIE = KINDS = ("switch", "mesh", "pcie")

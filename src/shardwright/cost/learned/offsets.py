@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.strategy import Floats
+from shardwright.cost.strategies import Floats
 
 FIELDS = ("gpu", "architecture", "vendor", "kind", "method")
 # Effects that cells share which agree in these fields; the last is smooth in the logarithm of watts per TFLOP/s.

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from shardwright.plan.plan import Recompute
+from shardwright.plans.plan import Recompute
 from shardwright.runtime.model.blocks import Table, layer_forward, norm
 from shardwright.runtime.model.context import WHOLE, ContextGroup
 from shardwright.runtime.model.details import Details

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwright.errors import bad
-from shardwright.spec.fields import shown
 from shardwright.spec.model import Model
+from shardwright.spec.text.fields import shown
 
 ROTARY_KINDS = ("default", "linear", "llama3")
 EPSILON_FIELDS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon")

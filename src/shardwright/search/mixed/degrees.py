@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from shardwright.plan.plan import Plan
+from shardwright.plans.plan import Plan
+from shardwright.search.mixed.branch_and_bound import Found, Problem, search
 from shardwright.search.mixed.effort import Effort
-from shardwright.search.mixed.search import Found, Problem, search
 
 
 def search_degrees(problem: Problem, ceiling: float, allowed: Callable[[Plan], bool]) -> Found:

@@ -8,23 +8,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.cost.context import Context
-from shardwright.cost.lanes import Known, stage_rows
+from shardwright.cost.iteration.lanes import Known, stage_rows
 from shardwright.cost.predict_mixed import predict_mixed
-from shardwright.plan.check import check
-from shardwright.plan.plan import Plan
-from shardwright.search.filters import Filters
+from shardwright.plans.check import check
+from shardwright.plans.plan import Plan
+from shardwright.search.market.choice import choice_on_cluster
+from shardwright.search.mixed.branch_and_bound import Found, Problem
 from shardwright.search.mixed.degrees import search_degrees
 from shardwright.search.mixed.dollars.cheapest import Found as FoundByMoney
 from shardwright.search.mixed.dollars.cheapest import search as search_by_money
 from shardwright.search.mixed.dollars.machines import bill_of
+from shardwright.search.mixed.drafts.costing import fitting_seconds
 from shardwright.search.mixed.effort import QUICK, effort_for
-from shardwright.search.mixed.plans.costing import fitting_seconds
-from shardwright.search.mixed.plans.megatron import RULE, uniform_plans
-from shardwright.search.mixed.search import Found, Problem
-from shardwright.search.mixed.space.model_tables import tables
-from shardwright.search.mixed.space.settings import not_covered, settings
-from shardwright.search.shop.choice import choice_on_cluster
-from shardwright.search.space import Space
+from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
+from shardwright.search.mixed.tables.model_tables import tables
+from shardwright.search.mixed.tables.settings import not_covered, settings
+from shardwright.search.rules.filters import Filters
+from shardwright.search.space.axes import Space
 from shardwright.spec.cluster import Cluster
 from shardwright.units import SECONDS_PER_HOUR
 

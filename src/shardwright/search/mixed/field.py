@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.cost.strategy import BLOCK, NONE, SELECTIVE, UNIFORM, Bools, Floats, Ints
-from shardwright.search.mixed.plans.realise import Workshop
-from shardwright.search.mixed.proof.capacity import Capacity, capacity
-from shardwright.search.mixed.space.compositions import compositions, deepest
-from shardwright.search.mixed.space.region import Region
-from shardwright.search.mixed.space.settings import Setting
-from shardwright.search.mixed.space.tables import Layers, Table, layers_of
-from shardwright.search.space import Space
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, Bools, Floats, Ints
+from shardwright.search.mixed.bounds.capacity import Capacity, capacity
+from shardwright.search.mixed.drafts.realise import Workshop
+from shardwright.search.mixed.tables.columns import Layers, Table, layers_of
+from shardwright.search.mixed.tables.compositions import compositions, deepest
+from shardwright.search.mixed.tables.region import Region
+from shardwright.search.mixed.tables.settings import Setting
+from shardwright.search.space.axes import Space
 
 MOST_KNOWN = 16
 SHORT = 4  # stages of a pipeline of which all compositions are looked at first

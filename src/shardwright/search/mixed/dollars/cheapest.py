@@ -15,8 +15,9 @@ from dataclasses import field as dataclass_field
 
 import numpy as np
 
-from shardwright.cost.strategy import Ints
-from shardwright.plan.plan import Plan
+from shardwright.cost.strategies import Ints
+from shardwright.plans.plan import Plan
+from shardwright.search.mixed.branch_and_bound import Problem
 from shardwright.search.mixed.dollars.decide import decided
 from shardwright.search.mixed.dollars.ledger import Ledger, by_time, offer, quick_seconds, share
 from shardwright.search.mixed.dollars.machines import Bill, Boxes, all_boxes, boxes
@@ -24,8 +25,7 @@ from shardwright.search.mixed.dollars.money import Start, least_dollars
 from shardwright.search.mixed.dollars.screen import groups, least_seconds, on_units, roots, screened
 from shardwright.search.mixed.effort import NO_PROOF
 from shardwright.search.mixed.field import fields
-from shardwright.search.mixed.proof.listing import Listing
-from shardwright.search.mixed.search import Problem
+from shardwright.search.mixed.master.column_pool import Listing
 
 GUESSES = 6  # machines on which a first plan is looked for
 LIKELY = 1.25  # times the least quick bound: settings of a first guess

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 
-from shardwright.cost.strategy import Ints
+from shardwright.cost.strategies import Ints
+from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.field import Field
-from shardwright.search.mixed.plans.attempts import attempt, closing
-from shardwright.search.mixed.plans.draft import Draft
-from shardwright.search.mixed.proof.regions import bounded, parts
-from shardwright.search.mixed.space.region import Region
-from shardwright.search.space import Space
+from shardwright.search.mixed.heuristics.attempts import attempt, closing
+from shardwright.search.mixed.master.regions import bounded, parts
+from shardwright.search.mixed.tables.region import Region
+from shardwright.search.space.axes import Space
 
 MOST_REGIONS = 24  # looked at for one setting on the same machines
 

@@ -8,13 +8,13 @@ from dataclasses import field as dataclass_field
 
 import numpy as np
 
-from shardwright.cost.strategy import Floats, Ints
-from shardwright.plan.plan import Plan
+from shardwright.cost.strategies import Floats, Ints
+from shardwright.plans.plan import Plan
+from shardwright.search.mixed.branch_and_bound import Problem, search
 from shardwright.search.mixed.dollars.machines import Bill, Boxes
+from shardwright.search.mixed.drafts.costing import under_each_order
+from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.field import Field
-from shardwright.search.mixed.plans.costing import under_each_order
-from shardwright.search.mixed.plans.draft import Draft
-from shardwright.search.mixed.search import Problem, search
 
 KEPT = 3  # of the fastest plans of a search by time
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cost.context import Context
-from shardwright.cost.risk import Exposure, stretch, together
-from shardwright.cost.strategy import Floats, Ints
+from shardwright.cost.money.risk import Exposure, stretch, together
+from shardwright.cost.strategies import Floats, Ints
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.offers import Terms, preemptions_per_hour

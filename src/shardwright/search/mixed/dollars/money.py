@@ -15,15 +15,15 @@ from dataclasses import field as dataclass_field
 
 import numpy as np
 
-from shardwright.cost.strategy import Floats, Ints
+from shardwright.cost.strategies import Floats, Ints
+from shardwright.search.mixed.bounds.compositions import Columns, alone, columns, joined
 from shardwright.search.mixed.dollars.screen import fast_enough
 from shardwright.search.mixed.field import Field
-from shardwright.search.mixed.proof.bounds import Columns, alone, columns, joined
-from shardwright.search.mixed.proof.program import CLOSE
-from shardwright.search.mixed.proof.regions import parts
-from shardwright.search.mixed.proof.relaxation import relaxation
-from shardwright.search.mixed.space.region import Region, usable
-from shardwright.search.space import Space
+from shardwright.search.mixed.master.program import CLOSE
+from shardwright.search.mixed.master.regions import parts
+from shardwright.search.mixed.master.relaxation import relaxation
+from shardwright.search.mixed.tables.region import Region, usable
+from shardwright.search.space.axes import Space
 
 MORE = 250  # compositions that are listed at a time
 STEP = 2e-3  # of the bound of a region, less than which does not count

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.cost.strategy import Bools, Floats, Ints
+from shardwright.cost.strategies import Bools, Floats, Ints
+from shardwright.search.mixed.bounds.compositions import alone
 from shardwright.search.mixed.field import Field
-from shardwright.search.mixed.proof.bounds import alone
-from shardwright.search.mixed.proof.listing import Listing
-from shardwright.search.mixed.proof.pricing import possible
-from shardwright.search.mixed.proof.program import CLOSE, program
-from shardwright.search.mixed.proof.regions import shortest
-from shardwright.search.mixed.space.region import Region, usable
-from shardwright.search.space import Space
+from shardwright.search.mixed.master.column_pool import Listing
+from shardwright.search.mixed.master.program import CLOSE, program
+from shardwright.search.mixed.master.regions import shortest
+from shardwright.search.mixed.subproblem.pricing import possible
+from shardwright.search.mixed.tables.region import Region, usable
+from shardwright.search.space.axes import Space
 
 
 @dataclass(frozen=True, slots=True)

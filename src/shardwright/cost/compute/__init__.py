@@ -1,0 +1,8 @@
+"""What a layer computes, and how much of a GPU's datasheet that reaches.
+
+* `operators`: operators of a layer as columns
+* `flops`: model FLOPs, by which MFU is measured
+* `selective`: what selective recomputation keeps and repeats
+* `efficiency`: the interface behind which efficiency sits, and its analytic form
+* `roofline`: the least time of operators
+"""

@@ -1,0 +1,282 @@
+"""What a transformer layer computes: its operators, forward and backward, as columns for an efficiency model.
+
+Shapes follow Megatron-LM's sharding: tensor parallelism splits heads and feed-forward columns, context parallelism
+the sequence, expert parallelism the experts. Every operator carries FLOPs and compulsory bytes of one GPU and one
+micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.compute.flops import score_flops_per_token
+from shardwright.cost.strategies import Array, Bools, Floats, Ints
+from shardwright.spec.job import Job
+from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
+
+GEMM, ATTENTION, MEMORY = range(3)
+FORWARD, BACKWARD = range(2)
+POINTWISE, NORM, SOFTMAX, LOOKUP = range(4)
+FLASH_BACKWARD_FLOPS = 2.5  # recomputed scores: 5 matrix products for the 2 of the forward pass (arXiv 2307.08691)
+ACCUMULATE_BYTES = 6.0  # per weight: the gradient is added into fp32 (read 4, write 4) and not written in 16 bits
+# Quantisation of a gradient for fp8, per element: read 16 bits, write fp8 twice, for both products. That of an input is
+# fused with the operator before, which writes fp8 twice in place of 16 bits.
+CAST_BYTES = 4.0
+LOSS_FORWARD_BYTES, LOSS_BACKWARD_BYTES = 18.0, 12.0  # per logit: cast to fp32, max, exp and sum, gradient, cast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """How one GPU holds a layer, as columns [M]: parallel degrees, micro-batch and the switches that change what a
+    layer computes or sends."""
+
+    tp: Ints
+    cp: Ints
+    ep: Ints
+    etp: Ints
+    micro_batch: Ints
+    sequence_parallel: Bools
+    flash: Bools
+    overlap_tp: Bools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator for every row of a `Shard`. A GEMM is `groups` products (m × k)(k × n); `core` marks core
+    attention, which selective recomputation repeats; `low_precision` marks the GEMMs that run in fp8 where the job
+    says so; `weight_gradient` those that frozen weights do not need; `form` says what a memory-bound operator does."""
+
+    kind: int
+    direction: int
+    m: Array
+    n: Array
+    k: Array
+    groups: Array
+    flops: Array
+    bytes: Array
+    core: bool = False
+    low_precision: bool = False
+    weight_gradient: bool = False
+    form: int = POINTWISE
+
+
+def tokens(shard: Shard, job: Job) -> Floats:
+    """Return tokens of one micro-batch on one context-parallel rank, [M]."""
+    return shard.micro_batch * job.seq_len / shard.cp
+
+
+def norm_tokens(shard: Shard, job: Job) -> Floats:
+    """Return tokens in the regions between tensor-parallel blocks, which sequence parallelism splits, [M]."""
+    return tokens(shard, job) / np.where(shard.sequence_parallel, shard.tp, 1)
+
+
+def layer_operators(model: Model, layer: Layer, shard: Shard, job: Job) -> Iterator[Operator]:
+    """Yield the operators of one layer."""
+    hidden = float(model.hidden)
+    outer = norm_tokens(shard, job)
+    yield from _memory(layer.norms * 4.0 * outer * hidden, backward=2.0, form=NORM)
+    yield from _memory(2 * 6.0 * outer * hidden, backward=1.0)  # residual adds (with dropout, fused)
+    yield from _attention(hidden, layer.attention, shard, job)
+    if layer.mlp is not None:
+        yield from _mlp(hidden, layer.mlp, shard, job)
+    if layer.moe is not None:
+        yield from _moe(hidden, layer.moe, shard, job)
+
+
+def embedding_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
+    """Yield the look-up of token (and position) embeddings; backward adds into fp32 gradients."""
+    yield from _memory(4.0 * tokens(shard, job) * model.hidden, backward=3.0, form=LOOKUP)
+
+
+def head_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
+    """Yield final norm, output projection and cross-entropy over the vocabulary, and the same for each
+    multi-token-prediction layer after that layer itself (arXiv 2412.19437 §2.2)."""
+    size, outer = tokens(shard, job), norm_tokens(shard, job)
+    logits = size * model.vocab / shard.tp
+    for depth in range(1 + model.mtp_layers):
+        if depth:
+            yield from _gemm(size, model.hidden / shard.tp, 2.0 * model.hidden)
+            yield from layer_operators(model, model.layers[-1], shard, job)
+        yield from _memory(4.0 * outer * model.hidden, backward=2.0, form=NORM)
+        yield from _gemm(size, model.vocab / shard.tp, float(model.hidden))
+        yield from _memory(LOSS_FORWARD_BYTES * logits, backward=LOSS_BACKWARD_BYTES / LOSS_FORWARD_BYTES)
+
+
+def _gemm(
+    m: Array, n: Array | float, k: Array | float, *, groups: Array | float = 1.0, low_precision: bool = False
+) -> Iterator[Operator]:
+    """Yield a GEMM forward, and its gradients for input and weight."""
+    ones = np.ones_like(m, dtype=float)
+    m, n, k, groups = m * ones, n * ones, k * ones, groups * ones
+    flops = 2.0 * m * n * k * groups
+    size = 2.0 * (m * k + k * n + m * n) * groups
+    shapes = ((FORWARD, m, n, k, False), (BACKWARD, m, k, n, False), (BACKWARD, k, n, m, True))
+    for direction, rows, columns, inner, of_weight in shapes:
+        yield Operator(
+            kind=GEMM,
+            direction=direction,
+            m=rows,
+            n=columns,
+            k=inner,
+            groups=groups,
+            flops=flops,
+            bytes=size,
+            low_precision=low_precision,
+            weight_gradient=of_weight,
+        )
+    yield from _memory(ACCUMULATE_BYTES * n * k * groups, forward=0.0, backward=1.0, weight_gradient=True)
+
+
+def _linear(
+    m: Array, n: Array | float, k: Array | float, job: Job, *, groups: Array | float = 1.0
+) -> Iterator[Operator]:
+    """Yield a GEMM that runs in fp8 where the job does, with the quantisation of its gradient."""
+    yield from _gemm(m, n, k, groups=groups, low_precision=True)
+    if job.precision == "fp8":
+        yield from _memory(CAST_BYTES * m * n * groups, forward=0.0, backward=1.0)
+
+
+def _memory(
+    size_bytes: Array,
+    *,
+    forward: float = 1.0,
+    backward: float,
+    core: bool = False,
+    weight_gradient: bool = False,
+    form: int = POINTWISE,
+) -> Iterator[Operator]:
+    """Yield a memory-bound operator that moves `forward` times `size_bytes` forward, `backward` times backward."""
+    zero = np.zeros_like(size_bytes)
+    for direction, factor in ((FORWARD, forward), (BACKWARD, backward)):
+        yield Operator(
+            kind=MEMORY,
+            direction=direction,
+            m=zero,
+            n=zero,
+            k=zero,
+            groups=zero,
+            flops=zero,
+            bytes=size_bytes * factor,
+            core=core,
+            weight_gradient=weight_gradient,
+            form=form,
+        )
+
+
+def _attention(hidden: float, attention: Attention, shard: Shard, job: Job) -> Iterator[Operator]:
+    size, outer = tokens(shard, job), norm_tokens(shard, job)
+    tp = shard.tp
+    if attention.latent is None:
+        qkv = attention.query_width + attention.key_width + attention.value_width
+        yield from _linear(size, qkv / tp, hidden, job)
+    else:
+        mla = attention.latent
+        up = attention.query_width / tp
+        if mla.query_rank is None:
+            yield from _linear(size, up, hidden, job)
+        else:
+            yield from _linear(outer, float(mla.query_rank), hidden, job)
+            yield from _linear(size, up, float(mla.query_rank), job)
+        yield from _linear(outer, float(mla.kv_rank + mla.rope_head_dim), hidden, job)
+        keys_values = attention.heads * (mla.nope_head_dim + attention.value_head_dim) / tp
+        yield from _linear(size, keys_values, float(mla.kv_rank), job)
+    rotated = attention.query_width + attention.key_width
+    yield from _memory(4.0 * size * rotated / tp, backward=1.0)
+    yield from _core_attention(attention, shard, job)
+    yield from _linear(size, hidden, attention.out_width / tp, job)
+
+
+def _core_attention(attention: Attention, shard: Shard, job: Job) -> Iterator[Operator]:
+    """Yield core attention: one fused operator with FlashAttention, else two batched products and a softmax."""
+    size = tokens(shard, job)
+    heads = attention.heads / shard.tp
+    span = float(min(job.seq_len, attention.window or job.seq_len))
+    widths = attention.head_dim + attention.value_head_dim
+    full_flops = 2.0 * size * job.seq_len * heads * widths
+    flash_flops = size * score_flops_per_token(attention, job.seq_len) / shard.tp
+    flops = np.where(shard.flash, flash_flops, full_flops)
+    inputs = 2.0 * size * (2 * attention.out_width + attention.key_width + attention.value_width) / shard.tp
+    for direction, work, traffic in ((FORWARD, 1.0, 1.0), (BACKWARD, FLASH_BACKWARD_FLOPS, 2.0)):
+        factor = np.where(shard.flash, work, 1.0 if direction == FORWARD else 2.0)
+        yield Operator(
+            kind=ATTENTION,
+            direction=direction,
+            m=size,
+            n=np.full_like(size, span),
+            k=np.full_like(size, attention.head_dim),
+            groups=heads * np.ones_like(size),
+            flops=flops * factor,
+            bytes=inputs * traffic,
+            core=True,
+        )
+    scores = 2.0 * size * job.seq_len * heads
+    yield from _memory(np.where(shard.flash, 0.0, 8.0 * scores), backward=1.0, core=True, form=SOFTMAX)
+
+
+def _mlp(hidden: float, mlp: Mlp, shard: Shard, job: Job) -> Iterator[Operator]:
+    size, width = tokens(shard, job), mlp.width / shard.tp
+    up = 2 if mlp.gated else 1
+    yield from _linear(size, up * width, hidden, job)
+    yield from _memory(2.0 * (up + 1) * size * width, backward=5 / 3)
+    yield from _linear(size, hidden, width, job)
+
+
+def _moe(hidden: float, moe: Moe, shard: Shard, job: Job) -> Iterator[Operator]:
+    """Yield router, permutation, routed and shared experts. Tokens are taken as spread evenly over the experts."""
+    outer = norm_tokens(shard, job)
+    local = moe.experts / shard.ep
+    routed = outer * moe.top_k * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
+    width, up = moe.expert_width / shard.etp, 2 if moe.gated else 1
+    yield from _gemm(outer, float(moe.experts), hidden)
+    yield from _memory(2 * 4.0 * routed * hidden, backward=1.0)  # permute and un-permute
+    yield from _linear(routed / local, up * width, hidden, job, groups=local)
+    yield from _memory(2.0 * (up + 1) * routed * width, backward=5 / 3)
+    yield from _linear(routed / local, hidden, width, job, groups=local)
+    if moe.shared_width:
+        yield from _mlp(hidden, Mlp(width=moe.shared_width, gated=moe.gated), shard, job)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTable:
+    """Operators as columns: sizes are [operators, M], kinds and flags [operators, 1]."""
+
+    kind: Ints
+    direction: Ints
+    core: Bools
+    low_precision: Bools
+    weight_gradient: Bools
+    form: Ints
+    m: Floats
+    n: Floats
+    k: Floats
+    groups: Floats
+    flops: Floats
+    bytes: Floats
+
+
+def table(operators: Sequence[Operator]) -> OperatorTable:
+    """Return operators, each over the same M shards, as one table."""
+
+    def sizes(name: str) -> Floats:
+        return np.stack([np.asarray(getattr(operator, name), dtype=float) for operator in operators])
+
+    def flags(name: str, dtype: type) -> Array:
+        return np.array([getattr(operator, name) for operator in operators], dtype=dtype)[:, None]
+
+    return OperatorTable(
+        kind=flags("kind", int),
+        direction=flags("direction", int),
+        core=flags("core", bool),
+        low_precision=flags("low_precision", bool),
+        weight_gradient=flags("weight_gradient", bool),
+        form=flags("form", int),
+        m=sizes("m"),
+        n=sizes("n"),
+        k=sizes("k"),
+        groups=sizes("groups"),
+        flops=sizes("flops"),
+        bytes=sizes("bytes"),
+    )

@@ -1,0 +1,4 @@
+"""What training frameworks and GPU architectures add to operators and links.
+
+* `overheads`: their parameters, from `cost/data`
+"""

@@ -1,0 +1,152 @@
+"""What training adds to the operators and links below it: a few named parameters for each framework and architecture.
+
+An operator model knows kernels and a link model knows collectives, each measured alone. Frameworks launch kernels from
+Python, fuse few or many of them, bring links to part of their speed beside computation, and wait for the slowest of
+many machines; GPUs run at the clocks that their power allows for hours. `data/frameworks.csv` and
+`data/architectures.csv` hold the parameters, fitted by `python -m shardwright.calibrate overheads`.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from importlib.resources import files
+
+import numpy as np
+
+from shardwright.cost.compute.operators import ATTENTION, GEMM, OperatorTable
+from shardwright.cost.strategies import Array, Floats
+from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.cluster import Gpu
+from shardwright.spec.job import Framework, Job
+
+SHARPNESS = 4.0  # of the smooth maximum of device time and host time
+BACKWARD_LAUNCHES = 1.5
+# FlashAttention-2, which these frameworks call, does not use the asynchronous tensor cores of these architectures; it
+# takes 1.5 to 2 times as long as FlashAttention-3 or cuDNN there (arXiv 2407.08608, figures 5 and 6).
+FLASH2 = ("torchtitan", "fsdp", "nanotron")
+ASYNCHRONOUS = ("Hopper", "Blackwell")
+FLASH2_LOSS = 1.7
+FP8_LAUNCHES = 1.4  # of a layer in fp8, over one in 16 bits: quantisation, maxima and transposes are kernels too
+# What an update moves: read gradient (twice, for the norm), master weight, moments; write these and the bf16 weight.
+STATE_BYTES = {"adam": 34.0, "sgd": 26.0, "none": 0.0}
+UPDATE_EFFICIENCY = 0.75  # of the memory's bandwidth
+POWER_EXPONENT = 0.5  # of the speed of matrix products, where a GPU is capped below the power of its data sheet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """Multiples of what operators and links alone would take, and seconds that they do not have.
+
+    `gemm`, `gemm_fp8`, `attention` and `memory` multiply the time of a kind of operator, `exchange` that of sending
+    tokens to experts, `optimizer` that of the optimizer step; `intra` and `inter` multiply the bandwidth of links
+    within and between machines, `latency` the time of a step between them. `layer_seconds` is the host time to launch
+    the forward pass of a layer (a backward pass takes BACKWARD_LAUNCHES as much; a layer with experts `expert_seconds`
+    more), which counts where the device would be faster; in a pipeline every tensor-parallel rank adds `rank_seconds`.
+    `pass_seconds` comes with every pass of a micro-batch through a stage, `step_seconds` with every iteration, and
+    every doubling of the machines makes stages slower by `straggling`.
+    """
+
+    gemm: float = 1.0
+    gemm_fp8: float = 1.0
+    attention: float = 1.0
+    memory: float = 1.0
+    exchange: float = 1.0
+    intra: float = 1.0
+    inter: float = 1.0
+    latency: float = 1.0
+    optimizer: float = 1.0
+    layer_seconds: float = 0.0
+    expert_seconds: float = 0.0
+    rank_seconds: float = 0.0
+    pass_seconds: float = 0.0
+    step_seconds: float = 0.0
+    straggling: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """Multiples of an architecture's operator times in training, which runs at the clocks of hours, not of bursts."""
+
+    gemm: float = 1.0
+    gemm_fp8: float = 1.0
+    attention: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """The overheads of every framework and the clocks of every architecture."""
+
+    frameworks: Mapping[Framework, Overheads]
+    architectures: Mapping[str, Clocks]
+
+    def of(self, framework: Framework, gpu: Gpu) -> Overheads:
+        """Return the overheads of `framework` on `gpu`. Architectures without runs are as their operators say."""
+        software, clocks = self.frameworks[framework], self.architectures.get(gpu.architecture, Clocks())
+        slower = power_factor(gpu)
+        second = FLASH2_LOSS if framework in FLASH2 and gpu.architecture in ASYNCHRONOUS else 1.0
+        return replace(
+            software,
+            gemm=software.gemm * clocks.gemm * slower,
+            gemm_fp8=software.gemm_fp8 * clocks.gemm_fp8 * slower,
+            attention=software.attention * clocks.attention * slower * second,
+        )
+
+
+FRAMEWORK_NAMES = tuple(field.name for field in fields(Overheads))
+CLOCK_NAMES = tuple(field.name for field in fields(Clocks))
+
+
+def power_factor(gpu: Gpu) -> float:
+    """Return by how much a GPU capped below its data sheet's power is slower in matrix products."""
+    known = gpus().get(gpu.kind)
+    if known is None or not 0.0 < gpu.tdp_watts < known.tdp_watts:
+        return 1.0
+    return float((known.tdp_watts / gpu.tdp_watts) ** POWER_EXPONENT)
+
+
+@lru_cache
+def shipped() -> Calibration:
+    """Return the calibration that ships with the package."""
+    return Calibration(
+        frameworks={row["framework"]: _overheads(row) for row in _rows("frameworks.csv")},  # type: ignore[misc]
+        architectures={
+            row["architecture"]: Clocks(**{name: float(row[name]) for name in CLOCK_NAMES})
+            for row in _rows("architectures.csv")
+        },
+    )
+
+
+def _overheads(row: Mapping[str, str]) -> Overheads:
+    return Overheads(**{name: float(row[name]) for name in FRAMEWORK_NAMES})
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    text = files("shardwright.cost").joinpath("data", name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+def overheads(framework: Framework, gpu: Gpu) -> Overheads:
+    """Return what `framework` adds on `gpu`."""
+    return shipped().of(framework, gpu)
+
+
+def kernel_factor(software: Overheads, job: Job, operators: OperatorTable) -> Floats:
+    """Return by what the time of each operator is multiplied, [operators, 1]."""
+    gemm = np.where(operators.low_precision & (job.precision == "fp8"), software.gemm_fp8, software.gemm)
+    others = np.where(operators.kind == ATTENTION, software.attention, software.memory)
+    return np.where(operators.kind == GEMM, gemm, others)
+
+
+def host_seconds(software: Overheads, job: Job, *, experts: bool) -> float:
+    """Return the time in which the host launches the forward pass of a layer."""
+    seconds = software.layer_seconds + (software.expert_seconds if experts else 0.0)
+    return seconds * (FP8_LAUNCHES if job.precision == "fp8" else 1.0)
+
+
+def launched_seconds(device: Array, host: Array | float) -> Floats:
+    """Return the time of a pass that the device could run in `device` seconds and the host launches in `host`: a
+    smooth maximum of both, monotone in each."""
+    return np.asarray((device**SHARPNESS + host**SHARPNESS) ** (1.0 / SHARPNESS))

@@ -1,0 +1,12 @@
+"""One iteration: stages, pipeline, gradient synchronisation, update.
+
+* `step`: stage times and what follows the pipeline
+* `batch`: seconds for rows of equal pipeline shape
+* `footprint`: peak memory of every rank, and the recomputation that fits
+* `evaluate`: the verdict on many rows
+* `mixed`: the exact iteration of any plan
+* `lanes`: its stages as uniform pipelines
+* `places`: where its stages stand
+* `links`: links between them
+* `shards`: what unequal degrees cost in memory
+"""

@@ -1,0 +1,193 @@
+"""Stages as lanes: each costed as if its whole pipeline were like it, by the machinery of uniform strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.cost.context import Context, Sharded, shard_codes, sharded
+from shardwright.cost.frameworks.overheads import Calibration
+from shardwright.cost.strategies import (
+    DATA_OUTERMOST,
+    RANK_ORDERS,
+    RECOMPUTE,
+    SHARDING,
+    Array,
+    Ints,
+    Strategies,
+    strategies,
+)
+from shardwright.plans.plan import Plan, Recompute, Replica, Stage
+
+Known = dict[tuple[object, ...], Sharded]  # layer tables by GPU type and sharding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lanes:
+    """Stages of one GPU type, pipeline depth P and sharding, N of them unlike each other or in unlike replicas.
+
+    `rows` and `shards` [N] are those of a pipeline of such stages, `starts` [N, v * P + 1] where the stages of the
+    replica begin, `micro_batches` [N] what it takes. They stand for K stages of the plan: `at` [K] among all of its
+    stages, `row` [K] here, `rank` [K] in the pipeline.
+    """
+
+    context: Context
+    rows: Strategies
+    shards: Sharded
+    starts: Ints
+    micro_batches: Ints
+    at: Ints
+    row: Ints
+    rank: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """A stage as if its whole pipeline were like it: the context of its machines, the row of its degrees."""
+
+    context: Context
+    row: Strategies
+    shards: Sharded
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """What lanes are made of, while the stages of a plan are gone through."""
+
+    rows: list[dict[str, object]] = field(default_factory=list)
+    starts: list[list[int]] = field(default_factory=list)
+    micro_batches: list[int] = field(default_factory=list)
+    stages: list[tuple[int, int, int]] = field(default_factory=list)  # at, row, rank
+
+
+def outermost(plan: Plan) -> bool:
+    """Return whether the GPUs of a copy of a replica stand together, rather than the copies of a stage."""
+    return RANK_ORDERS.index(plan.rank_order) == DATA_OUTERMOST
+
+
+def contexts_of(plan: Plan, efficiency: Efficiency, calibration: Calibration | None = None) -> dict[str, Context]:
+    """Return the context of each GPU type that the plan uses."""
+    found = {}
+    for pool in plan.cluster.pools:
+        if pool.gpu.name in plan.gpus_by_type:
+            given = calibration.of(plan.job.framework, pool.gpu) if calibration else None
+            found[pool.gpu.name] = Context(
+                model=plan.model, pool=pool, job=plan.job, efficiency=efficiency, measured_overheads=given
+            )
+    return found
+
+
+def lanes_of(plan: Plan, contexts: Mapping[str, Context], known: Known | None = None) -> list[Lanes]:
+    """Return the lanes of all stages of a plan, those of each replica that are alike as one row. `known` keeps layer
+    tables between calls."""
+    groups: dict[tuple[object, ...], _Members] = {}
+    place = 0
+    for replica in plan.replicas:
+        rows: dict[tuple[object, ...], int] = {}
+        starts = stage_starts(replica, plan.schedule.virtual_stages)
+        for rank, stage in enumerate(replica.stages):
+            kind = (stage.gpu, len(replica.stages), *_degrees(stage))
+            members = groups.setdefault(kind, _Members())
+            alike = (*kind, stage.recompute)
+            if alike not in rows:
+                rows[alike] = len(members.rows)
+                members.rows.append(_row(plan, replica, stage))
+                members.starts.append(starts)
+                members.micro_batches.append(replica.micro_batches)
+            members.stages.append((place, rows[alike], rank))
+            place += 1
+    known = {} if known is None else known
+    return [_lanes(contexts[str(kind[0])], members, known) for kind, members in groups.items()]
+
+
+def _lanes(context: Context, members: _Members, known: Known) -> Lanes:
+    rows = strategies(members.rows)
+    key = (context.pool.gpu.name, int(shard_codes(rows)[0]))
+    if key not in known:
+        known[key] = sharded(context, rows.take(slice(0, 1)))
+    at, row, rank = np.array(members.stages, dtype=np.int64).T
+    return Lanes(
+        context=context,
+        rows=rows,
+        shards=Sharded(table=known[key].table, row=np.repeat(known[key].row, len(rows))),
+        starts=np.array(members.starts, dtype=np.int64),
+        micro_batches=np.array(members.micro_batches, dtype=np.int64),
+        at=at,
+        row=row,
+        rank=rank,
+    )
+
+
+def of_stages(lanes: Sequence[Lanes], values: Sequence[Array]) -> Array:
+    """Return what each stage of the plan has in `values` of its lanes, [N, P] or [N, v, P] each, as [S] or [S, v]."""
+    found = np.empty((sum(len(each.at) for each in lanes), *values[0].shape[1:-1]), dtype=values[0].dtype)
+    for each, value in zip(lanes, values, strict=True):
+        found[each.at] = value[each.row, ..., each.rank]
+    return found
+
+
+def of_pipelines(lanes: Sequence[Lanes], values: Sequence[Array]) -> Array:
+    """Return what each stage of the plan has in `values` of its lanes, those of whole pipelines, [N] each, as [S]."""
+    found = np.empty(sum(len(each.at) for each in lanes), dtype=values[0].dtype)
+    for each, value in zip(lanes, values, strict=True):
+        found[each.at] = value[each.row]
+    return found
+
+
+def lane_of(lanes: Sequence[Lanes], stage: int) -> Lane:
+    """Return the lane of one stage of the plan."""
+    group = next(each for each in lanes if stage in each.at)
+    row = group.row[group.at == stage]
+    shards = Sharded(table=group.shards.table, row=group.shards.row[row])
+    return Lane(context=group.context, row=group.rows.take(row), shards=shards)
+
+
+def stage_rows(plan: Plan, replica: Replica) -> Strategies:
+    """Return every stage of a replica as the strategy of a pipeline of such stages, [P]."""
+    return strategies([_row(plan, replica, stage) for stage in replica.stages])
+
+
+def stage_starts(replica: Replica, virtual_stages: int) -> list[int]:
+    """Return the layer at which each virtual stage starts, and the last one ends."""
+    ranges = [stage.layers[chunk] for chunk in range(virtual_stages) for stage in replica.stages]
+    return [*(start for start, _ in ranges), ranges[-1][1]]
+
+
+def _degrees(stage: Stage) -> tuple[int, int, int, int]:
+    return stage.tensor_parallel, stage.context_parallel, stage.expert_parallel, stage.expert_tensor_parallel
+
+
+def _row(plan: Plan, replica: Replica, stage: Stage) -> dict[str, object]:
+    """Return the strategy of a pipeline of such stages. All data-parallel copies of the plan share the state of a
+    layer, so the row has them all."""
+    first, last = replica.stages[0].layers[0], replica.stages[-1].layers[-1]
+    return {
+        "tp": stage.tensor_parallel,
+        "cp": stage.context_parallel,
+        "ep": stage.expert_parallel,
+        "etp": stage.expert_tensor_parallel,
+        "pp": len(replica.stages),
+        "dp": plan.data_parallel,
+        "vpp": plan.schedule.virtual_stages,
+        "micro_batch": plan.micro_batch,
+        "rank_order": RANK_ORDERS.index(plan.rank_order),
+        "sequence_parallel": plan.sequence_parallel and stage.tensor_parallel > 1,
+        "flash": plan.flash_attention,
+        "overlap_tp": plan.overlap.tensor_parallel and stage.tensor_parallel > 1,
+        "overlap_pp": plan.overlap.pipeline,
+        "first_layers": first[1] - first[0],
+        "last_layers": last[1] - last[0],
+        "recompute": _recompute_code(stage.recompute),
+        "recompute_layers": stage.recompute.layers or 0,
+        "sharding": SHARDING.index(plan.optimizer.sharding),
+        "offload": plan.optimizer.offload,
+        "overlap_grad": plan.overlap.grad_reduce,
+        "overlap_param": plan.overlap.param_gather,
+    }
+
+
+def _recompute_code(recompute: Recompute) -> int:
+    return RECOMPUTE.index(recompute.method or recompute.granularity)

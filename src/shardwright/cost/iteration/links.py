@@ -1,0 +1,190 @@
+"""Links of a mixed plan: between neighbouring stages, and among all holders of a layer, within a site and across."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from shardwright.cost.context import Context
+from shardwright.cost.iteration.lanes import outermost
+from shardwright.cost.iteration.places import Places
+from shardwright.cost.network.collectives import Fabric, Group, gather_seconds, rack_seconds, transfer_seconds
+from shardwright.cost.network.curves import LinkTimes
+from shardwright.cost.strategies import Floats, Ints
+from shardwright.plans.plan import Plan
+from shardwright.spec.cluster import Cluster, NodePool
+
+Contexts = Mapping[str, Context]  # by GPU type
+
+
+def move_seconds(plan: Plan, places: Places, contexts: Contexts, part_bytes: Floats) -> Floats:
+    """Return the seconds of a message from each stage to the next one of its replica (the last: to the first), [S];
+    `part_bytes` [S] is what a GPU of the stage has of the activation of a micro-batch."""
+    there, found = places.after, np.zeros(len(places.kind))
+    sent = _sent_bytes(plan, part_bytes, places.tp, places.tp[there])
+    received = _sent_bytes(plan, part_bytes[there], places.tp[there], places.tp)
+    senders = (1 if outermost(plan) else places.count) * places.size
+    same, several = places.kind == places.kind[there], there != np.arange(len(there))
+    for kind, name in enumerate(places.types):
+        rows = np.flatnonzero(same & several & (places.kind == kind))
+        links, size = contexts[name].links, np.maximum(sent, received)[rows]
+        ends = places.first[rows], places.first[there[rows]]
+        found[rows] = transfer_seconds(links, size, ends[0] // links.domain_gpus != ends[1] // links.domain_gpus)
+        if links.rack_gpus:
+            leaves = ends[0] // links.rack_gpus != ends[1] // links.rack_gpus
+            found[rows] = np.maximum(found[rows], leaves * rack_seconds(links, size, senders[rows]))
+    for row in np.flatnonzero(~same).tolist():
+        pair = contexts[places.types[places.kind[row]]], contexts[places.types[places.kind[there[row]]]]
+        ranks = int(min(places.tp[row], places.tp[there[row]]))
+        found[row] = _between_seconds(plan, *pair, float(sent[row]), float(received[row]), ranks)
+    return found
+
+
+def _sent_bytes(plan: Plan, part_bytes: Floats, mine: Ints, theirs: Ints) -> Floats:
+    """Return the bytes that a GPU of a stage of degree `mine` sends to or receives from one of degree `theirs` for one
+    micro-batch: its part of the activation. Where degrees differ and all ranks have all positions, each receiving rank
+    is sent the whole."""
+    return np.where(plan.sequence_parallel | (mine == theirs), part_bytes, part_bytes * mine * -(-theirs // mine))
+
+
+def _between_seconds(plan: Plan, one: Context, other: Context, sent: float, received: float, ranks: int) -> float:
+    """Return the seconds of a message between GPUs of two types. The side with fewer tensor-parallel ranks sends or
+    receives more on each; `ranks` of a pipeline talk over the link between sites at a time."""
+    both = [
+        float(transfer_seconds(context.links, np.array([part]), np.array([True]))[0])
+        for context, part in ((one, sent), (other, received))
+    ]
+    size = max(sent, received)
+    both += [float(link.messages.of(np.array(size))) for link in _measured_between(one, other)]
+    both += [
+        size * _pipelines_between(plan, one.pool, other.pool) * ranks / rate + delay
+        for rate, delay in _site_link(plan.cluster, one.pool, other.pool)
+    ]
+    return max(both)
+
+
+def _measured_between(one: Context, other: Context) -> Iterator[LinkTimes]:
+    """Yield the link between machines of two types as a GPU of either finds it, where it was measured."""
+    for here, there in ((one, other), (other, one)):
+        link = here.measured.between(here.pool, there.pool) if here.measured else None
+        if link is not None:
+            yield link
+
+
+def _pipelines_between(plan: Plan, one: NodePool, other: NodePool) -> int:
+    """Return how many pipelines have neighbouring stages at the sites of two pools, and so share the link of these."""
+    sites = {pool.gpu.name: pool.site for pool in plan.cluster.pools}
+    ends = {one.site, other.site}
+    return sum(
+        replica.count
+        for replica in plan.replicas
+        if any({sites[a.gpu], sites[b.gpu]} == ends for a, b in pairwise(replica.stages))
+    )
+
+
+def _site_link(cluster: Cluster, one: NodePool, other: NodePool) -> Iterator[tuple[float, float]]:
+    """Yield bandwidth and latency of the link between the sites of two pools, if they stand at different ones."""
+    for link in cluster.site_links:
+        if one.site != other.site and set(link.sites) == {one.site, other.site}:
+            yield link.bytes_per_second, link.latency_seconds
+
+
+def once_seconds(plan: Plan, places: Places, contexts: Contexts, dense: Floats, expert: Floats) -> Floats:
+    """Return the seconds in which all holders of a stage's layers gather a byte of each of its parameters, `dense` and
+    `expert` [S], over the slowest links among them, [S].
+
+    Holders of unequal tensor-parallel degrees cut a layer into as many shards as the least common multiple of these.
+    A rank of degree t holds lcm / t of them, each reduced in a ring of its own with an equal part of its links, and a
+    ring runs at the pace of its slowest rank: a stage of degree t' sees a holder at t / t' of its rates.
+    """
+    domain_gpus = np.array([contexts[name].pool.domain_gpus for name in places.types])[places.kind]
+    size = places.shared @ (places.count * places.cp)
+    local = np.minimum(_least_in_a_domain(places, domain_gpus), size)
+    width = places.ep * places.etp
+    ranks = np.maximum(size * places.tp // width, 1)
+    inside = np.clip(domain_gpus // width, 1, ranks)
+    seconds = np.empty(len(places.kind))
+    for links, at in _by_links(plan, places, contexts).items():
+        rows = np.array(at)
+        seconds[rows] = gather_seconds(links, Group(size=size[rows], local=local[rows]), dense[rows])
+        if expert.any():
+            seconds[rows] += gather_seconds(links, Group(size=ranks[rows], local=inside[rows]), expert[rows])
+    return seconds
+
+
+def _least_in_a_domain(places: Places, domain_gpus: Ints) -> Ints:
+    """Return how many ranks the domain with fewest of them has, among those with holders of a stage's layers, [S]."""
+    stages = len(places.kind)
+    owner = np.repeat(np.arange(stages), places.count)
+    copy = np.arange(len(owner)) - np.repeat(np.cumsum(places.count) - places.count, places.count)
+    domain = (places.first[owner] + places.stride[owner] * copy) // domain_gpus[owner]
+    _, which = np.unique(places.kind[owner] * (domain.max() + 1) + domain, return_inverse=True)
+    width = int(which.max()) + 1
+    ranks = np.bincount(owner * width + which, minlength=stages * width).reshape(stages, width)
+    there = places.shared @ (ranks * places.cp[:, None])
+    return np.asarray(np.where(there > 0, there, np.iinfo(np.int64).max).min(axis=1))
+
+
+def _by_links(plan: Plan, places: Places, contexts: Contexts) -> dict[Fabric, list[int]]:
+    """Return the slowest links among the holders of layers, with the stages whose layers they hold."""
+    pairs = [(places.types[kind], tp) for kind, tp in zip(places.kind.tolist(), places.tp.tolist(), strict=True)]
+    known: dict[tuple[object, ...], Fabric] = {}
+    found: dict[Fabric, list[int]] = {}
+    for stage, row in enumerate(places.shared):
+        key = pairs[stage], tuple(dict.fromkeys(pairs[other] for other in row.nonzero()[0].tolist()))
+        if key not in known:
+            known[key] = _slowest_links(plan, contexts, *key)
+        links, own = known[key], contexts[pairs[stage][0]].links
+        if own.rack_gpus:
+            pace = _rack_pace(places, own, stage)
+            links = replace(links, inter_bytes_per_second=min(links.inter_bytes_per_second, pace))
+        found.setdefault(links, []).append(stage)
+    return found
+
+
+def _slowest_links(
+    plan: Plan, contexts: Contexts, stage: tuple[str, int], holders: tuple[tuple[str, int], ...]
+) -> Fabric:
+    """Return the links at the pace of the slowest of `holders`; a stage and holders are (GPU type, degree)."""
+    own, degree = contexts[stage[0]], stage[1]
+    everyone = [_paced(contexts[name].links, tp / degree) for name, tp in holders]
+    paces = [fabric.inter_bytes_per_second for fabric in everyone]
+    delays = [fabric.inter_latency_seconds for fabric in everyone]
+    paces += [link.bytes_per_second for link in _slow_pairs(own, {name for name, _ in holders}, contexts)]
+    for name, tp in holders:
+        for rate, delay in _site_link(plan.cluster, own.pool, contexts[name].pool):
+            paces.append(rate / plan.gpus * min(tp / degree, 1.0))
+            delays.append(delay)
+    return replace(
+        own.links,
+        intra_bytes_per_second=min(fabric.intra_bytes_per_second for fabric in everyone),
+        inter_bytes_per_second=min(paces),
+        inter_latency_seconds=max(delays),
+    )
+
+
+def _paced(links: Fabric, share: float) -> Fabric:
+    """Return links of which a ring has a part (or, of a rank with fewer rings, a multiple)."""
+    inside, between = links.intra_bytes_per_second * share, links.inter_bytes_per_second * share
+    return replace(links, intra_bytes_per_second=inside, inter_bytes_per_second=between)
+
+
+def _rack_pace(places: Places, own: Fabric, stage: int) -> float:
+    """Return the bytes per second that leave a rack for each GPU of the holders of the stage's own type that stand in
+    several racks; infinite where there are none."""
+    last = places.first + places.stride * (places.count - 1)
+    spread = places.first // own.rack_gpus != last // own.rack_gpus
+    slow = places.shared[stage] & (places.kind == places.kind[stage]) & spread
+    pace = own.rack_bytes_per_second / np.clip(places.stride, own.domain_gpus, own.rack_gpus)
+    return float((pace * places.tp / places.tp[stage])[slow].min(initial=np.inf))
+
+
+def _slow_pairs(own: Context, types: set[str], contexts: Contexts) -> Iterator[LinkTimes]:
+    """Yield the measured links from a pool to the other types that hold its layers."""
+    for name in sorted(types - {own.pool.gpu.name}):
+        link = own.measured.between(own.pool, contexts[name].pool) if own.measured else None
+        if link is not None:
+            yield link

@@ -1,0 +1,229 @@
+"""The exact iteration of any plan: replicas of different depth, GPU types and micro-batch counts.
+
+    T = max over replicas of (T_pipeline + max tail + max gather + T_tied) + max optimizer + T_norm
+
+Every stage is costed by the machinery of uniform strategies, with the machines it runs on; then each replica's pipeline
+is simulated with the unequal stages that this gives. Gradients of a layer are reduced over all its holders, at the
+speed of the slowest link among them; as they wait for each other, what a replica cannot hide counts from its own end,
+and only the replica that is done last counts. GPUs of a type are given out in order: replica by replica, stage by
+stage, the copies of a stage next to each other (or those of a replica, where the rank order of the plan has data
+outermost).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+
+import numpy as np
+
+from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.cost.frameworks.overheads import Calibration
+from shardwright.cost.iteration.batch import beside_transfers
+from shardwright.cost.iteration.footprint import Footprint, Held, fixed_bytes, footprint, held_parameters
+from shardwright.cost.iteration.lanes import Known, Lanes, contexts_of, lane_of, lanes_of, of_pipelines, of_stages
+from shardwright.cost.iteration.links import move_seconds, once_seconds
+from shardwright.cost.iteration.places import Places, places_of
+from shardwright.cost.iteration.shards import copied_bytes
+from shardwright.cost.iteration.step import (
+    StageTimes,
+    both_gather_seconds,
+    data_parallel,
+    exposed_tails,
+    message_bytes,
+    norm_seconds,
+    optimizer_seconds,
+    stage_times,
+    tied_embedding_seconds,
+)
+from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
+from shardwright.cost.memory.facts import memory_facts
+from shardwright.cost.pipeline.in_flight import in_flight
+from shardwright.cost.pipeline.schedule import Order, interleaved, one_f_one_b
+from shardwright.cost.pipeline.simulate import Timeline, simulate, timeline
+from shardwright.cost.strategies import Floats
+from shardwright.plans.plan import Plan, Replica
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaTime:
+    """One replica: stage times [1, v, P], as they are beside transfers and `undisturbed`, transfers [v * P - 1] and the
+    simulated pipeline; tails [P] of gradients and weights, the optimizer step [P], and the memory of each stage [P]."""
+
+    stages: StageTimes
+    undisturbed: StageTimes
+    transfers: Floats
+    pipeline_seconds: float
+    tails: Floats
+    gathers: Floats
+    optimizer: Floats
+    tied_seconds: float
+    memory: Footprint
+
+    @property
+    def peak_bytes(self) -> Floats:
+        """The peak of each stage, [P]."""
+        return self.memory.total
+
+    @property
+    def busy_seconds(self) -> float:
+        """The pipeline, and what of the communication it does not hide."""
+        return self.pipeline_seconds + float(self.tails.max()) + float(self.gathers.max()) + self.tied_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixed:
+    """The iteration of a plan and its replicas' parts; `norm_seconds` are those of the global gradient norm."""
+
+    seconds: float
+    norm_seconds: float
+    replicas: tuple[ReplicaTime, ...]
+    lanes: tuple[Lanes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stages:
+    """All stages of a plan in order: seconds of a pass [S, v], parameters [S], their optimizer step, message bytes,
+    seconds for a tied embedding if the stage is at an end and the other end is of the same type or another, and memory,
+    [S] each."""
+
+    forward: Floats
+    backward: Floats
+    recompute: Floats
+    dense: Floats
+    expert: Floats
+    optimizer: Floats
+    message_bytes: Floats
+    tied_seconds: Floats
+    tied_apart_seconds: Floats
+    memory: Footprint
+
+
+def mixed_iteration(
+    plan: Plan, efficiency: Efficiency, calibration: Calibration | None = None, *, known: Known | None = None
+) -> Mixed:
+    """Return the iteration of `plan`. The plan must be a legal one (`plan.check`). `known` keeps layer tables between
+    calls for plans of one model, job, cluster and efficiency."""
+    contexts = contexts_of(plan, efficiency, calibration)
+    lanes, places = lanes_of(plan, contexts, known), places_of(plan)
+    held = [held_parameters(each.context, each.rows, each.shards, each.starts) for each in lanes]
+    stages = _stages(plan, lanes, held, places)
+    moves = move_seconds(plan, places, contexts, stages.message_bytes)
+    if len(plan.replicas) == 1:
+        once = of_stages(lanes, [_own_once_seconds(each, own) for each, own in zip(lanes, held, strict=True)])
+    else:
+        once = once_seconds(plan, places, contexts, stages.dense, stages.expert)
+    found = tuple(
+        _replica_time(plan, replica, stages, lanes, moves, once, slice(*ends))
+        for replica, ends in zip(plan.replicas, pairwise(places.bounds), strict=True)
+    )
+    longest = max(replica.busy_seconds for replica in found)
+    update = float(stages.optimizer.max())
+    norm = max(float(norm_seconds(each.context, each.rows).max()) for each in lanes)
+    return Mixed(seconds=longest + update + norm, norm_seconds=norm, replicas=found, lanes=tuple(lanes))
+
+
+def _stages(plan: Plan, lanes: list[Lanes], held: list[Held], places: Places) -> _Stages:
+    """Return what every stage takes, costed with its lane."""
+    times = [stage_times(each.context, each.rows, each.shards, each.starts) for each in lanes]
+    pairs = list(zip(lanes, held, strict=True))
+    memory = [_footprint(each) for each in lanes]
+
+    dense, expert = of_stages(lanes, [own.dense for own in held]), of_stages(lanes, [own.expert for own in held])
+    copied = copied_bytes(plan, places, dense, expert)
+    footprints = _each(lambda name: of_stages(lanes, [getattr(part, name) for part in memory]))
+    return _Stages(
+        forward=of_stages(lanes, [part.forward for part in times]),
+        backward=of_stages(lanes, [part.backward for part in times]),
+        recompute=of_stages(lanes, [part.recompute for part in times]),
+        dense=dense,
+        expert=expert,
+        optimizer=of_stages(
+            lanes, [optimizer_seconds(each.context, each.rows, own.dense, own.expert) for each, own in pairs]
+        ),
+        message_bytes=of_pipelines(lanes, [message_bytes(each.context, each.rows) for each in lanes]),
+        tied_seconds=of_pipelines(lanes, [tied_embedding_seconds(each.context, each.rows) for each in lanes]),
+        tied_apart_seconds=of_pipelines(
+            lanes, [tied_embedding_seconds(each.context, each.rows, apart=True) for each in lanes]
+        ),
+        memory=replace(
+            footprints,
+            weights=footprints.weights + copied,
+            context=footprints.context + memory_facts(plan.job.framework).fragmentation * copied,
+        ),
+    )
+
+
+def _footprint(lanes: Lanes) -> Footprint:
+    """Return the memory of every stage if all were like one lane: a replica has micro-batches of its own."""
+    context, rows, shards, starts = lanes.context, lanes.rows, lanes.shards, lanes.starts
+    depth, chunks = int(rows.pp[0]), int(rows.vpp[0])
+    flight = in_flight(depth, chunks, lanes.micro_batches[:, None], np.arange(depth)[None, :])
+    fixed = replace(fixed_bytes(context, rows, shards, starts), in_flight=flight)
+    return footprint(context, rows, shards, starts, fixed)
+
+
+def _each(term: Callable[[str], Floats]) -> Footprint:
+    return Footprint(**{part.name: term(part.name) for part in fields(Footprint)})
+
+
+def _own_once_seconds(lanes: Lanes, held: Held) -> Floats:
+    """Return the seconds in which equal replicas gather a byte of each parameter, [N, P]."""
+    groups = data_parallel(lanes.context, lanes.rows)
+    return both_gather_seconds(lanes.context.links, groups, held.dense, held.expert, 1.0)
+
+
+def _replica_time(
+    plan: Plan, replica: Replica, stages: _Stages, lanes: list[Lanes], moves: Floats, once: Floats, own: slice
+) -> ReplicaTime:
+    """Return the times of the replica that has the stages `own`."""
+    chunks = plan.schedule.virtual_stages
+    row = lane_of(lanes, own.start).row
+    undisturbed = StageTimes(
+        forward=stages.forward[own].T[None],
+        backward=stages.backward[own].T[None],
+        recompute=stages.recompute[own].T[None],
+    )
+    apart = replica.stages[0].gpu != replica.stages[-1].gpu
+    transfers = np.tile(moves[own], chunks)[: chunks * len(replica.stages) - 1]
+    times = beside_transfers(row, undisturbed, transfers[None])
+    tails, gathers = exposed_tails(plan.job, row, times, once[None, own])
+    return ReplicaTime(
+        stages=times,
+        undisturbed=undisturbed,
+        transfers=transfers,
+        pipeline_seconds=pipeline_seconds(plan, replica, times, transfers),
+        tails=tails[0],
+        gathers=gathers[0],
+        optimizer=stages.optimizer[own],
+        tied_seconds=float((stages.tied_apart_seconds if apart else stages.tied_seconds)[own][[0, -1]].max()),
+        memory=_each(lambda name: getattr(stages.memory, name)[own]),
+    )
+
+
+def pipeline_seconds(plan: Plan, replica: Replica, times: StageTimes, transfers: Floats) -> float:
+    """Return the exact time of a replica's pipeline."""
+    forward, backward = times.forward.reshape(1, -1), times.backward.reshape(1, -1)
+    if len(replica.stages) == 1:
+        return float(replica.micro_batches * (forward + backward).sum())
+    moves = _moves(plan, transfers)[None]
+    done = simulate(_order(plan, replica), forward, backward, moves, blocking=not plan.overlap.pipeline)
+    return float(done.makespan_seconds[0])
+
+
+def pipeline_timeline(plan: Plan, replica: Replica, found: ReplicaTime) -> Timeline:
+    """Return when each pass of a replica's micro-batches runs."""
+    forward, backward = found.stages.forward.reshape(-1), found.stages.backward.reshape(-1)
+    moves = _moves(plan, found.transfers)
+    return timeline(_order(plan, replica), forward, backward, moves, blocking=not plan.overlap.pipeline)
+
+
+def _moves(plan: Plan, transfers: Floats) -> Floats:
+    """Return what is left of transfers, which computation hides in part where the plan overlaps them."""
+    return (1.0 - OVERLAP_SLOWDOWN) * transfers if plan.overlap.pipeline else transfers
+
+
+def _order(plan: Plan, replica: Replica) -> Order:
+    pp, vpp = len(replica.stages), plan.schedule.virtual_stages
+    return one_f_one_b(pp, replica.micro_batches) if vpp == 1 else interleaved(pp, vpp, replica.micro_batches)

@@ -1,0 +1,263 @@
+"""The time of one iteration: stage times, the pipeline, gradient reduction, the optimizer.
+
+    T = T_pipeline + max_i tail_i + max_i gather_i + max_i optimizer_i + T_norm
+
+`tail_i` is what gradient reduction adds on pipeline rank i after its last backward pass, `gather_i` what gathering
+the updated weights adds before its first forward pass. Rank i ends its backward passes earlier than rank 0, and
+starts its forward passes later, by the passes of the ranks before it; that slack hides communication too. Rows are
+strategies with equal numbers of pipeline ranks P and virtual stages v; stage arrays are [N, v, P].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.context import Context, Sharded
+from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, STATE_BYTES, UPDATE_EFFICIENCY, launched_seconds
+from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
+from shardwright.cost.memory.sizes import trained_share
+from shardwright.cost.network.collectives import (
+    Fabric,
+    Group,
+    exposed_seconds,
+    gather_seconds,
+    group,
+    product,
+    rack_seconds,
+    reduce_seconds,
+    stage_crossings,
+    transfer_seconds,
+)
+from shardwright.cost.pipeline.splits import positions
+from shardwright.cost.strategies import (
+    BLOCK,
+    DATA_OUTERMOST,
+    SELECTIVE,
+    UNIFORM,
+    UNSHARDED,
+    ZERO1,
+    ZERO2,
+    ZERO3,
+    Array,
+    Floats,
+    Ints,
+    Strategies,
+)
+from shardwright.spec.job import Job
+
+BUCKET_SHARE = 0.9  # part of a pass beside which gradient buckets can travel; the last bucket cannot
+HOST_STATE_BYTES = 28.0  # what an update moves in host memory: STATE_BYTES without the norm
+PCIE_EFFICIENCY = 0.8
+HOST_EFFICIENCY = 0.6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Seconds of one micro-batch, [N, v, P]: forward and backward as the schedule runs them (recomputation in the
+    backward), and recomputation alone."""
+
+    forward: Floats
+    backward: Floats
+    recompute: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallel:
+    """Groups over which dense and expert parameters are replicated."""
+
+    dense: Group
+    expert: Group
+
+
+def ranged(running: Floats, row: Ints, start: Ints, end: Ints) -> Floats:
+    """Return sums of a layer table's column over [start, end), both [N, V]."""
+    rows = row[:, None]
+    return np.asarray(running[rows, end] - running[rows, start])
+
+
+def per_rank(values: Array, rows: Strategies) -> Array:
+    """Return per-virtual-stage values [N, v * P] as [N, v, P]."""
+    pp, vpp = int(rows.pp[0]), int(rows.vpp[0])
+    return values.reshape(len(values), vpp, pp)
+
+
+def recomputed_layers(rows: Strategies, starts: Ints) -> Ints:
+    """Return the layer after the last that is fully recomputed in each virtual stage, [N, V]."""
+    whole = np.where(rows.recompute == UNIFORM, np.int64(1 << 30), 0)
+    count = np.where(rows.recompute == BLOCK, rows.recompute_layers, whole)
+    return np.minimum(starts[:, :-1] + count[:, None], starts[:, 1:])
+
+
+def stage_times(context: Context, rows: Strategies, shards: Sharded, starts: Ints) -> StageTimes:
+    """Return the times of every stage for one micro-batch."""
+    table, row = shards.table, shards.row
+    where = positions(starts, context.layer_count)
+    low, high = where[:, :-1], where[:, 1:]
+    forward = ranged(table.forward, row, low, high)
+    backward = ranged(table.backward, row, low, high)
+    full = ranged(table.forward, row, starts[:, :-1] + 1, recomputed_layers(rows, starts) + 1)
+    core = ranged(table.core_seconds, row, low, high)
+    recompute = full + np.where((rows.recompute == SELECTIVE)[:, None], core, 0.0)
+    extra_forward, extra_backward = sharded_weight_seconds(context, rows, shards, where, forward, backward)
+    each, host = context.software.pass_seconds, serial_launch_seconds(context, rows, starts)
+    forward, backward = forward + extra_forward, backward + recompute + extra_backward
+    return StageTimes(
+        forward=per_rank(launched_seconds(forward, host) + each, rows),
+        backward=per_rank(launched_seconds(backward, BACKWARD_LAUNCHES * host) + each, rows),
+        recompute=per_rank(recompute, rows),
+    )
+
+
+def serial_launch_seconds(context: Context, rows: Strategies, starts: Ints) -> Floats:
+    """Return the host time of a forward pass that cannot hide, [N, V]: the collectives of tensor parallelism, one after
+    the other beside a pipeline's messages."""
+    ranks = rows.tp * (rows.tp > 1) * (rows.pp > 1)
+    return np.asarray(context.software.rank_seconds * ranks[:, None] * np.diff(starts, axis=1))
+
+
+def data_parallel(context: Context, rows: Strategies) -> DataParallel:
+    """Return the data-parallel groups (context-parallel ranks hold the same weights and belong to them)."""
+    links = context.links
+    inside = np.where(rows.rank_order == DATA_OUTERMOST, rows.pp, 1)
+    dense = product(group(links, rows.cp, rows.tp), group(links, rows.dp, rows.tp * rows.cp * inside))
+    width = rows.ep * rows.etp
+    expert = group(links, rows.tp * rows.cp * rows.dp // width, width * inside)
+    return DataParallel(dense=dense, expert=expert)
+
+
+def sharded_weight_seconds(
+    context: Context, rows: Strategies, shards: Sharded, where: Ints, forward: Floats, backward: Floats
+) -> tuple[Floats, Floats]:
+    """Return what ZeRO-2 and ZeRO-3 add to each pass of each micro-batch, [N, V]: ZeRO-2 reduce-scatters the
+    gradients in every backward pass, ZeRO-3 also gathers the weights in both."""
+    if not (rows.sharding >= ZERO2).any():
+        zero = np.zeros_like(forward)
+        return zero, zero
+    groups = data_parallel(context, rows)
+    dense = ranged(shards.table.dense, shards.row, where[:, :-1], where[:, 1:])
+    expert = ranged(shards.table.expert, shards.row, where[:, :-1], where[:, 1:])
+    once = both_gather_seconds(context.links, groups, dense, expert, 1.0)
+    scatter = 4.0 * trained_share(context.job) * once * (rows.sharding >= ZERO2)[:, None]
+    gather = 2.0 * once * (rows.sharding == ZERO3)[:, None]
+    overlap_forward, overlap_backward = rows.overlap_param[:, None], rows.overlap_grad[:, None]
+    seconds_forward = np.where(
+        overlap_forward, exposed_seconds(gather, BUCKET_SHARE * forward, slowdown=OVERLAP_SLOWDOWN), gather
+    )
+    together = gather + scatter
+    seconds_backward = np.where(
+        overlap_backward & (overlap_forward | (gather == 0.0)),
+        exposed_seconds(together, BUCKET_SHARE * backward, slowdown=OVERLAP_SLOWDOWN),
+        np.where(
+            overlap_backward,
+            gather + exposed_seconds(scatter, BUCKET_SHARE * backward, slowdown=OVERLAP_SLOWDOWN),
+            together,
+        ),
+    )
+    return seconds_forward, seconds_backward
+
+
+def both_gather_seconds(links: Fabric, groups: DataParallel, dense: Floats, expert: Floats, width: float) -> Floats:
+    """Return the time to gather (or reduce-scatter) dense and expert parameters of `width` bytes, [N, S]."""
+
+    def column(ranks: Group) -> Group:
+        stride = None if ranks.stride is None else ranks.stride[:, None]
+        return Group(size=ranks.size[:, None], local=ranks.local[:, None], stride=stride)
+
+    seconds = gather_seconds(links, column(groups.dense), width * dense)
+    if expert.any():
+        seconds = seconds + gather_seconds(links, column(groups.expert), width * expert)
+    return seconds
+
+
+def transfers(context: Context, rows: Strategies) -> Floats:
+    """Return the one-way time from each virtual stage to the next, [N, v * P - 1]. Tensor-parallel ranks each send
+    their part (Megatron-LM's scatter-gather)."""
+    pp, vpp = int(rows.pp[0]), int(rows.vpp[0])
+    links, stride, size = context.links, pipeline_stride(rows), message_bytes(context, rows)[:, None]
+    seconds = transfer_seconds(links, size, stage_crossings(links.domain_gpus, pp, stride))
+    if links.rack_gpus:
+        leaves = stage_crossings(links.rack_gpus, pp, stride)
+        seconds = np.maximum(seconds, leaves * rack_seconds(links, size, stride[:, None]))
+    return np.tile(seconds, (1, vpp))[:, : vpp * pp - 1]
+
+
+def pipeline_stride(rows: Strategies) -> Ints:
+    """Return the distance between neighbouring ranks of a pipeline, [N]."""
+    return np.asarray(rows.tp * rows.cp * np.where(rows.rank_order == DATA_OUTERMOST, 1, rows.dp))
+
+
+def message_bytes(context: Context, rows: Strategies) -> Floats:
+    """Return the bytes of an activation that one GPU sends to the next stage, [N]."""
+    width = 4.0 if context.job.precision == "fp32" else 2.0
+    return np.asarray(width * rows.micro_batch * context.job.seq_len / rows.cp / rows.tp * context.model.hidden)
+
+
+def reduction_tails(
+    context: Context, rows: Strategies, times: StageTimes, dense: Floats, expert: Floats
+) -> tuple[Floats, Floats]:
+    """Return the gradient tail and the weight-gather tail of each pipeline rank, [N, P]."""
+    once = both_gather_seconds(context.links, data_parallel(context, rows), dense, expert, 1.0)
+    return exposed_tails(context.job, rows, times, once)
+
+
+def exposed_tails(job: Job, rows: Strategies, times: StageTimes, once: Floats) -> tuple[Floats, Floats]:
+    """Return the gradient tail and the weight-gather tail of each pipeline rank, [N, P], where one byte of each of its
+    parameters is gathered in `once` seconds [N, P].
+
+    Recomputation hides nothing here: a layer's gradients exist only after it.
+    """
+    sharding, trained = rows.sharding[:, None], trained_share(job)
+    reduce = 4.0 * trained * once * np.where(sharding == UNSHARDED, 2.0, np.where(sharding == ZERO1, 1.0, 0.0))
+    gather = 2.0 * trained * once * ((sharding == ZERO1) | (sharding == ZERO2))
+    own = times.backward - times.recompute
+    backward, forward = own.sum(axis=1), times.forward.sum(axis=1)
+    beside = exposed_seconds(reduce, BUCKET_SHARE * backward, slowdown=OVERLAP_SLOWDOWN)
+    reduce = np.where(rows.overlap_grad[:, None], beside, reduce)
+    beside = exposed_seconds(gather, BUCKET_SHARE * forward, slowdown=OVERLAP_SLOWDOWN)
+    gather = np.where(rows.overlap_param[:, None], beside, gather)
+    return (
+        np.maximum(reduce - _before(own[:, 0]), 0.0),
+        np.maximum(gather - _before(times.forward[:, 0]), 0.0),
+    )
+
+
+def _before(values: Floats) -> Floats:
+    """Return the sum over lower ranks, [N, P]."""
+    sums = np.cumsum(values, axis=1)
+    return np.asarray(sums - values)
+
+
+def optimizer_seconds(context: Context, rows: Strategies, dense: Floats, expert: Floats) -> Floats:
+    """Return the time of the optimizer step on each rank, [N, P]: bandwidth-bound on the GPU, and for the part in
+    host memory the slower of PCIe traffic and the host's memory. The two parts run side by side."""
+    pool = context.pool
+    groups = data_parallel(context, rows)
+    held = dense / groups.dense.size[:, None] + expert / groups.expert.size[:, None]
+    held = np.where((rows.sharding == UNSHARDED)[:, None], dense + expert, held)
+    width = trained_share(context.job) * STATE_BYTES[context.job.optimizer]
+    rate = pool.gpu.memory_bytes_per_second * UPDATE_EFFICIENCY / context.software.optimizer
+    offload = rows.offload[:, None]
+    on_gpu = held * (1.0 - offload) * width / rate
+    moved = held * offload * 6.0 / (pool.gpu.pcie_bytes_per_second * PCIE_EFFICIENCY)
+    host = pool.host_memory_bytes_per_second * HOST_EFFICIENCY / pool.gpus_per_node
+    return np.maximum(on_gpu, np.maximum(moved, held * offload * HOST_STATE_BYTES / host))
+
+
+def norm_seconds(context: Context, rows: Strategies) -> Floats:
+    """Return the time to agree on the global gradient norm, one tiny all-reduce over all GPUs, with what the framework
+    does once an iteration, [N]."""
+    links = context.links
+    everyone = group(links, rows.gpus, np.ones_like(rows.tp))
+    return reduce_seconds(links, everyone, np.zeros(len(rows))) + context.software.step_seconds
+
+
+def tied_embedding_seconds(context: Context, rows: Strategies, *, apart: bool = False) -> Floats:
+    """Return the time to add the gradients of a tied embedding on the first and the last rank, [N]; `apart` says that
+    these are never in one domain."""
+    if not context.model.tied_embeddings:
+        return np.zeros(len(rows))
+    crosses = apart | (pipeline_stride(rows) * (rows.pp - 1) >= context.links.domain_gpus)
+    size = 4.0 * context.model.vocab * context.model.hidden / rows.tp
+    return np.where(rows.pp > 1, transfer_seconds(context.links, size, crosses), 0.0)

@@ -1,0 +1,206 @@
+"""`MeasuredLayers`: an efficiency model in which a user's own layer times and links stand in place of predicted ones.
+
+Times, weights and activations of a position come from the entry of the profile with the same GPU type, tensor-parallel
+degree and micro-batch; what was not measured (the bytes of a column that is missing, the part of a layer that selective
+recomputation repeats) is the model's own figure, in proportion. What frameworks add to predicted times is in measured
+ones already. Only what was measured is planned: other degrees and micro-batches are not searched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.cost.compute.operators import OperatorTable, Shard
+from shardwright.cost.frameworks.overheads import STATE_BYTES, UPDATE_EFFICIENCY, Overheads
+from shardwright.cost.layers.table import LayerTable
+from shardwright.cost.memory.sizes import logit_bytes, weight_bytes
+from shardwright.cost.network.collectives import Fabric
+from shardwright.cost.network.curves import LinkTimes, between_machines, inside_machine, with_curves
+from shardwright.cost.strategies import Bools, Floats, Ints
+from shardwright.errors import Problem, SpecError, bad
+from shardwright.spec.cluster import Cluster, Gpu, NodePool
+from shardwright.spec.job import Job
+from shardwright.spec.layer_profile import LayerProfile, LayerTimes, smoothed
+from shardwright.spec.model import Model
+from shardwright.spec.read.profile_stand_ins import STAND_IN, flops_per_second
+
+DESCRIBED = "gpu: {{name: {}, memory_gb: …, memory_gb_per_second: …, bf16_tflops: …}}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredLayers:
+    """`base`, with the layers and links of `profile` in place of its own."""
+
+    base: Efficiency
+    profile: LayerProfile
+
+    def operator_seconds(self, gpu: Gpu, job: Job, operators: OperatorTable) -> Floats:
+        """Return the base model's times, which only serve for proportions within a layer, [operators, M]."""
+        return self.base.operator_seconds(gpu, job, operators)
+
+    def fabric(self, pool: NodePool) -> Fabric:
+        """Return the links of `pool`, as measured where they were."""
+        inside = inside_machine(self.profile, pool)
+        between = between_machines(self.profile, pool, pool.gpu.kind)
+        return with_curves(self.base.fabric(pool), inside, between)
+
+    def between(self, one: NodePool, other: NodePool) -> LinkTimes | None:
+        """Return the measured link between machines of two types, None without one."""
+        return between_machines(self.profile, one, other.gpu.kind)
+
+    def overheads(self, gpu: Gpu, job: Job, software: Overheads) -> Overheads:
+        """Return what comes on top of measured layers: `software`'s effect on links that were not measured, and the
+        measured pace of the optimizer's step."""
+        scopes = {curve.scope for curve in self.profile.links if curve.source == curve.target == gpu.kind}
+        rate = self._update_seconds(gpu, job)
+        plain = gpu.memory_bytes_per_second * UPDATE_EFFICIENCY / max(STATE_BYTES[job.optimizer], 1.0)
+        return Overheads(
+            intra=1.0 if "intra_node" in scopes else software.intra,
+            inter=1.0 if "inter_node" in scopes else software.inter,
+            latency=1.0 if "inter_node" in scopes else software.latency,
+            optimizer=software.optimizer if rate is None else rate * plain,
+        )
+
+    def _update_seconds(self, gpu: Gpu, job: Job) -> float | None:
+        """Return the seconds of an update per parameter, the median over the entries; None if not measured."""
+        each = [
+            sum(entry.optimizer_seconds) / (sum(entry.weight_bytes) / weight_bytes(job))
+            for entry in self.profile.of(gpu.kind)
+            if any(entry.optimizer_seconds) and any(entry.weight_bytes)
+        ]
+        return float(np.median(each)) if each else None
+
+    def flops_per_second(self, gpu: Gpu, model: Model) -> float:
+        """Return the speed that the fastest layer measured on `gpu` reaches."""
+        return max(flops_per_second(entry, model, self.profile.seq_len) for entry in self.profile.of(gpu.kind))
+
+    def has(self, gpu: Gpu, tp: Ints | int, micro_batch: Ints | int) -> Bools:
+        """Return for which degrees and micro-batches the layers of `gpu` were measured, [N]."""
+        known = {(entry.tensor_parallel, entry.micro_batch) for entry in self.profile.of(gpu.kind)}
+        pairs = zip(np.atleast_1d(tp).tolist(), np.atleast_1d(micro_batch).tolist(), strict=True)
+        return np.array([pair in known for pair in pairs], dtype=bool)
+
+    @property
+    def sequence_parallel(self) -> tuple[int, ...]:
+        """Whether the layers with tensor parallelism were measured with sequence parallelism, as the only choice."""
+        return (int(self.profile.sequence_parallel),)
+
+    @property
+    def micro_batches(self) -> tuple[int, ...]:
+        """The micro-batch sizes that were measured on any GPU, ascending."""
+        return tuple(sorted({entry.micro_batch for entry in self.profile.entries}))
+
+    def alike_after(self, gpu: Gpu) -> int:
+        """Return the number of layers at the beginning after which all have exactly the same figures."""
+        columns = [
+            column[1:-1]
+            for entry in self.profile.of(gpu.kind)
+            for column in (entry.forward_seconds, entry.backward_seconds, entry.weight_bytes, entry.activation_bytes)
+            if column
+        ]
+        odd = [place for place in range(self.profile.layers) if any(each[place] != each[-1] for each in columns)]
+        return odd[-1] + 1 if odd else 0
+
+    def filled(self, table: LayerTable, model: Model, gpu: Gpu, job: Job, shard: Shard) -> LayerTable:
+        """Return `table` with the measured figures of every row. Raises SpecError for a row that was not measured."""
+        entries = [self._entry(gpu, shard, row) for row in range(len(shard.tp))]
+        dense, expert = np.diff(table.dense), np.diff(table.expert)
+        forward = _running(_measured(entries, "forward_seconds", dense))
+        backward = _running(_measured(entries, "backward_seconds", dense))
+        weights = _measured(entries, "weight_bytes", (dense + expert) * weight_bytes(job)) / weight_bytes(job)
+        if model.tied_embeddings:  # stages that hold the head have a copy of the embedding, whatever was counted
+            weights[:, -1] = np.maximum(weights[:, -1], dense[:, -1] + expert[:, -1])
+        held = weights / np.where(dense + expert > 0.0, dense + expert, 1.0)
+        kept = np.diff(table.activations)
+        logits = logit_bytes(model, job, shard.micro_batch, shard.cp, shard.tp)
+        activations = _measured(entries, "activation_bytes", kept + _at_the_head(kept, logits))
+        activations = np.maximum(activations - _at_the_head(kept, logits), 0.0)
+        nothing = np.zeros_like(forward)
+        return replace(
+            table,
+            forward=forward,
+            backward=backward,
+            compute_forward=forward,
+            compute_backward=backward,
+            core_seconds=_running(_part(np.diff(table.core_seconds), np.diff(table.compute_forward), np.diff(forward))),
+            tp_seconds=nothing,
+            cp_seconds=nothing,
+            ep_seconds=nothing,
+            activations=_running(activations),
+            core=_running(_part(np.diff(table.core), kept, activations)),
+            dense=_running(np.where(dense + expert > 0.0, dense * held, weights)),
+            expert=_running(expert * held),
+            widest=activations[:, 1:-1].max(axis=1),
+            parameters=weights[:, 1:-1].max(axis=1),
+        )
+
+    def _entry(self, gpu: Gpu, shard: Shard, row: int) -> LayerTimes:
+        tp, micro_batch = int(shard.tp[row]), int(shard.micro_batch[row])
+        entry = self.profile.by_setting.get((gpu.kind, tp, micro_batch))
+        if entry is None or shard.cp[row] > 1 or shard.ep[row] > 1:
+            words = f"tensor parallel {tp}, micro-batch {micro_batch}"
+            words += f", context parallel {shard.cp[row]}" if shard.cp[row] > 1 else ""
+            words += f", expert parallel {shard.ep[row]}" if shard.ep[row] > 1 else ""
+            have = ", ".join(f"{e.tensor_parallel} × {e.micro_batch}" for e in self.profile.of(gpu.kind))
+            raise bad(
+                "--profile", f"has no times of {gpu.kind} with {words}", f"measured, degree × micro-batch: {have}"
+            )
+        return entry
+
+
+def measured_layers(
+    base: Efficiency, profile: LayerProfile, model: Model, cluster: Cluster, job: Job
+) -> MeasuredLayers:
+    """Return the efficiency model of a layer profile. Raises SpecError, naming everything, where the profile is of
+    another model, sequence length or precision, or lacks a GPU type of the cluster."""
+    problems = []
+    if profile.layers != len(model.layers):
+        message = f"has {profile.layers} layers (and embedding and head), {model.name} has {len(model.layers)}"
+        problems.append(Problem("--profile", message, "give the model that was measured, or leave --model out"))
+    if profile.seq_len != job.seq_len:
+        message = f"was measured with sequences of {profile.seq_len} tokens, not {job.seq_len}"
+        problems.append(Problem("--profile", message, f"plan with --seq-len {profile.seq_len}, or measure again"))
+    if profile.precision not in ("", job.precision):
+        message = f"was measured in {profile.precision}, not {job.precision}"
+        problems.append(Problem("--profile", message, f"plan with --precision {profile.precision}, or measure again"))
+    missing = [name for name in dict.fromkeys(pool.gpu.kind for pool in cluster.pools) if name not in profile.gpus]
+    if missing:
+        message = f"has no times of {', '.join(missing)} (it has {', '.join(profile.gpus)})"
+        hint = f"measure them too, or name the GPU as the profile does: gpu: {profile.gpus[0]}, memory_gb: …"
+        problems.append(Problem("--profile", message, hint))
+    for pool in cluster.pools:
+        bare = pool.gpu.source == STAND_IN and not any(entry.optimizer_seconds for entry in profile.of(pool.gpu.kind))
+        if bare:
+            message = f"has no optimizer_seconds of {pool.gpu.kind}, and the catalogue no bandwidth of its memory"
+            hint = "measure them, or describe it in the cluster file: " + DESCRIBED
+            problems.append(Problem("--profile", message, hint.format(pool.gpu.kind)))
+    if problems:
+        raise SpecError(*problems)
+    return MeasuredLayers(base=base, profile=smoothed(profile, model.kind_of_layer))
+
+
+def _running(values: Floats) -> Floats:
+    """Return running sums over positions, [M, positions + 1]."""
+    sums = np.zeros((values.shape[0], values.shape[1] + 1))
+    np.cumsum(values, axis=1, out=sums[:, 1:])
+    return sums
+
+
+def _measured(entries: list[LayerTimes], name: str, own: Floats) -> Floats:
+    """Return a column of the entries, the model's `own` figures where it was not measured, [M, positions]."""
+    return np.array([getattr(entry, name) or own[row] for row, entry in enumerate(entries)]).reshape(own.shape)
+
+
+def _part(part: Floats, whole: Floats, measured: Floats) -> Floats:
+    """Return the same part of what was measured as `part` is of `whole`."""
+    return np.asarray(measured * part / np.where(whole > 0.0, whole, 1.0))
+
+
+def _at_the_head(like: Floats, values: Floats) -> Floats:
+    """Return `values` [M] at the last position, 0 elsewhere, [M, positions]."""
+    found = np.zeros_like(like)
+    found[:, -1] = values
+    return found

@@ -1,0 +1,303 @@
+"""Time, bytes and parameters of every layer on one GPU, for every way to shard it.
+
+A `LayerTable` has one row per `Shard` and one column per position of the model: the embedding, each layer in order,
+the head. It keeps running sums over the positions, so that the sum over any range of layers is one subtraction. A
+user's own layer times fill the same table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.cost.compute.operators import (
+    BACKWARD,
+    FORWARD,
+    Operator,
+    Shard,
+    embedding_operators,
+    head_operators,
+    layer_operators,
+    table,
+    tokens,
+)
+from shardwright.cost.compute.selective import repeated_share
+from shardwright.cost.frameworks.overheads import (
+    BACKWARD_LAUNCHES,
+    Overheads,
+    host_seconds,
+    kernel_factor,
+    launched_seconds,
+)
+from shardwright.cost.memory.sizes import layer_activation_bytes
+from shardwright.cost.network.collectives import (
+    Fabric,
+    exposed_seconds,
+    gather_seconds,
+    group,
+    reduce_seconds,
+)
+from shardwright.cost.network.dispatch import dispatch_seconds
+from shardwright.cost.strategies import Floats
+from shardwright.spec.cluster import Gpu
+from shardwright.spec.job import Job
+from shardwright.spec.model import Layer, Model
+
+OVERLAP_SLOWDOWN = 0.15  # part of the hidden communication that the computation beside it loses
+TP_OVERLAP_SHARE = 0.8  # part of a GEMM beside which chunks of its own communication can run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """Exposed seconds of one layer for one micro-batch, [M], by cause; `core` is the part of `compute` forward that
+    selective recomputation repeats."""
+
+    forward: Floats
+    backward: Floats
+    core: Floats
+    tp_forward: Floats
+    tp_backward: Floats
+    cp_forward: Floats
+    cp_backward: Floats
+    ep_forward: Floats
+    ep_backward: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTable:
+    """Running sums over positions, each [M, layers + 3]: entry p is the sum over positions before p.
+
+    `activations` are the bytes kept for the backward pass of one micro-batch without recomputation, `core` those
+    that selective recomputation frees, `inputs` those that full recomputation keeps. `dense` and `expert` are
+    parameters held by one GPU. Of single layers, [M]: `widest` is the largest of `activations`, `gradients` what the
+    gradients of activations take at a time, `boundary` the activation passed to the next layer, `parameters` the
+    most that a layer has.
+    """
+
+    forward: Floats
+    backward: Floats
+    compute_forward: Floats
+    compute_backward: Floats
+    core_seconds: Floats
+    tp_seconds: Floats
+    cp_seconds: Floats
+    ep_seconds: Floats
+    activations: Floats
+    core: Floats
+    inputs: Floats
+    dense: Floats
+    expert: Floats
+    widest: Floats
+    gradients: Floats
+    boundary: Floats
+    parameters: Floats
+
+
+def layer_table(
+    model: Model,
+    gpu: Gpu,
+    job: Job,
+    shard: Shard,
+    efficiency: Efficiency,
+    links: Fabric,
+    software: Overheads,
+    *,
+    strain: float = 1.0,
+) -> LayerTable:
+    """Return the table for every row of `shard`. All times are `strain` times those of an undisturbed GPU."""
+    parts = [[*layer_operators(model, kind, shard, job)] for kind in model.kinds]
+    parts = [[*embedding_operators(model, shard, job)], *parts, [*head_operators(model, shard, job)]]
+    kinds: tuple[Layer | None, ...] = (None, *model.kinds, None)
+    host = [host_seconds(software, job, experts=bool(kind and kind.moe)) for kind in kinds]
+    times = _timed(parts, gpu, job, efficiency, software, host)
+    columns = [
+        _strained(_seconds(model, kind, shard, job, links, software, *time), strain)
+        for kind, time in zip(kinds, times, strict=True)
+    ]
+    memory = layer_activation_bytes(model, shard, job)
+    where = np.array([0, *(kind + 1 for kind in model.kind_of_layer), len(kinds) - 1])
+
+    def running(per_kind: list[Floats]) -> Floats:
+        sums = np.zeros((len(shard.tp), len(where) + 1))
+        np.cumsum(np.stack(per_kind, axis=1)[:, where], axis=1, out=sums[:, 1:])
+        return sums
+
+    forward = [c.forward + c.tp_forward + c.cp_forward + c.ep_forward for c in columns]
+    backward = [c.backward + c.tp_backward + c.cp_backward + c.ep_backward for c in columns]
+    parameters = [shard_parameters(model, kind, shard, position) for position, kind in enumerate(kinds)]
+    return LayerTable(
+        forward=running(forward),
+        backward=running(backward),
+        compute_forward=running([c.forward for c in columns]),
+        compute_backward=running([c.backward for c in columns]),
+        core_seconds=running([c.core for c in columns]),
+        tp_seconds=running([c.tp_forward + c.tp_backward for c in columns]),
+        cp_seconds=running([c.cp_forward + c.cp_backward for c in columns]),
+        ep_seconds=running([c.ep_forward + c.ep_backward for c in columns]),
+        activations=running(memory.kept),
+        core=running(memory.core),
+        inputs=running(memory.inputs),
+        dense=running([dense for dense, _ in parameters]),
+        expert=running([expert for _, expert in parameters]),
+        widest=np.max(np.stack(memory.kept[1:-1]), axis=0),
+        gradients=np.max(np.stack(memory.gradients), axis=0),
+        boundary=np.max(np.stack(memory.inputs[1:-1]), axis=0),
+        parameters=np.max(np.stack([dense + expert for dense, expert in parameters[1:-1]]), axis=0),
+    )
+
+
+def shard_parameters(model: Model, layer: Layer | None, shard: Shard, position: int) -> tuple[Floats, Floats]:
+    """Return the dense and expert parameters that one GPU holds of a layer; of the embedding (position 0) or the
+    head where `layer` is None. Norms are replicated over tensor parallelism; that they are is below 0.1 %."""
+    if layer is None:
+        if position == 0:
+            return model.embedding_parameters / shard.tp, np.zeros(len(shard.tp))
+        more_dense, more_expert = mtp_parameters(model)
+        return (head_weights(model) + more_dense) / shard.tp, more_expert / (shard.ep * shard.etp)
+    dense = model.dense_layer_parameters(layer) / shard.tp
+    return dense, model.expert_layer_parameters(layer) / (shard.ep * shard.etp)
+
+
+def head_weights(model: Model) -> int:
+    """Return the parameters of the last position: a tied output projection is a copy of the embedding there."""
+    tied = model.token_table_parameters if model.tied_embeddings else 0
+    return model.head_parameters + tied
+
+
+def mtp_parameters(model: Model) -> tuple[int, int]:
+    """Return dense and expert parameters of the multi-token-prediction layers: each is a layer like the last, with a
+    projection of two hidden vectors to one and three norms."""
+    last = model.layers[-1]
+    each = model.dense_layer_parameters(last) + 2 * model.hidden * model.hidden + 3 * model.norm_parameters
+    return model.mtp_layers * each, model.mtp_layers * model.expert_layer_parameters(last)
+
+
+def _strained(seconds: Seconds, strain: float) -> Seconds:
+    return Seconds(**{field.name: strain * getattr(seconds, field.name) for field in fields(Seconds)})
+
+
+def _timed(
+    parts: list[list[Operator]],
+    gpu: Gpu,
+    job: Job,
+    efficiency: Efficiency,
+    software: Overheads,
+    host: list[float],
+) -> list[tuple[Floats, Floats, Floats]]:
+    """Return forward, backward and core-attention forward seconds [M] of each part, timed in one batch. Where the
+    host launches a part (forward in `host` seconds) more slowly than the device runs it, the host's time counts."""
+    operators = table([operator for part in parts for operator in part])
+    seconds = efficiency.operator_seconds(gpu, job, operators) * kernel_factor(software, job, operators)
+    if job.adapters:
+        seconds = np.where(operators.weight_gradient, 0.0, seconds)
+    forward = np.where(operators.direction == FORWARD, seconds, 0.0)
+    backward = np.where(operators.direction == BACKWARD, seconds, 0.0)
+    core = repeated_share(job, operators) * forward
+    bounds = np.cumsum([0, *(len(part) for part in parts)])[:-1]
+    sums = [np.add.reduceat(column, bounds, axis=0) for column in (forward, backward, core)]
+    return [
+        (launched_seconds(forward, launch), launched_seconds(backward, BACKWARD_LAUNCHES * launch), core)
+        for forward, backward, core, launch in zip(*sums, host, strict=True)
+    ]
+
+
+def _seconds(
+    model: Model,
+    layer: Layer | None,
+    shard: Shard,
+    job: Job,
+    links: Fabric,
+    software: Overheads,
+    forward: Floats,
+    backward: Floats,
+    core: Floats,
+) -> Seconds:
+    """Return the times of a layer with the communication that it cannot hide."""
+    zero = np.zeros(len(shard.tp))
+    if layer is None:
+        tp_forward, tp_backward = _tp_edge(model, shard, job, links)
+        return Seconds(
+            forward=forward,
+            backward=backward,
+            core=zero,
+            tp_forward=tp_forward,
+            tp_backward=tp_backward,
+            cp_forward=zero,
+            cp_backward=zero,
+            ep_forward=zero,
+            ep_backward=zero,
+        )
+    blocks = 2 if layer.mlp is not None or (layer.moe is not None and layer.moe.shared_width) else 1
+    tp_forward, tp_backward = _tp_layer(model, shard, job, links, blocks, forward, backward)
+    cp_forward, cp_backward = _cp_layer(layer, shard, job, links, core)
+    ep_forward = software.exchange * _ep_layer(model, layer, shard, job, links)
+    return Seconds(
+        forward=forward,
+        backward=backward,
+        core=core,
+        tp_forward=tp_forward,
+        tp_backward=tp_backward,
+        cp_forward=cp_forward,
+        cp_backward=cp_backward,
+        ep_forward=ep_forward,
+        ep_backward=ep_forward,
+    )
+
+
+def _tp_layer(
+    model: Model, shard: Shard, job: Job, links: Fabric, blocks: int, forward: Floats, backward: Floats
+) -> tuple[Floats, Floats]:
+    """Return exposed tensor-parallel time of a layer with `blocks` column-row pairs.
+
+    Forward, each pair all-gathers its input and reduce-scatters its output (one all-reduce without sequence
+    parallelism). Backward does the same in reverse and, with sequence parallelism, gathers the input once more;
+    Megatron-LM runs the latter and the input gradient's reduction beside the weight gradient's GEMM.
+    """
+    ranks = group(links, shard.tp, np.ones_like(shard.tp))
+    size = 2.0 * tokens(shard, job) * model.hidden
+    gather = gather_seconds(links, ranks, size)
+    pair = blocks * 2.0 * gather
+    hidden_backward = pair
+    open_backward = np.where(shard.sequence_parallel, blocks * gather, 0.0)
+    room_forward, room_backward = TP_OVERLAP_SHARE * forward, TP_OVERLAP_SHARE * backward
+    overlapped = exposed_seconds(pair, room_forward, slowdown=OVERLAP_SLOWDOWN)
+    tp_forward = np.where(shard.overlap_tp, overlapped, pair)
+    beside = exposed_seconds(hidden_backward, 0.5 * room_backward, slowdown=OVERLAP_SLOWDOWN)
+    all_beside = exposed_seconds(hidden_backward + open_backward, room_backward, slowdown=OVERLAP_SLOWDOWN)
+    return tp_forward, np.where(
+        shard.overlap_tp, np.minimum(all_beside, beside + open_backward), beside + open_backward
+    )
+
+
+def _tp_edge(model: Model, shard: Shard, job: Job, links: Fabric) -> tuple[Floats, Floats]:
+    """Return the tensor-parallel time at the embedding or the head: one collective each way."""
+    ranks = group(links, shard.tp, np.ones_like(shard.tp))
+    size = 2.0 * tokens(shard, job) * model.hidden
+    whole = np.where(shard.sequence_parallel, 1.0, 2.0) * gather_seconds(links, ranks, size)
+    return whole, whole
+
+
+def _cp_layer(layer: Layer, shard: Shard, job: Job, links: Fabric, core: Floats) -> tuple[Floats, Floats]:
+    """Return exposed context-parallel time: keys and values travel the ring beside core attention (arXiv
+    2310.01889); backward their gradients travel too."""
+    attention = layer.attention
+    ranks = group(links, shard.cp, shard.tp)
+    width = (attention.key_width + attention.value_width) / shard.tp
+    size = 2.0 * shard.micro_batch * job.seq_len * width
+    ring = gather_seconds(links, ranks, size)
+    forward = exposed_seconds(ring, core, slowdown=OVERLAP_SLOWDOWN)
+    return forward, exposed_seconds(2.0 * ring, 2.0 * core, slowdown=OVERLAP_SLOWDOWN)
+
+
+def _ep_layer(model: Model, layer: Layer, shard: Shard, job: Job, links: Fabric) -> Floats:
+    """Return the time of dispatching tokens to experts and combining them: an all-to-all each, and the gather over
+    expert-tensor-parallel ranks."""
+    if layer.moe is None:
+        return np.zeros(len(shard.tp))
+    sent = 2.0 * tokens(shard, job) / shard.tp * model.hidden
+    across = group(links, shard.ep, shard.etp)
+    within = group(links, shard.etp, np.ones_like(shard.etp))
+    gathered = reduce_seconds(links, within, sent * layer.moe.top_k * shard.etp)
+    return 2.0 * dispatch_seconds(links, across, sent, layer.moe.top_k) + gathered

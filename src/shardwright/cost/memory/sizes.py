@@ -1,0 +1,232 @@
+"""Bytes on one GPU: weights, gradients, optimizer state, activations, logits, buffers.
+
+Activations follow Korthikanti et al. 2022 (arXiv 2205.05198 §4), tensor by tensor, so that grouped queries, gated
+and expert layers, latent attention and FlashAttention have their own counts; for a GPT layer the sum is the paper's
+sbh(10 + 24/t + 5as/(ht)), with sequence parallelism sbh/t (34 + 5as/h).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.compute.operators import Shard, norm_tokens, tokens
+from shardwright.cost.compute.selective import freed_bytes
+from shardwright.cost.memory.facts import memory_facts
+from shardwright.cost.strategies import UNSHARDED, ZERO2, ZERO3, Array, Floats, Ints
+from shardwright.spec.job import Job
+from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
+
+OPTIMIZER_BYTES = {"adam": 12.0, "sgd": 8.0, "none": 0.0}  # master weight and moments in fp32
+ADAPTER_SHARE = 0.005  # of the weights, in LoRA adapters of rank 16 to 32
+CONTEXT_BYTES = 1.2e9  # CUDA context, cuBLAS and NCCL work space; nvidia-smi minus reserved on A100 and H100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activations:
+    """Bytes of one micro-batch, lists over positions (embedding, kinds of layers, head) of [M]; `gradients` over kinds
+    of layers alone."""
+
+    kept: list[Floats]
+    core: list[Floats]
+    inputs: list[Floats]
+    gradients: list[Floats]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Weights, gradients and optimizer state of one GPU, arrays of any broadcast shape."""
+
+    weights: Floats
+    gradients: Floats
+    optimizer: Floats
+
+
+def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
+    """Return what each position keeps for the backward pass."""
+    outer = norm_tokens(shard, job) * model.hidden
+    facts = memory_facts(job.framework)
+    zero = np.zeros(len(shard.tp))
+    kept, core, inputs, gradients = [], [], [], []
+    for layer in model.kinds:
+        attention, scores = _attention_bytes(model, layer.attention, shard, job)
+        feed_forward = zero
+        if layer.mlp is not None:
+            feed_forward = _mlp_bytes(model, layer.mlp, shard, job)
+        if layer.moe is not None:
+            feed_forward = feed_forward + _moe_bytes(model, layer.moe, shard, job)
+        outside = outer * (2.0 * layer.norms + (2.0 if model.dropout else 0.0) + facts.hidden_copies)
+        kept.append(outside + attention + feed_forward)
+        core.append(freed_bytes(model, layer, shard, job, kept[-1], scores))
+        inputs.append(2.0 * outer)
+        gradients.append(_gradient_bytes(model, layer, shard, job))
+    embedding = outer * (1.0 if model.dropout else 0.0)
+    head = 4.0 * outer + model.mtp_layers * (kept[model.kind_of_layer[-1]] + 4.0 * outer)
+    width = 2.0 if job.precision == "fp32" else 1.0
+    return Activations(
+        kept=[width * a for a in (embedding, *kept, head)],
+        core=[width * a for a in (zero, *core, zero)],
+        inputs=[width * a for a in (embedding, *inputs, head)],
+        gradients=[width * a for a in gradients],
+    )
+
+
+def _linear_input_bytes(job: Job) -> float:
+    """Bytes an element of a saved GEMM input takes: fp8 training saves the quantised copy, adapters the 16-bit one."""
+    return 1.0 if job.precision == "fp8" and not job.adapters else 2.0
+
+
+def _inner_bytes(job: Job, *, gated: bool) -> float:
+    """Bytes for each element of the width of a feed-forward block: the input of the non-linearity, and that of the
+    second projection unless its weights are frozen and without an adapter."""
+    saved = 0.0 if job.attention_adapters else _linear_input_bytes(job)
+    width = 1.0 if job.fp8_storage else 2.0
+    return width * (2.0 if gated else 1.0) + saved + memory_facts(job.framework).inner_copies
+
+
+def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job) -> tuple[Floats, Floats]:
+    """Return the bytes of the attention block and, of these, those of core attention (without its inputs)."""
+    size, outer = tokens(shard, job), norm_tokens(shard, job)
+    saved = _linear_input_bytes(job)
+    qkv = attention.query_width + attention.key_width + attention.value_width
+    if attention.latent is None:
+        projected = saved * outer * model.hidden
+    else:
+        mla = attention.latent
+        ranks = (mla.query_rank or 0) + mla.kv_rank
+        projected = saved * outer * model.hidden + (2.0 + saved) * outer * ranks
+        qkv = attention.heads * (2 * attention.head_dim + attention.value_head_dim)
+    heads = attention.heads / shard.tp
+    per_score = 5.0 if model.dropout else 2.0
+    scores = np.where(shard.flash, 4.0 * size * heads, per_score * size * job.seq_len * heads)
+    inner = 2.0 * size * qkv / shard.tp + saved * size * attention.out_width / shard.tp
+    return projected + inner + scores, scores
+
+
+def _mlp_bytes(model: Model, mlp: Mlp, shard: Shard, job: Job) -> Floats:
+    saved = 0.0 if job.attention_adapters else _linear_input_bytes(job)
+    size = tokens(shard, job) * mlp.width / shard.tp
+    return saved * norm_tokens(shard, job) * model.hidden + _inner_bytes(job, gated=mlp.gated) * size
+
+
+def _moe_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
+    saved = _linear_input_bytes(job)
+    outer = norm_tokens(shard, job)
+    routed = outer * moe.top_k * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
+    router = outer * (2.0 * model.hidden + 8.0 * moe.experts)
+    inner = _inner_bytes(job, gated=moe.gated) * moe.expert_width / shard.etp
+    experts = routed * (saved * model.hidden + inner + 2.0 * model.hidden)
+    total = router + experts
+    if moe.shared_width:
+        total = total + _mlp_bytes(model, Mlp(width=moe.shared_width, gated=moe.gated), shard, job)
+    return np.asarray(total)
+
+
+def _gradient_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return the gradients that live together in the backward pass of the feed-forward block: of its inner
+    activations, before and after the non-linearity, and of its input."""
+    size = tokens(shard, job)
+    width = np.zeros(len(shard.tp))
+    if layer.mlp is not None:
+        width = size * (3.0 if layer.mlp.gated else 2.0) * layer.mlp.width / shard.tp
+    if layer.moe is not None:
+        routed = (
+            norm_tokens(shard, job)
+            * layer.moe.top_k
+            * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
+        )
+        width = np.maximum(width, routed * (3.0 if layer.moe.gated else 2.0) * layer.moe.expert_width / shard.etp)
+    return 2.0 * (width + size * model.hidden)
+
+
+def state_bytes(
+    job: Job,
+    dense: Array,
+    expert: Array,
+    dense_ranks: Array,
+    expert_ranks: Array,
+    sharding: Array,
+    offload: Array,
+    working: Array,
+) -> StateBytes:
+    """Return the bytes of weights, gradients and optimizer state, for parameters held by a GPU before data-parallel
+    sharding.
+
+    Mixed precision keeps 2-byte weights, the gradients of `MemoryFacts` (4 bytes in Megatron-LM, which accumulates in
+    fp32) and 12 bytes of master weight and two moments (8 with SGD and momentum). ZeRO-1 shards the state over the
+    data-parallel ranks, ZeRO-2 the gradients as well, ZeRO-3 the weights too, of which `working` parameters are
+    gathered at a time. `offload` is the fraction of the state in host memory.
+    """
+    full, facts = job.precision == "fp32", memory_facts(job.framework)
+    weight, gradient = weight_bytes(job), gradient_bytes(job)
+    own_shard = weight if full else weight - 2.0 + facts.shard_weight
+    passing = gradient if facts.shard_weight else min(gradient, weight)
+    trained = trained_share(job)
+    state = trained * (OPTIMIZER_BYTES[job.optimizer] - (4.0 if full and job.optimizer != "none" else 0.0))
+    total = dense + expert
+    sharded = dense / dense_ranks + expert / expert_ranks
+    gathered = np.minimum(working, total - sharded)
+    weights = np.where(sharding == ZERO3, own_shard * sharded + weight * gathered, weight * total)
+    gradients = trained * np.where(sharding >= ZERO2, gradient * sharded + passing * gathered, gradient * total)
+    optimizer = state * np.where(sharding == UNSHARDED, total, sharded) * (1.0 - offload)
+    return StateBytes(weights=weights, gradients=gradients, optimizer=optimizer)
+
+
+def weight_bytes(job: Job) -> float:
+    """Return the bytes of a weight that a rank computes with. In fp8 an fp8 copy and its transpose stand beside the
+    16-bit weight (or, with `fp8_storage`, in its place; frozen weights need no transpose)."""
+    if job.precision == "fp32":
+        return 4.0
+    if job.fp8_storage:
+        return 1.0 if job.adapters else 2.0
+    return 2.0 + (memory_facts(job.framework).fp8_weight if job.precision == "fp8" else 0.0)
+
+
+def gradient_bytes(job: Job) -> float:
+    """Return the bytes of the gradient of a trained weight. Recipes with `fp8_storage` reduce in bf16."""
+    if job.precision == "fp32":
+        return 4.0
+    return 2.0 if job.fp8_storage else memory_facts(job.framework).gradient
+
+
+def trained_share(job: Job) -> float:
+    """Return the part of the weights that has gradients and optimizer state."""
+    return ADAPTER_SHARE if job.adapters else 1.0
+
+
+def least_state_bytes(job: Job, ranks: Array, sharded: Array, everything: Array) -> Floats:
+    """Return the least of weights, gradients and optimizer state, in bytes per parameter of which `ranks` GPUs hold
+    copies: all of it unless `sharded`, else weights and gradients (ZeRO-1, the rest in host memory), or a part of all
+    where `everything` may be sharded (ZeRO-3)."""
+    one, none = np.ones(1), np.zeros(1)
+    whole = state_bytes(job, one, none, one, one, np.full(1, UNSHARDED), none, none)
+    kept = whole.weights + whole.gradients
+    lean = 0.0 if job.precision == "fp32" else 2.0 - memory_facts(job.framework).shard_weight
+    total = kept + whole.optimizer
+    return np.where(sharded, np.where(everything, np.minimum(kept, (total - lean) / ranks), kept), total)
+
+
+def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
+    """Return the bytes of the logits and the loss on the last stage for one micro-batch, [N]."""
+    width = memory_facts(job.framework).logit + (2.0 if job.precision == "fp32" else 0.0)
+    if job.fused_loss:
+        width = 0.0
+    return width * micro_batch * job.seq_len / cp * model.vocab / tp
+
+
+def gathered_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints, pp: Ints) -> Floats:
+    """Return the bytes of hidden states gathered over tensor-parallel ranks that wait for their stream, [N]."""
+    facts = memory_facts(job.framework)
+    width = np.where(pp > 1, facts.gathered_staged, facts.gathered) * (tp > 1)
+    return np.asarray(width * micro_batch * job.seq_len / cp * model.hidden)
+
+
+def reserved_bytes(job: Job, tensors: Array) -> Floats:
+    """Return what the process takes beyond its tensors: context, work space and fragmentation."""
+    return np.asarray(CONTEXT_BYTES + memory_facts(job.framework).fragmentation * tensors)
+
+
+def room_for_tensors(job: Job, capacity_bytes: float) -> float:
+    """Return the tensors that a process of `capacity_bytes` has room for: the inverse of `reserved_bytes`."""
+    return (capacity_bytes - CONTEXT_BYTES) / (1.0 + memory_facts(job.framework).fragmentation)

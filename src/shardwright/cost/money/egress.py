@@ -1,0 +1,61 @@
+"""What traffic between sites costs: activations of pipelines that cross, gradients of layers held at several sites.
+
+Every micro-batch sends an activation over each boundary between sites, and its gradient back. The n copies of a layer
+reduce its gradient in a ring that visits their sites one after another: each way between two sites carries (n - 1) / n
+of the gradient, and of the updated weight (of the gradient again without a distributed optimizer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+from shardwright.cost.layers.table import head_weights
+from shardwright.cost.memory.sizes import trained_share, weight_bytes
+from shardwright.plans.plan import Plan
+from shardwright.units import GIGA
+
+Price = Callable[[str, str], float]  # dollars a byte from a site to another
+GRADIENT_BYTES = 4.0  # reduced in fp32
+
+
+def egress_dollars(plan: Plan) -> float:
+    """Return the US dollars of one iteration's traffic between sites."""
+    sites = {pool.gpu.name: pool.site for pool in plan.cluster.pools}
+    if len(set(sites.values())) < 2:
+        return 0.0
+    prices = {frozenset(link.sites): link.egress_dollars_per_gigabyte for link in plan.cluster.site_links}
+
+    def price(one: str, other: str) -> float:
+        return prices.get(frozenset((one, other)), 0.0) / GIGA
+
+    return sum(_pipelines(plan, sites, price)) + sum(_gradients(plan, sites, price))
+
+
+def _pipelines(plan: Plan, sites: dict[str, str], price: Price) -> Iterator[float]:
+    """Yield the dollars of each replica's activations and their gradients."""
+    width = 4.0 if plan.job.precision == "fp32" else 2.0
+    message = width * plan.micro_batch * plan.job.seq_len * plan.model.hidden
+    for replica in plan.replicas:
+        order = [sites[stage.gpu] for _ in range(plan.schedule.virtual_stages) for stage in replica.stages]
+        way = sum(price(one, other) for one, other in pairwise(order))
+        yield 2.0 * replica.count * replica.micro_batches * message * way
+
+
+def _gradients(plan: Plan, sites: dict[str, str], price: Price) -> Iterator[float]:
+    """Yield the dollars of each layer's gradient and weight; embedding and head belong to the first and last layer."""
+    model, copies = plan.model, plan.data_parallel
+    per_weight = GRADIENT_BYTES + (weight_bytes(plan.job) if plan.optimizer.distributed else GRADIENT_BYTES)
+    moved = trained_share(plan.job) * per_weight * (copies - 1) / copies
+    for layer, kind in enumerate(model.layers):
+        held = dict.fromkeys(
+            sites[stage.gpu]
+            for replica in plan.replicas
+            for stage in replica.stages
+            if any(low <= layer < high for low, high in stage.layers)
+        )
+        weights = model.dense_layer_parameters(kind) + model.expert_layer_parameters(kind)
+        weights += model.embedding_parameters if layer == 0 else 0
+        weights += head_weights(model) if layer == len(model.layers) - 1 else 0
+        ring = [*held, *list(held)[:1]]
+        yield moved * weights * sum(price(one, other) for one, other in pairwise(ring))

@@ -1,0 +1,109 @@
+"""What interruptions add to a run: lost work, checkpoints and restarts, and the checkpoint interval that adds least.
+
+A run of T_s useful seconds that writes a checkpoint of δ seconds after every τ seconds of work, is interrupted once in
+M seconds on average (independently, exponential gaps) and needs R seconds to be back takes
+
+    T(τ) = M exp(R / M) (exp((τ + δ) / M) − 1) T_s / τ
+
+on average (Daly 2006, Future Generation Computer Systems 22(3), eq. 20). `optimal_interval_seconds` is the exact
+minimum over τ; `young_interval_seconds` (Young 1974, Communications of the ACM 17(9)) is the usual approximation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.memory.sizes import OPTIMIZER_BYTES, trained_share
+from shardwright.cost.strategies import Array, Floats, Ints
+from shardwright.spec.cluster import NodePool
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+from shardwright.spec.offers import Terms, preemptions_per_hour
+from shardwright.units import SECONDS_PER_HOUR
+
+NEWTON_STEPS = 12
+LONGEST = 30.0  # δ / M, above which τ is M to the last digit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposure:
+    """What a run is up against, arrays of one shape [N]: interruptions an hour of all machines together, seconds that
+    a checkpoint stops training for, and seconds from an interruption to the next useful step."""
+
+    interruptions_per_hour: Floats
+    checkpoint_seconds: Floats
+    recovery_seconds: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """What comes of it, [N]: by what the run gets longer, and the best seconds of work between two checkpoints
+    (infinite where nothing interrupts)."""
+
+    factor: Floats
+    interval_seconds: Floats
+
+
+def checkpoint_bytes(model: Model, job: Job) -> float:
+    """Return the size of a checkpoint: weights, and the optimizer's state of what is trained; in fp32 the weights are
+    the optimizer's own."""
+    weights = 0.0 if job.precision == "fp32" and job.optimizer != "none" else 2.0
+    return (weights + OPTIMIZER_BYTES[job.optimizer] * trained_share(job)) * model.parameters
+
+
+def together(model: Model, job: Job, terms: Terms, machines: Ints, gpus: Ints, preemptions: Floats) -> Exposure:
+    """Return what runs on `machines` [N, T] of T types are up against, with the GPUs of a machine [T] and how often one
+    is taken back an hour [T]. All write a checkpoint together, and read it after an interruption of any of them."""
+    moving = checkpoint_bytes(model, job) / (terms.checkpoint_bytes_per_second * machines.sum(axis=1))
+    return Exposure(
+        interruptions_per_hour=machines @ (terms.failures_per_gpu_hour * gpus + preemptions),
+        checkpoint_seconds=moving,
+        recovery_seconds=terms.restart_seconds + moving,
+    )
+
+
+def pool_stretch(model: Model, job: Job, pool: NodePool, machines: Ints) -> Floats:
+    """Return by what a run on so many machines of a pool gets longer, [N]; 1 where none can be taken back."""
+    rate = preemptions_per_hour(pool)
+    if not rate:
+        return np.ones(len(machines))
+    gpus, rates = np.array([pool.gpus_per_node]), np.array([rate])
+    return stretch(together(model, job, Terms(), machines[:, None], gpus, rates)).factor
+
+
+def stretch(exposure: Exposure) -> Stretch:
+    """Return how much longer the run gets under the best checkpoint interval."""
+    rate = exposure.interruptions_per_hour / SECONDS_PER_HOUR
+    interval = optimal_interval_seconds(rate, exposure.checkpoint_seconds)
+    factor = stretch_factor(rate, interval, exposure.checkpoint_seconds, exposure.recovery_seconds)
+    return Stretch(factor=factor, interval_seconds=interval)
+
+
+def stretch_factor(rate: Array, interval: Array, checkpoint: Array, recovery: Array) -> Floats:
+    """Return T(τ) / T_s for interruptions per second and seconds, [N]; 1 where nothing interrupts."""
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        work = np.expm1((interval + checkpoint) * rate) / (interval * rate)
+        factor = np.exp(recovery * rate) * np.where((interval == 0.0) & (checkpoint == 0.0), 1.0, work)
+    return np.asarray(np.where(rate > 0, factor, 1.0))
+
+
+def optimal_interval_seconds(rate: Array, checkpoint: Array) -> Floats:
+    """Return the τ that minimises T(τ), [N]; infinite where nothing interrupts.
+
+    With x = τ / M and a = δ / M the derivative vanishes where log(1 − x) + x + a = 0. The left side is concave and
+    falls, so Newton's method comes down to the root from either starting point above it, √(2a) or 1 − exp(−1 − a).
+    """
+    some = (rate > 0) & (checkpoint > 0)
+    a = np.where(some, np.minimum(rate * checkpoint, LONGEST), 1.0)
+    x = np.minimum(np.sqrt(2.0 * a), -np.expm1(-1.0 - a))
+    for _ in range(NEWTON_STEPS):
+        x = x + (np.log1p(-x) + x + a) * (1.0 - x) / x
+    free = np.where(rate > 0, 0.0, np.inf)
+    return np.asarray(np.where(some, x / np.where(some, rate, 1.0), free))
+
+
+def young_interval_seconds(rate: Array, checkpoint: Array) -> Floats:
+    """Return Young's approximation √(2 δ M), [N]."""
+    return np.asarray(np.sqrt(2.0 * checkpoint / rate))

@@ -1,0 +1,8 @@
+"""Pipeline schedules with unequal stages.
+
+* `schedule`: orders of work
+* `simulate`: exact time
+* `bound`: lower bounds in closed form
+* `in_flight`: micro-batches whose activations a rank holds
+* `splits`: which layers each virtual stage holds
+"""

@@ -1,0 +1,41 @@
+"""How many micro-batches a pipeline rank holds activations of when it holds the most, in closed form."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from shardwright.cost.pipeline.schedule import IntArray, warmup_forwards
+from shardwright.errors import bad, suggestion
+
+Kind = Literal["1f1b", "interleaved", "gpipe"]
+_KINDS = ("1f1b", "interleaved", "gpipe")
+
+
+def in_flight(
+    ranks: IntArray | int, virtual_stages: IntArray | int, micro_batches: IntArray | int, rank: IntArray | int
+) -> IntArray:
+    """Return the peak number of activations that a rank holds, elementwise over arrays that broadcast.
+
+    One unit is one micro-batch in one virtual stage: a forward that is done and whose backward is not. 1F1B (one
+    virtual stage): min(K, P - rank). Interleaved: min(K * v, warmup + 1) with Megatron-LM's warm-up of
+    2 * (P - 1 - rank) + (v - 1) * P forwards, since a rank runs one forward more before its first backward and from
+    then on one of each. On average over equal virtual stages a unit is 1 / v of the rank's layers.
+    """
+    most = np.asarray(micro_batches) * np.asarray(virtual_stages)
+    return np.asarray(np.minimum(most, warmup_forwards(ranks, virtual_stages, rank) + 1), dtype=np.intp)
+
+
+def peak_in_flight(kind: Kind, ranks: int, virtual_stages: int, micro_batches: int) -> IntArray:
+    """Return the peak number of activations (see `in_flight`) of every rank [P] under the schedule `kind`.
+
+    Raises SpecError for an unknown kind, or for several virtual stages without interleaving.
+    """
+    if kind not in _KINDS:
+        raise bad("schedule.kind", f"there is no schedule {kind!r}", suggestion(kind, _KINDS))
+    if kind != "interleaved" and virtual_stages != 1:
+        raise bad("schedule.virtual_stages", f"{kind} has one virtual stage a rank", "set it to 1, or use interleaved")
+    if kind == "gpipe":
+        return np.full(ranks, micro_batches, dtype=np.intp)
+    return in_flight(ranks, virtual_stages, micro_batches, np.arange(ranks))

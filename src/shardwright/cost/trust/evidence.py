@@ -1,0 +1,126 @@
+"""The published runs that a prediction rests on: how near the nearest are, and which they are.
+
+`data/evidence.npz` has one row for each published run that the cost model predicts, made by
+`python -m shardwright.calibrate overheads`. Two settings are near if software, GPU and arithmetic are the same and the
+sizes alike; the distance is 1 for a run with four times the GPUs, or twice the hidden size.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+
+import numpy as np
+
+from shardwright.cost.strategies import Array, Floats
+from shardwright.plans.plan import Evidence
+from shardwright.spec.cluster import Gpu
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+
+NAMES = ("framework", "gpu", "architecture", "precision")
+# Distance for another name, and how many doublings of a size are a distance of 1.
+MISMATCH = {"framework": 1.5, "gpu": 0.5, "architecture": 1.5, "precision": 1.0}
+FLAGS = {"adapters": 1.0, "experts": 1.5}
+DOUBLINGS = {"gpus": 2.0, "hidden": 1.0, "layers": 1.5, "seq_len": 2.0, "tokens_per_gpu": 2.5}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What of a training run decides how well its time is known: no strategy, only the task and the machines."""
+
+    framework: str
+    gpu: str
+    architecture: str
+    precision: str
+    adapters: bool
+    experts: bool
+    gpus: float
+    hidden: float
+    layers: float
+    seq_len: float
+    tokens_per_gpu: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """Published runs as columns [N]. `sizes` are logarithms to base 2, [N, 5]; `seconds` measured, `log_error` is
+    log(measured / predicted) of a prediction that had not seen the run."""
+
+    names: Array
+    flags: Array
+    sizes: Floats
+    model: Array
+    source: Array
+    strategy: Array
+    seconds: Floats
+    tokens_per_second: Floats
+    log_error: Floats
+
+
+def setting_of(model: Model, gpu: Gpu, gpus: int, job: Job) -> Setting:
+    """Return the setting of a job on `gpus` GPUs of one type."""
+    return Setting(
+        framework=job.framework,
+        gpu=gpu.kind,
+        architecture=gpu.architecture,
+        precision=job.precision,
+        adapters=job.adapters,
+        experts=any(kind.moe for kind in model.kinds),
+        gpus=gpus,
+        hidden=model.hidden,
+        layers=len(model.layers),
+        seq_len=job.seq_len,
+        tokens_per_gpu=job.tokens_per_iteration / gpus,
+    )
+
+
+@lru_cache
+def published() -> Published:
+    """Return the runs that ship with the package."""
+    content = files("shardwright.cost").joinpath("data", "evidence.npz").read_bytes()
+    with np.load(io.BytesIO(content)) as arrays:
+        return Published(**{name: arrays[name] for name in Published.__slots__})
+
+
+def distances(setting: Setting, runs: Published) -> Floats:
+    """Return the distance of every run from `setting`, [N]."""
+    square = np.zeros(len(runs.seconds))
+    for column, name in enumerate(NAMES):
+        square += (runs.names[:, column] != getattr(setting, name)) * MISMATCH[name] ** 2
+    for column, (name, weight) in enumerate(FLAGS.items()):
+        square += (runs.flags[:, column] != getattr(setting, name)) * weight**2
+    for column, (name, doublings) in enumerate(DOUBLINGS.items()):
+        square += ((runs.sizes[:, column] - np.log2(getattr(setting, name))) / doublings) ** 2
+    return np.sqrt(square)
+
+
+def nearest(setting: Setting, count: int = 3) -> tuple[Evidence, ...]:
+    """Return the `count` nearest published runs, one of each source and setting, nearest first."""
+    runs = published()
+    far = distances(setting, runs)
+    chosen: list[Evidence] = []
+    seen: set[tuple[str, float]] = set()
+    for index in np.argsort(far, kind="stable"):
+        key = str(runs.source[index]), round(float(far[index]), 6)
+        if key in seen:
+            continue
+        seen.add(key)
+        chosen.append(
+            Evidence(
+                model=str(runs.model[index]),
+                gpus=round(2.0 ** float(runs.sizes[index, 0])),
+                gpu=str(runs.names[index, 1]),
+                framework=str(runs.names[index, 0]),
+                strategy=str(runs.strategy[index]),
+                tokens_per_second=float(runs.tokens_per_second[index]),
+                predicted_tokens_per_second=float(runs.tokens_per_second[index] * np.exp(runs.log_error[index])),
+                distance=float(far[index]),
+                source=str(runs.source[index]),
+            )
+        )
+        if len(chosen) == count:
+            break
+    return tuple(chosen)

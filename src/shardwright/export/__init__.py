@@ -1,1 +1,0 @@
-"""Plans in the words of the tools that people run."""

@@ -1,0 +1,202 @@
+"""A plan as the arguments of Megatron-LM's `pretrain_gpt.py`.
+
+Written for core_v0.19.x, whose names and defaults these are. The pipeline is always given as a layout string: it alone
+can say any split, and excludes the other ways to say one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shardwright.errors import SpecError
+from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
+from shardwright.exporters.megatron.limits import capability, first_stage, gpu_of, unsupported
+from shardwright.exporters.megatron.model import Arguments, model_arguments, moe_arguments
+from shardwright.plans.check import check
+from shardwright.plans.plan import Plan, Recompute
+
+MEGATRON_VERSION = "core_v0.19"
+FP8_RECIPE = "delayed"
+FP8_FORMAT = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3"}
+SHARDING_STRATEGY = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentGroup:
+    """Arguments that belong together, each a flag with its values, and what a reader should know of them."""
+
+    title: str
+    arguments: Arguments
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronExport:
+    """The launch of a plan with Megatron-LM of release `version`, on `nodes` machines of `gpus_per_node` GPUs.
+
+    `environment` holds variables to export; a value of None means that the variable must not be set.
+    """
+
+    version: str
+    nodes: int
+    gpus_per_node: int
+    environment: tuple[tuple[str, str | None], ...]
+    groups: tuple[ArgumentGroup, ...]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """All arguments in order, as a process gets them."""
+        return tuple(word for group in self.groups for argument in group.arguments for word in argument)
+
+
+def to_megatron(plan: Plan) -> MegatronExport:
+    """Return the arguments that make Megatron-LM run `plan`.
+
+    Data, tokenizer, learning rate and checkpoints are the user's and not among them; the launch script names them.
+    Raises SpecError with every reason where the plan is illegal, or Megatron-LM cannot express it.
+    """
+    problems = check(plan) or unsupported(plan)
+    if problems:
+        raise SpecError(*problems)
+    grouped_gemm = capability(gpu_of(plan)) >= 8
+    moe_note = "The balancing of the router is a choice of training, not of the plan."
+    groups = (
+        ArgumentGroup(title="Model", arguments=model_arguments(plan.model, plan.job.seq_len), note=_model_note(plan)),
+        ArgumentGroup(title="Experts", arguments=moe_arguments(plan.model, grouped_gemm=grouped_gemm), note=moe_note),
+        ArgumentGroup(title="Parallelism", arguments=_parallel_arguments(plan), note=_parallel_note(plan)),
+        ArgumentGroup(title="Activation recomputation", arguments=_recompute_arguments(first_stage(plan).recompute)),
+        ArgumentGroup(title="Optimizer and data parallelism", arguments=_optimizer_arguments(plan)),
+        ArgumentGroup(title="Overlap of communication", arguments=_overlap_arguments(plan)),
+        ArgumentGroup(title="Batch and length", arguments=_batch_arguments(plan), note=_batch_note(plan)),
+        ArgumentGroup(title="Precision and kernels", arguments=_precision_arguments(plan)),
+    )
+    nodes, gpus_per_node = _machines(plan)
+    return MegatronExport(
+        version=MEGATRON_VERSION,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        environment=_environment(plan),
+        groups=tuple(group for group in groups if group.arguments),
+    )
+
+
+def _parallel_arguments(plan: Plan) -> Arguments:
+    stages, stage = plan.replicas[0].stages, first_stage(plan)
+    arguments: list[tuple[str, ...]] = [
+        ("--tensor-model-parallel-size", str(stage.tensor_parallel)),
+        ("--pipeline-model-parallel-size", str(len(stages))),
+        ("--context-parallel-size", str(stage.context_parallel)),
+    ]
+    if any(kind.moe for kind in plan.model.kinds):
+        arguments.append(("--expert-model-parallel-size", str(stage.expert_parallel)))
+        arguments.append(("--expert-tensor-parallel-size", str(stage.expert_tensor_parallel)))
+    if plan.sequence_parallel:
+        arguments.append(("--sequence-parallel",))
+    if len(stages) > 1:
+        counts = layer_counts_of_ranges([stage.layers for stage in stages])
+        arguments.append(("--pipeline-model-parallel-layout", layout_text(counts, plan.model.mtp_layers)))
+    if plan.rank_order == "tp-cp-ep-pp-dp":
+        arguments.append(("--use-tp-pp-dp-mapping",))
+    return tuple(arguments)
+
+
+def _recompute_arguments(recompute: Recompute) -> Arguments:
+    if recompute.granularity == "none":
+        return ()
+    if recompute.granularity == "selective":
+        return (("--recompute-granularity", "selective"), ("--recompute-modules", "core_attn"))
+    return (
+        ("--recompute-granularity", "full"),
+        ("--recompute-method", str(recompute.method)),
+        ("--recompute-num-layers", str(recompute.layers)),
+    )
+
+
+def _optimizer_arguments(plan: Plan) -> Arguments:
+    optimizer = plan.optimizer
+    arguments: list[tuple[str, ...]] = [("--optimizer", plan.job.optimizer)]
+    if optimizer.distributed:
+        arguments.append(("--use-distributed-optimizer",))
+    if optimizer.sharding in SHARDING_STRATEGY:
+        arguments.append(("--use-megatron-fsdp",))
+        arguments.append(("--data-parallel-sharding-strategy", SHARDING_STRATEGY[optimizer.sharding]))
+        arguments += [("--no-gradient-accumulation-fusion",), ("--ckpt-format", "fsdp_dtensor")]
+    if optimizer.offload > 0:
+        arguments += [("--optimizer-cpu-offload",), ("--optimizer-offload-fraction", repr(float(optimizer.offload)))]
+        arguments.append(("--use-precision-aware-optimizer",))
+    return tuple(arguments)
+
+
+def _overlap_arguments(plan: Plan) -> Arguments:
+    """Pipeline transfers overlap unless told otherwise, and only when interleaved."""
+    overlap = plan.overlap
+    flags = {
+        "--overlap-grad-reduce": overlap.grad_reduce,
+        "--overlap-param-gather": overlap.param_gather,
+        "--tp-comm-overlap": overlap.tensor_parallel,
+        "--no-overlap-p2p-communication": plan.schedule.virtual_stages > 1 and not overlap.pipeline,
+    }
+    return tuple((flag,) for flag, wanted in flags.items() if wanted)
+
+
+def _batch_arguments(plan: Plan) -> Arguments:
+    job = plan.job
+    arguments: list[tuple[str, ...]] = [
+        ("--micro-batch-size", str(plan.micro_batch)),
+        ("--global-batch-size", str(job.global_batch)),
+        ("--seq-length", str(job.seq_len)),
+    ]
+    if job.iterations is not None:
+        arguments.append(("--train-iters", str(math.ceil(job.iterations))))
+    return tuple(arguments)
+
+
+def _precision_arguments(plan: Plan) -> Arguments:
+    job = plan.job
+    arguments: list[tuple[str, ...]] = []
+    if job.precision != "fp32":
+        arguments.append(("--fp16",) if job.precision == "fp16" else ("--bf16",))
+    if job.precision == "fp8":
+        recipe = job.fp8_recipe or FP8_RECIPE
+        arguments += [("--fp8-format", FP8_FORMAT[recipe]), ("--fp8-recipe", recipe)]
+    arguments.append(("--attention-backend", "flash" if plan.flash_attention else "unfused"))
+    return tuple(arguments)
+
+
+def _environment(plan: Plan) -> tuple[tuple[str, str | None], ...]:
+    """One hardware queue keeps tensor parallel kernels behind their communication, before Blackwell; FSDP wants more
+    (arguments.py 1143 and 1411-1439 of core_v0.19.2)."""
+    stage = first_stage(plan)
+    if plan.optimizer.sharding in SHARDING_STRATEGY:
+        return (("CUDA_DEVICE_MAX_CONNECTIONS", None),)
+    if stage.gpus > 1 and capability(gpu_of(plan)) < 10:
+        return (("CUDA_DEVICE_MAX_CONNECTIONS", "1"),)
+    return ()
+
+
+def _machines(plan: Plan) -> tuple[int, int]:
+    """Return nodes and GPUs of each: whole machines if the plan fills them, else the most GPUs that divide evenly."""
+    name = first_stage(plan).gpu
+    largest = min(max(pool.gpus_per_node for pool in plan.cluster.pools if pool.gpu.name == name), plan.gpus)
+    each = next(count for count in range(largest, 0, -1) if plan.gpus % count == 0)
+    return plan.gpus // each, each
+
+
+def _model_note(plan: Plan) -> str:
+    if plan.model.position == "rope":
+        return "Plain rotary positions; to go on from a checkpoint with scaled ones, add its scaling arguments."
+    return ""
+
+
+def _parallel_note(plan: Plan) -> str:
+    rank = first_stage(plan)
+    return (
+        f"Data parallel degree {plan.data_parallel} = {plan.gpus} GPUs / (tensor {rank.tensor_parallel} * pipeline "
+        f"{len(plan.replicas[0].stages)} * context {rank.context_parallel})."
+    )
+
+
+def _batch_note(plan: Plan) -> str:
+    note = f"{plan.replicas[0].micro_batches} micro-batches a step."
+    return note if plan.job.iterations is not None else note + " The plan sets no end: TRAIN_ITERS does."

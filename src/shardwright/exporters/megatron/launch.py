@@ -1,0 +1,122 @@
+"""The launch script of a plan for Megatron-LM: bash, for torchrun by hand or for Slurm."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Literal
+
+from shardwright.exporters.megatron.export import ArgumentGroup, MegatronExport
+from shardwright.plans.plan import Plan
+from shardwright.units import format_seconds
+
+Launcher = Literal["torchrun", "slurm"]
+LINE_WIDTH = 110
+# What a plan cannot know. Every one has to be set, in the environment or here.
+OWN_SETTINGS = (
+    ("MEGATRON_PATH", "folder of the Megatron-LM checkout"),
+    ("DATA_PATH", "prefix of the tokenized data set, as tools/preprocess_data.py wrote it"),
+    ("TOKENIZER_TYPE", "HuggingFaceTokenizer, SentencePieceTokenizer, …"),
+    ("TOKENIZER_MODEL", "name or file of the tokenizer"),
+    ("CHECKPOINT_DIR", "folder to save to and to resume from"),
+    ("LEARNING_RATE", "peak learning rate"),
+)
+TRAIN_ITERS = ("TRAIN_ITERS", "optimizer steps to train")
+OWN_ARGUMENTS = (
+    ("--data-path", "DATA_PATH"),
+    ("--tokenizer-type", "TOKENIZER_TYPE"),
+    ("--tokenizer-model", "TOKENIZER_MODEL"),
+    ("--save", "CHECKPOINT_DIR"),
+    ("--load", "CHECKPOINT_DIR"),
+    ("--lr", "LEARNING_RATE"),
+)
+SAVE_INTERVAL = "1000"
+
+
+def launch_script(plan: Plan, export: MegatronExport, launcher: Launcher = "torchrun") -> str:
+    """Return a bash script that starts `export`, the launch of `plan`, on every machine.
+
+    With `torchrun` the script is run on each machine with NODE_RANK and MASTER_ADDR set; with `slurm` it is handed to
+    sbatch once. Running it without the settings that are the user's ends with the name of the one that is missing.
+    """
+    sections = [
+        _header(plan, export, launcher),
+        _settings(export),
+        _environment(export),
+        _arguments(export),
+        _own_arguments(export),
+        _start(export, launcher),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _header(plan: Plan, export: MegatronExport, launcher: Launcher) -> str:
+    lines = ["#!/usr/bin/env bash"]
+    if launcher == "slurm":
+        lines += [
+            "#SBATCH --job-name=shardwright",
+            f"#SBATCH --nodes={export.nodes}",
+            "#SBATCH --ntasks-per-node=1",
+            f"#SBATCH --gpus-per-node={export.gpus_per_node}",
+            "#SBATCH --exclusive",
+        ]
+    what = f"{plan.model.name} on {plan.gpus} {plan.replicas[0].stages[0].gpu}"
+    # A line break in a name would turn the rest of it into commands.
+    lines += [f"# {' '.join(what.split())}. Written by shardwright for Megatron-LM {export.version}."]
+    if plan.prediction is not None:
+        low, high = (format_seconds(seconds) for seconds in plan.prediction.interval)
+        seconds = format_seconds(plan.prediction.iteration_seconds)
+        lines += [
+            f"# Predicted: {seconds} a step ({low} to {high}), {plan.prediction.tokens_per_second:,.0f} tokens/s."
+        ]
+    return "\n".join([*lines, "set -euo pipefail"])
+
+
+def _settings(export: MegatronExport) -> str:
+    lines = ["# Yours to set, a plan does not know these: in the environment, or with lines NAME=value above this one."]
+    settings = OWN_SETTINGS if "--train-iters" in export.arguments else (*OWN_SETTINGS, TRAIN_ITERS)
+    lines += [f': "${{{name}:?{meaning}}}"' for name, meaning in settings]
+    return "\n".join(lines)
+
+
+def _environment(export: MegatronExport) -> str:
+    pairs = export.environment
+    return "\n".join(f"unset {name}" if value is None else f"export {name}={value}" for name, value in pairs)
+
+
+def _arguments(export: MegatronExport) -> str:
+    blocks = ["\n".join(_group(group)) for group in export.groups]
+    return "ARGUMENTS=(\n" + "\n\n".join(blocks) + "\n)"
+
+
+def _group(group: ArgumentGroup) -> list[str]:
+    """Title and note as comments, then the arguments, several on a line."""
+    lines = [f"    # {group.title}"] + ([f"    # {group.note}"] if group.note else [])
+    line = ""
+    for argument in group.arguments:
+        words = shlex.join(argument)
+        if line and len(line) + len(words) + 5 > LINE_WIDTH:
+            lines.append("    " + line)
+            line = ""
+        line = f"{line} {words}" if line else words
+    return [*lines, "    " + line]
+
+
+def _own_arguments(export: MegatronExport) -> str:
+    lines = [f'    {flag} "${{{name}}}"' for flag, name in OWN_ARGUMENTS]
+    if "--train-iters" not in export.arguments:
+        lines.append('    --train-iters "${TRAIN_ITERS}"')
+    return "\n".join(["OWN_ARGUMENTS=(", *lines, f"    --save-interval {SAVE_INTERVAL}", ")"])
+
+
+def _start(export: MegatronExport, launcher: Launcher) -> str:
+    size = f"--nnodes {export.nodes} --nproc-per-node {export.gpus_per_node}"
+    program = '"${MEGATRON_PATH}/pretrain_gpt.py" "${ARGUMENTS[@]}" "${OWN_ARGUMENTS[@]}"'
+    if launcher == "slurm":
+        head = 'MASTER_ADDR="$(scontrol show hostnames "${SLURM_JOB_NODELIST}" | head -n 1)"'
+        rendezvous = '--rdzv-id "${SLURM_JOB_ID}" --rdzv-backend c10d --rdzv-endpoint "${MASTER_ADDR}:29500"'
+        return f"{head}\nsrun torchrun {size} \\\n    {rendezvous} \\\n    {program}"
+    if export.nodes == 1:
+        return f"torchrun {size} \\\n    {program}"
+    rendezvous = '--node-rank "${NODE_RANK:?number of this machine, from 0}" \\\n'
+    rendezvous += '    --master-addr "${MASTER_ADDR:?address of machine 0}" --master-port 29500'
+    return f"torchrun {size} \\\n    {rendezvous} \\\n    {program}"

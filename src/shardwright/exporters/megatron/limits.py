@@ -1,0 +1,173 @@
+"""What Megatron-LM core_v0.19 cannot express or run, named with the remedy.
+
+`arguments.py`, `transformer_config.py` and so on are files of Megatron-LM core_v0.19.2 (megatron/training and
+megatron/core); the line numbers are those of the release's wheel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from shardwright.errors import Problem
+from shardwright.exporters.megatron.model import model_faults
+from shardwright.plans.plan import Plan, Recompute, Replica, Stage
+from shardwright.spec.cluster import Gpu
+
+FP8_MULTIPLE, MXFP8_MULTIPLE = 16, 32
+
+
+def unsupported(plan: Plan) -> tuple[Problem, ...]:
+    """Return why Megatron-LM cannot run `plan`, which is legal (`shardwright.plans.check`); nothing if it can."""
+    asymmetric = tuple(_asymmetry(plan))
+    if asymmetric:
+        return asymmetric
+    rules: tuple[Callable[[Plan], Iterator[Problem]], ...] = (
+        lambda plan: model_faults(plan.model),
+        _pipeline,
+        _experts,
+        _data_parallel,
+        _hardware,
+        _fp8_sizes,
+        _recompute_of_mtp,
+    )
+    return tuple(problem for rule in rules for problem in rule(plan))
+
+
+def first_stage(plan: Plan) -> Stage:
+    """Return the stage that stands for all stages of a uniform plan."""
+    return plan.replicas[0].stages[0]
+
+
+def gpu_of(plan: Plan) -> Gpu:
+    """Return the GPU type of a uniform plan."""
+    name = first_stage(plan).gpu
+    return next(pool.gpu for pool in plan.cluster.pools if pool.gpu.name == name)
+
+
+def capability(gpu: Gpu) -> float:
+    """Return the CUDA compute capability as a number (9.0), infinite where the GPU has none."""
+    try:
+        return float(gpu.compute_capability)
+    except ValueError:
+        return float("inf")
+
+
+def _asymmetry(plan: Plan) -> Iterator[Problem]:
+    """One mesh of ranks: the same degrees, GPU and recomputation everywhere."""
+    hint = "plan with --exportable-to megatron"
+    if len(plan.replicas) > 1:
+        shapes = "; ".join(_replica_words(replica) for replica in plan.replicas)
+        yield Problem("replicas", f"Megatron-LM needs equal replicas; these differ: {shapes}", hint)
+        return
+    names = ("gpu", "tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel", "recompute")
+    for number, replica in enumerate(plan.replicas):
+        for index, stage in enumerate(replica.stages):
+            for name in names:
+                own, first = getattr(stage, name), getattr(replica.stages[0], name)
+                if own != first:
+                    path = f"replicas[{number}].stages[{index}].{name}"
+                    if isinstance(own, Recompute):
+                        own, first = _recompute_words(own), _recompute_words(first)
+                    yield Problem(path, f"differs from stage 0's ({own} against {first}); Megatron-LM has one", hint)
+
+
+def _replica_words(replica: Replica) -> str:
+    gpus = " and ".join(dict.fromkeys(stage.gpu for stage in replica.stages))
+    stages, batches = len(replica.stages), replica.micro_batches
+    return (
+        f"{replica.count} with {stages} stage{'s' * (stages > 1)} on {gpus} and "
+        f"{batches} micro-batch{'es' * (batches > 1)}"
+    )
+
+
+def _recompute_words(recompute: Recompute) -> str:
+    words = (recompute.granularity, recompute.method, recompute.layers)
+    return " ".join(str(word) for word in words if word is not None)
+
+
+def _pipeline(plan: Plan) -> Iterator[Problem]:
+    """arguments.py 966-984, transformer_config.py 1984."""
+    depth, interleaved = len(plan.replicas[0].stages), plan.schedule.virtual_stages > 1
+    if plan.overlap.pipeline and not interleaved:
+        hint = "use more virtual stages, or overlap.pipeline false"
+        yield Problem("overlap.pipeline", "Megatron-LM overlaps pipeline transfers only when interleaved", hint)
+    if interleaved and not plan.overlap.pipeline and depth == 2:
+        hint = "set overlap.pipeline, or use 1f1b or more stages"
+        yield Problem("overlap.pipeline", "two interleaved stages need overlapped transfers", hint)
+    stage = first_stage(plan)
+    if plan.rank_order == "tp-cp-ep-pp-dp" and depth > 1:
+        dense, experts = stage.tensor_parallel * stage.context_parallel, _expert_ranks(plan)
+        if dense != experts:
+            message = f"needs as many ranks for experts ({experts}) as tensor times context parallel ({dense})"
+            yield Problem("rank_order", message, "use rank_order tp-cp-ep-dp-pp (parallel_state.py 898)")
+
+
+def _expert_ranks(plan: Plan) -> int:
+    """Ranks of the grid that Megatron lays out for experts; without experts their degree is that of the rest."""
+    stage = first_stage(plan)
+    moe = any(kind.moe for kind in plan.model.kinds)
+    return stage.expert_parallel * stage.expert_tensor_parallel if moe else stage.tensor_parallel
+
+
+def _experts(plan: Plan) -> Iterator[Problem]:
+    """moe_layer.py 629, transformer_config.py 2279."""
+    stage = first_stage(plan)
+    if not any(kind.moe for kind in plan.model.kinds):
+        return
+    if stage.tensor_parallel > 1 and not plan.sequence_parallel:
+        message = "experts with tensor parallelism need sequence parallelism"
+        yield Problem("sequence_parallel", message, "set sequence_parallel, or tensor_parallel 1")
+    biased = any(kind.attention.out_bias for kind in plan.model.kinds)
+    if biased and stage.expert_tensor_parallel > 1:
+        path = "replicas[0].stages[0].expert_tensor_parallel"
+        yield Problem(path, "biases of experts are not split", "use expert_tensor_parallel 1")
+
+
+def _data_parallel(plan: Plan) -> Iterator[Problem]:
+    """Offload belongs to Adam in the distributed optimizer: arguments.py 1803, optimizer_config.py 430."""
+    if plan.optimizer.offload > 0 and plan.job.optimizer != "adam":
+        yield Problem("optimizer.offload", f"is not there for {plan.job.optimizer}", "use adam, or offload 0")
+
+
+def _hardware(plan: Plan) -> Iterator[Problem]:
+    gpu, job = gpu_of(plan), plan.job
+    if gpu.vendor.casefold() == "nvidia" and plan.flash_attention and capability(gpu) < 8:
+        message = f"FlashAttention needs compute capability 8.0, {gpu.name} has {gpu.compute_capability}"
+        yield Problem("flash_attention", message, "plan without flash_attention")
+    if plan.flash_attention and job.precision == "fp32":
+        yield Problem("flash_attention", "FlashAttention computes in 16 bits, not in fp32", "use bf16, or plan without")
+    if job.fp8_recipe == "mxfp8" and capability(gpu) < 10:
+        message = f"mxfp8 needs compute capability 10.0, {gpu.name} has {gpu.compute_capability}"
+        yield Problem("job.fp8_recipe", message, "use delayed, tensorwise or blockwise")
+
+
+def _fp8_sizes(plan: Plan) -> Iterator[Problem]:
+    """Transformer Engine's FP8 GEMMs take rows in eights and columns in sixteens (32 for mxfp8)."""
+    job, stage = plan.job, first_stage(plan)
+    if job.precision != "fp8":
+        return
+    multiple = MXFP8_MULTIPLE if job.fp8_recipe == "mxfp8" else FP8_MULTIPLE
+    degree = stage.tensor_parallel
+    sizes = {("model.hidden", plan.model.hidden)}
+    for kind in plan.model.kinds:
+        if kind.mlp:
+            sizes.add(("the feed-forward width of a rank", kind.mlp.width // degree))
+        if kind.moe:
+            sizes.add(("the expert width of a rank", kind.moe.expert_width // stage.expert_tensor_parallel))
+        sizes.add(("the attention output of a rank", kind.attention.out_width // degree))
+    for what, size in sorted(sizes):
+        if size % multiple:
+            yield Problem("job.precision", f"fp8 needs multiples of {multiple}; {what} is {size}", "use bf16")
+    rows = job.seq_len * plan.micro_batch // stage.context_parallel
+    if rows % (MXFP8_MULTIPLE if job.fp8_recipe == "mxfp8" else 8):
+        yield Problem(
+            "job.precision", f"fp8 cannot split {rows} tokens of a rank evenly", "use bf16, or another length"
+        )
+
+
+def _recompute_of_mtp(plan: Plan) -> Iterator[Problem]:
+    """multi_token_prediction.py 1415."""
+    recompute = first_stage(plan).recompute
+    if plan.model.mtp_layers and recompute.method == "uniform" and recompute.layers != 1:
+        path = "replicas[0].stages[0].recompute.layers"
+        yield Problem(path, "with multi-token prediction uniform recomputation goes layer by layer", "write 1")

@@ -1,0 +1,180 @@
+"""A model from Megatron-LM's arguments: the inverse of `megatron_model`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shardwright.errors import Problem
+from shardwright.exporters.megatron.flags import MOST_PATTERN, Flags
+from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe, Position
+
+GLU_ROUNDING = 64
+
+
+def read_model(flags: Flags, name: str, problems: list[Problem]) -> Model | None:
+    """Return the model that the arguments describe, or None after adding to `problems` what is missing or wrong."""
+    before = len(problems)
+    problems += _missing(flags, name)
+    if len(problems) > before:
+        return None
+    layers = _layers(flags, name, problems)
+    if len(problems) > before:
+        return None
+    position = _position(flags)
+    longest = flags["--max-position-embeddings"] or flags["--seq-length"] or 0
+    return Model(
+        name="megatron-arguments",
+        family="megatron",
+        hidden=flags["--hidden-size"],
+        vocab=flags["--vocab-size"] or flags["--padded-vocab-size"],
+        layers=layers,
+        norm="rmsnorm" if flags["--normalization"] == "RMSNorm" else "layernorm",
+        position=position,
+        rotary_base=float(flags["--rotary-base"]),
+        rotary_fraction=flags["--rotary-percent"],
+        max_position=longest,
+        learned_positions=longest if position == "learned" else 0,
+        tied_embeddings=not flags["--untie-embeddings-and-output-weights"],
+        dropout=max(flags["--hidden-dropout"], flags["--attention-dropout"]) > 0,
+        mtp_layers=flags["--mtp-num-layers"] or 0,
+        activation=_activation(flags),
+    )
+
+
+def _missing(flags: Flags, name: str) -> Iterator[Problem]:
+    for flag in ("--num-layers", "--hidden-size", "--num-attention-heads"):
+        if not flags[flag]:
+            yield Problem(f"{name}: {flag}", "is missing", "add it, or name the model (--model)")
+    if not (flags["--vocab-size"] or flags["--padded-vocab-size"]):
+        hint = "add it, or name the model (--model)"
+        yield Problem(f"{name}: --vocab-size", "the arguments leave it to the tokenizer", hint)
+    if (flags["--num-layers"] or 0) > MOST_PATTERN:
+        yield Problem(f"{name}: --num-layers", f"is more than {MOST_PATTERN}", "correct it")
+    if flags["--position-embedding-type"] in ("yarn", "mrope"):
+        yield Problem(
+            f"{name}: --position-embedding-type", "is not one a model describes", "use rope: it costs the same"
+        )
+
+
+def _layers(flags: Flags, name: str, problems: list[Problem]) -> tuple[Layer, ...]:
+    attention = _attention(flags, name, problems)
+    moe = _moe(flags)
+    width = flags["--ffn-hidden-size"] or _default_width(flags)
+    mlp = Mlp(width=width, gated=_gated(flags), bias=not flags["--disable-bias-linear"])
+    count = flags["--num-layers"]
+    with_experts = _pattern(flags, "--moe-layer-freq", name, problems) if moe else (False,) * count
+    windowed = _windowed(flags, name, problems)
+    if attention is None or len(with_experts) != count or len(windowed) != count:
+        return ()
+    window = flags["--window-size"]
+    reach = window[0] + 1 if window else None
+    kinds = {
+        (experts, near): Layer(
+            attention=_with_window(attention, reach if near else None),
+            mlp=None if experts else mlp,
+            moe=moe if experts else None,
+        )
+        for experts in (False, True)
+        for near in (False, True)
+    }
+    return tuple(kinds[kind] for kind in zip(with_experts, windowed, strict=True))
+
+
+def _attention(flags: Flags, name: str, problems: list[Problem]) -> Attention | None:
+    heads, hidden = flags["--num-attention-heads"], flags["--hidden-size"]
+    biased = not flags["--disable-bias-linear"]
+    if flags["--multi-latent-attention"]:
+        nope, rope = flags["--qk-head-dim"], flags["--qk-pos-emb-head-dim"]
+        ranks = {"query_rank": flags["--q-lora-rank"], "kv_rank": flags["--kv-lora-rank"]}
+        return Attention(
+            heads=heads,
+            kv_heads=heads,
+            head_dim=nope + rope,
+            value_head_dim=flags["--v-head-dim"],
+            qkv_bias=biased or flags["--add-qkv-bias"],
+            out_bias=biased,
+            latent=LatentAttention(**ranks, nope_head_dim=nope, rope_head_dim=rope),
+        )
+    width = flags["--kv-channels"]
+    if not width and hidden % heads:
+        hint = "add --kv-channels"
+        problems.append(Problem(f"{name}: --num-attention-heads", f"{heads} does not divide the hidden size", hint))
+        return None
+    width = width or hidden // heads
+    return Attention(
+        heads=heads,
+        kv_heads=flags["--num-query-groups"] if flags["--group-query-attention"] else heads,
+        head_dim=width,
+        value_head_dim=width,
+        qkv_bias=biased or flags["--add-qkv-bias"],
+        out_bias=biased,
+        qk_norm=flags["--qk-layernorm"],
+    )
+
+
+def _with_window(attention: Attention, window: int | None) -> Attention:
+    return replace(attention, window=window)
+
+
+def _moe(flags: Flags) -> Moe | None:
+    if not flags["--num-experts"]:
+        return None
+    return Moe(
+        experts=flags["--num-experts"],
+        top_k=flags["--moe-router-topk"],
+        expert_width=flags["--moe-ffn-hidden-size"] or flags["--ffn-hidden-size"] or _default_width(flags),
+        gated=_gated(flags),
+        shared_width=flags["--moe-shared-expert-intermediate-size"] or 0,
+        shared_gate=flags["--moe-shared-expert-gate"],
+        router_bias=flags["--moe-router-enable-expert-bias"],
+    )
+
+
+def _pattern(flags: Flags, flag: str, name: str, problems: list[Problem]) -> tuple[bool, ...]:
+    """Layers with experts: every n-th from the first on, or a list (gpt_layer_specs.py 643-659)."""
+    count: int = flags["--num-layers"]
+    pattern = flags[flag]
+    if isinstance(pattern, tuple):
+        return _of_length(tuple(map(bool, pattern)), count, f"{name}: {flag}", problems)
+    return tuple(index % pattern == 0 for index in range(count)) if pattern else (True,) * count
+
+
+def _windowed(flags: Flags, name: str, problems: list[Problem]) -> tuple[bool, ...]:
+    """Layers with a window: all but every n-th, or a list (core/transformer/utils.py 495-511)."""
+    count: int = flags["--num-layers"]
+    flag = "--window-attn-skip-freq"
+    pattern = flags[flag]
+    if flags["--window-size"] is None:
+        return (False,) * count
+    if isinstance(pattern, tuple):
+        return _of_length(tuple(map(bool, pattern)), count, f"{name}: {flag}", problems)
+    return tuple((index + 1) % pattern != 0 for index in range(count)) if pattern else (True,) * count
+
+
+def _of_length(pattern: tuple[bool, ...], count: int, place: str, problems: list[Problem]) -> tuple[bool, ...]:
+    if len(pattern) != count:
+        problems.append(Problem(place, f"lists {len(pattern)} layers, the model has {count}", "make them agree"))
+    return pattern
+
+
+def _position(flags: Flags) -> Position:
+    if flags["--use-rotary-position-embeddings"]:
+        return "rope"
+    kinds: dict[str, Position] = {"learned_absolute": "learned", "rope": "rope", "none": "none"}
+    return kinds[flags["--position-embedding-type"]]
+
+
+def _gated(flags: Flags) -> bool:
+    return bool(flags["--swiglu"] or flags["--quick-geglu"])
+
+
+def _default_width(flags: Flags) -> int:
+    """Four times the hidden size; two thirds of it, rounded down to 64, with SwiGLU (arguments.py 1280-1289)."""
+    hidden: int = flags["--hidden-size"]
+    return int((4 * hidden * 2 / 3) / GLU_ROUNDING) * GLU_ROUNDING if flags["--swiglu"] else 4 * hidden
+
+
+def _activation(flags: Flags) -> str:
+    names = {"--swiglu": "silu", "--quick-geglu": "quick_gelu", "--squared-relu": "squared_relu"}
+    return next((activation for flag, activation in names.items() if flags[flag]), "gelu")

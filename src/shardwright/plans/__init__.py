@@ -1,0 +1,8 @@
+"""The plan, the one result. It knows the descriptions of `spec` and nothing of how a plan is found or priced.
+
+* `plan`: what a plan is
+* `check`: whether it is legal
+* `document`: its file
+* `codec`: dataclasses to JSON data and back
+* `ranking`: what a search returns
+"""

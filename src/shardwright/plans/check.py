@@ -1,0 +1,268 @@
+"""Is a plan legal? Every violation at once, whatever made the plan: the search, a file, another tool's arguments.
+
+What only one target cannot express (Megatron-LM has one tensor-parallel degree for all stages, say) is not illegal:
+that is the exporters' to refuse. The vocabulary need not divide: every runtime pads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from shardwright.errors import Problem, suggestion
+from shardwright.plans.plan import Plan, Recompute, Replica, Stage
+from shardwright.spec.job import Job
+from shardwright.spec.model import Layer, Model
+
+
+def check(plan: Plan) -> tuple[Problem, ...]:
+    """Return what is wrong with `plan`, nothing if it is legal. Paths are those of the plan file."""
+    problems = tuple(_sizes(plan))
+    if problems:
+        return problems
+    rules: tuple[Callable[[Plan], Iterator[Problem]], ...] = (
+        _batch,
+        _gpus,
+        _schedule,
+        _layers,
+        _recompute,
+        _tensor_parallel,
+        _context_parallel,
+        _expert_parallel,
+        _sequence_parallel,
+        _optimizer,
+        _overlap,
+        _precision,
+        _positions,
+    )
+    return tuple(problem for rule in rules for problem in rule(plan))
+
+
+def _replicas(plan: Plan) -> Iterator[tuple[str, Replica]]:
+    for index, replica in enumerate(plan.replicas):
+        yield f"replicas[{index}]", replica
+
+
+def _stages(plan: Plan) -> Iterator[tuple[str, Replica, Stage]]:
+    for place, replica in _replicas(plan):
+        for index, stage in enumerate(replica.stages):
+            yield f"{place}.stages[{index}]", replica, stage
+
+
+def _sizes(plan: Plan) -> Iterator[Problem]:
+    """Counts and degrees are at least 1, and there is something to train and to train on."""
+    job, model, schedule = plan.job, plan.model, plan.schedule
+    counts = {"micro_batch": plan.micro_batch, "job.global_batch": job.global_batch, "job.seq_len": job.seq_len}
+    counts |= {
+        "model.hidden": model.hidden,
+        "model.vocab": model.vocab,
+        "schedule.virtual_stages": schedule.virtual_stages,
+    }
+    counts |= {"replicas": len(plan.replicas), "model.layers": len(model.layers)}
+    for index, kind in enumerate(model.kinds):
+        place = f"model.layers (kind {index})"
+        counts |= {
+            f"{place}.attention.heads": kind.attention.heads,
+            f"{place}.attention.kv_heads": kind.attention.kv_heads,
+        }
+        if kind.moe:
+            counts |= {f"{place}.moe.experts": kind.moe.experts, f"{place}.moe.top_k": kind.moe.top_k}
+    for place, replica in _replicas(plan):
+        counts |= {f"{place}.count": replica.count, f"{place}.micro_batches": replica.micro_batches}
+        counts[f"{place}.stages"] = len(replica.stages)
+    for place, _, stage in _stages(plan):
+        names = ("tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel")
+        counts |= {f"{place}.{name}": getattr(stage, name) for name in names}
+    for path, count in counts.items():
+        if count < 1:
+            yield Problem(path, f"is {count}", "must be at least 1")
+
+
+def _batch(plan: Plan) -> Iterator[Problem]:
+    samples = sum(replica.count * replica.micro_batches for replica in plan.replicas) * plan.micro_batch
+    if samples != plan.job.global_batch:
+        message = f"the replicas take {samples} samples a step, but job.global_batch is {plan.job.global_batch}"
+        yield Problem("replicas", message, "sum of count * micro_batches, times micro_batch, must equal it")
+
+
+def _gpus(plan: Plan) -> Iterator[Problem]:
+    """No more GPUs of a type than the cluster has."""
+    there: dict[str, int] = {}
+    for pool in plan.cluster.pools:
+        there[pool.gpu.name] = there.get(pool.gpu.name, 0) + pool.gpus
+    used: dict[str, int] = {}
+    for place, replica, stage in _stages(plan):
+        if stage.gpu not in there:
+            yield Problem(f"{place}.gpu", f"the cluster has no {stage.gpu!r}", suggestion(stage.gpu, there))
+        used[stage.gpu] = used.get(stage.gpu, 0) + replica.count * stage.gpus
+    for gpu, count in used.items():
+        if gpu in there and count > there[gpu]:
+            message = f"uses {count} GPUs of type {gpu}, but the cluster has {there[gpu]}"
+            yield Problem("replicas", message, "use fewer replicas or smaller degrees, or add machines")
+
+
+def _schedule(plan: Plan) -> Iterator[Problem]:
+    kind, chunks = plan.schedule.kind, plan.schedule.virtual_stages
+    if (kind == "interleaved") != (chunks > 1):
+        hint = "interleaved has at least 2 virtual stages, 1f1b has 1"
+        yield Problem("schedule.virtual_stages", f"is {chunks} with schedule {kind!r}", hint)
+    for place, replica in _replicas(plan):
+        depth = len(replica.stages)
+        if chunks > 1 and depth == 1:
+            yield Problem(f"{place}.stages", "an interleaved schedule on one stage", "use 1f1b, or at least 2 stages")
+        elif chunks > 1 and replica.micro_batches % depth:
+            message = f"{replica.micro_batches} micro-batches do not divide by the {depth} stages"
+            yield Problem(f"{place}.micro_batches", message, "an interleaved schedule needs a multiple of the stages")
+
+
+def _layers(plan: Plan) -> Iterator[Problem]:
+    """Virtual stage v of stage s is number v * stages + s in order of execution; together they cover all layers."""
+    chunks, total = plan.schedule.virtual_stages, len(plan.model.layers)
+    for place, replica in _replicas(plan):
+        wrong = [i for i, stage in enumerate(replica.stages) if len(stage.layers) != chunks]
+        for i in wrong:
+            message = f"has {len(replica.stages[i].layers)} ranges for {chunks} virtual stages"
+            yield Problem(f"{place}.stages[{i}].layers", message, "write one range for each virtual stage")
+        if wrong:
+            continue
+        reached = 0
+        for chunk in range(chunks):
+            for i, stage in enumerate(replica.stages):
+                start, end = stage.layers[chunk]
+                if start != reached or end < start:
+                    path = f"{place}.stages[{i}].layers"
+                    yield Problem(path, f"[{start}, {end}] does not follow layer {reached}", f"start it at {reached}")
+                reached = max(end, start)
+        if reached != total:
+            yield Problem(place, f"its stages end at layer {reached}, the model has {total}", f"end them at {total}")
+
+
+def _recompute(plan: Plan) -> Iterator[Problem]:
+    for place, _, stage in _stages(plan):
+        for message, hint in _recompute_faults(stage.recompute, len(plan.model.layers)):
+            yield Problem(f"{place}.recompute", message, hint)
+
+
+def _recompute_faults(recompute: Recompute, layers: int) -> Iterator[tuple[str, str]]:
+    if recompute.granularity != "full":
+        if recompute.method is not None or recompute.layers is not None:
+            yield f"{recompute.granularity} takes neither method nor layers", "leave them out, or use granularity full"
+        return
+    if recompute.method is None:
+        yield "full needs a method", "write uniform or block"
+    if recompute.layers is None or not 1 <= recompute.layers <= layers:
+        yield f"full with layers {recompute.layers}", f"write a count of layers from 1 to {layers}"
+
+
+def _tensor_parallel(plan: Plan) -> Iterator[Problem]:
+    for place, _, stage in _stages(plan):
+        for what, size in _split_sizes(_kinds(plan, stage)):
+            if size % stage.tensor_parallel:
+                message = f"{stage.tensor_parallel} does not divide {what} ({size})"
+                yield Problem(f"{place}.tensor_parallel", message, "use a divisor of it")
+        for kind in _kinds(plan, stage):
+            groups, degree = kind.attention.kv_heads, stage.tensor_parallel
+            if not kind.attention.latent and groups % degree and degree % groups:
+                message = f"{degree} is neither a divisor nor a multiple of the key-value heads ({groups})"
+                yield Problem(f"{place}.tensor_parallel", message, "each rank holds whole key-value heads")
+        for kind in _kinds(plan, stage):
+            if kind.moe and kind.moe.expert_width % stage.expert_tensor_parallel:
+                message = f"{stage.expert_tensor_parallel} does not divide the experts' width ({kind.moe.expert_width})"
+                yield Problem(f"{place}.expert_tensor_parallel", message, "use a divisor of it")
+
+
+def _kinds(plan: Plan, stage: Stage) -> tuple[Layer, ...]:
+    """The distinct layers of a stage; those of the model where its ranges are out of bounds."""
+    model = plan.model
+    held = dict.fromkeys(kind for start, end in stage.layers for kind in model.kind_of_layer[start:end])
+    return tuple(model.kinds[kind] for kind in held) or model.kinds
+
+
+def _split_sizes(kinds: tuple[Layer, ...]) -> tuple[tuple[str, int], ...]:
+    """Return the sizes that tensor parallelism splits, with their names; equal ones once."""
+    sizes: dict[tuple[str, int], None] = {}
+    for kind in kinds:
+        sizes[("the attention heads", kind.attention.heads)] = None
+        if kind.mlp:
+            sizes[("the feed-forward width", kind.mlp.width)] = None
+        if kind.moe and kind.moe.shared_width:
+            sizes[("the shared experts' width", kind.moe.shared_width)] = None
+    return tuple(sizes)
+
+
+def _context_parallel(plan: Plan) -> Iterator[Problem]:
+    """Causal attention is balanced by giving each rank a block from either end, hence twice the degree."""
+    seq_len = plan.job.seq_len
+    for place, _, stage in _stages(plan):
+        degree = stage.context_parallel
+        if degree > 1 and seq_len % (2 * degree):
+            message = f"sequence length {seq_len} does not divide by twice the degree ({2 * degree})"
+            yield Problem(f"{place}.context_parallel", message, "use a smaller degree, or another sequence length")
+
+
+def _expert_parallel(plan: Plan) -> Iterator[Problem]:
+    for place, replica, stage in _stages(plan):
+        experts = {kind.moe.experts for kind in plan.model.kinds if kind.moe}
+        degree = stage.expert_parallel
+        if degree > 1 and not experts:
+            yield Problem(f"{place}.expert_parallel", f"is {degree}, but the model has no experts", "write 1")
+        for count in experts:
+            if count % degree:
+                yield Problem(
+                    f"{place}.expert_parallel", f"{degree} does not divide the {count} experts", "use a divisor"
+                )
+        ranks = replica.count * stage.gpus
+        if experts and ranks % (degree * stage.expert_tensor_parallel):
+            message = f"{degree} * expert_tensor_parallel {stage.expert_tensor_parallel} does not divide the stage's"
+            yield Problem(f"{place}.expert_parallel", f"{message} {ranks} GPUs", "over all equal replicas it must")
+
+
+def _sequence_parallel(plan: Plan) -> Iterator[Problem]:
+    if not plan.sequence_parallel:
+        return
+    if all(stage.tensor_parallel == 1 for _, _, stage in _stages(plan)):
+        yield Problem("sequence_parallel", "needs tensor parallelism", "write false, or raise tensor_parallel")
+    for place, _, stage in _stages(plan):
+        share = plan.job.seq_len // stage.context_parallel
+        if share % stage.tensor_parallel:
+            message = f"{stage.tensor_parallel} does not divide the sequence of {share} tokens that a rank holds"
+            yield Problem(f"{place}.tensor_parallel", message, "turn sequence_parallel off, or use another degree")
+
+
+def _optimizer(plan: Plan) -> Iterator[Problem]:
+    offload = plan.optimizer.offload
+    if not 0 <= offload <= 1:
+        yield Problem("optimizer.offload", f"is {offload:g}", "write a fraction from 0 to 1")
+    elif offload > 0 and not plan.optimizer.distributed:
+        yield Problem("optimizer.offload", "needs a sharded optimizer", "use sharding zero1, or offload 0")
+
+
+def _overlap(plan: Plan) -> Iterator[Problem]:
+    overlap = plan.overlap
+    if overlap.param_gather and not plan.optimizer.distributed:
+        yield Problem("overlap.param_gather", "there is no gather without a sharded optimizer", "write false")
+    if overlap.param_gather and not overlap.grad_reduce:
+        yield Problem("overlap.param_gather", "needs overlap.grad_reduce", "turn both on, or this one off")
+    if overlap.tensor_parallel and not plan.sequence_parallel:
+        yield Problem("overlap.tensor_parallel", "needs sequence_parallel", "turn both on, or this one off")
+
+
+def _precision(plan: Plan) -> Iterator[Problem]:
+    job, used = plan.job, {stage.gpu for _, _, stage in _stages(plan)}
+    if job.fp8_recipe is not None and job.precision != "fp8":
+        yield Problem("job.fp8_recipe", f"is set with precision {job.precision}", "leave it out, or use fp8")
+    for gpu in {pool.gpu.name: pool.gpu for pool in plan.cluster.pools if pool.gpu.name in used}.values():
+        if gpu.peak(job.precision) is None:
+            known = ", ".join(name for name, _ in gpu.peak_flops)
+            yield Problem("job.precision", f"{gpu.name} cannot compute in {job.precision}", f"it has {known}")
+
+
+def _positions(plan: Plan) -> Iterator[Problem]:
+    return position_problems(plan.model, plan.job)
+
+
+def position_problems(model: Model, job: Job) -> Iterator[Problem]:
+    """Yield what is wrong with the length of samples, whatever the plan."""
+    seq_len = job.seq_len
+    if model.position == "learned" and 0 < model.learned_positions < seq_len:
+        message = f"{seq_len} is longer than the model's table of {model.learned_positions} positions"
+        yield Problem("job.seq_len", message, "train on shorter sequences, or enlarge learned_positions")

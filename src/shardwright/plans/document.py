@@ -1,0 +1,190 @@
+"""The plan file: versioned JSON that holds all of a `Plan`, so that it can be read without any other file.
+
+The file is deterministic: equal plans give equal bytes. Runs of equal layers of the model are written once with a
+`count`. `optimizer.distributed` and `prediction.memory_bytes` repeat, for the reader's convenience, what `sharding`
+and the memory terms say; they are checked when a file is read, and may be missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shardwright.errors import Problem, SpecError
+from shardwright.files import write_atomically
+from shardwright.plans.codec import NOTHING, decode, decode_fields, encode, hints, join, reject_unknown, wrong
+from shardwright.plans.plan import PLAN_VERSION, OptimizerPlan, Plan, Prediction, Replica, Stage
+from shardwright.spec.model import Layer, Model
+from shardwright.spec.text.fields import shown
+from shardwright.spec.text.reading import parse_json, read_text
+
+LARGEST_PLAN_BYTES = 64_000_000
+MOST_LAYERS = 100_000
+Problems = list[Problem]
+
+
+def to_document(plan: Plan) -> dict[str, Any]:
+    """Return `plan` as plain JSON data, with the keys in the order of the file."""
+    document: dict[str, Any] = {"version": PLAN_VERSION}
+    for name, kind in hints(Plan).items():
+        value = getattr(plan, name)
+        if name == "model":
+            document[name] = encode(dataclasses.replace(value, layers=()), Model) | {"layers": _layers_out(value)}
+        elif name == "replicas":
+            document[name] = [_replica_out(replica) for replica in value]
+        elif name == "optimizer":
+            document[name] = {"distributed": value.distributed} | encode(value, kind)
+        elif name == "prediction":
+            document[name] = None if value is None else _prediction_out(value)
+        else:
+            document[name] = encode(value, kind)
+    return document
+
+
+def dumps(plan: Plan) -> str:
+    """Return the text of the plan file of `plan`."""
+    return json.dumps(to_document(plan), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def from_document(document: object, name: str = "plan") -> Plan:
+    """Return the plan that `document` holds; `name` stands for it in messages.
+
+    Raises SpecError with every fault: unknown or missing keys, wrong types, numbers that are negative or not finite,
+    another version. What is well-formed but illegal is `shardwright.plans.check.check`'s to say.
+    """
+    problems: Problems = []
+    plan = _plan_in(document, name, problems)
+    if problems:
+        raise SpecError(*problems)
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def save(plan: Plan, path: Path) -> None:
+    """Write the plan file of `plan` to `path`, whole or not at all. Raises SpecError where that fails."""
+    write_atomically(path, dumps(plan))
+
+
+def load_plan(source: str | Path) -> Plan:
+    """Read a plan file. Raises SpecError for a file that is missing, no JSON, cut off, or no plan."""
+    name = str(source)
+    return from_document(parse_json(read_text(Path(source), limit_bytes=LARGEST_PLAN_BYTES), name), name)
+
+
+def _layers_out(model: Model) -> list[dict[str, Any]]:
+    runs = itertools.groupby(model.layers)
+    return [{"count": len(list(run))} | encode(layer, Layer) for layer, run in runs]
+
+
+def _replica_out(replica: Replica) -> dict[str, Any]:
+    data: dict[str, Any] = encode(dataclasses.replace(replica, stages=()), Replica)
+    return data | {"stages": [_stage_out(stage) for stage in replica.stages]}
+
+
+def _stage_out(stage: Stage) -> dict[str, Any]:
+    ranges = [list(part) for part in stage.layers]
+    return dict(encode(stage, Stage)) | {"layers": ranges[0] if len(ranges) == 1 else ranges}
+
+
+def _prediction_out(prediction: Prediction) -> dict[str, Any]:
+    data: dict[str, Any] = encode(prediction, Prediction)
+    return data | {"memory_bytes": [[stage.total_bytes for stage in row] for row in prediction.memory]}
+
+
+def _plan_in(document: object, name: str, problems: Problems) -> Any:
+    if not isinstance(document, Mapping):
+        return wrong(problems, name, f"expected a mapping, got {shown(document)}", "is this a plan file?")
+    version = document.get("version")
+    if version != PLAN_VERSION or isinstance(version, bool):
+        hint = f"this release reads version {PLAN_VERSION}; make the plan anew with `shardwright plan --out`"
+        return wrong(problems, f"{name}: version", f"is {shown(version)}", hint)
+    data = {key: value for key, value in document.items() if key != "version"}
+    readers = {"model": _model_in, "replicas": _replicas_in, "optimizer": _optimizer_in, "prediction": _prediction_in}
+    ready = {key: read(data[key], f"{name}: {key}", problems) for key, read in readers.items() if key in data}
+    return decode_fields(data, Plan, name, problems, ready)
+
+
+def _model_in(data: object, place: str, problems: Problems) -> Any:
+    layers = data.get("layers") if isinstance(data, Mapping) else None
+    ready = {} if layers is None else {"layers": _layers_in(layers, join(place, "layers"), problems)}
+    return decode_fields(data, Model, place, problems, ready)
+
+
+def _layers_in(data: object, place: str, problems: Problems) -> Any:
+    if not isinstance(data, list):
+        return wrong(problems, place, f"expected a list, got {shown(data)}", "one mapping for each run of equal layers")
+    layers: list[Layer] = []
+    for index, item in enumerate(data):
+        where = f"{place}[{index}]"
+        if not isinstance(item, Mapping):
+            wrong(problems, where, f"expected a mapping, got {shown(item)}", "write {count, attention, …}")
+            continue
+        count = decode(item.get("count", 1), int, join(where, "count"), problems)
+        layer = decode_fields({k: v for k, v in item.items() if k != "count"}, Layer, where, problems)
+        if layer is NOTHING or count is NOTHING:
+            continue
+        if (layer.mlp is None) == (layer.moe is None):
+            wrong(problems, where, "has both or neither of mlp and moe", "set one of them, and the other to null")
+        elif count > MOST_LAYERS:
+            wrong(problems, join(where, "count"), f"is {count:,}", f"at most {MOST_LAYERS:,} layers")
+        else:
+            layers.extend([layer] * count)
+    return tuple(layers)
+
+
+def _replicas_in(data: object, place: str, problems: Problems) -> Any:
+    if not isinstance(data, list):
+        return wrong(problems, place, f"expected a list, got {shown(data)}", "write it as […]")
+    return tuple(_replica_in(item, f"{place}[{i}]", problems) for i, item in enumerate(data))
+
+
+def _replica_in(data: object, place: str, problems: Problems) -> Any:
+    stages = data.get("stages") if isinstance(data, Mapping) else None
+    ready: dict[str, Any] = {}
+    if isinstance(stages, list):
+        ready["stages"] = tuple(_stage_in(item, f"{place}.stages[{i}]", problems) for i, item in enumerate(stages))
+    return decode_fields(data, Replica, place, problems, ready)
+
+
+def _stage_in(data: object, place: str, problems: Problems) -> Any:
+    """A stage; its `layers` are one range [a, b], or a list of ranges, one for each virtual stage."""
+    layers = data.get("layers") if isinstance(data, Mapping) else None
+    ready: dict[str, Any] = {}
+    if layers is not None:
+        single = isinstance(layers, list) and len(layers) == 2 and not any(isinstance(end, list) for end in layers)
+        ranges = [layers] if single else layers
+        ready["layers"] = decode(ranges, tuple[tuple[int, int], ...], join(place, "layers"), problems)
+    return decode_fields(data, Stage, place, problems, ready)
+
+
+def _optimizer_in(data: object, place: str, problems: Problems) -> Any:
+    if not isinstance(data, Mapping) or "distributed" not in data:
+        return decode_fields(data, OptimizerPlan, place, problems)
+    distributed = decode(data["distributed"], bool, join(place, "distributed"), problems)
+    rest = {"sharding": "zero1" if distributed is True else "none"}
+    rest |= {key: value for key, value in data.items() if key != "distributed"}
+    plan = decode_fields(rest, OptimizerPlan, place, problems)
+    if plan is not NOTHING and distributed is not NOTHING and plan.distributed != distributed:
+        hint = f"write {str(plan.distributed).lower()}, or leave it out"
+        return wrong(problems, join(place, "distributed"), f"contradicts sharding {plan.sharding!r}", hint)
+    return plan
+
+
+def _prediction_in(data: object, place: str, problems: Problems) -> Any:
+    if data is None:
+        return None
+    if not isinstance(data, Mapping):
+        return decode_fields(data, Prediction, place, problems)
+    reject_unknown(data, hints(Prediction) | {"memory_bytes": None}, place, problems)
+    rest = {key: value for key, value in data.items() if key in hints(Prediction)}
+    prediction = decode_fields(rest, Prediction, place, problems)
+    if prediction is not NOTHING and "memory_bytes" in data:
+        where = join(place, "memory_bytes")
+        totals = decode(data["memory_bytes"], tuple[tuple[float, ...], ...], where, problems)
+        if totals is not NOTHING and totals != tuple(tuple(s.total_bytes for s in row) for row in prediction.memory):
+            return wrong(problems, where, "differs from the sums of prediction.memory", "correct it, or leave it out")
+    return prediction

@@ -1,0 +1,88 @@
+"""Rankings and evaluations as JSON documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shardwright.errors import Problem
+from shardwright.plans.document import to_document
+from shardwright.plans.ranking import Baseline, Evaluation, Ranking, SearchReport
+from shardwright.reports.text.explain import changes, differences, gaps, shortage, verdict
+from shardwright.reports.text.risk import risk_document
+from shardwright.search.market.choice import choice_on_cluster
+
+Document = Mapping[str, object]
+
+
+def ranking_document(ranking: Ranking) -> Document:
+    """Return what `plan --json` prints."""
+    document: dict[str, object] = {"plans": [to_document(plan) for plan in ranking.plans]}
+    if ranking.infeasible is not None:
+        document["infeasible"] = {
+            "reason": ranking.infeasible.reason,
+            "remedies": list(ranking.infeasible.remedies),
+        }
+    risks = [choice_on_cluster(plan) for plan in ranking.plans]
+    if any(risks):
+        document["risk"] = [None if choice is None else risk_document(choice) for choice in risks]
+    document["baselines"] = [_baseline(entry) for entry in ranking.baselines]
+    document["search"] = _search(ranking.search)
+    return document
+
+
+def _baseline(entry: Baseline) -> Document:
+    prediction = entry.plan.prediction if entry.plan is not None else None
+    return {
+        "rule": entry.rule,
+        "iteration_seconds": None if prediction is None else prediction.iteration_seconds,
+        "reason": entry.reason,
+    }
+
+
+def _search(report: SearchReport) -> Document:
+    return {
+        "candidates": report.candidates,
+        "costed": report.costed,
+        "seconds": report.seconds,
+        "rejected": dict(report.rejected),
+        "phases": dict(report.phases),
+        "gap": report.gap,
+        "lower_bound_dollars": report.lower_bound_dollars,
+        "not_covered": list(report.not_covered),
+    }
+
+
+def evaluation_document(result: Evaluation, problems: Sequence[Problem], notes: Sequence[str]) -> Document:
+    """Return what `evaluate --json` prints."""
+    mine, best = result.plan, result.best.plans[0] if result.best.plans else None
+    missing = list(shortage(mine))
+    document: dict[str, object] = {
+        "plan": to_document(mine),
+        "legal": not problems,
+        "violations": problem_documents(problems),
+        "fits": not missing,
+        "shortage": missing,
+        "remedies": list(result.remedies),
+        "best": None,
+        "verdict": verdict(mine, best, legal=not problems),
+        "settings": {},
+        "terms": {},
+        "differences": [],
+        "notes": list(notes),
+    }
+    if best is not None:
+        document["best"] = to_document(best)
+        document["settings"] = {
+            name: {"plan": value, "best": wanted} for name, (value, wanted) in changes(mine, best).items()
+        }
+        document["terms"] = {
+            gap.name: {"plan": gap.mine_seconds, "best": gap.best_seconds, "difference": gap.seconds}
+            for gap in gaps(mine, best)
+        }
+        document["differences"] = list(differences(mine, best))
+    return document
+
+
+def problem_documents(problems: Sequence[Problem]) -> list[Document]:
+    """Return problems as `evaluate --json` and `check --json` print them."""
+    return [{"path": problem.path, "message": problem.message, "hint": problem.hint} for problem in problems]

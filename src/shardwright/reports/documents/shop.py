@@ -1,0 +1,70 @@
+"""What a search over offers found, as a JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwright.plans.document import to_document
+from shardwright.reports.documents.ranking import Document
+from shardwright.reports.text.risk import risk_document
+from shardwright.search.market.result import Choice, Rental, Shopping, ShopReport, Step
+
+
+def shop_document(result: Shopping, assumed: Sequence[str]) -> Document:
+    """Return what `shop --json` prints."""
+    document: dict[str, object] = {
+        "front": [_choice_document(choice, step) for choice, step in zip(result.front, result.steps, strict=True)],
+        "picks": {
+            "knee": result.picks.knee,
+            "cheapest_within_deadline": result.picks.cheapest_in_time,
+            "fastest_within_budget": result.picks.fastest_in_budget,
+        },
+        "deadline_hours": result.deadline_hours,
+        "budget_dollars": result.budget_dollars,
+    }
+    if result.infeasible is not None:
+        document["infeasible"] = {
+            "reason": result.infeasible.reason,
+            "remedies": list(result.infeasible.remedies),
+        }
+    document["search"] = _report_document(result.report)
+    document["assumed"] = [*assumed, *result.offers.assumed]
+    return document
+
+
+def _choice_document(choice: Choice, step: Step | None) -> Document:
+    return {
+        "gpus": choice.gpus,
+        "rent": [_rental_document(rental) for rental in choice.rentals],
+        **risk_document(choice),
+        "step": None
+        if step is None
+        else {"gpus": step.gpus, "gpu": step.gpu, "faster": step.faster, "dearer": step.dearer},
+        "plan": to_document(choice.plan),
+    }
+
+
+def _rental_document(rental: Rental) -> Document:
+    offer = rental.offer
+    return {
+        "gpu": offer.pool.gpu.name,
+        "machines": rental.machines,
+        "gpus": rental.gpus,
+        "market": offer.market,
+        "provider": offer.provider,
+        "region": offer.region,
+        "dollars_per_machine_hour": offer.dollars_per_hour,
+        "preemptions_per_machine_hour": offer.preemptions_per_hour,
+    }
+
+
+def _report_document(report: ShopReport) -> Document:
+    return {
+        "counts": report.counts,
+        "layouts": report.layouts,
+        "costed": report.costed,
+        "mixes": report.mixes,
+        "seconds": report.seconds,
+        "phases": dict(report.phases),
+        "not_covered": list(report.not_covered),
+    }

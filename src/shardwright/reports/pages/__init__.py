@@ -1,0 +1,4 @@
+"""Pages of documentation.
+
+* `accuracy`: `docs/accuracy.md`
+"""

@@ -1,0 +1,5 @@
+"""Pictures.
+
+* `timeline`: which stage computes what, when
+* `scatter`: predicted against measured
+"""

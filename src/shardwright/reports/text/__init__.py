@@ -1,0 +1,16 @@
+"""Plans and what belongs to them on a terminal.
+
+* `terminal`: a search
+* `plans`: plans as a table and in full
+* `evaluation`: a user's own plan
+* `explain`: how two plans differ
+* `describe`: a plan in a few words
+* `mixed`: a plan whose replicas differ
+* `shop`: offers
+* `risk`: interruptions
+* `validation`: measured runs
+* `measured`: a machine profile
+* `catalogue`: GPUs, models, prices
+* `problems`: long lists of problems made short
+* `layout`: tables, bars, wrapped lines
+"""

@@ -1,0 +1,141 @@
+"""The catalogue on a terminal: GPUs, models and prices, as lists and one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shardwright.reports.text.layout import WIDTH, labelled, table
+from shardwright.spec.catalog.catalog import MachinePrice
+from shardwright.spec.cluster import Gpu
+from shardwright.spec.model import Layer, Model
+from shardwright.units import GIGA, TERA, format_bytes, format_count
+
+NONE = "–"
+
+
+def gpus_text(gpus: Sequence[Gpu]) -> str:
+    """Return one row a GPU."""
+    rows = [
+        [
+            gpu.name,
+            gpu.architecture,
+            *(_teraflops(gpu.peak(precision)) for precision in ("bf16", "fp16", "fp8")),
+            format_bytes(gpu.memory_bytes),
+            f"{gpu.memory_bytes_per_second / GIGA:,.0f}",
+            f"{gpu.link} {gpu.link_bytes_per_second / GIGA:.0f}",
+            gpu.date,
+            gpu.source,
+        ]
+        for gpu in gpus
+    ]
+    header = ("GPU", "architecture", "bf16 TF/s", "fp16", "fp8", "memory", "GB/s", "link GB/s", "date", "source")
+    return table(header, rows, words=("GPU", "architecture", "date", "source"))
+
+
+def _teraflops(peak: float | None) -> str:
+    return NONE if peak is None else f"{peak / TERA:,.3g}" if peak < TERA else f"{peak / TERA:,.0f}"
+
+
+def gpu_text(gpu: Gpu, prices: Sequence[MachinePrice], width: int = WIDTH) -> str:
+    """Return everything that is known of one GPU."""
+    peaks = ", ".join(f"{precision} {_teraflops(peak)}" for precision, peak in gpu.peak_flops)
+    lines = {
+        "maker": f"{gpu.vendor}, {gpu.architecture}, compute capability {gpu.compute_capability}",
+        "dense peak": f"{peaks} TFLOP/s; {gpu.multiprocessors} multiprocessors at {gpu.clock_hertz / 1e9:.2f} GHz",
+        "memory": f"{format_bytes(gpu.memory_bytes)} at {gpu.memory_bytes_per_second / GIGA:,.0f} GB/s, "
+        f"L2 {format_bytes(gpu.l2_bytes)}",
+        "links": f"{gpu.link} {gpu.link_bytes_per_second / GIGA:.0f} GB/s in one direction among {gpu.link_domain} "
+        f"GPUs, PCIe {gpu.pcie_bytes_per_second / GIGA:.0f} GB/s",
+        "power": f"{gpu.tdp_watts:.0f} W",
+        "price": _price_range(prices),
+        "source": f"{gpu.source} ({gpu.date})",
+    }
+    return "\n".join([gpu.name, *(labelled(name, words, width) for name, words in lines.items())])
+
+
+def _price_range(prices: Sequence[MachinePrice]) -> str:
+    """Return the least and the most that one GPU costs an hour."""
+    demand = [p.price.on_demand_per_hour / p.gpus for p in prices if p.price.on_demand_per_hour is not None]
+    spot = [p.price.spot_per_hour / p.gpus for p in prices if p.price.spot_per_hour is not None]
+    found = [
+        f"{name} ${min(values):.2f} to ${max(values):.2f}"
+        for name, values in (("on demand", demand), ("spot", spot))
+        if values
+    ]
+    if not found:
+        return "none known"
+    return f"{', '.join(found)} a GPU and hour, whole machines of {len({p.provider for p in prices})} providers"
+
+
+def models_text(models: Sequence[Model], sources: Mapping[str, str]) -> str:
+    """Return one row a model."""
+    rows = []
+    for model in models:
+        attention = model.kinds[0].attention
+        figures = (model.parameters, model.active_parameters, len(model.layers), model.hidden)
+        heads = f"{attention.heads}/{attention.kv_heads}"
+        rows.append(
+            [model.name, *(f"{figure:,}" for figure in figures), heads, f"{model.vocab:,}", sources.get(model.name, "")]
+        )
+    header = ("model", "parameters", "active", "layers", "hidden", "heads/kv", "vocab", "source")
+    return table(header, rows, words=("model", "source"))
+
+
+def model_text(model: Model, source: str, width: int = WIDTH) -> str:
+    """Return how a model was understood, with what was assumed."""
+    active = model.active_parameters
+    count = f"{model.parameters:,} ({format_count(model.parameters)})"
+    heads = "tied to the embedding" if model.tied_embeddings else "of its own"
+    lines = [
+        ("parameters", count + (f", {active:,} active for each token" if active != model.parameters else "")),
+        ("shape", f"{len(model.layers)} layers of hidden width {model.hidden:,}, {model.norm}"),
+        ("vocabulary", f"{model.vocab:,}, output layer {heads}"),
+        ("positions", _positions(model)),
+    ]
+    for kind in model.kinds:
+        number = sum(layer == kind for layer in model.layers)
+        lines += [(f"{number} layer" + ("s" if number > 1 else ""), _layer_words(kind))]
+    lines += [("source", source)] if source else []
+    lines += [("assumed", words) for words in model.assumed]
+    return "\n".join([model.name, *(labelled(name, words, width) for name, words in lines)])
+
+
+def _positions(model: Model) -> str:
+    words = str(model.position)
+    if model.position == "rope":
+        words += f" of base {model.rotary_base:,.0f}"
+    return words + f", up to {model.max_position:,} tokens"
+
+
+def _layer_words(layer: Layer) -> str:
+    attention, mla = layer.attention, layer.attention.latent
+    if mla is not None:
+        words = f"multi-head latent attention, {attention.heads} heads, key-value rank {mla.kv_rank}"
+    else:
+        words = (
+            f"attention of {attention.heads} heads of {attention.head_dim}, {attention.kv_heads} for keys and values"
+        )
+    words += f", window {attention.window:,}" if attention.window is not None else ""
+    words += "" if attention.causal else ", in both directions"
+    if layer.moe is not None:
+        moe = layer.moe
+        words += f"; {moe.experts} experts of width {moe.expert_width:,}, {moe.top_k} for each token"
+        words += f", shared width {moe.shared_width:,}" if moe.shared_width else ""
+        return words + (", gated" if moe.gated else "")
+    assert layer.mlp is not None, "a layer has an MLP or experts"
+    return words + f"; feed-forward of width {layer.mlp.width:,}" + (", gated" if layer.mlp.gated else "")
+
+
+def prices_text(prices: Sequence[MachinePrice]) -> str:
+    """Return one row a price."""
+    rows = [
+        [row.provider, row.region, row.machine, f"{row.gpus} × {row.gpu}", _price(row.price.on_demand_per_hour),
+         _price(row.price.spot_per_hour), row.price.date, row.price.source]
+        for row in prices
+    ]  # fmt: skip
+    header = ("provider", "region", "machine", "GPUs", "on demand $/h", "spot $/h", "date", "source")
+    return table(header, rows, words=("provider", "region", "machine", "GPUs", "date", "source"))
+
+
+def _price(dollars: float | None) -> str:
+    return NONE if dollars is None else f"{dollars:.2f}"

@@ -1,0 +1,112 @@
+"""A plan whose replicas or stages differ, in words: its replicas, idle GPUs, and how far from the best it can be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+
+from shardwright.cost.compute.efficiency import computes
+from shardwright.plans.plan import Plan, Prediction, Recompute, Replica, Stage
+from shardwright.plans.ranking import SearchReport
+from shardwright.reports.text import describe
+from shardwright.units import format_dollars
+
+MOST_RUNS = 6  # groups of equal stages that a line shows
+
+
+def gpu_words(plan: Plan) -> str:
+    """Return the GPU types of a plan with how many it uses: 32 A100-SXM-40 + 96 V100-SXM2."""
+    return " + ".join(f"{count} {name}" for name, count in plan.gpus_by_type.items())
+
+
+def idle(plan: Plan) -> Counter[str]:
+    """Return how many GPUs of each type of the cluster a plan leaves idle."""
+    have: Counter[str] = Counter()
+    for pool in plan.cluster.pools:
+        have[pool.gpu.name] += pool.gpus
+    return have - plan.gpus_by_type
+
+
+def idle_words(plan: Plan) -> str:
+    """Return the GPUs that a plan leaves idle; nothing if it uses all."""
+    able = {pool.gpu.name for pool in plan.cluster.pools if computes(pool.gpu, plan.job.precision)}
+    unable = f", which cannot compute in {plan.job.precision}"
+    return "; ".join(f"{count} {name}{'' if name in able else unable}" for name, count in idle(plan).items())
+
+
+def idle_sentence(best: Plan) -> str:
+    """Return why the best plan leaves GPUs idle; nothing if it uses all."""
+    words = idle_words(best)
+    if not words:
+        return ""
+    gain = "faster" if best.job.objective == "time" else "cheaper"
+    able = any(computes(pool.gpu, best.job.precision) for pool in best.cluster.pools if pool.gpu.name in idle(best))
+    return f"{words}: left idle" + (f", as no {gain} plan with them was found" if able else "") + "."
+
+
+def depth_words(plan: Plan) -> str:
+    """Return the pipeline lengths of a plan: 4, or 1–4."""
+    depths = [len(replica.stages) for replica in plan.replicas]
+    return str(depths[0]) if len(set(depths)) == 1 else f"{min(depths)}–{max(depths)}"
+
+
+def settings(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield the strategy of a mixed plan in labelled lines."""
+    yield "GPUs", f"{plan.gpus}: {gpu_words(plan)}; rank order {plan.rank_order}"
+    replicas = describe.counted(plan.data_parallel, "replica")
+    count = plan.job.global_batch // plan.micro_batch
+    yield "batch", f"{plan.job.global_batch} = {count} micro-batches of {plan.micro_batch}, shared by {replicas}"
+    for place, replica in enumerate(plan.replicas):
+        yield "replicas" if place == 0 else "", replica_words(replica)
+    yield "pipeline", "1F1B; the tensor-parallel degree of a stage is in front of its GPU type"
+    yield from describe.shared_settings(plan)
+
+
+def replica_words(replica: Replica) -> str:
+    """Return one kind of replica: 4 × 17 micro-batches: V100 5 layers → 2 × A100 14 layers."""
+    size = describe.counted(replica.micro_batches, "micro-batch")
+    runs = [(stage, len(list(group))) for stage, group in groupby(replica.stages, _alike)]
+    shown = [_stages_words(*run) for run in runs[:MOST_RUNS]]
+    if len(runs) > MOST_RUNS:
+        shown.append(f"… {sum(number for _, number in runs[MOST_RUNS:])} stages more")
+    return f"{replica.count} × {size} each: " + " → ".join(shown)
+
+
+def _alike(stage: Stage) -> tuple[str, int, int, Recompute]:
+    return stage.gpu, stage.tensor_parallel, stage.layer_count, stage.recompute
+
+
+def _stages_words(alike: tuple[str, int, int, Recompute], number: int) -> str:
+    gpu, tensor_parallel, layers, recompute = alike
+    words = f"{tensor_parallel} {gpu} with {describe.counted(layers, 'layer')}"
+    if recompute.granularity != "none":
+        kind = recompute.granularity if recompute.layers is None else f"{recompute.layers} recomputed"
+        words += f" ({kind})"
+    return f"{number} × ({words})" if number > 1 else words
+
+
+def certificate(plan: Plan, report: SearchReport) -> str:
+    """Return how far from the best a plan can be, and what that leaves out; nothing without a certificate."""
+    found = plan.prediction
+    if found is None or report.gap is None or not report.not_covered:
+        return ""
+    words = f"no strategy of the declared space {_least(plan, found, report)}; "
+    if report.gap < 5e-5:
+        words += "the plan is the best of it"
+    else:
+        words += f"the plan is within {report.gap:.2%} of that"
+    return words + ". Not covered: " + "; ".join(report.not_covered)
+
+
+def _least(plan: Plan, found: Prediction, report: SearchReport) -> str:
+    """Return what the certificate says: is faster than 1.2 s, or costs less than $1.23 an iteration."""
+    job, dollars = plan.job, report.lower_bound_dollars
+    if dollars is None:
+        seconds = found.lower_bound_seconds
+        within = "" if job.budget_dollars is None else " within the budget"
+        return f"is faster than {describe.clock(seconds, like=seconds)}{within}"
+    words = f"costs less than ${dollars:.4g} an iteration"
+    if job.iterations is not None:
+        words += f", {format_dollars(dollars * job.iterations)} for all tokens"
+    return words + ("" if job.deadline_hours is None else ", within the deadline")

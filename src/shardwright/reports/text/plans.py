@@ -1,0 +1,167 @@
+"""Plans on a terminal: several as a table, one in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory
+from shardwright.reports.text import describe, mixed
+from shardwright.reports.text.layout import bar, labelled, table, wrapped
+from shardwright.search.market.choice import choice_on_cluster, run_totals
+from shardwright.units import format_bytes, format_count, format_dollars, format_seconds
+
+MOST_STAGES = 16
+MOST_REPLICAS = 4  # kinds of replicas whose memory is shown
+FAR = 2.0  # distance of a published run (`plan.Evidence`) that says little of a plan
+SPARE = ("recompute", "$/h", "fits", "peak GiB", "sharding", "tokens/s", "cp")  # go first where space is short
+
+
+def predicted(plan: Plan) -> Prediction:
+    """Return the prediction of a costed plan."""
+    assert plan.prediction is not None, "only costed plans are shown"
+    return plan.prediction
+
+
+def plans_table(plans: Sequence[Plan], width: int) -> str:
+    """Return one row a plan. Columns that would say nothing are left out."""
+    rows = [_cells(place, plan) for place, plan in enumerate(plans, start=1)]
+    silent = {"?", "–"}
+    names = [name for name in rows[0] if not all(row[name] in silent for row in rows)]
+    words = ("GPU",)
+    return table(names, [[row[name] for name in names] for row in rows], words=words, spare=SPARE, width=width)
+
+
+def _cells(place: int, plan: Plan) -> dict[str, str]:
+    stage, found = plan.replicas[0].stages[0], predicted(plan)
+    experts = any(kind.moe is not None for kind in plan.model.kinds)
+    hours, dollars = run_totals(plan)
+    return {
+        "#": str(place),
+        "GPU": _gpu_words(plan),
+        "GPUs": str(plan.gpus),
+        "tp": describe.tensor_parallel_words(plan),
+        "cp": str(stage.context_parallel),
+        "pp": mixed.depth_words(plan),
+        "dp": str(plan.data_parallel),
+        "ep": str(stage.expert_parallel) if experts else "–",
+        "vpp": str(plan.schedule.virtual_stages),
+        "mbs": str(plan.micro_batch),
+        "recompute": describe.recompute_words(plan),
+        "sharding": describe.sharding_words(plan),
+        "iteration": describe.clock(found.iteration_seconds, like=found.iteration_seconds),
+        "tokens/s": format_count(found.tokens_per_second),
+        "MFU": f"{found.mfu:.1%}",
+        "peak GiB": f"{describe.fullest(found).total_bytes / 1024**3:.1f}",
+        "fits": f"{found.fit_probability:.0%}",
+        "$/h": "?" if found.dollars_per_hour is None else f"{found.dollars_per_hour:,.0f}",
+        "run": "–" if hours is None else format_seconds(hours * 3600),
+        "$ run": "–" if dollars is None else format_dollars(dollars),
+    }
+
+
+def _undisturbed(plan: Plan) -> str:
+    """Return what the money of a run leaves out where machines can be taken back."""
+    return "" if choice_on_cluster(plan) is None else ", interruptions not counted"
+
+
+def _gpu_words(plan: Plan) -> str:
+    if len(plan.cluster.pools) < 2:
+        return "–"
+    return " + ".join(plan.gpus_by_type)
+
+
+def plan_text(plan: Plan, title: str, width: int) -> str:
+    """Return one plan in full: settings, memory per stage, where the time goes, money, how sure."""
+    found = predicted(plan)
+    low, high = found.interval
+    of = partial(describe.clock, like=found.iteration_seconds)
+    lines = [
+        title,
+        *(labelled(name, words, width) for name, words in _settings(plan)),
+        "",
+        "  Memory of one GPU",
+        *_memory_lines(plan, found, width),
+        "",
+        wrapped(
+            f"Where the {of(found.iteration_seconds)} of an iteration go (communication as far as computation does not "
+            "hide it)",
+            "  ",
+            width,
+        ),
+        *_time_lines(found, width),
+        "",
+        labelled("interval", f"80% sure: {of(low)} to {of(high)} an iteration", width),
+        labelled("memory", f"fits with probability {found.fit_probability:.0%}", width),
+        *_evidence_lines(found, width),
+        labelled("held back by", found.binding, width),
+        labelled("money", describe.money_words(found) + _undisturbed(plan), width),
+    ]
+    return "\n".join(lines)
+
+
+def _settings(plan: Plan) -> Iterator[tuple[str, str]]:
+    gpus, *others = (describe if plan.uniform else mixed).settings(plan)
+    yield gpus
+    if words := mixed.idle_words(plan):
+        yield "idle", words
+    yield from others
+
+
+def _evidence_lines(found: Prediction, width: int) -> Iterator[str]:
+    """Yield the published runs that the prediction rests on, or that nothing near is published."""
+    if not found.evidence:
+        return
+    for place, run in enumerate(found.evidence):
+        off = run.predicted_tokens_per_second / run.tokens_per_second - 1.0
+        what = f"{run.model} on {run.gpus} {run.gpu} ({run.framework}; {run.strategy})"
+        reached = f"{format_count(run.tokens_per_second)} tokens/s measured, {off:+.0%} predicted"
+        yield labelled("rests on" if place == 0 else "", f"{what}: {reached}; {run.source}", width)
+    if found.evidence[0].distance > FAR:
+        yield labelled("", "these are far from this plan: nothing like it is published, so the interval is wide", width)
+
+
+def _bar_width(width: int) -> int:
+    return 24 if width >= 100 else 12
+
+
+def _memory_lines(plan: Plan, found: Prediction, width: int) -> Iterator[str]:
+    for place, replica in enumerate(plan.replicas[:MOST_REPLICAS]):
+        if len(plan.replicas) > 1:
+            yield f"    replicas {place + 1} of {len(plan.replicas)} kinds ({replica.count} ×)"
+        yield from _stage_lines(replica, found.memory[place], width)
+    if len(plan.replicas) > MOST_REPLICAS:
+        yield f"    … {len(plan.replicas) - MOST_REPLICAS} kinds more"
+    yield wrapped(f"fullest: {describe.memory_terms(describe.fullest(found))}", "    ", width)
+
+
+def _stage_lines(replica: Replica, stages: Sequence[StageMemory], width: int) -> Iterator[str]:
+    before = -1
+    for rank in _shown_ranks([stage.total_bytes / stage.capacity_bytes for stage in stages]):
+        if rank > before + 1:
+            yield f"    … {rank - before - 1} more"
+        before = rank
+        stage = stages[rank]
+        share = stage.total_bytes / stage.capacity_bytes
+        sizes = f"{format_bytes(stage.total_bytes):>9} of {format_bytes(stage.capacity_bytes)}"
+        over = "  too much" if share > 1.0 else ""
+        layers = describe.layers_words(replica.stages[rank])
+        yield f"    stage {rank:<3} {bar(share, _bar_width(width))} {share:4.0%} {sizes}  {layers}{over}"
+
+
+def _shown_ranks(shares: Sequence[float]) -> list[int]:
+    """Return the pipeline ranks to show: all, or of many the first and last few and the fullest."""
+    ranks = range(len(shares))
+    if len(shares) <= MOST_STAGES:
+        return list(ranks)
+    worst = max(ranks, key=lambda rank: shares[rank])
+    return sorted({*ranks[: MOST_STAGES // 2], worst, *ranks[-MOST_STAGES // 4 :]})
+
+
+def _time_lines(found: Prediction, width: int) -> Iterator[str]:
+    of = partial(describe.clock, like=found.iteration_seconds)
+    for name, words in describe.TERMS.items():
+        seconds = getattr(found.time, name)
+        share = seconds / found.iteration_seconds
+        if share >= 0.0005:
+            yield f"    {words:<30} {bar(share, _bar_width(width))} {share:6.1%} {of(seconds):>12}"

@@ -1,0 +1,193 @@
+"""What a search over offers found, on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwright.reports.text import describe
+from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
+from shardwright.reports.text.plans import plan_text
+from shardwright.reports.text.risk import risk_text
+from shardwright.search.market.result import Choice, Shopping, ShopReport, Step
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+from shardwright.spec.offers import Offer, Offers
+from shardwright.units import SECONDS_PER_HOUR, format_dollars, format_seconds
+
+MOST_ROWS = 24
+SPARE = ("checkpoint", "lost", "$/M tokens", "tp·pp·dp", "more buys", "preempted")
+WORDS = ("rent", "mark")
+
+
+def chosen(result: Shopping) -> int:
+    """Return the place of the choice that answers the question: cheapest in time, else fastest in the budget, else
+    the knee, else the cheapest."""
+    found = (result.picks.cheapest_in_time, result.picks.fastest_in_budget, result.picks.knee)
+    cheapest = min(range(len(result.front)), key=lambda place: result.front[place].dollars)
+    return next((place for place in found if place is not None), cheapest)
+
+
+def shop_text(result: Shopping, model: Model, job: Job, assumed: Sequence[str], width: int = WIDTH) -> str:
+    """Return the report: the answer, the front, the chosen plan in full, and what was assumed."""
+    parts = [_heading(result, model, job, width)]
+    if result.infeasible is not None:
+        parts.append(listed(f"No offer does: {result.infeasible.reason}", result.infeasible.remedies, width))
+    else:
+        parts.append(_answers(result, width))
+    if result.front:
+        parts.append(_table(result, width))
+        parts.append(_marginal(result, width))
+    if result.infeasible is None:
+        choice = result.front[chosen(result)]
+        parts += [plan_text(choice.plan, f"The plan of choice {chosen(result) + 1}", width), risk_text(choice, width)]
+    parts += [_search(result.report, width), listed("Assumed", [*assumed, *model.assumed, *_assumed(result)], width)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _assumed(result: Shopping) -> tuple[str, ...]:
+    """Return what was assumed of the machines that are on the front; of the others it does not matter."""
+    names = {rental.offer.pool.gpu.name for choice in result.front for rental in choice.rentals}
+    every = {offer.pool.gpu.name for offer in result.offers.offers}
+    others = tuple(f"{name}{end}" for name in every - names for end in (":", " spot:"))
+    return (
+        tuple(words for words in result.offers.assumed if not words.startswith(others))
+        if names
+        else result.offers.assumed
+    )
+
+
+def _heading(result: Shopping, model: Model, job: Job, width: int) -> str:
+    offers = result.offers.offers
+    most = ", ".join(f"{offer.pool.gpus} {offer.name} at ${offer.dollars_per_hour:,.2f}" for offer in offers)
+    lines = (
+        describe.model_line(model),
+        f"{describe.counted(len(offers), 'offer')} (most GPUs, a machine's hour): {most}",
+        describe.job_line(job),
+    )
+    return "\n".join(wrapped(line, "", width) for line in lines)
+
+
+def _answers(result: Shopping, width: int) -> str:
+    """Return the answers to what was asked, a line each."""
+    picks, front = result.picks, result.front
+    found: list[tuple[str, int | None]] = []
+    if result.deadline_hours is not None:
+        found.append((f"Cheapest within {_duration(result.deadline_hours)}", picks.cheapest_in_time))
+    if result.budget_dollars is not None:
+        found.append((f"Fastest for {format_dollars(result.budget_dollars)}", picks.fastest_in_budget))
+    found.append(("Where more speed begins to cost more (the knee)", picks.knee))
+    fastest = min(range(len(front)), key=lambda place: front[place].hours)
+    cheapest = min(range(len(front)), key=lambda place: front[place].dollars)
+    safest = min(range(len(front)), key=lambda place: (front[place].preemptions, front[place].dollars))
+    found += [("Fastest", fastest), ("Cheapest", cheapest)]
+    if front[safest].preemptions < front[cheapest].preemptions:
+        found.append(("Cheapest without preemptions" if not front[safest].preemptions else "Safest", safest))
+    lines = [
+        f"{question}: {place + 1}: {_sentence(front[place], result.offers)}"
+        for question, place in found
+        if place is not None
+    ]
+    return "\n".join(wrapped(line, "", width) for line in lines)
+
+
+def _sentence(choice: Choice, offers: Offers) -> str:
+    words = f"{rented_words(choice, offers)}, {_duration(choice.hours)} for {format_dollars(choice.dollars)}"
+    if choice.preemptions:
+        words += f", about {choice.preemptions:,.0f} preemptions"
+    return words
+
+
+def rented_words(choice: Choice, offers: Offers) -> str:
+    """Return what is rented: 512 H100-SXM spot; where it stands only if several offers would be called the same."""
+    return " + ".join(f"{rental.gpus} {_label(rental.offer, offers)}" for rental in choice.rentals)
+
+
+def _label(offer: Offer, offers: Offers) -> str:
+    short = f"{offer.pool.gpu.name} {offer.market}"
+    alike = [other for other in offers.offers if f"{other.pool.gpu.name} {other.market}" == short]
+    return offer.name if len(alike) > 1 else short
+
+
+def _duration(hours: float) -> str:
+    return format_seconds(hours * SECONDS_PER_HOUR)
+
+
+def _table(result: Shopping, width: int) -> str:
+    shown = _shown(result)
+    rows = [_cells(place, result) for place in shown]
+    names = [name for name in rows[0] if not all(row[name] in ("–", "") for row in rows)]
+    body = table(names, [[row[name] for name in names] for row in rows], words=WORDS, spare=SPARE, width=width)
+    left = len(result.front) - len(shown)
+    more = f"\n  … {left} choices more (--json has all)" if left else ""
+    return f"Time and money: no choice is as good as another in time, dollars and preemptions\n{body}{more}"
+
+
+def _shown(result: Shopping) -> list[int]:
+    """Return the places to show: all, or of many the picks and some between."""
+    count = len(result.front)
+    if count <= MOST_ROWS:
+        return list(range(count))
+    named = (result.picks.knee, result.picks.cheapest_in_time, result.picks.fastest_in_budget)
+    spread = {round(step * (count - 1) / (MOST_ROWS - 1)) for step in range(MOST_ROWS)}
+    return sorted(spread | {place for place in named if place is not None})
+
+
+def _cells(place: int, result: Shopping) -> dict[str, str]:
+    choice, step = result.front[place], result.steps[place]
+    stage = choice.plan.replicas[0].stages[0]
+    interval = choice.checkpoint_interval_seconds
+    return {
+        "#": str(place + 1),
+        "rent": rented_words(choice, result.offers),
+        "tp·pp·dp": f"{stage.tensor_parallel}·{len(choice.plan.replicas[0].stages)}·{choice.plan.data_parallel}",
+        "time": _duration(choice.hours),
+        "dollars": format_dollars(choice.dollars),
+        "$/M tokens": f"{choice.dollars_per_million_tokens:.3g}",
+        "preempted": f"{choice.preemptions:,.0f}" if choice.preemptions else "–",
+        "lost": f"{choice.lost_share:.1%}",
+        "checkpoint": "–" if interval is None else format_seconds(interval),
+        "more buys": "–" if step is None else f"{-step.faster:+.0%} time {step.dearer:+.1%} $",
+        "": _mark(place, result),
+    }
+
+
+def _mark(place: int, result: Shopping) -> str:
+    picks = result.picks
+    names = (("knee", picks.knee), ("in time", picks.cheapest_in_time), ("in budget", picks.fastest_in_budget))
+    return ", ".join(name for name, found in names if found == place)
+
+
+def _marginal(result: Shopping, width: int) -> str:
+    """Return what a little more or less than the choice would change."""
+    place = chosen(result)
+    mine, step = result.front[place], result.steps[place]
+    points = []
+    if step is not None:
+        points.append(f"the last {step_words(step)}")
+    larger = [i for i, other in enumerate(result.steps) if other is not None and _follows(result.front[i], mine, other)]
+    points += [f"another {step_words(result.steps[i])}" for i in larger]  # type: ignore[arg-type]
+    return listed(f"What more buys, from choice {place + 1}", points, width)
+
+
+def _follows(other: Choice, mine: Choice, step: Step) -> bool:
+    alike = {rental.offer for rental in other.rentals} == {rental.offer for rental in mine.rentals}
+    return alike and other.gpus - step.gpus == mine.gpus
+
+
+def step_words(step: Step) -> str:
+    """Return a step in words: 8 A100-SXM-80: 11% faster, 19% dearer."""
+    pace = f"{step.faster:.0%} less time"
+    cost = f"{step.dearer:.1%} dearer" if step.dearer >= 0 else f"{-step.dearer:.1%} cheaper"
+    return f"{step.gpus} {step.gpu}: {pace}, {cost}"
+
+
+def _search(report: ShopReport, width: int) -> str:
+    searched = f"{report.mixes:,} {'mix' if report.mixes == 1 else 'mixes'} searched"
+    words = (
+        f"Search: {report.counts:,} numbers of machines, {report.layouts:,} layouts on them, {report.costed:,} plans "
+        f"simulated, {searched}, in {format_seconds(report.seconds)}"
+    )
+    lines = [wrapped(words, "", width)]
+    if report.not_covered:
+        lines.append(wrapped(f"not looked at: {'; '.join(report.not_covered)}", "  ", width))
+    return "\n".join(lines)

@@ -1,0 +1,162 @@
+"""What a search found, on a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from shardwright.plans.plan import Plan
+from shardwright.plans.ranking import Baseline, Ranking, SearchReport
+from shardwright.reports.text import describe, mixed
+from shardwright.reports.text.explain import contrast, saving, unit, value
+from shardwright.reports.text.layout import WIDTH, labelled, listed, wrapped
+from shardwright.reports.text.plans import plan_text, plans_table, predicted
+from shardwright.reports.text.risk import risk_text
+from shardwright.search.market.choice import choice_on_cluster, run_totals
+from shardwright.spec.cluster import Cluster
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+from shardwright.units import SECONDS_PER_HOUR, format_count, format_dollars, format_seconds
+
+MEANING = {
+    "memory": "does not fit in memory",
+    "slower by the bound": "slower than the best even at a lower bound of its time",
+    "dominated": "differs from a costed candidate only by more recomputation or less overlap",
+}
+
+
+def ranking_text(ranking: Ranking, width: int = WIDTH) -> str:
+    """Return the report of a search that found plans."""
+    best = ranking.best
+    parts = [
+        heading(best.model, best.cluster, best.job, width),
+        summary_text(best, ranking.baselines, width),
+        plans_table(ranking.plans, width),
+        plan_text(best, "Best plan", width),
+        _risk_text(best, width),
+        runners_up_text(ranking.plans, width),
+        baselines_text(ranking.baselines, best, width),
+        certificate_text(best, ranking.search, width),
+        search_text(ranking.search, width),
+        assumptions_text(best.model, best.cluster, width),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _risk_text(best: Plan, width: int) -> str:
+    """Return what preemptions do to the run, where machines can be taken back."""
+    choice = choice_on_cluster(best)
+    return risk_text(choice, width) if choice is not None else ""
+
+
+def heading(model: Model, cluster: Cluster, job: Job, width: int) -> str:
+    """Return what was planned for."""
+    lines = (describe.model_line(model), describe.cluster_line(cluster), describe.job_line(job))
+    return "\n".join(wrapped(line, "", width) for line in lines)
+
+
+def summary_text(best: Plan, baselines: Sequence[Baseline], width: int) -> str:
+    """Return the answer in two or three sentences."""
+    found = predicted(best)
+    seconds = found.iteration_seconds
+    words = (
+        f"{describe.clock(seconds, like=seconds)} an iteration, {format_count(found.tokens_per_second)} tokens/s, "
+        f"MFU {found.mfu:.1%}."
+    )
+    hours, dollars = run_totals(best)
+    if hours is not None:
+        words += f" All tokens in {format_seconds(hours * SECONDS_PER_HOUR)}"
+        words += "." if dollars is None else f" for {format_dollars(dollars)}."
+    if left := mixed.idle_sentence(best):
+        words += f" {left}"
+    rivals = [entry.plan for entry in baselines if entry.plan is not None]
+    if rivals:
+        rival = min(rivals, key=value)
+        better = value(best) < 0.9995 * value(rival)
+        words += f" {saving(rival, best)} than" if better else " As good as"
+        words += " the best rule of thumb."
+    return wrapped(words, "", width)
+
+
+def runners_up_text(plans: Sequence[Plan], width: int) -> str:
+    """Return what keeps the plans after the first behind it."""
+    best, *others = plans
+    points = [
+        f"{place}: {_beyond(other, best):+.2%} {unit(best)}: {contrast(other, best)}"
+        for place, other in enumerate(others, start=2)
+    ]
+    return listed("Why the others come after it", points, width)
+
+
+def baselines_text(baselines: Sequence[Baseline], best: Plan, width: int) -> str:
+    """Return what experts' rules of thumb give, against the best."""
+    if not baselines:
+        return ""
+    lines = ["What an expert would try"]
+    for entry in baselines:
+        if entry.plan is None:
+            lines.append(labelled("  –", f"{entry.rule}: {entry.reason}", width, column=20))
+        else:
+            worse = _beyond(entry.plan, best)
+            seconds = predicted(entry.plan).iteration_seconds
+            figures = f"{describe.clock(seconds, like=predicted(best).iteration_seconds):>11} {worse:+7.0%}"
+            figures += " $" if unit(best) == "money" else ""
+            words = f"{entry.rule}: {describe.degrees_words(entry.plan)}"
+            lines.append(labelled(figures, words, width, column=20))
+    return "\n".join(lines)
+
+
+def _beyond(other: Plan, best: Plan) -> float:
+    """Return how much more another plan takes or costs, in parts of the best, which may cost nothing."""
+    mine, least = value(other), value(best)
+    if mine == least:
+        return 0.0
+    return mine / least - 1.0 if least else math.inf
+
+
+def certificate_text(best: Plan, report: SearchReport, width: int) -> str:
+    """Return how far from the best the plan can be, where types can be mixed."""
+    words = mixed.certificate(best, report)
+    return wrapped(f"Certificate: {words}", "", width) if words else ""
+
+
+def search_text(report: SearchReport, width: int) -> str:
+    """Return how the search went and what fell out."""
+    rate = report.candidates / max(report.seconds, 1e-9)
+    words = (
+        f"Search: {report.candidates:,} candidates in {format_seconds(report.seconds)} "
+        f"({format_count(rate)} a second), {report.costed:,} costed one by one"
+    )
+    lines = [wrapped(words, "", width)]
+    for reason, count in report.rejected:
+        meaning = f"{reason}: {MEANING[reason]}" if reason in MEANING else reason
+        lines.append(labelled(f"{count:>16,} ", meaning, width, column=17))
+    phases = ", ".join(f"{name} {seconds * 1e3:.0f}" for name, seconds in report.phases)
+    return "\n".join([*lines, wrapped(f"phases in ms: {phases}", "  ", width)] if phases else lines)
+
+
+def assumptions_text(model: Model, cluster: Cluster, width: int) -> str:
+    """Return what was assumed because nobody said it."""
+    pools = [f"{pool.gpu.name}: {words}" for pool in cluster.pools for words in pool.assumed]
+    return listed("Assumed", list(dict.fromkeys([*model.assumed, *pools])), width)
+
+
+def infeasible_text(ranking: Ranking, model: Model, cluster: Cluster, job: Job, width: int = WIDTH) -> str:
+    """Return why nothing was found, and what would change that."""
+    assert ranking.infeasible is not None, "only for searches that found nothing"
+    answer = listed(f"No plan: {ranking.infeasible.reason}", ranking.infeasible.remedies, width)
+    parts = [
+        heading(model, cluster, job, width),
+        answer or f"No plan: {ranking.infeasible.reason}",
+        _failed_rules(ranking.baselines, width),
+        search_text(ranking.search, width),
+        assumptions_text(model, cluster, width),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _failed_rules(baselines: Sequence[Baseline], width: int) -> str:
+    """Return why no rule of thumb works either; nothing where one does, as rules know neither pins nor budgets."""
+    if any(entry.plan is not None for entry in baselines):
+        return ""
+    return listed("What an expert would try", [f"{entry.rule}: {entry.reason}" for entry in baselines], width)

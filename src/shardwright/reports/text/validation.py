@@ -1,0 +1,247 @@
+"""Predicted against measured runs as tables: what a terminal and a page of documentation both show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardwright.reports.text.layout import WIDTH, labelled, table, wrapped
+from shardwright.units import format_bytes, format_seconds
+from shardwright.validation.fits import Fits
+from shardwright.validation.groups import Group, Macro
+from shardwright.validation.outcome import Outcome
+from shardwright.validation.summary import Summary, Worst
+from shardwright.validation.validate import Validation
+
+NONE = "–"
+RUN_HEADER = (
+    *("run", "model", "GPUs", "strategy", "predicted", "measured"),
+    *("error", "memory", "memory, measured", "fits"),
+)
+LONGEST_NAME = 60
+WORST_TITLE = "Largest errors"
+WORST_NOTE = (
+    "By measured / predicted, at most five of a source. Reasons are rules on what a run publishes, no diagnosis."
+)
+SHOWN_RUNS, SHOWN_GROUPS, SHOWN_WORST, SHOWN_REASONS = 20, 12, 10, 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A titled table with a sentence below its title; the columns named in `words` hold text, those in `spare` may be
+    left out where there is no room."""
+
+    title: str
+    note: str = ""
+    header: tuple[str, ...]
+    rows: Sequence[Sequence[str]]
+    words: tuple[str, ...]
+    spare: tuple[str, ...] = ()
+
+
+def validation_text(validation: Validation, width: int = WIDTH) -> str:
+    """Return the report of a validation for a terminal."""
+    summary = validation.summary
+    fits = fits_words(summary.fits)
+    parts = [
+        wrapped(heading(validation), "", width),
+        _text(runs_section(validation.outcomes, SHOWN_RUNS), width),
+        _text(rivals_section(summary.macro), width),
+        *(_text(groups_section(name, summary.by[name], SHOWN_GROUPS), width) for name in summary.by),
+        _text(memory_section(summary.memory, SHOWN_GROUPS), width),
+        wrapped(fits, "", width) if fits else "",
+        _worst_text(summary.worst[:SHOWN_WORST], width),
+        _text(skipped_section(summary, SHOWN_REASONS), width),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _text(section: Section, width: int) -> str:
+    """Return a section, or nothing where it has no rows."""
+    if not section.rows:
+        return ""
+    lines = [section.title] if not section.note else [section.title, wrapped(section.note, "  ", width)]
+    return "\n".join(
+        [*lines, table(section.header, section.rows, words=section.words, spare=section.spare, width=width)]
+    )
+
+
+def heading(validation: Validation) -> str:
+    """Return in a sentence or two what was predicted, and how well."""
+    summary = validation.summary
+    words = (
+        f"{validation.name}: {summary.rows:,} rows, {summary.predicted:,} predicted, {summary.timed:,} of them "
+        "compared with a measured time"
+    )
+    words += f" ({summary.duplicates:,} duplicates left out)." if summary.duplicates else "."
+    overall = summary.overall
+    if overall is None:
+        return words
+    inside = percent(overall.coverage)
+    words += f" Median error {percent(overall.median_error)}, mean {percent(overall.mean_error)}, "
+    words += f"{inside} inside the 80% interval"
+    macro = summary.macro[0]
+    if macro.sources > 1:
+        words += f"; averaged over {macro.sources} sources, median {percent(macro.median_error)}, "
+        words += f"mean {percent(macro.mean_error)}, {percent(macro.coverage)} inside"
+    return words + "."
+
+
+def runs_section(outcomes: Sequence[Outcome], shown: int) -> Section:
+    """Return predicted against measured, run by run, without columns that no run fills."""
+    known = [outcome for outcome in outcomes if outcome.predicted is not None]
+    rows = [_run_row(outcome) for outcome in known[:shown]]
+    told = [place for place in range(len(RUN_HEADER)) if any(row[place] != NONE for row in rows)]
+    return Section(
+        title="Runs",
+        note=_cut(len(known), shown, "runs"),
+        header=tuple(RUN_HEADER[place] for place in told),
+        rows=[[row[place] for place in told] for row in rows],
+        words=("run", "model", "GPUs", "strategy"),
+        spare=("memory, measured", "memory", "strategy", "fits"),
+    )
+
+
+def _run_row(outcome: Outcome) -> list[str]:
+    predicted, run = outcome.predicted, outcome.run
+    assert predicted is not None, "only predicted runs have a row"
+    measured, memory = outcome.measured_seconds, outcome.measured_bytes
+    return [
+        shortened(run.row_id, 12),
+        shortened(run.model, 24),
+        shortened(f"{run.n_gpus:.0f} × {run.gpu}", 22),
+        outcome.strategy,
+        format_seconds(predicted.seconds),
+        "failed" if outcome.failed else NONE if measured is None else format_seconds(measured),
+        NONE if outcome.error is None else f"{outcome.error:+.0%}",
+        format_bytes(predicted.memory_bytes),
+        NONE if memory is None else format_bytes(memory),
+        f"{predicted.fit_probability:.0%}",
+    ]
+
+
+def rivals_section(macro: Sequence[Macro]) -> Section:
+    """Return Shardwright beside simple rivals."""
+    rows = [
+        [
+            entry.name,
+            str(entry.sources),
+            percent(entry.median_error),
+            percent(entry.mean_error),
+            number(entry.tau),
+            percent(entry.coverage),
+        ]
+        for entry in macro
+    ]
+    return Section(
+        title="Against simple rivals",
+        note="The same runs, every source with the same weight; the error is |predicted / measured - 1|.",
+        header=("predicted by", "sources", "median error", "mean error", "rank correlation", "inside 80% interval"),
+        rows=rows,
+        words=("predicted by",),
+    )
+
+
+def groups_section(dimension: str, groups: Sequence[Group], shown: int) -> Section:
+    """Return the errors by one dimension; no rows where it has a single group."""
+    return Section(
+        title=f"By {dimension}",
+        note=_cut(len(groups), shown, "groups"),
+        header=(dimension, "runs", "median error", "mean error", "p10", "p50", "p90", "inside", "tau", "sweeps"),
+        rows=[_group_row(group) for group in groups[:shown] if len(groups) > 1],
+        words=(dimension,),
+    )
+
+
+def _group_row(group: Group) -> list[str]:
+    return [
+        *_error_cells(group),
+        percent(group.coverage),
+        number(group.tau),
+        str(group.sweeps or NONE),
+    ]
+
+
+def _error_cells(group: Group) -> list[str]:
+    ratios = (group.ratio_p10, group.ratio_p50, group.ratio_p90)
+    return [
+        shortened(group.name, LONGEST_NAME),
+        f"{group.runs:,}",
+        percent(group.median_error),
+        percent(group.mean_error),
+        *(f"{ratio:.2f}" for ratio in ratios),
+    ]
+
+
+def memory_section(groups: Sequence[Group], shown: int) -> Section:
+    """Return the errors of memory, by what was measured."""
+    return Section(
+        title="Memory, by what was measured",
+        note="Predicted is the peak of the fullest GPU with the CUDA context; p10 to p90 are measured / predicted.",
+        header=("measured", "runs", "median error", "mean error", "p10", "p50", "p90"),
+        rows=[_error_cells(group) for group in groups[:shown]],
+        words=("measured",),
+    )
+
+
+def fits_words(fits: Fits) -> str:
+    """Return how well the probability to fit is, in a sentence; nothing without runs that say."""
+    parts = []
+    if fits.ran_below_tenth is not None:
+        parts.append(f"of {fits.ran:,} runs that ran, {fits.ran_below_tenth:.1%} have a probability below 10%")
+    if fits.failed_above_nine_tenths is not None:
+        share = f"{fits.failed_above_nine_tenths:.1%}"
+        parts.append(f"of {fits.failed:,} that failed, {share} have one above 90%")
+    if fits.roc_area is not None:
+        parts.append(f"area under the ROC curve {fits.roc_area:.3f}")
+    return f"Probability to fit in memory: {'; '.join(parts)}." if parts else ""
+
+
+def worst_section(entries: Sequence[Worst]) -> Section:
+    """Return the runs with the largest errors, with likely reasons."""
+    return Section(
+        title=WORST_TITLE,
+        note=WORST_NOTE,
+        header=("run", "ratio", "what", "likely reasons"),
+        rows=[[entry.row_id, f"{entry.ratio:.2f}", entry.what, "; ".join(entry.reasons)] for entry in entries],
+        words=("run", "what", "likely reasons"),
+    )
+
+
+def _worst_text(entries: Sequence[Worst], width: int) -> str:
+    """Return the same with reasons in lines of their own, for they are long."""
+    lines = [WORST_TITLE, wrapped(WORST_NOTE, "  ", width)]
+    for entry in entries:
+        words = f"{shortened(entry.row_id, 12)}: {entry.what}: {'; '.join(entry.reasons)}"
+        lines.append(labelled(f"{entry.ratio:>8.2f}", words, width, column=8))
+    return "\n".join(lines) if entries else ""
+
+
+def skipped_section(summary: Summary, shown: int) -> Section:
+    """Return why runs were not predicted."""
+    return Section(
+        title="Not predicted",
+        note=_cut(len(summary.skipped), shown, "reasons"),
+        header=("rows", "reason"),
+        rows=[[f"{count:,}", shortened(reason, 90)] for reason, count in summary.skipped[:shown]],
+        words=("reason",),
+    )
+
+
+def _cut(count: int, shown: int, what: str) -> str:
+    return f"The first {shown} of {count:,} {what}; --json has all." if count > shown else ""
+
+
+def percent(share: float | None) -> str:
+    """Return a share in percent, or a dash."""
+    return NONE if share is None else f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
+
+
+def number(value: float | None) -> str:
+    """Return a correlation, or a dash."""
+    return NONE if value is None else f"{value:.2f}"
+
+
+def shortened(text: str, longest: int) -> str:
+    """Return a text of at most `longest` characters."""
+    return text if len(text) <= longest else text[: longest - 1] + "…"

@@ -1,0 +1,124 @@
+"""Starting the processes of a run on this machine, as torchrun does, and saying which of them failed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from shardwright.errors import bad
+from shardwright.runtime.job.settings import Device
+from shardwright.runtime.job.watchdog import VERDICT_STATUS
+from shardwright.runtime.layout.places import Place
+
+BAD_INPUT = 2
+LAUNCHED = "SHARDWRIGHT_LAUNCHED"  # in the environment of processes that `launch` started
+
+
+def inside_torchrun() -> bool:
+    """Return whether this process is one of a run already."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def speaks_for_all() -> bool:
+    """Return whether this process of a run has to tell how it ended, as rank 0 does unless `launch` waits for it."""
+    return os.environ.get("RANK") == "0" and LAUNCHED not in os.environ
+
+
+def choose_device(name: str | None) -> Device:
+    """Return the device of a name, or the GPU if there is one. Raises SpecError where PyTorch is missing."""
+    try:
+        import torch
+    except ImportError:
+        raise bad("train", "training needs PyTorch", "pip install 'shardwright[runtime]'") from None
+    if name == "cpu" or (name is None and not torch.cuda.is_available()):
+        return "cpu"
+    if name not in (None, "cuda"):
+        raise bad(f"--device {name}", "is not known", "cuda (also for AMD's ROCm) or cpu")
+    return "cuda"
+
+
+def require_devices(device: str, count: int) -> None:
+    """Raise SpecError where this machine has fewer GPUs than the run has processes."""
+    import torch
+
+    if device != "cuda":
+        return
+    if not torch.cuda.is_available():
+        raise bad("--device cuda", "PyTorch finds no GPU on this machine", "take --device cpu, or see `nvidia-smi`")
+    if torch.cuda.device_count() < count:
+        message = f"the plan needs {count} GPUs, this machine has {torch.cuda.device_count()}"
+        hint = f"run it on all machines: torchrun --nnodes … --nproc-per-node … -m shardwright train …, {count} in all"
+        raise bad("train", message, hint)
+
+
+def launch(arguments: Sequence[str], places: Sequence[Place], stop_file: Path) -> int:
+    """Run `python -m shardwright` with `arguments` as every rank, and return the exit status: 0, 2 where the ranks
+    found bad input, else 1 after the failed rank was named on standard error.
+
+    SIGINT and SIGTERM leave `stop_file`, on which the run stops after its step with a checkpoint; the second one ends
+    it at once.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.environ[LAUNCHED] = "1"
+    os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // len(places), 1)))
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # failures are told below
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=len(places),
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=0.5,
+        signals_to_handle="SIGQUIT",  # the others are ours
+    )
+    with suppress(FileNotFoundError):
+        stop_file.unlink()
+    try:
+        with _stopping(stop_file):
+            elastic_launch(config, sys.executable)("-m", "shardwright", *arguments)
+    except ChildFailedError as error:
+        return _failed(error, places)
+    finally:
+        with suppress(FileNotFoundError):
+            stop_file.unlink()
+    return 0
+
+
+def _failed(error: object, places: Sequence[Place]) -> int:
+    failures = sorted(getattr(error, "failures", {}).items(), key=lambda item: item[1].timestamp)
+    if any(failure.exitcode == BAD_INPUT for _, failure in failures):
+        return BAD_INPUT
+    rank, failure = failures[0]
+    code = failure.exitcode
+    if code == VERDICT_STATUS:  # its cause was named by the rank that found it
+        return 1
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    print(f"error: {places[rank].name} {how}", file=sys.stderr)
+    return 1
+
+
+@contextmanager
+def _stopping(stop_file: Path) -> Iterator[None]:
+    def take(number: int, _frame: FrameType | None) -> None:
+        if stop_file.exists():
+            raise KeyboardInterrupt
+        stop_file.touch()
+        print("\nstopping after this step, with a checkpoint (again: at once)", file=sys.stderr, flush=True)
+
+    before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

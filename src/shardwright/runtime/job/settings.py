@@ -1,0 +1,36 @@
+"""What a training run is told beside the plan and the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from shardwright.runtime.state.recipe import Recipe
+
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`steps` counts from the beginning of training, not from a resumption. `checkpoint_every` 0 writes one at the end
+    alone, `keep` 0 keeps all. `resume` is a folder of checkpoints, `weights` one of Hugging Face files. A rank that is
+    silent for `patience_seconds`, or computes for twice as long, counts as lost. `profile_steps` are measured layer by
+    layer."""
+
+    data: Path
+    out: Path
+    steps: int
+    recipe: Recipe
+    seed: int = 0
+    checkpoint_every: int = 0
+    keep: int = 2
+    resume: Path | None = None
+    weights: Path | None = None
+    save_weights: Path | None = None
+    config: Path | None = None
+    device: Device = "cpu"
+    precision: Literal["bf16", "fp16", "fp32"] = "fp32"
+    patience_seconds: float = 120.0
+    profile: Path | None = None
+    profile_steps: int = 3

@@ -1,0 +1,82 @@
+"""What of a plan the runtime cannot run (yet), said before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from shardwright.errors import Problem
+from shardwright.plans.plan import Plan
+from shardwright.spec.model import Attention
+
+RUNNABLE_PRECISIONS = ("bf16", "fp16", "fp32")
+ACTIVATIONS = ("silu", "swish", "swiglu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")
+# Families whose forward pass has something that no field of `Model` tells.
+FAMILIES_WITH_MORE = (
+    "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "chatglm", "granite", "bert", "opt", "nemotron",
+    "deepseek_v2", "deepseek_v3", "phi", "phi3", "gpt_neox", "falcon", "bloom", "starcoder2",
+)  # fmt: skip
+
+
+def unrunnable(plan: Plan) -> tuple[Problem, ...]:
+    """Return why a legal plan cannot be run, nothing if it can. Paths are those of the plan file."""
+    rules: tuple[Callable[[Plan], Iterator[Problem]], ...] = (_model, _attention, _stages, _optimizer, _precision)
+    return tuple(problem for rule in rules for problem in rule(plan))
+
+
+def _model(plan: Plan) -> Iterator[Problem]:
+    model = plan.model
+    lacking = {
+        f"models of family {model.family}": model.family in FAMILIES_WITH_MORE,
+        f"{model.position} positions": model.position not in ("rope", "learned", "none"),
+        f"the activation {model.activation}": model.activation not in ACTIVATIONS,
+        "attention and feed-forward side by side": model.parallel_block,
+        "an embedding narrower than the model": model.embedding_width is not None,
+        "multi-token prediction": model.mtp_layers > 0,
+        "a bias on the output projection": model.head_bias,
+        "layers with other than two norms": any(kind.norms != 2 for kind in model.kinds),
+        "a router with a balancing bias": any(kind.moe and kind.moe.router_bias for kind in model.kinds),
+    }
+    for what, there in lacking.items():
+        if there:
+            yield Problem("model", f"{what} cannot be run", "Llama, Mistral, Mixtral, Qwen 2 and 3 and GPT-2 can")
+
+
+def _attention(plan: Plan) -> Iterator[Problem]:
+    attentions = [kind.attention for kind in plan.model.kinds]
+    lacking = {
+        "multi-head latent attention": any(attention.latent for attention in attentions),
+        "attention to later tokens": not all(attention.causal for attention in attentions),
+        "layers that differ in heads": len({_heads(attention) for attention in attentions}) > 1,
+    }
+    for what, there in lacking.items():
+        if there:
+            yield Problem("model.layers", f"{what} cannot be run", "take another model")
+
+
+def _heads(attention: Attention) -> tuple[int, int, int]:
+    return attention.heads, attention.kv_heads, attention.head_dim
+
+
+def _stages(plan: Plan) -> Iterator[Problem]:
+    moe = any(kind.moe for kind in plan.model.kinds)
+    for r, replica in enumerate(plan.replicas):
+        for s, stage in enumerate(replica.stages):
+            place = f"replicas[{r}].stages[{s}]"
+            if stage.context_parallel != replica.stages[0].context_parallel:
+                message = f"{stage.context_parallel}, other than in the first stage, cannot be run"
+                yield Problem(f"{place}.context_parallel", message, "use the same in all stages of a replica")
+            degrees = {1, stage.tensor_parallel} if plan.sequence_parallel else {stage.tensor_parallel}
+            if moe and stage.expert_tensor_parallel not in degrees:
+                message = f"{stage.expert_tensor_parallel} cannot be run"
+                hint = f"use {stage.tensor_parallel}, or 1 with sequence_parallel"
+                yield Problem(f"{place}.expert_tensor_parallel", message, hint)
+
+
+def _optimizer(plan: Plan) -> Iterator[Problem]:
+    if plan.job.adapters:
+        yield Problem("job.adapters", "training of adapters cannot be run", "leave it out")
+
+
+def _precision(plan: Plan) -> Iterator[Problem]:
+    if plan.job.precision not in RUNNABLE_PRECISIONS:
+        yield Problem("job.precision", f"{plan.job.precision} cannot be run", "use bf16, fp16 or fp32 (--precision)")

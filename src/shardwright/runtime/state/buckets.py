@@ -1,0 +1,196 @@
+"""How the parameters of a rank are laid out in flat buffers, one for each group of ranks that sums their gradients.
+
+A bucket belongs to a shard of one unit, or of several units in a row that the same ranks hold in the same virtual
+stages; experts have buckets of their own, one for each block of experts and part of their width. All holders lay a
+bucket out alike, so one collective sums it. What its parameters are is computed from the plan alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from shardwright.runtime.layout.groups import Layout, vocabulary
+from shardwright.runtime.layout.places import Place
+from shardwright.runtime.model.parameters import Parameter, Summed, unit_parameters
+from shardwright.spec.model import Model
+
+LARGEST_MERGED_ELEMENTS = 8_000_000
+ALIGNMENT_ELEMENTS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of a parameter in a bucket, at `offset`. Along the parameter's cut dimension it is [start, stop) of the
+    whole and begins at `local` of what the rank holds. `counted` is true in one bucket of those that have it."""
+
+    parameter: Parameter
+    unit: int
+    offset: int
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    local: int
+    counted: bool
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def summed(self) -> Summed:
+        return self.parameter.summed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Elements [start, stop) of a bucket with the same treatment: weight decay, and whether they count for norms."""
+
+    start: int
+    stop: int
+    decayed: bool
+    counted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """One flat buffer: `ranks` hold it, `elements` is a multiple of their number. It has the `shard`-th of `shards` of
+    what it holds of the units: of their experts in a `block`, else (None) of all but experts. `alone` says whether the
+    rank has no other shard of the same, so that its parameters lie in this buffer as they are."""
+
+    units: tuple[int, ...]
+    block: int | None
+    shard: int
+    shards: int
+    ranks: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    segments: tuple[Segment, ...]
+    elements: int
+    alone: bool
+
+    def own(self, rank: int, *, sharded: bool) -> tuple[int, int]:
+        """Return [start, stop) of the elements that `rank` updates: its equal part of them, or all."""
+        if not sharded:
+            return 0, self.elements
+        each = self.elements // len(self.ranks)
+        index = self.ranks.index(rank)
+        return index * each, (index + 1) * each
+
+
+def buckets_of(layout: Layout, place: Place) -> tuple[Bucket, ...]:
+    """Return the buckets of a rank, in the order in which all holders sum them: last units first."""
+    held = layout.unit_numbers(place)
+    return tuple(
+        bucket for units in unit_runs(layout) if units[0] in held for bucket in _run_buckets(layout, place, units)
+    )
+
+
+def _run_buckets(layout: Layout, place: Place, units: tuple[int, ...]) -> Iterator[Bucket]:
+    model, rows, unit = layout.plan.model, vocabulary(layout.plan), layout.units[units[0]]
+    found = [(parameter, number) for number in units for parameter in unit_parameters(model, number, rows)]
+    dense = [(parameter, number) for parameter, number in found if parameter.expert is None]
+    held = layout.held(place, unit.index)
+    for shard in held:
+        yield _bucket(units, dense, unit.holders, shard, held)
+    blocks, parts = layout.held_experts(place, unit.index)
+    for block in blocks:
+        inside = [item for item in found if _block(model, *item, len(unit.experts)) == block]
+        for part in parts if inside else ():
+            yield replace(_bucket(units, inside, unit.experts[block], part, parts), block=block)
+
+
+def _block(model: Model, parameter: Parameter, unit: int, blocks: int) -> int | None:
+    """Return the block of experts that a parameter belongs to, None for one of no expert."""
+    if parameter.expert is None:
+        return None
+    moe = model.layers[unit - 1].moe
+    assert moe is not None, "experts are in layers with a mixture of them"
+    return parameter.expert * blocks // moe.experts
+
+
+def unit_runs(layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """Return the units, last first, in runs that share buckets."""
+    rows = vocabulary(layout.plan)
+    sizes = [sum(prod(p.shape) for p in unit_parameters(layout.plan.model, u, rows)) for u in range(layout.head + 1)]
+    runs: list[list[int]] = []
+    size = 0
+    for unit in range(layout.head, -1, -1):
+        last = runs[-1][-1] if runs else None
+        if last is not None and _alike(layout, last, unit) and size + sizes[unit] <= LARGEST_MERGED_ELEMENTS:
+            runs[-1].append(unit)
+            size += sizes[unit]
+        else:
+            runs.append([unit])
+            size = sizes[unit]
+    return tuple(tuple(run) for run in runs)
+
+
+def _alike(layout: Layout, one: int, other: int) -> bool:
+    """Return whether the same ranks hold two units in the same virtual stages. A tied embedding stands alone: its
+    gradient is complete only when the first and the last stage are done."""
+    if layout.units[one].holders != layout.units[other].holders or (layout.plan.model.tied_embeddings and other == 0):
+        return False
+    holders = {rank for ranks in layout.units[one].holders for rank in ranks}
+    return all((one in chunk) == (other in chunk) for rank in holders for chunk in layout.places[rank].chunks)
+
+
+def _bucket(
+    units: tuple[int, ...],
+    found: Sequence[tuple[Parameter, int]],
+    holders: tuple[tuple[int, ...], ...],
+    shard: int,
+    held: range,
+) -> Bucket:
+    shards = len(holders)
+    keyed = [(not _counted(p, shard, shards), not p.decayed, p, unit) for p, unit in found]
+    keyed.sort(key=lambda item: item[:2])
+    pieces: list[Piece] = []
+    segments: list[Segment] = []
+    offset = 0
+    for uncounted, plain, parameter, unit in keyed:
+        piece = _piece(parameter, unit, offset, shard, shards, held, counted=not uncounted)
+        offset += piece.elements
+        pieces.append(piece)
+        same = segments and (segments[-1].decayed, segments[-1].counted) == (not plain, not uncounted)
+        start = segments.pop().start if same else piece.offset
+        segments.append(Segment(start=start, stop=offset, decayed=not plain, counted=not uncounted))
+    ranks = holders[shard]
+    unit_elements = ALIGNMENT_ELEMENTS * len(ranks)
+    return Bucket(
+        units=units,
+        block=None,
+        shard=shard,
+        shards=shards,
+        ranks=ranks,
+        pieces=tuple(pieces),
+        segments=tuple(segments),
+        elements=-(-offset // unit_elements) * unit_elements,
+        alone=len(held) == 1,
+    )
+
+
+def _piece(
+    parameter: Parameter, unit: int, offset: int, shard: int, shards: int, held: range, *, counted: bool
+) -> Piece:
+    start, stop, local = 0, 0, 0
+    if parameter.dim is not None:
+        start, stop = parameter.bounds(shard, shard, shards)
+        local = start - parameter.bounds(held[0], held[-1], shards)[0]
+    return Piece(
+        parameter=parameter,
+        unit=unit,
+        offset=offset,
+        shape=parameter.local_shape(shard, shard, shards),
+        start=start,
+        stop=stop,
+        local=local,
+        counted=counted,
+    )
+
+
+def _counted(parameter: Parameter, shard: int, shards: int) -> bool:
+    """Return whether this shard is the first with its piece of the parameter."""
+    return shard == 0 or (
+        parameter.dim is not None and parameter.piece(shard, shards) != parameter.piece(shard - 1, shards)
+    )

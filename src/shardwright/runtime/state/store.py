@@ -1,0 +1,153 @@
+"""A rank's parameters and gradients: flat buffers, and the tensors of the model as parts of them.
+
+Under ZeRO-2 a rank keeps its own part of the summed gradients of a bucket, under ZeRO-3 of the weights too
+(`sharding.kept_apart`); the whole is then there only while its units compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from shardwright.runtime.layout.groups import Layout
+from shardwright.runtime.layout.places import Place
+from shardwright.runtime.model.parameters import Parameter
+from shardwright.runtime.state.buckets import Bucket, Piece, buckets_of
+from shardwright.runtime.state.sharding import kept_apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flat:
+    """All elements of a bucket, of which the rank keeps those from `start` on: `kept`. Where that is a part, the memory
+    of the `whole` is there only from `open` to `close`."""
+
+    whole: torch.Tensor
+    kept: torch.Tensor
+    start: int
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the rank keeps a part alone."""
+        return self.kept is not self.whole
+
+    def piece(self, piece: Piece) -> torch.Tensor:
+        """Return a piece of the whole, in its shape."""
+        return self.whole[piece.offset : piece.offset + piece.elements].view(piece.shape)
+
+    def part(self, start: int, stop: int) -> torch.Tensor:
+        """Return elements [start, stop) of the whole, which must be among those that are kept."""
+        return self.kept[start - self.start : stop - self.start]
+
+    def put(self, start: int, values: torch.Tensor) -> None:
+        """Set the elements from `start` on, as far as they are kept."""
+        low, high = max(start, self.start), min(start + values.numel(), self.start + self.kept.numel())
+        if low < high:
+            self.part(low, high).copy_(values.reshape(-1)[low - start : high - start])
+
+    def open(self) -> None:
+        """Make the memory of the whole, its elements not yet set."""
+        if self.sharded:
+            self.whole.untyped_storage().resize_(self.whole.nbytes)
+
+    def close(self) -> None:
+        """Free the memory of the whole."""
+        if self.sharded:
+            self.whole.untyped_storage().resize_(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Buffer:
+    """A bucket with its memory: `weights` in the precision of the computation, `gradients` in fp32."""
+
+    bucket: Bucket
+    weights: Flat
+    gradients: Flat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """The parameters of one rank by name, with the buffers behind them in the order of their synchronisation.
+
+    Where a rank holds one shard of a unit, as it does unless tensor-parallel degrees differ between replicas, a
+    parameter is a view of its buffer; else it is a tensor of its own, and `publish` copies into it. `where` has the
+    buffers and pieces of each parameter.
+    """
+
+    parameters: dict[str, torch.nn.Parameter]
+    buffers: tuple[Buffer, ...]
+    where: dict[str, tuple[tuple[Buffer, Piece], ...]]
+
+    def publish(self) -> None:
+        """Bring parameters that are no views up to date with their buffers."""
+        for buffer in self.buffers:
+            if not buffer.bucket.alone:
+                for piece in buffer.bucket.pieces:
+                    target = local_part(self.parameters[piece.parameter.name].detach(), piece)
+                    target.copy_(buffer.weights.piece(piece))
+
+
+def make_store(layout: Layout, place: Place, dtype: torch.dtype, device: torch.device) -> Store:
+    """Return the store of a rank, its weights not yet set."""
+    buffers: list[Buffer] = []
+    where: dict[str, list[tuple[Buffer, Piece]]] = {}
+    parameters = {}
+    for bucket in buckets_of(layout, place):
+        weights, gradients = kept_apart(layout, bucket)
+        buffer = Buffer(
+            bucket=bucket,
+            weights=_flat(bucket, place.rank, dtype, device, sharded=weights),
+            gradients=_flat(bucket, place.rank, torch.float32, device, sharded=gradients),
+        )
+        buffers.append(buffer)
+        for piece in bucket.pieces:
+            where.setdefault(piece.parameter.name, []).append((buffer, piece))
+            if bucket.alone:
+                parameters[piece.parameter.name] = torch.nn.Parameter(buffer.weights.piece(piece))
+        buffer.weights.close()
+        buffer.gradients.close()
+    for name in where.keys() - parameters.keys():
+        shape = local_shape([piece for _, piece in where[name]])
+        parameters[name] = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+    return Store(
+        parameters={name: parameters[name] for name in where},
+        buffers=tuple(buffers),
+        where={name: tuple(parts) for name, parts in where.items()},
+    )
+
+
+def fill(store: Store, whole: Callable[[Parameter], torch.Tensor]) -> None:
+    """Set all weights from whole parameters, which `whole` returns one at a time."""
+    for parts in store.where.values():
+        value = whole(parts[0][1].parameter)
+        for buffer, piece in parts:
+            buffer.weights.put(piece.offset, cut(value, piece))
+    store.publish()
+
+
+def local_shape(pieces: Sequence[Piece]) -> tuple[int, ...]:
+    """Return the shape of what a rank holds of a parameter, from all its pieces there."""
+    dim, shape = pieces[0].parameter.dim, pieces[0].shape
+    if dim is None:
+        return shape
+    return (*shape[:dim], max(piece.local + piece.stop - piece.start for piece in pieces), *shape[dim + 1 :])
+
+
+def cut(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """Return a piece of a whole parameter."""
+    dim = piece.parameter.dim
+    return whole if dim is None else whole.narrow(dim, piece.start, piece.stop - piece.start)
+
+
+def local_part(local: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """Return a piece of what the rank holds of a parameter."""
+    dim = piece.parameter.dim
+    return local if dim is None else local.narrow(dim, piece.local, piece.stop - piece.start)
+
+
+def _flat(bucket: Bucket, rank: int, dtype: torch.dtype, device: torch.device, *, sharded: bool) -> Flat:
+    whole = torch.zeros(bucket.elements, dtype=dtype, device=device)
+    if not sharded:
+        return Flat(whole=whole, kept=whole, start=0)
+    start, stop = bucket.own(rank, sharded=True)
+    return Flat(whole=whole, kept=torch.zeros(stop - start, dtype=dtype, device=device), start=start)

@@ -1,0 +1,9 @@
+"""One training step of a rank.
+
+* `engine`: a rank ready to train
+* `pipeline`: passes in the order of the schedule
+* `channels`: messages between stages
+* `unshard`: weights gathered for a unit
+* `sync`: gradients summed layer by layer
+* `timestamps`: moments of process or device
+"""

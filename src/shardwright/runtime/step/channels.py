@@ -1,0 +1,145 @@
+"""Messages between the stages of a pipeline: activations forward, gradients backward.
+
+Each direction has a process group of its own, and with virtual stages, where the ends are neighbours too, another one
+for the way around; so messages of a group come in the order in which they are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, Operation
+from shardwright.runtime.layout.groups import Layout, Purpose
+from shardwright.runtime.layout.places import Place
+from shardwright.runtime.layout.process_groups import ProcessGroups
+from shardwright.runtime.layout.transfers import Transfer, transfers
+
+Outgoing = tuple[Any, torch.Tensor]
+"""A send under way, and what it sends, which must live until it is done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One way of messages of a rank: its process group and the parts that it receives or sends."""
+
+    group: Any
+    parts: tuple[Transfer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channels:
+    """All ways of messages of a rank. `links` maps (kind, "in" or "out", wraps around) to a link, `stages` counts
+    virtual stages; `shape` is that of an activation at this rank's positions."""
+
+    place: Place
+    stages: int
+    links: Mapping[tuple[int, str, bool], Link]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A message on its way, and the receives of its parts."""
+
+    buffer: torch.Tensor
+    parts: list[tuple[Any, torch.Tensor, Transfer]]
+
+
+def make_channels(
+    layout: Layout, place: Place, groups: ProcessGroups, dtype: torch.dtype, device: torch.device
+) -> Channels:
+    """Return the channels of a rank."""
+    plan = layout.plan
+    length = plan.job.seq_len // place.context_parallel // (place.tensor_parallel if plan.sequence_parallel else 1)
+    return Channels(
+        place=place,
+        stages=place.depth * plan.schedule.virtual_stages,
+        links=_links(layout, place, groups),
+        shape=(plan.micro_batch, length, plan.model.hidden),
+        dtype=dtype,
+        device=device,
+    )
+
+
+def post(channels: Channels, operation: Operation, arriving: dict[Operation, Incoming]) -> None:
+    """Post the receives of an operation that waits for a message."""
+    link = _link_in(channels, operation)
+    if link is None:
+        return
+    buffer = torch.empty(channels.shape, dtype=channels.dtype, device=channels.device)
+    parts = []
+    for part in link.parts:
+        start, stop = part.into
+        target = buffer if stop - start == channels.shape[1] else buffer[:, start:stop].contiguous()
+        work = dist.irecv(target, part.source, group=link.group, tag=_tag(channels, operation))
+        parts.append((work, target, part))
+    arriving[operation] = Incoming(buffer, parts)
+
+
+def taken(operation: Operation, arriving: dict[Operation, Incoming]) -> torch.Tensor | None:
+    """Return the message of an operation once it is there, None where it needs none."""
+    incoming = arriving.pop(operation, None)
+    if incoming is None:
+        return None
+    for work, target, part in incoming.parts:
+        work.wait()
+        if target is not incoming.buffer:
+            incoming.buffer[:, part.into[0] : part.into[1]] = target
+    return incoming.buffer
+
+
+def send(channels: Channels, operation: Operation, message: torch.Tensor, leaving: list[Outgoing]) -> None:
+    """Send the result of an operation to the stage that waits for it; forget what has been sent before."""
+    kind, stage, micro_batch = operation
+    following = Operation(kind, stage + 1 if kind == FORWARD else stage - 1, micro_batch)
+    wraps = channels.place.stage == (channels.place.depth - 1 if kind == FORWARD else 0)
+    link = channels.links[kind, "out", wraps]
+    leaving[:] = [(work, tensor) for work, tensor in leaving if not work.is_completed()]
+    for part in link.parts:
+        piece = message[:, part.part[0] : part.part[1]].contiguous()
+        work = dist.isend(piece, part.target, group=link.group, tag=_tag(channels, following))
+        leaving.append((work, piece))
+
+
+def _link_in(channels: Channels, operation: Operation) -> Link | None:
+    kind, stage, _ = operation
+    if stage == (0 if kind == FORWARD else channels.stages - 1):
+        return None
+    wraps = channels.place.stage == (0 if kind == FORWARD else channels.place.depth - 1)
+    return channels.links[kind, "in", wraps]
+
+
+def _tag(channels: Channels, operation: Operation) -> int:
+    return operation.micro_batch * channels.stages + operation.virtual_stage
+
+
+def _links(layout: Layout, place: Place, groups: ProcessGroups) -> dict[tuple[int, str, bool], Link]:
+    """Return the links of a rank: activations go to the next stage, gradients to the one before; with virtual stages
+    the ends are neighbours too."""
+    plan, stages = layout.plan, layout.pipelines[place.pipeline]
+    depth, ring = place.depth, plan.schedule.virtual_stages > 1
+    if depth == 1:
+        return {}
+    everyone = tuple(sorted(rank for ranks in stages for rank in ranks))
+    found = {}
+    for kind, step in ((FORWARD, 1), (BACKWARD, -1)):
+        for way, source in (("out", place.stage), ("in", place.stage - step)):
+            target = source + step
+            wraps = (source if way == "in" else target) not in range(depth)
+            if wraps and not ring:
+                continue
+            length = plan.job.seq_len // place.context_parallel
+            messages = transfers(stages[source % depth], stages[target % depth], length, sharded=plan.sequence_parallel)
+            mine = tuple(m for m in messages if (m.source if way == "out" else m.target) == place.rank)
+            name: Purpose = "forward" if kind == FORWARD else "backward"
+            if wraps:
+                name = "forward wrap" if kind == FORWARD else "backward wrap"
+            found[kind, way, wraps] = Link(group=groups.find(name, everyone), parts=mine)
+    return found

@@ -1,0 +1,176 @@
+"""A rank ready to train: its parameters, pipeline, synchronisation and optimizer, and the step that joins them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+import torch.distributed as dist
+
+from shardwright.runtime.layout.groups import Layout, expert_group
+from shardwright.runtime.layout.places import Place
+from shardwright.runtime.layout.process_groups import ProcessGroups
+from shardwright.runtime.model.chunk import Chunk, Observer, table_of
+from shardwright.runtime.model.context import ContextGroup, positions_of
+from shardwright.runtime.model.details import Details
+from shardwright.runtime.model.initial import initial_values
+from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
+from shardwright.runtime.state.loss_scale import UNSCALED, LossScale
+from shardwright.runtime.state.optimizer import Slot, clip_scale, gather_weights, make_slots, own_square, update
+from shardwright.runtime.state.recipe import Recipe
+from shardwright.runtime.state.store import Store, fill, make_store
+from shardwright.runtime.step.pipeline import Batch, Event, Pipeline, make_pipeline, run_step
+from shardwright.runtime.step.sync import GradientSync
+from shardwright.runtime.step.unshard import Passage
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(kw_only=True)
+class Engine:
+    """What one rank needs for a step. `loss_scale`, that of fp16, changes from step to step."""
+
+    layout: Layout
+    place: Place
+    groups: ProcessGroups
+    store: Store
+    pipeline: Pipeline
+    sync: GradientSync
+    passage: Passage
+    slots: tuple[Slot, ...]
+    recipe: Recipe
+    sharded: bool
+    loss_scale: LossScale | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step gave: mean loss over the tokens of the global batch, gradient norm before clipping (not finite where
+    fp16 overflowed and the step was left out), whether any rank was asked to stop, and the seconds of the passes, of
+    waiting for gradient sums, and of the update."""
+
+    loss: float
+    gradient_norm: float
+    stop: bool
+    pass_seconds: float
+    sync_seconds: float
+    update_seconds: float
+
+
+def make_engine(
+    layout: Layout,
+    rank: int,
+    groups: ProcessGroups,
+    *,
+    details: Details,
+    recipe: Recipe,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Engine:
+    """Return the engine of a rank, with weights that depend on `seed` alone."""
+    plan, place = layout.plan, layout.places[rank]
+    store = make_store(layout, place, dtype, device)
+    vocab = plan.model.vocab
+    fill(store, lambda p: initial_values(p, seed, rows=vocab if p.padded else None))
+    stage = plan.replicas[place.replica].stages[place.stage]
+    ranks = layout.tensor_group(place)
+    tensor = TensorGroup(
+        rank=place.tensor_rank,
+        size=place.tensor_parallel,
+        group=groups.find("tensor", ranks),
+        sequence=plan.sequence_parallel and place.tensor_parallel > 1,
+    )
+    members = layout.context_group(place)
+    context = ContextGroup(
+        part=place.context_rank,
+        parts=tuple(layout.places[member].context_rank for member in members),
+        group=groups.find("context", members),
+    )
+    positions = positions_of(context.part, context.size, plan.job.seq_len).to(device)
+    table = table_of(plan.model, details, positions)
+    sharing = expert_group(layout.pipelines, place)
+    experts = ExpertGroup(
+        rank=sharing.index(rank),
+        size=len(sharing),
+        group=groups.find("experts", sharing),
+        local=place.expert_tensor_parallel < place.tensor_parallel,
+    )
+    sharded = plan.optimizer.distributed
+    sync = GradientSync(layout, place, store, groups, sharded=sharded, overlap=plan.overlap.grad_reduce)
+    passage = Passage(layout, store, groups, sync)
+    apart = any(buffer.gradients.sharded for buffer in store.buffers)
+    chunks = [
+        Chunk(
+            units=units, weights=store.parameters, model=plan.model, details=details, tensor=tensor, experts=experts,
+            context=context, recompute=stage.recompute, positions=positions, table=table,
+            way=passage if apart else None,
+        )
+        for units in place.chunks
+    ]  # fmt: skip
+    return Engine(
+        layout=layout,
+        place=place,
+        groups=groups,
+        store=store,
+        pipeline=make_pipeline(layout, place, chunks, groups, dtype, device),
+        sync=sync,
+        passage=passage,
+        slots=make_slots(store, rank, recipe, sharded=sharded, offload=plan.optimizer.offload),
+        recipe=recipe,
+        sharded=sharded,
+        loss_scale=LossScale() if dtype == torch.float16 else None,
+    )
+
+
+def train_step(
+    engine: Engine,
+    batch: Batch,
+    step: int,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    observe: Observer | None = None,
+    record: Callable[[Event], None] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> StepResult:
+    """Run one step, counted from 0, on all ranks together."""
+    say = note or (lambda _: None)
+    begin = time.perf_counter()
+    scale = engine.loss_scale or UNSCALED
+    loss = run_step(
+        engine.pipeline, batch, engine.sync, loss_scale=scale.value, observe=observe, record=record, note=note
+    )
+    engine.passage.release()
+    passed = time.perf_counter()
+    say("waiting for gradient sums")
+    engine.sync.finish()
+    device = engine.pipeline.device
+    mine = loss * engine.pipeline.scale if engine.place.tensor_rank == 0 else torch.zeros_like(loss)
+    asked = torch.full_like(mine, float(stop()))
+    sums = torch.stack([mine, own_square(engine.store, engine.place.rank, device), asked])
+    if engine.layout.world_size > 1:
+        dist.all_reduce(sums)
+    mean, square, stopping = sums.tolist()
+    norm = square**0.5 / scale.value
+    summed = time.perf_counter()
+    if isfinite(norm) or engine.loss_scale is None:
+        say("updating")
+        factor = clip_scale(norm, engine.recipe.clip) / scale.value
+        update(engine.slots, engine.recipe, step, factor, skipped=scale.skipped)
+        if engine.sharded:
+            say("waiting for updated weights")
+            gather_weights(engine.store, engine.place.rank, engine.groups)
+        engine.store.publish()
+    if engine.loss_scale is not None:
+        engine.loss_scale = engine.loss_scale.after(finite=isfinite(norm))
+    return StepResult(
+        loss=mean,
+        gradient_norm=norm,
+        stop=stopping > 0.0,
+        pass_seconds=passed - begin,
+        sync_seconds=summed - passed,
+        update_seconds=time.perf_counter() - summed,
+    )

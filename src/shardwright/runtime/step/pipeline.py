@@ -1,0 +1,175 @@
+"""One step of a pipeline: forward and backward passes in the order of its schedule, with messages between stages.
+
+The orders are those that the cost model simulates (`cost.schedule`). The receive of an operation is posted before the
+operation ahead of it runs, so messages travel while a rank computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from shardwright.cost.pipeline.schedule import FORWARD, Operation, Order, interleaved
+from shardwright.runtime.layout.groups import Layout
+from shardwright.runtime.layout.places import Place
+from shardwright.runtime.layout.process_groups import ProcessGroups
+from shardwright.runtime.model.chunk import Chunk, Observer, forward
+from shardwright.runtime.step.channels import Channels, Incoming, Outgoing, make_channels, post, send, taken
+from shardwright.runtime.step.sync import GradientSync
+from shardwright.runtime.step.timestamps import Moment, moment
+
+Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+"""Returns tokens and targets [micro_batch, sequence] of a micro-batch of this rank's copy, at all positions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A rank's part in the pipeline of its copy. Gradients are multiplied by `scale`, beside that of the loss."""
+
+    place: Place
+    chunks: tuple[Chunk, ...]
+    operations: tuple[Operation, ...]
+    channels: Channels
+    device: torch.device
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """An operation, and when it ran: the moments (`moments.moment`) when its input was awaited, was there, and when it
+    was done."""
+
+    operation: Operation
+    asked: Moment
+    began: Moment
+    ended: Moment
+
+
+def make_pipeline(
+    layout: Layout,
+    place: Place,
+    chunks: Sequence[Chunk],
+    groups: ProcessGroups,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Pipeline:
+    """Return the pipeline of a rank. Gradients are scaled to the mean over all tokens of the global batch."""
+    plan = layout.plan
+    return Pipeline(
+        place=place,
+        chunks=tuple(chunks),
+        operations=tuple(order_of(layout, place).operations(place.stage)),
+        channels=make_channels(layout, place, groups, dtype, device),
+        device=device,
+        scale=1.0 / plan.job.tokens_per_iteration,
+    )
+
+
+def order_of(layout: Layout, place: Place) -> Order:
+    """Return the order of work of a place's pipeline."""
+    return interleaved(place.depth, layout.plan.schedule.virtual_stages, place.micro_batches)
+
+
+def run_step(
+    pipeline: Pipeline,
+    batch: Batch,
+    sync: GradientSync,
+    *,
+    loss_scale: float = 1.0,
+    observe: Observer | None = None,
+    record: Callable[[Event], None] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> torch.Tensor:
+    """Run all micro-batches of a step and return the summed loss (zero on ranks without the head).
+
+    Gradients are those of the loss times `loss_scale`. `sync` is begun and told which passes are last; finishing it is
+    left to the caller. `record` is given every operation with its times, `note` is told what the rank waits for or
+    does.
+    """
+    say = note or (lambda _: None)
+    kept: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]] = {}
+    arriving: dict[Operation, Incoming] = {}
+    leaving: list[Outgoing] = []
+    left = [pipeline.place.micro_batches] * len(pipeline.chunks)
+    total = torch.zeros((), dtype=torch.float32, device=pipeline.device)
+    operations, channels = pipeline.operations, pipeline.channels
+    sync.begin()
+    post(channels, operations[0], arriving)
+    for number, operation in enumerate(operations):
+        kind, stage, micro_batch = operation
+        asked = moment(pipeline.device)
+        say(f"waiting for a message, {_words(operation)}")
+        message = taken(operation, arriving)
+        if number + 1 < len(operations):
+            post(channels, operations[number + 1], arriving)
+        say(f"computing, {_words(operation)}")
+        began = moment(pipeline.device)
+        index = stage // pipeline.place.depth
+        if kind == FORWARD:
+            out = _forward(pipeline, index, micro_batch, message, batch, kept, observe)
+            if pipeline.chunks[index].head:
+                total += out.detach()
+            else:
+                send(channels, operation, out.detach(), leaving)
+        else:
+            left[index] -= 1
+            if not left[index]:
+                sync.last_micro_batch(index)
+            gradient = _backward(pipeline, index, micro_batch, message, kept, loss_scale)
+            sync.pass_done()
+            if not left[index]:
+                sync.chunk_done(index)
+            if gradient is not None:
+                send(channels, operation, gradient, leaving)
+        if record is not None:
+            record(Event(operation=operation, asked=asked, began=began, ended=moment(pipeline.device)))
+    say("waiting until messages are sent")
+    for work, _ in leaving:
+        work.wait()
+    return total
+
+
+def _forward(
+    pipeline: Pipeline,
+    index: int,
+    micro_batch: int,
+    message: torch.Tensor | None,
+    batch: Batch,
+    kept: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]],
+    observe: Observer | None,
+) -> torch.Tensor:
+    chunk = pipeline.chunks[index]
+    first = message is None
+    tokens, targets = batch(micro_batch) if first or chunk.head else (None, None)
+    if chunk.context.size > 1 and tokens is not None and targets is not None:
+        tokens, targets = tokens[:, chunk.positions], targets[:, chunk.positions]
+    x = tokens if message is None else message.requires_grad_()
+    assert x is not None, "the first stage has tokens, every other a message"
+    out = forward(chunk, x, targets, observe)
+    kept[index, micro_batch] = (None if first else x, out)
+    return out
+
+
+def _backward(
+    pipeline: Pipeline,
+    index: int,
+    micro_batch: int,
+    message: torch.Tensor | None,
+    kept: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]],
+    loss_scale: float,
+) -> torch.Tensor | None:
+    """Run a backward pass and return the gradient for the stage before, None at the first."""
+    x, out = kept.pop((index, micro_batch))
+    if message is None:
+        message = torch.full((), pipeline.scale * loss_scale, dtype=out.dtype, device=out.device)
+    if out.grad_fn is None:  # a stage without layers hands its input on
+        return message
+    torch.autograd.backward(out, message)
+    return None if x is None else x.grad
+
+
+def _words(operation: Operation) -> str:
+    what = "forward" if operation.kind == FORWARD else "backward"
+    return f"{what} of micro-batch {operation.micro_batch} in virtual stage {operation.virtual_stage}"

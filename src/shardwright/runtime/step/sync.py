@@ -1,0 +1,200 @@
+"""Layer-wise gradient synchronisation: a unit's gradient is summed over its holders while earlier units still compute.
+
+A parameter's gradient is added to its buffer as soon as autograd has it. When the last micro-batch has completed the
+units of a bucket, its sum starts in the background. Buckets start in one order on all ranks, last units first: then no
+two ranks can wait for each other. Gradients of which a rank keeps a part alone (`sharding.kept_apart`) are summed after
+every micro-batch, when its backward pass leaves the units of the bucket, and the whole is freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardwright.runtime.layout.groups import Layout, key_value_copies
+from shardwright.runtime.layout.places import Place
+from shardwright.runtime.layout.process_groups import ProcessGroups
+from shardwright.runtime.model.parallel import reduce_scatter_into
+from shardwright.runtime.state.store import Buffer, Store, local_part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """The gradients of a micro-batch on their way to the ranks that keep them; `out` is this rank's part of the sum."""
+
+    buffer: Buffer
+    work: Any
+    out: torch.Tensor
+
+
+class GradientSync:
+    """The sums of one rank's gradients in one step: `begin`, then the backward passes, then `finish`.
+
+    `sharded`: each holder needs the sum of its own part of a bucket alone (distributed optimizer). Without `overlap`
+    all sums start in `finish`.
+    """
+
+    def __init__(
+        self, layout: Layout, place: Place, store: Store, groups: ProcessGroups, *, sharded: bool, overlap: bool
+    ) -> None:
+        self._place, self._store, self._sharded, self._overlap = place, store, sharded, overlap
+        self._groups = {buffer: groups.find("gradient", buffer.bucket.ranks) for buffer in store.buffers}
+        self._whole = [buffer for buffer in store.buffers if not buffer.gradients.sharded]
+        self._parts = [buffer for buffer in store.buffers if buffer.gradients.sharded]
+        self._inner = _inner_groups(layout, place, groups)
+        self._sequence = layout.plan.sequence_parallel
+        self._chunk = {unit: c for c, units in enumerate(place.chunks) for unit in units}
+        self._names = {name: parts[0][1].unit for name, parts in store.where.items()}
+        parameters: dict[str, Any] = dict(store.parameters)
+        for name, parameter in parameters.items():
+            parameter.register_post_accumulate_grad_hook(partial(self._accumulate, name))
+        self._work: list[Any] = []
+        self._missing: dict[int, set[str]] = {}
+        self._fresh: set[str] = set()
+        self._final: set[int] = set()
+        self._done: set[int] = set()
+        self._next = 0
+        self._unit: int | None = None
+        self._open: set[Buffer] = set()
+        self._leaving: Leaving | None = None
+
+    def begin(self) -> None:
+        """Start a step: the next gradient of each parameter replaces what its buffer holds."""
+        self._fresh = set(self._store.parameters)
+        self._missing = {unit: set() for unit in self._names.values()}
+        for name, unit in self._names.items():
+            self._missing[unit].add(name)
+        self._final, self._done = set(), set()
+        self._work, self._next = [], 0
+        for buffer in self._parts:
+            buffer.gradients.kept.zero_()
+
+    def reached(self, unit: int | None) -> None:
+        """Say that a backward pass begins with a unit (None: that it is over): gradients of others are complete for its
+        micro-batch, and those kept in part are summed."""
+        for buffer in self._parts:
+            if self._unit in buffer.bucket.units and unit not in buffer.bucket.units:
+                self._make_whole(buffer)
+                self._sum_inside(buffer)
+                self._settle()
+                self._leave(buffer)
+        self._unit = unit
+
+    def pass_done(self) -> None:
+        """Say that a backward pass is over."""
+        self.reached(None)
+
+    def last_micro_batch(self, chunk: int) -> None:
+        """Announce the last backward pass through a chunk."""
+        self._final.add(chunk)
+
+    def chunk_done(self, chunk: int) -> None:
+        """Say that the last backward pass through a chunk is over: parameters it did not touch have no gradient."""
+        self._done.update(self._place.chunks[chunk])
+        if self._overlap:
+            self._advance()
+
+    def finish(self) -> None:
+        """Start what has not started, and wait until all sums are there."""
+        self._done.update(self._names.values())
+        self._advance()
+        for work in self._work:
+            work.wait()
+        self._work = []
+        self._settle()
+        assert not self._open, "every gradient has left its unit before the step ends"
+
+    def _accumulate(self, name: str, parameter: torch.Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None, "the hook runs after accumulation"
+        fresh = name in self._fresh
+        self._fresh.discard(name)
+        for buffer, piece in self._store.where[name]:
+            self._make_whole(buffer)
+            target, part = buffer.gradients.piece(piece), local_part(gradient, piece)
+            target.copy_(part) if fresh and not buffer.gradients.sharded else target.add_(part)
+        unit = self._names[name]
+        if self._overlap and self._chunk.get(unit) in self._final:
+            self._missing[unit].discard(name)
+            if not self._missing[unit]:
+                self._advance()
+
+    def _advance(self) -> None:
+        while self._next < len(self._whole) and self._complete(self._whole[self._next]):
+            self._start(self._whole[self._next])
+            self._next += 1
+
+    def _complete(self, buffer: Buffer) -> bool:
+        return all(unit in self._done or not self._missing[unit] for unit in buffer.bucket.units)
+
+    def _start(self, buffer: Buffer) -> None:
+        for piece in buffer.bucket.pieces:
+            if piece.parameter.name in self._fresh:
+                buffer.gradients.piece(piece).zero_()
+        self._sum_inside(buffer)
+        whole, group = buffer.gradients.whole, self._groups[buffer]
+        if group is None:
+            return
+        if self._sharded:
+            own = buffer.gradients.part(*buffer.bucket.own(self._place.rank, sharded=True))
+            self._work.append(reduce_scatter_into(own, whole, group=group, async_op=True))
+        else:
+            self._work.append(dist.all_reduce(whole, group=group, async_op=True))
+
+    def _make_whole(self, buffer: Buffer) -> None:
+        """Have memory for all gradients of a bucket, zero where a micro-batch has given none."""
+        if not buffer.gradients.sharded or buffer in self._open:
+            return
+        if self._leaving is not None and self._leaving.buffer is buffer:
+            self._settle()
+        buffer.gradients.open()
+        buffer.gradients.whole.zero_()
+        self._open.add(buffer)
+
+    def _leave(self, buffer: Buffer) -> None:
+        """Start the sum of a micro-batch's gradients, of which this rank adds its part to what it keeps."""
+        out, whole = torch.empty_like(buffer.gradients.kept), buffer.gradients.whole
+        work = reduce_scatter_into(out, whole, group=self._groups[buffer], async_op=True)
+        self._leaving = Leaving(buffer=buffer, work=work, out=out)
+        self._open.discard(buffer)
+
+    def _settle(self) -> None:
+        """Wait for the sum under way, and free what it came from."""
+        if self._leaving is not None:
+            self._leaving.work.wait()
+            self._leaving.buffer.gradients.kept.add_(self._leaving.out)
+            self._leaving.buffer.gradients.close()
+            self._leaving = None
+
+    def _sum_inside(self, buffer: Buffer) -> None:
+        """Sum over the stage's ranks what each of them has a part of."""
+        for how, group in self._inner.items():
+            if how == "sequence" and not self._sequence:
+                continue
+            parts = [buffer.gradients.piece(piece) for piece in buffer.bucket.pieces if piece.summed == how]
+            if parts:
+                _sum_together(parts, group)
+
+
+def _inner_groups(layout: Layout, place: Place, groups: ProcessGroups) -> dict[str, Any]:
+    """Return the groups within the stage over which parameters of each kind are summed, none for one rank."""
+    ranks = layout.tensor_group(place)
+    if len(ranks) == 1:
+        return {}
+    tensor = groups.find("tensor", ranks)
+    found = {"sequence": tensor, "tensor": tensor}
+    kv_heads = min(layer.attention.kv_heads for layer in layout.plan.model.layers)
+    mine = next((group for group in key_value_copies(ranks, kv_heads) if place.rank in group), None)
+    return found if mine is None else found | {"copies": groups.find("copies", mine)}
+
+
+def _sum_together(parts: Sequence[torch.Tensor], group: Any) -> None:
+    flat = torch.cat([part.reshape(-1) for part in parts])
+    dist.all_reduce(flat, group=group)
+    for part, value in zip(parts, torch.split(flat, [part.numel() for part in parts]), strict=True):
+        part.copy_(value.view(part.shape))

@@ -1,0 +1,96 @@
+"""Weights from and to Hugging Face files, whatever the plan: every rank reads its own parts of mapped files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from shardwright.errors import bad
+from shardwright.files import write_atomically
+from shardwright.runtime.model.names import Source, source_of
+from shardwright.runtime.model.parameters import Parameter, unit_parameters
+from shardwright.runtime.storage.tensor_files import TensorFile, open_tensors, save_tensors
+from shardwright.spec.model import Model
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HuggingFaceWeights:
+    """The tensors of a folder by name, each with its file."""
+
+    folder: Path
+    files: dict[str, TensorFile]
+
+    def whole(self, model: Model, parameter: Parameter) -> torch.Tensor:
+        """Return a whole parameter, padded with zeros to its rows. Raises SpecError where it is missing or of another
+        shape."""
+        value = self._read(source_of(model, parameter))
+        if parameter.padded and value.shape[1:] == parameter.shape[1:] and len(value) == model.vocab:
+            value = torch.cat([value, value.new_zeros((parameter.shape[0] - len(value), *value.shape[1:]))])
+        if tuple(value.shape) != parameter.shape:
+            message = f"{parameter.name} has shape {tuple(value.shape)}, the plan's model {parameter.shape}"
+            raise bad(str(self.folder), message, "give the weights of the plan's model")
+        return value
+
+    def _read(self, source: Source) -> torch.Tensor:
+        names = (source.name, source.name.partition(".")[2], f"model.{source.name}")
+        name = next((name for name in names if name in self.files), None)
+        if name is None:
+            raise bad(str(self.folder), f"has no tensor {source.name}", "give the weights of the plan's model")
+        value = self.files[name].tensor(name)
+        value = value.t() if source.transposed else value
+        return value.chunk(source.parts)[source.part]
+
+
+def open_weights(folder: Path) -> HuggingFaceWeights:
+    """Open the safetensors files of a folder, one or several with an index. Raises SpecError where there are none."""
+    index = folder / INDEX
+    if index.exists():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise bad(str(index), "is no index of safetensors files", "fetch or write it anew") from None
+    else:
+        names = [SINGLE]
+    files: dict[str, TensorFile] = {}
+    for name in names:
+        file = open_tensors(folder / str(name))
+        files |= dict.fromkeys(file.names, file)
+    return HuggingFaceWeights(folder=folder, files=files)
+
+
+def save_weights(folder: Path, model: Model, whole: Callable[[Parameter], torch.Tensor], dtype: torch.dtype) -> None:
+    """Write a folder of safetensors files, one a unit, with their index. `whole` returns whole parameters."""
+    folder.mkdir(parents=True, exist_ok=True)
+    count = len(model.layers) + 2
+    placed: dict[str, str] = {}
+    total = 0
+    for unit in range(count):
+        tensors = dict(_tensors(model, unit, whole, dtype))
+        if not tensors:
+            continue
+        name = f"model-{unit + 1:05d}-of-{count:05d}.safetensors"
+        save_tensors(folder / name, tensors, {"format": "pt"})
+        placed |= dict.fromkeys(tensors, name)
+        total += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": placed}
+    write_atomically(folder / INDEX, json.dumps(index, indent=1) + "\n")
+
+
+def _tensors(
+    model: Model, unit: int, whole: Callable[[Parameter], torch.Tensor], dtype: torch.dtype
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a unit under Hugging Face's names."""
+    fused: dict[str, list[torch.Tensor]] = {}
+    for parameter in unit_parameters(model, unit, model.vocab):
+        source = source_of(model, parameter)
+        parts = fused.setdefault(source.name, [])
+        parts.append(whole(parameter).to(dtype))
+        if len(parts) == source.parts:
+            joined = torch.cat(parts)
+            yield source.name, joined.t().contiguous() if source.transposed else joined

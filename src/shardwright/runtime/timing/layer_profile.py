@@ -1,0 +1,118 @@
+"""The layer profile that a run writes from its own times: what each unit took on each type of GPU and degree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from statistics import median
+from typing import Any
+
+from shardwright.plans.plan import Plan
+from shardwright.runtime.model.parameters import unit_parameters
+from shardwright.spec.model import Model
+
+PROFILE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Median seconds of the units of one rank, of which `recomputed` ran forward again in the backward pass, and
+    seconds of the update for each weight that the rank updates."""
+
+    gpu: str
+    tensor_parallel: int
+    forward_seconds: Mapping[int, float]
+    backward_seconds: Mapping[int, float]
+    recomputed: frozenset[int]
+    update_seconds_each: float
+
+
+def medians(times: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    """Return the median of each unit's times."""
+    return {unit: median(values) for unit, values in sorted(times.items())}
+
+
+def profile_document(plan: Plan, ranks: Sequence[Measured]) -> dict[str, Any]:
+    """Return the profile as JSON data, with an entry for each GPU type and tensor-parallel degree that ran.
+
+    Backward times are without recomputation. Equal layers have one time, the median over them, so it also stands for
+    those that a GPU type did not run; embedding and head then take that of another type, scaled as the layers are.
+    """
+    found: dict[tuple[str, int], list[Measured]] = {(rank.gpu, rank.tensor_parallel): [] for rank in ranks}
+    for rank in ranks:
+        found[rank.gpu, rank.tensor_parallel].append(rank)
+    columns = {key: (_column(group, backward=False), _column(group, backward=True)) for key, group in found.items()}
+    entries = []
+    weights = _weights(plan.model)
+    element_bytes = 4 if plan.job.precision == "fp32" else 2
+    for (gpu, degree), (forward, backward) in sorted(columns.items()):
+        others = [column for key, column in sorted(columns.items()) if key != (gpu, degree)]
+        each = median(rank.update_seconds_each for rank in found[gpu, degree])
+        entries.append(
+            {
+                "gpu": gpu,
+                "tensor_parallel": degree,
+                "micro_batch": plan.micro_batch,
+                "forward_seconds": _completed(plan.model, forward, [other[0] for other in others]),
+                "backward_seconds": _completed(plan.model, backward, [other[1] for other in others]),
+                "optimizer_seconds": [each * count / degree for count in weights],
+                "weight_bytes": [element_bytes * count / degree for count in weights],
+            }
+        )
+    return {
+        "version": PROFILE_VERSION,
+        "model": plan.model.name,
+        "seq_len": plan.job.seq_len,
+        "precision": plan.job.precision,
+        "sequence_parallel": plan.sequence_parallel,
+        "entries": entries,
+    }
+
+
+def _column(ranks: Sequence[Measured], *, backward: bool) -> dict[int, float]:
+    """Return the time of each unit that any of the ranks ran, the median over them."""
+    times: dict[int, list[float]] = {}
+    for rank in ranks:
+        for unit, seconds in (rank.backward_seconds if backward else rank.forward_seconds).items():
+            again = rank.forward_seconds.get(unit, 0.0) if backward and unit in rank.recomputed else 0.0
+            times.setdefault(unit, []).append(max(seconds - again, 0.0))
+    return medians(times)
+
+
+def _completed(model: Model, times: Mapping[int, float], others: Sequence[Mapping[int, float]]) -> list[float]:
+    """Return the seconds of all units in order, those that are missing as the best guess from what is there."""
+    layers = len(model.layers)
+    by_kind: dict[int, list[float]] = {}
+    for unit, seconds in times.items():
+        if 0 < unit <= layers:
+            by_kind.setdefault(model.kind_of_layer[unit - 1], []).append(seconds)
+    own = _mean_layer(times, layers)
+    full = []
+    for unit in range(layers + 2):
+        kind = by_kind.get(model.kind_of_layer[unit - 1]) if 0 < unit <= layers else None
+        if kind:
+            full.append(median(kind))
+        elif unit in times:
+            full.append(times[unit])
+        else:
+            guesses = [
+                other[unit] * (own / scale if own and (scale := _mean_layer(other, layers)) else 1.0)
+                for other in others
+                if unit in other
+            ]
+            full.append(median(guesses) if guesses else own)
+    return full
+
+
+def _weights(model: Model) -> list[int]:
+    """Return the weights of every unit."""
+    return [
+        sum(prod(parameter.shape) for parameter in unit_parameters(model, unit, model.vocab))
+        for unit in range(len(model.layers) + 2)
+    ]
+
+
+def _mean_layer(times: Mapping[int, float], layers: int) -> float:
+    found = [seconds for unit, seconds in times.items() if 0 < unit <= layers]
+    return sum(found) / len(found) if found else 0.0

@@ -1,0 +1,88 @@
+"""What a run measured beside what the plan predicted: times by stage, bubble, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from shardwright.runtime.layout.forecast import StageForecast, stage_forecasts
+from shardwright.runtime.layout.groups import Layout
+from shardwright.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSummary:
+    """Of one rank: medians over the steps of computing, of waiting for messages and of the passes as a whole, and the
+    peak memory. On a CPU that is the whole process's, PyTorch included."""
+
+    rank: int
+    busy_seconds: float
+    waiting_seconds: float
+    span_seconds: float
+    peak_memory_bytes: int
+
+    @property
+    def bubble(self) -> float:
+        """The part of the passes in which the rank did not compute."""
+        return 1.0 - self.busy_seconds / self.span_seconds if self.span_seconds else 0.0
+
+
+def summary_document(layout: Layout, ranks: Sequence[RankSummary], step_seconds: Sequence[float]) -> dict[str, Any]:
+    """Return measured and predicted figures as JSON data. The first step, which warms up, does not count."""
+    plan = layout.plan
+    measured = median(step_seconds[1:] or step_seconds)
+    forecasts = stage_forecasts(plan)
+    return {
+        "iteration_seconds": measured,
+        "predicted_iteration_seconds": None if plan.prediction is None else plan.prediction.iteration_seconds,
+        "tokens_per_second": plan.job.tokens_per_iteration / measured,
+        "ranks": [_rank_document(layout, rank, forecasts) for rank in ranks],
+    }
+
+
+def summary_text(document: dict[str, Any]) -> str:
+    """Return the same as text for a terminal: what was measured, and in brackets what was predicted."""
+    predicted = document["predicted_iteration_seconds"]
+    beside = ""
+    if predicted:
+        error = document["iteration_seconds"] / predicted - 1.0
+        beside = f", predicted {format_seconds(predicted)} (measured is {error:+.0%})"
+    lines = [f"iteration {format_seconds(document['iteration_seconds'])}{beside}"]
+    lines.append(
+        f"{'rank':>4} {'stage':>6} {'computes':>22} {'waits for messages':>19} {'bubble':>11} {'peak memory':>24}"
+    )
+    for rank in document["ranks"]:
+        lines.append(
+            f"{rank['rank']:>4} {rank['stage']:>6} "
+            f"{_both(rank['busy_seconds'], rank['predicted_busy_seconds'], format_seconds):>22} "
+            f"{format_seconds(rank['waiting_seconds']):>19} "
+            f"{_both(rank['bubble'], rank['predicted_bubble'], '{:.0%}'.format):>11} "
+            f"{_both(rank['peak_memory_bytes'], rank['predicted_memory_bytes'], format_bytes):>24}"
+        )
+    return "\n".join(lines)
+
+
+def _both(measured: float, predicted: float | None, words: Callable[[float], str]) -> str:
+    return f"{words(measured)} ({'-' if predicted is None else words(predicted)})"
+
+
+def _rank_document(layout: Layout, rank: RankSummary, forecasts: Sequence[Sequence[StageForecast]]) -> dict[str, Any]:
+    place = layout.places[rank.rank]
+    prediction = layout.plan.prediction
+    memory = None
+    if prediction is not None and place.replica < len(prediction.memory):
+        memory = prediction.memory[place.replica][place.stage].total_bytes
+    forecast = forecasts[place.replica][place.stage] if forecasts else None
+    return {
+        "rank": rank.rank,
+        "stage": f"{place.replica}.{place.copy}/{place.stage}",
+        "busy_seconds": rank.busy_seconds,
+        "predicted_busy_seconds": forecast and forecast.busy_seconds,
+        "waiting_seconds": rank.waiting_seconds,
+        "bubble": rank.bubble,
+        "predicted_bubble": forecast and forecast.bubble,
+        "peak_memory_bytes": rank.peak_memory_bytes,
+        "predicted_memory_bytes": memory,
+    }

@@ -1,0 +1,5 @@
+"""What to tell a user whose problem has no plan.
+
+* `infeasible`: why, and the smallest changes that give one
+* `remedies`: single changes, each tried
+"""

@@ -1,0 +1,79 @@
+"""What a plan on rented machines is expected to come to, interruptions counted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.cost.money.egress import egress_dollars
+from shardwright.cost.money.risk import stretch, young_interval_seconds
+from shardwright.plans.plan import Plan
+from shardwright.search.market.result import Choice, Rental
+from shardwright.search.market.tariff import exposure
+from shardwright.spec.cluster import NodePool
+from shardwright.spec.offers import Offer, Terms, preemptions_per_hour
+from shardwright.units import MEGA, SECONDS_PER_HOUR
+
+
+def choice_on_cluster(plan: Plan) -> Choice | None:
+    """Return what a costed plan on its cluster is expected to come to. None where none of its machines can be taken
+    back, the run has no length or a price is not known."""
+    used = plan.gpus_by_type
+    pools = {pool.gpu.name: pool for pool in reversed(plan.cluster.pools) if pool.gpu.name in used}
+    priced = all(pool.dollars_per_node_hour is not None for pool in pools.values())
+    rentals = tuple(
+        Rental(offer=_offer(pool), machines=math.ceil(used[name] / pool.gpus_per_node)) for name, pool in pools.items()
+    )
+    if plan.job.tokens is None or not priced or not any(rental.offer.preemptions_per_hour for rental in rentals):
+        return None
+    return choice_of(plan, rentals, Terms())
+
+
+def run_totals(plan: Plan) -> tuple[float | None, float | None]:
+    """Return hours and dollars of the whole run of a costed plan, interruptions counted; None for what is not known."""
+    risky = choice_on_cluster(plan)
+    if risky is not None:
+        return risky.hours, risky.dollars
+    found = plan.prediction
+    return (None, None) if found is None else (found.hours_total, found.dollars_total)
+
+
+def _offer(pool: NodePool) -> Offer:
+    return Offer(
+        pool=pool, market="spot" if pool.spot else "on-demand", preemptions_per_hour=preemptions_per_hour(pool)
+    )
+
+
+def choice_of(plan: Plan, rentals: tuple[Rental, ...], terms: Terms) -> Choice:
+    """Return a costed plan as a point of the front."""
+    found, job = plan.prediction, plan.job
+    assert found is not None and job.iterations is not None and job.tokens is not None, "a costed plan of a whole run"
+    machines = np.array([[rental.machines for rental in rentals]])
+    exposed = exposure(plan.model, job, [rental.offer for rental in rentals], terms, machines)
+    longer = stretch(exposed)
+    factor, rate = float(longer.factor[0]), float(exposed.interruptions_per_hour[0])
+    undisturbed = found.iteration_seconds * job.iterations / SECONDS_PER_HOUR
+    hours = undisturbed * factor
+    per_hour = sum(rental.machines * rental.offer.dollars_per_hour for rental in rentals)
+    per_hour += egress_dollars(plan) * SECONDS_PER_HOUR / found.iteration_seconds
+    taken = sum(rental.machines * rental.offer.preemptions_per_hour for rental in rentals)
+    interval = float(longer.interval_seconds[0])
+    checkpoint = float(exposed.checkpoint_seconds[0])
+    per_second = exposed.interruptions_per_hour / SECONDS_PER_HOUR
+    young = float(young_interval_seconds(per_second, exposed.checkpoint_seconds)[0]) if rate else None
+    return Choice(
+        rentals=rentals,
+        plan=plan.costed(replace(found, dollars_per_hour=per_hour, dollars_total=per_hour * undisturbed)),
+        hours=hours,
+        dollars=per_hour * hours,
+        preemptions=taken * hours,
+        interruptions=rate * hours,
+        checkpoint_seconds=checkpoint,
+        checkpoint_interval_seconds=interval if math.isfinite(interval) else None,
+        young_interval_seconds=young,
+        recovery_seconds=float(exposed.recovery_seconds[0]),
+        lost_share=1.0 - 1.0 / factor,
+        dollars_per_million_tokens=per_hour * hours / job.tokens * MEGA,
+    )

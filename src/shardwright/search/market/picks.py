@@ -1,0 +1,108 @@
+"""Answers that a front holds: within a deadline, within a budget, where it bends, and what a little more buys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from shardwright.plans.ranking import Infeasible
+from shardwright.search.market.result import Choice, Picks, Step
+from shardwright.units import format_dollars
+
+
+def picks(front: Sequence[Choice], deadline_hours: float | None, budget_dollars: float | None) -> Picks:
+    """Return the cheapest choice within the deadline, the fastest within the budget (each keeps the other limit too),
+    and the knee."""
+    kept = [place for place in range(len(front)) if _keeps(front[place], deadline_hours, budget_dollars)]
+    cheapest = min(kept, key=lambda place: (front[place].dollars, front[place].hours), default=None)
+    fastest = min(kept, key=lambda place: (front[place].hours, front[place].dollars), default=None)
+    return Picks(
+        knee=knee(front),
+        cheapest_in_time=cheapest if deadline_hours is not None else None,
+        fastest_in_budget=fastest if budget_dollars is not None else None,
+    )
+
+
+def _keeps(choice: Choice, deadline_hours: float | None, budget_dollars: float | None) -> bool:
+    in_time = deadline_hours is None or choice.hours <= deadline_hours
+    return in_time and (budget_dollars is None or choice.dollars <= budget_dollars)
+
+
+def knee(front: Sequence[Choice]) -> int | None:
+    """Return the place of the choice farthest below the straight line from the fastest to the cheapest, with hours and
+    dollars on logarithmic scales that both run from 0 to 1. None where fewer than three choices are left once those are
+    out that another beats in both, or where the cheapest is free."""
+    if not front:
+        return None
+    order = sorted(range(len(front)), key=lambda place: (front[place].hours, front[place].dollars))
+    staircase: list[int] = []
+    for place in order:
+        if not staircase or front[place].dollars < front[staircase[-1]].dollars:
+            staircase.append(place)
+    first, last = front[staircase[0]], front[staircase[-1]]
+    if len(staircase) < 3 or last.dollars == 0.0:
+        return None
+    wide, high = math.log(last.hours / first.hours), math.log(first.dollars / last.dollars)
+
+    def above(place: int) -> float:
+        choice = front[place]
+        return math.log(choice.hours / first.hours) / wide + math.log(choice.dollars / last.dollars) / high
+
+    return min(staircase, key=lambda place: (above(place), place))
+
+
+def steps(front: Sequence[Choice]) -> tuple[Step | None, ...]:
+    """Return, for each choice, what it changes against the next smaller one on the front with the same offers."""
+    return tuple(_step(choice, front) for choice in front)
+
+
+def _step(choice: Choice, front: Sequence[Choice]) -> Step | None:
+    offers = {rental.offer for rental in choice.rentals}
+    alike = [other for other in front if {rental.offer for rental in other.rentals} == offers]
+    smaller = max((other for other in alike if other.gpus < choice.gpus), key=lambda other: other.gpus, default=None)
+    if smaller is None:
+        return None
+    return Step(
+        gpus=choice.gpus - smaller.gpus,
+        gpu=" + ".join(rental.offer.pool.gpu.name for rental in choice.rentals),
+        faster=1.0 - choice.hours / smaller.hours,
+        dearer=choice.dollars / smaller.dollars - 1.0 if smaller.dollars else 0.0,
+    )
+
+
+def infeasible(
+    front: Sequence[Choice], deadline_hours: float | None, budget_dollars: float | None
+) -> Infeasible | None:
+    """Return why no choice keeps both limits, and what would, or None where one does."""
+    if any(_keeps(choice, deadline_hours, budget_dollars) for choice in front):
+        return None
+    remedies = []
+    fastest, cheapest = min(front, key=lambda c: c.hours), min(front, key=lambda c: c.dollars)
+    if deadline_hours is not None and fastest.hours > deadline_hours:
+        remedies.append(
+            f"the fastest possible takes {fastest.hours:,.1f} hours for {format_dollars(fastest.dollars)} "
+            f"(deadline {deadline_hours:,.1f} hours)"
+        )
+    if budget_dollars is not None and cheapest.dollars > budget_dollars:
+        remedies.append(
+            f"the cheapest possible is {format_dollars(cheapest.dollars)} in {cheapest.hours:,.1f} hours "
+            f"(budget {format_dollars(budget_dollars)})"
+        )
+    if not remedies:
+        remedies += _between(front, deadline_hours, budget_dollars)
+    stated = {"deadline": deadline_hours, "budget": budget_dollars}
+    limits = " and the ".join(name for name, limit in stated.items() if limit is not None)
+    return Infeasible(reason=f"no offer keeps the {limits}", remedies=tuple(remedies))
+
+
+def _between(front: Sequence[Choice], deadline_hours: float | None, budget_dollars: float | None) -> list[str]:
+    """Return what either limit would have to be, where each can be kept but not both."""
+    assert deadline_hours is not None and budget_dollars is not None, "one limit alone can be kept or not"
+    in_time = min((c for c in front if c.hours <= deadline_hours), key=lambda c: c.dollars)
+    in_budget = min((c for c in front if c.dollars <= budget_dollars), key=lambda c: c.hours)
+    return [
+        f"within {deadline_hours:,.1f} hours the cheapest is {format_dollars(in_time.dollars)} "
+        f"(budget {format_dollars(budget_dollars)})",
+        f"for {format_dollars(budget_dollars)} the fastest takes {in_budget.hours:,.1f} hours "
+        f"(deadline {deadline_hours:,.1f} hours)",
+    ]

@@ -1,0 +1,205 @@
+"""One call from offers to the Pareto front of training time, dollars and risk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from shardwright.cost.compute.efficiency import Efficiency, computes, peak_flops
+from shardwright.cost.context import Context
+from shardwright.cost.learned import default_efficiency
+from shardwright.cost.memory.fit_probability import headroom
+from shardwright.errors import bad
+from shardwright.plans.ranking import Infeasible
+from shardwright.search.assemble import plan_of
+from shardwright.search.market.choice import choice_of
+from shardwright.search.market.front import Front
+from shardwright.search.market.mixes import Mix, apart, cluster_of, machine_seconds, promising
+from shardwright.search.market.picks import infeasible, picks, steps
+from shardwright.search.market.result import Choice, Rental, Shopping, ShopReport
+from shardwright.search.market.sweep import Find, Sweep, finish, least_dollars, probe, sweep
+from shardwright.search.market.tariff import Tariff, tariff
+from shardwright.search.planner import plan as plan_on
+from shardwright.search.space.axes import Space
+from shardwright.spec.cluster import Cluster, NodePool
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+from shardwright.spec.offers import Offer, Offers
+
+MIX_GPUS = 256  # in a mix that is searched unasked
+MIX_GAP = 0.05  # above the bound, at which the search of a mix ends
+
+
+def shop(
+    model: Model,
+    offers: Offers,
+    job: Job,
+    *,
+    space: Space | None = None,
+    fit: float = 0.8,
+    mixes: int | None = None,
+    efficiency: Efficiency | None = None,
+) -> Shopping:
+    """Return the whole front of hours, dollars and expected preemptions of training `model` for the tokens of `job` on
+    any number of machines of any one offer: exact under the cost model, whatever bounds dropped unseen. Of mixes of two
+    offers the `mixes` most promising are searched as well (None: one, of all machines of two offers, if these have no
+    more than `MIX_GPUS` GPUs).
+
+    The job's deadline and budget choose among the front; they do not narrow it. `space` pins parameters. Raises
+    SpecError for input that makes no sense.
+    """
+    if job.tokens is None:
+        raise bad("--tokens", "is missing", "say how many tokens the run has: --tokens 1T")
+    if not 0.01 <= fit <= 0.99:
+        raise bad("--fit", f"{fit} is not a probability from 0.01 to 0.99", "0.8 is the default")
+    if mixes is not None and mixes < 0:
+        raise bad("--mixes", f"{mixes} mixes cannot be searched", "0 searches none")
+    clock = [("start", time.perf_counter())]
+    limits = job.deadline_hours, job.budget_dollars
+    job = replace(job, deadline_hours=None, budget_dollars=None, objective="time")
+    space, model_of_time = space or Space(), efficiency or default_efficiency()
+    lots, room = _lots(offers, job), headroom(fit, job)
+    front: Front[Find] = Front()
+    runs = [
+        sweep(place, replace(context, headroom=room), space, tariffs)
+        for place, lot in enumerate(lots)
+        for context, tariffs in _parts(lot, model, job, offers, model_of_time)
+    ]
+    clock.append(("bounds", time.perf_counter()))
+    for run in runs:
+        probe(run, front)
+    for run in sorted(runs, key=least_dollars):
+        finish(run, front)
+    clock.append(("search", time.perf_counter()))
+    choices = [_choice(runs[0].context, find, offers) for _, find in front.sorted()]
+    clock.append(("plans", time.perf_counter()))
+    worth = promising(model, job, offers, machine_seconds(runs, front), front)
+    small = [mix for mix in worth if mix.whole and mix.gpus <= MIX_GPUS]
+    chosen = small[:1] if mixes is None else worth[:mixes]
+    mixed = [_mixed(mix, model, job, offers, space, fit, efficiency) for mix in chosen]
+    found = _distinct([*choices, *(choice for choice in mixed if choice is not None)])
+    clock.append(("mixes", time.perf_counter()))
+    report = ShopReport(
+        counts=sum(offer.pool.nodes for lot in lots for offer in lot),
+        layouts=sum(run.candidates for run in runs),
+        costed=sum(run.costed for run in runs),
+        mixes=len(chosen),
+        seconds=clock[-1][1] - clock[0][1],
+        phases=tuple((name, end - begin) for (_, begin), (name, end) in pairwise(clock)),
+        not_covered=(*_not_covered(worth, chosen), *apart(offers), *_unable(offers, job)),
+    )
+    return Shopping(
+        front=found,
+        steps=steps(found),
+        picks=picks(found, *limits),
+        offers=offers,
+        deadline_hours=limits[0],
+        budget_dollars=limits[1],
+        report=report,
+        infeasible=infeasible(found, *limits) if found else _nothing(runs, model),
+    )
+
+
+Lot = tuple[Offer, ...]  # offers of equal machines
+
+
+def _lots(offers: Offers, job: Job) -> list[Lot]:
+    """Return offers by what machines they are of. Raises SpecError where none computes in the job's precision."""
+    able = [offer for offer in offers.offers if computes(offer.pool.gpu, job.precision)]
+    if not able:
+        peak_flops(offers.offers[0].pool.gpu, job.precision)
+    found: dict[NodePool, list[Offer]] = {}
+    for offer in able:
+        terms = {"nodes": 1, "price": None, "preemptions_per_hour": None, "spot": False, "site": "", "assumed": ()}
+        found.setdefault(replace(offer.pool, **terms), []).append(offer)  # type: ignore[arg-type]
+    return [tuple(same) for same in found.values()]
+
+
+def _unable(offers: Offers, job: Job) -> Iterator[str]:
+    """Yield in words the GPU types on offer that cannot compute in the job's precision."""
+    names = dict.fromkeys(offer.pool.gpu.name for offer in offers.offers if not computes(offer.pool.gpu, job.precision))
+    if names:
+        yield f"GPUs that cannot compute in {job.precision}: " + ", ".join(names)
+
+
+def _parts(
+    lot: Lot, model: Model, job: Job, offers: Offers, efficiency: Efficiency
+) -> Iterator[tuple[Context, list[Tariff]]]:
+    """Yield ranges of numbers of machines whose links are alike, as the context of the most and what each offer costs:
+    one range but for fast links that join several machines, and for networks of racks."""
+    largest = max(lot, key=lambda offer: offer.pool.nodes)
+    pool, joined = largest.pool, largest.pool.domain_gpus // largest.pool.gpus_per_node
+    racks = [pool.rack_nodes] if 0 < pool.rack_nodes < pool.nodes else []
+    ends = sorted({*range(1, min(joined, pool.nodes)), *racks, pool.nodes})
+    for low, high in zip([1, *(end + 1 for end in ends)], ends, strict=False):
+        counts = np.arange(low, high + 1)
+        tariffs = [
+            tariff(model, job, offer, offers.terms, within)
+            for offer in lot
+            if len(within := counts[counts <= offer.pool.nodes])
+        ]
+        yield Context(model=model, pool=largest.rented(high), job=job, efficiency=efficiency), tariffs
+
+
+def _choice(context: Context, find: Find, offers: Offers) -> Choice:
+    """Return a point of the front with its plan, predicted on just the machines that it rents."""
+    pool = find.tariff.offer.rented(find.machines)
+    plan = plan_of(replace(context, pool=pool), Cluster(pools=(pool,)), find.row)
+    return choice_of(plan, (Rental(offer=find.tariff.offer, machines=find.machines),), offers.terms)
+
+
+def _mixed(
+    mix: Mix, model: Model, job: Job, offers: Offers, space: Space, fit: float, efficiency: Efficiency | None
+) -> Choice | None:
+    """Return the best plan of a mix as a point, or None where none fits or the best leaves one of the offers idle."""
+    cluster = cluster_of(mix.rentals, offers.site_links)
+    ranking = plan_on(model, cluster, job, space=space, top=1, fit=fit, efficiency=efficiency, gap=MIX_GAP)
+    if not ranking.plans:
+        return None
+    used = {stage.gpu for replica in ranking.best.replicas for stage in replica.stages}
+    return choice_of(ranking.best, mix.rentals, offers.terms) if len(used) == len(mix.rentals) else None
+
+
+def _distinct(choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    """Return the choices, fastest first, that no other is as good as."""
+    front: Front[Choice] = Front()
+    for choice in choices:
+        front.offer(choice.point, choice)
+    return tuple(choice for _, choice in front.sorted())
+
+
+def _not_covered(worth: Sequence[Mix], chosen: Sequence[Mix]) -> Iterator[str]:
+    yield "unequal replicas on machines of one type"
+    yield "mixes of three offers and more, or of one GPU type on several markets"
+    left = [mix for mix in worth if mix not in chosen]
+    if left:
+        best = " + ".join(f"{rental.gpus} {rental.offer.name}" for rental in left[0].rentals)
+        yield f"{len(left)} mixes of two, at best {left[0].gain - 1.0:.0%} beyond the front: {best} (--mixes N)"
+
+
+def _nothing(runs: Sequence[Sweep], model: Model) -> Infeasible:
+    """Return why there is no choice at all."""
+    tariffs = [tariff for run in runs for tariff in run.tariffs]
+    names = ", ".join(dict.fromkeys(tariff.offer.pool.gpu.name for tariff in tariffs))
+    if not any(np.isfinite(tariff.slopes).all(axis=1).any() for tariff in tariffs):
+        return Infeasible(
+            reason=f"a run on these machines is interrupted too often to ever end ({names})",
+            remedies=(
+                "offer machines that are taken back less often, or checkpoints and restarts that take less time",
+            ),
+        )
+    if not any(run.candidates for run in runs):
+        return Infeasible(
+            reason=f"no layout on these machines is legal ({names})",
+            remedies=(
+                "pin fewer parameters; degrees must divide heads, layers' widths, the global batch and the GPUs",
+            ),
+        )
+    return Infeasible(
+        reason=f"no number of machines on offer has the memory for {model.name} ({names})",
+        remedies=("offer more machines, or GPUs with more memory",),
+    )

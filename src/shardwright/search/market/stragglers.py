@@ -1,0 +1,27 @@
+"""Layer times on other numbers of machines: more of them wait longer for the slowest."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+
+from shardwright.cost.context import Sharded
+from shardwright.cost.layers.table import LayerTable
+from shardwright.cost.strategies import Floats, Ints
+
+TIMES = frozenset(field.name for field in fields(LayerTable) if "forward" in field.name or "backward" in field.name)
+STRAINED = TIMES | {"core_seconds", "tp_seconds", "cp_seconds", "ep_seconds"}
+
+
+def strained(shards: Sharded, strain: Floats) -> Sharded:
+    """Return the rows of a layer table with times lengthened by `strain` [N], each distinct pair once."""
+    levels, level = np.unique(strain, return_inverse=True)
+    pairs, row = np.unique(shards.row * len(levels) + level, return_inverse=True)
+    return Sharded(table=lengthened(shards.table, pairs // len(levels), levels[pairs % len(levels)]), row=row)
+
+
+def lengthened(table: LayerTable, rows: Ints, factor: Floats) -> LayerTable:
+    """Return rows of a layer table with their times multiplied by `factor`, one for each row."""
+    columns = {field.name: getattr(table, field.name)[rows] for field in fields(LayerTable)}
+    return LayerTable(**{**columns, **{name: columns[name] * factor[:, None] for name in STRAINED}})

@@ -1,0 +1,250 @@
+"""The search over numbers of machines of one type, all at once.
+
+Every layout on up to all machines is in one table; the fewest machines that hold it are its count. A count on an offer
+is a ray from the origin in hours, dollars and preemptions, along which the seconds of an iteration say how far out a
+plan lies. The front cuts each ray where one of its points is as good; whatever a lower bound puts beyond the cut of its
+count is dropped unseen. Layouts are bounded by their work, arrangements by the sketch of their pipeline, and what is
+left is simulated, the most promising first, so that the front cuts the rest ever shorter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardwright.cost.context import Context, ShardIndex, shard_index
+from shardwright.cost.iteration.batch import bound_seconds, exact_seconds, iteration
+from shardwright.cost.iteration.evaluate import groups
+from shardwright.cost.pipeline.splits import boundaries
+from shardwright.cost.strategies import Floats, Ints, Strategies
+from shardwright.search.market.front import Front
+from shardwright.search.market.stragglers import lengthened, strained
+from shardwright.search.market.tariff import Tariff
+from shardwright.search.rules.filters import Filters
+from shardwright.search.space.axes import Space, measurable
+from shardwright.search.space.expand import Axes, Rows, arrangements, axes, completions, joined, layer_variants, states
+from shardwright.search.space.layouts import Layouts, Splits, layouts, splits
+from shardwright.search.uniform.bounds import sketch_seconds
+from shardwright.search.uniform.layout_bounds import distinct_shards, layout_bounds, memory_floor
+
+LAYOUT_BATCH, ARRANGEMENT_BATCH, SIMULATION_BATCH = 2048, 256, 16
+PROBES, PROBE_LAYOUTS, PROBE_ROWS = 6, 64, 12  # numbers of machines looked at first, and what is tried of each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Find:
+    """A plan on the front: a strategy on so many machines of an offer, and the seconds of an iteration."""
+
+    lot: int
+    tariff: Tariff
+    machines: int
+    seconds: float
+    row: Strategies
+
+
+@dataclass(slots=True, kw_only=True)
+class Sweep:
+    """One type of machine: what its layouts are, what bounds say of each, and what it costs on each offer."""
+
+    lot: int
+    context: Context
+    how: Axes
+    tariffs: Sequence[Tariff]
+    rows: Layouts
+    counts: Ints
+    bounds: Floats
+    choices: Splits
+    index: ShardIndex
+    strains: Floats
+    open: Ints
+    candidates: int
+    costed: int = 0
+
+
+def sweep(lot: int, context: Context, space: Space, tariffs: Sequence[Tariff]) -> Sweep:
+    """Return the layouts on up to all machines of `context`, with bounds. Layer times are those of undisturbed
+    machines: `strains` [machines + 1] is by what waiting for the slowest of more machines lengthens them."""
+    space, pool = measurable(context, space), context.pool
+    how = axes(space, frozenset())
+    rows = layouts(context, space)
+    candidates = len(rows)
+    for _, mask in Filters().layout_masks(context, rows):
+        rows = rows.take(~mask)
+    choices = splits(context, space, rows.pp * rows.vpp)
+    straggling = shard_index(context, layer_variants(context, how, distinct_shards(rows))[0])
+    every = np.arange(len(straggling.codes))
+    index = replace(straggling, table=lengthened(straggling.table, every, np.full(len(every), 1.0 / context.strain)))
+    rows = rows.take(memory_floor(context, how, rows, index) <= context.memory_limit_bytes)
+    counts = -(-rows.gpus // pool.gpus_per_node)
+    strains = np.array([replace(context, pool=replace(pool, nodes=n)).strain for n in range(pool.nodes + 1)])
+    bounds = layout_bounds(context, how, rows, index) * strains[counts]
+    return Sweep(
+        lot=lot,
+        context=context,
+        how=how,
+        tariffs=tariffs,
+        rows=rows,
+        counts=counts,
+        bounds=bounds,
+        choices=choices,
+        index=index,
+        strains=strains,
+        open=np.arange(len(rows)),
+        candidates=candidates,
+    )
+
+
+def probe(run: Sweep, front: Front[Find]) -> None:
+    """Settle a few promising layouts on halved and halved again numbers of machines, for a front to cut with."""
+    each = run.bounds * run.counts
+    chosen = []
+    for step in range(PROBES):
+        here = np.flatnonzero(run.counts == max(len(run.strains) - 1 >> step, 1))
+        chosen.append(here[np.argsort(each[here], kind="stable")[:PROBE_LAYOUTS]])
+    batch = np.unique(np.concatenate(chosen))
+    rows, ratios = _arranged(run, front, batch)
+    if not len(ratios):
+        return
+    order = np.argsort(ratios, kind="stable")
+    counts = run.counts[rows.layout[order]]
+    first = np.concatenate([order[counts == count][:PROBE_ROWS] for count in np.unique(counts)])
+    _settle(run, front, rows.take(first))
+
+
+def least_dollars(run: Sweep) -> tuple[bool, float, int]:
+    """Return what to sort sweeps by: safe and cheap machines first, whose plans leave the others least."""
+    least = np.full(len(run.strains), np.inf)
+    np.minimum.at(least, run.counts, run.bounds)
+    cheapest = min(float((tariff.slopes[:, 1] * least[tariff.machines]).min()) for tariff in run.tariffs)
+    return all(tariff.slopes[:, 2].any() for tariff in run.tariffs), cheapest, run.lot
+
+
+def finish(run: Sweep, front: Front[Find]) -> None:
+    """Settle everything that the front leaves a chance: after every batch of layouts a few of the best arrangements, in
+    the end all that wait, in batches that double."""
+    waiting: list[tuple[Rows, Floats]] = []
+    ratios = _ratios(run.bounds, _cuts(run, front)[run.counts])
+    order = np.argsort(ratios, kind="stable")
+    order = order[: np.searchsorted(ratios[order], 1.0)]
+    for start in range(0, len(order), LAYOUT_BATCH):
+        batch = order[start : start + LAYOUT_BATCH]
+        batch = batch[run.bounds[batch] < _cuts(run, front)[run.counts[batch]]]
+        if len(batch):
+            waiting = _settle_best(run, front, [*waiting, _arranged(run, front, batch)], ARRANGEMENT_BATCH)
+    size = ARRANGEMENT_BATCH
+    while waiting:
+        waiting = _settle_best(run, front, waiting, size)
+        size *= 2
+
+
+def _settle_best(
+    run: Sweep, front: Front[Find], waiting: list[tuple[Rows, Floats]], size: int
+) -> list[tuple[Rows, Floats]]:
+    """Settle the `size` most promising of what waits, and return what is still of use of the rest."""
+    rows = joined([rows for rows, _ in waiting])
+    bounds = np.concatenate([bounds for _, bounds in waiting])
+    ratios = _ratios(bounds, _cuts(run, front)[run.counts[rows.layout]])
+    order = np.argsort(ratios, kind="stable")
+    order = order[: np.searchsorted(ratios[order], 1.0)]
+    if len(order):
+        _settle(run, front, rows.take(order[:size]))
+    rest = order[size:]
+    return [(rows.take(rest), bounds[rest])] if len(rest) else []
+
+
+def _cuts(run: Sweep, front: Front[Find]) -> Floats:
+    """Return the seconds from which a plan is of no use, by number of machines, [machines + 1]."""
+    cuts = np.zeros(len(run.strains))
+    for tariff in run.tariffs:
+        ends = np.asarray(np.isfinite(tariff.slopes).all(axis=1))  # a run may be interrupted too often to ever end
+        cut = np.where(ends, front.cuts(np.where(ends[:, None], tariff.slopes, 1.0)), 0.0)
+        np.maximum.at(cuts, tariff.machines, cut)
+    return cuts
+
+
+def _ratios(bounds: Floats, cuts: Floats) -> Floats:
+    """Return how near bounds are to the cuts of their counts, [N]: of no use from 1 on."""
+    useful = (cuts > 0.0) & np.isfinite(bounds)
+    return np.asarray(np.divide(bounds, cuts, out=np.full(len(bounds), np.inf), where=useful))
+
+
+def _arranged(run: Sweep, front: Front[Find], batch: Ints) -> tuple[Rows, Floats]:
+    """Return the arrangements of layouts that the front leaves a chance, and lower bounds of their seconds."""
+    taken = run.rows.take(batch)
+    count = run.context.job.global_batch // (taken.dp * taken.micro_batch)
+    cuts, share = _cuts(run, front)[run.counts[batch]], count / taken.pp
+
+    def promising(variants: Strategies, layout: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        shards = run.index.of(variants)
+        work = (shards.table.forward[:, -1] + shards.table.backward[:, -1])[shards.row]
+        return np.asarray(work * share[layout] < cuts[layout])
+
+    found = arrangements(run.context, run.how, taken, run.choices, promising)
+    bounds = sketch_seconds(run.context, found.strategies, run.index.of(found.strategies))
+    keep = np.flatnonzero(bounds < cuts[found.layout])
+    found = found.take(keep)
+    return replace(found, layout=batch[found.layout]), bounds[keep]
+
+
+def _settle(run: Sweep, front: Front[Find], rows: Rows) -> None:
+    """Complete rows, and simulate the completions, best bound first, that the front leaves a chance."""
+    parts: list[tuple[Rows, Floats]] = []
+    for group in _shapes(rows):
+        given = states(run.how, group)
+        if len(given.layout):
+            starts = _starts(run, given.strategies)
+            full, _, _ = completions(run.context, run.how, given, run.index.of(given.strategies), starts)
+            if len(full.layout):
+                parts.append((full, _seconds(run, full, exact=False)))
+    if not parts:
+        return
+    full, bounds = joined([rows for rows, _ in parts]), np.concatenate([found for _, found in parts])
+    counts = run.counts[full.layout]
+    while True:
+        ratios = _ratios(bounds, _cuts(run, front)[counts])
+        order = np.argsort(ratios, kind="stable")[:SIMULATION_BATCH]
+        order = order[ratios[order] < 1.0]
+        if not len(order):
+            return
+        run.costed += len(order)
+        for group in _shapes(full.take(order)):
+            _offer(run, front, group, _seconds(run, group, exact=True))
+        bounds[order] = np.inf
+
+
+def _offer(run: Sweep, front: Front[Find], rows: Rows, seconds: Floats) -> None:
+    """Offer exact plans to the front, on every offer that has the machines."""
+    counts = run.counts[rows.layout]
+    for place in np.argsort(seconds, kind="stable"):
+        count, value = int(counts[place]), float(seconds[place])
+        for tariff in run.tariffs:
+            at = int(np.searchsorted(tariff.machines, count))
+            if at < len(tariff.machines) and tariff.machines[at] == count:
+                hours, dollars, taken = (value * tariff.slopes[at]).tolist()
+                row = rows.strategies.take(np.array([place]))
+                find = Find(lot=run.lot, tariff=tariff, machines=count, seconds=value, row=row)
+                if math.isfinite(dollars):
+                    front.offer((hours, dollars, taken), find)
+
+
+def _shapes(rows: Rows) -> Iterator[Rows]:
+    """Yield the rows of each number of pipeline ranks and virtual stages."""
+    given = rows.strategies
+    for group in groups(given.pp * (1 << 20) + given.vpp):
+        yield rows.take(group)
+
+
+def _seconds(run: Sweep, rows: Rows, *, exact: bool) -> Floats:
+    """Return the iteration of rows of one shape on as many machines as each needs, or a lower bound of it, [N]."""
+    given = rows.strategies
+    shards = strained(run.index.of(given), run.strains[run.counts[rows.layout]])
+    parts = iteration(run.context, given, shards, _starts(run, given))
+    return (exact_seconds if exact else bound_seconds)(run.context, given, parts)
+
+
+def _starts(run: Sweep, rows: Strategies) -> Ints:
+    stages = int(rows.pp[0] * rows.vpp[0])
+    return boundaries(run.context.layer_count, stages, rows.first_layers, rows.last_layers)

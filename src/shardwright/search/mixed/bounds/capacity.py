@@ -1,0 +1,92 @@
+"""A table of how many layers the stages of any pipeline take within a bottleneck time, by type and position.
+
+All figures are upper bounds, so that what the table says is impossible is impossible: where a part is not known
+(copies that share the optimizer state, links that they use, neighbours), the best holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.strategies import Floats
+from shardwright.search.mixed.bounds.stage_limits import SLACK, Figures, figures, most_layers
+from shardwright.search.mixed.tables.columns import Layers, Table
+
+FINENESS = 0.01  # relative distance of the times tried, beside those at which a stage takes one layer more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """Layers within each of J times.
+
+    `seconds` [J] ascending. `inner` [G, J, H] is what a stage between the ends takes with 1 … H micro-batches in
+    flight, `summed` [G, J, H + 1] its running sums, `free` those of what it takes without recomputation. `first`
+    [G, J, H] is for the first stage with h in flight, `last` [G, J] for the last one. `steady` says that the
+    micro-batches in flight limit nothing.
+    """
+
+    seconds: Floats
+    inner: Floats
+    summed: Floats
+    free: Floats
+    first: Floats
+    last: Floats
+    steady: bool
+
+
+def capacity(
+    table: Table, layers: Layers, *, copies: int, depth: int, longest: float, few: bool, modes: tuple[int, ...]
+) -> Capacity:
+    """Return the table for pipelines of up to `depth` stages with bottlenecks up to `longest` seconds, where `copies`
+    replicas at most share the state. With `few`, no more than one micro-batch is in flight."""
+    of = figures(table, layers, copies)
+    seconds = _times(table, layers, of, depth, longest)
+    flight = np.ones(depth) if few else np.arange(1, depth + 1, dtype=np.float64)
+    flight = np.broadcast_to(flight, (table.types, depth))
+    room = np.broadcast_to(of.room[:, None], flight.shape)
+
+    def limits(space: Floats, in_flight: Floats, overhead: Floats) -> tuple[Floats, Floats]:
+        return most_layers(of, seconds[None, :] - overhead[:, None], space, in_flight, modes, layers)
+
+    inner, free = limits(room, flight, of.overhead)
+    at_first = room - of.first_held[:, None] - of.first_bytes[:, None] * flight
+    first, _ = limits(at_first, flight, of.overhead - of.move + of.first_seconds)
+    at_last = (of.room - of.last_held)[:, None]
+    last, _ = limits(at_last, flight[:, :1], of.overhead - of.move + of.last_seconds)
+    there = table.units > 0
+    steady = all(bool((part[there, :, :1] == part[there]).all()) for part in (inner, first))
+    return Capacity(
+        seconds=seconds,
+        inner=inner,
+        summed=_running(inner),
+        free=_running(free),
+        first=first,
+        last=last[:, :, 0],
+        steady=steady,
+    )
+
+
+def _running(values: Floats) -> Floats:
+    sums = np.zeros((*values.shape[:2], values.shape[2] + 1))
+    np.cumsum(values, axis=2, out=sums[:, :, 1:])
+    return sums
+
+
+def _times(table: Table, layers: Layers, of: Figures, depth: int, longest: float) -> Floats:
+    """Return the bottleneck times to try: those at which a stage between the ends takes one layer more, each with the
+    time just before it, and enough between them."""
+    there = table.units > 0
+    t, offset = of.seconds[there], of.overhead[there]
+    low = 0.98 * t.min() * max(layers.total / depth, float(layers.weight.min()))
+    high = (layers.total * (t + of.recompute[there]) + offset).max()
+    high = min(high + float((of.first_seconds + of.last_seconds)[there].max()), longest)
+    high = max(high, 1.01 * low)
+    grid = np.geomspace(low, high, int(np.ceil(np.log(high / low) / FINENESS)) + 1)
+    parts = [grid]
+    if layers.whole:
+        exact = (np.arange(1, len(layers.weight) + 1)[:, None] * t + offset).ravel()
+        parts += [exact, exact * (1.0 - 4.0 * SLACK)]
+    found = np.unique(np.concatenate(parts))
+    return np.asarray(found[(found >= low) & (found <= high)])

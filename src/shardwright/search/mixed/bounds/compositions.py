@@ -1,0 +1,225 @@
+"""How many micro-batches a replica can finish in a time, at most, whatever its layer split and stage order.
+
+Let x_i be the seconds of one micro-batch in stage i of P (forward and backward, with transfers), tau their maximum, W
+their sum, R_i the sum after stage i, and m the micro-batches. 1F1B takes at least, for every i (`cost.pipeline_bound`),
+
+    W - R_i + (m - 1) x_i   and, for m > P,   W + R_i + (m - 1 - (P - i)) x_i .
+
+At a stage with x_i = tau, R_i >= W - i tau, so for m > P the time is at least
+
+    W + (m - 1) tau - min(P tau - W, (P - 1) tau / 2, D)                                                      (1)
+
+where the second term of the minimum is the larger of both at R_i = (P - i) tau / 2, and D is by how much the stages
+after the bottleneck are faster together, at most (`work.most_hidden`). A mean of both over all stages
+with weights that make it independent of the split gives W (1 + (m - 1) / P) for m > P (2). For any m it is at least
+m tau (3), and W + (m - 1) (1 - f) tau with f the greatest share of the forward pass in a stage (4). The bounds rise
+with tau and W, so the least values of both give a bound for all splits. Derived here; tested against the simulation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.strategies import Floats, Ints
+from shardwright.search.mixed.bounds.capacity import Capacity
+from shardwright.search.mixed.bounds.travel import least_tail, parted_seconds, single_stage_seconds, travel
+from shardwright.search.mixed.bounds.work import forward_share, held_of, layers_held, least_work, most_hidden
+from shardwright.search.mixed.tables.columns import Layers, Table
+from shardwright.search.mixed.tables.orders import Arrangement, any_order, every_order, few_orders
+from shardwright.search.mixed.tables.region import Region, between_sites, usable
+
+MANY = np.int64(1 << 40)
+LEVELS = (1.005, 1.01, 1.02, 1.035, 1.05, 1.075, 1.1, 1.15, 1.25, 1.5)  # times the least bottleneck, looked at apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Compositions [N, G] with what bounds their time: stages P; for bottlenecks from the least one up, [N, levels],
+    their seconds, the least work, the least that the first micro-batch adds to all others, and the least seconds after
+    the pipeline; the greatest share of a forward pass; the fewest and the most micro-batches for which the row
+    holds."""
+
+    counts: Ints
+    stages: Ints
+    bottleneck: Floats
+    work: Floats
+    first: Floats
+    after: Floats
+    share: Floats
+    fewest: Ints
+    most: Ints
+
+    def take(self, rows: Ints) -> Columns:
+        return Columns(**{name: getattr(self, name)[rows] for name in self.__slots__})
+
+
+def joined(parts: list[Columns]) -> Columns:
+    """Return the rows of all parts."""
+    return Columns(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Columns.__slots__})
+
+
+def alone(table: Table, layers: Layers, region: Region) -> Columns:
+    """Return the compositions of a single stage, which pass one micro-batch after the other."""
+    types, copies = np.flatnonzero(table.units > 0), region.most
+    per_parameter = table.state_bytes + table.shared_bytes / copies
+    total = layers.total
+    parameters = total * (layers.dense + layers.expert) + layers.first_parameters + layers.last_parameters
+    parameters = parameters - table.tied_parameters
+    edges = layers.first_bytes + layers.last_bytes + np.maximum(table.logit_bytes - table.working_bytes, 0.0)
+    room = table.room_bytes - table.fixed_bytes - per_parameter * parameters - edges
+    seconds = total * layers.alone_seconds + layers.first_seconds + layers.last_seconds + 2.0 * table.each
+    kept = total * layers.activations
+    short = np.maximum(kept - room, 0.0)
+    price = np.minimum(
+        layers.recompute / np.maximum(layers.activations - layers.inputs, 1e-300),
+        layers.core / np.maximum(layers.core_bytes, 1e-300),
+    )
+    fits = np.minimum(total * layers.inputs + table.again_bytes, total * (layers.activations - layers.core_bytes))
+    seconds = seconds + price * short
+    link = region.link
+    if region.parted:
+        link = min(link, between_sites(table, region.used)[0] / region.gpus * float(table.wide.max()))
+    later = single_stage_seconds(table, parameters, region.fewest, link, region.used)
+    later = later + parameters * table.update_seconds / copies + table.norm_seconds(region.fewest)[0]
+    fits = ((fits <= room) | (short <= 0.0)) & usable(table, np.eye(table.types), region)
+    kept_types = types[fits[types]]
+    counts = np.eye(table.types, dtype=np.int64)[kept_types]
+    work = seconds[kept_types]
+    return Columns(
+        counts=counts,
+        stages=np.ones(len(counts), dtype=np.int64),
+        bottleneck=np.repeat(work[:, None], len(LEVELS) + 1, axis=1),
+        work=np.repeat(work[:, None], len(LEVELS) + 1, axis=1),
+        first=np.repeat(work[:, None], len(LEVELS) + 1, axis=1),
+        after=np.repeat(later[kept_types, None], len(LEVELS) + 1, axis=1),
+        share=np.zeros(len(counts)),
+        fewest=np.ones(len(counts), dtype=np.int64),
+        most=np.full(len(counts), MANY),
+    )
+
+
+def columns(
+    table: Table, layers: Layers, found: Capacity, counts: Ints, region: Region, *, few: bool, ordered: bool = True
+) -> Columns:
+    """Return what bounds the time of each composition `counts` [N, G] of two stages or more; without those that
+    cannot hold the model. `ordered` looks at each order of the types, which takes longer."""
+    arranged = every_order(counts) if ordered and few_orders(counts) else any_order(counts)
+    rows, high = _least_places(found, arranged, layers.total - 1e-6)
+    # The capacity suffices at entry `high` and not at the one before, so that one bounds the bottleneck.
+    shape = (-1, len(counts))
+    places = np.full(len(arranged.counts), len(found.seconds))
+    places[rows] = high
+    possible = np.flatnonzero(places.reshape(shape).min(axis=0) < len(found.seconds))
+    counts, places = counts[possible], places.reshape(shape)[:, possible]
+    arranged = arranged.take((np.arange(len(places))[:, None] * shape[1] + possible).ravel())
+    least_place = places.min(axis=0)
+    least = found.seconds[np.maximum(least_place - 1, 0)]
+    needs = travel(table, layers, fewest=region.fewest, most=region.most, link=region.link)
+    always, parted = after(table, layers, counts, region), parted_seconds(table, layers, region)
+    # At levels of the bottleneck: its least on a level counts with the least work and tail up to the next level.
+    levels = np.array([1.0, *LEVELS])
+    crossing = _crossing_seconds(table, region)
+    beyond = max(crossing - float(table.far.max()), 0.0)  # what the work does not count as a message between types
+    begin = np.maximum(least * levels[:, None], crossing)
+    end = np.searchsorted(found.seconds, least * np.append(LEVELS, np.inf)[:, None])
+    end = np.clip(end, least_place, len(found.seconds) - 1)
+    # An order that holds too little within a level is no way to do it there.
+    order, level, row = np.nonzero(places[:, None, :] <= end)
+    each, place, tau = arranged.take(order * len(counts) + row), end[level, row], begin[level, row]
+    held = held_of(found, each, place)
+    each_work = least_work(table, layers, found, each, place) + 2.0 * region.crossings * beyond
+    hidden = np.minimum(np.maximum(each.stages * tau - each_work, 0.0), 0.5 * (each.stages - 1) * tau)
+    if each.known:
+        hidden = np.minimum(hidden, most_hidden(table, layers, found, each, place, held, tau, region.modes))
+    tail = least_tail(needs, each, held, found.seconds[place], layers)
+    alone_late = np.where(each.counts > 0, parted, np.inf).min(axis=1) - (each.stages - 1) * found.seconds[place]
+    tail = np.maximum(tail, alone_late) + _least_tied(table, each)
+    work, first, later = (np.full(begin.shape, np.inf) for _ in range(3))
+    for kept, values in ((work, each_work), (first, each_work - hidden), (later, tail)):
+        np.minimum.at(kept, (level, row), values)
+    stages = counts.sum(axis=1)
+    return Columns(
+        counts=counts,
+        stages=stages,
+        bottleneck=begin.T,
+        work=work.T,
+        first=first.T,
+        after=np.maximum(always, later).T,
+        share=forward_share(table, layers, counts),
+        fewest=np.ones_like(stages) if few else stages,
+        most=stages - 1 if few else np.full(len(stages), MANY),
+    )
+
+
+def _least_places(found: Capacity, arranged: Arrangement, needed: float) -> tuple[Ints, Ints]:
+    """Return the rows of the compositions that can hold `needed` layers, and the first time at which they can."""
+    low, high = np.zeros(len(arranged.counts), dtype=np.int64), np.full(len(arranged.counts), len(found.seconds) - 1)
+    rows = np.flatnonzero(_layers(found, arranged, high) >= needed)
+    arranged, low, high = arranged.take(rows), low[rows], high[rows]
+    while (low < high).any():
+        middle = (low + high) // 2
+        enough = _layers(found, arranged, middle) >= needed
+        high, low = np.where(enough, middle, high), np.where(enough, low, np.minimum(middle + 1, high))
+    return rows, high
+
+
+def _layers(found: Capacity, arranged: Arrangement, place: Ints) -> Floats:
+    if arranged.known:
+        return np.asarray(held_of(found, arranged, place).sum(axis=1))
+    return layers_held(found, arranged.counts, place)
+
+
+def after(table: Table, layers: Layers, counts: Ints, region: Region) -> Floats:
+    """Return the seconds after the pipeline that no split avoids, [N]: the optimizer step, a tied embedding, and what
+    the framework does."""
+    speed = counts @ (1.0 / np.maximum(table.update_seconds, 1e-300))
+    ends = layers.first_parameters + layers.last_parameters - table.tied_parameters * (counts.sum(axis=1) == 1)[:, None]
+    parameters = layers.total * (layers.dense + layers.expert).min() + ends.min(axis=1)
+    once = np.where(counts > 0, table.norm_seconds(counts.sum(axis=1) * region.fewest), 0.0).max(axis=1)
+    least = parameters / speed / region.most + once + least_tied(table, counts)
+    return np.asarray(least)
+
+
+def least_tied(table: Table, counts: Ints) -> Floats:
+    """Return the least seconds to add the gradients of a tied embedding, [N]: the slower end of a pipeline decides, and
+    types stand next to each other, so that of several types two have an end each, in machines of their own."""
+    there = counts > 0
+    alone = np.where(there, table.tied_seconds(counts.sum(axis=1)), np.inf).min(axis=1)
+    apart = np.sort(np.where(there, table.tied_far, np.inf), axis=1)[:, min(1, counts.shape[1] - 1)]
+    return np.asarray(np.where(there.sum(axis=1) > 1, apart, alone))
+
+
+def _crossing_seconds(table: Table, region: Region) -> float:
+    """Return the least seconds of a message between sites where all pipelines of a region cross."""
+    if not region.crossings:
+        return 0.0
+    rate, delay = between_sites(table, region.used)
+    together = region.fewest if region.crossings == 1 else 1  # over the same link, where there is only one
+    return table.activation_bytes * together / rate + delay
+
+
+def _least_tied(table: Table, arranged: Arrangement) -> Floats:
+    """Return the least seconds to add the gradients of a tied embedding, [N], by both ends where these are known."""
+    if not arranged.known:
+        return least_tied(table, arranged.counts)
+    apart = (arranged.begins != arranged.ends).any(axis=1)
+    seconds = np.where(apart[:, None], table.tied_far, table.tied_seconds(arranged.stages))
+    return np.asarray(np.where(arranged.begins | arranged.ends, seconds, 0.0).max(axis=1))
+
+
+def micro_batches(found: Columns, seconds: float | Floats) -> Ints:
+    """Return the most micro-batches that a replica of each composition finishes within `seconds` (or [N]), [N]."""
+    t = np.asarray(seconds)[..., None] - found.after
+    tau, work, stages = found.bottleneck, found.work, found.stages[:, None].astype(np.float64)
+    many = np.minimum(1.0 + (t - found.first) / tau, t / tau)
+    many = np.minimum(many, 1.0 + stages * (t / work - 1.0))
+    few = np.minimum(1.0 + (t - work) / ((1.0 - found.share)[:, None] * tau), t / tau)
+    count = np.where(many >= stages + 1.0, many, np.minimum(few, stages))
+    count = np.where(t >= work, count, 0.0)
+    single = found.stages == 1
+    best = count.max(axis=1)
+    best = np.where(single, (t / tau)[:, 0], best)
+    best = np.floor(np.minimum(np.maximum(best, 0.0), found.most) + 1e-9)
+    return np.asarray(np.where(best >= found.fewest, best, 0.0), dtype=np.int64)

@@ -1,0 +1,160 @@
+"""What a pipeline leaves to do after it at least, for the gradients and weights of all of its layers to travel.
+
+The stage at position i has for that its own passes, those of the i stages before it, and A seconds after the pipeline:
+k layers need k rho <= A + i tau, with rho the seconds of a layer's gradients and weights beyond what its own passes
+hide, and of its part of the optimizer step. Summed over the stages of a composition that gives the least A. All is at
+its best: as many copies in a domain as can be.
+
+The slowest links among a layer's holders decide. A replica all of whose types have links of `link` or slower holds
+every layer, and so no layer is reduced faster: a region is the plans whose slowest such replica is limited by `link`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardwright.cost.iteration.step import BUCKET_SHARE
+from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
+from shardwright.cost.network.collectives import Group, gather_seconds
+from shardwright.cost.strategies import Bools, Floats, Ints
+from shardwright.search.mixed.tables.columns import Layers, Table
+from shardwright.search.mixed.tables.orders import Arrangement
+from shardwright.search.mixed.tables.region import Region, between_sites
+
+HIDDEN = BUCKET_SHARE * (1.0 - OVERLAP_SLOWDOWN)  # part of a pass that overlapped communication does not add to
+REDUCED, GATHERED = 4.0, 2.0  # bytes of a parameter that are reduced as gradient and gathered as weight
+
+
+def byte_seconds(table: Table, parameters: Floats, fewest: int, link: float, *, beside: Sequence[int] = ()) -> Floats:
+    """Return the least seconds to gather one byte of each of up to `parameters` [G] from `fewest` copies or more, per
+    parameter, [G]. The time grows with copies, and less than in proportion with parameters. With copies on the types
+    `beside`, not all stand in one domain, and their links and domains count, too."""
+    if fewest < 2:
+        return np.zeros(table.types)
+    found, others = np.zeros(table.types), list(beside)
+    link = min(link, float(table.links[others].min(initial=np.inf)))
+    for kind, fabric in enumerate(table.fabrics):
+        pace = min(fabric.inter_bytes_per_second, link / table.wide[kind])
+        links = replace(fabric, inter_bytes_per_second=pace)
+        most = int(min([table.local[kind], *table.local[others]] if others else [table.local[kind], fewest]))
+        local = np.arange(1, most + 1)
+        groups = Group(size=np.maximum(fewest, local + 1 if others else local), local=local)
+        found[kind] = gather_seconds(links, groups, parameters[kind]).min() / parameters[kind]
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Travel:
+    """What gradients and weights need on each type, [G]: `each` seconds of a layer beyond what its own passes hide,
+    `first` and `last` what the embedding and the head add, `given` the seconds that any stage has."""
+
+    each: Floats
+    first: Floats
+    last: Floats
+    given: Floats
+
+
+def travel(table: Table, layers: Layers, *, fewest: int, most: int, link: float) -> list[Travel]:
+    """Return what the layers of replicas need, `fewest` to `most` of them, on links no faster than `link`.
+
+    Communication of c seconds beside passes of p takes max(s c, c - h p) more: either part bounds what a whole stage
+    needs from below, the same one for all that it holds. The first needs have the part that is greater for a layer, the
+    second ones, where they differ, c - h p."""
+    parameters = layers.dense + layers.expert
+    whole = layers.total * parameters + layers.first_parameters + layers.last_parameters
+    once = byte_seconds(table, whole, fewest, link) * table.trained
+    hidden = [
+        (1.0 - OVERLAP_SLOWDOWN) * width * once * parameters >= HIDDEN * passing
+        for width, passing in ((REDUCED, layers.backward), (GATHERED, layers.forward))
+    ]
+
+    def needs(branches: Sequence[Bools]) -> Travel:
+        def needed(held: Floats, forward: Floats, backward: Floats) -> Floats:
+            seconds = table.update_seconds / most * held
+            for width, passing, branch in ((REDUCED, backward, branches[0]), (GATHERED, forward, branches[1])):
+                each = width * once * held
+                seconds = seconds + np.where(branch, each - HIDDEN * passing, OVERLAP_SLOWDOWN * each)
+            return np.asarray(seconds)
+
+        nothing = np.zeros(table.types)
+        passes = [np.where(branch, HIDDEN * table.each, 0.0) for branch in branches]
+        each = needed(parameters, layers.forward, layers.backward)
+        spare = layers.total * np.maximum(-each, 0.0)  # what the passes of all layers hide of other communication
+        return Travel(
+            each=np.maximum(each, 1e-300),
+            first=np.maximum(needed(layers.first_parameters, layers.first_seconds, nothing) - spare, 0.0),
+            last=np.maximum(needed(layers.last_parameters, layers.last_seconds, nothing) - spare, 0.0),
+            given=passes[0] + passes[1] - table.step_seconds,
+        )
+
+    everything = np.ones(table.types, dtype=bool)
+    found = [needs(hidden)]
+    return found if all(branch.all() for branch in hidden) else [*found, needs([everything, everything])]
+
+
+def layers_in_tail(needs: Travel, kinds: Ints, seconds: Floats, tail: float) -> Floats:
+    """Return the most layers of the stages of a pipeline on types `kinds` [P] with bottlenecks `seconds` [J] whose
+    gradients and weights leave `tail` seconds after it, [J, P]."""
+    left = tail + needs.given[kinds] + np.arange(len(kinds)) * seconds[:, None]
+    left[:, 0] -= needs.first[kinds[0]]
+    left[:, -1] -= needs.last[kinds[-1]]
+    return np.asarray(left / needs.each[kinds])
+
+
+def least_tail(needs: Sequence[Travel], order: Arrangement, held: Floats, seconds: Floats, layers: Layers) -> Floats:
+    """Return the least seconds after the pipeline, [N], of compositions with the bottlenecks `seconds` [N] whose stages
+    of a type hold `held` [N, G] layers at most, all of them those of the model or more."""
+    return np.asarray(np.max([_tail(part, order, held, seconds, layers) for part in needs], axis=0))
+
+
+def _tail(needs: Travel, order: Arrangement, held: Floats, seconds: Floats, layers: Layers) -> Floats:
+    counts, each = order.counts, needs.each
+    speed = counts / each
+    # Layers of a type that leave A seconds: speed A + fixed, and no more than it holds.
+    fixed = speed * (needs.given + 0.5 * (2 * order.start + counts - 1) * seconds[:, None])
+    fixed -= (order.begins * needs.first + order.ends * needs.last) / each
+    one = needs.first + float(layers.weight.min()) * each - needs.given
+    tail = np.maximum(np.where(order.begins if order.known else counts > 0, one, np.inf).min(axis=1), 0.0)
+    free = counts > 0
+    for _ in range(counts.shape[1]):
+        # Types that hold no more take all that they hold, the others share the rest.
+        missing = layers.total - np.where(free, fixed, held).sum(axis=1)
+        rate = (speed * free).sum(axis=1)
+        tail = np.maximum(tail, np.where(rate > 0.0, missing / np.maximum(rate, 1e-300), 0.0))
+        full = free & (speed * tail[:, None] + fixed >= held)
+        if not full.any():
+            break
+        free &= ~full
+    return np.asarray(tail)
+
+
+def parted_seconds(table: Table, layers: Layers, region: Region) -> Floats:
+    """Return the least seconds, beyond the passes of a stage with it, of one layer that is reduced between sites, on
+    each type, [G]; zeros where none is."""
+    if not region.parted:
+        return np.zeros(table.types)
+    parameters = (layers.dense + layers.expert) * float(layers.weight.min())
+    pace, _ = between_sites(table, region.used)
+    found = np.zeros(table.types)
+    for kind, fabric in enumerate(table.fabrics):
+        links = replace(fabric, inter_bytes_per_second=min(fabric.inter_bytes_per_second, pace / region.gpus))
+        local = np.arange(1, int(table.local[kind]) + 1)
+        groups = Group(size=np.maximum(region.fewest, local + 1), local=local)
+        once = gather_seconds(links, groups, np.full(len(local), parameters[kind])).min() * table.trained
+        for width, passing in ((REDUCED, layers.backward[kind]), (GATHERED, layers.forward[kind])):
+            found[kind] += max(OVERLAP_SLOWDOWN * width * once, width * once - HIDDEN * passing)
+    return np.maximum(found - HIDDEN * 2.0 * table.each, 0.0)
+
+
+def single_stage_seconds(table: Table, parameters: Floats, fewest: int, link: float, used: tuple[int, ...]) -> Floats:
+    """Return the least seconds of gradients and weights after the passes of a replica of one stage that holds
+    `parameters` [G], beside replicas that have all of the types `used`."""
+    beside = used if len(used) > 1 else ()
+    once = byte_seconds(table, parameters, fewest, link, beside=beside) * parameters * table.trained
+    seconds = np.zeros(table.types)
+    for width, passing in ((REDUCED, table.backward[:, -1]), (GATHERED, table.forward[:, -1])):
+        seconds += np.maximum(width * once - HIDDEN * (passing + table.each), OVERLAP_SLOWDOWN * width * once)
+    return seconds

@@ -1,0 +1,166 @@
+"""How many layers compositions hold within a bottleneck time, and what of the work of a micro-batch comes before and
+after the bottleneck at least. All serves whatever the layer split is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardwright.cost.strategies import NONE, Bools, Floats, Ints
+from shardwright.search.mixed.bounds.capacity import Capacity
+from shardwright.search.mixed.bounds.stage_limits import IMPOSSIBLE
+from shardwright.search.mixed.tables.columns import Layers, Table
+from shardwright.search.mixed.tables.orders import Arrangement
+
+CLOSE = 1e-6
+UNKNOWN = 1e6  # seconds of a message of which no more is known
+
+
+def held_of(found: Capacity, arranged: Arrangement, place: Ints) -> Floats:
+    """Return the most layers that the stages of each type hold within the time at `place`, [N, G]: where the order is
+    not known, with what is more in the first stage or the last."""
+    counts, stages = arranged.counts, arranged.stages
+    kinds = np.arange(counts.shape[1])[None, :]
+    at, deep = place[:, None], stages[:, None]
+    flight = deep - arranged.start if arranged.known else counts
+    held = found.summed[kinds, at, flight] - found.summed[kinds, at, flight - counts]
+    with_first = found.first[kinds, at, deep - 1] - found.inner[kinds, at, deep - 1 if arranged.known else counts - 1]
+    with_last = found.last[kinds, at] - found.inner[kinds, at, 0]
+    if arranged.known:
+        held = held + np.where(arranged.begins, with_first, 0.0) + np.where(arranged.ends, with_last, 0.0)
+    else:
+        held = held + np.maximum(with_first, 0.0) + np.maximum(with_last, 0.0)
+    return np.where(counts > 0, held, 0.0)
+
+
+def layers_held(found: Capacity, counts: Ints, place: Ints) -> Floats:
+    """Return the most layers that compositions hold within the time at `place`, in whatever order of stages."""
+    stages = counts.sum(axis=1)
+    kinds, at, there = np.arange(counts.shape[1])[None, :], place[:, None], counts > 0
+    held = np.where(there, found.summed[kinds, at, counts], 0.0).sum(axis=1)
+    first = found.first[kinds, at, stages[:, None] - 1] - found.inner[kinds, at, counts - 1]
+    last = found.last[kinds, at] - found.inner[kinds, at, 0]
+    for more in (first, last):
+        held = held + np.where(there, more, -np.inf).max(axis=1)
+    return np.asarray(held)
+
+
+def least_work(table: Table, layers: Layers, found: Capacity, arranged: Arrangement, place: Ints) -> Floats:
+    """Return the least seconds of work of one micro-batch over all stages: a layer on each, the others on the fastest
+    type as far as the bottleneck lets them, without recomputation as far as memory does."""
+    counts, stages = arranged.counts, arranged.stages
+    flight = stages[:, None] - arranged.start if arranged.known else counts
+    extra = np.minimum(
+        layers.recompute * layers.activations / np.maximum(layers.activations - layers.inputs, 1e-300),
+        layers.core * layers.activations / np.maximum(layers.core_bytes, 1e-300),
+    )
+    slopes = np.concatenate([layers.seconds, layers.seconds + extra])
+    one = counts * float(layers.weight.min())
+    left = layers.total - one.sum(axis=1)
+    work = one @ layers.seconds
+    types = counts.shape[1]
+    for segment in np.argsort(slopes, kind="stable"):
+        kind = int(segment) % types
+        count, end = counts[:, kind], flight[:, kind]
+        free = found.free[kind, place, end] - found.free[kind, place, end - count]
+        room = free - one[:, kind]
+        if segment >= types:
+            room = found.summed[kind, place, end] - found.summed[kind, place, end - count] - free
+        else:
+            at_first = found.first[kind, place, stages - 1] - found.inner[kind, place, stages - 1]
+            at_last = found.last[kind, place] - found.inner[kind, place, 0]
+            for more in (at_first, at_last):
+                room = room + np.where((count > 0) & (more < -IMPOSSIBLE / 2), np.maximum(more, 0.0), 0.0)
+        taken = np.minimum(left, np.maximum(room, 0.0))
+        work += slopes[segment] * taken
+        left -= taken
+    work += counts @ (2.0 * table.each) + 2.0 * least_moves(table, counts)
+    for edge in (layers.first_seconds, layers.last_seconds):
+        work += np.where(counts > 0, edge, np.inf).min(axis=1)
+    return work
+
+
+def least_moves(table: Table, counts: Ints) -> Floats:
+    """Return the least seconds of all messages of one micro-batch one way, [N]: between units of a machine as long as
+    it has some, and across machines where the type changes, at the speed of the slower of two types."""
+    inside = np.maximum(counts - 1, 0)
+    across = np.minimum(np.maximum(-(-counts // table.local) - 1, 0), inside)
+    near = np.minimum(table.near, table.far)
+    moves = (inside - across) @ near + across @ table.far
+    ordered = np.sort(np.where(counts > 0, table.far, np.inf), axis=1)
+    changes = (counts > 0).sum(axis=1) - 1
+    if counts.shape[1] > 1:
+        moves = moves + np.where(changes > 0, changes * np.where(changes > 0, ordered[:, 1], 0.0), 0.0)
+    return np.asarray(moves)
+
+
+def forward_share(table: Table, layers: Layers, counts: Ints) -> Floats:
+    """Return the greatest part of a stage's time that its forward pass can be, [N]: that of a single layer in a first
+    stage, which sends a message forward alone, on the slowest links there are."""
+    own = np.where(counts > 0, np.maximum(table.near, table.far), 0.0).max(axis=1, keepdims=True)
+    moves = own if np.isfinite(table.longest_move) else np.full_like(own, UNKNOWN)
+    share = (layers.forward + table.each + moves) / (layers.seconds + 2.0 * table.each + moves)
+    return np.asarray(np.where(counts > 0, np.maximum(share, 0.36), 0.0).max(axis=1))
+
+
+def most_hidden(
+    table: Table,
+    layers: Layers,
+    found: Capacity,
+    arranged: Arrangement,
+    place: Ints,
+    held: Floats,
+    bottleneck: Floats,
+    modes: tuple[int, ...],
+) -> Floats:
+    """Return by how much the stages after the bottleneck are faster than it together, at most, [N], where a stage takes
+    `bottleneck` [N] seconds or more, up to the time at `place`, and stages of a type hold `held` [N, G] layers at most.
+
+    Those of a type that cannot take as long are not the bottleneck. What stages before it and itself cannot hold is
+    after it: of the layers of a block of stages of type g whose p-th one it is, held_g - p k_g at least, with k_g those
+    of the largest stage, less what all stages could hold beyond the model."""
+    counts, start = arranged.counts, arranged.start
+    kinds, there, deep = np.arange(counts.shape[1])[None, :], counts > 0, arranged.stages[:, None]
+    at = place[:, None]
+    largest = found.inner[kinds, at, np.where(there, deep - start - counts, 0)]
+    largest = np.maximum(largest, np.where(arranged.begins, found.first[kinds, at, deep - 1], 0.0))
+    largest = np.maximum(largest, np.where(arranged.ends, found.last[kinds, at], 0.0))
+    spare = np.maximum(held.sum(axis=1) - layers.total, 0.0)
+    slow = there & _slow_enough(table, layers, found, arranged, at, largest, bottleneck, modes)
+    busy = held * layers.seconds + counts * (2.0 * table.each)
+    most = np.full(len(counts), -np.inf)
+    for kind in range(counts.shape[1]):
+        later = there & (start > start[:, kind : kind + 1])
+        seconds, stages = (busy * later).sum(axis=1), (counts * later).sum(axis=1)
+        missing = spare * np.where(later | (kinds == kind), layers.seconds, 0.0).max(axis=1)
+        own, count = held[:, kind], counts[:, kind]
+        size = np.maximum(largest[:, kind], CLOSE)
+        rest = np.maximum(own - size, 0.0) * layers.seconds[kind] + (count - 1) * 2.0 * table.each[kind]
+        as_first = (stages + count - 1) * bottleneck - np.maximum(seconds + rest - missing, 0.0)
+        as_last = (stages + count - own / size) * bottleneck - np.maximum(seconds - missing, 0.0)
+        most = np.where(slow[:, kind], np.maximum(most, np.maximum(as_first, as_last)), most)
+    return np.where(np.isfinite(most), np.maximum(most, 0.0), -np.inf)
+
+
+def _slow_enough(
+    table: Table,
+    layers: Layers,
+    found: Capacity,
+    arranged: Arrangement,
+    at: Ints,
+    largest: Floats,
+    bottleneck: Floats,
+    modes: tuple[int, ...],
+) -> Bools:
+    """Return which types can have a stage that takes `bottleneck` seconds, [N, G]: all where some of them recompute."""
+    if NONE not in modes or not layers.whole:
+        return np.ones(largest.shape, dtype=bool)
+    kinds, flight = np.arange(largest.shape[1])[None, :], arranged.stages[:, None] - arranged.start
+    low = flight - arranged.counts
+    summed = found.summed[kinds, at, flight] - found.summed[kinds, at, low]
+    free = found.free[kinds, at, flight] - found.free[kinds, at, low]
+    ends = arranged.begins * layers.first_seconds + arranged.ends * layers.last_seconds
+    moves = 2.0 * (table.each + table.longest_move)
+    longest = largest * layers.seconds * layers.spread + ends * layers.spread + moves
+    slow = (free < summed) | arranged.begins | arranged.ends | (longest >= bottleneck[:, None] * (1.0 - CLOSE))
+    return np.asarray(slow)

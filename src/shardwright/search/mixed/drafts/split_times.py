@@ -1,0 +1,161 @@
+"""What the stages of given pipelines take: seconds, recomputation and memory, for many layer splits at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, launched_seconds
+from shardwright.cost.iteration.step import BUCKET_SHARE
+from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
+from shardwright.cost.network.collectives import Group, exposed_seconds, gather_seconds
+from shardwright.cost.pipeline.schedule import one_f_one_b
+from shardwright.cost.pipeline.simulate import simulate
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, Bools, Floats, Ints
+from shardwright.search.mixed.bounds.travel import GATHERED, REDUCED
+from shardwright.search.mixed.tables.columns import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """N splits of a pipeline of P stages, [N, P] each: seconds of a micro-batch (`own_backward` without recomputation),
+    the recomputation (code and layers) that fits and is fastest, parameters held, and whether all of a split fits."""
+
+    forward: Floats
+    backward: Floats
+    own_backward: Floats
+    recompute: Ints
+    recompute_layers: Ints
+    parameters: Floats
+    fits: Bools
+
+    def take(self, rows: Ints) -> Stages:
+        return Stages(**{name: getattr(self, name)[rows] for name in self.__slots__})
+
+    def joined(self, other: Stages) -> Stages:
+        return Stages(**{name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in self.__slots__})
+
+
+def stages(
+    table: Table, kinds: Ints, starts: Ints, *, micro_batches: int, copies: int, modes: tuple[int, ...]
+) -> Stages:
+    """Return the stages of splits `starts` [N, P + 1] on types `kinds`, [P] or [N, P]."""
+    depth = kinds.shape[-1]
+    low, high = starts[:, :-1] + 1, starts[:, 1:] + 1
+    low[:, 0], high[:, -1] = 0, table.layers + 2
+    row = np.broadcast_to(kinds, low.shape) * (table.layers + 3)
+    low, high = low + row, high + row
+
+    def held(running: Floats) -> Floats:
+        flat = running.ravel()
+        return np.asarray(flat.take(high) - flat.take(low))
+
+    each = table.each[kinds]
+    host = np.diff(starts, axis=1) * (table.host[kinds] if depth > 1 else 0.0)
+    forward = launched_seconds(held(table.forward), host)
+    flight = np.minimum(micro_batches, depth - np.arange(depth))
+    parameters = held(table.dense) + held(table.expert)
+    if depth == 1:
+        parameters = parameters - table.tied_parameters[kinds]
+    per_parameter = (table.state_bytes + table.shared_bytes / copies)[kinds]
+    room = (table.room_bytes - table.fixed_bytes - (table.staged_bytes if depth > 1 else 0.0))[kinds]
+    room = room - per_parameter * parameters
+    room[:, -1] -= np.maximum(table.logit_bytes - table.working_bytes, 0.0)[kinds[..., -1]]
+    kept = held(table.activations) * flight
+    spare, zeros = kept <= room, np.zeros_like(starts[:, 1:])
+    options: list[tuple[int, Floats, Ints]] = []
+    if NONE in modes:
+        options.append((NONE, np.where(spare, 0.0, np.inf), zeros))
+    if NONE not in modes or not spare.all():
+        if SELECTIVE in modes:
+            lean = kept - held(table.core_bytes) * flight
+            options.append((SELECTIVE, np.where(lean <= room, held(table.core), np.inf), zeros))
+        if BLOCK in modes:
+            tight = room - table.again_bytes[kinds]
+            wanted = ~spare if NONE in modes else np.ones_like(spare)
+            options.append((BLOCK, *_block(table, row, starts, kept - tight, flight, wanted)))
+    seconds = np.stack([option[1] for option in options])
+    best = seconds.argmin(axis=0)
+    recompute = np.take_along_axis(seconds, best[None], axis=0)[0]
+    layers = np.take_along_axis(np.stack([option[2] for option in options]), best[None], axis=0)[0]
+    fits = np.isfinite(recompute)
+    again = np.where(fits, recompute, 0.0)
+    backward = launched_seconds(held(table.backward) + again, BACKWARD_LAUNCHES * host) + each
+    return Stages(
+        forward=forward + each,
+        backward=backward,
+        own_backward=backward - again,
+        recompute=np.array([option[0] for option in options])[best],
+        recompute_layers=layers,
+        parameters=parameters,
+        fits=fits.all(axis=1),
+    )
+
+
+def _block(table: Table, row: Ints, starts: Ints, over: Floats, flight: Ints, wanted: Bools) -> tuple[Floats, Ints]:
+    """Return the seconds of recomputing the fewest layers of each stage that is `wanted`, the first ones, which free
+    the bytes that it is `over` its memory (infinite where all do not), and their number. `row` is where the running
+    sums of a stage's type begin."""
+    begin, end = (starts[:, :-1] + 1 + row)[wanted], (starts[:, 1:] + 1 + row)[wanted]
+    kept = (table.activations - table.inputs).ravel()
+    before, each, over = kept.take(begin), np.broadcast_to(flight, row.shape)[wanted], over[wanted]
+
+    def enough(count: Ints) -> Bools:
+        return np.asarray(each * (kept.take(np.minimum(begin + count, end)) - before) >= over)
+
+    low, high = np.ones_like(begin), np.maximum(end - begin, 1)
+    possible = enough(high)
+    while (low < high).any():
+        middle = (low + high) // 2
+        more = enough(middle)
+        high, low = np.where(more, middle, high), np.where(more, low, np.minimum(middle + 1, high))
+    running = table.forward.ravel()
+    taken = running.take(np.minimum(begin + high, end)) - running.take(begin)
+    seconds, count = np.full(row.shape, np.inf), np.ones_like(row)
+    seconds[wanted], count[wanted] = np.where(possible, taken, np.inf), high
+    return seconds, count
+
+
+def pipeline_seconds(found: Stages, moves: Floats, micro_batches: int) -> Floats:
+    """Return the exact seconds of all micro-batches through each split, [N]; messages, [P - 1] or [N, P - 1],
+    block their senders."""
+    depth = found.forward.shape[1]
+    if depth == 1:
+        return np.asarray(micro_batches * (found.forward + found.backward)[:, 0])
+    order = one_f_one_b(depth, micro_batches)
+    waits = np.broadcast_to(moves, (len(found.forward), depth - 1))
+    return simulate(order, found.forward, found.backward, waits, blocking=True).makespan_seconds
+
+
+def after_seconds(table: Table, kinds: Ints, found: Stages, copies: int, slowest: int | None) -> Floats:
+    """Return an estimate of what gradients, weights and the optimizer add after the pipeline, [N], where the stages are
+    on types `kinds`, [P] or [N, P]: the links of the type `slowest` join all copies of a stage (None: those of its own
+    type), as many in a domain as can be."""
+    update = (found.parameters * table.update_seconds[kinds]).max(axis=1) / copies
+    update = update + table.tied_between(kinds)
+    if copies == 1:
+        return np.asarray(update)
+    once, places = np.zeros_like(found.parameters), np.broadcast_to(kinds, found.parameters.shape)
+    for kind in np.unique(kinds):
+        here = places == kind
+        part = found.parameters[here]
+        groups = Group(size=np.full(part.shape, copies), local=np.full(part.shape, min(int(table.local[kind]), copies)))
+        once[here] = gather_seconds(table.links_seen(kind, () if slowest is None else (slowest,)), groups, part)
+    reduce, gather = tails(found, table.trained * once)
+    return np.asarray(reduce.max(axis=1) + gather.max(axis=1) + update)
+
+
+def tails(found: Stages, once: Floats) -> tuple[Floats, Floats]:
+    """Return what reducing gradients and gathering weights leave after the pipeline at each stage, [N, P], where a byte
+    of each of its parameters is gathered in `once` seconds [N, P]."""
+    reduce = exposed_seconds(REDUCED * once, BUCKET_SHARE * found.own_backward, slowdown=OVERLAP_SLOWDOWN)
+    gather = exposed_seconds(GATHERED * once, BUCKET_SHARE * found.forward, slowdown=OVERLAP_SLOWDOWN)
+    return (
+        np.maximum(reduce - _before(found.own_backward), 0.0),
+        np.maximum(gather - _before(found.forward), 0.0),
+    )
+
+
+def _before(values: Floats) -> Floats:
+    return np.asarray(np.cumsum(values, axis=1) - values)

@@ -1,0 +1,237 @@
+"""Good layer splits of a composition: the order of its types and the layers of every stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import combinations, permutations
+from math import comb
+
+import numpy as np
+
+from shardwright.cost.strategies import Floats, Ints
+from shardwright.search.mixed.bounds.stage_limits import Figures, figures, stage_layers
+from shardwright.search.mixed.bounds.travel import layers_in_tail, travel
+from shardwright.search.mixed.drafts.split_times import Stages, after_seconds, pipeline_seconds, stages
+from shardwright.search.mixed.tables.columns import Layers, Table
+
+TRIED = 24  # bottleneck times for each order
+WIDEST = 1.25  # the longest of them, as a multiple of the least
+MOST_ORDERS = 24
+NOTED, LESS = 0.02, (0.7, 0.4)  # part of the pipeline's time that is worth less of it after the pipeline, and how much
+ROUNDS, POINTS = 3, 48  # of the search for the least bottleneck
+FEW = 256  # splits that are all looked at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One pipeline: types of its stages [P], where each starts [P + 1], recomputation, and what was found of it."""
+
+    kinds: tuple[int, ...]
+    starts: tuple[int, ...]
+    recompute: tuple[tuple[int, int], ...]
+    seconds: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a pipeline is costed in: copies of the model, the recomputations allowed, and the type whose links join
+    copies of a stage (None: its own)."""
+
+    copies: int
+    modes: tuple[int, ...]
+    slowest: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splits:
+    """Layer splits of a composition that fit: types of the stages [N, P], starts [N, P + 1], stages, and the exact
+    pipelines [N]."""
+
+    kinds: Ints
+    starts: Ints
+    stages: Stages
+    seconds: Floats
+
+
+def stages_of(table: Table, line: Line, micro_batches: int, copies: int, modes: tuple[int, ...]) -> Stages:
+    """Return the stages of a line with another number of micro-batches, as one split."""
+    kinds, starts = np.array(line.kinds), np.array([line.starts])
+    return stages(table, kinds, starts, micro_batches=micro_batches, copies=copies, modes=modes)
+
+
+def retimed(table: Table, line: Line, found: Stages, micro_batches: int, copies: int) -> Line | None:
+    """Return a line, one of `copies` replicas, with another number of micro-batches, with which it has the stages
+    `found`, or None if these do not fit. What comes after the pipeline counts as before."""
+    if not found.fits[0]:
+        return None
+    kinds = np.array(line.kinds)
+    seconds = pipeline_seconds(found, moves_of(table, kinds, copies), micro_batches)
+    return _line(kinds, np.array(line.starts), found, 0, float(seconds[0]), line.after)
+
+
+def splits(table: Table, layers: Layers, counts: Ints, micro_batches: int, around: Surroundings) -> Splits | None:
+    """Return the splits worth a look of all orders of the types of a composition, or None if none fits."""
+    present = [kind for kind in range(len(counts)) if counts[kind]]
+    orders = [np.repeat(np.array(order), counts[list(order)]) for order in list(permutations(present))[:MOST_ORDERS]]
+    tries = [(kinds, candidates(table, layers, kinds, micro_batches, around)) for kinds in orders]
+    found = _fitting(table, tries, micro_batches, around)
+    if found is None or comb(table.layers - 1, int(counts.sum()) - 1) <= FEW:
+        return found
+    tries = []
+    after = after_seconds(table, found.kinds, found.stages, around.copies, None)
+    for kinds in orders:
+        rows = np.flatnonzero((found.kinds == kinds).all(axis=1))
+        place = rows[np.argmin((found.seconds + after)[rows])] if len(rows) else None
+        if place is not None and after[place] > NOTED * found.seconds[place]:
+            tails = [part * float(after[place]) for part in LESS]
+            tries += [(kinds, candidates(table, layers, kinds, micro_batches, around, tail)) for tail in tails]
+    return _joined(found, _fitting(table, tries, micro_batches, around))
+
+
+def _fitting(
+    table: Table, tries: Sequence[tuple[Ints, Ints]], micro_batches: int, around: Surroundings
+) -> Splits | None:
+    """Return those of the splits (types, starts) that fit, if there are any."""
+    if not sum(len(starts) for _, starts in tries):
+        return None
+    kinds = np.concatenate([np.broadcast_to(kinds, (len(starts), len(kinds))) for kinds, starts in tries])
+    each = [moves_of(table, kinds, around.copies) for kinds, _ in tries]
+    moves = np.repeat(each, [len(starts) for _, starts in tries], axis=0)
+    starts = np.concatenate([starts for _, starts in tries])
+    found = stages(table, kinds, starts, micro_batches=micro_batches, copies=around.copies, modes=around.modes)
+    rows = np.flatnonzero(found.fits)
+    if not len(rows):
+        return None
+    some = found.take(rows)
+    seconds = pipeline_seconds(some, moves[rows], micro_batches)
+    return Splits(kinds=kinds[rows], starts=starts[rows], stages=some, seconds=seconds)
+
+
+def _joined(one: Splits, other: Splits | None) -> Splits:
+    if other is None:
+        return one
+    return Splits(
+        kinds=np.concatenate([one.kinds, other.kinds]),
+        starts=np.concatenate([one.starts, other.starts]),
+        stages=one.stages.joined(other.stages),
+        seconds=np.concatenate([one.seconds, other.seconds]),
+    )
+
+
+def best_line(table: Table, found: Splits | None, around: Surroundings) -> Line | None:
+    """Return the best pipeline of all splits, or None if there are none."""
+    if found is None:
+        return None
+    after = after_seconds(table, found.kinds, found.stages, around.copies, around.slowest)
+    place = int(np.argmin(found.seconds + after))
+    seconds = float(found.seconds[place])
+    return _line(found.kinds[place], found.starts[place], found.stages, place, seconds, float(after[place]))
+
+
+def _line(kinds: Ints, starts: Ints, found: Stages, place: int, seconds: float, after: float) -> Line:
+    recompute = zip(found.recompute[place].tolist(), found.recompute_layers[place].tolist(), strict=True)
+    return Line(
+        kinds=tuple(kinds.tolist()),
+        starts=tuple(starts.tolist()),
+        recompute=tuple(recompute),
+        seconds=seconds,
+        after=after,
+    )
+
+
+def moves_of(table: Table, kinds: Ints, copies: int = 1) -> Floats:
+    """Return the seconds of a message between neighbours, [P - 1]: of one type in one domain as long as it lasts, and
+    between sites over a link that all `copies` of the pipeline share."""
+    moves = []
+    at: dict[int, int] = {}
+    for here, there in zip(kinds[:-1].tolist(), kinds[1:].tolist(), strict=True):
+        at[here] = at.get(here, 0) + 1
+        if here != there:
+            over = table.activation_bytes * copies / table.site_rates[here, there] + table.site_delays[here, there]
+            moves.append(max(float(table.far[here]), float(table.far[there]), float(over)))
+        else:
+            crosses = at[here] % int(table.local[here]) == 0
+            moves.append(float((table.far if crosses else table.near)[here]))
+    return np.array(moves)
+
+
+def _with_moves(of: Figures, table: Table, kinds: Ints, copies: int) -> Figures:
+    """Return the figures of all stages with the messages that each of them has to send in this pipeline."""
+    moves = moves_of(table, kinds, copies)
+    overhead = 2.0 * table.each[kinds] + np.append(moves, of.move[-1]) + np.insert(moves, 0, of.move[0])
+    return replace(of, overhead=overhead)
+
+
+def candidates(
+    table: Table, layers: Layers, kinds: Ints, micro_batches: int, around: Surroundings, tail: float = np.inf
+) -> Ints:
+    """Return splits worth a simulation, [N, P + 1]: all where there are few, or else for several bottlenecks those that
+    fill stages up to it and take what is too much away from the slowest, from the first, or from the last. They leave
+    about `tail` seconds after the pipeline at most."""
+    depth, total = len(kinds), table.layers
+    if comb(total - 1, depth - 1) <= FEW:
+        return _every(total, depth)
+    flight = np.minimum(micro_batches, depth - np.arange(depth)).astype(np.float64)
+
+    of = _with_moves(figures(table, layers, around.copies).take(kinds), table, kinds, around.copies)
+    copies = around.copies
+    needs = travel(table, layers, fewest=copies, most=copies, link=np.inf)[0] if np.isfinite(tail) else None
+
+    def room(seconds: Floats) -> Ints:
+        most = stage_layers(of, flight, seconds, around.modes, layers)
+        if needs is not None:
+            most = np.minimum(most, layers_in_tail(needs, kinds, seconds, tail))
+        return np.floor(np.clip(most, 0.0, total) + 1e-9).astype(np.int64)
+
+    share = layers.total / (1.0 / layers.seconds[kinds]).sum()
+    low, high = 0.5 * share, 64.0 * share
+    for _ in range(ROUNDS):
+        seconds = np.geomspace(low, high, POINTS)
+        caps = room(seconds)
+        enough = (caps >= 1).all(axis=1) & (caps.sum(axis=1) >= total)
+        if not enough.any():
+            return np.zeros((0, depth + 1), dtype=np.int64)
+        place = int(enough.argmax())
+        low, high = float(seconds[max(place - 1, 0)]), float(seconds[place])
+    caps = room(np.geomspace(high, high * WIDEST, TRIED))
+    slow = np.argsort(-layers.seconds[kinds], kind="stable")
+    orders = (slow, np.arange(depth), np.arange(depth)[::-1])
+    counts = [_reduced(caps, order, total) for order in orders]
+    counts.append(_levelled(caps, total))
+    found = np.unique(np.concatenate(counts), axis=0)
+    starts = np.zeros((len(found), depth + 1), dtype=np.int64)
+    np.cumsum(found, axis=1, out=starts[:, 1:])
+    return starts
+
+
+@lru_cache(maxsize=64)
+def _every(total: int, depth: int) -> Ints:
+    """Return all splits of `total` layers, [N, P + 1]; none where there are more stages than layers."""
+    cuts = combinations(range(1, total), depth - 1)
+    return np.array([(0, *each, total) for each in cuts], dtype=np.int64).reshape(-1, depth + 1)
+
+
+def _reduced(caps: Ints, order: Ints, total: int) -> Ints:
+    """Return caps less the surplus, taken from the stages in `order`, each left with a layer at least."""
+    found = caps.copy()
+    surplus = caps.sum(axis=1) - total
+    for stage in order:
+        taken = np.minimum(surplus, found[:, stage] - 1)
+        found[:, stage] -= taken
+        surplus = surplus - taken
+    return found
+
+
+def _levelled(caps: Ints, total: int) -> Ints:
+    """Return caps less the surplus, taken from all stages in turn, first stages first."""
+    found = caps.copy()
+    surplus = caps.sum(axis=1) - total
+    while (surplus > 0).any():
+        for stage in range(caps.shape[1]):
+            take = (surplus > 0) & (found[:, stage] > 1)
+            found[:, stage] -= take
+            surplus = surplus - take
+    return found

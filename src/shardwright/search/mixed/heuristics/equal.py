@@ -1,0 +1,50 @@
+"""Plans whose replicas are all alike, with as much of every type as all can have: the simplest that mix types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from shardwright.cost.strategies import Floats
+from shardwright.search.mixed.bounds.compositions import Columns, columns, micro_batches
+from shardwright.search.mixed.drafts.draft import Draft
+from shardwright.search.mixed.field import Field
+from shardwright.search.mixed.tables.region import Region
+
+BEST = 3  # numbers of replicas that are made into plans
+STEPS = 20  # of the bisection for how long one takes
+
+
+def equal_replicas(each: Field, region: Region, ceiling: float, offer: Callable[[Draft], float]) -> None:
+    """Offer plans of a region with equal replicas on the units of a setting; what cannot be shared out stays idle:
+    of all numbers of replicas those that take least by their bound, and less than `ceiling` seconds."""
+    units = each.table.units
+    numbers = np.arange(region.fewest, min(region.most, int(units.max()), each.total) + 1)
+    rows = units // numbers[:, None]
+    rows = rows[(rows.sum(axis=1) > 1) & (rows.sum(axis=1) <= each.depth)]
+    rows = np.unique(rows, axis=0)
+    if not len(rows):
+        return
+    table = each.capacity(region, ceiling, few=False)
+    found = columns(each.table, each.layers, table, rows, region, few=False)
+    copies = np.where(found.counts > 0, units // np.maximum(found.counts, 1), each.total).min(axis=1)
+    seconds = _shortest(found, -(-each.total // copies), each.quick, ceiling)
+    for row in np.argsort(seconds, kind="stable")[:BEST]:
+        if seconds[row] < ceiling:
+            number = int(copies[row])
+            chosen = [(tuple(found.counts[row].tolist()), number, max(each.total // number, 1))]
+            draft = each.workshop.draft(chosen, each.total)
+            if draft is not None:
+                offer(draft)
+
+
+def _shortest(found: Columns, wanted: Floats, low: float, high: float) -> Floats:
+    """Return the seconds in which each column finishes `wanted` [N] micro-batches, infinite beyond `high`."""
+    least, most = np.full(len(wanted), low), np.full(len(wanted), high)
+    possible = micro_batches(found, most) >= wanted
+    for _ in range(STEPS):
+        middle = 0.5 * (least + most)
+        enough = micro_batches(found, middle) >= wanted
+        least, most = np.where(enough, least, middle), np.where(enough, middle, most)
+    return np.where(possible, most, np.inf)

@@ -1,0 +1,165 @@
+"""The program of a region with the compositions that matter: some at first, the rest as its prices ask for them.
+
+A composition that is not listed counts as one that no solution has, and prices say whether that is so (`pricing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.cost.strategies import Bools, Ints
+from shardwright.search.mixed.bounds.compositions import Columns, alone, columns, joined, micro_batches
+from shardwright.search.mixed.field import Field
+from shardwright.search.mixed.master.program import CLOSE, Program, program
+from shardwright.search.mixed.subproblem.exact import impossible
+from shardwright.search.mixed.subproblem.pricing import needed, possible
+from shardwright.search.mixed.tables.region import Region
+
+FIRST = 200  # compositions that are all listed at first; of more, samples
+MORE = 120  # listed at a time
+
+
+class Listing:
+    """The compositions `found` of a region that are listed, their program, and those that are not, `rest` [N, G].
+
+    Where micro-batches in flight limit a stage, a composition with fewer micro-batches than stages can hold more: it
+    has a second row for that. `narrow` [N, G] are listed compositions whose second row no solution asked for yet. If
+    `ordered`, compositions are bounded by each order of their types where there are few.
+    """
+
+    def __init__(self, each: Field, region: Region, counts: Ints, longest: float, *, ordered: bool = True) -> None:
+        self.each, self.region, self.longest = each, region, longest
+        self.ordered = ordered
+        self.found = alone(each.table, each.layers, region)
+        self.rest = counts[np.argsort(counts.sum(axis=1), kind="stable")]
+        self.narrow = counts[:0]
+        self.possible: dict[tuple[int, int], float] = {}  # rows and micro-batches for which some split may do
+        self.too_many: list[tuple[float, int, int]] = []  # seconds, row and micro-batches for which no split does
+        self.program: Program = program(self.found.counts, each.table.units, region.fewest, region.most)
+        self.capacity = each.capacity(region, longest, few=False)
+        if len(counts):
+            self._list(each.samples(self.rest) if len(counts) > FIRST else np.ones(len(counts), dtype=bool))
+
+    @property
+    def total(self) -> int:
+        return self.each.total
+
+    def sizes(self, seconds: float) -> Ints:
+        """Return the most micro-batches that each listed composition finishes within `seconds`."""
+        found = micro_batches(self.found, seconds)
+        known = [(row, size - 1) for at, row, size in self.too_many if at >= seconds]
+        if known:
+            rows, most = np.array(known, dtype=np.int64).T
+            np.minimum.at(found, rows, most)
+        return found
+
+    def limit(self, seconds: float) -> float:
+        """Return the most micro-batches that the listed compositions finish, in whatever part of a replica."""
+        return self.program.limit(self.sizes(seconds))[0]
+
+    def reaches_all(self, seconds: float) -> bool:
+        """Return whether all micro-batches may be finished within `seconds`; where not, that is proven."""
+        while self.limit(seconds) < self.total - CLOSE:
+            if not self.extend(seconds):
+                return False
+        return True
+
+    def extend(self, seconds: float) -> bool:
+        """List compositions that could raise the limit. Return whether there are any: if not, the limit is that of all
+        compositions."""
+        self.limit(seconds)
+        return self._list_narrow(0.0) | self._list_some(self._in_solutions(seconds, 0.0))
+
+    def widen(self, seconds: float, most: int) -> bool:
+        """List the compositions that can be in a solution within `seconds`, at most the `most` promising. Return
+        whether these are all."""
+        slack = max(self.limit(seconds) - self.total, 0.0)
+        chosen = self._in_solutions(seconds, slack)
+        self._list_narrow(slack)
+        complete = bool(chosen.sum() <= most)
+        self._list_some(chosen, most)
+        self._list_narrow(slack)
+        return complete
+
+    def tighten(self, rows: Iterable[int], seconds: float) -> bool:
+        """Look at all splits of the compositions at `rows`, and lower what they finish within `seconds` by one where no
+        split does it: this holds for shorter times, too. Return whether that was so for any."""
+        sizes = self.sizes(seconds)
+        lowered = False
+        for row in rows:
+            size = int(sizes[row])
+            if size and self.possible.get((row, size), np.inf) > seconds:
+                column = self.found.take(np.array([row]))
+                if impossible(self.each.table, self.each.layers, self.region, column, size, seconds):
+                    self.too_many.append((seconds, row, size))
+                    lowered = True
+                else:
+                    self.possible[row, size] = seconds
+        return lowered
+
+    def within(self, seconds: float) -> tuple[Columns, Program]:
+        """Return the listed compositions that can be in a solution within `seconds`, with their program."""
+        value, lost = self.program.limit(self.sizes(seconds))
+        found = self.found.take(np.flatnonzero(lost <= value - self.total + CLOSE))
+        return found, program(found.counts, self.each.table.units, self.region.fewest, self.region.most)
+
+    def counts_within(self, seconds: float) -> Ints:
+        """Return the compositions of two stages or more, listed or not, that can be in a solution, [N, G]."""
+        value, lost = self.program.limit(self.sizes(seconds))
+        slack = max(value - self.total, 0.0)
+        kept = self.found.counts[(lost <= slack + CLOSE) & (self.found.stages > 1)]
+        again = self.narrow[needed(self.narrow, self.program.relaxed.last, slack) < self.narrow.sum(axis=1)]
+        rest = self.rest[self._in_solutions(seconds, slack)]
+        return np.unique(np.concatenate([kept, again, rest]), axis=0)
+
+    def _in_solutions(self, seconds: float, slack: float) -> Bools:
+        """Return which of the rest can be in a solution at the prices of the last limit."""
+        each, chosen = self.each, np.zeros(len(self.rest), dtype=bool)
+        least = needed(self.rest, self.program.relaxed.last, slack)
+        few = least <= self.rest.sum(axis=1)
+        for rows in (np.flatnonzero(few & (least <= self.total)), np.flatnonzero(~few & (least <= self.total))):
+            if len(rows):
+                table = each.capacity(self.region, self.longest, few=True) if few[rows[0]] else self.capacity
+                counts, wanted = self.rest[rows], least[rows]
+                chosen[rows[possible(each.table, each.layers, table, counts, self.region, wanted, seconds)]] = True
+        return chosen
+
+    def _list_some(self, chosen: Bools, most: int = MORE) -> bool:
+        """List some of the compositions chosen, those that cost least for their speed. Return whether there are any."""
+        rows = np.flatnonzero(chosen)
+        if len(rows) > most:
+            speed = self.rest[rows] @ (1.0 / self.each.layers.seconds)
+            prices = self.program.relaxed.last
+            cost = self.rest[rows] @ prices[:-1] + prices[-1] + self.rest[rows].sum(axis=1)
+            chosen = np.zeros_like(chosen)
+            chosen[rows[np.argsort(cost / speed, kind="stable")[:most]]] = True
+        if len(rows):
+            self._list(chosen)
+        return len(rows) > 0
+
+    def _list(self, chosen: Bools) -> None:
+        """Move rows from `rest` to `found`."""
+        counts, each, steady = self.rest[chosen], self.each, self.capacity.steady
+        self.rest = self.rest[~chosen]
+        more = columns(each.table, each.layers, self.capacity, counts, self.region, few=False, ordered=self.ordered)
+        self._join(replace(more, fewest=np.ones_like(more.fewest)) if steady else more)
+        if not steady:
+            self.narrow = np.concatenate([self.narrow, counts])
+
+    def _list_narrow(self, slack: float) -> bool:
+        """List second rows that the prices of the last limit ask for. Return whether there are any."""
+        asked = needed(self.narrow, self.program.relaxed.last, slack) < self.narrow.sum(axis=1)
+        if not asked.any():
+            return False
+        each, counts = self.each, self.narrow[asked]
+        self.narrow = self.narrow[~asked]
+        table = each.capacity(self.region, self.longest, few=True)
+        self._join(columns(each.table, each.layers, table, counts, self.region, few=True, ordered=self.ordered))
+        return True
+
+    def _join(self, more: Columns) -> None:
+        self.found = joined([self.found, more])
+        self.program = self.program.widened(self.found.counts)

@@ -1,0 +1,154 @@
+"""The integer program over compositions: can they finish M micro-batches with the units there are?
+
+    max sum_c x_c m_c   subject to   sum_c x_c c_g <= U_g for every type g,  a <= sum_c x_c <= b,  x integer, >= 0
+
+The relaxation gives prices. A column whose reduced cost is more than what the relaxation has above M is in no solution
+of M or more, so the integer program has only the few others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.strategies import Bools, Floats, Ints
+from shardwright.search.mixed.master.relaxation import Relaxation, relaxation
+
+MOST_INTEGER = 150  # columns of an integer program; of more, the best by reduced cost, which proves nothing
+NODES = 30
+CLOSE = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A solution: columns, how many of each, and the micro-batches they finish; `bound` is what none exceeds."""
+
+    bound: float
+    chosen: Ints
+    copies: Ints
+    reached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The program of compositions [N, G] with `units` [G] and from `fewest` to `most` replicas."""
+
+    counts: Ints
+    units: Ints
+    fewest: int
+    most: int
+    relaxed: Relaxation
+
+    def widened(self, counts: Ints) -> Program:
+        """Return the program of `counts`, which begin with those of this one."""
+        return Program(counts, self.units, self.fewest, self.most, self.relaxed.widened(_rows(counts)))
+
+    def limit(self, micro_batches: Ints) -> tuple[float, Floats]:
+        """Return the most that the relaxation finishes where a composition finishes `micro_batches` [N], and the
+        reduced costs [N]."""
+        if not len(self.counts):
+            return 0.0, np.zeros(0)
+        value = micro_batches.astype(np.float64)
+        prices = self.relaxed.prices(value)
+        return float(prices @ self.relaxed.limits), self.relaxed.columns @ prices - value
+
+    def dive(self, micro_batches: Ints, wanted: int) -> Choice:
+        """Return a good solution: the whole part of the relaxation's, again for what is left, one more where that is
+        nothing. The bound says nothing."""
+        left = np.append(self.units, self.most).astype(np.float64)
+        rows = self.relaxed.columns
+        value = micro_batches.astype(np.float64)
+        taken: dict[int, int] = {}
+        need = wanted
+        while need > 0:
+            fitting = np.flatnonzero((rows <= left).all(axis=1) & (value > 0))
+            if not len(fitting):
+                break
+            part = relaxation(rows[fitting], left)
+            part.prices(value[fitting])
+            found = {int(fitting[name]): amount for name, amount in part.amounts().items()}
+            whole = {name: int(amount + CLOSE) for name, amount in found.items() if amount >= 1.0 - CLOSE}
+            if not whole:
+                whole = {max(found, key=lambda name: (found[name], -name)): 1} if found else {int(fitting[0]): 1}
+            for name, number in whole.items():
+                number = min(number, -(-need // int(value[name])))
+                if number > 0:
+                    taken[name] = taken.get(name, 0) + number
+                    left = left - number * rows[name]
+                    need -= number * int(value[name])
+        chosen = np.array(sorted(taken), dtype=np.int64)
+        copies = np.array([taken[name] for name in sorted(taken)], dtype=np.int64)
+        reached = int(micro_batches[chosen] @ copies) if len(chosen) else 0
+        return Choice(bound=np.inf, chosen=chosen, copies=copies, reached=reached)
+
+    def solve(self, micro_batches: Ints, wanted: int, asked: Bools) -> Choice:
+        """Return a solution that finishes `wanted`, or the best; `bound` is below `wanted` if there is none. A solution
+        has one of the columns of each row of `asked` [K, N]."""
+        none = np.zeros(0, dtype=np.int64)
+        bound, lost = self.limit(micro_batches)
+        if bound < wanted - CLOSE:
+            return Choice(bound=bound, chosen=none, copies=none, reached=0)
+        near = np.flatnonzero((lost <= bound - wanted + CLOSE) & (micro_batches > 0))
+        tried = near[np.argsort(lost[near], kind="stable")[:MOST_INTEGER]]
+        best, copies = self._integer(tried, micro_batches, wanted, asked)
+        chosen = np.flatnonzero(copies)
+        reached = int(micro_batches[tried[chosen]] @ copies[chosen])
+        if len(tried) == len(near):
+            bound = min(bound, best)
+        return Choice(bound=max(bound, float(reached)), chosen=tried[chosen], copies=copies[chosen], reached=reached)
+
+    def _integer(self, tried: Ints, micro_batches: Ints, wanted: int, asked: Bools) -> tuple[float, Ints]:
+        """Return a bound of the integer program over the columns `tried`, and a solution."""
+        import highspy
+
+        limits = np.append(self.relaxed.limits, np.full(1 + len(asked), highspy.kHighsInf))
+        value = micro_batches[tried].astype(np.float64)
+        rows = np.column_stack([self.relaxed.columns[tried], value, asked[:, tried].T])
+        count, width = rows.shape
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = count, width
+        lp.sense_ = highspy.ObjSense.kMaximize
+        lp.col_cost_ = value
+        lp.col_lower_ = np.zeros(count)
+        lp.col_upper_ = np.floor(np.where(rows > 0, limits / np.maximum(rows, 1.0), np.inf).min(axis=1) + CLOSE)
+        least = [float(self.fewest), float(wanted)] + [1.0] * len(asked)
+        lp.row_lower_ = np.append(np.full(width - len(least), -highspy.kHighsInf), least)
+        lp.row_upper_ = limits
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        place, row = np.nonzero(rows)
+        lp.a_matrix_.start_ = np.append(0, np.cumsum((rows != 0).sum(axis=1))).astype(np.int32)
+        lp.a_matrix_.index_ = row.astype(np.int32)
+        lp.a_matrix_.value_ = rows[place, row]
+        lp.integrality_ = [highspy.HighsVarType.kInteger] * count
+        solver = highspy.Highs()  # type: ignore[no-untyped-call]
+        for name, setting in OPTIONS.items():
+            solver.setOptionValue(name, setting)
+        solver.setOptionValue("objective_target", float(wanted))
+        solver.passModel(lp)
+        solver.run()
+        info, solution = solver.getInfo(), solver.getSolution().col_value
+        if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+            return wanted - 1.0, np.zeros(count, dtype=np.int64)
+        bound = float(info.mip_dual_bound)
+        copies = np.round(np.array(solution)).astype(np.int64) if len(solution) else np.zeros(count, dtype=np.int64)
+        return bound if np.isfinite(bound) else np.inf, copies
+
+
+OPTIONS = {
+    "output_flag": False,
+    "threads": 1,
+    "random_seed": 0,
+    "mip_rel_gap": 0.0,
+    "mip_abs_gap": 0.5,
+    "mip_max_nodes": NODES,
+}
+
+
+def program(counts: Ints, units: Ints, fewest: int, most: int) -> Program:
+    """Return the program of the compositions `counts` [N, G]."""
+    return Program(counts, units, fewest, most, relaxation(_rows(counts), np.append(units, most)))
+
+
+def _rows(counts: Ints) -> Ints:
+    return np.column_stack([counts, np.ones(len(counts), dtype=np.int64)])

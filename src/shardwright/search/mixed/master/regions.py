@@ -1,0 +1,106 @@
+"""The least time of a region, from the program over its compositions, and the parts it is split into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.cost.strategies import Ints
+from shardwright.search.mixed.bounds.compositions import alone, micro_batches
+from shardwright.search.mixed.field import Field
+from shardwright.search.mixed.master.column_pool import Listing
+from shardwright.search.mixed.master.program import CLOSE
+from shardwright.search.mixed.subproblem.pricing import needed, possible
+from shardwright.search.mixed.tables.region import Region, by_types, sites_of, usable
+
+PRECISION = 1e-3  # of the bound of a region
+MOST_STEPS = 40  # in the search for it
+NARROW, FEW = 1.25, 16  # numbers of replicas, at most over at least, not split any more; a few are, to single ones
+
+
+def bounded(
+    each: Field, region: Region, counts: Ints, *, known: float, ceiling: float, gap: float
+) -> tuple[float, Listing] | None:
+    """Return the bound of a region with its compositions, or None where it holds nothing below `ceiling` by more than
+    the gap. `known` is a bound already."""
+    goal = ceiling / (1.0 + gap)
+    least = max(known, each.quickest(region))
+    if least >= goal:
+        return None
+    counts = counts[usable(each.table, counts, region)]
+    if too_slow(each, region, counts, goal):
+        return None
+    listing = Listing(each, region, counts, ceiling)
+    if not listing.reaches_all(goal):
+        return None
+    high = goal
+    while True:
+        seconds, high = shortest(listing.limit, each.total, least, high)
+        if seconds <= least or not listing.extend(seconds):
+            return seconds, listing
+
+
+def too_slow(each: Field, region: Region, counts: Ints, seconds: float) -> bool:
+    """Return whether prices in proportion to the speed of the types prove that no plan of a region takes `seconds`."""
+    speeds = each.speeds / np.maximum(each.table.units, 1)
+    worth = (each.speeds[list(region.used)] if region.used else each.speeds).sum()
+    prices = np.append(speeds, 0.0) * ((each.total - 2.0 * CLOSE) / worth)
+    single = alone(each.table, each.layers, region)
+    if (micro_batches(single, seconds) > single.counts @ prices[:-1]).any():
+        return False
+    least = needed(counts, prices, 0.0)
+    few = least <= counts.sum(axis=1)
+    for some, rows in ((False, np.flatnonzero(~few)), (True, np.flatnonzero(few))):
+        rows = rows[least[rows] <= each.total]
+        if len(rows):
+            found = each.capacity(region, seconds, few=some)
+            if len(possible(each.table, each.layers, found, counts[rows], region, least[rows], seconds)):
+                return False
+    return True
+
+
+def shortest(reached: Callable[[float], float], total: int, low: float, high: float) -> tuple[float, float]:
+    """Return seconds that do not suffice to reach `total` micro-batches (or `low`), and little longer ones that do (or
+    `high`). What is reached grows with the seconds, almost in proportion."""
+    at_low, at_high = 0.0, 0.0
+    for step in range(MOST_STEPS):
+        if high - low <= PRECISION * high:
+            break
+        middle = min(0.5 * (low + high), 2.0 * low) if not at_high else 0.5 * (low + high)
+        if at_low and at_high and step < MOST_STEPS // 2:
+            guess = low + (high - low) * (total - at_low) / max(at_high - at_low, CLOSE)
+            # To one side of the guess, then to the other: two steps close in on a good one.
+            guess *= 1.0 + (0.4 if guess - low < 0.5 * (high - low) else -0.4) * PRECISION
+            middle = float(np.clip(guess, low + 0.02 * (high - low), high - 0.02 * (high - low)))
+        value = reached(middle)
+        if value < total - CLOSE:
+            low, at_low = middle, value
+        else:
+            high, at_high = middle, value
+    return low, high
+
+
+def parts(each: Field, region: Region, ceiling: float) -> list[Region]:
+    """Return the parts of a region: by the types in use, and by the numbers of replicas. Plans that take `ceiling`
+    seconds or more do not matter."""
+    if region.fewest == 1 and region.most > 1:
+        return [replace(region, most=1), replace(region, fewest=2)]
+    several = len(sites_of(each.table, tuple(np.flatnonzero(each.table.units > 0).tolist()))) > 1
+    if not region.used and (region.most > 1 or several) and (each.table.units > 0).sum() > 1:
+        return by_types(each.table, region, _fewest_gpus(each, ceiling))
+    wide = region.most > (NARROW * region.fewest if region.most > FEW else region.fewest)
+    return _narrowed(region) if wide else []
+
+
+def _fewest_gpus(each: Field, ceiling: float) -> int:
+    """Return how many GPUs a plan has at least that takes no longer than `ceiling`."""
+    layers, degrees = each.layers, np.array(each.setting.tp)
+    quickest = np.where(each.table.units > 0, degrees * np.minimum(layers.alone_seconds, layers.seconds), np.inf).min()
+    return max(int(np.ceil(each.total * layers.total * quickest / ceiling * (1.0 - CLOSE))), 1)
+
+
+def _narrowed(region: Region) -> list[Region]:
+    middle = int(np.sqrt(region.fewest * region.most))
+    return [replace(region, most=middle), replace(region, fewest=middle + 1)]

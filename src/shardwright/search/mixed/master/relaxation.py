@@ -1,0 +1,86 @@
+"""The linear relaxation of the program over compositions, by the primal simplex method on few rows.
+
+    max v x   subject to   A x <= b,  x >= 0,  b >= 0
+
+There are as many rows as GPU types and one, and up to many thousand columns, so a step is one product of the columns
+with the prices. Only v changes between calls: the last basis stays feasible, and few steps lead to the next optimum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.strategies import Array, Floats
+
+MOST_STEPS = 400
+EPSILON = 1e-9
+
+
+@dataclass(slots=True)
+class Relaxation:
+    """Columns [N, R], limits [R], and the basis: a column's number, or -1 - r for the slack of row r."""
+
+    columns: Floats
+    limits: Floats
+    basis: list[int]
+    inverse: Floats
+    last: Floats  # the prices returned last
+
+    def prices(self, value: Floats) -> Floats:
+        """Return prices [R], not negative, at which every column costs at least its `value` [N]; their value of the
+        limits is the optimum, or a bound of it where the method stopped early."""
+        scale = max(float(value.max()), 1e-300)
+        prices = np.zeros(len(self.limits))
+        for step in range(MOST_STEPS):
+            worth = np.array([value[name] if name >= 0 else 0.0 for name in self.basis])
+            prices = worth @ self.inverse
+            gain = value - self.columns @ prices
+            best = int(gain.argmax())
+            slack = int(prices.argmin())
+            if gain[best] <= EPSILON * scale and prices[slack] >= -EPSILON * scale:
+                break
+            if gain[best] >= -prices[slack] or (step > MOST_STEPS // 2 and gain[best] > EPSILON * scale):
+                self._enter(best, self.columns[best])
+            else:
+                self._enter(-1 - slack, np.eye(len(self.limits))[slack])
+        prices = np.maximum(prices, 0.0)
+        short = (value - self.columns @ prices) / self.columns.sum(axis=1)
+        self.last = np.asarray(prices + max(float(short.max()), 0.0))
+        return self.last
+
+    def widened(self, columns: Array) -> Relaxation:
+        """Return the relaxation with `columns`, which begin with those of this one; the basis stays."""
+        return Relaxation(columns.astype(np.float64), self.limits, list(self.basis), self.inverse, self.last)
+
+    def amounts(self) -> dict[int, float]:
+        """Return how much of each column in the basis there is."""
+        found = self.inverse @ self.limits
+        return {name: float(x) for name, x in zip(self.basis, found, strict=True) if name >= 0 and x > EPSILON}
+
+    def _enter(self, name: int, column: Floats) -> None:
+        """Put a column into the basis, in place of the one that first reaches zero."""
+        amount = self.inverse @ self.limits
+        change = self.inverse @ column
+        rising = change > 1e-11
+        ratio = np.where(rising, np.maximum(amount, 0.0) / np.where(rising, change, 1.0), np.inf)
+        leaving = int(ratio.argmin())
+        if not rising[leaving]:
+            return
+        self.basis[leaving] = name
+        rows = len(self.limits)
+        matrix = np.stack([self.columns[at] if at >= 0 else np.eye(rows)[-1 - at] for at in self.basis], axis=1)
+        self.inverse = np.linalg.inv(matrix)
+
+
+def relaxation(columns: Array, limits: Array) -> Relaxation:
+    """Return the relaxation with all slacks in the basis."""
+    rows = len(limits)
+    return Relaxation(
+        columns=columns.astype(np.float64),
+        limits=limits.astype(np.float64),
+        basis=[-1 - row for row in range(rows)],
+        inverse=np.eye(rows),
+        last=np.zeros(rows),
+    )

@@ -1,1 +1,0 @@
-"""From solutions to plans: layer splits, micro-batches, and exact costs."""

@@ -1,1 +1,0 @@
-"""What no plan beats: bounds of compositions, the program over them, and how regions are split."""

@@ -1,1 +1,0 @@
-"""New plans at once, from the plan before."""

@@ -1,0 +1,5 @@
+"""What one composition can do.
+
+* `pricing`: which columns a solution can hold
+* `exact`: told by all of its splits
+"""

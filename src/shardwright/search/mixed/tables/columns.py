@@ -1,0 +1,224 @@
+"""The columns that a mixed search works on: seconds and bytes of every position, for each setting and GPU type.
+
+They know nothing of where their figures come from: the cost model fills them (`model_tables`), and a user's own
+layer times can in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, SHARPNESS, launched_seconds
+from shardwright.cost.network.collectives import Fabric, group, reduce_seconds
+from shardwright.cost.strategies import Floats, Ints
+
+UNLIKE = 0.02  # part by which the quickest layer may be below the mean for all to count as the quickest one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One setting on G types. Running sums over the positions (embedding, layers, head) are [G, L + 3]: entry p is
+    the sum over positions before p.
+
+    Seconds of one micro-batch without the host's part: `forward`, `backward`, `core` (what selective recomputation
+    repeats); bytes: `activations` kept without recomputation, `core_bytes` that selective recomputation frees,
+    `inputs` that full recomputation keeps; parameters: `dense`, `expert`.
+
+    Per type, [G]: `host` seconds of launching a layer's forward pass in a pipeline, `each` seconds of a pass through a
+    stage; seconds of a message inside (`near`) and across (`far`) domains; `room_bytes` for tensors; `fixed_bytes` of
+    a stage whatever its layers, `staged_bytes` more in a pipeline, `again_bytes` more with full recomputation,
+    `logit_bytes` on the last stage; `state_bytes` per parameter that every copy keeps, `shared_bytes` that copies
+    share out; `working_bytes` live while a layer runs backward; `update_seconds` per parameter and step, for one copy;
+    `fabrics` are the links of the types, `wide` how many times the least tensor-parallel degree of the setting that of
+    a type is; `copied_bytes` are those of a parameter that is laid out twice where copies of a layer differ in degree;
+    `step_seconds` once an iteration; `tied_near` and `tied_far` to add the gradients of a tied embedding between the
+    ends of a pipeline inside a domain and across; `tied_parameters` are counted twice where one stage has both ends;
+    `units` of the type and `local` of them in a domain.
+
+    `trained` is the part of the parameters that has gradients; no message takes longer than `longest_move` seconds.
+    `activation_bytes` of a micro-batch go from stage to stage, on all ranks together. Types at two sites are joined at
+    `site_rates` bytes per second with `site_delays`, [G, G]: infinite, and none, at one site.
+    """
+
+    forward: Floats
+    backward: Floats
+    core: Floats
+    activations: Floats
+    core_bytes: Floats
+    inputs: Floats
+    dense: Floats
+    expert: Floats
+    host: Floats
+    each: Floats
+    near: Floats
+    far: Floats
+    room_bytes: Floats
+    fixed_bytes: Floats
+    staged_bytes: Floats
+    again_bytes: Floats
+    logit_bytes: Floats
+    working_bytes: Floats
+    state_bytes: Floats
+    shared_bytes: Floats
+    update_seconds: Floats
+    fabrics: tuple[Fabric, ...]
+    wide: Floats
+    copied_bytes: Floats
+    longest_move: float
+    activation_bytes: float
+    site_rates: Floats
+    site_delays: Floats
+    step_seconds: Floats
+    tied_near: Floats
+    tied_far: Floats
+    tied_parameters: Floats
+    trained: float
+    units: Ints
+    local: Ints
+
+    @property
+    def layers(self) -> int:
+        return int(self.forward.shape[1]) - 3
+
+    @property
+    def links(self) -> Floats:
+        """Bytes per second between domains of as many GPUs as the least degree has, [G]: they reduce equal parts of a
+        layer."""
+        return np.array([fabric.inter_bytes_per_second for fabric in self.fabrics]) * self.wide
+
+    def links_seen(self, kind: int, others: Iterable[int] = ()) -> Fabric:
+        """Return the slowest links of a type and `others` as the stages of the type find them in a ring: at a higher
+        rate than they have where theirs are cut into fewer parts (`cost.mixed_links.once_seconds`)."""
+        there = sorted({kind, *others})
+        shares = {other: float(self.wide[other] / self.wide[kind]) for other in there}
+        return replace(
+            self.fabrics[kind],
+            intra_bytes_per_second=min(self.fabrics[other].intra_bytes_per_second * shares[other] for other in there),
+            inter_bytes_per_second=min(self.fabrics[other].inter_bytes_per_second * shares[other] for other in there),
+            inter_latency_seconds=max(self.fabrics[other].inter_latency_seconds for other in there),
+        )
+
+    def tied_seconds(self, depth: Ints | int) -> Floats:
+        """Return the least seconds to add the gradients of a tied embedding in pipelines of `depth` [N] stages that
+        begin on each type, [N, G]: inside a domain where one can hold the pipeline."""
+        depth = np.atleast_1d(np.asarray(depth))[:, None]
+        seconds = np.where(depth - 1 < self.local, np.minimum(self.tied_near, self.tied_far), self.tied_far)
+        return np.where(depth > 1, seconds, 0.0)
+
+    def tied_between(self, kinds: Ints, stride: int = 1) -> Floats:
+        """Return the seconds to add the gradients of a tied embedding in pipelines of stages on the types `kinds`
+        [..., P] that are `stride` units apart: the slower end decides, and no domain has units of two types."""
+        ends = kinds[..., [0, -1]]
+        apart = (kinds.shape[-1] - 1) * stride
+        near = (apart < self.local[ends]) & (ends[..., :1] == ends[..., 1:])
+        seconds = np.where(near, self.tied_near[ends], self.tied_far[ends])
+        return np.asarray(seconds.max(axis=-1) * (apart > 0))
+
+    def norm_seconds(self, units: Ints | int) -> Floats:
+        """Return what a stage of each type does once an iteration, [N, G], where its pipeline and the copies of it have
+        `units` [N] units together: it agrees on the norm of all gradients, and does what the framework does."""
+        units, found = np.atleast_1d(np.asarray(units)), []
+        for links, local in zip(self.fabrics, self.local.tolist(), strict=True):
+            ranks = units * (links.domain_gpus // local)
+            everyone = group(links, ranks, np.ones_like(ranks))
+            found.append(reduce_seconds(links, everyone, np.zeros(len(ranks))))
+        return np.stack(found, axis=1) + self.step_seconds
+
+    def laid_out(self) -> Table:
+        """Return the table with weights laid out twice, where copies of a layer differ in degree."""
+        return replace(self, state_bytes=self.state_bytes + self.copied_bytes, copied_bytes=0.0 * self.copied_bytes)
+
+    @property
+    def types(self) -> int:
+        return int(self.forward.shape[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """A lower bound of the table in which all layers of a type are alike, [G] each.
+
+    Layer l counts as `weight` of them, [L]; a stage holds whole layers only where all weights are 1 (`whole`). The
+    slowest layer takes `spread` times as long as those. `first` and `last` are what the embedding and the head add.
+    """
+
+    weight: Floats
+    whole: bool
+    spread: Floats
+    alone_seconds: Floats
+    seconds: Floats
+    forward: Floats
+    backward: Floats
+    recompute: Floats
+    core: Floats
+    activations: Floats
+    core_bytes: Floats
+    inputs: Floats
+    dense: Floats
+    expert: Floats
+    first_seconds: Floats
+    last_seconds: Floats
+    first_bytes: Floats
+    last_bytes: Floats
+    first_parameters: Floats
+    last_parameters: Floats
+
+    @property
+    def total(self) -> float:
+        return float(self.weight.sum())
+
+
+def layers_of(table: Table) -> Layers:
+    """Return the bound of `table` by layers that are all alike."""
+    each = {name: np.diff(getattr(table, name), axis=1) for name in RUNNING}
+    middle = {name: values[:, 1:-1] for name, values in each.items()}
+    work = middle["forward"] + middle["backward"]
+    shape = work / work.mean(axis=1, keepdims=True)
+    weight = shape.mean(axis=0)
+    whole = bool((shape.min(axis=1) > 1.0 - UNLIKE).all())
+    if whole:
+        weight = np.ones_like(weight)
+
+    def least(name: str) -> Floats:
+        return np.asarray((middle[name] / weight).min(axis=1))
+
+    forward, backward = least("forward"), least("backward")
+    host = table.host
+    staged_forward, staged_backward = (
+        launched_seconds(forward, host),
+        launched_seconds(backward, BACKWARD_LAUNCHES * host),
+    )
+    # The smooth maximum is convex: its tangent at the layers bounds what more device time adds.
+    gain_forward = (forward / staged_forward) ** (SHARPNESS - 1.0)
+    gain_backward = (backward / staged_backward) ** (SHARPNESS - 1.0)
+
+    def edge(place: int) -> Floats:
+        return np.asarray(gain_forward * each["forward"][:, place] + gain_backward * each["backward"][:, place])
+
+    return Layers(
+        weight=weight,
+        whole=whole,
+        spread=(work / weight).max(axis=1) / (work / weight).min(axis=1),
+        alone_seconds=forward + backward,
+        seconds=staged_forward + staged_backward,
+        forward=staged_forward,
+        backward=staged_backward,
+        recompute=gain_backward * forward,
+        core=gain_backward * least("core"),
+        activations=least("activations"),
+        core_bytes=np.asarray((middle["core_bytes"] / weight).max(axis=1)),
+        inputs=least("inputs"),
+        dense=least("dense"),
+        expert=least("expert"),
+        first_seconds=edge(0),
+        last_seconds=edge(-1),
+        first_bytes=each["activations"][:, 0],
+        last_bytes=each["activations"][:, -1],
+        first_parameters=each["dense"][:, 0] + each["expert"][:, 0],
+        last_parameters=each["dense"][:, -1] + each["expert"][:, -1],
+    )
+
+
+RUNNING = ("forward", "backward", "core", "activations", "core_bytes", "inputs", "dense", "expert")

@@ -1,0 +1,141 @@
+"""Tables of a mixed search, filled by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from shardwright.cost.context import Context, sharded
+from shardwright.cost.frameworks.overheads import STATE_BYTES, UPDATE_EFFICIENCY
+from shardwright.cost.iteration.footprint import P2P_BUFFERS
+from shardwright.cost.iteration.step import message_bytes
+from shardwright.cost.memory.sizes import (
+    gathered_bytes,
+    logit_bytes,
+    room_for_tensors,
+    state_bytes,
+    trained_share,
+    weight_bytes,
+)
+from shardwright.cost.network.collectives import transfer_seconds
+from shardwright.cost.strategies import UNSHARDED, Floats
+from shardwright.search.mixed.tables.columns import RUNNING, Table
+from shardwright.search.mixed.tables.settings import Setting, rows_of, units
+from shardwright.spec.cluster import SiteLink
+
+NAMES = dict(
+    zip(
+        RUNNING,
+        ("forward", "backward", "core_seconds", "activations", "core", "inputs", "dense", "expert"),
+        strict=True,
+    )
+)
+
+
+def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequence[SiteLink] = ()) -> list[Table]:
+    """Return the table of every setting, with a row for each pool; `links` join their sites. The figures of a type are
+    made once for all settings that are alike on it."""
+    model, job = contexts[0].model, contexts[0].job
+    parts = [_by_setting(context, [each.on(place) for each in settings]) for place, context in enumerate(contexts)]
+    fabrics = tuple(context.links for context in contexts)
+    token_table = model.token_table_parameters if model.tied_embeddings else 0.0
+    rates, delays = _between_sites(contexts, links)
+    found = []
+    for setting in settings:
+        own = [part[setting.on(place)] for place, part in enumerate(parts)]
+        columns: dict[str, Any] = {name: np.stack([each[name] for each in own]) for name in own[0]}
+        degrees = np.array(setting.tp)
+        shards = np.lcm.reduce(degrees[columns["units"] > 0], initial=1)
+        whole_bytes = float((columns.pop("part_bytes") * degrees).min())
+        found.append(
+            Table(
+                **columns,
+                fabrics=fabrics,
+                wide=degrees / degrees.min(),
+                copied_bytes=np.where(degrees < shards, weight_bytes(job), 0.0),
+                longest_move=_longest_move(contexts, setting, columns["near"], columns["far"]),
+                activation_bytes=whole_bytes,
+                site_rates=rates,
+                site_delays=delays,
+                tied_parameters=token_table / degrees,
+                trained=trained_share(job),
+            )
+        )
+    return found
+
+
+def _between_sites(contexts: Sequence[Context], links: Sequence[SiteLink]) -> tuple[Floats, Floats]:
+    """Return bytes per second and seconds of delay between the sites of all pools, [G, G]."""
+    sites = [context.pool.site for context in contexts]
+    rates, delays = np.full((len(sites), len(sites)), np.inf), np.zeros((len(sites), len(sites)))
+    for link in links:
+        for row, one in enumerate(sites):
+            for column, other in enumerate(sites):
+                if {one, other} == set(link.sites):
+                    rates[row, column], delays[row, column] = link.bytes_per_second, link.latency_seconds
+    return rates, delays
+
+
+def _longest_move(contexts: Sequence[Context], setting: Setting, near: Floats, far: Floats) -> float:
+    """Return seconds that no message takes longer than: infinite where links between sites, between racks or between
+    two types may be slower than those of each type, or where unequal degrees send more than a rank's part."""
+    whole = not setting.symmetric and not setting.sequence_parallel
+    several = len({context.pool.site for context in contexts}) > 1
+    if whole or several or any(context.measured or context.links.rack_gpus for context in contexts):
+        return np.inf
+    return float(np.maximum(near, far).max())
+
+
+def _by_setting(context: Context, owns: Sequence[Setting]) -> dict[Setting, dict[str, Floats]]:
+    """Return the columns of one pool for each distinct one of `owns`, settings of its type alone."""
+    distinct = list(dict.fromkeys(owns))
+    columns = _columns(context, distinct)
+    return {own: {name: values[place] for name, values in columns.items()} for place, own in enumerate(distinct)}
+
+
+def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
+    """Return all columns of one pool for settings of its type alone, [S] or [S, L + 3]."""
+    count, usable = len(owns), np.array([units(context, own) for own in owns])
+    rows = rows_of(owns, context.model, stages=2, copies=2)
+    if context.measured:  # what was not measured has no units there, and any figures
+        rows = rows.take(np.where(usable > 0, np.arange(count), int(np.argmax(usable > 0))))
+    model, job, pool, links, software = context.model, context.job, context.pool, context.links, context.software
+    shards = sharded(context, rows)
+    table, row = shards.table, shards.row
+    running = {name: getattr(table, field)[row] for name, field in NAMES.items()}
+    ones, alone = np.ones(count), replace(rows, pp=np.ones_like(rows.pp))
+    size = message_bytes(context, rows)
+    state = state_bytes(job, ones, 0 * ones, ones, ones, UNSHARDED + 0 * rows.tp, 0 * ones, 0 * ones)
+    gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)
+    single = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, alone.pp)
+    working = table.gradients[row]
+    logits = logit_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
+    rate = pool.gpu.memory_bytes_per_second * UPDATE_EFFICIENCY / software.optimizer
+    tied = 4.0 * model.vocab * model.hidden / rows.tp
+    yes, no = np.ones(count, dtype=bool), np.zeros(count, dtype=bool)
+    return {
+        **running,
+        "host": software.rank_seconds * rows.tp * (rows.tp > 1),
+        "each": software.pass_seconds * ones,
+        "part_bytes": size,
+        "near": transfer_seconds(links, size, no),
+        "far": transfer_seconds(links, size, yes),
+        "room_bytes": room_for_tensors(job, context.memory_limit_bytes) * ones,
+        "fixed_bytes": working + single,
+        "staged_bytes": P2P_BUFFERS * table.boundary[row] + gathered - single,
+        "again_bytes": table.widest[row],
+        "logit_bytes": logits,
+        "working_bytes": working,
+        "state_bytes": state.weights + state.gradients,
+        "shared_bytes": state.optimizer,
+        "update_seconds": trained_share(job) * STATE_BYTES[job.optimizer] / rate * ones,
+        "tied_near": transfer_seconds(links, tied, no),
+        "tied_far": transfer_seconds(links, tied, yes),
+        "step_seconds": software.step_seconds * ones,
+        **({} if model.tied_embeddings else {"tied_near": 0.0 * ones, "tied_far": 0.0 * ones}),
+        "units": usable,
+        "local": np.array([max(pool.domain_gpus // own.tp[0], 1) for own in owns]),
+    }

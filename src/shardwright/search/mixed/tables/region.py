@@ -1,0 +1,90 @@
+"""Parts of a setting's plans, and which compositions the links of a part allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from shardwright.cost.strategies import Array, Bools, Ints
+from shardwright.search.mixed.tables.columns import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A part of a setting's plans: `fewest` to `most` replicas, with the recomputations `modes`. No layer is reduced on
+    links faster than `link`, every replica has a type with links as fast and one has none faster (infinite: not known).
+    All of the types `used` hold layers and no other (empty: not known); plans have `gpus` or more.
+
+    Where the types in use stand at several sites, either all pipelines cross to all of these, so that a micro-batch
+    crosses `crossings` times at least, or some layer is `parted`: a replica holds it at one site and another elsewhere,
+    and so each replica has a stage with a layer that is reduced between sites."""
+
+    fewest: int
+    most: int
+    modes: tuple[int, ...]
+    link: float
+    used: tuple[int, ...]
+    gpus: int = 1
+    crossings: int = 0
+    parted: bool = False
+
+
+def usable(table: Table, counts: Array, region: Region) -> Bools:
+    """Return which compositions [N, G] a region can have by their types."""
+    there, known = counts > 0, np.ones(len(counts), dtype=bool)
+    if np.isfinite(region.link):
+        known &= np.where(there, table.links, 0.0).max(axis=1) >= region.link
+    if region.used:
+        known &= ~np.delete(there, region.used, axis=1).any(axis=1)
+    if region.crossings:
+        for site in sites_of(table, region.used):
+            known &= there[:, site].any(axis=1)
+    return known
+
+
+def sites_of(table: Table, used: tuple[int, ...]) -> list[list[int]]:
+    """Return the types `used` by the sites at which they stand."""
+    found: list[list[int]] = []
+    for kind in used:
+        home = next((site for site in found if not np.isfinite(table.site_rates[kind, site[0]])), None)
+        found = [*found, [kind]] if home is None else [[*site, kind] if site is home else site for site in found]
+    return found
+
+
+def between_sites(table: Table, used: tuple[int, ...]) -> tuple[float, float]:
+    """Return bytes per second of the fastest link between the sites of the types `used`, and the least delay."""
+    rates = table.site_rates[np.ix_(used, used)]
+    apart = np.isfinite(rates)
+    return float(rates[apart].max()), float(table.site_delays[np.ix_(used, used)][apart].min())
+
+
+def asked_for(table: Table, counts: Ints, region: Region) -> Bools:
+    """Return which compositions have what some replica of a region must have, a row for each such thing, [K, N]: links
+    of `link` and none faster; each of the types `used`."""
+    there = counts > 0
+    rows = [there[:, kind] for kind in region.used]
+    if np.isfinite(region.link):
+        rows.append(np.where(there, table.links, 0.0).max(axis=1) == region.link)
+    return np.array(rows, dtype=bool).reshape(len(rows), len(counts))
+
+
+def by_types(table: Table, region: Region, gpus: int) -> list[Region]:
+    """Return the parts of a region with plans on `gpus` or more: by the types in use, the links that limit all layers,
+    and whether pipelines or gradients go between sites."""
+    types = np.flatnonzero(table.units > 0).tolist()
+    found = [
+        replace(region, used=used, link=link, gpus=gpus)
+        for number in range(1, len(types) + 1)
+        for used in combinations(types, number)
+        for link in sorted(set(table.links[list(used)].tolist()))
+    ]
+    return [part for one in found for part in _by_sites(table, one)]
+
+
+def _by_sites(table: Table, region: Region) -> list[Region]:
+    crossings = len(sites_of(table, region.used)) - 1
+    if not crossings:
+        return [region]
+    return [replace(region, crossings=crossings)] + [replace(region, parted=True)] * (region.most > 1)

@@ -1,0 +1,178 @@
+"""What stages of a mixed plan have in common: tensor parallelism of each GPU type, micro-batch, switches of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from shardwright.cost.context import Context
+from shardwright.cost.strategies import PIPELINE_OUTERMOST, UNSHARDED, ZERO1, Strategies, strategies
+from shardwright.search.space.axes import AXES, Space, tensor_parallel_degrees
+from shardwright.spec.model import Model
+
+MICRO_BATCHES = (1, 2, 4, 8)
+SEARCHED = (
+    "tp",
+    "micro_batch",
+    "sequence_parallel",
+    "overlap_tp",
+    "pp",
+    "dp",
+    "recompute",
+    "sharding",
+)
+# What a mixed plan always has; a pin to anything else leaves it nothing to search.
+FIXED = {"cp": 1, "ep": 1, "vpp": 1, "flash": 1, "overlap_pp": 0, "offload": 0.0}
+NOT_COVERED = (
+    "virtual pipeline stages",
+    "context and expert parallelism",
+    "ZeRO-2, ZeRO-3 and optimizer offload",
+    "one micro-batch split over several GPUs of a stage",
+    "stages of one type that are not neighbours",
+)
+ONE_DEGREE = "different tensor-parallel degrees in one plan (--tp-per-type searches them)"
+ONE_DEGREE_A_TYPE = "different tensor-parallel degrees on GPUs of one type"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One choice of what all stages share, and of the tensor-parallel degree of each GPU type, `tp`. The switches hold
+    for stages of more than one rank."""
+
+    tp: tuple[int, ...]
+    micro_batch: int
+    sequence_parallel: bool
+    overlap_tp: bool
+
+    @property
+    def symmetric(self) -> bool:
+        return len(set(self.tp)) == 1
+
+    def on(self, place: int) -> Setting:
+        """Return the setting of the type at `place` alone."""
+        split = self.tp[place] > 1
+        return Setting(
+            tp=(self.tp[place],),
+            micro_batch=self.micro_batch,
+            sequence_parallel=self.sequence_parallel and split,
+            overlap_tp=self.overlap_tp and split,
+        )
+
+
+def not_covered(space: Space) -> tuple[str, ...]:
+    """Return what no mixed plan of the space has, in words."""
+    return (*NOT_COVERED, ONE_DEGREE_A_TYPE if space.tp_per_type else ONE_DEGREE)
+
+
+def pinned_away(space: Space) -> str:
+    """Return which pins leave no plan that mixes GPU types, in words; nothing if there may be some."""
+    return " and ".join(f"{axis}={_words(axis, values)}" for axis, values in space.pins.items() if _away(axis, values))
+
+
+def _away(axis: str, values: Sequence[float]) -> bool:
+    if axis == "sharding":
+        return ZERO1 not in values
+    return axis not in SEARCHED and FIXED.get(axis) not in values
+
+
+def _words(axis: str, values: Sequence[float]) -> str:
+    names = {code: name for name, code in AXES[axis].items()}
+    return ",".join(names.get(int(value), f"{value:g}") for value in values)
+
+
+def settings(contexts: Sequence[Context], space: Space) -> list[Setting]:
+    """Return every setting that at least one pool can run, in a fixed order: those with one degree for all types, then,
+    if the space has them, those of unequal degrees."""
+    degrees = [*_equal_degrees(contexts, space), *_unequal_degrees(contexts, space)]
+    found = [
+        Setting(tp=tp, micro_batch=size, sequence_parallel=sequence, overlap_tp=overlap)
+        for tp in degrees
+        for size in _micro_batches(contexts, space)
+        for sequence, overlap in _switches(contexts[0], space, tp)
+    ]
+    return [setting for setting in found if setting.symmetric or _differs(contexts, setting)]
+
+
+def _differs(contexts: Sequence[Context], setting: Setting) -> bool:
+    """Return whether types that can run a setting have unequal degrees in it."""
+    able = {own.tp for place, context in enumerate(contexts) if units(context, own := setting.on(place))}
+    return len(able) > 1
+
+
+def _equal_degrees(contexts: Sequence[Context], space: Space) -> list[tuple[int, ...]]:
+    degrees = sorted({tp for context in contexts for tp in unit_degrees(context)})
+    return [(int(tp),) * len(contexts) for tp in space.allowed("tp", degrees)]
+
+
+def _unequal_degrees(contexts: Sequence[Context], space: Space) -> list[tuple[int, ...]]:
+    """Return all combinations of degrees that the types can run, but for equal ones. A type that can run none of those
+    allowed has no units, whatever its degree: it is given the least."""
+    equal = [tp[0] for tp in _equal_degrees(contexts, space)]
+    if not space.tp_per_type or not equal:
+        return []
+    each = [[tp for tp in equal if tp in unit_degrees(context)] or equal[:1] for context in contexts]
+    return [tp for tp in product(*each) if len(set(tp)) > 1]
+
+
+def _switches(context: Context, space: Space, tp: tuple[int, ...]) -> Iterator[tuple[bool, bool]]:
+    """Yield what sequence parallelism and overlap of tensor parallelism may be for types of degrees `tp`."""
+    experts = any(kind.moe is not None for kind in context.model.kinds)
+    split = max(tp) > 1
+    for sequence, overlap in ((1, 1), (1, 0), (0, 0)):
+        divides = all(context.job.seq_len % degree == 0 for degree in tp)
+        legal = split and divides if sequence else not (experts and split)
+        wanted = sequence in space.allowed("sequence_parallel", (0, 1)) and overlap in space.allowed(
+            "overlap_tp", (0, 1)
+        )
+        # Overlap is never slower where it is legal, so the setting without is searched only if it is pinned.
+        dominated = sequence and not overlap and 1 in space.allowed("overlap_tp", (0, 1))
+        if legal and wanted and not dominated:
+            yield bool(sequence), bool(overlap)
+
+
+def _micro_batches(contexts: Sequence[Context], space: Space) -> list[int]:
+    usual = {size for context in contexts if context.measured for size in context.measured.micro_batches}
+    sizes = [int(size) for size in space.pins.get("micro_batch", sorted(usual) or MICRO_BATCHES)]
+    return [size for size in sizes if contexts[0].job.global_batch % size == 0]
+
+
+def unit_degrees(context: Context) -> list[int]:
+    """Return the tensor-parallel degrees of which units tile a machine of the pool."""
+    return [tp for tp in tensor_parallel_degrees(context) if context.pool.gpus_per_node % tp == 0]
+
+
+def units(context: Context, own: Setting) -> int:
+    """Return how many tensor-parallel groups the pool's GPUs form in a setting of its type alone; 0 where the degree
+    does not suit it."""
+    if own.tp[0] not in unit_degrees(context) or not _measured(context, own):
+        return 0
+    return context.pool.gpus // own.tp[0]
+
+
+def _measured(context: Context, own: Setting) -> bool:
+    """Return whether there are times of the setting: always, unless only some layers were measured."""
+    if context.measured is None:
+        return True
+    experts = any(kind.moe is not None for kind in context.model.kinds)  # these need sequence parallelism
+    sequence = own.tp[0] == 1 or experts or own.sequence_parallel in context.measured.sequence_parallel
+    return sequence and bool(context.measured.has(context.pool.gpu, own.tp[0], own.micro_batch)[0])
+
+
+def rows_of(owns: Sequence[Setting], model: Model, *, stages: int, copies: int) -> Strategies:
+    """Return settings of one type alone as rows of the cost model, for pipelines of `stages` stages in `copies`
+    copies."""
+    experts = any(kind.moe is not None for kind in model.kinds)
+    return strategies(
+        [
+            {
+                "tp": own.tp[0], "cp": 1, "pp": stages, "dp": copies, "ep": 1, "etp": own.tp[0] if experts else 1,
+                "vpp": 1, "micro_batch": own.micro_batch, "rank_order": PIPELINE_OUTERMOST,
+                "sequence_parallel": own.sequence_parallel, "flash": True, "overlap_tp": own.overlap_tp,
+                "overlap_pp": False, "first_layers": 1, "last_layers": 1, "recompute": 0, "recompute_layers": 0,
+                "sharding": ZERO1 if copies > 1 else UNSHARDED, "offload": 0.0, "overlap_grad": copies > 1,
+                "overlap_param": copies > 1,
+            }
+            for own in owns
+        ]
+    )  # fmt: skip

@@ -1,0 +1,152 @@
+"""The user's rules and measurements, applied to layouts and to complete strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.context import Context
+from shardwright.cost.strategies import (
+    BLOCK,
+    RANK_ORDERS,
+    SHARDING,
+    UNIFORM,
+    UNSHARDED,
+    Array,
+    Bools,
+    Ints,
+    Strategies,
+)
+from shardwright.search.rules.rules import Column, Rule, evaluate
+from shardwright.search.space.layouts import Layouts
+
+# Which axis of the space decides the value of a rule's variable. Layout variables are not listed.
+VARIABLE_AXES: Mapping[str, str] = {
+    "sequence_parallel": "sequence_parallel",
+    "use_flash_attn": "flash",
+    "tp_comm_overlap": "overlap_tp",
+    "overlap_p2p_comm": "overlap_pp",
+    "overlap_grad_reduce": "overlap_grad",
+    "overlap_param_gather": "overlap_param",
+    "recompute_granularity": "recompute",
+    "recompute_method": "recompute",
+    "recompute_num_layers": "recompute_layers",
+    "sharding": "sharding",
+    "use_distributed_optimizer": "sharding",
+    "optimizer_offload_fraction": "offload",
+    "first_stage_layers": "first_layers",
+    "last_stage_layers": "last_layers",
+    "rank_order": "rank_order",
+}
+UNMEASURED = "not in the layer profile"
+GRANULARITY = ("none", "selective", "full")
+METHOD = ("uniform", "block")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """Rules that drop candidates."""
+
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The axes of which the rules speak, beyond the layout."""
+        found = {VARIABLE_AXES[name] for rule in self.rules for name in rule.variables if name in VARIABLE_AXES}
+        return frozenset(found | ({"recompute"} if "recompute_layers" in found else set()))
+
+    def layout_masks(self, context: Context, rows: Layouts) -> Iterator[tuple[str, Bools]]:
+        """Yield name and mask of what is dropped for want of measured times, and by each rule that speaks of the layout
+        alone. The caller drops these rows before it asks for the next mask, which then has fewer."""
+        kept = rows
+        if context.measured:
+            mask = ~context.timed(rows)
+            yield UNMEASURED, mask
+            kept = rows.take(~mask)
+        for rule in self.rules:
+            if not any(name in VARIABLE_AXES for name in rule.variables):
+                mask = _evaluated(rule, layout_columns(context, kept), len(kept))
+                yield f"rule {rule.name}", mask
+                kept = kept.take(~mask)
+
+    def masks(self, context: Context, rows: Strategies) -> Iterator[tuple[str, Bools]]:
+        """Yield the same for complete strategies and the rules that speak of more than the layout."""
+        kept = rows
+        for rule in self.rules:
+            if any(name in VARIABLE_AXES for name in rule.variables):
+                mask = _evaluated(rule, strategy_columns(context, kept), len(kept))
+                yield f"rule {rule.name}", mask
+                kept = kept.take(~mask)
+
+    def mask(self, context: Context, rows: Strategies) -> Bools:
+        """Return which of `rows` are dropped, [N]."""
+        dropped = ~context.timed(rows)
+        for rule in self.rules:
+            dropped |= _evaluated(rule, strategy_columns(context, rows), len(rows))
+        return dropped
+
+
+def _evaluated(rule: Rule, columns: Mapping[str, Column], size: int) -> Bools:
+    return np.array(np.broadcast_to(evaluate(rule, columns), (size,)))
+
+
+def layout_columns(context: Context, rows: Layouts | Strategies) -> dict[str, Column]:
+    """Return the variables that a layout decides."""
+    pool, model, job = context.pool, context.model, context.job
+
+    def number(value: Array | float) -> Column:
+        return Column(values=np.asarray(value), words=None, none=None)
+
+    return {
+        "tensor_model_parallel_size": number(rows.tp),
+        "pipeline_model_parallel_size": number(rows.pp),
+        "data_parallel_size": number(rows.dp),
+        "context_parallel_size": number(rows.cp),
+        "expert_model_parallel_size": number(rows.ep),
+        "expert_tensor_parallel_size": number(rows.etp),
+        "virtual_stages": number(rows.vpp),
+        "micro_batch_size": number(rows.micro_batch),
+        "num_micro_batches": number(job.global_batch // (rows.dp * rows.micro_batch)),
+        "global_batch_size": number(job.global_batch),
+        "seq_length": number(job.seq_len),
+        "num_gpus": number(rows.gpus),
+        "num_nodes": number(-(-rows.gpus // pool.gpus_per_node)),
+        "gpus_per_node": number(pool.gpus_per_node),
+        "num_layers": number(len(model.layers)),
+        "hidden_size": number(model.hidden),
+        "num_attention_heads": number(model.max_heads),
+        "gpu": Column(values=np.asarray(0), words=(pool.gpu.kind,), none=None),
+    }
+
+
+def strategy_columns(context: Context, rows: Strategies) -> dict[str, Column]:
+    """Return all variables of complete strategies."""
+
+    def plain(values: Array) -> Column:
+        return Column(values=values, words=None, none=None)
+
+    def word(values: Ints, words: tuple[str, ...], none: Bools | None = None) -> Column:
+        return Column(values=values, words=words, none=none)
+
+    granularity = np.array([0, 1, 2, 2])[rows.recompute]
+    full = (rows.recompute == UNIFORM) | (rows.recompute == BLOCK)
+    return {
+        **layout_columns(context, rows),
+        "sequence_parallel": plain(rows.sequence_parallel),
+        "use_flash_attn": plain(rows.flash),
+        "tp_comm_overlap": plain(rows.overlap_tp),
+        "overlap_p2p_comm": plain(rows.overlap_pp),
+        "overlap_grad_reduce": plain(rows.overlap_grad),
+        "overlap_param_gather": plain(rows.overlap_param),
+        "recompute_granularity": word(granularity, GRANULARITY),
+        "recompute_method": word(np.where(rows.recompute == BLOCK, 1, 0), METHOD, ~full),
+        "recompute_num_layers": Column(values=rows.recompute_layers, words=None, none=~full),
+        "sharding": word(rows.sharding, SHARDING),
+        "use_distributed_optimizer": plain(rows.sharding != UNSHARDED),
+        "optimizer_offload_fraction": plain(rows.offload),
+        "first_stage_layers": plain(rows.first_layers),
+        "last_stage_layers": plain(rows.last_layers),
+        "rank_order": word(rows.rank_order, RANK_ORDERS),
+    }

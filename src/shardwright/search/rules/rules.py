@@ -1,0 +1,116 @@
+"""The user's rules: what is true of a candidate drops it. Reading, checking and vectorised evaluation.
+
+A file has one rule in a line, `name: expression` or just an expression; `#` begins a comment. `rule_parser` has the
+grammar, `rule_values` the variables, `rule_check` what may be compared with what, `rule_evaluation` what it means.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardwright.errors import Problem, SpecError, bad
+from shardwright.search.rules.check import faults
+from shardwright.search.rules.evaluation import Bools, holds
+from shardwright.search.rules.evaluation import Column as Column
+from shardwright.search.rules.parser import parse_expression
+from shardwright.search.rules.tree import Expression, Place, RuleError, Span, variables
+from shardwright.search.rules.variables import SCHEMA, Parameter, schema_with_gpus
+from shardwright.spec.text.reading import read_text
+
+MAX_CHARACTERS = 1_000_000
+MAX_PROBLEMS = 20
+_OPENING = re.compile(r"\s*(?:(?P<name>[A-Za-z][\w ./-]*):)?\s*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A condition on candidates. `text` is the expression as written, and the name where none is given.
+
+    `variables` has canonical names.
+    """
+
+    name: str
+    text: str
+    line: int
+    expression: Expression
+    variables: frozenset[str]
+    place: Place
+
+
+def load_rules(path: Path, gpus: Iterable[str]) -> tuple[Rule, ...]:
+    """Return the checked rules of the file `path`; a rule may compare `$gpu` with the names in `gpus`: those of the
+    catalogue and of the cluster, so that one file serves many clusters.
+
+    Raises SpecError as `read_text`, `parse_rules` and `check_rules` do.
+    """
+    rules = parse_rules(read_text(path, limit_bytes=MAX_CHARACTERS), str(path))
+    check_rules(rules, schema_with_gpus(gpus))
+    return rules
+
+
+def parse_rules(text: str, name: str) -> tuple[Rule, ...]:
+    """Return the rules in `text`; `name` stands for it in messages.
+
+    Raises SpecError with a problem for each line that is no rule (at most `MAX_PROBLEMS`), at its line and column, and
+    for a name or an unnamed rule that stands there twice.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise bad(name, f"is longer than {MAX_CHARACTERS:,} characters", "is this a file of rules?")
+    rules: dict[str, Rule] = {}
+    problems: list[Problem] = []
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        try:
+            rule = _rule(name, number, line)
+            if (first := rules.setdefault(rule.name, rule)) is not rule:
+                message = f"the rule {rule.name[:100]!r} stands in line {first.line} already"
+                repeated = RuleError(Span(0, len(rule.text)), message, "rename or remove one of the two")
+                raise SpecError(rule.place.problem(repeated))
+        except SpecError as error:
+            problems += error.problems
+        if len(problems) == MAX_PROBLEMS:
+            break
+    if problems:
+        raise SpecError(*problems)
+    return tuple(rules.values())
+
+
+def _rule(file: str, number: int, line: str) -> Rule:
+    opening = _OPENING.match(line)
+    column = opening.end() if opening else 0
+    given = opening.group("name") if opening else None
+    place = Place(file=file, line=number, text=line, column=column)
+    try:
+        expression, end = parse_expression(line[column:])
+    except RuleError as error:
+        raise SpecError(place.problem(error)) from None
+    text = line[column : column + end]
+    return Rule(
+        name=given.strip() if given else text,
+        text=text,
+        line=number,
+        expression=expression,
+        variables=variables(expression),
+        place=place,
+    )
+
+
+def check_rules(rules: Iterable[Rule], schema: Mapping[str, Parameter] = SCHEMA) -> None:
+    """Raise SpecError for the rules that compare what cannot be compared, with line and column of each place (the
+    first `MAX_PROBLEMS`)."""
+    problems = (rule.place.problem(error) for rule in rules for error in faults(rule.expression, schema))
+    if first := tuple(itertools.islice(problems, MAX_PROBLEMS)):
+        raise SpecError(*first)
+
+
+def evaluate(rule: Rule, columns: Mapping[str, Column]) -> Bools:
+    """Return for which candidates `rule` is true, in the broadcast shape of the columns that it uses (`()` for none).
+
+    `columns` are keyed by canonical name and hold at least the rule's variables.
+    """
+    return holds(rule.expression, columns)

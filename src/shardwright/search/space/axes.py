@@ -1,0 +1,259 @@
+"""The space of uniform strategies: its axes, their values, and what the user pins.
+
+A candidate is one value for every axis that Megatron-LM's constraints allow together. The axes fall in two groups:
+a *layout* (tp, cp, pp, dp, ep, etp, vpp, micro-batch) decides which GPU holds what; the *switches* (placement,
+sequence parallelism, FlashAttention, overlaps, layer split, recomputation, sharding, offload) decide how it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from shardwright.cost.context import Context
+from shardwright.cost.strategies import RANK_ORDERS, RECOMPUTE, SHARDING, Bools, Ints, Strategies
+from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.spec.model import Layer
+
+Value = int | float
+OFFLOADS = (0.0, 0.25, 0.5, 0.75, 1.0)
+MAX_CONTEXT_PARALLEL = 64
+
+# Names a user may pin, with the words that stand for codes. Numbers stand for themselves.
+_SWITCH = MappingProxyType({"false": 0, "off": 0, "no": 0, "true": 1, "on": 1, "yes": 1})
+_COUNT: Mapping[str, int] = MappingProxyType({})
+AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        "tp": _COUNT,
+        "cp": _COUNT,
+        "pp": _COUNT,
+        "dp": _COUNT,
+        "ep": _COUNT,
+        "etp": _COUNT,
+        "vpp": _COUNT,
+        "micro_batch": _COUNT,
+        "gpus": _COUNT,
+        "rank_order": MappingProxyType({name: code for code, name in enumerate(RANK_ORDERS)}),
+        "sequence_parallel": _SWITCH,
+        "flash": _SWITCH,
+        "overlap_tp": _SWITCH,
+        "overlap_pp": _SWITCH,
+        "overlap_grad": _SWITCH,
+        "overlap_param": _SWITCH,
+        "first_layers": _COUNT,
+        "last_layers": _COUNT,
+        "recompute": MappingProxyType({name: code for code, name in enumerate(RECOMPUTE)}),
+        "recompute_layers": _COUNT,
+        "sharding": MappingProxyType({name: code for code, name in enumerate(SHARDING)}),
+        "offload": _COUNT,
+    }
+)
+SYNONYMS: Mapping[str, str] = MappingProxyType(
+    {
+        "tensor_model_parallel_size": "tp",
+        "tensor_parallel": "tp",
+        "context_parallel_size": "cp",
+        "context_parallel": "cp",
+        "pipeline_model_parallel_size": "pp",
+        "pipeline_parallel": "pp",
+        "data_parallel_size": "dp",
+        "data_parallel": "dp",
+        "expert_model_parallel_size": "ep",
+        "expert_parallel": "ep",
+        "expert_tensor_parallel_size": "etp",
+        "virtual_stages": "vpp",
+        "virtual_pipeline": "vpp",
+        "micro_batch_size": "micro_batch",
+        "mbs": "micro_batch",
+        "num_gpus": "gpus",
+        "sp": "sequence_parallel",
+        "use_flash_attn": "flash",
+        "flash_attention": "flash",
+        "tp_comm_overlap": "overlap_tp",
+        "overlap_p2p_comm": "overlap_pp",
+        "overlap_grad_reduce": "overlap_grad",
+        "overlap_param_gather": "overlap_param",
+        "first_stage_layers": "first_layers",
+        "last_stage_layers": "last_layers",
+        "recompute_num_layers": "recompute_layers",
+        "zero": "sharding",
+        "optimizer_offload_fraction": "offload",
+    }
+)
+
+FULL: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType({("recompute", "full"): ("uniform", "block")})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What is searched: the values allowed for the pinned axes (all legal values for the others). With `tp_per_type`,
+    GPU types of one plan may differ in their tensor-parallel degree."""
+
+    pins: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    tp_per_type: bool = False
+
+    def allowed(self, axis: str, values: Sequence[Value]) -> tuple[Value, ...]:
+        """Return those of `values` that the pins leave."""
+        pinned = self.pins.get(axis)
+        return tuple(values) if pinned is None else tuple(value for value in values if value in pinned)
+
+
+def parse_pins(settings: Sequence[str]) -> Space:
+    """Return the space with axes pinned by `name=value[,value…]` settings. Raises SpecError for what it cannot read."""
+    pins: dict[str, tuple[Value, ...]] = {}
+    problems: list[Problem] = []
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        name = name.strip().lstrip("$").replace("-", "_")
+        axis = SYNONYMS.get(name, name)
+        if not equals or not text.strip():
+            problems.append(Problem(f"--set {setting}", "is not of the form name=value", "for example --set tp=8"))
+        elif axis not in AXES:
+            hint = suggestion(name, [*AXES, *SYNONYMS])
+            problems.append(Problem(f"--set {setting}", f"there is no parameter {name!r}", hint))
+        elif axis in pins:
+            problems.append(Problem(f"--set {setting}", f"{axis} is set twice", "give all its values in one --set"))
+        else:
+            try:
+                words = [part for word in text.split(",") for part in FULL.get((axis, word.strip()), (word.strip(),))]
+                pins[axis] = tuple(dict.fromkeys(_value(axis, word) for word in words))
+            except SpecError as error:
+                problems += error.problems
+    if problems:
+        raise SpecError(*problems)
+    return Space(pins=MappingProxyType(pins))
+
+
+def _value(axis: str, word: str) -> Value:
+    words = AXES[axis]
+    if words:
+        if word.casefold() in words:
+            return words[word.casefold()]
+        raise bad(f"--set {axis}={word}", f"{word!r} is no value of {axis}", "one of " + ", ".join(words))
+    try:
+        value = float(word)
+    except ValueError:
+        raise bad(f"--set {axis}={word}", f"{word!r} is not a number") from None
+    if axis == "offload":
+        if 0.0 <= value <= 1.0:
+            return value
+        raise bad(f"--set {axis}={word}", "offload is a fraction", "give a number from 0 to 1")
+    low = 0 if axis in ("first_layers", "last_layers", "recompute_layers") else 1
+    if not (np.isfinite(value) and value == int(value) and low <= value <= 10**7):
+        raise bad(f"--set {axis}={word}", f"{axis} is a whole number of at least {low}")
+    return int(value)
+
+
+def within(space: Space, rows: Strategies) -> Bools:
+    """Return which rows have only values that the pins allow, [N]."""
+    kept = np.ones(len(rows), dtype=bool)
+    for axis, values in space.pins.items():
+        kept &= np.isin(rows.gpus if axis == "gpus" else getattr(rows, axis), values)
+    return kept
+
+
+def offload_fractions(space: Space) -> tuple[Value, ...]:
+    """Return the fractions of the optimizer state to try in host memory; pinned ones replace the usual."""
+    return space.pins.get("offload", OFFLOADS)
+
+
+def measurable(context: Context, space: Space) -> Space:
+    """Return the space without what measured layers say nothing of, unless it is pinned: an optimizer in host memory,
+    which would be predicted beside a measured one."""
+    if context.measured is None or "offload" in space.pins:
+        return space
+    return replace(space, pins={**space.pins, "offload": (0.0,)})
+
+
+def divisors(number: int, limit: int) -> list[int]:
+    """Return the divisors of `number` up to `limit`, ascending."""
+    return [d for d in range(1, min(number, limit) + 1) if number % d == 0]
+
+
+def tensor_parallel_degrees(context: Context) -> list[int]:
+    """Return degrees that divide heads, feed-forward widths and hidden size of every layer, that Megatron-LM can
+    give key-value heads for (one divides the other), and whose group fits a NVLink domain and tiles its machines."""
+    model, pool = context.model, context.pool
+    found = []
+    for tp in divisors(model.max_heads, pool.domain_gpus):
+        if model.hidden % tp or (pool.gpus_per_node % tp and tp % pool.gpus_per_node) or pool.domain_gpus % tp:
+            continue
+        if all(_splits(kind.attention.heads, kind.attention.kv_heads, tp) for kind in model.kinds) and all(
+            width % tp == 0 for kind in model.kinds for width in _widths(kind)
+        ):
+            found.append(tp)
+    return found
+
+
+def _widths(layer: Layer) -> Iterator[int]:
+    """Yield the inner widths of feed-forward blocks that tensor parallelism splits."""
+    if layer.mlp is not None:
+        yield layer.mlp.width
+    if layer.moe is not None:
+        yield layer.moe.shared_width
+
+
+def _splits(heads: int, kv_heads: int, tp: int) -> bool:
+    return heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)
+
+
+def context_parallel_degrees(context: Context) -> list[int]:
+    """Return degrees for which each rank has two equal chunks of the sequence (Megatron-LM balances the causal mask
+    so). BERT-like models are not split."""
+    if not all(kind.attention.causal for kind in context.model.kinds):
+        return [1]
+    half = context.job.seq_len // 2 if context.job.seq_len % 2 == 0 else 1
+    return divisors(half, min(MAX_CONTEXT_PARALLEL, context.pool.gpus))
+
+
+def expert_degrees(context: Context) -> list[int]:
+    """Return degrees that divide the number of experts of every expert layer; 1 for dense models."""
+    experts = {kind.moe.experts for kind in context.model.kinds if kind.moe is not None}
+    return (
+        [1]
+        if not experts
+        else [d for d in divisors(min(experts), context.pool.gpus) if all(e % d == 0 for e in experts)]
+    )
+
+
+def virtual_stages(context: Context, space: Space, pp: int) -> list[int]:
+    """Return numbers of virtual stages per rank on a pipeline of `pp` ranks: one, and those that share the layers
+    evenly, counting embedding, logits, both or neither as a layer (Megatron-LM's own choices for an even split).
+    A pinned number need not be even."""
+    layers = context.layer_count
+    if pp < 2:
+        return [1]
+    pinned = [int(value) for value in space.pins.get("vpp", ()) if 1 <= value * pp <= layers]
+    even = [v for v in range(2, layers // pp + 1) if any((layers + more) % (v * pp) == 0 for more in (0, 1, 2))]
+    return sorted({1, *even, *pinned})
+
+
+def split_choices(context: Context, space: Space, stages: int, head_layers: float) -> tuple[Ints, Ints]:
+    """Return pairs (first, last) of layers on the first and the last of `stages` virtual stages.
+
+    Around the even share: two fewer to one more on the first, and on the last, which also does the work of
+    `head_layers` layers for the logits, as many fewer as that work and one, to one more. Pinned values replace these.
+    """
+    layers = context.layer_count
+    if stages == 1:
+        return np.array([layers]), np.array([layers])
+    share = layers // stages
+    deepest = -(int(np.ceil(head_layers)) + 1)
+    firsts = space.pins.get("first_layers", tuple(share + offset for offset in (-2, -1, 0, 1)))
+    lasts = space.pins.get("last_layers", tuple(share + offset for offset in range(deepest, 2)))
+    grid = np.meshgrid(np.array(firsts, dtype=np.int64), np.array(lasts, dtype=np.int64), indexing="ij")
+    first, last = (column.ravel() for column in grid)
+    if stages == 2:
+        chosen = np.concatenate([first, layers - last])
+        first = np.unique(chosen[(chosen >= 0) & (chosen <= layers)])
+        last = layers - first
+        legal = np.ones(len(first), dtype=bool)
+        for name, column in (("first_layers", first), ("last_layers", last)):
+            if name in space.pins:
+                legal &= np.isin(column, space.pins[name])
+        return first[legal], last[legal]
+    legal = (first >= 0) & (last >= 0) & (first + last <= layers)
+    return first[legal], last[legal]

@@ -1,0 +1,339 @@
+"""Expands layouts into complete strategies, axis by axis.
+
+`arrangements` fixes everything that decides the pipeline's time without recomputation; `completions` adds sharding,
+offload and recomputation, of which it keeps only settings that fit in memory. An axis whose best value is known
+beforehand is not enumerated, unless the user pins it or a rule speaks of it:
+
+* overlap: communication beside computation is never slower in the cost model than before or after it;
+* recompute: recomputation only adds time, so none is tried where the activations fit;
+* recompute_layers: time grows and memory falls with the number, so the least that fits is best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardwright.cost.context import Context, Sharded
+from shardwright.cost.iteration.footprint import (
+    Fixed,
+    fewest_recomputed_layers,
+    fits,
+    fixed_bytes,
+    leanest_group,
+    least_bytes,
+)
+from shardwright.cost.strategies import (
+    BLOCK,
+    NONE,
+    SELECTIVE,
+    UNIFORM,
+    UNSHARDED,
+    ZERO1,
+    ZERO2,
+    ZERO3,
+    Bools,
+    Ints,
+    Strategies,
+    concatenate,
+)
+from shardwright.search.space.axes import Space, Value, offload_fractions
+from shardwright.search.space.layouts import Layouts, Splits, most_recomputed_layers, recompute_counts, reorderable
+
+OVERLAPS = ("overlap_tp", "overlap_pp", "overlap_grad", "overlap_param")
+SOLVED_AXES = (*OVERLAPS, "recompute", "recompute_layers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """How to expand: the space, and which of `SOLVED_AXES` must be enumerated all the same."""
+
+    space: Space
+    explicit: frozenset[str]
+
+    def values(self, axis: str, *values: Value) -> tuple[Value, ...]:
+        """Return the values to enumerate; of an overlap the last, best one only."""
+        allowed = self.space.allowed(axis, values)
+        return allowed if axis not in OVERLAPS or axis in self.explicit else allowed[-1:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Strategies with, for each, the index of its layout and of its split."""
+
+    strategies: Strategies
+    layout: Ints
+    split: Ints
+
+    def take(self, rows: Ints | Bools | slice) -> Rows:
+        return Rows(strategies=self.strategies.take(rows), layout=self.layout[rows], split=self.split[rows])
+
+
+def axes(space: Space, rule_variables: frozenset[str]) -> Axes:
+    """Return how to expand when rules speak of `rule_variables` (names of axes)."""
+    return Axes(space=space, explicit=frozenset(SOLVED_AXES) & (rule_variables | frozenset(space.pins)))
+
+
+def layer_variants(context: Context, how: Axes, layouts: Layouts) -> tuple[Strategies, Ints]:
+    """Return `layouts` with every setting of the switches that change how a layer is computed, and the index of each
+    row's layout."""
+    index, switches = _layer_switches(context, how, layouts)
+    return _strategies(layouts.take(index), switches), index
+
+
+def arrangements(
+    context: Context, how: Axes, layouts: Layouts, choices: Splits, promising: Callable[[Strategies, Ints], Bools]
+) -> Rows:
+    """Return every arrangement of `layouts`: placement, switches of a layer, overlap of transfers, split. Sharding
+    and recomputation are left at none. Only those settings of a layer's switches are split that are `promising`."""
+    index, switches = _layer_switches(context, how, layouts)
+    keep = np.flatnonzero(promising(_strategies(layouts.take(index), switches), index))
+    index, switches = index[keep], {name: column[keep] for name, column in switches.items()}
+    index, switches = _branch(
+        index,
+        switches,
+        "rank_order",
+        lambda i: _when(reorderable(context, layouts)[i], how.values("rank_order", 0, 1), how.values("rank_order", 0)),
+    )
+    index, switches = _branch(
+        index,
+        switches,
+        "overlap_pp",
+        lambda i: [
+            ((layouts.vpp[i] == 1), how.values("overlap_pp", 0)),
+            ((layouts.vpp[i] > 1) & (layouts.pp[i] > 2), how.values("overlap_pp", 0, 1)),
+            ((layouts.vpp[i] > 1) & (layouts.pp[i] == 2), how.values("overlap_pp", 1)),
+        ],
+    )
+    stages = layouts.pp[index] * layouts.vpp[index]
+    count = choices.count[stages]
+    source = np.repeat(np.arange(len(index)), count)
+    ends = np.cumsum(count)
+    split = (
+        np.arange(ends[-1] if len(ends) else 0)
+        - np.repeat(ends - count, count)
+        + np.repeat(choices.offset[stages], count)
+    )
+    rows = _strategies(layouts.take(index[source]), {name: column[source] for name, column in switches.items()})
+    rows = replace(rows, first_layers=choices.first[split], last_layers=choices.last[split])
+    return Rows(strategies=rows, layout=index[source], split=split)
+
+
+def states(how: Axes, rows: Rows) -> Rows:
+    """Return `rows` with every sharding, offload and overlap of data-parallel communication."""
+    given = rows.strategies
+    ranks, alone = given.dp * given.cp > 1, given.pp == 1
+    parts: list[Rows] = []
+    for sharding in how.values("sharding", UNSHARDED, ZERO1, ZERO2, ZERO3):
+        legal = np.ones(len(given), dtype=bool)
+        if sharding != UNSHARDED:
+            legal = ranks & (alone if sharding in (ZERO2, ZERO3) else True)
+        for offload in offload_fractions(how.space) if sharding == ZERO1 else how.space.allowed("offload", (0.0,)):
+            for grad, param in _gradient_overlaps(how, sharded=sharding != UNSHARDED):
+                able = legal & (ranks if grad else (~ranks if "overlap_grad" not in how.explicit else True))
+                chosen = rows.take(np.flatnonzero(able))
+                size = len(chosen.layout)
+                done = replace(
+                    chosen.strategies,
+                    sharding=np.full(size, sharding, dtype=np.int64),
+                    offload=np.full(size, float(offload)),
+                    overlap_grad=np.full(size, bool(grad)),
+                    overlap_param=np.full(size, bool(param)),
+                )
+                parts.append(replace(chosen, strategies=done))
+    return joined(parts) if parts else rows.take(np.zeros(0, dtype=np.int64))
+
+
+def _gradient_overlaps(how: Axes, *, sharded: bool) -> list[tuple[Value, Value]]:
+    """Return the pairs (overlap_grad, overlap_param) to try. Without data parallelism there is nothing to overlap."""
+    grads = how.space.allowed("overlap_grad", (0, 1))
+    params = how.space.allowed("overlap_param", (0, 1))
+    pairs = [(g, p) for g in grads for p in params if not p or (g and sharded)]
+    if {"overlap_grad", "overlap_param"} & how.explicit:
+        return pairs
+    best = (1, 1 if sharded else 0)
+    return [(0, 0), best]
+
+
+def completions(context: Context, how: Axes, rows: Rows, shards: Sharded, starts: Ints) -> tuple[Rows, Ints, Ints]:
+    """Return the rows with every recomputation that fits and may be best, the index in `rows` of each, and how many
+    candidates of each row in `rows` did not fit.
+
+    All rows have equal pp and vpp. Where no recomputation is needed none is tried, unless the user asks for it.
+    """
+    modes = how.values("recompute", NONE, SELECTIVE, UNIFORM, BLOCK)
+    free = "recompute" not in how.explicit
+    longest = np.maximum(np.diff(starts, axis=1).max(axis=1), 1)
+    everything = _Group(rows, shards, starts, fixed_bytes(context, rows.strategies, shards, starts), longest)
+    able = least_bytes(context, shards, everything.fixed) <= context.memory_limit_bytes
+    rejected = np.where(able, 0, recompute_counts(context, how.space, longest))
+    open_rows = np.flatnonzero(able)
+    parts: list[tuple[Rows, Ints]] = []
+    for mode in (m for m in (NONE, SELECTIVE, BLOCK, UNIFORM) if m in modes):
+        if not len(open_rows):
+            break
+        tried = everything.take(open_rows)
+        with_layers = mode in (BLOCK, UNIFORM)
+        if with_layers and "recompute_layers" in how.explicit:
+            found, source, lost = _explicit_layers(context, how, tried, mode)
+        else:
+            found, source, lost = _best_layers(context, tried, mode)
+        rejected[open_rows] += lost
+        parts.append((found, open_rows[source]))
+        if free and mode in (NONE, BLOCK):
+            open_rows = np.setdiff1d(open_rows, open_rows[source])
+    if not parts:
+        return rows.take(open_rows), open_rows, rejected
+    return joined([part for part, _ in parts]), np.concatenate([source for _, source in parts]), rejected
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Rows of one pipeline shape with what their memory depends on."""
+
+    rows: Rows
+    shards: Sharded
+    starts: Ints
+    fixed: Fixed
+    longest: Ints
+
+    def take(self, chosen: Ints) -> _Group:
+        return _Group(
+            self.rows.take(chosen),
+            replace(self.shards, row=self.shards.row[chosen]),
+            self.starts[chosen],
+            self.fixed.take(chosen),
+            self.longest[chosen],
+        )
+
+    def with_recompute(self, mode: int, layers: Ints) -> Strategies:
+        code = np.full(len(self.longest), mode, dtype=np.int64)
+        return replace(self.rows.strategies, recompute=code, recompute_layers=layers)
+
+
+def _best_layers(context: Context, group: _Group, mode: int) -> tuple[Rows, Ints, Ints]:
+    """Return the rows that fit under `mode` with the best number of recomputed layers, their indices, and how many
+    settings of each row do not fit."""
+    number = np.zeros(len(group.longest), dtype=np.int64)
+    strategies, rest = group.with_recompute(mode, number), (group.shards, group.starts, group.fixed)
+    if mode == BLOCK:
+        number, fit = fewest_recomputed_layers(context, strategies, *rest)
+        lost = np.where(fit, number - 1, group.longest)
+    elif mode == UNIFORM:
+        number, fit = leanest_group(context, strategies, *rest)
+        lost = np.where(fit, 0, most_recomputed_layers(context, mode, group.longest))
+    else:
+        fit = fits(context, strategies, *rest)
+        lost = (~fit).astype(np.int64)
+    found = np.flatnonzero(fit)
+    return replace(group.rows, strategies=group.with_recompute(mode, number)).take(found), found, lost
+
+
+def _explicit_layers(context: Context, how: Axes, group: _Group, mode: int) -> tuple[Rows, Ints, Ints]:
+    """Return the same with every number of recomputed layers."""
+    lost = np.zeros(len(group.longest), dtype=np.int64)
+    parts: list[tuple[Rows, Ints]] = []
+    most = most_recomputed_layers(context, mode, group.longest)
+    for number in how.space.allowed("recompute_layers", range(1, int(most.max()) + 1)):
+        able = np.flatnonzero(most >= number)
+        part = group.take(able)
+        strategies = part.with_recompute(mode, np.full(len(able), number, dtype=np.int64))
+        fit = fits(context, strategies, part.shards, part.starts, part.fixed)
+        lost[able] += ~fit
+        parts.append((replace(part.rows, strategies=strategies).take(np.flatnonzero(fit)), able[fit]))
+    if not parts:
+        nothing = np.zeros(0, dtype=np.int64)
+        return group.rows.take(nothing), nothing, lost
+    return joined([part for part, _ in parts]), np.concatenate([source for _, source in parts]), lost
+
+
+def joined(parts: list[Rows]) -> Rows:
+    """Return the rows of all parts in order."""
+    return Rows(
+        strategies=concatenate([part.strategies for part in parts]),
+        layout=np.concatenate([part.layout for part in parts]),
+        split=np.concatenate([part.split for part in parts]),
+    )
+
+
+def _layer_switches(context: Context, how: Axes, layouts: Layouts) -> tuple[Ints, dict[str, Ints]]:
+    """Return layouts × (sequence_parallel, overlap_tp, flash): indices of layouts and the columns."""
+    moe = any(kind.moe is not None for kind in context.model.kinds)
+    index = np.arange(len(layouts))
+    can = (layouts.tp > 1) & (context.job.seq_len // layouts.cp % layouts.tp == 0)
+    measured = context.measured
+    possible = measured.sequence_parallel if measured else (0, 1)
+    choice = how.values("sequence_parallel", *((1,) if moe else possible))
+    alone = how.values("sequence_parallel", 0)
+    must = can | ((layouts.tp > 1) if moe else False)
+    index, switches = _branch(index, {}, "sequence_parallel", lambda i: [(can[i], choice), (~must[i], alone)])
+    index, switches = _branch(
+        index,
+        switches,
+        "overlap_tp",
+        lambda i: _when(
+            (switches["sequence_parallel"] == 1) & (measured is None),
+            how.values("overlap_tp", 0, 1),
+            how.values("overlap_tp", 0),
+        ),
+    )
+    return _branch(
+        index,
+        switches,
+        "flash",
+        lambda i: _when(
+            (layouts.cp[i] > 1) | (measured is not None), how.values("flash", 1), how.values("flash", 0, 1)
+        ),
+    )
+
+
+Choices = list[tuple[Bools, tuple[Value, ...]]]
+
+
+def _when(mask: Bools, yes: tuple[Value, ...], no: tuple[Value, ...]) -> Choices:
+    return [(mask, yes), (~mask, no)]
+
+
+def _branch(
+    index: Ints, columns: dict[str, Ints], name: str, choices: Callable[[Ints], Choices]
+) -> tuple[Ints, dict[str, Ints]]:
+    """Return the rows once for every value that `choices` gives them, with the new column."""
+    parts = [(np.flatnonzero(mask), value) for mask, values in choices(index) for value in values]
+    rows = np.concatenate([np.zeros(0, dtype=np.int64), *(rows for rows, _ in parts)])
+    column = np.concatenate([np.zeros(0, dtype=np.int64), *(np.full(len(r), v, dtype=np.int64) for r, v in parts)])
+    return index[rows], {**{key: old[rows] for key, old in columns.items()}, name: column}
+
+
+def _strategies(layouts: Layouts, switches: dict[str, Ints]) -> Strategies:
+    """Return layouts with switches as strategies; what is not given is zero or off."""
+    zero = np.zeros(len(layouts), dtype=np.int64)
+    off = zero.astype(bool)
+
+    def switch(name: str) -> Bools:
+        return switches[name].astype(bool) if name in switches else off
+
+    return Strategies(
+        tp=layouts.tp,
+        cp=layouts.cp,
+        pp=layouts.pp,
+        dp=layouts.dp,
+        ep=layouts.ep,
+        etp=layouts.etp,
+        vpp=layouts.vpp,
+        micro_batch=layouts.micro_batch,
+        rank_order=switches.get("rank_order", zero),
+        sequence_parallel=switch("sequence_parallel"),
+        flash=switch("flash"),
+        overlap_tp=switch("overlap_tp"),
+        overlap_pp=switch("overlap_pp"),
+        first_layers=zero,
+        last_layers=zero,
+        recompute=zero,
+        recompute_layers=zero,
+        sharding=zero,
+        offload=zero.astype(float),
+        overlap_grad=off,
+        overlap_param=off,
+    )

@@ -1,0 +1,248 @@
+"""Enumerates layouts: which GPU holds what. Every row is legal; none is costed here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from shardwright.cost.compute.flops import layer_flops_per_token
+from shardwright.cost.context import Context
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, Array, Bools, Floats, Ints
+from shardwright.search.space.axes import (
+    Space,
+    context_parallel_degrees,
+    divisors,
+    expert_degrees,
+    offload_fractions,
+    split_choices,
+    tensor_parallel_degrees,
+    virtual_stages,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layouts:
+    """Columns [N] of parallel degrees, virtual stages per rank and micro-batch size."""
+
+    tp: Ints
+    cp: Ints
+    pp: Ints
+    dp: Ints
+    ep: Ints
+    etp: Ints
+    vpp: Ints
+    micro_batch: Ints
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def take(self, rows: Array) -> Layouts:
+        return Layouts(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+    @property
+    def gpus(self) -> Ints:
+        return self.tp * self.cp * self.pp * self.dp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splits:
+    """Layer splits by the number of virtual stages V: rows `offset[V] : offset[V] + count[V]` of `first` and `last`;
+    `longest` is the largest number of layers on a virtual stage."""
+
+    first: Ints
+    last: Ints
+    longest: Ints
+    offset: Ints
+    count: Ints
+
+
+def layouts(context: Context, space: Space) -> Layouts:
+    """Return all layouts on up to all GPUs of the pool, in a fixed order."""
+    batch, gpus, layers = context.job.global_batch, context.pool.gpus, context.layer_count
+
+    def pinned(axis: str, values: list[int]) -> Ints:
+        return np.array(space.allowed(axis, values), dtype=np.int64)
+
+    table = {"tp": pinned("tp", tensor_parallel_degrees(context))}
+    table = _cross(table, "cp", pinned("cp", context_parallel_degrees(context)))
+    table = _keep(table, table["tp"] * table["cp"] <= gpus)
+    table = _cross(table, "pp", pinned("pp", list(range(1, min(layers, gpus) + 1))))
+    table = _keep(table, table["tp"] * table["cp"] * table["pp"] <= gpus)
+    table = _cross(table, "dp", pinned("dp", divisors(batch, gpus)))
+    used = table["tp"] * table["cp"] * table["pp"] * table["dp"]
+    table = _keep(table, (used <= gpus) & (np.isin(used, space.pins["gpus"]) if "gpus" in space.pins else True))
+    table = _cross(table, "micro_batch", pinned("micro_batch", divisors(batch, batch)))
+    table = _keep(table, batch % (table["dp"] * table["micro_batch"]) == 0)
+    table = _with_virtual_stages(table, context, space)
+    table = _with_experts(table, context, space)
+    return Layouts(**table)
+
+
+def _cross(table: dict[str, Ints], name: str, values: Ints) -> dict[str, Ints]:
+    """Return the rows of `table`, each once for every value of a new column."""
+    rows = len(next(iter(table.values())))
+    crossed = {key: np.repeat(column, len(values)) for key, column in table.items()}
+    return {**crossed, name: np.tile(values, rows)}
+
+
+def _keep(table: dict[str, Ints], mask: Bools) -> dict[str, Ints]:
+    return {key: column[mask] for key, column in table.items()}
+
+
+def _with_virtual_stages(table: dict[str, Ints], context: Context, space: Space) -> dict[str, Ints]:
+    """Add vpp. More than one needs a pipeline and micro-batches that are a multiple of its length."""
+    count = context.job.global_batch // (table["dp"] * table["micro_batch"])
+    able = (table["pp"] > 1) & (count % table["pp"] == 0)
+    most = int(table["pp"].max(initial=1))
+    choices = [
+        np.array(space.allowed("vpp", virtual_stages(context, space, pp)), dtype=np.int64) for pp in range(most + 1)
+    ]
+    offset = np.cumsum([0, *(len(values) for values in choices)])
+    values = np.concatenate(choices)
+    pipeline = np.where(able, table["pp"], 1)
+    number = offset[pipeline + 1] - offset[pipeline]
+    repeated = {key: np.repeat(column, number) for key, column in table.items()}
+    ends = np.cumsum(number)
+    within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - number, number)
+    return {**repeated, "vpp": values[np.repeat(offset[pipeline], number) + within]}
+
+
+def _with_experts(table: dict[str, Ints], context: Context, space: Space) -> dict[str, Ints]:
+    """Add ep and etp. Experts spread over ranks of one pipeline stage; their matrices over the tensor-parallel ranks
+    or not at all."""
+    degrees = np.array(space.allowed("ep", expert_degrees(context)), dtype=np.int64)
+    table = _cross(table, "ep", degrees)
+    if all(kind.moe is None for kind in context.model.kinds):
+        return _keep_etp({**table, "etp": np.ones_like(table["tp"])}, space)
+    table = _cross(table, "split", np.array([0, 1], dtype=np.int64))
+    split = table.pop("split")
+    table["etp"] = np.where(split == 1, table["tp"], 1)
+    ranks = table["tp"] * table["cp"] * table["dp"]
+    legal = (ranks % (table["ep"] * table["etp"]) == 0) & ((split == 0) | (table["tp"] > 1))
+    widths = {kind.moe.expert_width for kind in context.model.kinds if kind.moe is not None}
+    for width in widths:
+        legal &= width % table["etp"] == 0
+    return _keep_etp(_keep(table, legal), space)
+
+
+def _keep_etp(table: dict[str, Ints], space: Space) -> dict[str, Ints]:
+    return _keep(table, np.isin(table["etp"], space.pins["etp"])) if "etp" in space.pins else table
+
+
+def even_split(context: Context, stages: int) -> tuple[int, int]:
+    """Return layers of the first and the last of `stages` virtual stages that share the layers evenly; where they do
+    not divide, those between have the larger parts."""
+    share = context.layer_count // stages
+    if stages == 1:
+        return context.layer_count, context.layer_count
+    return share, context.layer_count - share if stages == 2 else share
+
+
+def head_layers(context: Context) -> float:
+    """Return the work of the logits (and of multi-token prediction) in units of the mean layer."""
+    model, seq_len = context.model, context.job.seq_len
+    per_layer = [layer_flops_per_token(model, kind, seq_len) for kind in model.kinds]
+    mean = sum(per_layer[kind] for kind in model.kind_of_layer) / len(model.layers)
+    logits = 2.0 * model.hidden * model.vocab * (1 + model.mtp_layers)
+    return (logits + model.mtp_layers * per_layer[model.kind_of_layer[-1]]) / mean
+
+
+def splits(context: Context, space: Space, stages: Ints) -> Splits:
+    """Return the layer splits for every number of virtual stages in `stages`."""
+    weight = head_layers(context)
+    size = int(stages.max(initial=0)) + 1
+    offset, count = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
+    firsts: list[Ints] = []
+    lasts: list[Ints] = []
+    longest: list[Ints] = []
+    total = 0
+    for number in np.unique(stages):
+        first, last = split_choices(context, space, int(number), weight)
+        middle = -(-(context.layer_count - first - last) // max(int(number) - 2, 1)) if number > 2 else 0
+        firsts.append(first)
+        lasts.append(last)
+        longest.append(np.maximum(np.maximum(first, last), middle))
+        offset[number], count[number] = total, len(first)
+        total += len(first)
+    empty = np.zeros(0, dtype=np.int64)
+    return Splits(
+        first=np.concatenate([empty, *firsts]),
+        last=np.concatenate([empty, *lasts]),
+        longest=np.concatenate([empty, *longest]),
+        offset=offset,
+        count=count,
+    )
+
+
+def reorderable(context: Context, rows: Layouts) -> Bools:
+    """Return whether data parallelism may be outside the pipeline, [N]. Megatron-LM then wants expert groups (for
+    dense models: tensor-parallel groups) that span tensor and context parallelism exactly (its parallel_state.py)."""
+    free = (rows.pp > 1) & (rows.dp > 1)
+    if all(kind.moe is None for kind in context.model.kinds):
+        return np.asarray(free & (rows.cp == 1))
+    return np.asarray(free & (rows.ep * rows.etp == rows.tp * rows.cp))
+
+
+def candidate_counts(context: Context, space: Space, rows: Layouts, choices: Splits) -> Floats:
+    """Return how many candidates each layout stands for, [N]: all legal settings of the switches. Megatron-LM trains
+    experts with tensor parallelism only under sequence parallelism, and splits the context only with FlashAttention."""
+    moe = any(kind.moe is not None for kind in context.model.kinds)
+
+    def options(axis: str, *values: int) -> int:
+        return len(space.allowed(axis, values))
+
+    def when(mask: Bools, yes: int, no: int) -> Floats:
+        return np.where(mask, float(yes), float(no))
+
+    order = when(reorderable(context, rows), options("rank_order", 0, 1), options("rank_order", 0))
+    can_sp = (rows.tp > 1) & (context.job.seq_len // rows.cp % rows.tp == 0)
+    without = options("sequence_parallel", 0) * options("overlap_tp", 0)
+    with_sp = options("sequence_parallel", 1) * options("overlap_tp", 0, 1)
+    sequence = when(can_sp, with_sp + (0 if moe else without), without)
+    sequence = np.where((rows.tp > 1) & ~can_sp & moe, 0.0, sequence)
+    flash = when(rows.cp > 1, options("flash", 1), options("flash", 0, 1))
+    p2p = np.where(
+        rows.vpp > 1,
+        when(rows.pp > 2, options("overlap_pp", 0, 1), options("overlap_pp", 1)),
+        options("overlap_pp", 0),
+    )
+    plain = options("sharding", 0) * options("offload", 0)
+    offload = len(offload_fractions(space))
+    no_gather, gather = options("overlap_param", 0), options("overlap_param", 1)
+    grads = options("overlap_grad", 0, 1)
+    overlapped = options("overlap_grad", 0) * no_gather + options("overlap_grad", 1) * (no_gather + gather)
+    unsharded = plain * grads * no_gather
+    sharded = options("sharding", 1) * offload * overlapped
+    fully = options("sharding", 2, 3) * options("offload", 0) * overlapped
+    alone = plain * options("overlap_grad", 0) * no_gather
+    ranks = rows.dp * rows.cp > 1
+    state = np.where(ranks, unsharded + sharded + fully * (rows.pp == 1), alone)
+    return order * sequence * flash * p2p * state * _split_counts(context, space, rows, choices)
+
+
+def _split_counts(context: Context, space: Space, rows: Layouts, choices: Splits) -> Floats:
+    """Return the settings of split and recomputation, [N]."""
+    settings = np.concatenate([[0], np.cumsum(recompute_counts(context, space, choices.longest))])
+    start = choices.offset[rows.pp * rows.vpp]
+    return np.asarray(settings[start + choices.count[rows.pp * rows.vpp]] - settings[start], dtype=float)
+
+
+def recompute_counts(context: Context, space: Space, longest: Ints) -> Ints:
+    """Return the settings of recomputation for splits whose longest virtual stage has `longest` layers, [N]."""
+
+    def options(*values: int) -> int:
+        return len(space.allowed("recompute", values))
+
+    pinned = space.pins.get("recompute_layers")
+    count = np.full(len(longest), options(NONE, SELECTIVE), dtype=np.int64)
+    for mode in (UNIFORM, BLOCK):
+        most = most_recomputed_layers(context, mode, longest)
+        count += options(mode) * (most if pinned is None else np.sum([(n >= 1) & (n <= most) for n in pinned], axis=0))
+    return count
+
+
+def most_recomputed_layers(context: Context, mode: int, longest: Ints) -> Ints:
+    """Return the largest --recompute-num-layers, [N]: the layers of the longest virtual stage. Megatron-LM recomputes
+    layers of multi-token prediction in groups of one only."""
+    return np.minimum(longest, 1) if mode == UNIFORM and context.model.mtp_layers else longest

@@ -1,0 +1,9 @@
+"""The search on one GPU type: best first, exact under the cost model.
+
+* `search`: the search
+* `bounds`: bounds of an arrangement in a few operations
+* `layout_bounds`: bounds of a layout before it is expanded
+* `frontier`: arrangements that wait, in the order of their bounds
+* `best`: the best found, one for each layout
+* `baselines`: what an expert would try
+"""

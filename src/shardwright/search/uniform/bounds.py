@@ -1,0 +1,252 @@
+"""Bounds of an arrangement in a few operations, from its first, middle and last stages alone.
+
+Every bound here is of the kind of `cost.pipeline_bound`, at one rank or averaged over ranks, with sums over stages in
+closed form instead of stage by stage. Time includes the least recomputation without which rank 0 or 1 cannot fit
+under any sharding, and the least tail that gradients and the optimizer leave on rank 0. Where layers differ, the
+bounds of those ranks count whose layers are alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardwright.cost.context import Context, Sharded
+from shardwright.cost.iteration.footprint import P2P_BUFFERS, micro_batches
+from shardwright.cost.iteration.step import (
+    BUCKET_SHARE,
+    StageTimes,
+    both_gather_seconds,
+    data_parallel,
+    message_bytes,
+    norm_seconds,
+    optimizer_seconds,
+    pipeline_stride,
+    reduction_tails,
+    tied_embedding_seconds,
+)
+from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
+from shardwright.cost.memory.sizes import least_state_bytes, room_for_tensors
+from shardwright.cost.network.collectives import exposed_seconds, rack_seconds, transfer_seconds
+from shardwright.cost.pipeline.in_flight import in_flight
+from shardwright.cost.strategies import UNSHARDED, ZERO1, Floats, Ints, Strategies
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """How the layers fall on the virtual stages, [N]: those between first and last have `share` layers, the last
+    `extra` of them one more; `on_first`, `on_last`, `on_next` are the larger ones of ranks 0, P - 1 and P - 2."""
+
+    first: Ints
+    last: Ints
+    share: Ints
+    middle: Ints
+    on_first: Ints
+    on_last: Ints
+    on_next: Ints
+
+
+def sketch_seconds(context: Context, rows: Strategies, shards: Sharded) -> Floats:
+    """Return a lower bound of the iteration of every completion of `rows`, [N]. Rows may differ in shape."""
+    split = _split(context, rows)
+    layers = _layers_to_recompute(context, rows, shards, split)
+    pipeline = _pipeline(context, rows, shards, split, layers)
+    tail = _tail(context, rows, shards, split)
+    return pipeline + tail + norm_seconds(context, rows) + tied_embedding_seconds(context, rows)
+
+
+def _split(context: Context, rows: Strategies) -> _Split:
+    pp, vpp = rows.pp, rows.vpp
+    stages = pp * vpp
+    between = context.layer_count - rows.first_layers - rows.last_layers
+    middle = np.maximum(stages - 2, 0)
+    share, extra = np.divmod(between, np.maximum(middle, 1))
+
+    def larger(first_chunk: Ints, chunks: Ints) -> Ints:
+        """Count the chunks k < `chunks` that are among the larger, those with k >= first_chunk / pp."""
+        return np.asarray(np.clip(chunks - np.maximum(-(-first_chunk // pp), 0), 0, chunks))
+
+    return _Split(
+        first=rows.first_layers,
+        last=rows.last_layers,
+        share=share,
+        middle=middle,
+        on_first=np.where(vpp > 1, larger(stages - 1 - extra, vpp), 0),
+        on_last=np.where(vpp > 1, np.minimum(larger(stages - pp - extra, vpp - 1), vpp - 1), 0),
+        on_next=np.where(vpp > 1, larger(stages + 1 - pp - extra, vpp), 0),
+    )
+
+
+def _sum(running: Floats, row: Ints, start: Ints | int, end: Ints | int) -> Floats:
+    return np.asarray(running[row, end] - running[row, start])
+
+
+def _pipeline(context: Context, rows: Strategies, shards: Sharded, split: _Split, layers: Ints) -> Floats:
+    """Return a bound of the pipeline's time with `layers` layers of each virtual stage recomputed."""
+    table, row, count = shards.table, shards.row, micro_batches(context, rows)
+    ends = context.layer_count + 2
+    running = table.forward + table.backward
+    again = _sum(table.forward, row, 1, ends - 1) / context.layer_count
+    first = _sum(running, row, 0, split.first + 1) + np.minimum(layers, split.first) * again
+    last = _sum(running, row, ends - 1 - split.last, ends) + np.minimum(layers, split.last) * again
+    whole = running[row, ends]
+    between = whole - _sum(running, row, 0, split.first + 1) - _sum(running, row, ends - 1 - split.last, ends)
+    between = between + split.middle * np.minimum(layers, split.share) * again
+    single = rows.pp == 1
+    first = np.where(single, whole + np.minimum(layers, split.first) * again, first)
+    share = np.where(rows.overlap_pp, OVERLAP_SLOWDOWN, 1.0)
+    move = np.where(single, 0.0, share * _transfer_range(context, rows)[0])
+    launch = 2.0 * context.software.pass_seconds
+    first, last = first + move + launch, last + move + launch
+    between = between + (2.0 * move + launch) * split.middle
+    whole = np.where(single, first, first + between + last)
+    regular = _sum(running, row, ends - 2, ends - 1)
+    cheapest = np.diff(running[:, 1:-1], axis=1).min(axis=1)[row]
+    alike = context.alike_after
+    chunk = split.share * regular + np.minimum(layers, split.share) * again + 2.0 * move + launch
+    cheap = split.share * cheapest + np.minimum(layers, split.share) * again + 2.0 * move + launch
+    simple = _one_stage_bound(rows, split, alike, count, first, last, between, whole)
+    virtual = _virtual_bound(rows, split, alike, count, first, last, regular, chunk, cheap, whole)
+    return np.where(single, count * first, np.where(rows.vpp == 1, simple, virtual))
+
+
+def _one_stage_bound(
+    rows: Strategies,
+    split: _Split,
+    alike: int,
+    count: Ints,
+    first: Floats,
+    last: Floats,
+    between: Floats,
+    whole: Floats,
+) -> Floats:
+    """Return the bound for one virtual stage a rank: at the last rank, at the first, the mean over those between, and
+    the mean rank's work with the way to it. The third gains its gaps where the layers between are `alike`.
+
+    With t_i the work of rank i and w_i = P - 1 - i its warm-up, rank i ends no sooner than
+    K t_i + (t_0 + … + t_(i-1)) + [2 (t_(i+1) + …) - w_i t_i]^+. Averaged over the middle ranks, whose t do not fall
+    with i, this is at least K m + t_0 + 2 t_(P-1) + (P - 4) m with m their mean.
+    """
+    pp = rows.pp
+    enough = count > pp
+    warmup = np.minimum(pp - 1, count - 1)
+    gap = np.maximum(2.0 * (whole - first) - warmup * first, 0.0) * np.where(enough, 1.0, 0.5)
+    mean = between / np.maximum(pp - 2, 1)
+    regular = enough & (split.first >= alike)
+    middle = count * mean + first + np.where(regular, 2.0 * last + (pp - 4) * mean, 0.0)
+    every = count * whole / pp + first * (pp - 1) / pp
+    bound = np.maximum(np.maximum(whole + (count - 1) * last, count * first + gap), every)
+    return np.asarray(np.maximum(bound, np.where(pp > 2, middle, 0.0)))
+
+
+def _virtual_bound(
+    rows: Strategies,
+    split: _Split,
+    alike: int,
+    count: Ints,
+    first: Floats,
+    last: Floats,
+    layer: Floats,
+    chunk: Floats,
+    cheap: Floats,
+    whole: Floats,
+) -> Floats:
+    """Return the bound for interleaved stages: work of ranks P - 1, P - 2 and 0, each with the way of the first
+    micro-batch to it and of the last one back, and of the mean rank. A rank counts whose layers are all `alike` (rank 0
+    but for its first stage); `cheap` is the time of a stage with the cheapest layers."""
+    pp, vpp = rows.pp, rows.vpp
+    at_last = count * ((vpp - 1) * chunk + split.on_last * layer + last) + first + (pp - 2) * cheap
+    at_next = count * (vpp * chunk + split.on_next * layer) + first + (pp - 3) * cheap
+    at_first = count * (first + (vpp - 1) * chunk + split.on_first * layer)
+    mean = count * whole / pp + first * (pp - 1) / pp
+    before_last = split.first + (pp - 2) * split.share
+    found = np.maximum(mean, np.where(before_last >= alike, at_last, 0.0))
+    found = np.maximum(found, np.where((pp > 2) & (before_last - split.share >= alike), at_next, 0.0))
+    return np.maximum(found, np.where(split.first + (pp - 1) * split.share >= alike, at_first, 0.0))
+
+
+def _transfer_range(context: Context, rows: Strategies) -> tuple[Floats, Floats]:
+    """Return the shortest and the longest that a one-way transfer between neighbouring ranks may take, [N]: all leave
+    their domain if the stride does, else some."""
+    links, size = context.links, message_bytes(context, rows)
+    outside = transfer_seconds(links, size, np.ones(len(rows), dtype=bool))
+    inside = transfer_seconds(links, size, pipeline_stride(rows) >= links.domain_gpus)
+    longest = np.maximum(np.maximum(inside, outside), rack_seconds(links, size, pipeline_stride(rows)))
+    return np.minimum(inside, outside), longest
+
+
+def _layers_to_recompute(context: Context, rows: Strategies, shards: Sharded, split: _Split) -> Ints:
+    """Return how many layers of a virtual stage must be recomputed at least for ranks 0 and 1 to fit under the most
+    sharding and offload; 0 where selective recomputation may do."""
+    if context.alike_after > 0:
+        return np.zeros(len(rows), dtype=np.int64)
+    table, row = shards.table, shards.row
+    kept, core, checkpoint = (_sum(running, row, 1, 2) for running in (table.activations, table.core, table.inputs))
+    gain = np.maximum(kept - checkpoint, 1.0)
+    capacity = room_for_tensors(context.job, context.memory_limit_bytes)
+    room = capacity - table.gradients[row] - P2P_BUFFERS * table.boundary[row] * (rows.pp > 1)
+    found = np.zeros(len(rows), dtype=np.int64)
+    count = micro_batches(context, rows)
+    dense, expert = _sum(table.dense, row, 1, 2), _sum(table.expert, row, 1, 2)
+    embedding = _sum(table.dense, row, 0, 1)
+    groups, sharded, everything = data_parallel(context, rows), rows.dp * rows.cp > 1, rows.pp == 1
+    state_dense = least_state_bytes(context.job, groups.dense.size, sharded, everything)
+    state_expert = least_state_bytes(context.job, groups.expert.size, sharded, everything)
+    on_first = split.first + (rows.vpp - 1) * split.share + split.on_first
+    for rank, layers, extra in ((0, on_first, embedding), (1, split.share, 0.0)):
+        flying = in_flight(rows.pp, rows.vpp, count, rank) / rows.vpp
+        held = state_dense * (dense * layers + extra) + state_expert * expert * layers
+        free = room - held
+        short = flying * kept * layers - free
+        need = np.ceil((short + table.widest[row]) / (np.maximum(flying, 1.0) * rows.vpp * gain))
+        lost = (short > 0) & (flying * (kept - core) * layers > free)
+        exists = rows.pp > 2 if rank else np.ones(len(rows), dtype=bool)
+        exists = exists & ((rows.vpp == 1) | (rank == 0))
+        found = np.maximum(found, np.where(lost & exists, np.clip(need, 1, None), 0).astype(np.int64))
+    return found
+
+
+def _tail(context: Context, rows: Strategies, shards: Sharded, split: _Split) -> Floats:
+    """Return the least that gradients and the optimizer of rank 0 add under any sharding and offload."""
+    table, row = shards.table, shards.row
+    slowdown = OVERLAP_SLOWDOWN * _transfer_range(context, rows)[1] * rows.vpp * rows.overlap_pp
+    ends = context.layer_count + 2
+    top = np.where(rows.pp == 1, ends, split.first + 1)
+    more = (rows.vpp - 1) * split.share + split.on_first
+
+    def on_rank(running: Floats, pick: np.ufunc) -> Floats:
+        # The layers of later virtual stages lie anywhere in the model; of unequal layers the cheapest bound counts.
+        each = running[:, 1:2] if context.alike_after == 0 else running[:, 1:-2]
+        after = running[:, 2:3] if context.alike_after == 0 else running[:, 2:-1]
+        per_layer = pick.reduce(after - each, axis=1)[row]
+        return np.asarray((_sum(running, row, 0, top) + more * per_layer)[:, None])
+
+    dense, expert = on_rank(table.dense, np.minimum), on_rank(table.expert, np.minimum)
+    if context.model.tied_embeddings:
+        dense = dense - (context.model.vocab * context.model.hidden / rows.tp * (rows.pp == 1))[:, None]
+    slowdown = slowdown + context.software.pass_seconds * rows.vpp
+    forward = (on_rank(table.forward, np.maximum) + slowdown[:, None])[:, None]
+    backward = (on_rank(table.backward, np.maximum) + slowdown[:, None])[:, None]
+    times = StageTimes(forward=forward, backward=backward, recompute=np.zeros_like(forward))
+    least = np.full(len(rows), np.inf)
+    for sharding in (UNSHARDED, ZERO1):
+        code = np.full(len(rows), sharding, dtype=np.int64)
+        overlap = np.ones(len(rows), dtype=bool)
+        given = replace(rows, sharding=code, overlap_grad=overlap, overlap_param=overlap & (sharding == ZERO1))
+        reduce, gather = reduction_tails(context, given, times, dense, expert)
+        on_gpu = optimizer_seconds(context, given, dense, expert)[:, 0]
+        in_host = optimizer_seconds(context, replace(given, offload=np.ones(len(rows))), dense, expert)[:, 0]
+        update = on_gpu if sharding == UNSHARDED else on_gpu * in_host / np.maximum(on_gpu + in_host, 1e-300)
+        least = np.minimum(least, (reduce + gather)[:, 0] + update)
+        if sharding == ZERO1:
+            alone = _fully_sharded(context, given, times, dense, expert) + update
+            least = np.where(rows.pp == 1, np.minimum(least, alone), least)
+    return least
+
+
+def _fully_sharded(context: Context, rows: Strategies, times: StageTimes, dense: Floats, expert: Floats) -> Floats:
+    """Return the least that ZeRO-2 adds on a rank (ZeRO-3 adds more): a reduce-scatter in each micro-batch."""
+    once = both_gather_seconds(context.links, data_parallel(context, rows), dense, expert, 4.0)[:, 0]
+    each = exposed_seconds(once, BUCKET_SHARE * times.backward[:, 0, 0], slowdown=OVERLAP_SLOWDOWN)
+    return np.asarray(micro_batches(context, rows) * each)

@@ -1,0 +1,265 @@
+"""The uniform search: one pool of equal machines, every strategy alike on all replicas. Exact under the cost model.
+
+Best first, in three rounds of growing cost. A layout is bounded by its work; an arrangement (placement, switches,
+split) by its pipeline without recomputation; a complete strategy by the closed-form pipeline bound. Whatever a bound
+says cannot beat the plans already found is dropped unseen; the rest is simulated. The loops go over batches, never
+over candidates.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from shardwright.cost.context import Context, ShardIndex, shard_index
+from shardwright.cost.iteration.batch import bound_seconds, iteration
+from shardwright.cost.iteration.evaluate import Verdict, groups, simulated_seconds
+from shardwright.cost.pipeline.splits import boundaries
+from shardwright.cost.strategies import Bools, Floats, Ints, Strategies
+from shardwright.search.objective import Objective
+from shardwright.search.rules.filters import Filters
+from shardwright.search.space.axes import Space, within
+from shardwright.search.space.expand import Axes, Rows, arrangements, axes, completions, joined, layer_variants, states
+from shardwright.search.space.layouts import Layouts, Splits, candidate_counts, layouts, recompute_counts, splits
+from shardwright.search.uniform.best import Best
+from shardwright.search.uniform.bounds import sketch_seconds
+from shardwright.search.uniform.frontier import Waiting
+from shardwright.search.uniform.layout_bounds import distinct_shards, layout_bounds, memory_floor
+
+LAYOUT_BATCH, EARLY_BATCH, ARRANGEMENT_BATCH, SIMULATION_BATCH = 384, 32, 48, 16
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many candidates each reason dropped, and how many were costed."""
+
+    dropped: dict[str, float]
+    costed: int = 0
+
+    def drop(self, reason: str, count: float) -> None:
+        if count:
+            self.dropped[reason] = self.dropped.get(reason, 0.0) + float(count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the search of one pool returns: rows with value, and the account of the rest."""
+
+    ranked: tuple[tuple[float, Strategies], ...]
+    candidates: int
+    costed: int
+    rejected: tuple[tuple[str, int], ...]
+    phases: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    context: Context
+    how: Axes
+    filters: Filters
+    objective: Objective
+    choices: Splits
+    index: ShardIndex
+    best: Best
+    tally: Tally
+
+
+def search(
+    context: Context, space: Space, filters: Filters, objective: Objective, *, top: int, start: Verdict | None = None
+) -> Found:
+    """Return the best strategies of `top` different layouts. `start` is what is known of some rows of the space: the
+    better they are, the more the bounds drop."""
+    clock = [("start", time.perf_counter())]
+    rows = layouts(context, space)
+    choices = splits(context, space, rows.pp * rows.vpp)
+    counts = candidate_counts(context, space, rows, choices)
+    rows, counts = _kept(rows, counts, counts > 0)
+    candidates = counts.sum()
+    tally, how = Tally(dropped={}), axes(space, filters.axes)
+    for name, mask in filters.layout_masks(context, rows):
+        tally.drop(name, counts[mask].sum())
+        rows, counts = _kept(rows, counts, ~mask)
+    clock.append(("enumerate", time.perf_counter()))
+    index = shard_index(context, layer_variants(context, how, distinct_shards(rows))[0])
+    clock.append(("layer times", time.perf_counter()))
+    fitting = memory_floor(context, how, rows, index) <= context.memory_limit_bytes
+    tally.drop("memory", counts[~fitting].sum())
+    rows, counts = _kept(rows, counts, fitting)
+    bounds = layout_bounds(context, how, rows, index)
+    allowed = bounds <= objective.limits(rows.gpus)
+    tally.drop(objective.limit_name, counts[~allowed].sum())
+    rows, counts = _kept(rows, counts, allowed)
+    values = objective.values(bounds[allowed], rows.gpus)
+    clock.append(("bound", time.perf_counter()))
+    best = Best(top)
+    run = _Search(context, how, filters, objective, choices, index, best, tally)
+    _begin(run, rows, start)
+    _best_first(run, rows, values, counts)
+    clock.append(("refine", time.perf_counter()))
+    return Found(
+        ranked=tuple((value, row) for value, _, row in best.ranked()),
+        candidates=int(candidates),
+        costed=tally.costed,
+        rejected=_account(tally, candidates),
+        phases=tuple((name, end - begin) for (_, begin), (name, end) in itertools.pairwise(clock)),
+    )
+
+
+def _kept(rows: Layouts, counts: Floats, mask: Bools) -> tuple[Layouts, Floats]:
+    return rows.take(mask), counts[mask]
+
+
+def _account(tally: Tally, candidates: float) -> tuple[tuple[str, int], ...]:
+    """Return the counts by reason, largest first. What no filter met is dominated: a twin of a costed candidate that
+    only adds recomputation or gives up overlap."""
+    reasons = {reason: int(count) for reason, count in tally.dropped.items() if count}
+    rest = int(candidates) - sum(reasons.values()) - tally.costed
+    if rest > 0:
+        reasons["dominated"] = rest
+    return tuple(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _begin(run: _Search, rows: Layouts, start: Verdict | None) -> None:
+    """Offer what is known of rows that belong to one of the layouts."""
+    if start is None or not len(rows):
+        return
+    layout = np.array([_place(rows, start.rows, row) for row in range(len(start.rows))])
+    allowed = start.fits & (start.seconds <= run.objective.limits(start.rows.gpus)) & (layout >= 0)
+    allowed &= ~run.filters.mask(run.context, start.rows) & within(run.how.space, start.rows)
+    good = np.flatnonzero(allowed)
+    values = run.objective.values(start.seconds, start.rows.gpus)
+    run.best.offer(layout[good], values[good], start.rows.take(good))
+
+
+def _place(rows: Layouts, start: Strategies, row: int) -> int:
+    same = np.ones(len(rows), dtype=bool)
+    for field in fields(rows):
+        same &= getattr(rows, field.name) == getattr(start, field.name)[row]
+    found = np.flatnonzero(same)
+    return int(found[0]) if len(found) else -1
+
+
+def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> None:
+    """Expand layouts and complete arrangements in the order of their bounds, until no bound beats the best.
+
+    A few arrangements are completed out of turn, right after the first layouts are expanded: what they reach lets the
+    bounds drop most of the rest unseen.
+    """
+    order = np.argsort(values, kind="stable")
+    position, best = 0, run.best
+    waiting = Waiting()
+    while True:
+        unseen = values[order[position]] if position < len(order) else np.inf
+        if waiting.lowest < best.threshold and waiting.lowest <= unseen:
+            _complete(run, waiting.pop(min(unseen, best.threshold), ARRANGEMENT_BATCH))
+        elif unseen < best.threshold:
+            batch = order[position : position + LAYOUT_BATCH]
+            position += LAYOUT_BATCH
+            promising = values[batch] < best.threshold
+            run.tally.drop("slower by the bound", counts[batch[~promising]].sum())
+            batch = batch[promising]
+            waiting.push(*_sketched(run, rows, batch))
+            if position <= LAYOUT_BATCH and waiting.lowest < best.threshold:
+                _complete(run, waiting.pop(best.threshold, EARLY_BATCH))
+        else:
+            break
+    run.tally.drop("slower by the bound", counts[order[position:]].sum())
+    rest = waiting.rest()
+    run.tally.drop("slower by the bound", _completions_per_row(run, rest).sum() if rest else 0)
+
+
+def _sketched(run: _Search, rows: Layouts, batch: Ints) -> tuple[Rows, Floats]:
+    """Return the arrangements of the layouts in `batch` that may beat the best, with the bounds of their values."""
+    taken = rows.take(batch)
+    arranged = arrangements(run.context, run.how, taken, run.choices, _promising(run, taken))
+    arranged = replace(arranged, layout=batch[arranged.layout])
+    bounds = sketch_seconds(run.context, arranged.strategies, run.index.of(arranged.strategies))
+    gpus = arranged.strategies.gpus
+    values = run.objective.values(bounds, gpus)
+    late = bounds > run.objective.limits(gpus)
+    slow = ~late & (values >= run.best.threshold)
+    each = _completions_per_row(run, arranged)
+    run.tally.drop(run.objective.limit_name, each[late].sum())
+    run.tally.drop("slower by the bound", each[slow].sum())
+    keep = np.flatnonzero(~late & ~slow)
+    return arranged.take(keep), values[keep]
+
+
+def _promising(run: _Search, rows: Layouts) -> Callable[[Strategies, Ints], Bools]:
+    """Return the test whether the work alone leaves a setting of the layer's switches a chance, before it is split."""
+    count = run.context.job.global_batch // (rows.dp * rows.micro_batch)
+    share = count / rows.pp
+
+    def test(variants: Strategies, layout: Ints) -> Bools:
+        shards = run.index.of(variants)
+        work = (shards.table.forward[:, -1] + shards.table.backward[:, -1])[shards.row]
+        seconds = work * share[layout]
+        return np.asarray(run.objective.values(seconds, variants.gpus) < run.best.threshold)
+
+    return test
+
+
+def _completions_per_row(run: _Search, rows: Rows) -> Floats:
+    """Return how many candidates an arrangement stands for, at least: its recomputation settings."""
+    return recompute_counts(run.context, run.how.space, run.choices.longest[rows.split]).astype(float)
+
+
+def _complete(run: _Search, arranged: Rows) -> None:
+    """Cost every completion of `arranged` that may be better than what is known."""
+    parts: list[tuple[Rows, Floats]] = []
+    for group in _groups(arranged.strategies):
+        rows = states(run.how, arranged.take(group))
+        if not len(rows.layout):
+            continue
+        shards, starts = run.index.of(rows.strategies), _starts(run.context, rows.strategies)
+        full, source, lost = completions(run.context, run.how, rows, shards, starts)
+        run.tally.drop("memory", lost.sum())
+        for name, mask in run.filters.masks(run.context, full.strategies):
+            run.tally.drop(name, mask.sum())
+            full, source = full.take(~mask), source[~mask]
+        if len(source):
+            parts.append((full, _bounds(run, full)))
+    if parts:
+        bounds = np.concatenate([bound for _, bound in parts])
+        _settle(run, joined([rows for rows, _ in parts]), bounds)
+
+
+def _bounds(run: _Search, rows: Rows) -> Floats:
+    """Return lower bounds of complete rows of one pipeline shape."""
+    part = rows.strategies
+    parts = iteration(run.context, part, run.index.of(part), _starts(run.context, part))
+    return bound_seconds(run.context, part, parts)
+
+
+def _settle(run: _Search, rows: Rows, bounds: Floats) -> None:
+    """Simulate the rows, best bound first, until the bound says that the rest is no better."""
+    gpus = rows.strategies.gpus
+    limits = run.objective.limits(gpus)
+    values = np.where(bounds <= limits, run.objective.values(bounds, gpus), np.inf)
+    run.tally.drop(run.objective.limit_name, int((~np.isfinite(values)).sum()))
+    order = np.argsort(values, kind="stable")
+    order = order[np.isfinite(values[order])]
+    run.tally.costed += len(order)
+    position = 0
+    while position < len(order) and values[order[position]] < run.best.threshold:
+        chosen = order[position : position + SIMULATION_BATCH]
+        position += SIMULATION_BATCH
+        simulated = rows.strategies.take(chosen)
+        seconds = simulated_seconds(run.context, simulated, run.index)
+        good = np.flatnonzero(seconds <= limits[chosen])
+        exact = run.objective.values(seconds, gpus[chosen])
+        run.best.offer(rows.layout[chosen][good], exact[good], simulated.take(good))
+
+
+def _groups(rows: Strategies) -> list[Ints]:
+    """Return the indices of rows with equal numbers of pipeline ranks and virtual stages."""
+    return groups(rows.pp * (1 << 20) + rows.vpp)
+
+
+def _starts(context: Context, rows: Strategies) -> Ints:
+    stages = int(rows.pp[0] * rows.vpp[0])
+    return boundaries(context.layer_count, stages, rows.first_layers, rows.last_layers)

@@ -1,0 +1,6 @@
+"""Facts: GPUs, links, machine types, prices and models. Every row of `data/` has a source and a date.
+
+* `catalog`: lookups of GPUs, links, machines and prices
+* `price_table`: the price table in force: fetched, or the one that ships
+* `live_prices`: today's prices from public catalogues (gpuhunt)
+"""

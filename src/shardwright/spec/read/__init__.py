@@ -1,0 +1,19 @@
+"""Readers: one for each thing that a user describes.
+
+* `model`: a preset, a Hugging Face config or a YAML of dimensions
+* `presets`: models known by name
+* `huggingface`: `config.json`
+* `config_fields`: its fields under their many spellings
+* `huggingface_layers`: its layers
+* `families`: what a family has that the config does not say
+* `model_yaml`: a YAML of dimensions
+* `cluster`: a cluster file or short form
+* `pool_defaults`: what the catalogue adds to a group of machines
+* `sites`: links between sites
+* `custom_gpu`: a GPU that the catalogue lacks
+* `job`: batch, tokens, objective
+* `offers`: offers to rent
+* `layer_profile`: layer times of one's own
+* `profile_stand_ins`: what planning needs beyond them
+* `machine_profile`: what `shardwright profile` measured
+"""

@@ -1,0 +1,107 @@
+"""A GPU that the catalogue does not have, as a mapping in place of its name: in a cluster file or a machine profile.
+
+The keys are the columns of `data/gpus.csv`. Four figures are needed, a name, the memory, its bandwidth and the peak of
+one precision; the rest has cautious defaults, which only fine effects depend on.
+"""
+
+from __future__ import annotations
+
+from shardwright.spec.catalog.catalog import MEBIBYTE, PRECISIONS, MachineType, gpus, links, reference_machines
+from shardwright.spec.cluster import Gpu
+from shardwright.spec.text.fields import Section
+from shardwright.units import GIBIBYTE, GIGA, MEGA, TERA
+
+PEAKS = tuple(f"{precision}_tflops" for precision in PRECISIONS)
+DEFAULTS = {
+    "multiprocessors": 100.0,
+    "clock_mhz": 1500.0,
+    "l2_mib": 32.0,
+    "link_gb_per_second": 16.0,
+    "pcie_gb_per_second": 16.0,
+    "tdp_watts": 300.0,
+}
+DEFAULT_LINK, MOST_DOMAIN = "PCIe3", 4096
+KEYS = ("name", "architecture", *PEAKS, "memory_gb", "memory_gb_per_second", "link", "link_domain", *DEFAULTS)
+PLAIN_MACHINE = MachineType(
+    name="a plain server",
+    provider="",
+    gpu="",
+    gpus=1,
+    network="Ethernet",
+    network_bytes_per_second=25e9 / 8,
+    nic_per_gpu=False,
+    host_memory_bytes=64 * GIBIBYTE,
+    host_memory_bytes_per_second=100 * GIGA,
+    vcpus=None,
+    reference_for=(),
+    source="assumed",
+    date="",
+)
+
+
+def custom_gpu(section: Section) -> Gpu | None:
+    """Return the GPU that a mapping describes, or None after adding its problems to the section."""
+    before = len(section.problems)
+    section.reject_unknown(KEYS)
+    section.require("name", "give it a name of its own")
+    section.require("memory_gb", "say how much memory it has, in GiB")
+    section.require("memory_gb_per_second", "say how fast its memory is, in 1e9 bytes a second")
+    name = section.text("name") or ""
+    if name in gpus():
+        section.report("name", f"{name} is in the catalogue", "write gpu: NAME, or give another name")
+    peaks = {precision: section.number(key, most=1e6) for precision, key in zip(PRECISIONS, PEAKS, strict=True)}
+    if not any(peaks.values()) and len(section.problems) == before:
+        section.report("bf16_tflops", "no peak is given", "give the dense peak of a precision: " + ", ".join(PEAKS))
+    link = section.text("link") or DEFAULT_LINK
+    if link not in links() or links()[link].scope != "intra":
+        known = ", ".join(kind.name for kind in links().values() if kind.scope == "intra")
+        section.report("link", f"{link} is no link between GPUs of a machine", f"known: {known}")
+    figures = {key: section.number(key) or default for key, default in DEFAULTS.items()}
+    memory, rate = section.number("memory_gb", most=1e5), section.number("memory_gb_per_second")
+    domain = section.integer("link_domain", most=MOST_DOMAIN) or 8
+    if len(section.problems) > before or memory is None or rate is None:
+        return None
+    return Gpu(
+        name=name,
+        vendor="custom",
+        architecture=section.text("architecture") or "custom",
+        compute_capability="",
+        multiprocessors=max(round(figures["multiprocessors"]), 1),
+        clock_hertz=figures["clock_mhz"] * MEGA,
+        peak_flops=tuple((precision, peak * TERA) for precision, peak in peaks.items() if peak),
+        memory_bytes=memory * GIBIBYTE,
+        memory_bytes_per_second=rate * GIGA,
+        l2_bytes=figures["l2_mib"] * MEBIBYTE,
+        link=link,
+        link_bytes_per_second=figures["link_gb_per_second"] * GIGA,
+        link_domain=domain,
+        pcie_bytes_per_second=figures["pcie_gb_per_second"] * GIGA,
+        tdp_watts=figures["tdp_watts"],
+        source="user",
+        date="user",
+    )
+
+
+def description(gpu: Gpu) -> dict[str, object]:
+    """Return the mapping from which `custom_gpu` makes `gpu`."""
+    return {
+        "name": gpu.name,
+        "architecture": gpu.architecture,
+        **{f"{precision}_tflops": peak / TERA for precision, peak in gpu.peak_flops},
+        "memory_gb": gpu.memory_bytes / GIBIBYTE,
+        "memory_gb_per_second": gpu.memory_bytes_per_second / GIGA,
+        "link": gpu.link,
+        "link_domain": gpu.link_domain,
+        "multiprocessors": gpu.multiprocessors,
+        "clock_mhz": gpu.clock_hertz / MEGA,
+        "l2_mib": gpu.l2_bytes / MEBIBYTE,
+        "link_gb_per_second": gpu.link_bytes_per_second / GIGA,
+        "pcie_gb_per_second": gpu.pcie_bytes_per_second / GIGA,
+        "tdp_watts": gpu.tdp_watts,
+    }
+
+
+def reference_machine(gpu: Gpu) -> MachineType:
+    """Return the machine that stands in where a cluster does not describe its own: the catalogue's for this GPU, or a
+    plain server for a GPU that it does not have."""
+    return reference_machines().get(gpu.name, PLAIN_MACHINE)

@@ -1,0 +1,213 @@
+"""Reading of a Hugging Face `config.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from shardwright.errors import SpecError, bad
+from shardwright.spec.model import Layer, Model
+from shardwright.spec.read import config_fields as spelled
+from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigFields
+from shardwright.spec.read.families import FAMILIES, SYNONYMS, Family
+from shardwright.spec.read.huggingface_layers import layers_of, stated
+from shardwright.spec.text.fields import Section, shown
+
+TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
+RECURRENT = ("mamba_d_state", "ssm_cfg", "ssm_state_size", "linear_num_key_heads", "hybrid_override_pattern")
+GATES = ("silu", "swish", "swiglu", "geglu", "reglu", "glu")
+
+
+def model_of_config(config: object, name: str, *, title: str | None = None) -> Model:
+    """Return the model that a config describes; of a multimodal one the text model.
+
+    An unknown `model_type` is read by the fields it has, and `Model.assumed` says so. Raises SpecError with every
+    problem; `name` is the place they name.
+    """
+    if not isinstance(config, Mapping):
+        raise bad(name, f"expected a mapping of fields, got {shown(config)}", "give a Hugging Face config.json")
+    if config.get("is_encoder_decoder") is True:
+        raise bad(f"{name}: is_encoder_decoder", "the model has encoder and decoder", "give a model that has one")
+    fields = _text_fields(ConfigFields.of(config, name))
+    model_type = fields.text("model_type", default="")
+    model_type = SYNONYMS.get(model_type, model_type)
+    family = FAMILIES.get(model_type) or _guessed(fields, model_type)
+    fields = _with_usual_sizes(fields, family, model_type)
+    family, fields = _with_config(fields, family, model_type)
+    model = _model(fields, family, model_type or "unknown", title or name)
+    if fields.problems:
+        raise SpecError(*dict.fromkeys(fields.problems))
+    return model
+
+
+def _text_fields(fields: ConfigFields) -> ConfigFields:
+    """Return the fields of the text model: those of the config itself, unless it holds them in one of their own."""
+    nested = fields.has(TEXT_CONFIGS)
+    if nested is None or fields.has(spelled.HIDDEN):
+        return fields
+    inner = fields.inner(nested)
+    if inner is None:
+        raise SpecError(*fields.problems)
+    outer = {key: fields.section.fields[key] for key in ("model_type", "tie_word_embeddings") if fields.has((key,))}
+    fields.assume("only the text model of a multimodal one is described")
+    return ConfigFields(replace(inner.section, fields={**outer, **inner.section.fields}), fields.assumed)
+
+
+def _guessed(fields: ConfigFields, model_type: str) -> Family:
+    """Return the traits of an unknown family, by its fields and otherwise those of Llama, and say so."""
+    activation = fields.text(*spelled.ACTIVATION, default="silu").casefold()
+    root_mean_square = fields.has(("rms_norm_eps", "rms_norm_epsilon")) is not None
+    mean_too = fields.has(("layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon")) is not None
+    gated = activation in GATES or root_mean_square
+    layer_norm = not root_mean_square and (mean_too or not gated)
+    linear_bias = fields.flag("use_bias", default=fields.flag("add_bias_linear", default=False))
+    family = Family(
+        gated=gated,
+        norm="layernorm" if layer_norm else "rmsnorm",
+        position="alibi" if fields.flag("alibi", default=False) else "rope",
+        qkv_bias=fields.flag("attention_bias", default=fields.flag("use_qkv_bias", default=linear_bias)),
+        out_bias=fields.flag("attention_bias", default=linear_bias),
+        mlp_bias=fields.flag("mlp_bias", default=linear_bias),
+        qk_norm=any(fields.flag(name, default=False) for name in ("qk_norm", "use_qk_norm", "qk_layernorm")),
+        windows="all",
+        width_factor=None if gated else 4,
+    )
+    kind = f"model_type {model_type!r} is not known" if model_type else "no model_type is given"
+    biases = "biases where the config says so" if family.qkv_bias or family.mlp_bias else "no biases"
+    block, norm = "gated" if gated else "plain", "LayerNorm" if layer_norm else "RMSNorm"
+    positions = "ALiBi" if family.position == "alibi" else "rotary positions"
+    fields.assume(f"{kind}: {block} feed-forward, two {norm}s a layer, {positions}, {biases}")
+    if fields.section.fields.get("tie_word_embeddings") is None:
+        fields.assume("the output projection is not tied to the embedding")
+    if fields.has(RECURRENT):
+        fields.assume("layers with a recurrent state are taken as attention")
+    return family
+
+
+def _with_usual_sizes(fields: ConfigFields, family: Family, model_type: str) -> ConfigFields:
+    """Return the fields with the sizes that a config of this family may leave out, and say which."""
+    missing = {key: size for key, size in family.sizes.items() if fields.section.fields.get(key) is None}
+    for key, size in missing.items():
+        fields.assume(f"{key} {size}, the default of {model_type}")
+    if not missing:
+        return fields
+    return ConfigFields(replace(fields.section, fields={**fields.section.fields, **missing}), fields.assumed)
+
+
+def _with_config(fields: ConfigFields, family: Family, model_type: str) -> tuple[Family, ConfigFields]:
+    """Return traits and fields after what is particular to a family."""
+    overlay: dict[str, object] = {}
+    if model_type == "falcon":
+        new = fields.flag("new_decoder_architecture", default=False)
+        parallel = fields.flag("parallel_attn", default=True)
+        shared = fields.flag("multi_query", default=True)
+        inputs = fields.size("num_ln_in_parallel_attn") or (2 if new else 1)
+        alibi = fields.flag("alibi", default=False)
+        family = replace(
+            family,
+            norms=2 if inputs == 2 or not parallel else 1,
+            parallel=new or parallel,
+            position="alibi" if alibi else "rope",
+        )
+        if not new:
+            overlay = dict.fromkeys(spelled.KV_HEADS) | ({"num_key_value_heads": 1} if shared else {})
+    elif model_type == "chatglm":
+        if not fields.flag("multi_query_attention", default=False):
+            overlay = dict.fromkeys(spelled.KV_HEADS)
+        norm = fields.flag("rmsnorm", default=True)
+        final = fields.flag("post_layer_norm", default=True)
+        family = replace(family, norm="rmsnorm" if norm else "layernorm", final_norm=final)
+    elif model_type == "opt":
+        removed = fields.flag("_remove_final_layer_norm", default=False)
+        family = replace(family, final_norm=fields.flag("do_layer_norm_before", default=True) and not removed)
+    elif model_type == "bert":
+        family = replace(family, head_bias=_bert_heads(fields)[0])
+    elif model_type in ("gpt_neox", "gpt2", "bloom"):
+        overlay = dict.fromkeys(spelled.KV_HEADS)
+    return family, ConfigFields(
+        Section(fields.section.place, {**fields.section.fields, **overlay}, fields.problems), fields.assumed
+    )
+
+
+def _model(fields: ConfigFields, family: Family, model_type: str, title: str) -> Model:
+    hidden = fields.required(*spelled.HIDDEN, most=MOST_WIDTH)
+    vocab = fields.required(*spelled.VOCAB)
+    count = fields.required(*spelled.LAYERS, most=MOST_LAYERS)
+    layers = layers_of(fields, family, hidden, count)
+    learned = family.position == "learned"
+    positions = fields.required(*spelled.POSITIONS) if learned else fields.size(*spelled.POSITIONS) or 0
+    rates = [fields.fraction(name, most=1.0) for name in spelled.DROPOUT if fields.has((name,))]
+    base, fraction = _rotary(fields, family)
+    latent = any(layer.attention.latent for layer in layers)
+    return Model(
+        name=title,
+        family=model_type,
+        hidden=hidden,
+        vocab=vocab,
+        layers=layers,
+        norm=family.norm,
+        position=family.position,
+        rotary_base=base,
+        rotary_fraction=1.0 if latent or family.position != "rope" else fraction,
+        max_position=positions,
+        learned_positions=positions + family.position_offset if learned else 0,
+        tied_embeddings=fields.flag("tie_word_embeddings", default=family.tied),
+        final_norm=family.final_norm,
+        embedding_norm=family.embedding_norm,
+        head_bias=family.head_bias,
+        dropout=any(rates) if rates else family.dropout > 0.0,
+        mtp_layers=fields.count(*spelled.PREDICTED, most=MOST_LAYERS),
+        activation=fields.text(*spelled.ACTIVATION, default=family.activation),
+        extra_parameters=_extra_parameters(fields, model_type, family, hidden, layers),
+        embedding_width=_embedding_width(fields, model_type, hidden),
+        parallel_block=stated(fields, family.parallel),
+        assumed=tuple(dict.fromkeys(fields.assumed)),
+    )
+
+
+def _rotary(fields: ConfigFields, family: Family) -> tuple[float, float]:
+    """Return the base of rotary positions, of the layers without window where layers differ, and the rotated part."""
+    nested = fields.inner("rope_parameters")
+    if nested is not None and nested.has(("full_attention",)):
+        nested = nested.inner("full_attention")
+    sources = [fields] if nested is None else [nested, fields]
+    bases = [source.section.number(name) for source in sources if (name := source.has(spelled.ROTARY_BASE))]
+    fractions = [source.fraction(*spelled.ROTARY_FRACTION, most=1.0) for source in sources]
+    base = next((base for base in bases if base), family.rotary_base)
+    ratio = fields.section.number("rope_ratio") or 1.0
+    return base * ratio, next((part for part in fractions if part is not None), family.rotary_fraction)
+
+
+def _embedding_width(fields: ConfigFields, model_type: str, hidden: int) -> int | None:
+    width = fields.size("word_embed_proj_dim") if model_type == "opt" else None
+    return None if width == hidden else width
+
+
+def _bert_heads(fields: ConfigFields) -> tuple[bool, bool, bool]:
+    """Return whether there are a masked-language head, a pooler and a next-sentence head, by the class named."""
+    architecture: Any = fields.section.fields.get("architectures") or ["BertModel"]
+    if not isinstance(architecture, list) or not all(isinstance(name, str) for name in architecture):
+        fields.section.report("architectures", "expected a list of class names", "write [BertForPreTraining]")
+        return False, True, False
+    both = "BertForPreTraining" in architecture
+    masked = both or "BertForMaskedLM" in architecture
+    return masked, both or not masked, both
+
+
+def _extra_parameters(
+    fields: ConfigFields, model_type: str, family: Family, hidden: int, layers: tuple[Layer, ...]
+) -> int:
+    """Return what there is beside layers and embeddings: BERT's token types and heads, and rare biases."""
+    extra = 0
+    if model_type == "bert":
+        masked, pooler, next_sentence = _bert_heads(fields)
+        square = hidden * hidden + hidden
+        extra += (fields.size("type_vocab_size") or 2) * hidden
+        extra += (square + 2 * hidden) * masked + square * pooler + 2 * (hidden + 1) * next_sentence
+    for attention in (layer.attention for layer in layers):
+        if attention.latent and attention.qkv_bias:  # on the down-projections alone
+            extra += (attention.latent.query_rank or 0) + attention.latent.kv_rank + attention.latent.rope_head_dim
+        if attention.qk_norm and family.norm == "layernorm":  # its biases
+            extra += 2 * attention.head_dim
+    return extra

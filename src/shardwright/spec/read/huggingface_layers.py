@@ -1,0 +1,171 @@
+"""The layers of a Hugging Face config: attention, its windows, feed-forward blocks and experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.errors import suggestion
+from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Moe
+from shardwright.spec.read.config_fields import (
+    EXPERT_WIDTH,
+    EXPERTS,
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    MOST_LAYERS,
+    MOST_WIDTH,
+    SHARED_EXPERTS,
+    SHARED_WIDTH,
+    TOP_K,
+    WIDTH,
+    ConfigFields,
+)
+from shardwright.spec.read.families import Family, Stated
+from shardwright.spec.text.fields import shown
+
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+
+
+def layers_of(fields: ConfigFields, family: Family, hidden: int, count: int) -> tuple[Layer, ...]:
+    """Return `count` layers, equal ones as equal objects. Problems are added to the fields."""
+    attention = _attention(fields, family, hidden)
+    windows = _windows(fields, family, count)
+    dense = _dense(fields, family, hidden)
+    moe = _moe(fields, family)
+    sparse = _sparse_layers(fields, count) if moe else (False,) * count
+    if dense is None and not all(sparse):
+        fields.section.report(WIDTH[0], "is missing", "give the inner width of the feed-forward block")
+    kinds = {
+        kind: Layer(
+            attention=replace(attention, window=kind[0]),
+            mlp=None if kind[1] else dense,
+            moe=moe if kind[1] else None,
+            norms=family.norms,
+        )
+        for kind in set(zip(windows, sparse, strict=True))
+    }
+    return tuple(kinds[kind] for kind in zip(windows, sparse, strict=True))
+
+
+def stated(fields: ConfigFields, trait: Stated) -> bool:
+    """Return a trait of the family, as the config states it where it may."""
+    return trait if isinstance(trait, bool) else fields.flag(trait[0], default=trait[1])
+
+
+def _attention(fields: ConfigFields, family: Family, hidden: int) -> Attention:
+    heads = fields.required(*HEADS, most=MOST_WIDTH)
+    kv_heads = fields.size(*KV_HEADS, most=MOST_WIDTH) or heads
+    latent = _latent(fields)
+    if latent is not None:
+        value_dim = fields.required("v_head_dim")
+        head_dim, kv_heads = latent.nope_head_dim + latent.rope_head_dim, heads
+    else:
+        head_dim = value_dim = fields.size(*HEAD_DIM, most=MOST_WIDTH) or hidden // heads or 1
+        if fields.has(HEAD_DIM) is None and hidden % heads:
+            fields.section.report(HEADS[0], f"{heads} heads do not divide the hidden size {hidden}", "give head_dim")
+    if heads % kv_heads:
+        name = fields.has(KV_HEADS) or KV_HEADS[0]
+        fields.section.report(name, f"{kv_heads} does not divide {heads} heads", "correct one of them")
+    return Attention(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        value_head_dim=value_dim,
+        causal=family.causal,
+        qkv_bias=stated(fields, family.qkv_bias),
+        out_bias=stated(fields, family.out_bias),
+        qk_norm=stated(fields, family.qk_norm),
+        latent=latent,
+    )
+
+
+def _latent(fields: ConfigFields) -> LatentAttention | None:
+    if fields.has(("kv_lora_rank",)) is None:
+        return None
+    return LatentAttention(
+        query_rank=fields.size("q_lora_rank"),
+        kv_rank=fields.required("kv_lora_rank"),
+        nope_head_dim=fields.required("qk_nope_head_dim"),
+        rope_head_dim=fields.required("qk_rope_head_dim"),
+    )
+
+
+def _dense(fields: ConfigFields, family: Family, hidden: int) -> Mlp | None:
+    width = fields.size(*WIDTH)
+    if width is None and family.width_factor:
+        width = family.width_factor * hidden
+    return None if width is None else Mlp(width=width, gated=family.gated, bias=stated(fields, family.mlp_bias))
+
+
+def _windows(fields: ConfigFields, family: Family, count: int) -> tuple[int | None, ...]:
+    """Return the sliding window of each layer, None for full attention: as listed, else as in the family."""
+    listed = fields.layer_list("layer_types")
+    if listed and len(listed) != count:
+        message = f"lists {len(listed)} layers, the model has {count}"
+        fields.section.report("layer_types", message, "write one type for each layer")
+    elif listed:
+        return tuple(_window(fields, kind) for kind in _layer_types(fields, listed))
+    pattern = fields.size("sliding_window_pattern", "_sliding_window_pattern", most=MOST_LAYERS) or family.windows
+    if pattern == "none" or not fields.flag("use_sliding_window", default=pattern != "later"):
+        return (None,) * count
+    window = fields.count("sliding_window") or None
+    first = fields.count("max_window_layers") if pattern == "later" else 0
+    every = pattern if isinstance(pattern, int) else 0
+    return tuple(None if layer < first or (every and (layer + 1) % every == 0) else window for layer in range(count))
+
+
+def _layer_types(fields: ConfigFields, listed: tuple[object, ...]) -> tuple[str, ...]:
+    """Return the types of the layers; of an unknown one it is said that it counts as full attention."""
+    for kind in dict.fromkeys(kind for kind in listed if isinstance(kind, str)):
+        if kind not in (FULL, SLIDING, CHUNKED):
+            fields.assume(f"layers of type {shown(kind)} are taken as full attention")
+    wrong = next((kind for kind in listed if not isinstance(kind, str)), None)
+    if wrong is not None or None in listed:
+        message = f"expected names of layer types, got {shown(wrong)}"
+        fields.section.report("layer_types", message, suggestion("", (FULL, SLIDING)))
+    return tuple(kind if isinstance(kind, str) else FULL for kind in listed)
+
+
+def _window(fields: ConfigFields, kind: str) -> int | None:
+    if kind not in (SLIDING, CHUNKED):
+        return None
+    return fields.required("sliding_window" if kind == SLIDING else "attention_chunk_size")
+
+
+def _moe(fields: ConfigFields, family: Family) -> Moe | None:
+    """Return the mixture of experts; None where the config has no expert, or a single one."""
+    experts = fields.size(*EXPERTS, most=MOST_WIDTH)
+    if experts is None or experts < 2:
+        return None
+    width = fields.size(*EXPERT_WIDTH) or fields.required(*WIDTH)
+    if fields.has(TOP_K) is None:
+        fields.assume("2 experts for each token")
+    top_k = fields.size(*TOP_K) or 2
+    if top_k > experts:
+        name = fields.has(TOP_K) or TOP_K[0]
+        fields.section.report(name, f"{top_k} experts for each token of {experts}", "give at most that many")
+    shared_width = fields.count(*SHARED_WIDTH)
+    return Moe(
+        experts=experts,
+        top_k=top_k,
+        expert_width=width,
+        gated=family.gated,
+        shared_width=shared_width or fields.count(*SHARED_EXPERTS) * width,
+        shared_gate=shared_width > 0 and fields.has(("shared_expert_intermediate_size",)) is not None,
+        router_bias=fields.text("topk_method", default="noaux_tc" if family.router_bias else "") == "noaux_tc",
+    )
+
+
+def _sparse_layers(fields: ConfigFields, count: int) -> tuple[bool, ...]:
+    """Return which layers have experts: every n-th after the first dense ones, or those that a list marks."""
+    first = fields.count("first_k_dense_replace")
+    plain = fields.layer_list("mlp_only_layers")
+    frequency = fields.section.fields.get("moe_layer_freq")
+    if isinstance(frequency, list):
+        if len(frequency) != count or any(mark not in (0, 1) for mark in frequency):
+            fields.section.report("moe_layer_freq", f"is no list of {count} zeros and ones", "write one for each layer")
+            return (False,) * count
+        return tuple(bool(mark) for mark in frequency)
+    every = fields.size("decoder_sparse_step", "moe_layer_freq", most=MOST_LAYERS) or 1
+    after = 1 if fields.has(("decoder_sparse_step",)) else 0
+    return tuple(layer >= first and layer not in plain and (layer + after) % every == 0 for layer in range(count))

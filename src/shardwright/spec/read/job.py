@@ -1,0 +1,128 @@
+"""Making of a `Job` from what a user says of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import cast, get_args
+
+from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.spec.job import Fp8Recipe, Framework, Job, Objective, Optimizer, Precision
+from shardwright.spec.text.fields import number_problem, shown
+
+COUNT = re.compile(
+    r"(?P<number>[0-9]+(\.[0-9]*)?|\.[0-9]+)(e(?P<exponent>[+-]?[0-9]{1,3}))?\s*(?P<suffix>[kmbgt]?)", re.I
+)
+SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+MOST_TOKENS = 1e18
+MOST_SAMPLES = 1e9
+
+
+def parse_count(text: str | float, path: str = "count") -> float:
+    """Return the number that `1.5T`, `300B`, `20M`, `4k`, `2e12` or a plain number stands for.
+
+    Raises SpecError, placed at `path`, for anything else, and for what is not finite and above zero.
+    """
+    value: object = text
+    if isinstance(text, str):
+        match = COUNT.fullmatch(text.strip().replace(",", "").replace("_", ""))
+        if match is None:
+            raise bad(path, f"{shown(text)} is no number", "write 1.5T, 300B, 20M or 2e12")
+        value = float(f"{match['number']}e{match['exponent'] or 0}") * SUFFIXES[match["suffix"].casefold()]
+    problem = number_problem(value, most=MOST_TOKENS)
+    if problem:
+        raise bad(path, *problem)
+    return float(cast("float", value))
+
+
+def make_job(
+    *,
+    global_batch: int,
+    seq_len: int,
+    tokens: float | str | None = None,
+    steps: float | None = None,
+    precision: str = "bf16",
+    fp8_recipe: str | None = None,
+    optimizer: str = "adam",
+    framework: str = "megatron",
+    objective: str = "time",
+    budget_dollars: float | None = None,
+    deadline_hours: float | None = None,
+) -> Job:
+    """Return the job, checked. `tokens` may be a human form such as "1.5T"; `steps` says the same in iterations.
+
+    Raises SpecError with every problem: sizes that are not whole and positive, tokens together with steps, unknown
+    names, an FP8 recipe without FP8, and a budget or deadline of a run whose length is unknown.
+    """
+    problems: list[Problem] = []
+    _check_number(problems, "global_batch", global_batch, whole=True, most=MOST_SAMPLES)
+    _check_number(problems, "seq_len", seq_len, whole=True, most=MOST_SAMPLES)
+    for name, value in (("budget_dollars", budget_dollars), ("deadline_hours", deadline_hours), ("steps", steps)):
+        if value is not None:
+            _check_number(problems, name, value)
+            if name != "steps" and tokens is None and steps is None:
+                problems.append(Problem(name, "bounds a run whose length is unknown", "give tokens (or steps) as well"))
+    problems += _name_problems(precision, fp8_recipe, optimizer, framework, objective)
+    if tokens is not None and steps is not None:
+        problems.append(Problem("steps", "says again how long the run is", "give tokens or steps, not both"))
+    run_tokens = _tokens(problems, tokens)
+    if problems:
+        raise SpecError(*problems)
+    if steps is not None:
+        run_tokens = float(steps) * int(global_batch) * int(seq_len)
+    return Job(
+        global_batch=int(global_batch),
+        seq_len=int(seq_len),
+        tokens=run_tokens,
+        precision=cast("Precision", precision),
+        fp8_recipe=cast("Fp8Recipe | None", fp8_recipe),
+        optimizer=cast("Optimizer", optimizer),
+        framework=cast("Framework", framework),
+        objective=cast("Objective", objective),
+        budget_dollars=None if budget_dollars is None else float(budget_dollars),
+        deadline_hours=None if deadline_hours is None else float(deadline_hours),
+    )
+
+
+def _tokens(problems: list[Problem], tokens: float | str | None) -> float | None:
+    """Return the tokens of the run, or None where unknown or wrong; the latter adds a problem."""
+    if tokens is None:
+        return None
+    try:
+        return parse_count(tokens, "tokens")
+    except SpecError as error:
+        problems.extend(error.problems)
+    return None
+
+
+def _check_number(
+    problems: list[Problem], name: str, value: object, *, whole: bool = False, most: float = MOST_TOKENS
+) -> None:
+    problem = number_problem(value, most=most)
+    if problem is None and whole and not float(cast("float", value)).is_integer():
+        problem = (f"expected a whole number, got {shown(value)}", "round it")
+    if problem:
+        problems.append(Problem(name, *problem))
+
+
+def _name_problems(
+    precision: str, fp8_recipe: str | None, optimizer: str, framework: str, objective: str
+) -> Iterator[Problem]:
+    for name, word, known in (
+        ("precision", precision, get_args(Precision)),
+        ("optimizer", optimizer, get_args(Optimizer)),
+        ("framework", framework, get_args(Framework)),
+        ("objective", objective, get_args(Objective)),
+        ("fp8_recipe", fp8_recipe, (None, *get_args(Fp8Recipe))),
+    ):
+        if word not in known:
+            yield _unknown(name, word, known)
+    if fp8_recipe is not None and precision != "fp8":
+        yield Problem("fp8_recipe", f"has no meaning with precision {shown(precision)}", "set precision fp8")
+
+
+def _unknown(name: str, word: object, known: tuple[str | None, ...]) -> Problem:
+    names = [option for option in known if option is not None]
+    if not isinstance(word, str):
+        return Problem(name, f"expected a name, got {shown(word)}", suggestion("", names))
+    return Problem(name, f"unknown {name.replace('_', ' ')} {shown(word)}", suggestion(word, names))

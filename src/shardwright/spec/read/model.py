@@ -1,0 +1,67 @@
+"""Reading of a model: a preset, a Hugging Face `config.json` (file or folder), or a YAML of dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from shardwright.errors import bad, suggestion
+from shardwright.spec.model import Model
+from shardwright.spec.read.config_fields import HIDDEN
+from shardwright.spec.read.huggingface import TEXT_CONFIGS, model_of_config
+from shardwright.spec.read.model_yaml import model_of_dimensions
+from shardwright.spec.read.presets import find_preset, preset_model, preset_names
+from shardwright.spec.text.fields import shown
+from shardwright.spec.text.reading import parse_json, parse_yaml, read_text
+
+CONFIG = "config.json"
+JSON, YAML = ".json", (".yaml", ".yml")
+CONFIG_KEYS = ("model_type", *HIDDEN, *TEXT_CONFIGS)
+
+
+def load_model(source: str | Path) -> Model:
+    """Return the model that `source` names: a file, a folder with a `config.json`, or else a preset.
+
+    A file's content says what it is: a mapping with `model_type` or `hidden_size` is a Hugging Face config, any other
+    one gives dimensions. Raises SpecError naming file, field and remedy.
+    """
+    name = str(source)
+    path = _file(source)
+    if path is None:
+        preset = find_preset(name)
+        if preset is None:
+            short = name if len(name) <= 80 else shown(name)
+            raise bad(f"model {short}", "is neither a preset, a file nor a folder", _advice(source))
+        return preset_model(preset)
+    title = path.parent.resolve().name if path.name == CONFIG else path.stem
+    text = read_text(path)
+    ending = path.suffix.casefold()
+    is_json = ending == JSON or (ending not in YAML and text.lstrip().startswith("{"))
+    data = parse_json(text, str(path)) if is_json else parse_yaml(text, str(path))
+    if not isinstance(data, Mapping):
+        raise bad(str(path), f"expected a mapping, got {shown(data)}", "give a config.json, or a YAML of dimensions")
+    if any(key in data for key in CONFIG_KEYS):
+        return model_of_config(data, str(path), title=title or None)
+    return model_of_dimensions(data, str(path), title=title or None)
+
+
+def _file(source: str | Path) -> Path | None:
+    """Return the file to read, or None where `source` can only be a preset."""
+    path = Path(source)
+    try:
+        if path.is_dir() and (path / CONFIG).is_file():
+            return path / CONFIG
+        is_folder, exists = path.is_dir(), path.exists()
+    except OSError:  # a name that no file can have
+        return None
+    if is_folder and str(source) and find_preset(str(source)) is None:
+        raise bad(str(source), f"the folder has no {CONFIG}", "give the folder of a Hugging Face model")
+    is_file = exists or path.suffix.casefold() in (JSON, *YAML)
+    return path if is_file and not is_folder else None
+
+
+def _advice(source: str | Path) -> str:
+    name = str(source)
+    if not name.strip():
+        return "give the name of a preset, a config.json or a YAML of dimensions"
+    return suggestion(name.rsplit("/", 1)[-1], preset_names())

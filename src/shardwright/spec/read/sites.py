@@ -1,0 +1,70 @@
+"""Sites of a cluster: which links lead from one to another, and what GPUs of one type at several sites are called."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, product
+
+from shardwright.errors import Problem
+from shardwright.spec.catalog.catalog import GBIT_BYTES, links
+from shardwright.spec.cluster import NodePool, SiteLink
+
+
+def connected(sites: Sequence[str], stated: Sequence[SiteLink]) -> tuple[SiteLink, ...]:
+    """Return a link for every pair of sites that can be reached over `stated` links: the link itself, or else the way
+    with the most bandwidth, whose latencies and egress prices add up."""
+    ways = {frozenset(link.sites): link for link in stated}
+    for middle, one, other in product(sites, sites, sites):
+        first, second = ways.get(frozenset((one, middle))), ways.get(frozenset((middle, other)))
+        direct = any(set(link.sites) == {one, other} for link in stated)
+        if len({one, middle, other}) < 3 or direct or first is None or second is None:
+            continue
+        way = SiteLink(
+            sites=(one, other),
+            bytes_per_second=min(first.bytes_per_second, second.bytes_per_second),
+            latency_seconds=first.latency_seconds + second.latency_seconds,
+            egress_dollars_per_gigabyte=first.egress_dollars_per_gigabyte + second.egress_dollars_per_gigabyte,
+        )
+        known = ways.get(frozenset((one, other)))
+        if known is None or way.bytes_per_second > known.bytes_per_second:
+            ways[frozenset((one, other))] = way
+    return tuple(ways[pair] for pair in map(frozenset, combinations(sites, 2)) if pair in ways)
+
+
+def unreachable(name: str, sites: Sequence[str], found: Sequence[SiteLink]) -> Iterator[Problem]:
+    """Yield a problem for every site that no link joins to the first."""
+    reached = {sites[0], *(site for link in found if sites[0] in link.sites for site in link.sites)}
+    for site in sites:
+        if site not in reached:
+            message = f"no link leads from {sites[0]} to {site}"
+            yield Problem(f"{name}: site_links", message, f"add - {{between: [{sites[0]}, {site}], gbps: …}}")
+
+
+def assumed_links(sites: Sequence[str]) -> tuple[tuple[SiteLink, ...], str]:
+    """Return a wide-area link for every pair of sites, for a cluster that states none, and its figures in words."""
+    standard = links()["WAN"]
+    found = tuple(
+        SiteLink(
+            sites=pair,
+            bytes_per_second=standard.bytes_per_second,
+            latency_seconds=standard.latency_seconds,
+            egress_dollars_per_gigabyte=standard.egress_dollars_per_gigabyte,
+        )
+        for pair in combinations(sites, 2)
+    )
+    figures = (
+        f"{standard.bytes_per_second / GBIT_BYTES:g} Gbit/s, {standard.latency_seconds * 1e3:g} ms, "
+        f"${standard.egress_dollars_per_gigabyte:g}/GB"
+    )
+    return found, figures
+
+
+def named_by_site(pools: Sequence[NodePool]) -> list[NodePool]:
+    """Return the pools, with the site in the name of a GPU type that stands at several: a stage names only its GPU."""
+    places = Counter(name for name, _ in {(pool.gpu.name, pool.site) for pool in pools})
+    return [
+        replace(pool, gpu=replace(pool.gpu, name=f"{pool.gpu.name}@{pool.site}")) if places[pool.gpu.name] > 1 else pool
+        for pool in pools
+    ]

@@ -1,1 +1,0 @@
-"""Predicted against measured: published runs as plans, errors by group, the nearest evidence."""

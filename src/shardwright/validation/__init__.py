@@ -1,0 +1,19 @@
+"""Predicted against measured: published runs as plans, errors by group, the nearest evidence.
+
+* `validate`: the library call
+* `runs`: reading of runs
+* `published`: the runs that ship
+* `case`: a run as the cost model sees it
+* `facts`: single facts of a run
+* `mixed_case`: a run on several GPU types
+* `model_of`: its model
+* `software`: its framework
+* `forecast`: predictions of many cases
+* `outcome`: one run, predicted and measured
+* `groups`: errors by group
+* `metrics`: measures of error
+* `fits`: predicted to fit against what ran
+* `rivals`: two simple predictors
+* `reasons`: why one may be off
+* `summary`: errors of many outcomes
+"""

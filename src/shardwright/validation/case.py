@@ -1,0 +1,214 @@
+"""A published run as the cost model sees it: model, machines, job and strategy, with every guess in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
+from shardwright.errors import SpecError
+from shardwright.plans.plan import Plan
+from shardwright.spec.cluster import NodePool
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+from shardwright.spec.read.cluster import build_cluster
+from shardwright.validation.facts import PRECISIONS, SkippedRunError, first_and_last, gpu_name, job_of, whole
+from shardwright.validation.mixed_case import mixed_plan
+from shardwright.validation.model_of import model_of
+from shardwright.validation.runs import Run
+from shardwright.validation.software import Habits, framework_of, habits_of
+
+Row = dict[str, int | float | bool]
+MULTIMODAL = re.compile(r"\bmimo\b|\bvlm\b|llava", re.IGNORECASE)
+RECOMPUTE = {"none": NONE, "selective": SELECTIVE, "full": UNIFORM}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A run ready to be costed. `row` is one row of `Strategies` without the layer split; `guesses` says in words what
+    was not published. `open_recompute`: recomputation is not published, so it is the least that fits. A run on machines
+    of several types has a `plan` instead of a row."""
+
+    run: Run
+    model: Model
+    pool: NodePool
+    job: Job
+    row: Row
+    open_recompute: bool
+    guesses: tuple[str, ...]
+    plan: Plan | None = None
+
+
+def case_of(run: Run) -> Case:
+    """Return the case of a run. Raises SkippedRunError for a run that lacks something or that
+    the cost model does not cover."""
+    if run.precision and run.precision not in PRECISIONS:
+        raise SkippedRunError(f"precision {run.precision} is not modelled")
+    guesses: list[str] = []
+    if run.hetero == "yes":
+        plan = mixed_plan(run, guesses)
+        return Case(
+            run=run,
+            model=plan.model,
+            pool=plan.cluster.pools[0],
+            job=plan.job,
+            row={},
+            open_recompute=False,
+            guesses=tuple(guesses),
+            plan=plan,
+        )
+    if MULTIMODAL.search(run.model):
+        raise SkippedRunError("a multimodal model is not modelled")
+    framework = framework_of(run, guesses)
+    habits = habits_of(framework)
+    try:
+        model = model_of(run, guesses)
+        pool = pool_of(run, guesses)
+        job = job_of(run, framework, guesses)
+    except SpecError as error:
+        raise SkippedRunError(str(error.problems[0])) from None
+    row = _row_of(run, model, pool, job, habits, guesses)
+    if not run.recompute:
+        guesses.append("recomputation: the least that fits")
+    return Case(
+        run=run,
+        model=model,
+        pool=pool,
+        job=job,
+        row=row,
+        open_recompute=not run.recompute,
+        guesses=tuple(guesses),
+    )
+
+
+def pool_of(run: Run, guesses: list[str]) -> NodePool:
+    """Return the machines of a run: the catalogue's, with what the run publishes of memory, network and power."""
+    gpus = whole(run, "n_gpus")
+    each = min(whole(run, "gpus_per_node", 8), gpus)
+    if gpus % each:
+        raise SkippedRunError(f"{gpus} GPUs are no whole number of machines with {each}")
+    name, memory = gpu_name(run.gpu, run.gpu_mem_gb)
+    found = re.search(r"([0-9.]+) Gbps node-node", run.notes)
+    rented = re.search(r"AWS (p[0-9][a-z]*)", run.notes)
+    machine = f"{rented[1]}.48xlarge" if rented and each == 8 else None
+    pool = _pool(name, gpus // each, each, float(found[1]) if found else None, machine)
+    special = re.search(r"([0-9.]+) TB/s, ([0-9.]+) W", run.notes)
+    gpu = pool.gpu
+    if special:
+        gpu = replace(gpu, memory_bytes_per_second=float(special[1]) * 1e12, tdp_watts=float(special[2]))
+    if memory is not None and abs(memory * 2**30 / pool.memory_bytes - 1.0) > 0.1:
+        gpu = replace(gpu, memory_bytes=memory * 2**30)
+    if gpus > each and not found:
+        guesses.append(f"network: {pool.inter_bytes_per_second * 8e-9:g} Gbit/s a machine, as the catalogue has it")
+    return replace(pool, gpu=gpu, memory_bytes=gpu.memory_bytes)
+
+
+@lru_cache(maxsize=4096)
+def _pool(gpu: str, nodes: int, gpus: int, gbps: float | None, machine: str | None) -> NodePool:
+    entry: dict[str, object] = {"count": nodes, "gpu": gpu, "gpus": gpus}
+    if machine is not None:
+        entry["machine"] = machine
+    if gbps is not None:
+        entry["inter_node_gbps"] = gbps
+    try:
+        return build_cluster({"nodes": [entry]}, "run").pools[0]
+    except SpecError as error:
+        raise SkippedRunError(str(replace(error.problems[0], path=""))) from None
+
+
+def _row_of(run: Run, model: Model, pool: NodePool, job: Job, habits: Habits, guesses: list[str]) -> Row:
+    """Return the strategy of a run; unpublished switches follow the habits of its framework."""
+    tp, pp, cp = whole(run, "tp", 1), whole(run, "pp", 1), whole(run, "cp", 1)
+    if run.tp is None and run.pp is None:
+        raise SkippedRunError("tp and pp are not published")
+    dp, rest = divmod(pool.gpus, tp * pp * cp)
+    if rest or dp < 1:
+        raise SkippedRunError(f"tp {tp} × cp {cp} × pp {pp} does not divide {pool.gpus} GPUs")
+    micro = whole(run, "micro_batch", max(job.global_batch // dp, 1) if pp == 1 else None)
+    if job.global_batch % (dp * micro):
+        raise SkippedRunError(f"the global batch is no multiple of dp {dp} × micro-batch {micro}")
+    vpp = whole(run, "vpp", 1)
+    if vpp > 1 and (pp == 1 or (job.global_batch // (dp * micro)) % pp or pp * vpp > len(model.layers)):
+        guesses.append(f"vpp {vpp} does not go with the batch or the layers: 1")
+        vpp = 1
+    if pp > len(model.layers):
+        raise SkippedRunError("more stages than layers")
+    ep = expert_degree(run, model, tp, cp, dp)
+    sharding = _sharding(run, habits, guesses) if dp * cp > 1 and job.optimizer != "none" else 0
+    if sharding >= 2 and pp > 1 and habits.framework == "megatron":
+        sharding = 1
+    published_sp = run.seq_parallel.casefold()
+    sequence_parallel = tp > 1 and (published_sp == "true" or (not published_sp and habits.sequence_parallel))
+    if tp > 1 and not published_sp:
+        guesses.append(f"sequence parallel: {'on' if sequence_parallel else 'off'}")
+    notes = run.notes.casefold()
+    still = "no tp/pp/dp overlap" in notes
+    flash = (habits.flash or "flash" in notes) and "attention-backend unfused" not in notes
+    overlap_tp = (
+        tp > 1
+        and not still
+        and (re.search("async ?tp", notes) is not None or (sequence_parallel and overlaps_tp(run, habits)))
+    )
+    if run.recompute and run.recompute.casefold() not in RECOMPUTE:
+        raise SkippedRunError(f"recompute {run.recompute} is none of {', '.join(RECOMPUTE)}")
+    recompute = RECOMPUTE.get(run.recompute.casefold(), NONE)
+    block = re.search(r"recompute block num_layers=([0-9]+)", notes)
+    if recompute == UNIFORM and block:
+        recompute = BLOCK
+    first, last = first_and_last(len(model.layers), pp * vpp, head_layers(model) if habits.balanced else 0.0)
+    return {
+        "tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "etp": 1, "vpp": vpp, "micro_batch": micro,
+        "rank_order": 0, "sequence_parallel": sequence_parallel, "flash": flash, "overlap_tp": overlap_tp,
+        "overlap_pp": vpp > 1 and not still, "first_layers": first, "last_layers": last, "recompute": recompute,
+        "recompute_layers": int(block[1]) if block else int(recompute == UNIFORM), "sharding": sharding,
+        "offload": float("optimizer offload" in notes or "cpu offload (optimizer) yes" in notes),
+        "overlap_grad": dp * cp > 1 and not still and habits.overlap_grad,
+        "overlap_param": sharding > 0 and not still and (habits.overlap_param or sharding == 3),
+    }  # fmt: skip
+
+
+def overlaps_tp(run: Run, habits: Habits) -> bool:
+    """Return whether tensor-parallel communication runs beside GEMMs by default: the recipes of NeMo and
+    Megatron-Bridge turn it on (tp_comm_overlap), Megatron-LM itself does not."""
+    return habits.overlap_tp or re.search("nemo|bridge", run.framework.casefold()) is not None
+
+
+def expert_degree(run: Run, model: Model, tp: int, cp: int, dp: int) -> int:
+    """Return the expert parallel degree; experts are whole, not split by tensor parallelism."""
+    experts = max((kind.moe.experts for kind in model.kinds if kind.moe), default=0)
+    if not experts:
+        return 1
+    ep = whole(run, "ep", 1)
+    if experts % ep or (tp * cp * dp) % ep:
+        raise SkippedRunError(f"ep {ep} does not divide the experts or the ranks")
+    return ep
+
+
+def head_layers(model: Model) -> float:
+    """Return the weights of the output projection over those of a layer."""
+    layer = model.layers[-1]
+    each = model.dense_layer_parameters(layer) + model.expert_layer_parameters(layer)
+    return model.vocab * model.hidden / each
+
+
+def _sharding(run: Run, habits: Habits, guesses: list[str]) -> int:
+    if run.zero_or_fsdp_stage is not None:
+        return min(int(run.zero_or_fsdp_stage), 3)
+    if run.dist_optimizer:
+        return int(run.dist_optimizer.casefold() == "true")
+    guesses.append(f"optimizer sharding: ZeRO-{habits.sharding}")
+    return habits.sharding
+
+
+def duplicates_left_out(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """Return the runs with one of each group of duplicates, the first."""
+    seen: set[str] = set()
+    kept = []
+    for run in runs:
+        if run.dup_group and run.dup_group in seen:
+            continue
+        seen.add(run.dup_group)
+        kept.append(run)
+    return tuple(kept)

@@ -1,0 +1,92 @@
+"""Single facts of a published run: its sizes, GPU, job and layer split."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from shardwright.spec.job import Framework, Job
+from shardwright.spec.read.job import make_job
+from shardwright.validation.runs import Run
+
+PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "fp32", "fp8": "fp8", "mxfp8": "fp8"}
+
+
+class SkippedRunError(ValueError):
+    """A run that cannot be predicted; the message says why."""
+
+
+def whole(run: Run, name: str, default: int | None = None) -> int:
+    """Return a whole number of a run. Raises SkippedRunError where it is not published and has no default."""
+    value = getattr(run, name)
+    if value is None:
+        if default is None:
+            raise SkippedRunError(f"{name} is not published")
+        return default
+    if value != int(value) or value < 1:
+        raise SkippedRunError(f"{name} is {value:g}, not a whole number from 1")
+    return int(value)
+
+
+def gpu_name(published: str, memory_gb: float | None) -> tuple[str, float | None]:
+    """Return the name by which the catalogue may know a GPU, and its memory in GiB where name or run say it."""
+    name = re.split(r"[\s(?]", published.strip())[0]
+    found = re.search(r"-?([0-9]{2,3})\s?GB", name, re.I)
+    memory = float(found[1]) if found else memory_gb
+    base = re.sub(r"-?[0-9]{2,3}\s?GB.*$", "", name, flags=re.I)
+    if base.startswith("A100") and memory in (40, 80):
+        base = f"{base}-{memory:g}"
+    elif base.startswith("A100"):
+        base = f"{base}-80"
+    elif base.startswith("V100") and memory == 16:
+        base = f"{base}-16"
+    return base, memory
+
+
+def job_of(run: Run, framework: Framework, guesses: list[str]) -> Job:
+    precision = PRECISIONS.get(run.precision)
+    if precision is None:
+        precision = "bf16"
+        guesses.append("precision: bf16")
+    job = make_job(
+        global_batch=whole(run, "global_batch"),
+        seq_len=whole(run, "seq_len"),
+        precision=precision,
+        framework=framework,
+        fp8_recipe=_recipe(run),
+        optimizer="none" if run.kind == "fwd+bwd" else "adam",
+    )
+    return replace(
+        job,
+        adapters=run.kind in ("lora", "peft"),
+        attention_adapters="attention adapters only" in run.notes,
+        fp8_storage=precision == "fp8"
+        and framework == "megatron"
+        and re.search("nemo|bridge", run.framework.casefold()) is not None,
+        fused_loss="liger" in run.notes.casefold(),
+    )
+
+
+def _recipe(run: Run) -> str | None:
+    """Return how an fp8 run scales its numbers, where it says so. Scales per row cost like those per block."""
+    if run.precision == "mxfp8" or (run.precision == "fp8" and "mxfp8" in run.notes):
+        return "mxfp8"
+    return "blockwise" if run.precision == "fp8" and re.search("rowwise|blockwise", run.notes) else None
+
+
+def first_and_last(layers: int, stages: int, head: float) -> tuple[int, int]:
+    """Return the layers of the first and the last of `stages` virtual stages. They are even, unless the output
+    projection counts as `head` layers: then each stage in turn takes layers until it has more than its share, as in
+    huggingface/nanotron@01de8d9:src/nanotron/models/base.py."""
+    if stages == 1:
+        return layers, layers
+    share = (layers + head) / stages
+    first = min(int(share) + 1, layers) if head else layers // stages
+    if stages == 2:
+        return first, layers - first
+    return first, max(layers - _taken(share, stages - 1), 0) if head else layers // stages
+
+
+def _taken(share: float, stages: int) -> int:
+    """Return the layers that the first `stages` stages take together."""
+    return int(stages * share) + 1

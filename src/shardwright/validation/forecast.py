@@ -1,0 +1,128 @@
+"""Predictions of many cases, those of one model, cluster and job in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.cost.context import Context
+from shardwright.cost.frameworks.overheads import Calibration
+from shardwright.cost.iteration.evaluate import Verdict, evaluate
+from shardwright.cost.iteration.mixed import mixed_iteration
+from shardwright.cost.memory.facts import memory_facts
+from shardwright.cost.memory.fit_probability import fit_probability
+from shardwright.cost.memory.sizes import reserved_bytes
+from shardwright.cost.strategies import NONE, SELECTIVE, UNIFORM, Floats, Ints, strategies
+from shardwright.cost.trust.evidence import Setting, setting_of
+from shardwright.cost.trust.interval import interval_seconds
+from shardwright.spec.cluster import NodePool
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+from shardwright.validation.case import Case
+from shardwright.validation.runs import Run
+from shardwright.validation.software import habits_of
+
+LEVELS = 4  # of recomputation, as in `cost.strategy`
+OPEN_LEVELS = (NONE, SELECTIVE, UNIFORM)  # where it is not published
+WHOLE_LAYERS = ("fsdp", "deepspeed", "eager")  # whose users recompute whole layers or nothing
+# A run that ran did fit: who avoids recomputation has some only where memory is predicted to be far too small.
+SLACK = 1.6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Columns over cases, [N]: seconds of an iteration and the ends of their 80 % interval, peak bytes of the fullest
+    GPU, the probability that they fit, and the recomputation assumed (a level of `cost.strategy`).
+    `comparable_bytes` is what the kind of figure that a run publishes would be."""
+
+    seconds: Floats
+    low_seconds: Floats
+    high_seconds: Floats
+    peak_bytes: Floats
+    fit_probability: Floats
+    recompute: Ints
+    comparable_bytes: Floats
+
+
+def forecast(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibration | None = None) -> Forecast:
+    """Return the predictions of `cases`, in their order. `calibration` replaces the one that ships."""
+    groups: dict[tuple[Model, NodePool, Job], list[int]] = {}
+    seconds, peak, published = (np.zeros((len(cases), LEVELS)) for _ in range(3))
+    for index, case in enumerate(cases):
+        if case.plan is None:
+            groups.setdefault((case.model, case.pool, case.job), []).append(index)
+            continue
+        mixed = mixed_iteration(case.plan, efficiency, calibration)
+        seconds[index] = mixed.seconds
+        peak[index] = published[index] = max(float(replica.peak_bytes.max()) for replica in mixed.replicas)
+    for (model, pool, job), members in groups.items():
+        given = calibration.of(job.framework, pool.gpu) if calibration else None
+        context = Context(model=model, pool=pool, job=job, efficiency=efficiency, measured_overheads=given)
+        places = [(index, level) for index in members for level in _levels(cases[index])]
+        verdict = evaluate(context, strategies([_at_level(cases[index], level) for index, level in places]))
+        of, at = np.array(places).T
+        seconds[of, at] = verdict.seconds
+        peak[of, at] = verdict.peak_bytes
+        published[of, at] = [comparable_bytes(cases[index].run, job, verdict, row) for row, index in enumerate(of)]
+    chosen = np.array([_level(case, peak[index]) for index, case in enumerate(cases)], dtype=np.int64)
+    own = np.arange(len(cases))
+    time, bytes_ = seconds[own, chosen], peak[own, chosen]
+    intervals = np.array(
+        [interval_seconds(value, setting) for value, setting in zip(time, map(setting_of_case, cases), strict=True)]
+    )
+    intervals = intervals.reshape(-1, 2)
+    fits = [fit_probability(value, case.pool.memory_bytes, case.job) for value, case in zip(bytes_, cases, strict=True)]
+    return Forecast(
+        seconds=time,
+        low_seconds=intervals[:, 0],
+        high_seconds=intervals[:, 1],
+        peak_bytes=bytes_,
+        fit_probability=np.array(fits),
+        recompute=chosen,
+        comparable_bytes=published[own, chosen],
+    )
+
+
+def comparable_bytes(run: Run, job: Job, verdict: Verdict, row: int) -> float:
+    """Return the predicted figure of the kind that a run publishes: tensors (allocated), what the allocator reserves
+    for them, or the whole process; of the last pipeline rank, the first (nanotron's logging rank has the peaks of the
+    first stage), or the fullest. Where the kind is not said, torchtitan prints reserved memory and others allocated."""
+    words = run.mem_kind.casefold()
+    ranks = verdict.last_tensor_bytes if "last global rank" in words else verdict.tensor_bytes
+    tensors = float((verdict.first_tensor_bytes if "logging rank" in words else ranks)[row])
+    if "nvidia-smi" in words:
+        return tensors + float(reserved_bytes(job, np.array(tensors)))
+    if "reserved" in words or ("alloc" not in words and job.framework == "torchtitan"):
+        return tensors * (1.0 + memory_facts(job.framework).fragmentation)
+    return tensors
+
+
+def setting_of_case(case: Case) -> Setting:
+    """Return the setting of a case; mixed machines go by their first type."""
+    gpus = case.plan.gpus if case.plan else case.pool.gpus
+    return setting_of(case.model, case.pool.gpu, gpus, case.job)
+
+
+def _levels(case: Case) -> tuple[int, ...]:
+    """Return the levels of recomputation that a case may have had."""
+    if not case.open_recompute:
+        return (int(case.row["recompute"]),)
+    return (NONE, UNIFORM) if case.job.framework in WHOLE_LAYERS else OPEN_LEVELS
+
+
+def _at_level(case: Case, level: int) -> dict[str, int | float | bool]:
+    if not case.open_recompute:
+        return case.row
+    return {**case.row, "recompute": level, "recompute_layers": int(level == UNIFORM)}
+
+
+def _level(case: Case, peak_bytes: Floats) -> int:
+    """Return the recomputation of a case: the published one, or the least with which it fits."""
+    if not case.open_recompute:
+        return int(case.row.get("recompute", 0))
+    slack = 1.0 if habits_of(case.job.framework).recomputes else SLACK
+    fitting = [level for level in _levels(case) if peak_bytes[level] <= slack * case.pool.memory_bytes]
+    return fitting[0] if fitting else UNIFORM

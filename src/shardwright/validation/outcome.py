@@ -1,0 +1,172 @@
+"""One run predicted against what was measured of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from shardwright.cost.compute.efficiency import Efficiency, computes
+from shardwright.units import GIBIBYTE, GIGA
+from shardwright.validation.case import Case, case_of
+from shardwright.validation.facts import SkippedRunError
+from shardwright.validation.forecast import forecast
+from shardwright.validation.runs import Run
+
+RECOMPUTE_WORDS = ("none", "selective", "full", "full in some layers")
+OPEN_RECOMPUTE = "recomputation: "
+MEMORY_DEFINITIONS = (
+    ("reserved", "reserved"),
+    ("nvidia-smi", "process"),
+    ("alloc", "allocated"),
+    ("nanotron", "allocated"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What is predicted of a run: seconds of an iteration and the ends of their 80 % interval, peak bytes of the
+    kind that the run publishes (of the whole process on the fullest GPU where it publishes none), the probability that
+    it fits, and the recomputation assumed."""
+
+    seconds: float
+    low_seconds: float
+    high_seconds: float
+    memory_bytes: float
+    fit_probability: float
+    recompute: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A run with its prediction, or with the reason why there is none.
+
+    `failed`: the run is known to have run out of memory or to have crashed. `counted`: it is part of the summary;
+    duplicates of a measurement are not.
+    """
+
+    run: Run
+    case: Case | None = None
+    predicted: Predicted | None = None
+    skipped: str = ""
+    failed: bool = False
+    counted: bool = True
+
+    @property
+    def measured_seconds(self) -> float | None:
+        return None if self.failed else self.run.seconds or None
+
+    @property
+    def measured_bytes(self) -> float | None:
+        return None if self.failed or not self.run.measured_mem_gb else measured_bytes(self.run)
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over predicted seconds."""
+        if self.predicted is None or self.measured_seconds is None:
+            return None
+        return self.measured_seconds / self.predicted.seconds
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured seconds, less 1."""
+        return None if self.ratio is None else 1.0 / self.ratio - 1.0
+
+    @property
+    def micro_batches(self) -> float | None:
+        """Micro-batches of an iteration, where published."""
+        run = self.run
+        if not run.global_batch or not run.micro_batch or not run.n_gpus:
+            return None
+        replicas = run.n_gpus / ((run.tp or 1.0) * (run.pp or 1.0) * (run.cp or 1.0))
+        return run.global_batch / (replicas * run.micro_batch)
+
+    @property
+    def strategy(self) -> str:
+        """The parallel degrees above 1, in words."""
+        run = self.run
+        degrees = {"tp": run.tp, "cp": run.cp, "pp": run.pp, "vpp": run.vpp, "ep": run.ep, "dp": run.dp}
+        return " ".join(f"{name} {value:.0f}" for name, value in degrees.items() if value and value > 1)
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What was not published and how it was filled in, in words."""
+        if self.case is None or self.predicted is None:
+            return ()
+        filled = f"{OPEN_RECOMPUTE}{self.predicted.recompute}, the least that fits"
+        return tuple(filled if words.startswith(OPEN_RECOMPUTE) else words for words in self.case.guesses)
+
+
+def outcomes(
+    runs: Sequence[Run],
+    efficiency: Efficiency,
+    *,
+    failed: bool = False,
+    quality: Collection[str] = (),
+    kinds: Collection[str] = (),
+) -> tuple[Outcome, ...]:
+    """Return the outcome of every run, in their order. Runs of another quality or kind than asked for are skipped (a
+    run without a quality or kind is not); all are asked for by default. Of duplicates the first that can be predicted
+    counts."""
+    found = [_prepared(run, failed=failed, quality=quality, kinds=kinds) for run in runs]
+    cases = [outcome.case for outcome in found if outcome.case is not None]
+    columns = forecast(cases, efficiency)
+    rows = iter(range(len(cases)))
+    seen: set[str] = set()
+    for place, outcome in enumerate(found):
+        if outcome.case is None:
+            continue
+        row = next(rows)
+        predicted = Predicted(
+            seconds=float(columns.seconds[row]),
+            low_seconds=float(columns.low_seconds[row]),
+            high_seconds=float(columns.high_seconds[row]),
+            memory_bytes=float((columns.comparable_bytes if outcome.run.measured_mem_gb else columns.peak_bytes)[row]),
+            fit_probability=float(columns.fit_probability[row]),
+            recompute=RECOMPUTE_WORDS[int(columns.recompute[row])],
+        )
+        group = outcome.run.dup_group
+        found[place] = Outcome(
+            run=outcome.run, case=outcome.case, predicted=predicted, failed=failed, counted=group not in seen
+        )
+        seen |= {group} - {""}
+    return tuple(found)
+
+
+def _prepared(run: Run, *, failed: bool, quality: Collection[str], kinds: Collection[str]) -> Outcome:
+    if run.quality and quality and run.quality not in quality:
+        return Outcome(run=run, failed=failed, skipped=f"quality {run.quality} is not asked for")
+    if run.kind and kinds and run.kind not in kinds:
+        return Outcome(run=run, failed=failed, skipped=f"kind {run.kind} is not asked for")
+    try:
+        case = case_of(run)
+    except SkippedRunError as error:
+        return Outcome(run=run, failed=failed, skipped=str(error))
+    pools = (case.pool,) if case.plan is None else case.plan.cluster.pools
+    unable = [pool.gpu.name for pool in pools if not computes(pool.gpu, case.job.precision)]
+    if unable:
+        return Outcome(run=run, failed=failed, skipped=f"{unable[0]} cannot compute in {case.job.precision}")
+    return Outcome(run=run, failed=failed, case=case)
+
+
+def memory_unit(run: Run) -> float:
+    """Return the bytes of the unit in which a run's memory is given: GB where it says so and not GiB. nanotron prints
+    GiB as GB (huggingface/nanotron@31aa4c4:src/nanotron/helpers.py divides by 1024^3), torchtitan and PyTorch's tools
+    too."""
+    words = run.mem_kind + run.framework
+    return GIGA if "GB" in words and "GiB" not in words and not re.search("nanotron|torchtitan", words) else GIBIBYTE
+
+
+def memory_kind(run: Run) -> str:
+    """Return what a run's memory is: its unit, and whether tensors took it, the allocator reserved it or the process
+    held it."""
+    unit = "GB" if memory_unit(run) == GIGA else "GiB"
+    words = run.mem_kind.casefold()
+    definition = next((name for word, name in MEMORY_DEFINITIONS if word in words), "not stated")
+    place = ", one rank" if "logging rank" in words or "last global rank" in words else ""
+    return f"{unit} {definition}{place}"
+
+
+def measured_bytes(run: Run) -> float:
+    """Return the measured memory of a run in bytes; 0 where it is not published."""
+    return (run.measured_mem_gb or 0.0) * memory_unit(run)

@@ -1,0 +1,123 @@
+"""The table of published runs that ships with the package: facts with their sources, and how it is made.
+
+    python -m shardwright.validation.published RUNS.csv FAILED.csv
+
+reads larger tables (columns: docs/how-to-validate.md) and keeps runs of quality A and B, failed runs, and of their
+notes the phrases that the reading of runs understands.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+import sys
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+
+from shardwright.errors import SpecError, bad
+from shardwright.files import write_atomically
+from shardwright.validation.runs import COLUMNS, Run, parse_runs, read_runs
+
+RUNS_FILE, FAILED_FILE = "published.csv.gz", "published_failed.csv.gz"
+KEPT_QUALITIES = ("A", "B", "")
+# What the reading of runs (`case`, `facts`, `mixed_case`, `model_of`, `software`) and `reasons` look for in notes, and
+# the words to keep of it ("": as found).
+PHRASES: tuple[tuple[str, str], ...] = (
+    (r"no tp/pp/dp overlap", "no TP/PP/DP overlap"),
+    (r"flash", "flash attention"),
+    (r"async tp|asynctp", ""),
+    (r"optimizer offload|cpu offload \(optimizer\) yes", ""),
+    (r"[0-9.]+ Gbps node-node", ""),
+    (r"AWS p[0-9][a-z]*", ""),
+    (r"[0-9.]+ TB/s, [0-9.]+ W", ""),
+    (r"mxfp8|rowwise|blockwise", ""),
+    (r"\beager\b", ""),
+    (r"first layer dense", ""),
+    (r"[0-9]+x [a-z0-9]+\.[a-z0-9]+", ""),
+    (r"pseudo-layers \[[0-9, ]+\]", ""),
+    (r"\blora\b", "LoRA"),
+    (r"attention adapters only", ""),
+    (r"\bliger\b", "Liger"),
+    (r"attention-backend unfused", ""),
+    (r"torch\.compile", ""),
+    (r"per-op sac", "per-op SAC"),
+    (r"recompute_modules=[^;]+", ""),
+    (r"recompute block num_layers=[0-9]+", ""),
+    (r"\betp=[0-9]+", ""),
+    (r"pp_layout=[^; ]+", ""),
+    (r"MTP layers [0-9]+", ""),
+    (r"reshard_after_forward=False", ""),
+    (r"few steps|steady iterations", ""),
+    (r"digitised|back-computed|computed from rounded", ""),
+    (r"\bFLAG\b|possible outlier|severe regression", ""),
+)
+
+
+@lru_cache
+def published_runs() -> tuple[Run, ...]:
+    """Return the published runs that ship with the package."""
+    return _shipped(RUNS_FILE)
+
+
+@lru_cache
+def published_failed_runs() -> tuple[Run, ...]:
+    """Return the configurations that were published as failed."""
+    return _shipped(FAILED_FILE)
+
+
+def _shipped(name: str) -> tuple[Run, ...]:
+    packed = files("shardwright.validation").joinpath("data", name).read_bytes()
+    return parse_runs(gzip.decompress(packed).decode("utf-8"), name)
+
+
+def table(runs: Iterable[Run]) -> str:
+    """Return the runs that are kept as CSV text. Raises SpecError for one without a source."""
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for run in runs:
+        if run.quality not in KEPT_QUALITIES:
+            continue
+        if "@" not in run.source_file:
+            raise bad(f"run {run.row_id}", "has no source", "give repository@commit:path in source_file")
+        cells = {name: _cell(getattr(run, name)) for name in COLUMNS}
+        cells |= {"notes": phrases(run.notes), "source_file": re.sub(r"^([^+/@]+)\+", r"\1/", run.source_file)}
+        writer.writerow([cells[name] for name in COLUMNS])
+    return out.getvalue()
+
+
+def phrases(notes: str) -> str:
+    """Return the known phrases of notes, each once, in the order of `PHRASES`."""
+    found: list[str] = []
+    for pattern, words in PHRASES:
+        found += [words or match[0].strip() for match in re.finditer(pattern, notes, re.IGNORECASE)]
+    return "; ".join(dict.fromkeys(found))
+
+
+def _cell(value: float | str | None) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return str(int(value)) if value.is_integer() else repr(value)
+
+
+def main(arguments: list[str]) -> None:
+    """Write the two files of the package from the two files named."""
+    if len(arguments) != 2:
+        raise bad("published", "needs two files", "python -m shardwright.validation.published RUNS.csv FAILED.csv")
+    folder = Path(__file__).with_name("data")
+    folder.mkdir(exist_ok=True)
+    for name, source in zip((RUNS_FILE, FAILED_FILE), arguments, strict=True):
+        packed = gzip.compress(table(read_runs(Path(source))).encode("utf-8"), mtime=0)
+        write_atomically(folder / name, packed)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except SpecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

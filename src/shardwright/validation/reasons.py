@@ -1,0 +1,109 @@
+"""Why a prediction may be off, from facts of the run alone: rules that a person can check, not a diagnosis."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from shardwright.validation.outcome import OPEN_RECOMPUTE, Outcome
+
+SHORT_SECONDS = 0.1
+MANY_GPUS = 512
+UNLIKELY_FIT = 0.1
+WAIT_SECONDS = 0.3
+OUTLIER_SPREADS = 4.0  # median absolute deviations from the median of a sweep
+OUTLIER_FACTOR = 1.25
+MOST_REASONS = 4
+NO_REASON = "nothing that the run publishes tells"
+
+
+def sweep_of(outcome: Outcome) -> tuple[object, ...]:
+    """Return what the runs of one sweep of strategies have in common."""
+    run = outcome.run
+    return run.source, run.model, run.gpu, run.n_gpus, run.global_batch, run.seq_len, run.precision, run.kind
+
+
+def sweep_outliers(counted: Sequence[Outcome]) -> frozenset[int]:
+    """Return the places of outcomes whose measured over predicted time is far from that of the other strategies of
+    their sweep, of which there must be four or more."""
+    sweeps: dict[tuple[object, ...], list[int]] = {}
+    for place, outcome in enumerate(counted):
+        if outcome.ratio is not None:
+            sweeps.setdefault(sweep_of(outcome), []).append(place)
+    found: set[int] = set()
+    for places in sweeps.values():
+        if len(places) < 4:
+            continue
+        logs = np.log([counted[place].ratio or math.nan for place in places])
+        off = np.abs(logs - np.median(logs))
+        limit = max(OUTLIER_SPREADS * float(np.median(off)), float(np.log(OUTLIER_FACTOR)))
+        found |= {place for place, distance in zip(places, off, strict=True) if distance > limit}
+    return frozenset(found)
+
+
+def reasons(outcome: Outcome, *, outlier: bool) -> tuple[str, ...]:
+    """Return the likely reasons of an error, the most telling first, at most four. `outlier`: the run is one within its
+    own sweep."""
+    found = ["an outlier within its own sweep"] if outlier else []
+    found += [words for words, holds in RULES.items() if holds(outcome)]
+    return tuple(found[:MOST_REASONS]) or (NO_REASON,)
+
+
+def _noted(pattern: str) -> Callable[[Outcome], bool]:
+    return lambda outcome: re.search(pattern, outcome.run.notes, re.IGNORECASE) is not None
+
+
+def _assumed(words: str) -> Callable[[Outcome], bool]:
+    return lambda outcome: any(text.startswith(words) for text in outcome.assumed)
+
+
+def _short(outcome: Outcome) -> bool:
+    return outcome.measured_seconds is not None and outcome.measured_seconds < SHORT_SECONDS
+
+
+def _tensor_parallel_across_machines(outcome: Outcome) -> bool:
+    run = outcome.run
+    return (run.tp or 1.0) > (run.gpus_per_node or 8.0)
+
+
+def _few_micro_batches(outcome: Outcome) -> bool:
+    count, stages = outcome.micro_batches, outcome.run.pp
+    return count is not None and stages is not None and count < stages
+
+
+def _waits(outcome: Outcome) -> bool:
+    measured, predicted, count = outcome.measured_seconds, outcome.predicted, outcome.micro_batches
+    pipeline = (outcome.run.pp or 1.0) > 1.0
+    if measured is None or predicted is None or not count or not pipeline:
+        return False
+    return measured > 2.0 * predicted.seconds and (measured - predicted.seconds) / count > WAIT_SECONDS
+
+
+def _unlikely(outcome: Outcome) -> bool:
+    return outcome.predicted is not None and outcome.predicted.fit_probability < UNLIKELY_FIT
+
+
+RULES: Mapping[str, Callable[[Outcome], bool]] = {
+    "less than 0.1 s an iteration: launching kernels counts": _short,
+    "more than 0.3 s longer with every micro-batch of the pipeline, as if it waited": _waits,
+    "tensor parallel across machines": _tensor_parallel_across_machines,
+    "GPUs of several types": lambda outcome: outcome.run.hetero == "yes",
+    "predicted not to fit, so something that saves memory is not published": _unlikely,
+    "flagged by those who collected it": _noted(r"\bflag\b|possible outlier|severe regression"),
+    "few steps measured": _noted(r"few steps|steady iterations"),
+    "read from a picture or rounded figures": _noted(r"digitised|back-computed|computed from rounded"),
+    "unpublished recomputation": _assumed(OPEN_RECOMPUTE),
+    "network not stated": _assumed("network: "),
+    "unpublished optimizer sharding": _assumed("optimizer sharding: "),
+    "unpublished micro-batch": lambda outcome: outcome.run.micro_batch is None,
+    "unpublished precision": lambda outcome: not outcome.run.precision,
+    "fp8 recipe not stated": lambda outcome: outcome.run.precision == "fp8",
+    "deterministic kernels of a CI test": lambda outcome: outcome.run.kind in ("ci", "release"),
+    "frozen weights, packed samples": lambda outcome: outcome.run.kind in ("lora", "peft", "sft"),
+    "balance of the experts not stated": lambda outcome: (outcome.run.n_experts or 0.0) > 1.0,
+    "fewer micro-batches than stages": _few_micro_batches,
+    "more than 512 GPUs: stragglers and network load": lambda outcome: (outcome.run.n_gpus or 0.0) > MANY_GPUS,
+}

@@ -1,0 +1,54 @@
+"""Two simple ways to predict an iteration, to see what the cost model is worth on the same runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shardwright.cost.compute.efficiency import peak_flops
+from shardwright.cost.compute.flops import iteration_flops
+from shardwright.cost.strategies import Floats
+from shardwright.validation.case import Case
+
+ROOFLINE_EFFICIENCY = 0.5  # of the dense peak
+
+
+def constant_mfu_seconds(cases: Sequence[Case], seconds: Floats) -> Floats:
+    """Return the seconds of each case at one constant MFU, [N]: the median, over all *other* sources, of the median MFU
+    of their runs, so that a source says nothing about itself. Not a number with a single source. `seconds` are the
+    measured ones."""
+    ideal = np.array([ideal_seconds(case) for case in cases])
+    sources = np.array([case.run.source for case in cases])
+    names = np.unique(sources)
+    medians = np.array([np.median((ideal / seconds)[sources == name]) for name in names])
+    alone = len(names) == 1
+    elsewhere = {name: np.nan if alone else float(np.median(medians[names != name])) for name in names}
+    return np.asarray(ideal / np.array([elsewhere[name] for name in sources]))
+
+
+def roofline_seconds(cases: Sequence[Case], recompute: Sequence[str]) -> Floats:
+    """Return the seconds of each case if every GPU computed at half of its dense peak, full recomputation and the
+    bubble of the pipeline included, communication not, [N]. A pipeline of p stages, v virtual ones each, idles
+    (p - 1) / (v m) of the time of its m micro-batches (D. Narayanan et al., SC21, section 2.2)."""
+    ideal = np.array([ideal_seconds(case) for case in cases])
+    again = np.where(np.array(recompute) == "full", 4.0 / 3.0, 1.0)
+    bubble = np.array([1.0 + _bubble(case) for case in cases])
+    return np.asarray(ideal * again * bubble / ROOFLINE_EFFICIENCY)
+
+
+def ideal_seconds(case: Case) -> float:
+    """Return the seconds of the model's FLOPs at the dense peak of all GPUs. Frozen weights have no gradients, a third
+    of the arithmetic."""
+    flops = iteration_flops(case.model, case.job.global_batch, case.job.seq_len)
+    pools = (case.pool,) if case.plan is None else case.plan.cluster.pools
+    peak = sum(peak_flops(pool.gpu, case.job.precision) * pool.gpus for pool in pools)
+    return flops * (2.0 / 3.0 if case.job.adapters else 1.0) / peak
+
+
+def _bubble(case: Case) -> float:
+    row = case.row
+    if case.plan is not None:
+        return max((len(replica.stages) - 1.0) / replica.micro_batches for replica in case.plan.replicas)
+    micro_batches = case.job.global_batch / (row["dp"] * row["micro_batch"])
+    return (row["pp"] - 1.0) / (row["vpp"] * micro_batches)

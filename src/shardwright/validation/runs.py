@@ -1,0 +1,124 @@
+"""Reading of published training runs: one run a row of a CSV file, with the configuration and what was measured."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from shardwright.errors import bad
+from shardwright.spec.text.reading import read_text
+
+NEEDED = ("model", "gpu", "n_gpus", "seq_len", "global_batch")
+MEASURED = ("measured_iter_time_s", "measured_tokens_per_s_per_gpu", "measured_mem_gb")
+BLANK = {"", "nan", "none", "null", "n/a", "na", "-", "?"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One published run. None and "" mean: not published. Sizes of the model are those of its configuration;
+    `measured_iter_time_s` are seconds, `measured_mem_gb` GiB or GB as `mem_kind` says."""
+
+    row_id: str
+    source: str = ""
+    source_file: str = ""
+    model: str = ""
+    n_params: float | None = None
+    layers: float | None = None
+    hidden: float | None = None
+    ffn: float | None = None
+    heads: float | None = None
+    kv_heads: float | None = None
+    vocab: float | None = None
+    n_experts: float | None = None
+    top_k: float | None = None
+    seq_len: float | None = None
+    gpu: str = ""
+    gpu_mem_gb: float | None = None
+    gpus_per_node: float | None = None
+    n_gpus: float | None = None
+    precision: str = ""
+    framework: str = ""
+    tp: float | None = None
+    pp: float | None = None
+    vpp: float | None = None
+    cp: float | None = None
+    ep: float | None = None
+    dp: float | None = None
+    zero_or_fsdp_stage: float | None = None
+    micro_batch: float | None = None
+    global_batch: float | None = None
+    recompute: str = ""
+    seq_parallel: str = ""
+    dist_optimizer: str = ""
+    measured_iter_time_s: float | None = None
+    measured_tokens_per_s_per_gpu: float | None = None
+    measured_mem_gb: float | None = None
+    mem_kind: str = ""
+    notes: str = ""
+    kind: str = ""
+    hetero: str = ""
+    quality: str = ""
+    dup_group: str = ""
+
+    @property
+    def seconds(self) -> float | None:
+        """Measured seconds of one iteration, computed from tokens/s where only that is published."""
+        if self.measured_iter_time_s:
+            return self.measured_iter_time_s
+        rate = self.measured_tokens_per_s_per_gpu
+        if not rate or not self.global_batch or not self.seq_len or not self.n_gpus:
+            return None
+        return self.global_batch * self.seq_len / (rate * self.n_gpus)
+
+
+TEXT = {field.name for field in fields(Run) if field.type in ("str", str)}
+COLUMNS = tuple(field.name for field in fields(Run))
+
+
+def read_runs(path: Path) -> tuple[Run, ...]:
+    """Return the runs of a CSV file. Raises SpecError for a file without rows or without a column it needs, and for a
+    cell that is not a number where one belongs, naming the line."""
+    return parse_runs(read_text(path), str(path))
+
+
+def parse_runs(text: str, place: str) -> tuple[Run, ...]:
+    """Return the runs of a CSV text; `place` is named in errors."""
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    have = set(reader.fieldnames or ())
+    missing = [name for name in NEEDED if name not in have]
+    if missing:
+        raise bad(place, f"lacks the columns {', '.join(missing)}", "see docs/how-to-validate.md for the columns")
+    if not have & set(MEASURED):
+        raise bad(place, "has no measured column", f"give one of {', '.join(MEASURED)}")
+    runs = tuple(_run(row, f"{place}, line {number}", have) for number, row in enumerate(reader, start=2))
+    if not runs:
+        raise bad(place, "has no rows", "give one run a row")
+    return runs
+
+
+def _run(row: Mapping[str, str | None], place: str, have: set[str]) -> Run:
+    values: dict[str, object] = {}
+    for name in COLUMNS:
+        cell = (row.get(name) or "").strip() if name in have else ""
+        if name in TEXT:
+            values[name] = cell.casefold() if name == "precision" else cell
+        elif cell.casefold() not in BLANK:
+            values[name] = _number(cell, f"{place}, {name}")
+    if not values["row_id"]:
+        text = "\x1f".join(f"{name}={row.get(name) or ''}" for name in sorted(have))
+        values["row_id"] = hashlib.sha256(text.encode()).hexdigest()[:10]
+    return Run(**values)  # type: ignore[arg-type]
+
+
+def _number(cell: str, place: str) -> float:
+    try:
+        value = float(cell)
+    except ValueError:
+        raise bad(place, f"{cell[:40]!r} is not a number", "write a number, or leave the cell empty") from None
+    if not 0.0 <= value < 1e18:
+        raise bad(place, f"{cell[:40]} is out of range", "write a number from 0, or leave the cell empty")
+    return value

@@ -1,0 +1,164 @@
+"""Errors of many outcomes: over all, by group, against simple rivals, in memory, and in saying what fits."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardwright.cost.strategies import Ints
+from shardwright.validation.case import Case
+from shardwright.validation.fits import Fits, fits_of
+from shardwright.validation.groups import NAMELESS, Group, Macro, Pairs, group_of, groups_of, macro_of
+from shardwright.validation.metrics import covered, scale_of
+from shardwright.validation.outcome import Outcome, memory_kind
+from shardwright.validation.reasons import reasons, sweep_of, sweep_outliers
+from shardwright.validation.rivals import constant_mfu_seconds, roofline_seconds
+
+SCALES = (8, 64, 512)
+WORST, WORST_OF_A_SOURCE = 30, 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worst:
+    """A run with one of the largest errors, measured over predicted, what it is, and the likely reasons."""
+
+    row_id: str
+    what: str
+    ratio: float
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a validation found. `overall` and the groups of `by` (by dimension; most runs first) are over measured,
+    predicted runs without duplicates; `macro` has Shardwright first, then its rivals; `memory` is by kind of
+    measurement, in bytes; `skipped` counts reasons."""
+
+    rows: int
+    predicted: int
+    timed: int
+    duplicates: int
+    skipped: tuple[tuple[str, int], ...]
+    overall: Group | None
+    macro: tuple[Macro, ...]
+    by: Mapping[str, tuple[Group, ...]]
+    memory: tuple[Group, ...]
+    fits: Fits
+    worst: tuple[Worst, ...]
+
+
+def _gpu(outcome: Outcome) -> str:
+    case = outcome.case
+    return outcome.run.gpu if case is None or case.plan is not None else case.pool.gpu.name
+
+
+DIMENSIONS: Mapping[str, Callable[[Outcome], str]] = {
+    "source": lambda outcome: outcome.run.source,
+    "GPU": _gpu,
+    "framework": lambda outcome: outcome.case.job.framework if outcome.case else outcome.run.framework,
+    "precision": lambda outcome: outcome.case.job.precision if outcome.case else outcome.run.precision,
+    "scale": lambda outcome: scale_of(outcome.run.n_gpus or 0.0, SCALES),
+    "model": lambda outcome: outcome.case.model.name if outcome.case else outcome.run.model,
+}
+
+
+def summarise(outcomes: Sequence[Outcome]) -> Summary:
+    """Return the summary of outcomes, those of failed runs among them."""
+    counted = [outcome for outcome in outcomes if outcome.predicted is not None and outcome.counted]
+    timed = [outcome for outcome in counted if outcome.ratio is not None]
+    skipped = Counter(outcome.skipped for outcome in outcomes if outcome.skipped)
+    overall, macro, by = _times(timed) if timed else (None, (), {})
+    return Summary(
+        rows=len(outcomes),
+        predicted=sum(outcome.predicted is not None for outcome in outcomes),
+        timed=len(timed),
+        duplicates=sum(not outcome.counted for outcome in outcomes),
+        skipped=tuple(sorted(skipped.items(), key=lambda item: (-item[1], item[0]))),
+        overall=overall,
+        macro=macro,
+        by=by,
+        memory=_memory(counted),
+        fits=_fits(counted),
+        worst=_worst(timed),
+    )
+
+
+def _times(timed: Sequence[Outcome]) -> tuple[Group, tuple[Macro, ...], dict[str, tuple[Group, ...]]]:
+    measured = np.array([outcome.measured_seconds for outcome in timed], dtype=float)
+    cases = [outcome.case for outcome in timed if outcome.case is not None]
+    own, low, high = (
+        np.array([getattr(outcome.predicted, name) for outcome in timed])
+        for name in ("seconds", "low_seconds", "high_seconds")
+    )
+    sweeps = [sweep_of(outcome) for outcome in timed]
+    pairs = Pairs(
+        predicted=own,
+        measured=measured,
+        sweeps=_codes(sweeps),
+        strategies=_codes([(*sweep, *_strategy(case)) for sweep, case in zip(sweeps, cases, strict=True)]),
+        inside=covered(low, high, measured),
+    )
+    by = {
+        dimension: groups_of(pairs, [name_of(outcome) for outcome in timed])
+        for dimension, name_of in DIMENSIONS.items()
+    }
+    by["scale"] = tuple(sorted(by["scale"], key=lambda group: int(re.split(r"\D", group.name)[0])))
+    levels = [outcome.predicted.recompute for outcome in timed if outcome.predicted is not None]
+    rivals = {
+        "constant MFU of the other sources": constant_mfu_seconds(cases, measured),
+        "roofline at half of the peak": roofline_seconds(cases, levels),
+    }
+    sources = [outcome.run.source for outcome in timed]
+    macro = [macro_of("Shardwright", by["source"])]
+    for name, other in rivals.items():
+        macro.append(macro_of(name, groups_of(replace(pairs, predicted=other, inside=None), sources)))
+    return group_of("all runs", pairs), tuple(entry for entry in macro if math.isfinite(entry.median_error)), by
+
+
+def _strategy(case: Case) -> tuple[object, ...]:
+    """Return what tells a strategy from others of its sweep."""
+    return (*case.row.values(), case.open_recompute) if case.plan is None else (repr(case.plan.replicas),)
+
+
+def _codes(keys: Sequence[tuple[object, ...]]) -> Ints:
+    """Return a number for each key, the same for the same."""
+    known: dict[tuple[object, ...], int] = {}
+    return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
+
+
+def _memory(counted: Sequence[Outcome]) -> tuple[Group, ...]:
+    known = [outcome for outcome in counted if outcome.measured_bytes]
+    if not known:
+        return ()
+    predicted = np.array([outcome.predicted.memory_bytes for outcome in known if outcome.predicted is not None])
+    measured = np.array([outcome.measured_bytes for outcome in known], dtype=float)
+    names = [f"{memory_kind(outcome.run)}; {outcome.run.source or NAMELESS}" for outcome in known]
+    return groups_of(Pairs(predicted=predicted, measured=measured), names)
+
+
+def _fits(counted: Sequence[Outcome]) -> Fits:
+    known = [outcome for outcome in counted if outcome.failed or outcome.ratio or outcome.measured_bytes]
+    failed = np.array([outcome.failed for outcome in known], dtype=bool)
+    chance = [outcome.predicted.fit_probability for outcome in known if outcome.predicted is not None]
+    return fits_of(np.array(chance), failed)
+
+
+def _worst(timed: Sequence[Outcome]) -> tuple[Worst, ...]:
+    """Return the runs with the largest |log(measured / predicted)|, a few of each source at most."""
+    outliers = sweep_outliers(timed)
+    off = np.array([abs(math.log(outcome.ratio or 1.0)) for outcome in timed])
+    taken: Counter[str] = Counter()
+    found: list[Worst] = []
+    for place in np.argsort(-off, kind="stable"):
+        outcome = timed[place]
+        taken[outcome.run.source] += 1
+        if taken[outcome.run.source] <= WORST_OF_A_SOURCE and len(found) < WORST:
+            why = reasons(outcome, outlier=int(place) in outliers)
+            what = f"{outcome.run.model}, {outcome.run.n_gpus:.0f} × {_gpu(outcome)}, {outcome.strategy}".rstrip(", ")
+            found.append(Worst(row_id=outcome.run.row_id, what=what, ratio=outcome.ratio or math.nan, reasons=why))
+    return tuple(found)

@@ -1,0 +1,60 @@
+"""`shardwright.validate`: runs predicted against what was measured of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.cost.learned import default_efficiency
+from shardwright.errors import bad
+from shardwright.validation.outcome import Outcome, outcomes
+from shardwright.validation.published import published_failed_runs, published_runs
+from shardwright.validation.runs import Run, read_runs
+from shardwright.validation.summary import Summary, summarise
+
+QUALITIES = "ABC"
+PUBLISHED = "The published runs that ship with Shardwright"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """The outcome of every run, failed ones last, and the summary. `name` says where the runs are from."""
+
+    name: str
+    outcomes: tuple[Outcome, ...]
+    summary: Summary
+
+
+def validate(
+    runs: Path | str | Sequence[Run] | None = None,
+    *,
+    failed: Path | str | Sequence[Run] | None = None,
+    quality: str = "",
+    kinds: Collection[str] = (),
+    efficiency: Efficiency | None = None,
+) -> Validation:
+    """Return the validation of `runs`, a file of them or themselves; without, that of the published runs that ship with
+    the package. `failed` are runs known not to fit in memory.
+
+    `quality` (letters, e.g. "AB") and `kinds` choose among runs that have one. Raises SpecError for a file that cannot
+    be used; a run that cannot be predicted is no error but an outcome with a reason.
+    """
+    unknown = sorted(set(quality) - set(QUALITIES))
+    if unknown:
+        raise bad(f"quality {quality}", f"there is no {', '.join(unknown)}", "give some of the letters A, B and C")
+    if runs is None:
+        name, ran = PUBLISHED, published_runs()
+        failed = published_failed_runs() if failed is None else failed
+    else:
+        name, ran = str(runs) if isinstance(runs, Path | str) else f"{len(runs)} runs", _read(runs)
+    model = default_efficiency() if efficiency is None else efficiency
+    found = outcomes(ran, model, quality=quality, kinds=kinds)
+    if failed is not None:
+        found += outcomes(_read(failed), model, failed=True, quality=quality, kinds=kinds)
+    return Validation(name=name, outcomes=found, summary=summarise(found))
+
+
+def _read(runs: Path | str | Sequence[Run]) -> tuple[Run, ...]:
+    return read_runs(Path(runs)) if isinstance(runs, Path | str) else tuple(runs)

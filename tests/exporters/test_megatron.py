@@ -1,0 +1,201 @@
+"""Megatron-LM exports: golden files, what is refused, and the launch scripts."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.golden.plans import GPT_3_175B, H100, LLAMA_2_70B, LLAMA_3_1_8B, MIXTRAL_8X7B, PLANS, uniform_plan
+
+from shardwright.errors import SpecError
+from shardwright.exporters.megatron.export import to_megatron
+from shardwright.exporters.megatron.launch import OWN_SETTINGS, launch_script
+from shardwright.exporters.megatron.limits import unsupported
+from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "megatron"
+BASE = PLANS["llama-2-70b-interleaved"]
+
+
+def golden_text(plan: Plan) -> str:
+    """Machines, environment and arguments, one a line: what a reviewer compares."""
+    export = to_megatron(plan)
+    lines = [f"# {export.version}: {export.nodes} nodes of {export.gpus_per_node} GPUs"]
+    lines += [f"# unset {name}" if value is None else f"# {name}={value}" for name, value in export.environment]
+    lines += [shlex.join(argument) for group in export.groups for argument in group.arguments]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_arguments_are_those_on_file(name: str) -> None:
+    """Set SHARDWRIGHT_WRITE_GOLDEN to write the files anew, then read the difference."""
+    path, text = GOLDEN / f"{name}.txt", golden_text(PLANS[name])
+    if os.environ.get("SHARDWRIGHT_WRITE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+def one_replica_differs(plan: Plan) -> Plan:
+    (replica,) = plan.replicas
+    few = replace(replica, count=1)
+    rest = replace(replica, count=replica.count - 1, stages=replica.stages)
+    return replace(plan, replicas=(few, rest))
+
+
+def stage_differs(plan: Plan, **changes: object) -> Plan:
+    (replica,) = plan.replicas
+    stages = (*replica.stages[:2], replace(replica.stages[2], **changes), *replica.stages[3:])  # type: ignore[arg-type]
+    return replace(plan, replicas=(replace(replica, stages=stages),))
+
+
+def with_model(model: Model) -> Plan:
+    return replace(BASE, model=model)
+
+
+def changed_layers(model: Model, **changes: object) -> Model:
+    return replace(model, layers=tuple(replace(layer, **changes) for layer in model.layers))  # type: ignore[arg-type]
+
+
+GELU_GATED = replace(LLAMA_2_70B, activation="gelu_pytorch_tanh")
+ENCODER_LAYER = replace(LLAMA_2_70B.layers[0], attention=replace(LLAMA_2_70B.layers[0].attention, causal=False))
+WIDER = replace(LLAMA_2_70B.layers[0], attention=replace(LLAMA_2_70B.layers[0].attention, kv_heads=16))
+VOLTA = replace(H100, name="V100-SXM2", compute_capability="7.0", peak_flops=(("fp16", 125e12),))
+
+
+@pytest.mark.parametrize(
+    ("plan", "path"),
+    [
+        (one_replica_differs(BASE), "replicas"),
+        (stage_differs(BASE, recompute=Recompute()), "replicas[0].stages[2].recompute"),
+        (stage_differs(BASE, tensor_parallel=4), "replicas[0].stages[2].tensor_parallel"),
+        (stage_differs(BASE, gpu="A100-SXM-80"), "replicas[0].stages[2].gpu"),
+        (with_model(replace(LLAMA_2_70B, position="alibi")), "model.position"),
+        (with_model(replace(LLAMA_2_70B, embedding_norm=True)), "model.embedding_norm"),
+        (with_model(replace(LLAMA_2_70B, head_bias=True)), "model.head_bias"),
+        (with_model(replace(LLAMA_2_70B, rotary_base=10000.5)), "model.rotary_base"),
+        (with_model(changed_layers(LLAMA_2_70B, norms=4)), "model.layers (kind 0).norms"),
+        (with_model(GELU_GATED), "model.activation"),
+        (with_model(replace(LLAMA_2_70B, layers=(ENCODER_LAYER,) * 80)), "model.layers (kind 0).attention.causal"),
+        (with_model(replace(LLAMA_2_70B, layers=(*LLAMA_2_70B.layers[1:], WIDER))), "model.layers"),
+        (replace(PLANS["gpt-3-175b"], overlap=Overlap(pipeline=True)), "overlap.pipeline"),
+        (replace(PLANS["windows-plain"], overlap=Overlap()), "overlap.pipeline"),
+        (replace(PLANS["mixtral-8x7b-experts"], sequence_parallel=False), "sequence_parallel"),
+        (replace(PLANS["mixtral-8x7b-experts"], rank_order="tp-cp-ep-pp-dp"), "rank_order"),
+        (replace(BASE, job=replace(BASE.job, precision="fp8", fp8_recipe="mxfp8")), "job.fp8_recipe"),
+        (replace(BASE, job=replace(BASE.job, precision="fp32")), "flash_attention"),
+    ],
+)
+def test_what_megatron_cannot_say_is_refused_by_name(plan: Plan, path: str) -> None:
+    problems = unsupported(plan)
+    assert path in {problem.path for problem in problems}
+    assert all(problem.hint for problem in problems)
+
+
+def test_flash_attention_is_refused_before_ampere() -> None:
+    job = Job(global_batch=64, seq_len=2048, precision="fp16")
+    plan = uniform_plan(GPT_3_175B, nodes=8, job=job, micro_batch=1, tp=8, pp=8, counts=(12,) * 8, gpu=VOLTA)
+    assert [problem.path for problem in unsupported(plan)] == ["flash_attention"]
+    assert to_megatron(replace(plan, flash_attention=False)).arguments[-2:] == ("--attention-backend", "unfused")
+
+
+def test_offload_is_adams() -> None:
+    plan = PLANS["llama-2-70b-fsdp-offload"]
+    sgd = replace(plan, job=replace(plan.job, optimizer="sgd"))
+    assert [problem.path for problem in unsupported(sgd)] == ["optimizer.offload"]
+
+
+def test_fp8_sizes_must_suit_the_kernels() -> None:
+    layer = LLAMA_3_1_8B.layers[0]
+    assert layer.mlp is not None
+    narrow = changed_layers(LLAMA_3_1_8B, mlp=replace(layer.mlp, width=14320))
+    plan = replace(PLANS["llama-3.1-8b-context"], model=narrow)
+    assert [problem.message for problem in unsupported(plan)] == [
+        "fp8 needs multiples of 16; the feed-forward width of a rank is 7160"
+    ]
+
+
+def test_illegal_plans_are_refused_with_every_reason() -> None:
+    broken = replace(BASE, optimizer=OptimizerPlan(offload=2.0), micro_batch=2)
+    with pytest.raises(SpecError) as caught:
+        to_megatron(broken)
+    paths = {problem.path for problem in caught.value.problems}
+    assert paths == {"replicas", "optimizer.offload", "overlap.param_gather"}
+
+
+def test_expert_flags_need_experts_and_modern_gpus() -> None:
+    assert "--moe-grouped-gemm" in to_megatron(PLANS["mixtral-8x7b-experts"]).arguments
+    assert not any(word.startswith("--moe") for word in to_megatron(BASE).arguments)
+    volta = uniform_plan(
+        MIXTRAL_8X7B,
+        nodes=8,
+        job=Job(global_batch=64, seq_len=4096, precision="fp16"),
+        micro_batch=1,
+        tp=1,
+        ep=8,
+        counts=(32,),
+        gpu=VOLTA,
+    )
+    assert "--moe-grouped-gemm" not in to_megatron(replace(volta, flash_attention=False)).arguments
+
+
+def test_machines_are_filled_or_shared_evenly() -> None:
+    (replica,) = PLANS["windows-plain"].replicas
+    job = replace(PLANS["windows-plain"].job, global_batch=8)
+    half = replace(PLANS["windows-plain"], job=job, replicas=(replace(replica, count=1),))
+    assert (to_megatron(half).nodes, to_megatron(half).gpus_per_node) == (1, 4)
+    assert (to_megatron(BASE).nodes, to_megatron(BASE).gpus_per_node) == (32, 8)
+    stages = tuple(
+        replace(stage, tensor_parallel=4, layers=((index, index + 1),))
+        for index, stage in enumerate(BASE.replicas[0].stages[:3])
+    )
+    twelve = replace(
+        BASE,
+        model=replace(LLAMA_2_70B, layers=LLAMA_2_70B.layers[:3]),
+        schedule=Schedule(),
+        replicas=(Replica(count=1, micro_batches=512, stages=stages),),
+        overlap=Overlap(),
+    )
+    assert (to_megatron(twelve).nodes, to_megatron(twelve).gpus_per_node) == (2, 6)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
+@pytest.mark.parametrize("name", PLANS)
+def test_scripts_hand_the_arguments_to_the_program(name: str, launcher: str, tmp_path: Path) -> None:
+    """The script is run by bash with a stand-in for torchrun that prints its arguments."""
+    export = to_megatron(PLANS[name])
+    script = tmp_path / "launch.sh"
+    script.write_text(launch_script(PLANS[name], export, launcher), encoding="utf-8")  # type: ignore[arg-type]
+    for program in ("torchrun", "srun", "scontrol"):
+        stand_in = tmp_path / program
+        skip = "shift; " if program == "srun" else ""
+        stand_in.write_text(f'#!/bin/sh\n{skip}printf "%s\\n" "$@"\n', encoding="utf-8")
+        stand_in.chmod(0o755)
+    settings = {setting: f"own {setting}" for setting, _ in OWN_SETTINGS} | {"TRAIN_ITERS": "10"}
+    settings |= {"NODE_RANK": "0", "MASTER_ADDR": "host", "SLURM_JOB_NODELIST": "host", "SLURM_JOB_ID": "1"}
+    environment = settings | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, check=True)
+    words = done.stdout.splitlines()
+    arguments = words[words.index("own MEGATRON_PATH/pretrain_gpt.py") + 1 :]
+    assert tuple(arguments[: len(export.arguments)]) == export.arguments
+    assert arguments[len(export.arguments) :][:2] == ["--data-path", "own DATA_PATH"]
+    assert words[:4] == ["--nnodes", str(export.nodes), "--nproc-per-node", str(export.gpus_per_node)]
+
+
+def test_scripts_name_the_setting_that_is_missing(tmp_path: Path) -> None:
+    script = tmp_path / "launch.sh"
+    script.write_text(launch_script(BASE, to_megatron(BASE)), encoding="utf-8")
+    done = subprocess.run(["bash", str(script)], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    assert done.returncode != 0 and "MEGATRON_PATH" in done.stderr
+
+
+def test_names_cannot_smuggle_commands_into_a_script() -> None:
+    plan = replace(BASE, model=replace(LLAMA_2_70B, name="x\ntouch owned"))
+    lines = launch_script(plan, to_megatron(plan)).splitlines()
+    assert not any(line.startswith("touch") for line in lines)
+    assert any(line.startswith("# x touch owned on 256 H100-SXM") for line in lines)

@@ -1,0 +1,241 @@
+"""Reading Megatron-LM launch lines: round trips, scripts as people write them, and errors that name the flag."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.golden.plans import H100, LLAMA_2_70B, LLAMA_3_1_8B, PLANS, cluster_of
+from tests.plans.random_plans import uniform_plans
+
+from shardwright.errors import SpecError
+from shardwright.exporters.megatron.export import to_megatron
+from shardwright.exporters.megatron.launch import launch_script
+from shardwright.exporters.megatron.limits import unsupported
+from shardwright.exporters.megatron.read_args import plan_from_megatron
+from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute
+
+FEW = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+
+
+def assert_same(read: Plan, plan: Plan) -> None:
+    """Equal but for what arguments do not say: names of the model, the label, tokens that are no whole steps."""
+    assert plan.job.tokens is None or read.job.iterations == -(-plan.job.tokens // plan.job.tokens_per_iteration)
+    model = replace(read.model, name=plan.model.name, family=plan.model.family)
+    assert replace(read, model=model, job=replace(read.job, tokens=plan.job.tokens)) == plan
+
+
+@FEW
+@given(uniform_plans())
+def test_arguments_give_the_plan_back(plan: Plan) -> None:
+    assert unsupported(plan) == ()
+    export = to_megatron(plan)
+    launch = f"torchrun --nnodes {export.nodes} --nproc-per-node {export.gpus_per_node} pretrain_gpt.py "
+    read = plan_from_megatron(launch + shlex.join(export.arguments), cluster=plan.cluster)
+    assert_same(read.plan, plan)
+    assert plan_from_megatron(
+        launch + shlex.join(export.arguments), cluster=plan.cluster, model=plan.model
+    ).plan.model == (plan.model)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
+@pytest.mark.parametrize("name", PLANS)
+def test_launch_scripts_give_the_plan_back(name: str, launcher: str) -> None:
+    plan = PLANS[name]
+    script = launch_script(plan, to_megatron(plan), launcher)  # type: ignore[arg-type]
+    read = plan_from_megatron(script, cluster=plan.cluster)
+    assert_same(replace(read.plan, job=replace(read.plan.job, fp8_recipe=plan.job.fp8_recipe)), plan)
+    assert "--data-path" in read.ignored and "--lr" in read.ignored
+
+
+SCRIPT = r"""
+#!/bin/bash
+# Runs the model; --tensor-model-parallel-size 64 in a comment does not count
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NNODES=${SLURM_NNODES:-2}
+WORLD_SIZE=$(($GPUS_PER_NODE*$NNODES))
+TP=4
+CHECKPOINT_PATH=$1
+
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes $NNODES
+    --master_addr $MASTER_ADDR
+)
+GPT_ARGS="
+    --num-layers 32 \
+    --hidden-size 4096 --num-attention-heads 32 \
+    --group-query-attention --num-query-groups 8 --ffn-hidden-size 14336 \
+    --seq-length=4096 --max-position-embeddings 4096 \
+    --position-embedding-type rope --rotary-base 500000 \
+    --swiglu --disable-bias-linear --normalization RMSNorm --untie-embeddings-and-output-weights \
+    --attention-dropout 0 --hidden-dropout 0
+"
+PARALLEL_ARGS=(--tensor-model-parallel-size $TP --pipeline-model-parallel-size 2)
+PARALLEL_ARGS+=(--sequence-parallel --num-layers-per-virtual-pipeline-stage 4)  # interleaved
+
+if [ -n "$DEBUG" ]; then
+  set -x
+fi
+
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \
+    $GPT_ARGS \
+    "${PARALLEL_ARGS[@]}" \
+    --vocab-size 128256 --micro-batch-size 2 --global-batch-size 64 --train-samples 6400 \
+    --bf16 --use-distributed-optimizer --overlap-grad-reduce --recompute-activations \
+    --data-path $DATA_PATH --save ${CHECKPOINT_PATH} --log-interval 10 2>&1 | tee log.txt
+"""
+
+
+def test_a_script_as_people_write_them() -> None:
+    reading = plan_from_megatron(SCRIPT, cluster=cluster_of(4))
+    plan = reading.plan
+    assert replace(plan.model, name=LLAMA_3_1_8B.name, family="llama", max_position=131072) == LLAMA_3_1_8B
+    (replica,) = plan.replicas
+    assert (replica.count, replica.micro_batches, len(replica.stages)) == (2, 16, 2)
+    assert replica.stages[1].layers == ((4, 8), (12, 16), (20, 24), (28, 32))
+    assert replica.stages[0].tensor_parallel == 4
+    assert replica.stages[0].recompute == Recompute(granularity="selective")
+    assert plan.schedule.virtual_stages == 4
+    assert plan.overlap == Overlap(grad_reduce=True, pipeline=True)
+    assert plan.optimizer == OptimizerPlan(sharding="zero1")
+    assert plan.sequence_parallel and plan.flash_attention
+    assert plan.job.tokens == 6400 * 4096 and plan.job.precision == "bf16"
+    assert reading.ignored == ("--data-path", "--save", "--log-interval")
+    assert reading.notes == ("16 of the cluster's 32 GPUs are used",)
+
+
+LINE = (
+    "--num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64 --group-query-attention "
+    "--num-query-groups 8 --vocab-size 32000 --swiglu --normalization RMSNorm --disable-bias-linear "
+    "--position-embedding-type rope --max-position-embeddings 4096 --seq-length 4096 --micro-batch-size 1 "
+    "--global-batch-size 128 --bf16 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 "
+)
+
+
+def read(line: str, **options: object) -> Plan:
+    return plan_from_megatron(line, cluster=cluster_of(8), **options).plan  # type: ignore[arg-type]
+
+
+def test_defaults_are_megatrons() -> None:
+    plan = read(LINE)
+    assert plan.optimizer == OptimizerPlan() and plan.overlap == Overlap()
+    assert plan.model.tied_embeddings and plan.model.dropout
+    assert plan.replicas[0].stages[3].layers == ((60, 80),)
+    assert plan_from_megatron(LINE, cluster=cluster_of(8)).notes == (
+        "the text does not say how many GPUs run; all 64 of the cluster are assumed",
+        "the text does not say how long the run is",
+    )
+    assert read(LINE.replace("--global-batch-size 128", "")).job.global_batch == 2
+    assert read(LINE + "--use-megatron-fsdp").optimizer == OptimizerPlan(sharding="zero3")
+    assert read(LINE + "--use-distributed-optimizer --optimizer-cpu-offload").optimizer.offload == 1.0
+    assert read(LINE + "--tensor-model-parallel-size 4").replicas[0].count == 4
+    assert not read(LINE + "--attention-backend unfused").flash_attention
+
+
+def test_arrays_alone_are_enough() -> None:
+    words = LINE.split("--tensor")
+    assert read(f"A=(\n{words[0]}\n)\nB=( --tensor{words[1]})") == read(LINE)
+
+
+def test_a_named_model_stands_in_for_the_arguments() -> None:
+    line = "--micro-batch-size 1 --global-batch-size 128 --seq-length 4096 --tensor-model-parallel-size 8 --bf16"
+    assert read(line, model=LLAMA_2_70B).model is LLAMA_2_70B
+    with pytest.raises(SpecError, match="--num-layers: is 32, but the model llama-2-70b has 80"):
+        read(line + " --num-layers 32", model=LLAMA_2_70B)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "contains no Megatron-LM argument"),
+        ("hello world", "contains no Megatron-LM argument"),
+        (LINE + "--num-layers", "--num-layers: has no value"),
+        (LINE + "--num-layers many", "--num-layers: 'many' cannot be read"),
+        (LINE + "--num-layers -3", "--num-layers: '-3' cannot be read"),
+        (LINE + "--tensor-model-parallel-size $TP", "--tensor-model-parallel-size: its value is .*TP=… in the text"),
+        (LINE + "--tensor-model-parallel-size ${TP}", "TP=… in the text"),
+        (LINE + "--global-batch-size $((2*64))", "--global-batch-size: .*write the value itself"),
+        (LINE + "$EXTRA_ARGS", "EXTRA_ARGS may hold arguments"),
+        (LINE + "--save out ${EXTRA[@]}", "EXTRA.*may hold arguments"),
+        (LINE + "--bf16 --fp16", "--fp16: stands beside --bf16"),
+        (LINE + "--tensor-model-parallel-size 0", "--tensor-model-parallel-size: is 0"),
+        (LINE + "--tensor-model-parallel-size 7", "does not divide the 64 GPUs"),
+        (LINE + "--global-batch-size 3", "--global-batch-size: 3 is no multiple"),
+        (LINE + "--num-virtual-stages-per-pipeline-rank 3", "20 layers of a rank do not divide by 3"),
+        (LINE + "--pipeline-model-parallel-layout Et*80L", "1 stages for 4 pipeline ranks"),
+        (LINE + "--pipeline-model-parallel-layout 'Et|t|t|tL'", "places 4 layers, the model has 80"),
+        (LINE + "--pipeline-model-parallel-layout 'Ez|t|t|tL'", "layout: it contains 'z'"),
+        (LINE + "--recompute-granularity full", "--recompute-method: is missing"),
+        (LINE + "--recompute-granularity full --recompute-method block", "--recompute-num-layers: is missing"),
+        (LINE + "--recompute-granularity some", "'some' is not a value"),
+        (LINE + "--optimizer muon", "--optimizer: 'muon' is not a value"),
+        (LINE + "--hybrid-layer-pattern MM", "--hybrid-layer-pattern: hybrid models are not described"),
+        (LINE + "--overlap-param-gather", "overlap.param_gather"),
+        (LINE + "--expert-model-parallel-size 2", "no experts"),
+        (LINE + "--num-experts 8 --moe-layer-freq ([0]*3+[1]*4)", "--moe-layer-freq"),
+        (LINE + "--num-experts 8 --moe-layer-freq '[0]*3+[1]*4'", "lists 7 layers, the model has 80"),
+        (LINE + "--num-experts 8 --moe-layer-freq '__import__(0)'", "--moe-layer-freq: .*cannot be read"),
+        (LINE + "--optimizer-cpu-offload --optimizer-offload-fraction 2", "--optimizer-offload-fraction: is 2"),
+        (LINE.replace("--vocab-size 32000", ""), "--vocab-size: the arguments leave it to the tokenizer"),
+        (LINE.replace("--micro-batch-size 1", ""), "--micro-batch-size: is missing"),
+        ("torchrun --nnodes 99 --nproc_per_node 8 pretrain_gpt.py " + LINE, "starts 792 processes"),
+        (LINE + "'unclosed", "close the quotes"),
+    ],
+)
+def test_errors_name_the_flag_and_the_remedy(line: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        read(line)
+    assert all(problem.hint for problem in caught.value.problems)
+
+
+def test_every_fault_is_named_at_once() -> None:
+    with pytest.raises(SpecError) as caught:
+        read(LINE + "--num-layers x --hidden-size $H --recompute-method none")
+    places = [problem.path.split(": ")[1] for problem in caught.value.problems]
+    assert places[:3] == ["--num-layers", "--hidden-size", "--recompute-method"]
+
+
+def test_one_gpu_type_is_needed() -> None:
+    cluster = cluster_of(8)
+    mixed = replace(cluster, pools=(*cluster.pools, replace(cluster.pools[0], gpu=replace(H100, name="A100-SXM-80"))))
+    with pytest.raises(SpecError, match="A100-SXM-80, H100-SXM"):
+        plan_from_megatron(LINE, cluster=mixed)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                *LINE.split(),
+                "$X",
+                "${X[@]}",
+                "X=1",
+                "X=(",
+                ")",
+                "'",
+                '"',
+                "#",
+                "\n",
+                "\\\n",
+                ";",
+                "0",
+                "-1",
+                "--moe-layer-freq",
+                "--pipeline-model-parallel-layout",
+                "Et|tL",
+            ]
+        ),
+        max_size=60,
+    )
+)
+def test_no_text_is_a_traceback(words: list[str]) -> None:
+    try:
+        read(" ".join(words))
+    except SpecError as error:
+        assert error.problems

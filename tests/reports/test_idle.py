@@ -1,0 +1,41 @@
+"""GPUs that a plan leaves idle are named, with the reason."""
+
+from __future__ import annotations
+
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.plans.ranking import Ranking
+from shardwright.reports.text.mixed import idle_sentence, idle_words
+from shardwright.reports.text.terminal import ranking_text
+from shardwright.search.planner import plan
+from shardwright.spec.read.cluster import build_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
+
+
+def planned(other: str, **job: object) -> Ranking:
+    nodes = [{"count": 1, "gpu": gpu, "gpus": 8, "price_per_hour": 10} for gpu in ("A100-SXM-80", other)]
+    run = make_job(global_batch=64, seq_len=2048, **job)  # type: ignore[arg-type]
+    return plan(
+        load_model("llama-3.2-1b"),
+        build_cluster({"nodes": nodes}, "c"),
+        run,
+        efficiency=Analytic(),
+        exportable_to="megatron",
+    )
+
+
+def test_gpus_that_cannot_compute_in_the_precision_are_said_to_be_idle() -> None:
+    ranking = planned("V100-SXM2")
+    assert idle_words(ranking.best) == "8 V100-SXM2, which cannot compute in bf16"
+    text = " ".join(ranking_text(ranking).split())
+    assert text.count("8 V100-SXM2, which cannot compute in bf16") == 2
+
+
+def test_gpus_that_a_plan_does_without_are_said_to_be_idle() -> None:
+    ranking = planned("H100-SXM")
+    assert idle_sentence(ranking.best) == ("8 A100-SXM-80: left idle, as no faster plan with them was found.")
+
+
+def test_nothing_is_said_where_all_gpus_work() -> None:
+    best = planned("A100-SXM-80").best
+    assert idle_words(best) == idle_sentence(best) == ""

@@ -1,0 +1,76 @@
+"""The report of a search over offers: the answers, a front within the width, words for risk and for what more buys."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from tests.search.shop.samples import A100, A100_SPOT, H100, JOB, offers
+
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.reports.documents.shop import shop_document
+from shardwright.reports.text.shop import chosen, shop_text
+from shardwright.search.market.result import Shopping
+from shardwright.search.market.shop import shop
+from shardwright.spec.read.model import load_model
+
+MODEL = load_model("llama-3.2-1b")
+ELSEWHERE = A100_SPOT | {"region": "elsewhere", "price_per_hour": 0.6, "preemptions_per_hour": 0.2}
+
+
+@pytest.fixture(scope="module")
+def result() -> Shopping:
+    return shop(MODEL, offers(H100, A100, A100_SPOT, ELSEWHERE), JOB, efficiency=Analytic(), mixes=0)
+
+
+def limited(result: Shopping, deadline_hours: float | None, budget_dollars: float | None) -> Shopping:
+    job = replace(JOB, deadline_hours=deadline_hours, budget_dollars=budget_dollars)
+    return shop(MODEL, result.offers, job, efficiency=Analytic(), mixes=0)
+
+
+@pytest.mark.parametrize("width", [80, 110, 160])
+def test_no_line_is_wider_than_the_terminal(result: Shopping, width: int) -> None:
+    text = shop_text(result, MODEL, JOB, (), width)
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_offers_are_named_by_place_only_where_they_would_be_called_the_same(result: Shopping) -> None:
+    text = shop_text(result, MODEL, JOB, (), 160)
+    assert "A100-SXM-40 spot elsewhere" in text
+    assert "H100-SXM on-demand  " in text
+
+
+def test_the_choice_answers_the_question_that_was_asked(result: Shopping) -> None:
+    front = result.front
+    middle = front[len(front) // 2]
+    assert chosen(result) == (result.picks.knee if result.picks.knee is not None else len(front) - 1)
+    in_time = limited(result, middle.hours, None)
+    assert chosen(in_time) == in_time.picks.cheapest_in_time
+    in_budget = limited(result, None, middle.dollars)
+    assert chosen(in_budget) == in_budget.picks.fastest_in_budget
+
+
+def test_risk_is_told_with_the_interval_and_its_approximation(result: Shopping) -> None:
+    text = shop_text(limited(result, None, result.front[-1].dollars * 1.01), MODEL, JOB, ("a batch",), 110)
+    for words in ("interruptions in", "checkpoints   every", "Young's approximation says", "of the paid hours",
+                  "a million tokens", "- a batch", "failures: one in 50,677 GPU hours"):  # fmt: skip
+        assert words in text
+
+
+def test_what_keeps_no_limit_is_told_with_the_front(result: Shopping) -> None:
+    text = shop_text(limited(result, None, 1.0), MODEL, JOB, (), 110)
+    assert "No offer does" in text and "the cheapest possible is $" in text
+    assert "Time and money" in text
+    assert "The plan of choice" not in text
+
+
+def test_the_document_is_json_with_every_choice(result: Shopping) -> None:
+    document = json.loads(json.dumps(shop_document(result, ()), allow_nan=False))
+    assert [choice["dollars"] for choice in document["front"]] == [choice.dollars for choice in result.front]
+    assert {"knee", "cheapest_within_deadline", "fastest_within_budget"} == set(document["picks"])
+    for choice in document["front"]:
+        assert choice["dollars"] == pytest.approx(
+            sum(r["machines"] * r["dollars_per_machine_hour"] for r in choice["rent"]) * choice["hours"]
+        )
+        assert choice["plan"]["version"] == 1
