@@ -8,8 +8,8 @@ from shardwright.cost.compute.efficiency import Analytic
 from shardwright.plans.ranking import Ranking
 from shardwright.reports.text.explain import value
 from shardwright.reports.text.terminal import ranking_text
-from shardwright.search.market.choice import run_totals
 from shardwright.search.planner import plan
+from shardwright.search.renting.expected import run_totals
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model

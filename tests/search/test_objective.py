@@ -9,9 +9,9 @@ import pytest
 
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.plans.plan import Plan
-from shardwright.search.market.choice import choice_on_cluster
 from shardwright.search.objective import Objective
 from shardwright.search.planner import plan
+from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import build_cluster

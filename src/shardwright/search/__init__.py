@@ -10,6 +10,7 @@ rest. Start reading at `planner`.
 * `mixed/`: several GPU types, with a certificate
 * `rules/`: the user's rules and filters
 * `advice/`: why nothing was found, and what would help
+* `renting/`: what a plan on rented machines comes to
 * `market/`: what to rent
 
 Nothing here knows of output.

@@ -12,11 +12,12 @@ from tests.search.shop.samples import A100, A100_SPOT, GB200, H100, JOB, L40S, j
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.errors import SpecError
 from shardwright.plans.check import check
-from shardwright.search.market.choice import choice_of
 from shardwright.search.market.front import Front
-from shardwright.search.market.result import Rental, Shopping
+from shardwright.search.market.result import Shopping
 from shardwright.search.market.shop import shop
 from shardwright.search.planner import plan, predict
+from shardwright.search.renting.choice import Rental
+from shardwright.search.renting.expected import choice_of
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.offers import Offers

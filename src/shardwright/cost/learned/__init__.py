@@ -1,4 +1,13 @@
-"""Efficiency learned from measured operators and collectives."""
+"""Efficiency learned from measured operators and collectives.
+
+* `learned`: the efficiency model
+* `features`: columns of each family of operators
+* `fitted`: the fits that ship in `data/`
+* `trees`: boosted trees evaluated with numpy
+* `offsets`: how far a whole GPU lies from what shapes predict
+* `machine`: what the models know of a GPU
+* `links`: links as collectives were measured to find them
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from shardwright.plans.document import to_document
 from shardwright.plans.ranking import Baseline, Evaluation, Ranking, SearchReport
 from shardwright.reports.text.explain import changes, differences, gaps, shortage, verdict
 from shardwright.reports.text.risk import risk_document
-from shardwright.search.market.choice import choice_on_cluster
+from shardwright.search.renting.expected import choice_on_cluster
 
 Document = Mapping[str, object]
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from shardwright.plans.document import to_document
 from shardwright.reports.documents.ranking import Document
 from shardwright.reports.text.risk import risk_document
-from shardwright.search.market.result import Choice, Rental, Shopping, ShopReport, Step
+from shardwright.search.market.result import Shopping, ShopReport, Step
+from shardwright.search.renting.choice import Choice, Rental
 
 
 def shop_document(result: Shopping, assumed: Sequence[str]) -> Document:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shardwright.plans.plan import Plan
 from shardwright.reports.text import describe
 from shardwright.reports.text.plans import predicted
-from shardwright.search.market.choice import choice_on_cluster
+from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_seconds
 
 SMALLEST_SHARE = 0.002  # of an iteration; a smaller difference is not worth a line

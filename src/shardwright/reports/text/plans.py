@@ -8,7 +8,7 @@ from functools import partial
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory
 from shardwright.reports.text import describe, mixed
 from shardwright.reports.text.layout import bar, labelled, table, wrapped
-from shardwright.search.market.choice import choice_on_cluster, run_totals
+from shardwright.search.renting.expected import choice_on_cluster, run_totals
 from shardwright.units import format_bytes, format_count, format_dollars, format_seconds
 
 MOST_STAGES = 16

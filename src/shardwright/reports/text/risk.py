@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwright.reports.text.layout import labelled
-from shardwright.search.market.result import Choice
+from shardwright.search.renting.choice import Choice
 from shardwright.units import SECONDS_PER_HOUR, format_dollars, format_seconds
 
 

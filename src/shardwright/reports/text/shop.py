@@ -8,7 +8,8 @@ from shardwright.reports.text import describe
 from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.reports.text.plans import plan_text
 from shardwright.reports.text.risk import risk_text
-from shardwright.search.market.result import Choice, Shopping, ShopReport, Step
+from shardwright.search.market.result import Shopping, ShopReport, Step
+from shardwright.search.renting.choice import Choice
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.offers import Offer, Offers

@@ -12,7 +12,7 @@ from shardwright.reports.text.explain import contrast, saving, unit, value
 from shardwright.reports.text.layout import WIDTH, labelled, listed, wrapped
 from shardwright.reports.text.plans import plan_text, plans_table, predicted
 from shardwright.reports.text.risk import risk_text
-from shardwright.search.market.choice import choice_on_cluster, run_totals
+from shardwright.search.renting.expected import choice_on_cluster, run_totals
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model

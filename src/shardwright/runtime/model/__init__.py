@@ -1,1 +1,15 @@
-"""The transformer that a `Model` describes, built unit by unit, so that a rank has the units of its stages alone."""
+"""The transformer that a `Model` describes, built unit by unit, so that a rank has the units of its stages alone.
+
+* `chunk`: the forward pass through a run of units
+* `blocks`: attention and feed-forward blocks
+* `gated`: the inner part of feed-forward blocks
+* `experts`: mixtures of experts
+* `context`: context parallelism
+* `parallel`: communication inside a stage, with its gradient
+* `loss`: cross-entropy over a split vocabulary
+* `rotary`: rotary positions
+* `parameters`: names, shapes and cuts of parameters
+* `initial`: initial values
+* `names`: Hugging Face's names
+* `details`: epsilons, scaling of positions, weights of the router
+"""

@@ -13,8 +13,8 @@ from shardwright.cost.money.price import dollars_per_hour
 from shardwright.cost.money.risk import pool_stretch
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Infeasible, SearchReport
-from shardwright.search.market.choice import run_totals
 from shardwright.search.objective import Objective
+from shardwright.search.renting.expected import run_totals
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space
 from shardwright.search.space.layouts import layouts

@@ -3,9 +3,7 @@
 * `shop`: one call from offers to the front
 * `sweep`: numbers of machines of one type, all at once
 * `mixes`: mixes of two offers
-* `tariff`: what a second of an iteration comes to
 * `stragglers`: layer times on other numbers of machines
-* `choice`: what a plan on rented machines comes to
 * `front`: the Pareto front
 * `picks`: answers that a front holds
 * `result`: what the search returns

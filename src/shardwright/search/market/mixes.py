@@ -15,9 +15,9 @@ import numpy as np
 from shardwright.cost.money.risk import stretch
 from shardwright.cost.strategies import Floats
 from shardwright.search.market.front import Front, Point
-from shardwright.search.market.result import Rental
 from shardwright.search.market.sweep import Find, Sweep
-from shardwright.search.market.tariff import MOST_STRETCH, exposure
+from shardwright.search.renting.choice import Rental
+from shardwright.search.renting.tariff import MOST_STRETCH, exposure
 from shardwright.spec.cluster import Cluster, SiteLink
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from shardwright.plans.ranking import Infeasible
-from shardwright.search.market.result import Choice, Picks, Step
+from shardwright.search.market.result import Picks, Step
+from shardwright.search.renting.choice import Choice
 from shardwright.units import format_dollars
 
 

@@ -16,14 +16,15 @@ from shardwright.cost.memory.fit_probability import headroom
 from shardwright.errors import bad
 from shardwright.plans.ranking import Infeasible
 from shardwright.search.assemble import plan_of
-from shardwright.search.market.choice import choice_of
 from shardwright.search.market.front import Front
 from shardwright.search.market.mixes import Mix, apart, cluster_of, machine_seconds, promising
 from shardwright.search.market.picks import infeasible, picks, steps
-from shardwright.search.market.result import Choice, Rental, Shopping, ShopReport
+from shardwright.search.market.result import Shopping, ShopReport
 from shardwright.search.market.sweep import Find, Sweep, finish, least_dollars, probe, sweep
-from shardwright.search.market.tariff import Tariff, tariff
 from shardwright.search.planner import plan as plan_on
+from shardwright.search.renting.choice import Choice, Rental
+from shardwright.search.renting.expected import choice_of
+from shardwright.search.renting.tariff import Tariff, tariff
 from shardwright.search.space.axes import Space
 from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job

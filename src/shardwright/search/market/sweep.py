@@ -22,7 +22,7 @@ from shardwright.cost.pipeline.splits import boundaries
 from shardwright.cost.strategies import Floats, Ints, Strategies
 from shardwright.search.market.front import Front
 from shardwright.search.market.stragglers import lengthened, strained
-from shardwright.search.market.tariff import Tariff
+from shardwright.search.renting.tariff import Tariff
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, measurable
 from shardwright.search.space.expand import Axes, Rows, arrangements, axes, completions, joined, layer_variants, states

@@ -12,7 +12,6 @@ from shardwright.cost.iteration.lanes import Known, stage_rows
 from shardwright.cost.predict_mixed import predict_mixed
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
-from shardwright.search.market.choice import choice_on_cluster
 from shardwright.search.mixed.branch_and_bound import Found, Problem
 from shardwright.search.mixed.degrees import search_degrees
 from shardwright.search.mixed.dollars.cheapest import Found as FoundByMoney
@@ -23,6 +22,7 @@ from shardwright.search.mixed.effort import QUICK, effort_for
 from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import not_covered, settings
+from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space
 from shardwright.spec.cluster import Cluster

@@ -10,8 +10,8 @@ import numpy as np
 from shardwright.cost.money.egress import egress_dollars
 from shardwright.cost.money.risk import stretch, young_interval_seconds
 from shardwright.plans.plan import Plan
-from shardwright.search.market.result import Choice, Rental
-from shardwright.search.market.tariff import exposure
+from shardwright.search.renting.choice import Choice, Rental
+from shardwright.search.renting.tariff import exposure
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.offers import Offer, Terms, preemptions_per_hour
 from shardwright.units import MEGA, SECONDS_PER_HOUR
