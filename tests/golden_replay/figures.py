@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from shardwright.plan.plan import Plan, Prediction, Replica, Stage, StageMemory, TimeBreakdown
-from shardwright.plan.ranking import Evaluation, Infeasible, Ranking, SearchReport
-from shardwright.search.shop.result import Choice, Shopping
+from shardwright.plans.plan import Plan, Prediction, Replica, Stage, StageMemory, TimeBreakdown
+from shardwright.plans.ranking import Evaluation, Infeasible, Ranking, SearchReport
+from shardwright.search.market.result import Shopping
+from shardwright.search.renting.choice import Choice
 
 Figure = tuple[str, str]
 SMALLEST = 1e-12  # what is nearer to nothing is rounding

@@ -11,25 +11,25 @@ from typing import Any
 import yaml
 from tests.golden_replay.figures import Figure, evaluation_figures, plan_figures, ranking_figures, shopping_figures
 
+from shardwright.cost.layers.measured import measured_layers
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.measured_layers import measured_layers
 from shardwright.errors import SpecError
-from shardwright.export.megatron_args import plan_from_megatron
-from shardwright.plan.ranking import Ranking
+from shardwright.exporters.megatron.read_args import plan_from_megatron
+from shardwright.plans.ranking import Ranking
 from shardwright.search import planner
+from shardwright.search.market.shop import shop
 from shardwright.search.replan import replan
-from shardwright.search.rules import parse_rules
-from shardwright.search.shop.shop import shop
-from shardwright.search.space import parse_pins
+from shardwright.search.rules.rules import parse_rules
+from shardwright.search.space.axes import parse_pins
 from shardwright.spec.cluster import Cluster
-from shardwright.spec.load_cluster import build_cluster, load_cluster
-from shardwright.spec.load_job import make_job
-from shardwright.spec.load_layer_profile import load_layer_profile
-from shardwright.spec.load_model import load_model
-from shardwright.spec.load_offers import build_offers
 from shardwright.spec.model import Model
-from shardwright.spec.model_yaml import model_of_dimensions
-from shardwright.spec.profile_stand_ins import stand_in_gpus, stand_in_model
+from shardwright.spec.read.cluster import build_cluster, load_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.layer_profile import load_layer_profile
+from shardwright.spec.read.model import load_model
+from shardwright.spec.read.model_yaml import model_of_dimensions
+from shardwright.spec.read.offers import build_offers
+from shardwright.spec.read.profile_stand_ins import stand_in_gpus, stand_in_model
 
 HERE = Path(__file__).parent
 PROBLEMS, RESULTS = HERE / "problems", HERE / "results"
