@@ -1,6 +1,12 @@
-"""What is read and written.
+"""What outlives a process: checkpoints by pieces of state, files of weights, and training data.
 
 * `checkpoint`: checkpoints that any plan can read
+* `pieces`: pieces of training state and their overlaps
+* `manifest`: where every piece of a step lies, with its hash
+* `holdings`: which pieces a rank has, and which it writes
+* `piece_files`: files of pieces
+* `model_hash`: the hash of a model
+* `version_1`: checkpoints of version 1
 * `tensor_files`: safetensors files
 * `weights`: Hugging Face weights
 * `data`: training data

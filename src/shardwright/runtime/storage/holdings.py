@@ -1,0 +1,73 @@
+"""Which pieces of state a rank has, and which it writes, derived from the plan alone. Needs no PyTorch.
+
+What several ranks hold alike is written once: of a bucket each holder writes its own part, as under ZeRO-1, whatever
+the plan shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from shardwright.runtime.layout.groups import Layout, vocabulary
+from shardwright.runtime.layout.places import Place
+from shardwright.runtime.model.parameters import Parameter, unit_parameters
+from shardwright.runtime.state.buckets import Bucket, buckets_of
+from shardwright.runtime.storage.pieces import CutShape, StatePiece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """A piece of state, and at which element of its bucket it begins. `counted` is false where another tensor-parallel
+    rank has the same and writes it."""
+
+    piece: StatePiece
+    at: int
+    counted: bool
+
+
+def cut_shape(parameter: Parameter, vocab: int) -> CutShape:
+    """Return the shape of a parameter without padding of the vocabulary."""
+    shape = (vocab, *parameter.shape[1:]) if parameter.padded else parameter.shape
+    return CutShape(shape=shape, dim=parameter.dim or 0)
+
+
+def parameter_shapes(layout: Layout) -> Mapping[str, CutShape]:
+    """Return the shape of every parameter of the model."""
+    model, rows = layout.plan.model, vocabulary(layout.plan)
+    every = (p for unit in range(layout.head + 1) for p in unit_parameters(model, unit, rows))
+    return {parameter.name: cut_shape(parameter, model.vocab) for parameter in every}
+
+
+def holdings_of(bucket: Bucket, start: int, stop: int, vocab: int, kind: str) -> Iterator[Holding]:
+    """Yield what elements [start, stop) of a bucket are, in their order, padding left out."""
+    for item in bucket.pieces:
+        parameter = item.parameter
+        shape = cut_shape(parameter, vocab)
+        first, last = (
+            (0, shape.shape[0]) if parameter.dim is None else (item.start, min(item.stop, shape.shape[shape.dim]))
+        )
+        used = (last - first) * shape.rows * shape.inner
+        low, high = max(start - item.offset, 0), min(stop - item.offset, used)
+        if low < high:
+            piece = StatePiece(kind=kind, parameter=parameter.name, start=first, stop=last, low=low, high=high)
+            yield Holding(piece=piece, at=item.offset + low, counted=item.counted)
+
+
+def needed_pieces(layout: Layout, place: Place, kinds: Iterable[str]) -> tuple[StatePiece, ...]:
+    """Return the pieces that a rank must have to go on from a checkpoint: its own part of every bucket that it holds.
+    The rest of a bucket comes from its other holders."""
+    return tuple(holding.piece for holding in _own(layout, place, kinds))
+
+
+def written_pieces(layout: Layout, place: Place, kinds: Iterable[str]) -> tuple[StatePiece, ...]:
+    """Return the pieces that a rank writes; those of all ranks together have every element once."""
+    return tuple(holding.piece for holding in _own(layout, place, kinds) if holding.counted)
+
+
+def _own(layout: Layout, place: Place, kinds: Iterable[str]) -> Iterator[Holding]:
+    every = tuple(kinds)
+    for bucket in buckets_of(layout, place):
+        start, stop = bucket.own(place.rank, sharded=True)
+        for kind in every:
+            yield from holdings_of(bucket, start, stop, layout.plan.model.vocab, kind)

@@ -1,0 +1,189 @@
+"""The manifest of a step: what the state is of, and where every piece of it lies. Needs no PyTorch.
+
+`step-00000100/manifest.json` is {"version": 2, "hash": H, "manifest": {…}}, H the xxh3-128 of the inner document with
+sorted keys and no spaces. The folder has its name only once all files and then the manifest are on disk; what is still
+being written has another. A rank that writes a file leaves its part of the manifest beside it, and rank 0 puts these
+together: no collective carries state. `docs/checkpoint-format.md` describes all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from shardwright.errors import SpecError, bad
+from shardwright.files import write_atomically
+from shardwright.runtime.storage.pieces import DTYPES, CutShape, StatePiece, StoredPiece, require_held
+
+MANIFEST, VERSION = "manifest.json", 2
+STEP_FOLDER = re.compile(r"step-(\d{8,})")
+Index = Mapping[tuple[str, str], Sequence[StoredPiece]]
+"""Stored pieces by kind and parameter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """State after `step` steps. `model` is the hash of what the weights are of (`model_hash`), `settings` what the run
+    was told, `data` how far it has read what, `random` the seeds, `loss_scale` that of fp16; JSON data all of them."""
+
+    step: int
+    model: str
+    settings: Mapping[str, Any]
+    data: Mapping[str, Any] = field(default_factory=dict)
+    random: Mapping[str, Any] = field(default_factory=dict)
+    loss_scale: Mapping[str, Any] | None = None
+    parameters: Mapping[str, CutShape]
+    pieces: tuple[StoredPiece, ...]
+
+
+def hash_of(content: bytes | bytearray | memoryview) -> str:
+    """Return the content hash of bytes: xxh3-128, in hexadecimal."""
+    return xxhash.xxh3_128_hexdigest(content)
+
+
+def step_folder(root: Path, step: int) -> Path:
+    """Return the folder of a complete step."""
+    return root / f"step-{step:08d}"
+
+
+def working_folder(root: Path, step: int) -> Path:
+    """Return the folder in which a step is written until it is complete."""
+    return root / f".step-{step:08d}.tmp"
+
+
+def part_path(folder: Path, file: str) -> Path:
+    """Return where the writer of a file leaves its part of the manifest."""
+    return folder / f"{file}.pieces.json"
+
+
+def write_part(folder: Path, pieces: Sequence[StoredPiece]) -> None:
+    """Leave the part of the manifest for the pieces of one file. Raises SpecError where it cannot be written."""
+    for file, stored in groupby(pieces, lambda item: item.file):
+        write_atomically(part_path(folder, file), json.dumps([_row(item) for item in stored]))
+
+
+def read_part(folder: Path, file: str) -> tuple[StoredPiece, ...]:
+    """Return the pieces of a file as its writer left them. Raises SpecError where it has not."""
+    path = part_path(folder, file)
+    try:
+        return tuple(_stored(file, row) for row in json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        raise bad(str(path), "is missing or no part of a manifest", "write the checkpoint anew") from None
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a folder. Raises SpecError where it cannot be written."""
+    write_atomically(folder / MANIFEST, manifest_text(manifest))
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """Return a manifest as JSON, with its hash."""
+    document: dict[str, Any] = {item.name: getattr(manifest, item.name) for item in fields(manifest)}
+    document["parameters"] = {name: [list(cut.shape), cut.dim] for name, cut in manifest.parameters.items()}
+    by_file: dict[str, list[list[Any]]] = {}
+    for stored in manifest.pieces:
+        by_file.setdefault(stored.file, []).append(_row(stored))
+    document["files"] = by_file
+    del document["pieces"]
+    text = _canonical(document)
+    return f'{{"version": {VERSION}, "hash": "{hash_of(text.encode())}", "manifest":\n{text}}}\n'
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a folder. Raises SpecError where it is missing, changed, or of another version."""
+    path = folder / MANIFEST
+    try:
+        return parse_manifest(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise bad(str(path), f"cannot be read: {error.strerror or error}", "name a complete checkpoint") from None
+    except UnicodeDecodeError:
+        raise _changed(str(path)) from None
+
+
+def parse_manifest(text: str, where: str) -> Manifest:
+    """Return the manifest in a text. Raises SpecError where it is not whole and unchanged."""
+    try:
+        outer = json.loads(text)
+        version, document = outer["version"], outer["manifest"]
+        same = outer["hash"] == hash_of(_canonical(document).encode())
+    except (ValueError, KeyError, TypeError, UnicodeError):
+        raise _changed(where) from None
+    if version != VERSION:
+        raise bad(where, f"has version {version}", f"this release reads version {VERSION}")
+    if not same:
+        raise _changed(where)
+    try:
+        return _manifest(document, where)
+    except SpecError:
+        raise
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        raise _changed(where) from None
+
+
+def complete_steps(root: Path) -> list[Path]:
+    """Return the folders of complete steps, oldest first."""
+    found = (path for path in root.glob("step-*") if STEP_FOLDER.fullmatch(path.name))
+    return sorted((path for path in found if (path / MANIFEST).exists()), key=step_of)
+
+
+def step_of(folder: Path) -> int:
+    """Return the step in the name of a folder."""
+    match = STEP_FOLDER.fullmatch(folder.name)
+    assert match is not None, "only folders of steps are asked for"
+    return int(match[1])
+
+
+def by_parameter(pieces: Iterable[StoredPiece]) -> Index:
+    """Return pieces by kind and parameter."""
+    found: dict[tuple[str, str], list[StoredPiece]] = {}
+    for stored in pieces:
+        found.setdefault((stored.piece.kind, stored.piece.parameter), []).append(stored)
+    return found
+
+
+def total_bytes(pieces: Iterable[StoredPiece]) -> int:
+    """Return how many bytes pieces have."""
+    return sum(stored.bytes for stored in pieces)
+
+
+def _manifest(document: Mapping[str, Any], where: str) -> Manifest:
+    parameters = {
+        name: CutShape(shape=tuple(map(int, shape)), dim=int(dim))
+        for name, (shape, dim) in document["parameters"].items()
+    }
+    pieces = tuple(_stored(file, row) for file, rows in document["files"].items() for row in rows)
+    for stored in pieces:
+        require_held(stored.piece, parameters[stored.piece.parameter], where)
+    rest = {item.name: document[item.name] for item in fields(Manifest) if item.name not in ("parameters", "pieces")}
+    return Manifest(parameters=parameters, pieces=pieces, **rest)
+
+
+def _row(stored: StoredPiece) -> list[Any]:
+    piece = stored.piece
+    interval = [piece.kind, piece.parameter, piece.start, piece.stop, piece.low, piece.high]
+    return [*interval, stored.offset, stored.bytes, stored.dtype, stored.hash]
+
+
+def _stored(file: str, row: Sequence[Any]) -> StoredPiece:
+    kind, parameter, start, stop, low, high, offset, length, dtype, content = row
+    if Path(file).name != file or dtype not in DTYPES:
+        raise ValueError(file)
+    piece = StatePiece(kind=kind, parameter=parameter, start=int(start), stop=int(stop), low=int(low), high=int(high))
+    if int(length) != piece.elements * DTYPES[dtype].itemsize:
+        raise ValueError(piece.name)
+    return StoredPiece(piece=piece, file=file, offset=int(offset), bytes=int(length), dtype=dtype, hash=str(content))
+
+
+def _canonical(document: Any) -> str:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _changed(where: str) -> SpecError:
+    return bad(where, "is cut off or was changed after it was written", "take an older checkpoint")

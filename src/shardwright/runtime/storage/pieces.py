@@ -1,0 +1,158 @@
+"""The pieces of training state: what a checkpoint, a snapshot and a transfer are made of. Needs no PyTorch.
+
+A parameter is cut along one dimension, as tensor parallelism does, and a cut is spread over ranks as a flat row of
+elements, as ZeRO does, in parts that need not be equal. So a *piece* is a kind of state ("weight", "first", "second")
+of a parameter, a cut [start, stop) along the dimension that is cut, and the elements [low, high) of that cut in
+row-major order. What one layout has written and another one needs meet in `overlaps`, as strided copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from shardwright.errors import bad
+
+DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "uint8": np.dtype("u1")}
+WEIGHT = "weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutShape:
+    """The shape of a whole parameter, without padding, and the dimension that cuts go along (0 if it is never cut)."""
+
+    shape: tuple[int, ...]
+    dim: int = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows a cut has: the product of the dimensions before the one that is cut."""
+        return prod(self.shape[: self.dim])
+
+    @property
+    def inner(self) -> int:
+        """Elements of one index of the dimension that is cut, in one row."""
+        return prod(self.shape[self.dim + 1 :])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class StatePiece:
+    """Elements [low, high) of the cut [start, stop) of one kind of state of a parameter."""
+
+    kind: str
+    parameter: str
+    start: int
+    stop: int
+    low: int
+    high: int
+
+    @property
+    def elements(self) -> int:
+        return self.high - self.low
+
+    @property
+    def name(self) -> str:
+        """The piece in words, for messages."""
+        return f"{self.kind} of {self.parameter}[{self.start}:{self.stop}] elements {self.low}:{self.high}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPiece:
+    """A piece in a file, from byte `offset` on. `hash` is the xxh3-128 of its bytes in hexadecimal, "" if unknown."""
+
+    piece: StatePiece
+    file: str
+    offset: int
+    bytes: int
+    dtype: str
+    hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """`count` runs of `length` elements that two pieces share: the first at `source` and `target` elements from the
+    beginning of either, each next one `source_step` and `target_step` further on."""
+
+    source: int
+    target: int
+    length: int
+    count: int
+    source_step: int
+    target_step: int
+
+    @property
+    def elements(self) -> int:
+        return self.length * self.count
+
+
+def overlaps(source: StatePiece, target: StatePiece, shape: CutShape) -> tuple[Overlap, ...]:
+    """Return what two pieces of the same kind and parameter share, each element once. `shape` is the parameter's."""
+    if (source.start, source.stop) == (target.start, target.stop):
+        low, high = max(source.low, target.low), min(source.high, target.high)
+        return (_run(low - source.low, low - target.low, high - low),) if low < high else ()
+    if min(source.stop, target.stop) <= max(source.start, target.start):
+        return ()
+    rows = np.arange(shape.rows)
+    (source_low, source_high), (target_low, target_high) = (_columns(p, rows, shape.inner) for p in (source, target))
+    lows, highs = np.maximum(source_low, target_low), np.minimum(source_high, target_high)
+    (there,) = np.nonzero(lows < highs)
+    begins, lengths = lows[there], (highs - lows)[there]
+    first = np.flatnonzero(np.diff(begins, prepend=-1) | np.diff(lengths, prepend=-1))  # of each strided copy
+    counts = np.diff(first, append=len(there)).tolist()
+    return tuple(
+        Overlap(
+            source=_place(source, shape.inner, row, column),
+            target=_place(target, shape.inner, row, column),
+            length=elements,
+            count=count,
+            source_step=(source.stop - source.start) * shape.inner,
+            target_step=(target.stop - target.start) * shape.inner,
+        )
+        for row, column, elements, count in zip(
+            there[first].tolist(), begins[first].tolist(), lengths[first].tolist(), counts, strict=True
+        )
+    )
+
+
+def copy_overlap(overlap: Overlap, source: NDArray[Any], target: NDArray[Any]) -> None:
+    """Copy what two pieces share; `source` and `target` are the flat elements of the pieces."""
+    shape = (overlap.count, overlap.length)
+    source_step, target_step = overlap.source_step * source.itemsize, overlap.target_step * target.itemsize
+    taken = as_strided(source[overlap.source :], shape, (source_step, source.itemsize), writeable=False)
+    as_strided(target[overlap.target :], shape, (target_step, target.itemsize))[...] = taken
+
+
+def split(piece: StatePiece, most_elements: int) -> Iterator[StatePiece]:
+    """Yield a piece in parts of at most so many elements, so that a hash covers no more than a reader may want."""
+    for low in range(piece.low, piece.high, most_elements):
+        yield replace(piece, low=low, high=min(low + most_elements, piece.high))
+
+
+def require_held(piece: StatePiece, shape: CutShape, where: str) -> None:
+    """Raise SpecError where a piece is no part of its parameter."""
+    elements = (piece.stop - piece.start) * shape.rows * shape.inner
+    if not (0 <= piece.start < piece.stop <= shape.shape[shape.dim] and 0 <= piece.low < piece.high <= elements):
+        raise bad(where, f"has {piece.name}, which is no part of a tensor {list(shape.shape)}", "take another copy")
+
+
+def _run(source: int, target: int, length: int) -> Overlap:
+    return Overlap(source=source, target=target, length=length, count=1, source_step=length, target_step=length)
+
+
+def _columns(piece: StatePiece, rows: NDArray[np.int64], inner: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the columns [low, high) of the whole parameter that a piece has in each row."""
+    width, begin = (piece.stop - piece.start) * inner, piece.start * inner
+    low = np.clip(piece.low - rows * width, 0, width) + begin
+    high = np.clip(piece.high - rows * width, 0, width) + begin
+    return low, high
+
+
+def _place(piece: StatePiece, inner: int, row: int, column: int) -> int:
+    """Return how many elements into a piece a row and column of the whole parameter are."""
+    return row * (piece.stop - piece.start) * inner + column - piece.start * inner - piece.low

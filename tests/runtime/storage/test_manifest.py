@@ -1,0 +1,122 @@
+"""The manifest of a step comes back as it was written, or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.runtime.random_plans import plans
+from tests.runtime.samples import tiny_model
+
+from shardwright.errors import SpecError
+from shardwright.plans.plan import Plan
+from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.storage.holdings import needed_pieces, parameter_shapes, written_pieces
+from shardwright.runtime.storage.manifest import (
+    MANIFEST,
+    Manifest,
+    complete_steps,
+    manifest_text,
+    parse_manifest,
+    read_manifest,
+    read_part,
+    write_manifest,
+    write_part,
+)
+from shardwright.runtime.storage.model_hash import model_hash
+from shardwright.runtime.storage.pieces import CutShape, StatePiece, StoredPiece, overlaps
+
+STORED = StoredPiece(
+    piece=StatePiece(kind="weight", parameter="p", start=1, stop=3, low=2, high=5),
+    file="rank-00000.state", offset=64, bytes=12, dtype="float32", hash="ab",
+)  # fmt: skip
+SAMPLE = Manifest(
+    step=7, model="cd", settings={"seed": 0, "rate": 1e-3, "name": "é"}, data={"samples": 56}, random={"seed": 0},
+    loss_scale={"value": 65536.0}, parameters={"p": CutShape(shape=(4, 3))}, pieces=(STORED,),
+)  # fmt: skip
+
+
+def test_a_manifest_comes_back_as_it_was(tmp_path: Path) -> None:
+    write_manifest(tmp_path, SAMPLE)
+    assert read_manifest(tmp_path) == SAMPLE
+    write_part(tmp_path, SAMPLE.pieces)
+    assert read_part(tmp_path, STORED.file) == SAMPLE.pieces
+
+
+@given(st.integers(0, len(manifest_text(SAMPLE).encode()) - 1), st.integers(0, 7))
+def test_no_flipped_bit_of_a_manifest_passes(place: int, bit: int) -> None:
+    content = bytearray(manifest_text(SAMPLE).encode())
+    content[place] ^= 1 << bit
+    try:
+        found = parse_manifest(content.decode(errors="replace"), "here")
+    except SpecError:
+        return
+    assert found == SAMPLE, "white space and the like alone may differ"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        replace(STORED, file="../a"),
+        replace(STORED, bytes=8),
+        replace(STORED, dtype="float64"),
+        replace(STORED, piece=replace(STORED.piece, high=7, low=4)),
+        replace(STORED, piece=replace(STORED.piece, stop=5)),
+        replace(STORED, piece=replace(STORED.piece, parameter="q")),
+    ],
+)
+def test_pieces_that_cannot_be_are_refused(wrong: StoredPiece) -> None:
+    with pytest.raises(SpecError):
+        parse_manifest(manifest_text(replace(SAMPLE, pieces=(wrong,))), "here")
+
+
+def test_only_whole_steps_count(tmp_path: Path) -> None:
+    for name in ("step-00000010", "step-00000009", ".step-00000011.tmp", "step-x"):
+        (tmp_path / name).mkdir()
+        write_manifest(tmp_path / name, SAMPLE)
+    (tmp_path / "step-00000012").mkdir()
+    assert [path.name for path in complete_steps(tmp_path)] == ["step-00000009", "step-00000010"]
+    assert (tmp_path / "step-00000010" / MANIFEST).exists()
+
+
+def test_the_hash_of_a_model_is_that_of_its_shape() -> None:
+    model = tiny_model(4)
+    assert model_hash(model) == model_hash(replace(model, name="other"))
+    others = [
+        tiny_model(5),
+        replace(model, rotary_base=1e6),
+        replace(model, activation="gelu"),
+        tiny_model(4, window=4),
+    ]
+    assert len({model_hash(item) for item in [model, *others]}) == 1 + len(others)
+
+
+@given(plans())
+def test_what_all_ranks_write_is_every_value_once_and_serves_every_rank(plan: Plan) -> None:
+    layout = layout_of(plan)
+    shapes = parameter_shapes(layout)
+    written = [piece for place in layout.places for piece in written_pieces(layout, place, ["weight"])]
+    by_name: dict[str, list[StatePiece]] = {}
+    for piece in written:
+        by_name.setdefault(piece.parameter, []).append(piece)
+    for name, shape in shapes.items():
+        whole = StatePiece(
+            kind="weight",
+            parameter=name,
+            start=0,
+            stop=shape.shape[shape.dim],
+            low=0,
+            high=shape.rows * shape.inner * shape.shape[shape.dim],
+        )
+        assert sum(piece.elements for piece in by_name[name]) == whole.elements
+        assert covered(by_name[name], whole, shape) == whole.elements
+    for place in layout.places:
+        for piece in needed_pieces(layout, place, ["weight"]):
+            assert covered(by_name[piece.parameter], piece, shapes[piece.parameter]) == piece.elements
+
+
+def covered(sources: list[StatePiece], target: StatePiece, shape: CutShape) -> int:
+    return sum(overlap.elements for source in sources for overlap in overlaps(source, target, shape))
