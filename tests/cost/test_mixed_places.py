@@ -1,4 +1,4 @@
-"""Where the stages of random mixed plans stand, and who holds a layer, against a count GPU by GPU."""
+"""Who holds a layer of a random mixed plan and where, against a count over the ranks that run it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import pytest
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.iteration.links import once_seconds
-from shardwright.cost.iteration.places import Places, places_of
+from shardwright.cost.iteration.places import places_of
 from shardwright.cost.network.collectives import Fabric, Group, gather_seconds
+from shardwright.plans.placement import machine_sizes, placement_of
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, RankOrder, Recompute, Replica, Schedule, Stage
+from shardwright.runtime.layout.places import places_of as runtime_places
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
@@ -74,27 +76,6 @@ def _stages(pick: random.Random) -> tuple[Stage, ...]:
     )
 
 
-def gpus_of(places: Places, stage: int) -> list[range]:
-    """Return the GPUs of every copy of a stage, within their pool."""
-    first, stride, size = (int(column[stage]) for column in (places.first, places.stride, places.size))
-    return [range(first + stride * copy, first + stride * copy + size) for copy in range(int(places.count[stage]))]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_no_gpu_is_given_out_twice(seed):
-    plan = random_plan(seed)
-    places = places_of(plan)
-    there = {pool.gpu.name: pool.gpus for pool in plan.cluster.pools}
-    taken = [
-        (places.types[kind], gpu)
-        for stage, kind in enumerate(places.kind.tolist())
-        for copy in gpus_of(places, stage)
-        for gpu in copy
-    ]
-    assert len(taken) == len(set(taken)) == plan.gpus
-    assert all(0 <= gpu < there[name] for name, gpu in taken)
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_layers_are_reduced_by_all_who_hold_some_of_them(seed):
     """At the slowest rates and longest delays among them, with the least number of ranks that any domain has."""
@@ -103,21 +84,21 @@ def test_layers_are_reduced_by_all_who_hold_some_of_them(seed):
     sizes = np.linspace(1e8, 9e8, len(places.kind))
     found = once_seconds(plan, places, contexts, sizes, 0.0 * sizes)
     for stage, own in enumerate(stage for replica in plan.replicas for stage in replica.stages):
-        expected = slowly(plan, places, stage, own, float(sizes[stage]))
+        expected = slowly(plan, own, float(sizes[stage]))
         assert found[stage] == pytest.approx(expected, rel=1e-12)
 
 
-def slowly(plan: Plan, places: Places, stage: int, own: Stage, parameters: float) -> float:
+def slowly(plan: Plan, own: Stage, parameters: float) -> float:
     contexts = contexts_of(plan, EFFICIENCY)
-    (low, high), domains = own.layers[0], Counter[tuple[str, int]]()
+    (low, high), domains = own.layers[0], Counter[int]()
     everyone: list[tuple[Fabric, float]] = []
-    others = [other for replica in plan.replicas for other in replica.stages]
-    for place, other in enumerate(others):
-        begin, end = other.layers[0]
-        if begin < high and low < end:
-            everyone.append((contexts[other.gpu].links, other.tensor_parallel / own.tensor_parallel))
-            for copy in gpus_of(places, place):
-                domains[other.gpu, copy[0] // contexts[other.gpu].pool.domain_gpus] += 1
+    machine = [number for number, size in enumerate(machine_sizes(plan, placement_of(plan))) for _ in range(size)]
+    for place in runtime_places(plan):
+        stage = plan.replicas[place.replica].stages[place.stage]
+        begin, end = stage.layers[0]
+        if begin < high and low < end and place.tensor_rank == 0:
+            everyone.append((contexts[place.gpu].links, stage.tensor_parallel / own.tensor_parallel))
+            domains[machine[place.rank]] += 1
     links = contexts[own.gpu].links
     slowest = Fabric(
         **{

@@ -144,7 +144,7 @@ def test_expert_flags_need_experts_and_modern_gpus() -> None:
     assert "--moe-grouped-gemm" not in to_megatron(replace(volta, flash_attention=False)).arguments
 
 
-def test_machines_are_filled_or_shared_evenly() -> None:
+def test_machines_have_the_processes_of_the_placement(tmp_path: Path) -> None:
     (replica,) = PLANS["windows-plain"].replicas
     job = replace(PLANS["windows-plain"].job, global_batch=8)
     half = replace(PLANS["windows-plain"], job=job, replicas=(replace(replica, count=1),))
@@ -161,30 +161,38 @@ def test_machines_are_filled_or_shared_evenly() -> None:
         replicas=(Replica(count=1, micro_batches=512, stages=stages),),
         overlap=Overlap(),
     )
-    assert (to_megatron(twelve).nodes, to_megatron(twelve).gpus_per_node) == (2, 6)
+    export = to_megatron(twelve)
+    assert export.machine_gpus == (8, 4)  # six on each would cut the second tensor-parallel group
+    for launcher in ("torchrun", "slurm"):
+        script = launch_script(twelve, export, launcher)  # type: ignore[arg-type]
+        assert words_of(script, tmp_path, rank=1)[3] == "4"
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
 @pytest.mark.parametrize("name", PLANS)
 def test_scripts_hand_the_arguments_to_the_program(name: str, launcher: str, tmp_path: Path) -> None:
-    """The script is run by bash with a stand-in for torchrun that prints its arguments."""
     export = to_megatron(PLANS[name])
-    script = tmp_path / "launch.sh"
-    script.write_text(launch_script(PLANS[name], export, launcher), encoding="utf-8")  # type: ignore[arg-type]
-    for program in ("torchrun", "srun", "scontrol"):
-        stand_in = tmp_path / program
-        skip = "shift; " if program == "srun" else ""
-        stand_in.write_text(f'#!/bin/sh\n{skip}printf "%s\\n" "$@"\n', encoding="utf-8")
-        stand_in.chmod(0o755)
-    settings = {setting: f"own {setting}" for setting, _ in OWN_SETTINGS} | {"TRAIN_ITERS": "10"}
-    settings |= {"NODE_RANK": "0", "MASTER_ADDR": "host", "SLURM_JOB_NODELIST": "host", "SLURM_JOB_ID": "1"}
-    environment = settings | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, check=True)
-    words = done.stdout.splitlines()
+    words = words_of(launch_script(PLANS[name], export, launcher), tmp_path)  # type: ignore[arg-type]
     arguments = words[words.index("own MEGATRON_PATH/pretrain_gpt.py") + 1 :]
     assert tuple(arguments[: len(export.arguments)]) == export.arguments
     assert arguments[len(export.arguments) :][:2] == ["--data-path", "own DATA_PATH"]
     assert words[:4] == ["--nnodes", str(export.nodes), "--nproc-per-node", str(export.gpus_per_node)]
+
+
+def words_of(text: str, folder: Path, rank: int = 0) -> list[str]:
+    """Return what a script hands to torchrun, for which a program stands in that prints its arguments."""
+    script = folder / "launch.sh"
+    script.write_text(text, encoding="utf-8")
+    stand_ins = {"torchrun": 'printf "%s\\n" "$@"', "srun": 'exec "$@"', "scontrol": "echo host"}
+    for program, body in stand_ins.items():
+        (folder / program).write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
+        (folder / program).chmod(0o755)
+    settings = {setting: f"own {setting}" for setting, _ in OWN_SETTINGS} | {"TRAIN_ITERS": "10"}
+    settings |= {"NODE_RANK": str(rank), "MASTER_ADDR": "host", "SLURM_NODEID": str(rank)}
+    settings |= {"SLURM_JOB_NODELIST": "host", "SLURM_JOB_ID": "1"}
+    environment = settings | {"PATH": f"{folder}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
 
 
 def test_scripts_name_the_setting_that_is_missing(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def assert_same(read: Plan, plan: Plan) -> None:
 def test_arguments_give_the_plan_back(plan: Plan) -> None:
     assert unsupported(plan) == ()
     export = to_megatron(plan)
-    launch = f"torchrun --nnodes {export.nodes} --nproc-per-node {export.gpus_per_node} pretrain_gpt.py "
+    launch = f"deepspeed --num-gpus {sum(export.machine_gpus)} pretrain_gpt.py "
     read = plan_from_megatron(launch + shlex.join(export.arguments), cluster=plan.cluster)
     assert_same(read.plan, plan)
     assert plan_from_megatron(

@@ -2,6 +2,7 @@
 
 * `plan`: what a plan is
 * `check`: whether it is legal
+* `placement`: where each of its GPUs stands
 * `document`: its file
 * `codec`: dataclasses to JSON data and back
 * `ranking`: what a search returns

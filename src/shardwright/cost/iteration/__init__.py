@@ -6,7 +6,7 @@
 * `evaluate`: the verdict on many rows
 * `mixed`: the exact iteration of any plan
 * `lanes`: its stages as uniform pipelines
-* `places`: where its stages stand
+* `places`: its stages as columns
 * `links`: links between them
 * `shards`: what unequal degrees cost in memory
 """

@@ -11,7 +11,6 @@ from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.context import Context, Sharded, shard_codes, sharded
 from shardwright.cost.frameworks.overheads import Calibration
 from shardwright.cost.strategies import (
-    DATA_OUTERMOST,
     RANK_ORDERS,
     RECOMPUTE,
     SHARDING,
@@ -61,11 +60,6 @@ class _Members:
     starts: list[list[int]] = field(default_factory=list)
     micro_batches: list[int] = field(default_factory=list)
     stages: list[tuple[int, int, int]] = field(default_factory=list)  # at, row, rank
-
-
-def outermost(plan: Plan) -> bool:
-    """Return whether the GPUs of a copy of a replica stand together, rather than the copies of a stage."""
-    return RANK_ORDERS.index(plan.rank_order) == DATA_OUTERMOST
 
 
 def contexts_of(plan: Plan, efficiency: Efficiency, calibration: Calibration | None = None) -> dict[str, Context]:

@@ -9,11 +9,11 @@ from itertools import pairwise
 import numpy as np
 
 from shardwright.cost.context import Context
-from shardwright.cost.iteration.lanes import outermost
 from shardwright.cost.iteration.places import Places
 from shardwright.cost.network.collectives import Fabric, Group, gather_seconds, rack_seconds, transfer_seconds
 from shardwright.cost.network.curves import LinkTimes
 from shardwright.cost.strategies import Floats, Ints
+from shardwright.plans.placement import STAGES_TOGETHER
 from shardwright.plans.plan import Plan
 from shardwright.spec.cluster import Cluster, NodePool
 
@@ -26,12 +26,13 @@ def move_seconds(plan: Plan, places: Places, contexts: Contexts, part_bytes: Flo
     there, found = places.after, np.zeros(len(places.kind))
     sent = _sent_bytes(plan, part_bytes, places.tp, places.tp[there])
     received = _sent_bytes(plan, part_bytes[there], places.tp[there], places.tp)
-    senders = (1 if outermost(plan) else places.count) * places.size
+    senders = (1 if plan.rank_order == STAGES_TOGETHER else places.count) * places.size
+    first = places.first
     same, several = places.kind == places.kind[there], there != np.arange(len(there))
     for kind, name in enumerate(places.types):
         rows = np.flatnonzero(same & several & (places.kind == kind))
         links, size = contexts[name].links, np.maximum(sent, received)[rows]
-        ends = places.first[rows], places.first[there[rows]]
+        ends = first[rows], first[there[rows]]
         found[rows] = transfer_seconds(links, size, ends[0] // links.domain_gpus != ends[1] // links.domain_gpus)
         if links.rack_gpus:
             leaves = ends[0] // links.rack_gpus != ends[1] // links.rack_gpus
@@ -118,9 +119,8 @@ def once_seconds(plan: Plan, places: Places, contexts: Contexts, dense: Floats, 
 def _least_in_a_domain(places: Places, domain_gpus: Ints) -> Ints:
     """Return how many ranks the domain with fewest of them has, among those with holders of a stage's layers, [S]."""
     stages = len(places.kind)
-    owner = np.repeat(np.arange(stages), places.count)
-    copy = np.arange(len(owner)) - np.repeat(np.cumsum(places.count) - places.count, places.count)
-    domain = (places.first[owner] + places.stride[owner] * copy) // domain_gpus[owner]
+    owner, first = places.placement.first_of_copies()
+    domain = first // domain_gpus[owner]
     _, which = np.unique(places.kind[owner] * (domain.max() + 1) + domain, return_inverse=True)
     width = int(which.max()) + 1
     ranks = np.bincount(owner * width + which, minlength=stages * width).reshape(stages, width)
@@ -175,10 +175,11 @@ def _paced(links: Fabric, share: float) -> Fabric:
 def _rack_pace(places: Places, own: Fabric, stage: int) -> float:
     """Return the bytes per second that leave a rack for each GPU of the holders of the stage's own type that stand in
     several racks; infinite where there are none."""
-    last = places.first + places.stride * (places.count - 1)
-    spread = places.first // own.rack_gpus != last // own.rack_gpus
+    first, last = places.first, places.last
+    spread = first // own.rack_gpus != last // own.rack_gpus
+    stride = (last - first) // np.maximum(places.count - 1, 1)
     slow = places.shared[stage] & (places.kind == places.kind[stage]) & spread
-    pace = own.rack_bytes_per_second / np.clip(places.stride, own.domain_gpus, own.rack_gpus)
+    pace = own.rack_bytes_per_second / np.clip(stride, own.domain_gpus, own.rack_gpus)
     return float((pace * places.tp / places.tp[stage])[slow].min(initial=np.inf))
 
 

@@ -14,6 +14,7 @@ from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout
 from shardwright.exporters.megatron.limits import capability, first_stage, gpu_of, unsupported
 from shardwright.exporters.megatron.model import Arguments, model_arguments, moe_arguments
 from shardwright.plans.check import check
+from shardwright.plans.placement import machine_sizes, placement_of
 from shardwright.plans.plan import Plan, Recompute
 
 MEGATRON_VERSION = "core_v0.19"
@@ -33,16 +34,25 @@ class ArgumentGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronExport:
-    """The launch of a plan with Megatron-LM of release `version`, on `nodes` machines of `gpus_per_node` GPUs.
+    """The launch of a plan with Megatron-LM of release `version`, with `machine_gpus` processes on each machine.
 
+    Megatron-LM numbers ranks in the plan's rank order, so with these counts each stands where `plans.placement` has it.
     `environment` holds variables to export; a value of None means that the variable must not be set.
     """
 
     version: str
-    nodes: int
-    gpus_per_node: int
+    machine_gpus: tuple[int, ...]
     environment: tuple[tuple[str, str | None], ...]
     groups: tuple[ArgumentGroup, ...]
+
+    @property
+    def nodes(self) -> int:
+        return len(self.machine_gpus)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """The GPUs of a machine, of the first where the last one has fewer."""
+        return max(self.machine_gpus)
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -71,11 +81,9 @@ def to_megatron(plan: Plan) -> MegatronExport:
         ArgumentGroup(title="Batch and length", arguments=_batch_arguments(plan), note=_batch_note(plan)),
         ArgumentGroup(title="Precision and kernels", arguments=_precision_arguments(plan)),
     )
-    nodes, gpus_per_node = _machines(plan)
     return MegatronExport(
         version=MEGATRON_VERSION,
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
+        machine_gpus=machine_sizes(plan, placement_of(plan)),
         environment=_environment(plan),
         groups=tuple(group for group in groups if group.arguments),
     )
@@ -173,14 +181,6 @@ def _environment(plan: Plan) -> tuple[tuple[str, str | None], ...]:
     if stage.gpus > 1 and capability(gpu_of(plan)) < 10:
         return (("CUDA_DEVICE_MAX_CONNECTIONS", "1"),)
     return ()
-
-
-def _machines(plan: Plan) -> tuple[int, int]:
-    """Return nodes and GPUs of each: whole machines if the plan fills them, else the most GPUs that divide evenly."""
-    name = first_stage(plan).gpu
-    largest = min(max(pool.gpus_per_node for pool in plan.cluster.pools if pool.gpu.name == name), plan.gpus)
-    each = next(count for count in range(largest, 0, -1) if plan.gpus % count == 0)
-    return plan.gpus // each, each
 
 
 def _model_note(plan: Plan) -> str:

@@ -109,14 +109,30 @@ def _own_arguments(export: MegatronExport) -> str:
 
 
 def _start(export: MegatronExport, launcher: Launcher) -> str:
-    size = f"--nnodes {export.nodes} --nproc-per-node {export.gpus_per_node}"
     program = '"${MEGATRON_PATH}/pretrain_gpt.py" "${ARGUMENTS[@]}" "${OWN_ARGUMENTS[@]}"'
-    if launcher == "slurm":
-        head = 'MASTER_ADDR="$(scontrol show hostnames "${SLURM_JOB_NODELIST}" | head -n 1)"'
-        rendezvous = '--rdzv-id "${SLURM_JOB_ID}" --rdzv-backend c10d --rdzv-endpoint "${MASTER_ADDR}:29500"'
-        return f"{head}\nsrun torchrun {size} \\\n    {rendezvous} \\\n    {program}"
+    counts = f"({' '.join(map(str, export.machine_gpus))})"
+    even = str(export.gpus_per_node) if len(set(export.machine_gpus)) == 1 else ""
+    words = _slurm(export, counts, even) if launcher == "slurm" else _torchrun(export, counts, even)
+    return f"{words} \\\n    {program}"
+
+
+def _torchrun(export: MegatronExport, counts: str, even: str) -> str:
+    """Return how one machine is started; `even` is the number of processes where all machines have as many."""
+    each = even or '"${GPUS[NODE_RANK]}"'
+    size = f"torchrun --nnodes {export.nodes} --nproc-per-node {each}"
     if export.nodes == 1:
-        return f"torchrun {size} \\\n    {program}"
+        return size
     rendezvous = '--node-rank "${NODE_RANK:?number of this machine, from 0}" \\\n'
     rendezvous += '    --master-addr "${MASTER_ADDR:?address of machine 0}" --master-port 29500'
-    return f"torchrun {size} \\\n    {rendezvous} \\\n    {program}"
+    return ("" if even else f"GPUS={counts}\n") + f"{size} \\\n    {rendezvous}"
+
+
+def _slurm(export: MegatronExport, counts: str, even: str) -> str:
+    """Return how all machines are started at once, each with its own number of processes where they differ."""
+    head = 'MASTER_ADDR="$(scontrol show hostnames "${SLURM_JOB_NODELIST}" | head -n 1)"'
+    if even:
+        rendezvous = '--rdzv-id "${SLURM_JOB_ID}" --rdzv-backend c10d --rdzv-endpoint "${MASTER_ADDR}:29500"'
+        return f"{head}\nsrun torchrun --nnodes {export.nodes} --nproc-per-node {even} \\\n    {rendezvous}"
+    own = f'torchrun --nnodes {export.nodes} --nproc-per-node "${{gpus[SLURM_NODEID]}}" --node-rank "${{SLURM_NODEID}}"'
+    rendezvous = '--master-addr "${MASTER_ADDR}" --master-port 29500'
+    return f"{head}\nexport MASTER_ADDR\nsrun bash -c 'gpus={counts}; {own} {rendezvous} \"$@\"' launch"

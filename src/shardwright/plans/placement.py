@@ -1,0 +1,145 @@
+"""Where each GPU of a plan stands. Cost, runtime and exporters all read it here.
+
+The GPUs of a type are numbered machine by machine, machines in the order of the cluster's pools. Tensor-parallel groups
+are given out in the plan's rank order, each to the first machine of its type that has room for it, or to the next free
+GPUs where none has:
+
+* `tp-cp-ep-dp-pp`: replica by replica, stage by stage, copy by copy. The copies of a stage are neighbours.
+* `tp-cp-ep-pp-dp`: replica by replica, copy by copy, stage by stage. The stages of a copy are neighbours.
+
+So each of unequal replicas has GPUs of its own, one after the other in the order of the plan, and the rank order says
+how the copies and stages of one replica are laid out there. With one replica it is Megatron-LM's (parallel_state.py).
+Ranks are numbered by where they stand: GPU types in the order of the cluster, within a type by GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.plans.plan import Plan, RankOrder
+
+Ints = NDArray[np.int64]
+COPIES_TOGETHER: RankOrder = "tp-cp-ep-dp-pp"
+STAGES_TOGETHER: RankOrder = "tp-cp-ep-pp-dp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The GPUs of a plan, G in all: stage after stage over all replicas (S stages), in a stage copy after copy, in a
+    copy by context-parallel rank, then by tensor-parallel rank.
+
+    `types` are the GPU types of the plan. `type` [S] is that of each stage among them, `begin` [S] the place of a
+    stage's first GPU in the columns, `size` [S] the GPUs of one copy and `count` [S] the copies. `gpu` [G] is the
+    number of a GPU within its type.
+    """
+
+    types: tuple[str, ...]
+    type: Ints
+    begin: Ints
+    size: Ints
+    count: Ints
+    gpu: Ints
+
+    def first_of_copies(self) -> tuple[Ints, Ints]:
+        """Return the stage of every copy of a stage, and the number of its first GPU within its type, [copies] each."""
+        stage = np.repeat(np.arange(len(self.size)), self.count)
+        number = np.arange(len(stage)) - np.repeat(np.cumsum(self.count) - self.count, self.count)
+        return stage, self.gpu[self.begin[stage] + number * self.size[stage]]
+
+    def ranks(self) -> Ints:
+        """Return the rank of each GPU of the plan, [G]."""
+        stage = np.repeat(np.arange(len(self.size)), self.size * self.count)
+        ranks = np.empty(len(self.gpu), dtype=np.int64)
+        ranks[np.lexsort((self.gpu, self.type[stage]))] = np.arange(len(ranks))
+        return ranks
+
+
+def placement_of(plan: Plan) -> Placement:
+    """Return where the GPUs of a legal plan (`plan.check`) stand."""
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    types = tuple(plan.gpus_by_type)
+    tp, cp = np.array([(stage.tensor_parallel, stage.context_parallel) for stage in stages], dtype=np.int64).T
+    count = np.array([replica.count for replica in plan.replicas for _ in replica.stages], dtype=np.int64)
+    kind = np.array([types.index(stage.gpu) for stage in stages], dtype=np.int64)
+    begin = np.cumsum(tp * cp * count) - tp * cp * count
+    stage, start = _groups_in_rank_order(plan, tp, cp, count, begin)
+    gpu = np.empty(int((tp * cp * count).sum()), dtype=np.int64)
+    for number, name in enumerate(types):
+        own = kind[stage] == number
+        sizes = tp[stage[own]]
+        gpu[_spans(start[own], sizes)] = _given_out(sizes, _machines(plan, name))
+    return Placement(types=types, type=kind, begin=begin, size=tp * cp, count=count, gpu=gpu)
+
+
+def machine_sizes(plan: Plan, placement: Placement) -> tuple[int, ...]:
+    """Return how many GPUs of each machine the plan uses, machines that it leaves out left out; their order is that of
+    the ranks."""
+    used: list[int] = []
+    stage = np.repeat(np.arange(len(placement.size)), placement.size * placement.count)
+    for number, name in enumerate(placement.types):
+        ends = np.cumsum(_machines(plan, name))
+        machine = np.searchsorted(ends, placement.gpu[placement.type[stage] == number], side="right")
+        used += [count for count in np.bincount(machine).tolist() if count]
+    return tuple(used)
+
+
+def _groups_in_rank_order(plan: Plan, tp: Ints, cp: Ints, count: Ints, begin: Ints) -> tuple[Ints, Ints]:
+    """Return the stage of every tensor-parallel group and the place of its first GPU in the columns, in the order in
+    which groups are given GPUs."""
+    groups = cp * count
+    stage = np.repeat(np.arange(len(tp)), groups)
+    number = np.arange(len(stage)) - np.repeat(np.cumsum(groups) - groups, groups)
+    start = begin[stage] + number * tp[stage]
+    if plan.rank_order == STAGES_TOGETHER:
+        replica = np.repeat(np.arange(len(plan.replicas)), [len(each.stages) for each in plan.replicas])
+        order = np.lexsort((number, stage, number // cp[stage], replica[stage]))
+        stage, start = stage[order], start[order]
+    return stage, start
+
+
+def _machines(plan: Plan, name: str) -> Ints:
+    """Return the GPUs of each machine with GPUs of a type."""
+    pools = [pool for pool in plan.cluster.pools if pool.gpu.name == name]
+    return np.repeat([pool.gpus_per_node for pool in pools], [pool.nodes for pool in pools])
+
+
+def _given_out(sizes: Ints, machines: Ints) -> Ints:
+    """Return the GPUs of groups of `sizes`, one after the other, on machines with so many GPUs each."""
+    ends = np.cumsum(machines)
+    high = np.cumsum(sizes)
+    first, last = np.searchsorted(ends, high - sizes, side="right"), np.searchsorted(ends, high - 1, side="right")
+    whole = (high - sizes == ends[first] - machines[first]) & (high == ends[last])
+    if ((first == last) | whole).all():
+        return np.arange(int(sizes.sum()))
+    return _first_fit(sizes.tolist(), machines.tolist())
+
+
+def _first_fit(sizes: Sequence[int], machines: Sequence[int]) -> Ints:
+    """Return the same where groups in a row would leave some on two machines."""
+    free, base = list(machines), [0, *np.cumsum(machines).tolist()]
+    roomy: dict[int, int] = {}  # by size, the first machine that may have room; free GPUs only become fewer
+    given: list[int] = []
+    for size in sizes:
+        at = roomy.get(size, 0)
+        while at < len(free) and free[at] < size:
+            at += 1
+        roomy[size] = at
+        left, machine = size, at if at < len(free) else 0
+        while left:
+            taken = min(left, free[machine])
+            start = base[machine + 1] - free[machine]
+            given.extend(range(start, start + taken))
+            free[machine] -= taken
+            left -= taken
+            machine += 1
+    return np.array(given, dtype=np.int64)
+
+
+def _spans(starts: Ints, sizes: Ints) -> Ints:
+    """Return all numbers from each start on, `sizes` of them each."""
+    ends = np.cumsum(sizes)
+    return np.arange(int(ends[-1])) - np.repeat(ends - sizes, sizes) + np.repeat(starts, sizes)
