@@ -18,6 +18,7 @@ from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Repl
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.details import Details
+from shardwright.runtime.model.initial import seeded
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.step.engine import Engine, make_engine
 from shardwright.runtime.step.pipeline import Batch
@@ -73,7 +74,8 @@ def engine_of(plan: Plan, rank: int) -> Engine:
     layout = layout_of(plan)
     groups = make_process_groups(layout, rank)
     return make_engine(
-        layout, rank, groups, details=Details(), recipe=RECIPE, seed=0, dtype=torch.float32,
+        layout, rank, groups, details=Details(), recipe=RECIPE, initial=seeded(plan.model, 0),
+        dtype=torch.float32,
         device=torch.device("cpu"),
     )  # fmt: skip
 

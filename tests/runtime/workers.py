@@ -22,11 +22,12 @@ from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.details import Details
+from shardwright.runtime.model.initial import seeded
 from shardwright.runtime.state import buckets
 from shardwright.runtime.state.loss_scale import LossScale
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.step.engine import DTYPES, Engine, make_engine, train_step
-from shardwright.runtime.storage.checkpoint import open_checkpoint, restore, save_checkpoint
+from shardwright.runtime.storage.checkpoint import Course, open_checkpoint, restore, save_checkpoint
 
 PATIENCE, WHOLE_RUN = datetime.timedelta(seconds=60), datetime.timedelta(minutes=30)
 
@@ -118,7 +119,8 @@ def run_case(case: Case, rank: int, folder: Path) -> dict[str, Any]:
     buckets.LARGEST_MERGED_ELEMENTS = case.largest_merged
     dtype = DTYPES[case.plan.job.precision]
     engine = make_engine(
-        layout, rank, make_process_groups(layout, rank), details=Details(), recipe=case.recipe, seed=case.seed,
+        layout, rank, make_process_groups(layout, rank), details=Details(), recipe=case.recipe,
+        initial=None if case.load else seeded(case.plan.model, case.seed),
         dtype=dtype, device=torch.device("cpu"),
     )  # fmt: skip
     if case.first_scale is not None:
@@ -141,7 +143,8 @@ def run_case(case: Case, rank: int, folder: Path) -> dict[str, Any]:
         norms.append(result.gradient_norm)
         scales.append(engine.loss_scale)
     if case.save:
-        save_checkpoint(engine, folder / case.save, first + case.steps, {"seed": case.seed}, keep=0)
+        course = Course(settings={}, data={}, random={"seed": case.seed})
+        assert not save_checkpoint(engine, folder / case.save, first + case.steps, course, keep=0).problem
     return {"losses": losses, "norms": norms, "scales": scales, "gathered": max(gathered), "pieces": pieces_of(engine)}
 
 

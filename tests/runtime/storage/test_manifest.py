@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.runtime.random_plans import plans
-from tests.runtime.samples import tiny_model
+from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
 from shardwright.errors import SpecError
-from shardwright.plans.plan import Plan
+from shardwright.plans.plan import Plan, Sharding
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.storage.holdings import needed_pieces, parameter_shapes, written_pieces
 from shardwright.runtime.storage.manifest import (
@@ -42,7 +42,7 @@ SAMPLE = Manifest(
 def test_a_manifest_comes_back_as_it_was(tmp_path: Path) -> None:
     write_manifest(tmp_path, SAMPLE)
     assert read_manifest(tmp_path) == SAMPLE
-    write_part(tmp_path, SAMPLE.pieces)
+    write_part(tmp_path, STORED.file, SAMPLE.pieces)
     assert read_part(tmp_path, STORED.file) == SAMPLE.pieces
 
 
@@ -120,3 +120,13 @@ def test_what_all_ranks_write_is_every_value_once_and_serves_every_rank(plan: Pl
 
 def covered(sources: list[StatePiece], target: StatePiece, shape: CutShape) -> int:
     return sum(overlap.elements for source in sources for overlap in overlaps(source, target, shape))
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero1", "zero3"])
+def test_reads_do_not_grow_with_data_parallelism(sharding: Sharding) -> None:
+    for copies in (1, 2, 4, 8):
+        plan = plan_of(tiny_model(3), replica(stage((0, 3)), count=copies, micro_batches=1), sharding=sharding)
+        layout = layout_of(plan)
+        kinds = ["weight", "first", "second"]
+        read = sum(piece.elements for place in layout.places for piece in needed_pieces(layout, place, kinds))
+        assert read == 3 * plan.model.parameters

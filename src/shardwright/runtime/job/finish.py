@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -15,8 +16,8 @@ from shardwright.plans.plan import Plan
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.worker import peak_memory_bytes
 from shardwright.runtime.step.engine import DTYPES, Engine
-from shardwright.runtime.storage.checkpoint import open_checkpoint, save_checkpoint
-from shardwright.runtime.storage.weights import save_weights
+from shardwright.runtime.storage.checkpoint import Course, open_checkpoint, save_checkpoint
+from shardwright.runtime.storage.weights import save_weights, write_index
 from shardwright.runtime.timing.layer_profile import Measured, medians, profile_document
 from shardwright.runtime.timing.stopwatch import StageTime, Stopwatch
 from shardwright.runtime.timing.summary import RankSummary, summary_document
@@ -35,9 +36,9 @@ class Record:
     update_seconds: list[float] = field(default_factory=list)
 
 
-def remembered(plan: Plan, settings: Settings) -> dict[str, object]:
+def course_of(plan: Plan, settings: Settings) -> Course:
     """Return what must be the same when a run goes on: it may have another plan, but not another course."""
-    return {
+    told = {
         "model": plan.model.name,
         "parameters": plan.model.parameters,
         "layers": len(plan.model.layers),
@@ -46,15 +47,22 @@ def remembered(plan: Plan, settings: Settings) -> dict[str, object]:
         "seed": settings.seed,
         "optimizer": settings.recipe.method,
     }
+    return Course(settings=told, data={}, random={"seed": settings.seed})
 
 
 def end_training(engine: Engine, settings: Settings, record: Record, done: int, *, stopped: bool) -> dict[str, Any]:
     """Write the last checkpoint and what else was asked for, and return the account of the run, also left as a file;
     what was measured is in that of rank 0 alone."""
     plan, rank = engine.layout.plan, engine.place.rank
-    folder = save_checkpoint(engine, settings.out, done, remembered(plan, settings), settings.keep)
+    saved = save_checkpoint(engine, settings.out, done, course_of(plan, settings), settings.keep)
+    if settings.save_weights is not None:
+        _export(engine, settings, saved.folder)
     ranks = _gathered(engine, _own(engine, record))
-    document: dict[str, Any] = {"state": STOPPED if stopped else FINISHED, "step": done, "checkpoint": str(folder)}
+    document: dict[str, Any] = {
+        "state": STOPPED if stopped else FINISHED,
+        "step": done,
+        "checkpoint": str(saved.folder),
+    }
     if rank == 0:
         if record.step_seconds:
             summaries = [RankSummary(**item["summary"]) for item in ranks]
@@ -63,13 +71,23 @@ def end_training(engine: Engine, settings: Settings, record: Record, done: int, 
             measured = [_measured(item["measured"]) for item in ranks]
             text = json.dumps(profile_document(plan, measured), indent=1) + "\n"
             write_atomically(settings.profile, text)
-        if settings.save_weights is not None:
-            checkpoint = open_checkpoint(folder)
-            save_weights(settings.save_weights, plan.model, checkpoint.whole, DTYPES[settings.precision])
         write_atomically(settings.out / STATUS, json.dumps(document, indent=1) + "\n")
     if engine.layout.world_size > 1:
         dist.barrier()
     return document
+
+
+def _export(engine: Engine, settings: Settings, folder: Path) -> None:
+    """Write Hugging Face weights from a checkpoint, each rank the files of some units."""
+    assert settings.save_weights is not None, "only called where weights are asked for"
+    model, rank, size = engine.layout.plan.model, engine.place.rank, engine.layout.world_size
+    checkpoint, dtype = open_checkpoint(folder), DTYPES[settings.precision]
+    units = range(rank, len(model.layers) + 2, size)
+    save_weights(settings.save_weights, model, units, lambda p: checkpoint.whole_weight(p.name), dtype)
+    if size > 1:
+        dist.barrier()
+    if rank == 0:
+        write_index(settings.save_weights, model, dtype)
 
 
 def _own(engine: Engine, record: Record) -> dict[str, Any]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 
 from shardwright.errors import bad
-from shardwright.runtime.job.finish import remembered
+from shardwright.runtime.job.finish import course_of
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.worker import Worker
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.details import Details, details_of
-from shardwright.runtime.state.optimizer import make_slots
-from shardwright.runtime.state.store import fill
+from shardwright.runtime.model.initial import Initial, seeded
 from shardwright.runtime.step.engine import DTYPES, Engine, make_engine
-from shardwright.runtime.storage.checkpoint import Checkpoint, checkpoints, open_checkpoint, restore
+from shardwright.runtime.storage.checkpoint import Checkpoint, Course, checkpoints, open_checkpoint, restore
 from shardwright.runtime.storage.weights import open_weights
 from shardwright.spec.model import Model
 from shardwright.spec.text.reading import parse_json, read_text
@@ -25,28 +24,27 @@ def begin_training(layout: Layout, worker: Worker, settings: Settings) -> tuple[
 
     Raises SpecError where a checkpoint is of another model, method, seed or batch, or weights do not fit.
     """
+    model, checkpoint = layout.plan.model, None
+    initial: Initial | None = seeded(model, settings.seed)
+    if settings.resume is not None:
+        checkpoint, initial = open_checkpoint(settings.resume), None
+        _require_same(checkpoint, course_of(layout.plan, settings))
+    elif settings.weights is not None:
+        initial = partial(open_weights(settings.weights).whole, model)
     engine = make_engine(
         layout,
         worker.rank,
         make_process_groups(layout, worker.rank),
-        details=_details(layout.plan.model, settings),
+        details=_details(model, settings),
         recipe=settings.recipe,
-        seed=settings.seed,
+        initial=initial,
         dtype=DTYPES[settings.precision],
         device=worker.device,
     )
-    if settings.resume is not None:
-        checkpoint = open_checkpoint(settings.resume)
-        _require_same(checkpoint, remembered(layout.plan, settings))
-        restore(engine, checkpoint)
-        return engine, checkpoint.step
-    if settings.weights is not None:
-        files = open_weights(settings.weights)
-        fill(engine.store, lambda parameter: files.whole(layout.plan.model, parameter))
-        offload = layout.plan.optimizer.offload
-        slots = make_slots(engine.store, worker.rank, settings.recipe, sharded=engine.sharded, offload=offload)
-        engine = replace(engine, slots=slots)
-    return engine, 0
+    if checkpoint is None:
+        return engine, 0
+    restore(engine, checkpoint)
+    return engine, checkpoint.step
 
 
 def require_fresh(settings: Settings) -> None:
@@ -71,10 +69,10 @@ def _details(model: Model, settings: Settings) -> Details:
     return details_of(model, config, str(path))
 
 
-def _require_same(checkpoint: Checkpoint, now: dict[str, object]) -> None:
+def _require_same(checkpoint: Checkpoint, course: Course) -> None:
     """Raise SpecError where the run would not go on as it began."""
-    for key, value in now.items():
-        before = checkpoint.settings.get(key)
+    for key, value in course.settings.items():
+        before = checkpoint.manifest.settings.get(key)
         if before != value:
             message = f"was written with {key} {before}, this run has {value}"
-            raise bad(str(checkpoint.folder), message, "go on as it began, or start anew without --resume")
+            raise bad(checkpoint.name, message, "go on as it began, or start anew without --resume")

@@ -14,7 +14,7 @@ from shardwright.cost.compute.flops import iteration_flops
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.runtime.job import metrics
-from shardwright.runtime.job.finish import METRICS, STOP_REQUEST, Record, end_training, remembered
+from shardwright.runtime.job.finish import METRICS, STOP_REQUEST, Record, course_of, end_training
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.start import begin_training, require_fresh
 from shardwright.runtime.job.stop_request import StopRequest
@@ -99,7 +99,7 @@ def _trained(
             and not stopped
         ):
             watch.note("waiting for a checkpoint")
-            save_checkpoint(engine, settings.out, done, remembered(plan, settings), settings.keep)
+            save_checkpoint(engine, settings.out, done, course_of(plan, settings), settings.keep)
     watch.note("waiting for the end")
     return end_training(engine, settings, record, done, stopped=stopped)
 

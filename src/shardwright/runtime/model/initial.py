@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import torch
 
 from shardwright.runtime.model.parameters import Parameter
+from shardwright.spec.model import Model
+
+Initial = Callable[[Parameter], torch.Tensor]
+"""Returns a whole parameter, padding included, fp32 on the CPU."""
+
+
+def seeded(model: Model, seed: int) -> Initial:
+    """Return the initial values of a model for a seed."""
+    return lambda parameter: initial_values(parameter, seed, rows=model.vocab if parameter.padded else None)
 
 
 def initial_values(parameter: Parameter, seed: int, *, rows: int | None = None) -> torch.Tensor:

@@ -16,7 +16,7 @@ from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.model.chunk import Chunk, Observer, table_of
 from shardwright.runtime.model.context import ContextGroup, positions_of
 from shardwright.runtime.model.details import Details
-from shardwright.runtime.model.initial import initial_values
+from shardwright.runtime.model.initial import Initial
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
 from shardwright.runtime.state.loss_scale import UNSCALED, LossScale
 from shardwright.runtime.state.optimizer import Slot, clip_scale, gather_weights, make_slots, own_square, update
@@ -67,15 +67,15 @@ def make_engine(
     *,
     details: Details,
     recipe: Recipe,
-    seed: int,
+    initial: Initial | None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Engine:
-    """Return the engine of a rank, with weights that depend on `seed` alone."""
+    """Return the engine of a rank with `initial` weights; None leaves them zero, for a checkpoint to set."""
     plan, place = layout.plan, layout.places[rank]
     store = make_store(layout, place, dtype, device)
-    vocab = plan.model.vocab
-    fill(store, lambda p: initial_values(p, seed, rows=vocab if p.padded else None))
+    if initial is not None:
+        fill(store, initial)
     stage = plan.replicas[place.replica].stages[place.stage]
     ranks = layout.tensor_group(place)
     tensor = TensorGroup(

@@ -1,216 +1,238 @@
-"""Checkpoints that any plan can read: fp32 weights and moments by parameter, in files of one bucket each.
+"""Checkpoints of an engine: every rank writes and reads the part of the state that it updates, in `storage`'s format.
 
-A file says of each tensor which part of which parameter it holds, so a rank of another plan finds what it needs. A
-folder `step-00000100` appears under its name only when all of it is written; every rank must reach the same storage.
+A step is written in two phases: all ranks have their files on disk and say so, then rank 0 writes the manifest and
+gives the folder its name. What fails on one rank leaves no step, and the ones before as they were. All ranks must reach
+the same storage.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from shardwright.errors import bad
-from shardwright.files import write_atomically
+from shardwright.errors import SpecError, bad
 from shardwright.runtime.model.parallel import gather_into
-from shardwright.runtime.model.parameters import Parameter
-from shardwright.runtime.state.buckets import Bucket, Piece
 from shardwright.runtime.state.loss_scale import LossScale
-from shardwright.runtime.state.optimizer import Slot
+from shardwright.runtime.state.optimizer import Slot, gather_weights
 from shardwright.runtime.step.engine import Engine
-from shardwright.runtime.storage.tensor_files import TensorFile, open_tensors, save_tensors
-
-NAME = re.compile(r"step-(\d{8})")
-META, WEIGHT = "checkpoint.json", "weight"
-VERSION = 1
+from shardwright.runtime.storage.holdings import holdings_of, parameter_shapes
+from shardwright.runtime.storage.manifest import (
+    MANIFEST,
+    Index,
+    Manifest,
+    by_parameter,
+    complete_steps,
+    read_manifest,
+    read_part,
+    remove_part,
+    step_folder,
+    step_of,
+    working_folder,
+    working_folders,
+    write_manifest,
+    write_part,
+)
+from shardwright.runtime.storage.model_hash import model_hash
+from shardwright.runtime.storage.piece_files import Fetch, Values, assemble, read_piece, write_pieces
+from shardwright.runtime.storage.pieces import WEIGHT, StatePiece
+from shardwright.runtime.storage.version_1 import META, read_version_1, version_1_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A tensor in a file that is [start, stop) of a parameter along its cut dimension (None: all of it)."""
+class Course:
+    """What a checkpoint says of its run beside the state: what it was told, what data it reads, and its seeds; all of
+    it JSON data."""
 
-    file: TensorFile
-    key: str
-    dim: int | None
-    start: int
-    stop: int
+    settings: Mapping[str, Any]
+    data: Mapping[str, Any]
+    random: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """The folder of a step, and why it is not there ("" if it is)."""
+
+    folder: Path
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """An open checkpoint: the next step to run, what it was made with, the scale of the loss if it had one (fp16), and
-    its parts by kind ("weight", "first", …) and parameter."""
+    """An open checkpoint: its manifest, its pieces by parameter, and how the values of one are fetched."""
 
-    folder: Path
-    step: int
-    settings: Mapping[str, Any]
-    loss_scale: LossScale | None
-    parts: Mapping[tuple[str, str], tuple[Part, ...]]
+    name: str
+    manifest: Manifest
+    index: Index
+    fetch: Fetch
 
-    def read(self, kind: str, parameter: Parameter, start: int, stop: int) -> torch.Tensor:
-        """Return [start, stop) of a parameter along its cut dimension, fp32; rows of padding are zero. Raises SpecError
-        where the checkpoint lacks a part of it."""
-        parts = self.parts.get((kind, parameter.name), ())
-        if parameter.dim is None:
-            if parts:
-                return parts[0].file.tensor(parts[0].key)
-            raise _lacks(self.folder, kind, parameter)
-        size = list(parameter.shape)
-        size[parameter.dim] = stop - start
-        out = torch.zeros(size)
-        covered = 0
-        for part in parts:
-            low, high = max(start, part.start), min(stop, part.stop)
-            if low < high:
-                found = part.file.tensor(part.key).narrow(parameter.dim, low - part.start, high - low)
-                out.narrow(parameter.dim, low - start, high - low).copy_(found)
-                covered += high - low
-        end = max((part.stop for part in parts), default=0)
-        needed = (min(stop, end) if parameter.padded else stop) - start
-        if covered < needed or not parts:
-            raise _lacks(self.folder, kind, parameter)
-        return out
+    @property
+    def step(self) -> int:
+        """The next step to run."""
+        return self.manifest.step
 
-    def whole(self, parameter: Parameter) -> torch.Tensor:
-        """Return the weights of a whole parameter."""
-        rows = 0 if parameter.dim is None else parameter.shape[parameter.dim]
-        return self.read(WEIGHT, parameter, 0, rows)
+    def whole_weight(self, name: str) -> torch.Tensor:
+        """Return a whole parameter, fp32, without padding. Raises SpecError where a part is missing or changed."""
+        cut = self.manifest.parameters.get(name)
+        if cut is None:
+            raise bad(self.name, f"has no parameter {name}", "take a checkpoint of the plan's model")
+        values = np.empty(cut.shape, np.float32)
+        piece = StatePiece(kind=WEIGHT, parameter=name, start=0, stop=cut.shape[cut.dim], low=0, high=values.size)
+        self.fill({piece: values.reshape(-1)})
+        return torch.from_numpy(values)
+
+    def fill(self, targets: Mapping[StatePiece, Values]) -> None:
+        """Set flat values of pieces. Raises SpecError where a part is missing or changed."""
+        assemble(targets, self.index, self.manifest.parameters, self.fetch, self.name)
 
 
-def save_checkpoint(engine: Engine, root: Path, step: int, settings: Mapping[str, object], keep: int) -> Path:
-    """Write the checkpoint of all ranks before `step`, and keep the `keep` newest. Every rank must call it."""
-    final = root / f"step-{step:08d}"
-    working = root / f".{final.name}.tmp"
+def save_checkpoint(engine: Engine, root: Path, step: int, course: Course, keep: int) -> Saved:
+    """Write the checkpoint of all ranks before `step`, and keep the `keep` newest (0: all). Every rank must call it,
+    and all get the same answer: what goes wrong on one of them is no exception, and no step."""
+    final, working = step_folder(root, step), working_folder(root, step)
     rank = engine.place.rank
-    if rank == 0:
-        shutil.rmtree(working, ignore_errors=True)
-        working.mkdir(parents=True)
-    _meet(engine)
-    for slot in engine.slots:
-        _save_bucket(engine, slot, working)
-    _meet(engine)
-    if rank == 0:
-        scale = engine.loss_scale and asdict(engine.loss_scale)
-        meta = {"version": VERSION, "step": step, "settings": dict(settings), "loss_scale": scale}
-        write_atomically(working / META, json.dumps(meta, indent=1) + "\n")
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(working, final)
-        for old in checkpoints(root)[: -keep or None] if keep else []:
+    for phase in (_prepare, _write, _commit):
+        problem = ""
+        if phase is _write or rank == 0:
+            try:
+                phase(engine, root, step, course)
+            except OSError as error:
+                problem = f"{error.filename or final}: {error.strerror or error}"
+            except (FloatingPointError, SpecError) as error:
+                problem = str(error)
+        if problems := _problems_of_all(engine, problem):
+            if rank == 0:
+                shutil.rmtree(working, ignore_errors=True)
+            return Saved(folder=final, problem=problems)
+    if rank == 0 and keep:
+        for old in checkpoints(root)[:-keep]:
             shutil.rmtree(old, ignore_errors=True)
-    _meet(engine)
-    return final
+    return Saved(folder=final)
 
 
 def checkpoints(root: Path) -> list[Path]:
     """Return the complete checkpoints in a folder, oldest first."""
-    return sorted(path for path in root.glob("step-*") if NAME.fullmatch(path.name) and (path / META).exists())
+    return sorted([*complete_steps(root), *version_1_steps(root)], key=step_of)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a checkpoint, or the newest in a folder of several. Raises SpecError where there is none."""
-    folder = path
-    if not (path / META).exists():
-        found = checkpoints(path)
-        if not found:
-            raise bad(str(path), "has no complete checkpoint", "name the --out folder of a run that wrote one")
-        folder = found[-1]
-    try:
-        meta = json.loads((folder / META).read_text(encoding="utf-8"))
-        version, step, settings = meta["version"], int(meta["step"]), dict(meta["settings"])
-        scale = meta.get("loss_scale") and LossScale(**meta["loss_scale"])
-    except (ValueError, KeyError, TypeError):
-        raise bad(str(folder / META), "is no description of a checkpoint", "take an older checkpoint") from None
-    if version != VERSION:
-        raise bad(str(folder / META), f"has version {version}", f"this release reads version {VERSION}")
-    parts: dict[tuple[str, str], list[Part]] = {}
-    for file in (open_tensors(path) for path in sorted(folder.glob("*.safetensors"))):
-        for key, (dim, start, stop) in json.loads(file.metadata.get("parts", "{}")).items():
-            kind, _, name = key.partition(":")
-            parts.setdefault((kind, name), []).append(Part(file=file, key=key, dim=dim, start=start, stop=stop))
+    found = [path] if (path / MANIFEST).exists() or (path / META).exists() else checkpoints(path)
+    if not found:
+        raise bad(str(path), "has no complete checkpoint", "name the --out folder of a run that wrote one")
+    folder = found[-1]
+    manifest = read_manifest(folder) if (folder / MANIFEST).exists() else read_version_1(folder)
     return Checkpoint(
-        folder=folder,
-        step=step,
-        settings=settings,
-        loss_scale=scale,
-        parts={key: tuple(found) for key, found in parts.items()},
+        name=str(folder),
+        manifest=manifest,
+        index=by_parameter(manifest.pieces),
+        fetch=lambda stored: read_piece(folder, stored),
     )
 
 
-def restore(engine: Engine, checkpoint: Checkpoint, *, moments: bool = True) -> None:
-    """Set weights, and the optimizer's moments, of a rank from a checkpoint of any plan of the same model."""
+def restore(engine: Engine, checkpoint: Checkpoint) -> None:
+    """Set weights, optimizer state and loss scale of a rank. Every rank must call it; each reads its own part of every
+    bucket, and holders of the same send it to each other."""
+    for slot in engine.slots:
+        for kind, values in {WEIGHT: slot.master, **slot.moments}.items():
+            _restore(engine, slot, kind, values, checkpoint)
+        own = slot.buffer.weights.part(slot.start, slot.stop)
+        if own.data_ptr() != slot.master.data_ptr():
+            own.copy_(slot.master)
+    if engine.sharded:
+        gather_weights(engine.store, engine.place.rank, engine.groups)
+    engine.store.publish()
+    scale = checkpoint.manifest.loss_scale
+    if engine.loss_scale is not None and scale is not None:
+        engine.loss_scale = LossScale(**scale)
+
+
+def _restore(engine: Engine, slot: Slot, kind: str, values: torch.Tensor, checkpoint: Checkpoint) -> None:
+    """Set one kind of state of a slot, `values`."""
+    bucket, vocab = slot.buffer.bucket, engine.layout.plan.model.vocab
+    start, stop = bucket.own(engine.place.rank, sharded=True)
+    host = np.zeros(stop - start, np.float32)
+    own = holdings_of(bucket, start, stop, vocab, kind)
+    checkpoint.fill({item.piece: host[item.at - start :][: item.piece.elements] for item in own})
+    part = values[start - slot.start : stop - slot.start]
+    part.copy_(torch.from_numpy(host))
+    group = engine.groups.find("gradient", bucket.ranks)
+    if not engine.sharded and group is not None:
+        device = engine.pipeline.device  # where the group can send from
+        whole = torch.empty(values.shape, dtype=values.dtype, device=device)
+        gather_into(whole, part.to(device, copy=True), group=group)
+        values.copy_(whole)
+
+
+def _prepare(engine: Engine, root: Path, step: int, course: Course) -> None:
+    for stale in working_folders(root):
+        shutil.rmtree(stale, ignore_errors=True)
+    working_folder(root, step).mkdir(parents=True)
+
+
+def _write(engine: Engine, root: Path, step: int, course: Course) -> None:
+    working, file = working_folder(root, step), state_file(engine.place.rank)
+    write_part(working, file, write_pieces(working, file, _own_values(engine)))
+
+
+def _commit(engine: Engine, root: Path, step: int, course: Course) -> None:
+    """Write the manifest from the parts that the ranks left, and give the folder its name."""
+    final, working = step_folder(root, step), working_folder(root, step)
+    files = [state_file(rank) for rank in range(engine.layout.world_size)]
+    plan = engine.layout.plan
+    manifest = Manifest(
+        step=step,
+        model=model_hash(plan.model),
+        settings=course.settings,
+        data={**course.data, "samples": step * plan.job.global_batch},
+        random=course.random,
+        loss_scale=None if engine.loss_scale is None else asdict(engine.loss_scale),
+        parameters=parameter_shapes(engine.layout),
+        pieces=tuple(stored for file in files for stored in read_part(working, file)),
+    )
+    write_manifest(working, manifest)
+    for file in files:
+        remove_part(working, file)
+    replaced = root / f"{working.name}.replaced"
+    if final.exists():
+        os.replace(final, replaced)
+    os.replace(working, final)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def state_file(rank: int) -> str:
+    """Return the name of the file of a rank."""
+    return f"rank-{rank:05d}.state"
+
+
+def _own_values(engine: Engine) -> Iterator[tuple[StatePiece, Values]]:
+    """Yield the pieces that a rank writes, with their values."""
+    vocab = engine.layout.plan.model.vocab
     for slot in engine.slots:
         bucket = slot.buffer.bucket
-        flat = _assembled(checkpoint, bucket, WEIGHT)
-        slot.buffer.weights.put(0, flat)
-        slot.master.copy_(flat[slot.start : slot.stop])
-        for kind, moment in slot.moments.items() if moments else ():
-            moment.copy_(_assembled(checkpoint, bucket, kind)[slot.start : slot.stop])
-    engine.store.publish()
-    if engine.loss_scale is not None and checkpoint.loss_scale is not None:
-        engine.loss_scale = checkpoint.loss_scale
+        start, stop = bucket.own(engine.place.rank, sharded=True)
+        for kind, values in {WEIGHT: slot.master, **slot.moments}.items():
+            host = values[start - slot.start : stop - slot.start].detach().cpu().numpy()
+            for item in holdings_of(bucket, start, stop, vocab, kind):
+                if item.counted:
+                    yield item.piece, host[item.at - start :][: item.piece.elements]
 
 
-def _assembled(checkpoint: Checkpoint, bucket: Bucket, kind: str) -> torch.Tensor:
-    flat = torch.zeros(bucket.elements)
-    for piece in bucket.pieces:
-        value = checkpoint.read(kind, piece.parameter, piece.start, piece.stop)
-        flat[piece.offset : piece.offset + piece.elements] = value.reshape(-1)
-    return flat
-
-
-def _save_bucket(engine: Engine, slot: Slot, folder: Path) -> None:
-    """Write a bucket's file on one of its holders, after collecting the parts of the others."""
-    bucket = slot.buffer.bucket
-    writer = bucket.ranks[bucket.units[0] % len(bucket.ranks)]
-    tensors: dict[str, torch.Tensor] = {}
-    parts: dict[str, tuple[int | None, int, int]] = {}
-    for kind, values in {WEIGHT: slot.master, **slot.moments}.items():
-        flat = _collected(engine, slot, values)
-        if engine.place.rank != writer:
-            continue
-        for piece in bucket.pieces:
-            if piece.counted:
-                key = f"{kind}:{piece.parameter.name}"
-                tensors[key], parts[key] = _trimmed(flat, piece, engine.layout.plan.model.vocab)
-    if tensors:
-        what = f"units-{bucket.units[-1]:04d}-{bucket.units[0]:04d}"
-        experts = "" if bucket.block is None else f"-experts-{bucket.block:03d}"
-        name = f"{what}{experts}-shard-{bucket.shard}-of-{bucket.shards}.safetensors"
-        save_tensors(folder / name, tensors, {"parts": json.dumps(parts)})
-
-
-def _trimmed(flat: torch.Tensor, piece: Piece, vocab: int) -> tuple[torch.Tensor, tuple[int | None, int, int]]:
-    """Return a piece without padding of the vocabulary, and which part of its parameter it is."""
-    value = flat[piece.offset : piece.offset + piece.elements].view(piece.shape)
-    start, stop = piece.start, piece.stop
-    if piece.parameter.padded:
-        stop = max(min(stop, vocab), start)
-        value = value[: stop - start]
-    return value, (piece.parameter.dim, start, stop)
-
-
-def _collected(engine: Engine, slot: Slot, values: torch.Tensor) -> torch.Tensor:
-    group = engine.groups.find("gradient", slot.buffer.bucket.ranks)
-    if not engine.sharded or group is None:
-        return values
-    part = values.to(engine.pipeline.device)  # where the group can send it from
-    flat = torch.empty(slot.buffer.bucket.elements, dtype=part.dtype, device=part.device)
-    gather_into(flat, part.contiguous(), group=group)
-    return flat
-
-
-def _meet(engine: Engine) -> None:
-    if engine.layout.world_size > 1:
-        dist.barrier()
-
-
-def _lacks(folder: Path, kind: str, parameter: Parameter) -> Exception:
-    return bad(str(folder), f"lacks a part of {parameter.name} ({kind})", "resume with the same model and optimizer")
+def _problems_of_all(engine: Engine, own: str) -> str:
+    """Return what went wrong on any rank, in words; a meeting of all ranks."""
+    if engine.layout.world_size == 1:
+        return own
+    count = torch.full((1,), float(bool(own)), device=engine.pipeline.device)
+    dist.all_reduce(count)
+    if not count.item():
+        return ""
+    found: list[Any] = [None] * engine.layout.world_size
+    dist.all_gather_object(found, own)
+    return "; ".join(dict.fromkeys(problem for problem in found if problem))

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +57,19 @@ def working_folder(root: Path, step: int) -> Path:
     return root / f".step-{step:08d}.tmp"
 
 
+def working_folders(root: Path) -> list[Path]:
+    """Return the folders of steps that are being written, or were when their run died."""
+    return sorted(root.glob(".step-*.tmp*"))
+
+
 def part_path(folder: Path, file: str) -> Path:
     """Return where the writer of a file leaves its part of the manifest."""
     return folder / f"{file}.pieces.json"
 
 
-def write_part(folder: Path, pieces: Sequence[StoredPiece]) -> None:
-    """Leave the part of the manifest for the pieces of one file. Raises SpecError where it cannot be written."""
-    for file, stored in groupby(pieces, lambda item: item.file):
-        write_atomically(part_path(folder, file), json.dumps([_row(item) for item in stored]))
+def write_part(folder: Path, file: str, pieces: Sequence[StoredPiece]) -> None:
+    """Leave the part of the manifest for the pieces of a file. Raises SpecError where it cannot be written."""
+    write_atomically(part_path(folder, file), json.dumps([_row(item) for item in pieces]))
 
 
 def read_part(folder: Path, file: str) -> tuple[StoredPiece, ...]:
@@ -76,6 +79,11 @@ def read_part(folder: Path, file: str) -> tuple[StoredPiece, ...]:
         return tuple(_stored(file, row) for row in json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         raise bad(str(path), "is missing or no part of a manifest", "write the checkpoint anew") from None
+
+
+def remove_part(folder: Path, file: str) -> None:
+    """Remove the part of a manifest that is now in the manifest."""
+    part_path(folder, file).unlink()
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.errors import SpecError, bad
-from shardwright.runtime.storage.manifest import Manifest
+from shardwright.runtime.storage.manifest import STEP_FOLDER, Manifest
 from shardwright.runtime.storage.pieces import CutShape, StatePiece, StoredPiece
 
 META = "checkpoint.json"
@@ -31,6 +31,11 @@ def read_version_1(folder: Path) -> Manifest:
     shapes: dict[str, CutShape] = {}
     pieces = [stored for path in sorted(folder.glob("*.safetensors")) for stored in _pieces(path, shapes)]
     return Manifest(step=step, model="", settings=settings, loss_scale=scale, parameters=shapes, pieces=tuple(pieces))
+
+
+def version_1_steps(root: Path) -> list[Path]:
+    """Return the folders of steps of version 1, in no order."""
+    return [path for path in root.glob("step-*") if STEP_FOLDER.fullmatch(path.name) and (path / META).exists()]
 
 
 def _pieces(path: Path, shapes: dict[str, CutShape]) -> Iterator[StoredPiece]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -64,22 +65,31 @@ def open_weights(folder: Path) -> HuggingFaceWeights:
     return HuggingFaceWeights(folder=folder, files=files)
 
 
-def save_weights(folder: Path, model: Model, whole: Callable[[Parameter], torch.Tensor], dtype: torch.dtype) -> None:
-    """Write a folder of safetensors files, one a unit, with their index. `whole` returns whole parameters."""
+def save_weights(
+    folder: Path, model: Model, units: Iterable[int], whole: Callable[[Parameter], torch.Tensor], dtype: torch.dtype
+) -> None:
+    """Write the safetensors files of some units of a model, one each. `whole` returns whole parameters."""
     folder.mkdir(parents=True, exist_ok=True)
-    count = len(model.layers) + 2
-    placed: dict[str, str] = {}
-    total = 0
-    for unit in range(count):
+    for unit in units:
         tensors = dict(_tensors(model, unit, whole, dtype))
-        if not tensors:
-            continue
-        name = f"model-{unit + 1:05d}-of-{count:05d}.safetensors"
-        save_tensors(folder / name, tensors, {"format": "pt"})
-        placed |= dict.fromkeys(tensors, name)
-        total += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": placed}
+        if tensors:
+            save_tensors(folder / _file(model, unit), tensors, {"format": "pt"})
+
+
+def write_index(folder: Path, model: Model, dtype: torch.dtype) -> None:
+    """Write the index of the files of all units."""
+    placed: dict[str, str] = {}
+    elements = 0
+    for unit in range(len(model.layers) + 2):
+        for parameter in unit_parameters(model, unit, model.vocab):
+            placed[source_of(model, parameter).name] = _file(model, unit)
+            elements += prod(parameter.shape)
+    index = {"metadata": {"total_size": elements * dtype.itemsize}, "weight_map": placed}
     write_atomically(folder / INDEX, json.dumps(index, indent=1) + "\n")
+
+
+def _file(model: Model, unit: int) -> str:
+    return f"model-{unit + 1:05d}-of-{len(model.layers) + 2:05d}.safetensors"
 
 
 def _tensors(
