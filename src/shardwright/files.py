@@ -1,9 +1,10 @@
-"""Writing of files such that a reader sees the old content or the new, never a part."""
+"""Writing of files such that a reader sees the old content or the new, never a part; devices and pipes stay."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -13,17 +14,21 @@ from shardwright.errors import bad
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write `content`, a text as UTF-8, to a temporary file beside `path`, then rename it to `path`.
 
-    The file gets the permissions that `open` would give it, or keeps those it has. Raises SpecError where the folder
-    is missing or cannot be written, or `path` is a folder.
+    The file gets the permissions that `open` would give it, or keeps those it has. A device or a pipe stays what it is
+    and is written to. Raises SpecError where the folder is missing or cannot be written, or `path` is a folder.
     """
+    data = content.encode("utf-8") if isinstance(content, str) else content
     target = path.resolve()
     if target.is_dir():
         raise bad(str(path), "is a folder, not a file", "name a file inside it")
     temporary = ""
     try:
+        if is_stream(path):
+            path.write_bytes(data)
+            return
         descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, _permissions(target))
@@ -34,6 +39,15 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         if temporary:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
+
+
+def is_stream(path: Path) -> bool:
+    """Whether `path` is there and neither a file nor a folder: a device, a pipe or a socket."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def _permissions(target: Path) -> int:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
 from shardwright.cli.output import write
 from shardwright.errors import SpecError
@@ -28,12 +29,12 @@ def draw(
     profile: Profiles = None,
 ) -> None:
     from shardwright.cost.learned import default_efficiency
-    from shardwright.files import write_atomically
     from shardwright.plans.check import check
     from shardwright.plans.document import load_plan
-    from shardwright.reports.svg.timeline import picture
     from shardwright.reports.text.problems import merged
+    from shardwright.reports.svg.timeline import picture
 
+    require_writable(out, [plan, *(profile or ())])
     found = load_plan(plan)
     if problems := check(found):
         raise SpecError(*merged(problems))
@@ -42,7 +43,7 @@ def draw(
     if out is None:
         write(text)
     else:
-        write_atomically(out, text)
+        deliver(text, out)
 
 
 draw.__doc__ = HELP

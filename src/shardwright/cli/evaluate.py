@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,13 +65,18 @@ def evaluate(
     problems = check(mine)
     efficiency = efficiency_of(read_measurements(profile), mine.model, mine.cluster, mine.job)
     try:
-        answer = _answer(mine, problems, notes, efficiency, json=json)
+        with warnings.catch_warnings():
+            if problems:
+                warnings.simplefilter("ignore")
+            answer = _answer(mine, problems, notes, efficiency, json=json)
     except Exception:
         if not problems:
             raise
         # The cost model takes legality for granted: it may fail in any way on a plan that is illegal.
         raise SpecError(*merged(problems)) from None
     write(answer)
+    if problems:
+        raise typer.Exit(2)
 
 
 def _answer(

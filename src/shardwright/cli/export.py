@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.inputs import require_target
 from shardwright.cli.output import write, write_json
 from shardwright.errors import bad, suggestion
@@ -34,17 +35,17 @@ def export(
 ) -> None:
     from shardwright.exporters.megatron.export import to_megatron
     from shardwright.exporters.megatron.launch import launch_script
-    from shardwright.files import write_atomically
     from shardwright.plans.document import load_plan
 
     require_target(to)
+    require_writable(out, [plan], json=json)
     if launcher not in LAUNCHERS:
         raise bad(f"--launcher {launcher}", "is not known", suggestion(launcher, LAUNCHERS))
     found = load_plan(plan)
     exported = to_megatron(found)
     text = launch_script(found, exported, launcher=launcher)  # type: ignore[arg-type]
     if out is not None:
-        write_atomically(out, text)
+        deliver(text, out)
     if json:
         write_json(
             {

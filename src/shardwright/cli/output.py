@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 1.0
 
 def terminal_width() -> int:
     """Return the columns of the terminal, or the usual width where output goes to a file or pipe."""
-    if not sys.stdout.isatty():
+    if sys.stdout is None or not sys.stdout.isatty():
         return USUAL_WIDTH
     return min(max(shutil.get_terminal_size((USUAL_WIDTH, 24)).columns, NARROWEST), WIDEST)
 
@@ -30,6 +30,8 @@ def terminal_width() -> int:
 def write(text: str) -> None:
     """Write a text on standard output, in plainer characters where its encoding lacks some. A reader that has gone
     (`| head`) is no error. Raises SpecError where nothing can be written, as on a full disk."""
+    if sys.stdout is None:  # the shell's `>&-`
+        raise bad("standard output", "is closed", "leave it open, or write to a file with -o")
     text = text.translate(CONTROL)
     if not text.endswith("\n"):
         text += "\n"
@@ -56,7 +58,7 @@ def json_text(document: object) -> str:
     """Return a document as JSON that standard output can encode."""
     text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
     try:
-        text.encode(sys.stdout.encoding or "utf-8")
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
         text = json.dumps(document, indent=1, allow_nan=False)
     return text
@@ -65,7 +67,7 @@ def json_text(document: object) -> str:
 @contextmanager
 def progress(words: str) -> Iterator[None]:
     """Say on a terminal's standard error what is going on, once it has taken a second, and wipe it out at the end."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
     shown = threading.Event()

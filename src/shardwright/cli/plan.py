@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from shardwright.cli import options
+from shardwright.cli.destination import deliver, require_writable, tell
 from shardwright.cli.measurements import Profiles
 from shardwright.cli.output import progress, terminal_width, write, write_json
 
@@ -102,7 +103,7 @@ def plan(
     from shardwright.cli.amounts import dollars, hours
     from shardwright.cli.inputs import part, refuse_unexportable
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
-    from shardwright.plans.document import save
+    from shardwright.plans.document import dumps
     from shardwright.search.planner import plan as search
     from shardwright.search.rules.rules import load_rules
     from shardwright.search.space.axes import parse_pins
@@ -110,6 +111,7 @@ def plan(
     from shardwright.spec.read.cluster import load_cluster
     from shardwright.spec.read.job import make_job
 
+    require_writable(out, [model, cluster, rules, prices, *(profile or ())], json=json)
     measurements = read_measurements(profile)
     precision = measurements.precision(precision)
     found_model = model_of(model, measurements, precision)
@@ -148,7 +150,7 @@ def plan(
     if exportable_to and ranking.plans:
         refuse_unexportable(ranking.best, exportable_to)
     if out is not None and ranking.plans:
-        save(ranking.best, out)
+        deliver(dumps(ranking.best), out)
     if json:
         from shardwright.reports.documents.ranking import ranking_document
 
@@ -159,7 +161,7 @@ def plan(
         if ranking.infeasible:
             write(infeasible_text(ranking, found_model, found_cluster, job, terminal_width()))
         else:
-            write(ranking_text(ranking, terminal_width()))
+            tell(ranking_text(ranking, terminal_width()), beside=out)
     if ranking.infeasible:
         raise typer.Exit(3)
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardwright.cli import options
+from shardwright.cli.destination import deliver, require_writable, tell
 from shardwright.cli.measurements import Profiles
-from shardwright.cli.output import progress, terminal_width, write, write_json
+from shardwright.cli.output import progress, terminal_width, write_json
 from shardwright.errors import bad, suggestion
 
 if TYPE_CHECKING:
@@ -88,14 +89,15 @@ def shop(
 ) -> None:
     from shardwright.cli.amounts import dollars, hours
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
-    from shardwright.plans.document import save
-    from shardwright.reports.documents.shop import shop_document
+    from shardwright.plans.document import dumps
     from shardwright.reports.text.shop import chosen, shop_text
+    from shardwright.reports.documents.shop import shop_document
     from shardwright.search.market.shop import shop as search
     from shardwright.search.space.axes import parse_pins
     from shardwright.spec.cluster import Cluster
     from shardwright.spec.read.job import make_job
 
+    require_writable(out, [model, offers, prices, *(profile or ())], json=json)
     measurements = read_measurements(profile)
     precision = measurements.precision(precision)
     found_model = model_of(model, measurements, precision)
@@ -118,11 +120,11 @@ def shop(
     with progress(f"shopping for {found_model.name}"):
         result = search(found_model, found_offers, job, space=space, fit=fit, mixes=mixes, efficiency=efficiency)
     if out is not None and result.front and not result.infeasible:
-        save(result.front[chosen(result)].plan, out)
+        deliver(dumps(result.front[chosen(result)].plan), out)
     if json:
         write_json(shop_document(result, assumed))
     else:
-        write(shop_text(result, found_model, job, assumed, terminal_width()))
+        tell(shop_text(result, found_model, job, assumed, terminal_width()), beside=out)
     if result.infeasible:
         raise typer.Exit(3)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.output import progress, terminal_width, write, write_json
 from shardwright.errors import bad
 
@@ -49,6 +50,8 @@ def validate(
 ) -> None:
     from shardwright.validation.validate import validate as compare
 
+    require_writable(plot, [runs, failed], json=json, option="--plot")
+    require_writable(markdown, [runs, failed, plot], json=json, option="--markdown")
     with progress("predicting the runs"):
         validation = compare(runs, failed=failed, quality=quality.upper(), kinds=kind or ())
     _write_files(validation, plot, markdown)
@@ -63,15 +66,14 @@ def validate(
 
 
 def _write_files(validation: Validation, plot: Path | None, markdown: Path | None) -> None:
-    from shardwright.files import write_atomically
     from shardwright.reports.pages.accuracy import accuracy_page, accuracy_plot
 
     if plot is not None:
         if not validation.summary.timed:
             raise bad("--plot", "no run has both a predicted and a measured time", "leave --plot out")
-        write_atomically(plot, accuracy_plot(validation))
+        deliver(accuracy_plot(validation), plot)
     if markdown is not None:
-        write_atomically(markdown, accuracy_page(validation, markdown, plot))
+        deliver(accuracy_page(validation, markdown, plot), markdown)
 
 
 validate.__doc__ = HELP

@@ -88,13 +88,17 @@ def read_runs(path: Path) -> tuple[Run, ...]:
 def parse_runs(text: str, place: str) -> tuple[Run, ...]:
     """Return the runs of a CSV text; `place` is named in errors."""
     reader = csv.DictReader(io.StringIO(text, newline=""))
+    try:
+        rows = list(reader)
+    except csv.Error as error:
+        raise bad(f"{place}, line {reader.line_num + 1}", f"not valid CSV: {error}", "mend the line") from None
     have = set(reader.fieldnames or ())
     missing = [name for name in NEEDED if name not in have]
     if missing:
         raise bad(place, f"lacks the columns {', '.join(missing)}", "see docs/how-to-validate.md for the columns")
     if not have & set(MEASURED):
         raise bad(place, "has no measured column", f"give one of {', '.join(MEASURED)}")
-    runs = tuple(_run(row, f"{place}, line {number}", have) for number, row in enumerate(reader, start=2))
+    runs = tuple(_run(row, f"{place}, line {number}", have) for number, row in enumerate(rows, start=2))
     if not runs:
         raise bad(place, "has no rows", "give one run a row")
     return runs

@@ -23,6 +23,7 @@ REFERENCE = re.compile(
 UNRESOLVED = re.compile(r"\$[{A-Za-z_@*0-9]")
 MOST_WORDS = 20_000
 LONGEST_WORD = 100_000
+MOST_CHARACTERS = 4_000_000  # of all words and variables with references put in
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Script:
 
 
 def read_script(text: str, name: str) -> Script:
-    """Return the words of `text` with variables put in. Raises SpecError for quotes that do not close."""
+    """Return the words of `text` with variables put in. Raises SpecError for quotes that do not close, and for text
+    that grows beyond all reason."""
     text = CONTINUATION.sub(" ", COMMENT_LINE.sub("", text))
     lexer = shlex.shlex(SHELL_COMPUTES.sub(COMPUTED, text), posix=True, punctuation_chars="();&|")
     lexer.whitespace_split = True
@@ -44,19 +46,28 @@ def read_script(text: str, name: str) -> Script:
         raise bad(name, f"not readable as shell text: {error}", "close the quotes") from None
     variables: dict[str, tuple[str, ...]] = {}
     words: list[str] = []
-    position = 0
+    position = written = 0
     while position < len(raw):
         assignment = ASSIGNMENT.fullmatch(raw[position])
         if assignment is None:
-            words += expand(raw[position], variables)
+            value = expand(raw[position], variables)
+            words += value
             position += 1
         else:
-            value, position = _assigned(raw, position, assignment["value"], variables)
-            before = variables.get(assignment["name"], ()) if assignment["append"] else ()
-            variables[assignment["name"]] = before + value
-        if len(words) > MOST_WORDS:
-            raise bad(name, f"has more than {MOST_WORDS} words", "is this the right file?")
+            value, position = _assigned(raw, position, assignment["value"], variables, name)
+            value = variables.get(assignment["name"], ()) * bool(assignment["append"]) + value
+            variables[assignment["name"]] = value
+        written += sum(map(len, value))
+        _require_reason(len(words), len(value), written, name)
     return Script(words=tuple(words), variables=tuple(variables.items()))
+
+
+def _require_reason(words: int, assigned: int, characters: int, name: str) -> None:
+    """Raise SpecError for more words and characters than a launch script has, as where each line doubles an array."""
+    if max(words, assigned) > MOST_WORDS:
+        raise bad(name, f"has more than {MOST_WORDS:,} words", "is this the right file?")
+    if characters > MOST_CHARACTERS:
+        raise bad(name, f"expands to more than {MOST_CHARACTERS:,} characters", "is this the right file?")
 
 
 def unresolved(word: str) -> str | None:
@@ -80,8 +91,15 @@ def expand(word: str, variables: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
     if lone is not None:
         value = _value(lone, variables)
         return (word,) if value is None else tuple(part for item in value for part in _split(item))
-    joined = REFERENCE.sub(lambda match: match[0] if (v := _value(match, variables)) is None else " ".join(v), word)
-    return (joined[:LONGEST_WORD],)
+    parts: list[str] = []
+    position = length = 0
+    for match in REFERENCE.finditer(word):
+        value = _value(match, variables)
+        parts += (word[position : match.start()], match[0] if value is None else " ".join(value))
+        position, length = match.end(), length + len(parts[-2]) + len(parts[-1])
+        if length > LONGEST_WORD:
+            break
+    return ("".join([*parts, word[position:]])[:LONGEST_WORD],)
 
 
 def _value(match: re.Match[str], variables: dict[str, tuple[str, ...]]) -> tuple[str, ...] | None:
@@ -101,7 +119,7 @@ def _split(item: str) -> list[str]:
 
 
 def _assigned(
-    raw: list[str], position: int, value: str, variables: dict[str, tuple[str, ...]]
+    raw: list[str], position: int, value: str, variables: dict[str, tuple[str, ...]], name: str
 ) -> tuple[tuple[str, ...], int]:
     """Return the words that an assignment at `position` gives its variable, and the position after it."""
     follower = raw[position + 1] if position + 1 < len(raw) else ""
@@ -109,8 +127,11 @@ def _assigned(
         words = expand(value, variables)
         return words, position + 1
     items: list[str] = []
-    end = position + 2
+    end, written = position + 2, 0
     while end < len(raw) and not raw[end].startswith(")"):
-        items += expand(raw[end], variables)
+        more = expand(raw[end], variables)
+        items += more
+        written += sum(map(len, more))
+        _require_reason(0, len(items), written, name)
         end += 1
     return tuple(items), end + 1
