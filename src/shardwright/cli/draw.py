@@ -31,8 +31,8 @@ def draw(
     from shardwright.cost.learned import default_efficiency
     from shardwright.plans.check import check
     from shardwright.plans.document import load_plan
-    from shardwright.reports.text.problems import merged
     from shardwright.reports.svg.timeline import picture
+    from shardwright.reports.text.problems import merged
 
     require_writable(out, [plan, *(profile or ())])
     found = load_plan(plan)

@@ -90,8 +90,8 @@ def shop(
     from shardwright.cli.amounts import dollars, hours
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
-    from shardwright.reports.text.shop import chosen, shop_text
     from shardwright.reports.documents.shop import shop_document
+    from shardwright.reports.text.shop import chosen, shop_text
     from shardwright.search.market.shop import shop as search
     from shardwright.search.space.axes import parse_pins
     from shardwright.spec.cluster import Cluster
