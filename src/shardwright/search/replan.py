@@ -22,8 +22,9 @@ from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.predict_mixed import predict_mixed
 from shardwright.plans.plan import Plan, Stage
+from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.entry import largest_pools
-from shardwright.search.mixed.field import fields
+from shardwright.search.mixed.heuristics.attempts import drafter
 from shardwright.search.mixed.replanning.quick import Task, quick_plan
 from shardwright.search.mixed.replanning.remaining import remaining
 from shardwright.search.mixed.tables.model_tables import tables
@@ -77,13 +78,13 @@ def replan(
     (table,) = tables(contexts, [setting])
     for context in contexts:
         _keep(context, kept)
-    found_fields = fields([setting], [table], job.global_batch, Space())
-    if not found_fields:
+    made = instances([setting], [table], job.global_batch, Space())
+    if not made:
         return None
     task = Task(
         contexts=tuple(contexts),
         cluster=cluster,
-        field=found_fields[0],
+        by=drafter(made[0]),
         rank_order=previous.rank_order,
         known=_known(contexts),
     )
@@ -103,7 +104,7 @@ def _found(previous: Plan, task: Task) -> tuple[Plan, Mixed] | None:
     before = previous.prediction.iteration_seconds if previous.prediction else 1.0
     ceilings = [times * before * previous.cluster.gpus / task.cluster.gpus for times in ROOM]
     # What was learned under one ceiling may rule out what another allows, so the last tries begin anew.
-    tasks = [task] * len(ceilings) + [replace(task, field=replace(task.field, known={}, slower={})) for _ in ceilings]
+    tasks = [task] * len(ceilings) + [replace(task, by=task.by.anew()) for _ in ceilings]
     tried = (quick_plan(each, ceiling, hints) for each, ceiling in zip(tasks, ceilings * 2, strict=True))
     return next((found for found in tried if found is not None), None)
 

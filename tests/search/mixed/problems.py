@@ -8,8 +8,8 @@ from itertools import combinations
 
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
-from shardwright.search.mixed.branch_and_bound import Found, Problem, search
-from shardwright.search.mixed.effort import Effort
+from shardwright.search.mixed.branch_and_bound.effort import Effort
+from shardwright.search.mixed.branch_and_bound.fastest import Found, Problem, search
 from shardwright.search.mixed.tables.columns import Table
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import Setting, settings, unit_degrees

@@ -16,13 +16,13 @@ from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.predict_mixed import predict_mixed
 from shardwright.plans.plan import Plan
 from shardwright.search.mixed.bounds.compositions import Columns, columns, joined, micro_batches
-from shardwright.search.mixed.branch_and_bound import Problem
+from shardwright.search.mixed.bounds.instance import Instance, instances
+from shardwright.search.mixed.branch_and_bound.fastest import Problem
 from shardwright.search.mixed.dollars.cheapest import Found, search
 from shardwright.search.mixed.dollars.machines import all_boxes, bill_of, boxes
 from shardwright.search.mixed.dollars.money import Start, least_dollars, steady_micro_batches
 from shardwright.search.mixed.dollars.screen import fast_enough, roots
 from shardwright.search.mixed.entry import affordable_value
-from shardwright.search.mixed.field import Field, fields
 from shardwright.search.mixed.tables.region import Region
 from shardwright.spec.cluster import Price
 from shardwright.units import SECONDS_PER_HOUR
@@ -84,7 +84,7 @@ def in_money(problem: Small, longest: float) -> float:
     bill, batch = bill_of(problem.contexts), problem.contexts[0].job.global_batch
     starts = [
         Start(each, region, bill.dollars / np.maximum(each.table.units // bill.machines, 1))
-        for each in fields(problem.settings, problem.tables, batch, problem.space)
+        for each in instances(problem.settings, problem.tables, batch, problem.space)
         for region in roots(each, problem.space)
     ]
     return least_dollars(starts, problem.space, 1e3, longest, 100)
@@ -196,11 +196,11 @@ def test_the_value_of_a_plan_is_that_of_its_machines(seed):
         assert value == pytest.approx(slope * plan.prediction.iteration_seconds, rel=1e-12)
 
 
-def listed(seed: int) -> tuple[Field, Region, Columns]:
+def listed(seed: int) -> tuple[Instance, Region, Columns]:
     """Return the columns of all compositions of two stages or more in a region of a small problem."""
     problem, pick = small(seed), random.Random(seed)
     batch = problem.contexts[0].job.global_batch
-    each = pick.choice(fields(problem.settings, problem.tables, batch, problem.space))
+    each = pick.choice(instances(problem.settings, problem.tables, batch, problem.space))
     (region,) = each.roots(problem.space)
     region = replace(region, most=pick.randint(1, region.most))
     counts = each.compositions(problem.space)

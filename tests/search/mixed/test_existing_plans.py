@@ -12,11 +12,12 @@ from tests.search.mixed.oracle import MODES, cost
 from tests.search.mixed.problems import Small, small
 
 from shardwright.search.mixed.bounds.compositions import after, columns, micro_batches
+from shardwright.search.mixed.bounds.instance import Instance, instances
 from shardwright.search.mixed.drafts.split_times import stages
 from shardwright.search.mixed.drafts.splits import Line
-from shardwright.search.mixed.field import Field, fields
-from shardwright.search.mixed.heuristics.attempts import closing
-from shardwright.search.mixed.master.column_pool import Listing
+from shardwright.search.mixed.heuristics.attempts import drafter, solve_within
+from shardwright.search.mixed.master.answer import Infeasible
+from shardwright.search.mixed.master.column_pool import ColumnPool
 from shardwright.search.mixed.subproblem.exact import impossible
 from shardwright.search.mixed.subproblem.pricing import possible
 from shardwright.search.mixed.tables.region import Region, by_types, sites_of
@@ -31,7 +32,7 @@ class Existing:
     """A plan: its field, the units of each type and micro-batches of each replica, its exact seconds, and the region
     that it is in."""
 
-    each: Field
+    each: Instance
     counts: np.ndarray
     sizes: list[int]
     seconds: float
@@ -41,14 +42,14 @@ class Existing:
 def existing(problem: Small, seed: int, tries: int = 6) -> Iterator[Existing]:
     """Yield random plans of a problem that fit."""
     pick = np.random.default_rng(seed)
-    each = fields(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)[0]
+    each = instances(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)[0]
     for _ in range(tries):
         found = random_plan(problem, each, pick)
         if found is not None:
             yield found
 
 
-def random_plan(problem: Small, each: Field, pick: np.random.Generator) -> Existing | None:
+def random_plan(problem: Small, each: Instance, pick: np.random.Generator) -> Existing | None:
     table = each.table
     left, rows = table.units.copy(), []
     for _ in range(int(pick.integers(1, min(each.total, int(left.sum())) + 1))):
@@ -85,7 +86,7 @@ def random_plan(problem: Small, each: Field, pick: np.random.Generator) -> Exist
     return Existing(each, counts, sizes, seconds * SLACK, region)
 
 
-def random_line(each: Field, counts: np.ndarray, size: int, copies: int, pick: np.random.Generator) -> Line | None:
+def random_line(each: Instance, counts: np.ndarray, size: int, copies: int, pick: np.random.Generator) -> Line | None:
     table, present = each.table, np.flatnonzero(counts)
     kinds = np.concatenate([np.full(counts[kind], kind) for kind in pick.permutation(present)])
     cuts = np.sort(pick.choice(np.arange(1, table.layers), len(kinds) - 1, replace=False))
@@ -138,9 +139,9 @@ def close_no_region(plans: Iterable[Existing]) -> None:
         assert region in by_types(
             each.table, replace(region, used=(), link=np.inf, crossings=0, parted=False), region.gpus
         )
-        listing = Listing(each, region, each.compositions(Space()), 4.0 * plan.seconds)
+        listing = ColumnPool(each, region, each.compositions(Space()), 4.0 * plan.seconds)
         assert listing.reaches_all(plan.seconds)
-        assert closing(each, region, listing, plan.seconds) is not False
+        assert solve_within(drafter(each), region, listing, plan.seconds) != Infeasible()
         assert listing.reaches_all(plan.seconds), "after the splits were looked at"
 
 

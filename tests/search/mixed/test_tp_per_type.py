@@ -20,8 +20,8 @@ from shardwright.cost.context import Context
 from shardwright.plans.check import check
 from shardwright.plans.document import load_plan
 from shardwright.plans.plan import Plan
-from shardwright.search.mixed.branch_and_bound import Found
-from shardwright.search.mixed.degrees import search_degrees
+from shardwright.search.mixed.branch_and_bound.degrees import search_degrees
+from shardwright.search.mixed.branch_and_bound.fastest import Found
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import settings
 from shardwright.search.planner import predict

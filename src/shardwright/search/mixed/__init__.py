@@ -1,10 +1,7 @@
 """The search over clusters of several GPU types: replicas of different depth, types and micro-batch counts.
 
 * `entry`: the search as the planner calls it
-* `branch_and_bound`: the search itself
-* `degrees`: over tensor-parallel degrees
-* `effort`: when it ends, in steps counted
-* `field`: one setting: its tables, bounds and columns
+* `branch_and_bound/`: the search itself
 * `tables/`: the figures it works on
 * `bounds/`: what no composition beats
 * `subproblem/`: what a composition can do

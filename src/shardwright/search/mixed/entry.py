@@ -12,13 +12,13 @@ from shardwright.cost.iteration.lanes import Known, stage_rows
 from shardwright.cost.predict_mixed import predict_mixed
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
-from shardwright.search.mixed.branch_and_bound import Found, Problem
-from shardwright.search.mixed.degrees import search_degrees
+from shardwright.search.mixed.branch_and_bound.degrees import search_degrees
+from shardwright.search.mixed.branch_and_bound.effort import QUICK, effort_for
+from shardwright.search.mixed.branch_and_bound.fastest import Found, Problem
 from shardwright.search.mixed.dollars.cheapest import Found as FoundByMoney
 from shardwright.search.mixed.dollars.cheapest import search as search_by_money
 from shardwright.search.mixed.dollars.machines import bill_of
 from shardwright.search.mixed.drafts.costing import fitting_seconds
-from shardwright.search.mixed.effort import QUICK, effort_for
 from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import not_covered, settings

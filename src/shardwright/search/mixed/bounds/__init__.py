@@ -1,5 +1,6 @@
 """What no composition beats.
 
+* `instance`: one setting on so many units, with its capacities
 * `compositions`: micro-batches in a time, whatever the split
 * `capacity`: layers within a bottleneck time
 * `stage_limits`: layers of one stage

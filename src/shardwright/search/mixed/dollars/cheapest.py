@@ -8,24 +8,24 @@ ruled out together, by the program over compositions (`screen`). On those that a
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from dataclasses import field as dataclass_field
 
 import numpy as np
 
 from shardwright.cost.strategies import Ints
 from shardwright.plans.plan import Plan
-from shardwright.search.mixed.branch_and_bound import Problem
+from shardwright.search.mixed.bounds.instance import instances
+from shardwright.search.mixed.branch_and_bound.effort import NO_PROOF
+from shardwright.search.mixed.branch_and_bound.fastest import Problem
+from shardwright.search.mixed.branch_and_bound.tree import Node, Pruned, Rebounded, Step, Undecided, least_bound
 from shardwright.search.mixed.dollars.decide import decided
 from shardwright.search.mixed.dollars.ledger import Ledger, by_time, offer, quick_seconds, share
 from shardwright.search.mixed.dollars.machines import Bill, Boxes, all_boxes, boxes
 from shardwright.search.mixed.dollars.money import Start, least_dollars
-from shardwright.search.mixed.dollars.screen import groups, least_seconds, on_units, roots, screened
-from shardwright.search.mixed.effort import NO_PROOF
-from shardwright.search.mixed.field import fields
-from shardwright.search.mixed.master.column_pool import Listing
+from shardwright.search.mixed.dollars.screen import groups, least_seconds, roots, screened
+from shardwright.search.mixed.heuristics.attempts import drafter
+from shardwright.search.mixed.master.column_pool import ColumnPool
 
 GUESSES = 6  # machines on which a first plan is looked for
 LIKELY = 1.25  # times the least quick bound: settings of a first guess
@@ -45,15 +45,13 @@ class Found:
     deepest: int
 
 
-@dataclass(order=True, slots=True)
-class _Node:
-    """One box with the programs of settings, by their place, and seconds that no plan in it beats."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One box with the columns of its settings, by their place. `bounded` says whether it has a bound of its own."""
 
-    bound: float
-    order: int
-    box: Boxes = dataclass_field(compare=False)
-    listings: dict[int, tuple[Listing, ...]] = dataclass_field(compare=False)
-    bounded: bool = dataclass_field(compare=False, default=False)
+    box: Boxes
+    pools: dict[int, tuple[ColumnPool, ...]]
+    bounded: bool = False
 
 
 def search(
@@ -67,16 +65,16 @@ def search(
     """Return the best plans that are `allowed`, and the least value that no plan of the space beats; `ceiling` is the
     value to beat. `costed` returns a plan with its prediction, `value` the value of such a plan, None where it does not
     keep the limits."""
-    all_fields = fields(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)
-    per_machine = np.array([each.table.units // bill.machines for each in all_fields]).reshape(-1, len(bill.machines))
-    run = Ledger(problem, bill, allowed, costed, value, ceiling, all_fields, per_machine)
-    bound = _least_value(run, all_boxes(bill)) if all_fields else np.inf
+    found = instances(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)
+    per_machine = np.array([each.table.units // bill.machines for each in found]).reshape(-1, len(bill.machines))
+    run = Ledger(problem, bill, allowed, costed, value, ceiling, [drafter(each) for each in found], per_machine)
+    bound = _least_value(run, all_boxes(bill)) if found else np.inf
     return Found(
         plans=tuple(sorted(run.best.values(), key=lambda item: item[0])),
         bound=min(bound, run.goal),
         candidates=run.candidates,
         costed=run.costed,
-        deepest=max((each.depth for each in all_fields), default=0),
+        deepest=max((each.depth for each in found), default=0),
     )
 
 
@@ -122,7 +120,8 @@ def _guess(run: Ledger, found: Boxes) -> None:
 
 def _made(run: Ledger, found: Boxes, row: int, places: Ints) -> None:
     """Make fast plans on the machines of a box and keep them."""
-    chosen = [on_units(run.fields[place], found.high[row] * run.per_machine[place]) for place in places.tolist()]
+    drafters = ((run.drafters[place].instance, run.per_machine[place]) for place in places.tolist())
+    chosen = [each.on_units(found.high[row] * per_machine) for each, per_machine in drafters]
     chosen = [each for each in chosen if roots(each, run.problem.space)]
     problem = replace(
         run.problem,
@@ -135,67 +134,73 @@ def _made(run: Ledger, found: Boxes, row: int, places: Ints) -> None:
     by_time(run, problem, longest)
 
 
-def _left(run: Ledger, found: Boxes) -> list[_Node]:
+def _left(run: Ledger, found: Boxes) -> list[tuple[float, _Part]]:
     """Return the boxes that may hold a better plan, with the programs of the settings that may have it."""
-    listings: list[dict[int, tuple[Listing, ...]]] = [{} for _ in range(len(found))]
+    pools: list[dict[int, tuple[ColumnPool, ...]]] = [{} for _ in range(len(found))]
     longest, quick = run.seconds(found), quick_seconds(run, found.high)
-    for place in range(len(run.fields)):
+    for place, by in enumerate(run.drafters):
         suited = ((found.high == 0) | (run.per_machine[place] > 0)).all(axis=1)
         rows = np.flatnonzero(suited & (quick[place] < longest))
         if not len(rows):
             continue
         units = found.high[rows] * run.per_machine[place]
-        for group in groups(run.fields[place], run.problem.space, units, longest[rows], share(run, place)):
-            run.candidates += sum(len(each.rest) + len(each.found.counts) for each in group.listings)
+        for group in groups(by.instance, run.problem.space, units, longest[rows], share(run, place)):
+            run.candidates += sum(len(each.rest) + len(each.found.counts) for each in group.pools)
             for row in rows[group.rows[screened(group, units, longest[rows])]].tolist():
-                listings[row][place] = group.listings
-    bounds = np.where([bool(own) for own in listings], found.slope * quick.min(axis=0), np.inf)
+                pools[row][place] = group.pools
+    bounds = np.where([bool(own) for own in pools], found.slope * quick.min(axis=0), np.inf)
     return [
-        _Node(float(bounds[row]), row, found.take(np.array([row])), listings[row])
+        (float(bounds[row]), _Part(found.take(np.array([row])), pools[row]))
         for row in np.flatnonzero(np.isfinite(bounds)).tolist()
     ]
 
 
-def _searched(run: Ledger, heap: list[_Node]) -> float:
+def _searched(run: Ledger, found: list[tuple[float, _Part]]) -> float:
     """Search the boxes, the most promising first. Return what no plan in them beats."""
-    heapq.heapify(heap)
-    bound, programs = np.inf, 0
-    while heap and heap[0].bound < run.goal:
-        if programs >= PROGRAMS * run.problem.effort.regions or run.regions >= run.problem.effort.regions:
-            break
-        node = heapq.heappop(heap)
-        if not node.bounded:
-            programs += len(node.listings)
-            _bound(run, node)
-            if node.listings:
-                heapq.heappush(heap, node)
-            continue
-        seconds = min(_decided(run, node.box, place) for place in node.listings)
-        if seconds < node.box.longest[0]:
-            bound = min(bound, max(node.bound, float(node.box.slope[0]) * seconds))
-    return min([bound, *(node.bound for node in heap)])
+    most, programs = run.problem.effort.regions, 0
+
+    def processed(node: Node[_Part]) -> Step[_Part]:
+        nonlocal programs
+        part = node.part
+        if not part.bounded:
+            programs += len(part.pools)
+            return _bounded(run, node)
+        seconds = min(_decided(run, part.box, place) for place in part.pools)
+        if seconds >= part.box.longest[0]:
+            return Pruned()
+        return Undecided(max(node.bound, float(part.box.slope[0]) * seconds))
+
+    return least_bound(
+        found,
+        processed,
+        cutoff=lambda: run.goal,
+        spent=lambda _: programs >= PROGRAMS * most or run.regions >= most,
+    )
 
 
-def _bound(run: Ledger, node: _Node) -> None:
-    """Give a box its own bound, and leave it the programs of settings that may have a better plan."""
-    high, quick = node.box.high[0], quick_seconds(run, node.box.high)[:, 0]
-    longest = float(run.seconds(node.box)[0])
+def _bounded(run: Ledger, node: Node[_Part]) -> Step[_Part]:
+    """Give a box its own bound, and leave it the columns of settings that may have a better plan."""
+    box = node.part.box
+    high, quick = box.high[0], quick_seconds(run, box.high)[:, 0]
+    longest = float(run.seconds(box)[0])
     seconds = {
         place: least_seconds(own, high * run.per_machine[place], float(quick[place]), longest)
-        for place, own in node.listings.items()
+        for place, own in node.part.pools.items()
         if quick[place] < longest
     }
-    node.listings = {place: node.listings[place] for place, least in seconds.items() if np.isfinite(least)}
-    node.bound = max(node.bound, float(node.box.slope[0]) * min(seconds.values(), default=np.inf))
-    node.bounded = True
+    pools = {place: node.part.pools[place] for place, least in seconds.items() if np.isfinite(least)}
+    if not pools:
+        return Pruned()
+    bound = max(node.bound, float(box.slope[0]) * min(seconds.values()))
+    return Rebounded(bound, _Part(box, pools, bounded=True))
 
 
 def _in_money(run: Ledger, found: Boxes) -> float:
     """Return the dollars that no plan costs less than and keeps the limits, by parts of machines."""
     starts = []
-    for each, per_machine in zip(run.fields, run.per_machine, strict=True):
+    for by, per_machine in zip(run.drafters, run.per_machine, strict=True):
         per_unit = run.bill.dollars / np.maximum(per_machine, 1)
-        starts += [Start(each, region, per_unit) for region in roots(each, run.problem.space)]
+        starts += [Start(by.instance, region, per_unit) for region in roots(by.instance, run.problem.space)]
     longest = min(float(found.longest.max()), run.goal / float(run.bill.dollars.min()))
     return least_dollars(starts, run.problem.space, run.goal, longest, MONEY * run.problem.effort.regions)
 
@@ -204,11 +209,11 @@ def _decided(run: Ledger, box: Boxes, place: int) -> float:
     """Return the seconds that no plan of a setting in a box beats, or those that are too long; keep plans made on the
     way."""
     slope, longest = float(box.slope[0]), float(box.longest[0])
-    each = on_units(run.fields[place], box.high[0] * run.per_machine[place])
+    by = run.drafters[place].on_units(box.high[0] * run.per_machine[place])
     seconds, looked = decided(
-        each,
+        by,
         run.problem.space,
-        roots(each, run.problem.space),
+        roots(by.instance, run.problem.space),
         tuple(np.flatnonzero(box.high[0]).tolist()),
         lambda: min(run.goal / slope, longest),
         run.problem.gap,

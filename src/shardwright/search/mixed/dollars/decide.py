@@ -6,15 +6,15 @@ time that matters, and makes plans only where that does not say no.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
-from dataclasses import field as dataclass_field
+from functools import partial
 
 from shardwright.cost.strategies import Ints
+from shardwright.search.mixed.branch_and_bound.tree import Branched, Node, Pruned, Step, Undecided, least_bound
 from shardwright.search.mixed.drafts.draft import Draft
-from shardwright.search.mixed.field import Field
-from shardwright.search.mixed.heuristics.attempts import attempt, closing
+from shardwright.search.mixed.heuristics.attempts import Drafter, attempt, solve_within
+from shardwright.search.mixed.master.answer import Infeasible, Solved
 from shardwright.search.mixed.master.regions import bounded, parts
 from shardwright.search.mixed.tables.region import Region
 from shardwright.search.space.axes import Space
@@ -22,16 +22,21 @@ from shardwright.search.space.axes import Space
 MOST_REGIONS = 24  # looked at for one setting on the same machines
 
 
-@dataclass(order=True, slots=True)
-class _Node:
-    bound: float
-    order: int
-    region: Region = dataclass_field(compare=False)
-    counts: Ints = dataclass_field(compare=False)
+Part = tuple[Region, Ints]  # with the compositions that it may have
+
+
+@dataclass(slots=True)
+class _Question:
+    by: Drafter
+    used: tuple[int, ...]
+    goal: Callable[[], float]
+    gap: float
+    offer: Callable[[Draft], float]
+    looked: int = 0
 
 
 def decided(
-    each: Field,
+    by: Drafter,
     space: Space,
     roots: list[Region],
     used: tuple[int, ...],
@@ -39,32 +44,35 @@ def decided(
     gap: float,
     offer: Callable[[Draft], float],
 ) -> tuple[float, int]:
-    """Return seconds, `goal` at most, that no plan of a setting on all of the types `used` beats, and how many regions
-    were looked at. Plans that may take less than `goal` are offered, which may lower it; an offer returns the exact
-    seconds."""
-    counts = each.compositions(space)
-    heap = [_Node(each.quickest(root), place, root, counts) for place, root in enumerate(roots)]
-    heapq.heapify(heap)
-    bound, looked, order = goal(), 0, len(heap)
-    while heap and heap[0].bound < goal() and looked < MOST_REGIONS:
-        node = heapq.heappop(heap)
-        looked += 1
-        found = bounded(each, node.region, node.counts, known=node.bound, ceiling=goal(), gap=0.0)
-        if found is None:
-            continue
-        low, listing = found
-        draft = closing(each, node.region, listing, goal())
-        if draft is False:
-            continue
-        if isinstance(draft, Draft):
-            offer(draft)
-        split = [part for part in parts(each, node.region, goal()) if part.used in ((), used)]
-        if not split:
-            attempt(each, node.region, low, listing, offer, goal, gap)
-            bound = min(bound, low)
-            continue
-        rest = listing.counts_within(goal())
-        for part in split:
-            order += 1
-            heapq.heappush(heap, _Node(max(low, each.quickest(part)), order, part, rest))
-    return min([bound, goal(), *(node.bound for node in heap)]), looked
+    """Return seconds, `goal` at most, that no plan of an instance on all of the types `used` beats, and how many
+    regions were looked at. Plans that may take less than `goal` are offered, which may lower it; an offer returns the
+    exact seconds."""
+    counts = by.instance.compositions(space)
+    run = _Question(by, used, goal, gap, offer)
+    bound = least_bound(
+        [(by.instance.quickest(root), (root, counts)) for root in roots],
+        partial(_processed, run),
+        cutoff=goal,
+        spent=lambda processed: processed >= MOST_REGIONS,
+    )
+    return bound, run.looked
+
+
+def _processed(run: _Question, node: Node[Part]) -> Step[Part]:
+    """Bound a region, ask its integer program for a plan within the goal, and branch on its parts."""
+    run.looked += 1
+    (region, counts), instance = node.part, run.by.instance
+    found = bounded(instance, region, counts, known=node.bound, ceiling=run.goal(), gap=0.0)
+    if isinstance(found, Infeasible):
+        return Pruned()
+    answer = solve_within(run.by, region, found.columns, run.goal())
+    if isinstance(answer, Infeasible):
+        return Pruned()
+    if isinstance(answer, Solved):
+        run.offer(answer.solution)
+    split = [part for part in parts(instance, region, run.goal()) if part.used in ((), run.used)]
+    if not split:
+        attempt(run.by, region, found.seconds, found.columns, run.offer, run.goal, run.gap)
+        return Undecided(found.seconds)
+    rest = found.columns.counts_within(run.goal())
+    return Branched([(max(found.seconds, instance.quickest(part)), (part, rest)) for part in split])

@@ -10,19 +10,19 @@ import numpy as np
 
 from shardwright.cost.strategies import Floats, Ints
 from shardwright.plans.plan import Plan
-from shardwright.search.mixed.branch_and_bound import Problem, search
+from shardwright.search.mixed.branch_and_bound.fastest import Problem, search
 from shardwright.search.mixed.dollars.machines import Bill, Boxes
 from shardwright.search.mixed.drafts.costing import under_each_order
 from shardwright.search.mixed.drafts.draft import Draft
-from shardwright.search.mixed.field import Field
+from shardwright.search.mixed.heuristics.attempts import Drafter
 
 KEPT = 3  # of the fastest plans of a search by time
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What is searched for plans of least value, and what has been found of it: the settings, `fields`, with the units
-    of a machine, `per_machine` [S, G]; how a plan is costed and valued; the value to beat, `ceiling`."""
+    """What is searched for plans of least value, and what has been found of it: a drafter for each instance, with the
+    units of a machine, `per_machine` [S, G]; how a plan is costed and valued; the value to beat, `ceiling`."""
 
     problem: Problem
     bill: Bill
@@ -30,7 +30,7 @@ class Ledger:
     costed_plan: Callable[[Plan], Plan]
     value: Callable[[Plan], float | None]
     ceiling: float
-    fields: list[Field]
+    drafters: list[Drafter]
     per_machine: Ints
     best: dict[tuple[object, ...], tuple[float, Plan]] = dataclass_field(default_factory=dict)
     candidates: int = 0
@@ -49,8 +49,9 @@ class Ledger:
 
 def quick_seconds(run: Ledger, machines: Ints) -> Floats:
     """Return seconds that no plan of a setting on so many machines [K, G] beats, [S, K]."""
-    speeds = np.array([each.speeds / np.maximum(each.table.units, 1) for each in run.fields])
-    work = np.array([each.total * each.layers.total for each in run.fields])
+    found = [by.instance for by in run.drafters]
+    speeds = np.array([each.speeds / np.maximum(each.table.units, 1) for each in found])
+    work = np.array([each.total * each.layers.total for each in found])
     with np.errstate(divide="ignore"):
         return np.asarray(work[:, None] / ((run.per_machine * speeds) @ machines.T))
 
@@ -67,7 +68,7 @@ def _money(run: Ledger) -> float:
 def share(run: Ledger, place: int) -> Floats:
     """Return what a second of a unit of each type is of the dollars that there are for one micro-batch, [G]."""
     per_unit = run.bill.dollars / np.maximum(run.per_machine[place], 1)
-    return np.asarray(per_unit * (run.fields[place].total / _money(run)))
+    return np.asarray(per_unit * (run.drafters[place].instance.total / _money(run)))
 
 
 def by_time(run: Ledger, problem: Problem, longest: float) -> float:

@@ -8,17 +8,16 @@ the dollars of plans of all times. It counts parts of replicas and of machines.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field as dataclass_field
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from shardwright.cost.strategies import Floats, Ints
 from shardwright.search.mixed.bounds.compositions import Columns, alone, columns, joined
+from shardwright.search.mixed.bounds.instance import Instance
+from shardwright.search.mixed.branch_and_bound.tree import Branched, Node, Pruned, Step, Undecided, least_bound
 from shardwright.search.mixed.dollars.screen import fast_enough
-from shardwright.search.mixed.field import Field
 from shardwright.search.mixed.master.program import CLOSE
 from shardwright.search.mixed.master.regions import parts
 from shardwright.search.mixed.master.relaxation import relaxation
@@ -32,40 +31,30 @@ MOST_STEPS = 60
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A region of a setting with the dollars for a second of a unit, [G]."""
+    """A region of an instance with the dollars for a second of a unit, [G]."""
 
-    each: Field
+    each: Instance
     region: Region
     per_unit: Floats
-
-
-@dataclass(order=True, slots=True)
-class _Node:
-    bound: float
-    order: int
-    start: Start = dataclass_field(compare=False)
-    region: Region = dataclass_field(compare=False)
 
 
 def least_dollars(starts: Sequence[Start], space: Space, goal: float, longest: float, most_regions: int) -> float:
     """Return dollars, `goal` at most, that no plan of the regions costs less than and takes `longest` seconds or
     less."""
-    heap = [_Node(_quick(start), place, start, start.region) for place, start in enumerate(starts)]
-    heapq.heapify(heap)
-    bound, looked, order = goal, 0, len(heap)
-    while heap and heap[0].bound < goal and looked < most_regions:
-        node = heapq.heappop(heap)
-        each, looked = node.start.each, looked + 1
-        dollars = _least_of(node, space, goal, longest)
+
+    def processed(node: Node[Start]) -> Step[Start]:
+        start, dollars = node.part, _least_of(node, space, goal, longest)
         if dollars >= goal:
-            continue
-        split = parts(each, node.region, longest)
-        if not split:
-            bound = min(bound, dollars)
-        for region in split:
-            order += 1
-            heapq.heappush(heap, _Node(dollars, order, node.start, region))
-    return min([bound, *(node.bound for node in heap)])
+            return Pruned()
+        split = parts(start.each, start.region, longest)
+        return Branched([(dollars, replace(start, region=part)) for part in split]) if split else Undecided(dollars)
+
+    return least_bound(
+        [(_quick(start), start) for start in starts],
+        processed,
+        cutoff=lambda: goal,
+        spent=lambda processed: processed >= most_regions,
+    )
 
 
 def _quick(start: Start) -> float:
@@ -75,9 +64,9 @@ def _quick(start: Start) -> float:
     return each.total * each.layers.total * float((start.per_unit[there] / speeds).min())
 
 
-def _least_of(node: _Node, space: Space, goal: float, seconds: float) -> float:
+def _least_of(node: Node[Start], space: Space, goal: float, seconds: float) -> float:
     """Return the dollars that no plan of a region costs less than."""
-    each, region, per_unit = node.start.each, node.region, node.start.per_unit
+    each, region, per_unit = node.part.each, node.part.region, node.part.per_unit
     rest = each.compositions(space)
     rest = rest[usable(each.table, rest, region)]
     found = _listed(each, region, alone(each.table, each.layers, region), rest[each.samples(rest)])
@@ -85,12 +74,10 @@ def _least_of(node: _Node, space: Space, goal: float, seconds: float) -> float:
     units = np.append(each.table.units, region.most).astype(np.float64)
     dollars = node.bound
     for _ in range(MOST_STEPS):
-        prices = np.zeros(len(units) + 1)
-        if len(found.counts):
-            rows = np.column_stack([found.counts, np.ones(len(found.counts)), found.counts @ per_unit])
-            program = relaxation(rows, np.append(units, dollars / seconds))
-            prices = program.prices(steady_micro_batches(found, seconds, each.total))
-        reached = float(prices @ np.append(units, dollars / seconds))
+        rows = np.column_stack([found.counts, np.ones(len(found.counts)), found.counts @ per_unit])
+        program = relaxation(rows, np.append(units, dollars / seconds))
+        relaxed = program.optimum(steady_micro_batches(found, seconds, each.total))
+        reached, prices = relaxed.value, relaxed.prices
         if reached >= each.total - CLOSE:
             break
         cost = rest @ prices[:-2] + prices[-2] + (rest @ per_unit) * prices[-1]
@@ -110,7 +97,7 @@ def _least_of(node: _Node, space: Space, goal: float, seconds: float) -> float:
     return dollars
 
 
-def _listed(each: Field, region: Region, found: Columns, counts: Ints) -> Columns:
+def _listed(each: Instance, region: Region, found: Columns, counts: Ints) -> Columns:
     """Return columns with those of more compositions: with as many micro-batches as stages or more, and with fewer."""
     table, layers = each.table, each.layers
     more = [

@@ -14,9 +14,9 @@ import numpy as np
 
 from shardwright.cost.strategies import Bools, Floats, Ints
 from shardwright.search.mixed.bounds.compositions import alone
-from shardwright.search.mixed.field import Field
-from shardwright.search.mixed.master.column_pool import Listing
-from shardwright.search.mixed.master.program import CLOSE, program
+from shardwright.search.mixed.bounds.instance import Instance
+from shardwright.search.mixed.master.column_pool import ColumnPool
+from shardwright.search.mixed.master.program import CLOSE, master_problem
 from shardwright.search.mixed.master.regions import shortest
 from shardwright.search.mixed.subproblem.pricing import possible
 from shardwright.search.mixed.tables.region import Region, usable
@@ -28,13 +28,13 @@ class Group:
     """Numbers of units of like size and of the same types: the rows of them, and the programs of their regions."""
 
     rows: Ints
-    listings: tuple[Listing, ...]
+    pools: tuple[ColumnPool, ...]
 
 
-def groups(each: Field, space: Space, units: Ints, longest: Floats, share: Floats) -> Iterator[Group]:
+def groups(each: Instance, space: Space, units: Ints, longest: Floats, share: Floats) -> Iterator[Group]:
     """Yield groups that together hold every row of `units` [K, G] that may finish an iteration of a setting within
     `longest` [K] seconds. `share` [G] is what a second of a unit is of the money for one micro-batch."""
-    whole = on_units(each, units.max(axis=0))
+    whole = each.on_units(units.max(axis=0))
     if not any(_affordable(whole, space, root, share, float(longest.max())) for root in roots(whole, space)):
         return
     keys = [(tuple(np.flatnonzero(row).tolist()), int(row.sum()).bit_length()) for row in units]
@@ -42,36 +42,30 @@ def groups(each: Field, space: Space, units: Ints, longest: Floats, share: Float
         rows = np.array([place for place, other in enumerate(keys) if other == key])
         if not key[0]:
             continue
-        own = on_units(each, units[rows].max(axis=0))
+        own = each.on_units(units[rows].max(axis=0))
         end = float(longest[rows].max())
         regions = [replace(root, used=key[0]) for root in roots(own, space)]
         found = tuple(
-            _listing(own, space, region, end) for region in regions if _affordable(own, space, region, share, end)
+            _pool(own, space, region, end) for region in regions if _affordable(own, space, region, share, end)
         )
         if found:
             yield Group(rows, found)
 
 
-def on_units(each: Field, units: Ints) -> Field:
-    """Return a setting on so many units of each type [G]."""
-    speeds = each.speeds / np.maximum(each.table.units, 1) * units
-    return replace(each, table=replace(each.table, units=units), speeds=speeds, known={}, slower={})
-
-
 def screened(group: Group, units: Ints, longest: Floats) -> Bools:
     """Return which rows of a group may finish an iteration in time. `units` [K, G] and `longest` [K] are those of all
     rows."""
-    found = [_screened(each, units[group.rows], longest[group.rows]) for each in group.listings]
+    found = [_screened(each, units[group.rows], longest[group.rows]) for each in group.pools]
     return np.asarray(np.any(found, axis=0))
 
 
-def least_seconds(listings: tuple[Listing, ...], units: Ints, low: float, high: float) -> float:
+def least_seconds(pools: tuple[ColumnPool, ...], units: Ints, low: float, high: float) -> float:
     """Return the seconds from `low` to `high` that no plan on `units` [G] beats, infinite where that is more. The
-    listings may be of more units."""
-    return min(_least_seconds(listing, units, low, high) for listing in listings)
+    pools may be of more units."""
+    return min(_least_seconds(pool, units, low, high) for pool in pools)
 
 
-def roots(each: Field, space: Space) -> list[Region]:
+def roots(each: Instance, space: Space) -> list[Region]:
     """Return the regions to start from, with no more replicas than fit into memory."""
     if not each.table.units.any():
         return []
@@ -79,7 +73,7 @@ def roots(each: Field, space: Space) -> list[Region]:
     return [root for root in found if root.fewest <= root.most]
 
 
-def _affordable(each: Field, space: Space, region: Region, share: Floats, longest: float) -> bool:
+def _affordable(each: Instance, space: Space, region: Region, share: Floats, longest: float) -> bool:
     """Return whether there is money for some composition of a region, for as many micro-batches as it has the time for.
     Money for a plan is money for one of its compositions."""
     single = alone(each.table, each.layers, region)
@@ -91,7 +85,7 @@ def _affordable(each: Field, space: Space, region: Region, share: Floats, longes
     return bool(len(fast_enough(each, region, counts, pace, longest)))
 
 
-def fast_enough(each: Field, region: Region, counts: Ints, pace: Floats, longest: float) -> Ints:
+def fast_enough(each: Instance, region: Region, counts: Ints, pace: Floats, longest: float) -> Ints:
     """Return the compositions (rows of `counts` [N, G], of two stages or more) that may finish some micro-batches in
     `pace` [N] seconds each and `longest` together. By the bounds, the more there are the fewer seconds each takes,
     among numbers up to that of the stages and among those beyond: so the most that fit at the pace tell, or one more
@@ -115,16 +109,16 @@ def fast_enough(each: Field, region: Region, counts: Ints, pace: Floats, longest
     return np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
 
 
-def _usable(each: Field, space: Space, region: Region) -> Ints:
+def _usable(each: Instance, space: Space, region: Region) -> Ints:
     counts = each.compositions(space)
     return counts[usable(each.table, counts, region)]
 
 
-def _listing(each: Field, space: Space, region: Region, longest: float) -> Listing:
-    return Listing(each, region, _usable(each, space, region), longest)
+def _pool(each: Instance, space: Space, region: Region, longest: float) -> ColumnPool:
+    return ColumnPool(each, region, _usable(each, space, region), longest)
 
 
-def most_replicas(each: Field, most: int) -> int:
+def most_replicas(each: Instance, most: int) -> int:
     """Return how many replicas fit into the memory of all units, at most: each holds all parameters, and all share out
     the state of the optimizer."""
     table, layers = each.table, each.layers
@@ -136,33 +130,33 @@ def most_replicas(each: Field, most: int) -> int:
     return most if most * each_keeps <= beside else int(beside / each_keeps + CLOSE)
 
 
-def _screened(listing: Listing, units: Ints, longest: Floats) -> Bools:
+def _screened(pool: ColumnPool, units: Ints, longest: Floats) -> Bools:
     may, left = np.zeros(len(units), dtype=bool), np.ones(len(units), dtype=bool)
     while left.any():
         row = int(np.where(left, longest, -1.0).argmax())
         left[row] = False
-        _set_units(listing, units[row])
-        may[row] = listing.reaches_all(float(longest[row]))
+        _set_units(pool, units[row])
+        relaxed = pool.generated(float(longest[row]))
+        may[row] = pool.suffices(relaxed)
         if not may[row]:
-            prices = listing.program.relaxed.last
-            left &= (longest > longest[row]) | (_value(listing, units, prices) >= listing.total - CLOSE)
+            left &= (longest > longest[row]) | (_value(pool, units, relaxed.prices) >= pool.total - CLOSE)
     return may
 
 
-def _value(listing: Listing, units: Ints, prices: Floats) -> Floats:
+def _value(pool: ColumnPool, units: Ints, prices: Floats) -> Floats:
     """Return the most micro-batches at `prices` on each row of units, [K]."""
-    return np.asarray(units @ prices[:-1] + listing.region.most * prices[-1])
+    return np.asarray(units @ prices[:-1] + pool.region.most * prices[-1])
 
 
-def _least_seconds(listing: Listing, units: Ints, low: float, high: float) -> float:
-    _set_units(listing, units)
-    if not listing.reaches_all(high):
+def _least_seconds(pool: ColumnPool, units: Ints, low: float, high: float) -> float:
+    _set_units(pool, units)
+    if not pool.reaches_all(high):
         return np.inf
     while True:
-        seconds, high = shortest(listing.limit, listing.total, low, high)
-        if seconds <= low or not listing.extend(seconds):
+        seconds, high = shortest(pool.limit, pool.total, low, high)
+        if seconds <= low or not pool.extend(seconds, pool.relaxed(seconds).prices):
             return seconds
 
 
-def _set_units(listing: Listing, units: Ints) -> None:
-    listing.program = program(listing.found.counts, units, listing.region.fewest, listing.region.most)
+def _set_units(pool: ColumnPool, units: Ints) -> None:
+    pool.program = master_problem(pool.found.counts, units, pool.region.fewest, pool.region.most)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from shardwright.cost.strategies import Floats, Ints
 from shardwright.search.mixed.bounds.compositions import Columns, micro_batches
+from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.drafts.draft import Draft
-from shardwright.search.mixed.field import Field
-from shardwright.search.mixed.master.column_pool import Listing
-from shardwright.search.mixed.master.program import CLOSE, Choice
+from shardwright.search.mixed.drafts.realise import Workshop
+from shardwright.search.mixed.master.answer import Infeasible, Open, Solved
+from shardwright.search.mixed.master.column_pool import ColumnPool
+from shardwright.search.mixed.master.program import CLOSE, Selection
 from shardwright.search.mixed.master.regions import PRECISION, shortest
 from shardwright.search.mixed.tables.region import Region, asked_for
 
@@ -23,11 +26,34 @@ TIGHTENED, SOLVED = 20, 3  # times that the relaxation and the program are solve
 WIDEST = 1.6  # times of the bound, at which compositions are taken that plans are made of
 
 
+@dataclass(slots=True)
+class Drafter:
+    """Makes drafts of an instance in its workshop; `slower` is by how much compositions turned out slower than their
+    bound, by region."""
+
+    instance: Instance
+    workshop: Workshop
+    slower: dict[tuple[tuple[int, ...], Region], float] = field(default_factory=dict)
+
+    def on_units(self, units: Ints) -> Drafter:
+        """Return one for the instance on so many units of each type [G], in the same workshop."""
+        return Drafter(self.instance.on_units(units), self.workshop)
+
+    def anew(self) -> Drafter:
+        """Return one that has learned nothing yet, in the same workshop."""
+        return Drafter(replace(self.instance, known={}), self.workshop)
+
+
+def drafter(instance: Instance) -> Drafter:
+    """Return a drafter that has not made anything yet."""
+    return Drafter(instance, Workshop(instance.setting, instance.table, instance.layers, instance.modes))
+
+
 def attempt(
-    each: Field,
+    by: Drafter,
     region: Region,
     low: float,
-    of: Listing,
+    of: ColumnPool,
     offer: Callable[[Draft], float],
     ceiling: Callable[[], float],
     gap: float,
@@ -36,6 +62,7 @@ def attempt(
 
     Compositions that turned out slower than their bound count as that much slower when the program is solved again, so
     that the next solution is of others, or right about these."""
+    each = by.instance
     top = min(ceiling(), WIDEST * low)
     if of.limit(top) < each.total - CLOSE:
         top = ceiling()
@@ -45,10 +72,10 @@ def attempt(
     for _ in range(ROUNDS):
         if idle == IDLE:
             return
-        slower = _slowness(each, region, found)
+        slower = _slowness(by, region, found)
 
         def reached(seconds: float, slower: Floats = slower) -> float:
-            return part.limit(micro_batches(found, seconds / slower))[0]
+            return part.relaxed(micro_batches(found, seconds / slower)).value
 
         end = min(top, ceiling())
         if reached(end) < each.total - CLOSE:
@@ -58,39 +85,44 @@ def attempt(
         choice = part.dive(micro_batches(found, at), each.total)
         if not len(choice.chosen):
             return
-        draft = _draft(each, region, found, choice, micro_batches(found, at), at)
+        draft = _draft(by, region, found, choice, micro_batches(found, at), at)
         idle += 1
         if draft is not None:
             idle = 0 if draft.seconds < ceiling() else idle
             surprise = offer(draft) / max(line.seconds + line.after for line, _, _ in draft.replicas)
             for row in choice.chosen:
-                each.slower[tuple(found.counts[row].tolist()), region] *= max(surprise, 1.0)
+                by.slower[tuple(found.counts[row].tolist()), region] *= max(surprise, 1.0)
 
 
-def closing(each: Field, region: Region, of: Listing, goal: float) -> Draft | bool | None:
-    """Return the plan that the integer program makes of a region within `goal` seconds, None if that fits nowhere, and
-    False if there is no solution. The compositions of solutions are looked at split by split before they count."""
+def solve_within(by: Drafter, region: Region, of: ColumnPool, goal: float) -> Solved[Draft] | Infeasible | Open:
+    """Return the plan that the integer program makes of a region within `goal` seconds. The compositions of solutions
+    are looked at split by split before they count."""
+    each = by.instance
     for _ in range(TIGHTENED):
-        if not of.reaches_all(goal):
-            return False
-        if not of.tighten(sorted(of.program.relaxed.amounts()), goal):
+        relaxed = of.generated(goal)
+        if not of.suffices(relaxed):
+            return Infeasible()
+        if not of.tighten(sorted(relaxed.amounts), goal):
             break
     for _ in range(SOLVED):
-        of.reaches_all(goal)
+        of.generated(goal)
         complete = of.widen(goal, SOME)
         sizes = of.sizes(goal)
-        choice = of.program.solve(sizes, each.total, asked_for(each.table, of.found.counts, region))
-        if choice.bound < each.total - CLOSE:
-            return False if complete else None
-        if not of.tighten(choice.chosen.tolist(), goal):
-            return _draft(each, region, of.found, choice, sizes, np.full(len(of.found.counts), goal))
-    return None
+        answer = of.program.solve(sizes, each.total, asked_for(each.table, of.found.counts, region))
+        if isinstance(answer, Open) or (isinstance(answer, Infeasible) and not complete):
+            return Open()
+        if isinstance(answer, Infeasible):
+            return answer
+        if not of.tighten(answer.solution.chosen.tolist(), goal):
+            draft = _draft(by, region, of.found, answer.solution, sizes, np.full(len(of.found.counts), goal))
+            return Open() if draft is None else Solved(draft)
+    return Open()
 
 
-def _slowness(each: Field, region: Region, found: Columns) -> Floats:
+def _slowness(by: Drafter, region: Region, found: Columns) -> Floats:
     """Return how much slower than their bound compositions turned out, [N]; those not tried yet as much as half of the
     others did."""
-    known = {counts: ratio for (counts, where), ratio in each.slower.items() if where == region}
+    known = {counts: ratio for (counts, where), ratio in by.slower.items() if where == region}
     tried = [ratio for ratio in known.values() if np.isfinite(ratio)]
     slower = np.full(len(found.counts), float(np.median(tried)) if len(tried) >= ENOUGH else 1.0)
     for counts, ratio in known.items():
@@ -98,7 +130,9 @@ def _slowness(each: Field, region: Region, found: Columns) -> Floats:
     return slower
 
 
-def _draft(each: Field, region: Region, found: Columns, choice: Choice, sizes: Ints, seconds: Floats) -> Draft | None:
+def _draft(
+    by: Drafter, region: Region, found: Columns, choice: Selection, sizes: Ints, seconds: Floats
+) -> Draft | None:
     """Return the plan of a solution, if there is one, and remember how slow its compositions are."""
     if not len(choice.chosen):
         return None
@@ -107,8 +141,8 @@ def _draft(each: Field, region: Region, found: Columns, choice: Choice, sizes: I
         (tuple(found.counts[row].tolist()), int(number), int(size))
         for row, number, size in zip(choice.chosen, choice.copies, sizes, strict=True)
     ]
-    made = each.workshop.lines_of(chosen, each.total)
+    made = by.workshop.lines_of(chosen, by.instance.total)
     for row, (counts, _, _), line in zip(choice.chosen, chosen, made, strict=True):
         took = np.inf if line is None else line.seconds + line.after
-        each.slower[counts, region] = max(took / float(seconds[row]), 1.0)
-    return each.workshop.draft(chosen, each.total)
+        by.slower[counts, region] = max(took / float(seconds[row]), 1.0)
+    return by.workshop.draft(chosen, by.instance.total)

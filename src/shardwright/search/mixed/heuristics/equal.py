@@ -9,17 +9,17 @@ import numpy as np
 from shardwright.cost.strategies import Floats
 from shardwright.search.mixed.bounds.compositions import Columns, columns, micro_batches
 from shardwright.search.mixed.drafts.draft import Draft
-from shardwright.search.mixed.field import Field
+from shardwright.search.mixed.heuristics.attempts import Drafter
 from shardwright.search.mixed.tables.region import Region
 
 BEST = 3  # numbers of replicas that are made into plans
 STEPS = 20  # of the bisection for how long one takes
 
 
-def equal_replicas(each: Field, region: Region, ceiling: float, offer: Callable[[Draft], float]) -> None:
+def equal_replicas(by: Drafter, region: Region, ceiling: float, offer: Callable[[Draft], float]) -> None:
     """Offer plans of a region with equal replicas on the units of a setting; what cannot be shared out stays idle:
     of all numbers of replicas those that take least by their bound, and less than `ceiling` seconds."""
-    units = each.table.units
+    each, units = by.instance, by.instance.table.units
     numbers = np.arange(region.fewest, min(region.most, int(units.max()), each.total) + 1)
     rows = units // numbers[:, None]
     rows = rows[(rows.sum(axis=1) > 1) & (rows.sum(axis=1) <= each.depth)]
@@ -34,7 +34,7 @@ def equal_replicas(each: Field, region: Region, ceiling: float, offer: Callable[
         if seconds[row] < ceiling:
             number = int(copies[row])
             chosen = [(tuple(found.counts[row].tolist()), number, max(each.total // number, 1))]
-            draft = each.workshop.draft(chosen, each.total)
+            draft = by.workshop.draft(chosen, each.total)
             if draft is not None:
                 offer(draft)
 

@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.cost.strategies import Bools, Ints
+from shardwright.cost.strategies import Bools, Floats, Ints
 from shardwright.search.mixed.bounds.compositions import Columns, alone, columns, joined, micro_batches
-from shardwright.search.mixed.field import Field
-from shardwright.search.mixed.master.program import CLOSE, Program, program
+from shardwright.search.mixed.bounds.instance import Instance
+from shardwright.search.mixed.master.program import CLOSE, MasterProblem, master_problem
+from shardwright.search.mixed.master.relaxation import Relaxed
 from shardwright.search.mixed.subproblem.exact import impossible
 from shardwright.search.mixed.subproblem.pricing import needed, possible
 from shardwright.search.mixed.tables.region import Region
@@ -22,7 +23,7 @@ FIRST = 200  # compositions that are all listed at first; of more, samples
 MORE = 120  # listed at a time
 
 
-class Listing:
+class ColumnPool:
     """The compositions `found` of a region that are listed, their program, and those that are not, `rest` [N, G].
 
     Where micro-batches in flight limit a stage, a composition with fewer micro-batches than stages can hold more: it
@@ -30,7 +31,7 @@ class Listing:
     `ordered`, compositions are bounded by each order of their types where there are few.
     """
 
-    def __init__(self, each: Field, region: Region, counts: Ints, longest: float, *, ordered: bool = True) -> None:
+    def __init__(self, each: Instance, region: Region, counts: Ints, longest: float, *, ordered: bool = True) -> None:
         self.each, self.region, self.longest = each, region, longest
         self.ordered = ordered
         self.found = alone(each.table, each.layers, region)
@@ -38,7 +39,7 @@ class Listing:
         self.narrow = counts[:0]
         self.possible: dict[tuple[int, int], float] = {}  # rows and micro-batches for which some split may do
         self.too_many: list[tuple[float, int, int]] = []  # seconds, row and micro-batches for which no split does
-        self.program: Program = program(self.found.counts, each.table.units, region.fewest, region.most)
+        self.program = master_problem(self.found.counts, each.table.units, region.fewest, region.most)
         self.capacity = each.capacity(region, longest, few=False)
         if len(counts):
             self._list(each.samples(self.rest) if len(counts) > FIRST else np.ones(len(counts), dtype=bool))
@@ -58,30 +59,43 @@ class Listing:
 
     def limit(self, seconds: float) -> float:
         """Return the most micro-batches that the listed compositions finish, in whatever part of a replica."""
-        return self.program.limit(self.sizes(seconds))[0]
+        return self.relaxed(seconds).value
+
+    def relaxed(self, seconds: float) -> Relaxed:
+        """Return the optimum of the relaxation over the listed compositions within `seconds`."""
+        return self.program.relaxed(self.sizes(seconds))
+
+    def generated(self, seconds: float) -> Relaxed:
+        """Generate columns until those listed finish all micro-batches within `seconds`, or until no composition could
+        raise the optimum. Return the optimum, in that case the one over all compositions."""
+        while True:
+            relaxed = self.relaxed(seconds)
+            if self.suffices(relaxed) or not self.extend(seconds, relaxed.prices):
+                return relaxed
+
+    def suffices(self, relaxed: Relaxed) -> bool:
+        """Return whether an optimum finishes all micro-batches."""
+        return relaxed.value >= self.total - CLOSE
 
     def reaches_all(self, seconds: float) -> bool:
         """Return whether all micro-batches may be finished within `seconds`; where not, that is proven."""
-        while self.limit(seconds) < self.total - CLOSE:
-            if not self.extend(seconds):
-                return False
-        return True
+        return self.suffices(self.generated(seconds))
 
-    def extend(self, seconds: float) -> bool:
-        """List compositions that could raise the limit. Return whether there are any: if not, the limit is that of all
-        compositions."""
-        self.limit(seconds)
-        return self._list_narrow(0.0) | self._list_some(self._in_solutions(seconds, 0.0))
+    def extend(self, seconds: float, prices: Floats) -> bool:
+        """List compositions that could raise the optimum within `seconds`, which has the `prices`. Return whether there
+        are any: if not, it is that of all compositions."""
+        return self._list_narrow(prices, 0.0) | self._list_some(self._in_solutions(seconds, prices, 0.0), prices)
 
     def widen(self, seconds: float, most: int) -> bool:
         """List the compositions that can be in a solution within `seconds`, at most the `most` promising. Return
         whether these are all."""
-        slack = max(self.limit(seconds) - self.total, 0.0)
-        chosen = self._in_solutions(seconds, slack)
-        self._list_narrow(slack)
+        relaxed = self.relaxed(seconds)
+        slack = max(relaxed.value - self.total, 0.0)
+        chosen = self._in_solutions(seconds, relaxed.prices, slack)
+        self._list_narrow(relaxed.prices, slack)
         complete = bool(chosen.sum() <= most)
-        self._list_some(chosen, most)
-        self._list_narrow(slack)
+        self._list_some(chosen, relaxed.prices, most)
+        self._list_narrow(relaxed.prices, slack)
         return complete
 
     def tighten(self, rows: Iterable[int], seconds: float) -> bool:
@@ -100,25 +114,25 @@ class Listing:
                     self.possible[row, size] = seconds
         return lowered
 
-    def within(self, seconds: float) -> tuple[Columns, Program]:
+    def within(self, seconds: float) -> tuple[Columns, MasterProblem]:
         """Return the listed compositions that can be in a solution within `seconds`, with their program."""
-        value, lost = self.program.limit(self.sizes(seconds))
-        found = self.found.take(np.flatnonzero(lost <= value - self.total + CLOSE))
-        return found, program(found.counts, self.each.table.units, self.region.fewest, self.region.most)
+        relaxed = self.relaxed(seconds)
+        found = self.found.take(np.flatnonzero(relaxed.reduced_costs <= relaxed.value - self.total + CLOSE))
+        return found, master_problem(found.counts, self.each.table.units, self.region.fewest, self.region.most)
 
     def counts_within(self, seconds: float) -> Ints:
         """Return the compositions of two stages or more, listed or not, that can be in a solution, [N, G]."""
-        value, lost = self.program.limit(self.sizes(seconds))
-        slack = max(value - self.total, 0.0)
-        kept = self.found.counts[(lost <= slack + CLOSE) & (self.found.stages > 1)]
-        again = self.narrow[needed(self.narrow, self.program.relaxed.last, slack) < self.narrow.sum(axis=1)]
-        rest = self.rest[self._in_solutions(seconds, slack)]
+        relaxed = self.relaxed(seconds)
+        slack = max(relaxed.value - self.total, 0.0)
+        kept = self.found.counts[(relaxed.reduced_costs <= slack + CLOSE) & (self.found.stages > 1)]
+        again = self.narrow[needed(self.narrow, relaxed.prices, slack) < self.narrow.sum(axis=1)]
+        rest = self.rest[self._in_solutions(seconds, relaxed.prices, slack)]
         return np.unique(np.concatenate([kept, again, rest]), axis=0)
 
-    def _in_solutions(self, seconds: float, slack: float) -> Bools:
-        """Return which of the rest can be in a solution at the prices of the last limit."""
+    def _in_solutions(self, seconds: float, prices: Floats, slack: float) -> Bools:
+        """Return which of the rest can be in a solution within `seconds` at `prices`."""
         each, chosen = self.each, np.zeros(len(self.rest), dtype=bool)
-        least = needed(self.rest, self.program.relaxed.last, slack)
+        least = needed(self.rest, prices, slack)
         few = least <= self.rest.sum(axis=1)
         for rows in (np.flatnonzero(few & (least <= self.total)), np.flatnonzero(~few & (least <= self.total))):
             if len(rows):
@@ -127,12 +141,12 @@ class Listing:
                 chosen[rows[possible(each.table, each.layers, table, counts, self.region, wanted, seconds)]] = True
         return chosen
 
-    def _list_some(self, chosen: Bools, most: int = MORE) -> bool:
-        """List some of the compositions chosen, those that cost least for their speed. Return whether there are any."""
+    def _list_some(self, chosen: Bools, prices: Floats, most: int = MORE) -> bool:
+        """List some of the compositions chosen, those that cost least for their speed at `prices`. Return whether there
+        are any."""
         rows = np.flatnonzero(chosen)
         if len(rows) > most:
             speed = self.rest[rows] @ (1.0 / self.each.layers.seconds)
-            prices = self.program.relaxed.last
             cost = self.rest[rows] @ prices[:-1] + prices[-1] + self.rest[rows].sum(axis=1)
             chosen = np.zeros_like(chosen)
             chosen[rows[np.argsort(cost / speed, kind="stable")[:most]]] = True
@@ -149,9 +163,9 @@ class Listing:
         if not steady:
             self.narrow = np.concatenate([self.narrow, counts])
 
-    def _list_narrow(self, slack: float) -> bool:
-        """List second rows that the prices of the last limit ask for. Return whether there are any."""
-        asked = needed(self.narrow, self.program.relaxed.last, slack) < self.narrow.sum(axis=1)
+    def _list_narrow(self, prices: Floats, slack: float) -> bool:
+        """List second rows that `prices` ask for. Return whether there are any."""
+        asked = needed(self.narrow, prices, slack) < self.narrow.sum(axis=1)
         if not asked.any():
             return False
         each, counts = self.each, self.narrow[asked]

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.strategies import Bools, Floats, Ints
-from shardwright.search.mixed.master.relaxation import Relaxation, relaxation
+from shardwright.cost.strategies import Bools, Ints
+from shardwright.search.mixed.master.answer import Infeasible, Open, Solved
+from shardwright.search.mixed.master.relaxation import Relaxation, Relaxed, relaxation
 
 MOST_INTEGER = 150  # columns of an integer program; of more, the best by reduced cost, which proves nothing
 NODES = 30
@@ -21,43 +22,37 @@ CLOSE = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """A solution: columns, how many of each, and the micro-batches they finish; `bound` is what none exceeds."""
+class Selection:
+    """A solution: columns, how many `copies` of each, and the micro-batches that they finish, `reached`."""
 
-    bound: float
     chosen: Ints
     copies: Ints
     reached: int
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class MasterProblem:
     """The program of compositions [N, G] with `units` [G] and from `fewest` to `most` replicas."""
 
     counts: Ints
     units: Ints
     fewest: int
     most: int
-    relaxed: Relaxation
+    relaxation: Relaxation
 
-    def widened(self, counts: Ints) -> Program:
+    def widened(self, counts: Ints) -> MasterProblem:
         """Return the program of `counts`, which begin with those of this one."""
-        return Program(counts, self.units, self.fewest, self.most, self.relaxed.widened(_rows(counts)))
+        return MasterProblem(counts, self.units, self.fewest, self.most, self.relaxation.widened(_rows(counts)))
 
-    def limit(self, micro_batches: Ints) -> tuple[float, Floats]:
-        """Return the most that the relaxation finishes where a composition finishes `micro_batches` [N], and the
-        reduced costs [N]."""
-        if not len(self.counts):
-            return 0.0, np.zeros(0)
-        value = micro_batches.astype(np.float64)
-        prices = self.relaxed.prices(value)
-        return float(prices @ self.relaxed.limits), self.relaxed.columns @ prices - value
+    def relaxed(self, micro_batches: Ints) -> Relaxed:
+        """Return the optimum of the relaxation where a composition finishes `micro_batches` [N]."""
+        return self.relaxation.optimum(micro_batches.astype(np.float64))
 
-    def dive(self, micro_batches: Ints, wanted: int) -> Choice:
+    def dive(self, micro_batches: Ints, wanted: int) -> Selection:
         """Return a good solution: the whole part of the relaxation's, again for what is left, one more where that is
-        nothing. The bound says nothing."""
+        nothing."""
         left = np.append(self.units, self.most).astype(np.float64)
-        rows = self.relaxed.columns
+        rows = self.relaxation.columns
         value = micro_batches.astype(np.float64)
         taken: dict[int, int] = {}
         need = wanted
@@ -65,9 +60,8 @@ class Program:
             fitting = np.flatnonzero((rows <= left).all(axis=1) & (value > 0))
             if not len(fitting):
                 break
-            part = relaxation(rows[fitting], left)
-            part.prices(value[fitting])
-            found = {int(fitting[name]): amount for name, amount in part.amounts().items()}
+            amounts = relaxation(rows[fitting], left).optimum(value[fitting]).amounts
+            found = {int(fitting[name]): amount for name, amount in amounts.items()}
             whole = {name: int(amount + CLOSE) for name, amount in found.items() if amount >= 1.0 - CLOSE}
             if not whole:
                 whole = {max(found, key=lambda name: (found[name], -name)): 1} if found else {int(fitting[0]): 1}
@@ -80,31 +74,32 @@ class Program:
         chosen = np.array(sorted(taken), dtype=np.int64)
         copies = np.array([taken[name] for name in sorted(taken)], dtype=np.int64)
         reached = int(micro_batches[chosen] @ copies) if len(chosen) else 0
-        return Choice(bound=np.inf, chosen=chosen, copies=copies, reached=reached)
+        return Selection(chosen=chosen, copies=copies, reached=reached)
 
-    def solve(self, micro_batches: Ints, wanted: int, asked: Bools) -> Choice:
-        """Return a solution that finishes `wanted`, or the best; `bound` is below `wanted` if there is none. A solution
-        has one of the columns of each row of `asked` [K, N]."""
-        none = np.zeros(0, dtype=np.int64)
-        bound, lost = self.limit(micro_batches)
-        if bound < wanted - CLOSE:
-            return Choice(bound=bound, chosen=none, copies=none, reached=0)
-        near = np.flatnonzero((lost <= bound - wanted + CLOSE) & (micro_batches > 0))
-        tried = near[np.argsort(lost[near], kind="stable")[:MOST_INTEGER]]
-        best, copies = self._integer(tried, micro_batches, wanted, asked)
+    def solve(self, micro_batches: Ints, wanted: int, asked: Bools) -> Solved[Selection] | Infeasible | Open:
+        """Return a solution that finishes `wanted`, or as many as were reached. A solution has one of the columns of
+        each row of `asked` [K, N]."""
+        relaxed = self.relaxed(micro_batches)
+        if relaxed.value < wanted - CLOSE:
+            return Infeasible()
+        near = np.flatnonzero((relaxed.reduced_costs <= relaxed.value - wanted + CLOSE) & (micro_batches > 0))
+        tried = near[np.argsort(relaxed.reduced_costs[near], kind="stable")[:MOST_INTEGER]]
+        bound, copies = self._integer(tried, micro_batches, wanted, asked)
         chosen = np.flatnonzero(copies)
         reached = int(micro_batches[tried[chosen]] @ copies[chosen])
-        if len(tried) == len(near):
-            bound = min(bound, best)
-        return Choice(bound=max(bound, float(reached)), chosen=tried[chosen], copies=copies[chosen], reached=reached)
+        if len(tried) == len(near) and max(bound, float(reached)) < wanted - CLOSE:
+            return Infeasible()
+        if not len(chosen):
+            return Open()
+        return Solved(Selection(chosen=tried[chosen], copies=copies[chosen], reached=reached))
 
     def _integer(self, tried: Ints, micro_batches: Ints, wanted: int, asked: Bools) -> tuple[float, Ints]:
         """Return a bound of the integer program over the columns `tried`, and a solution."""
         import highspy
 
-        limits = np.append(self.relaxed.limits, np.full(1 + len(asked), highspy.kHighsInf))
+        limits = np.append(self.relaxation.limits, np.full(1 + len(asked), highspy.kHighsInf))
         value = micro_batches[tried].astype(np.float64)
-        rows = np.column_stack([self.relaxed.columns[tried], value, asked[:, tried].T])
+        rows = np.column_stack([self.relaxation.columns[tried], value, asked[:, tried].T])
         count, width = rows.shape
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = count, width
@@ -145,9 +140,9 @@ OPTIONS = {
 }
 
 
-def program(counts: Ints, units: Ints, fewest: int, most: int) -> Program:
+def master_problem(counts: Ints, units: Ints, fewest: int, most: int) -> MasterProblem:
     """Return the program of the compositions `counts` [N, G]."""
-    return Program(counts, units, fewest, most, relaxation(_rows(counts), np.append(units, most)))
+    return MasterProblem(counts, units, fewest, most, relaxation(_rows(counts), np.append(units, most)))
 
 
 def _rows(counts: Ints) -> Ints:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from shardwright.cost.strategies import Ints
 from shardwright.search.mixed.bounds.compositions import alone, micro_batches
-from shardwright.search.mixed.field import Field
-from shardwright.search.mixed.master.column_pool import Listing
+from shardwright.search.mixed.bounds.instance import Instance
+from shardwright.search.mixed.master.answer import Infeasible
+from shardwright.search.mixed.master.column_pool import ColumnPool
 from shardwright.search.mixed.master.program import CLOSE
 from shardwright.search.mixed.subproblem.pricing import needed, possible
 from shardwright.search.mixed.tables.region import Region, by_types, sites_of, usable
@@ -20,29 +21,37 @@ MOST_STEPS = 40  # in the search for it
 NARROW, FEW = 1.25, 16  # numbers of replicas, at most over at least, not split any more; a few are, to single ones
 
 
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """A region's lower bound, with the columns that prove it."""
+
+    seconds: float
+    columns: ColumnPool
+
+
 def bounded(
-    each: Field, region: Region, counts: Ints, *, known: float, ceiling: float, gap: float
-) -> tuple[float, Listing] | None:
-    """Return the bound of a region with its compositions, or None where it holds nothing below `ceiling` by more than
-    the gap. `known` is a bound already."""
+    each: Instance, region: Region, counts: Ints, *, known: float, ceiling: float, gap: float
+) -> Bounded | Infeasible:
+    """Return the bound of a region with its compositions, unless it holds nothing below `ceiling` by more than the gap.
+    `known` is a bound already."""
     goal = ceiling / (1.0 + gap)
     least = max(known, each.quickest(region))
     if least >= goal:
-        return None
+        return Infeasible()
     counts = counts[usable(each.table, counts, region)]
     if too_slow(each, region, counts, goal):
-        return None
-    listing = Listing(each, region, counts, ceiling)
-    if not listing.reaches_all(goal):
-        return None
+        return Infeasible()
+    columns = ColumnPool(each, region, counts, ceiling)
+    if not columns.reaches_all(goal):
+        return Infeasible()
     high = goal
     while True:
-        seconds, high = shortest(listing.limit, each.total, least, high)
-        if seconds <= least or not listing.extend(seconds):
-            return seconds, listing
+        seconds, high = shortest(columns.limit, each.total, least, high)
+        if seconds <= least or not columns.extend(seconds, columns.relaxed(seconds).prices):
+            return Bounded(seconds, columns)
 
 
-def too_slow(each: Field, region: Region, counts: Ints, seconds: float) -> bool:
+def too_slow(each: Instance, region: Region, counts: Ints, seconds: float) -> bool:
     """Return whether prices in proportion to the speed of the types prove that no plan of a region takes `seconds`."""
     speeds = each.speeds / np.maximum(each.table.units, 1)
     worth = (each.speeds[list(region.used)] if region.used else each.speeds).sum()
@@ -82,7 +91,7 @@ def shortest(reached: Callable[[float], float], total: int, low: float, high: fl
     return low, high
 
 
-def parts(each: Field, region: Region, ceiling: float) -> list[Region]:
+def parts(each: Instance, region: Region, ceiling: float) -> list[Region]:
     """Return the parts of a region: by the types in use, and by the numbers of replicas. Plans that take `ceiling`
     seconds or more do not matter."""
     if region.fewest == 1 and region.most > 1:
@@ -94,7 +103,7 @@ def parts(each: Field, region: Region, ceiling: float) -> list[Region]:
     return _narrowed(region) if wide else []
 
 
-def _fewest_gpus(each: Field, ceiling: float) -> int:
+def _fewest_gpus(each: Instance, ceiling: float) -> int:
     """Return how many GPUs a plan has at least that takes no longer than `ceiling`."""
     layers, degrees = each.layers, np.array(each.setting.tp)
     quickest = np.where(each.table.units > 0, degrees * np.minimum(layers.alone_seconds, layers.seconds), np.inf).min()

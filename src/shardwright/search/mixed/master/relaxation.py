@@ -8,6 +8,7 @@ with the prices. Only v changes between calls: the last basis stays feasible, an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,19 +19,40 @@ MOST_STEPS = 400
 EPSILON = 1e-9
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relaxed:
+    """The optimum of a relaxation: its `value`, the `prices` [R] of the rows, `reduced_costs` [N] (what a column costs
+    at these prices beyond its own value), and how much of each column the solution has, `amounts`. Where the method
+    stopped early, the prices still cover every column, and the value is a bound of the optimum."""
+
+    value: float
+    prices: Floats
+    reduced_costs: Floats
+    amounts: Mapping[int, float]
+
+
 @dataclass(slots=True)
 class Relaxation:
-    """Columns [N, R], limits [R], and the basis: a column's number, or -1 - r for the slack of row r."""
+    """Columns [N, R], limits [R], and the basis that the next optimum is looked for from: a column's number, or -1 - r
+    for the slack of row r."""
 
     columns: Floats
     limits: Floats
     basis: list[int]
     inverse: Floats
-    last: Floats  # the prices returned last
 
-    def prices(self, value: Floats) -> Floats:
-        """Return prices [R], not negative, at which every column costs at least its `value` [N]; their value of the
-        limits is the optimum, or a bound of it where the method stopped early."""
+    def optimum(self, value: Floats) -> Relaxed:
+        """Return the optimum where columns are worth `value` [N]."""
+        if not len(self.columns):
+            none = np.zeros(0)
+            return Relaxed(value=0.0, prices=np.zeros(len(self.limits)), reduced_costs=none, amounts={})
+        prices = self._prices(value)
+        reduced_costs = self.columns @ prices - value
+        found = float(prices @ self.limits)
+        return Relaxed(value=found, prices=prices, reduced_costs=reduced_costs, amounts=self._amounts())
+
+    def _prices(self, value: Floats) -> Floats:
+        """Return prices [R], not negative, at which every column costs at least its `value` [N]."""
         scale = max(float(value.max()), 1e-300)
         prices = np.zeros(len(self.limits))
         for step in range(MOST_STEPS):
@@ -47,14 +69,13 @@ class Relaxation:
                 self._enter(-1 - slack, np.eye(len(self.limits))[slack])
         prices = np.maximum(prices, 0.0)
         short = (value - self.columns @ prices) / self.columns.sum(axis=1)
-        self.last = np.asarray(prices + max(float(short.max()), 0.0))
-        return self.last
+        return np.asarray(prices + max(float(short.max()), 0.0))
 
     def widened(self, columns: Array) -> Relaxation:
         """Return the relaxation with `columns`, which begin with those of this one; the basis stays."""
-        return Relaxation(columns.astype(np.float64), self.limits, list(self.basis), self.inverse, self.last)
+        return Relaxation(columns.astype(np.float64), self.limits, list(self.basis), self.inverse)
 
-    def amounts(self) -> dict[int, float]:
+    def _amounts(self) -> dict[int, float]:
         """Return how much of each column in the basis there is."""
         found = self.inverse @ self.limits
         return {name: float(x) for name, x in zip(self.basis, found, strict=True) if name >= 0 and x > EPSILON}
@@ -82,5 +103,4 @@ def relaxation(columns: Array, limits: Array) -> Relaxation:
         limits=limits.astype(np.float64),
         basis=[-1 - row for row in range(rows)],
         inverse=np.eye(rows),
-        last=np.zeros(rows),
     )

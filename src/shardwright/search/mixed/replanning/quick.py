@@ -14,9 +14,8 @@ from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, RankOrder
 from shardwright.search.mixed.drafts.costing import fitting
 from shardwright.search.mixed.drafts.draft import Draft, plan_of
-from shardwright.search.mixed.field import Field
-from shardwright.search.mixed.heuristics.attempts import attempt
-from shardwright.search.mixed.master.column_pool import Listing
+from shardwright.search.mixed.heuristics.attempts import Drafter, attempt
+from shardwright.search.mixed.master.column_pool import ColumnPool
 from shardwright.search.mixed.master.regions import shortest
 from shardwright.search.mixed.tables.settings import Setting
 from shardwright.search.space.axes import Space
@@ -28,17 +27,17 @@ GAP = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is looked for: plans of one setting, its `field`, on a cluster, with a context for each GPU type."""
+    """What is looked for: plans of one setting, its instance, on a cluster, with a context for each GPU type."""
 
     contexts: tuple[Context, ...]
     cluster: Cluster
-    field: Field
+    by: Drafter
     rank_order: RankOrder
     known: Known
 
     @property
     def setting(self) -> Setting:
-        return self.field.setting
+        return self.by.instance.setting
 
 
 def quick_plan(task: Task, ceiling: float, hints: Sequence[tuple[int, ...]]) -> tuple[Plan, Mixed] | None:
@@ -66,12 +65,12 @@ def quick_plan(task: Task, ceiling: float, hints: Sequence[tuple[int, ...]]) -> 
             best.append((plan, found))
         return found.seconds
 
-    each = task.field
+    each = task.by.instance
     region, counts = each.roots(Space())[0], each.compositions(Space())
     hinted = [counts[(counts == np.array(hint)).all(axis=1)] for hint in hints]
-    listing = Listing(each, region, np.concatenate([counts[each.samples(counts)], *hinted]), ceiling, ordered=False)
-    if each.quickest(region) < ceiling and listing.limit(ceiling) >= each.total:
-        low, _ = shortest(listing.limit, each.total, each.quick, ceiling)
+    columns = ColumnPool(each, region, np.concatenate([counts[each.samples(counts)], *hinted]), ceiling, ordered=False)
+    if each.quickest(region) < ceiling and columns.limit(ceiling) >= each.total:
+        low, _ = shortest(columns.limit, each.total, each.quick, ceiling)
         if low * (1.0 + GAP) < ceiling:
-            attempt(each, region, low, listing, offer, limit, GAP)
+            attempt(task.by, region, low, columns, offer, limit, GAP)
     return best[-1] if best else None

@@ -46,7 +46,7 @@ def remaining(previous: Plan, task: Task) -> tuple[Plan, Mixed] | None:
 def _more(plan: Plan, task: Task) -> tuple[Replica, ...]:
     """Return replicas on the machines that have none, as many equal ones as can be: of all types together or, if that
     does not fit, of one."""
-    units, each = task.field.table.units, task.field
+    units, each, workshop = task.by.instance.table.units, task.by.instance, task.by.workshop
     names = [context.pool.gpu.name for context in task.contexts]
     used = np.array([plan.gpus_by_type[name] // tp for name, tp in zip(names, task.setting.tp, strict=True)])
     spare = np.maximum(units - used, 0)
@@ -58,8 +58,8 @@ def _more(plan: Plan, task: Task) -> tuple[Replica, ...]:
             size = max(int(each.total * (own / each.layers.seconds).sum() / number / each.speeds.sum()), 1)
             if copies > each.total or own.sum() // number > each.depth:
                 continue
-            around = each.workshop.around(copies, kinds)[0]
-            line = each.workshop.line(tuple((own // number).tolist()), size, around)
+            around = workshop.around(copies, kinds)[0]
+            line = workshop.line(tuple((own // number).tolist()), size, around)
             if line is not None:
                 draft = Draft(setting=task.setting, replicas=((line, number, size),), seconds=line.seconds)
                 return plan_of(task.contexts, task.cluster, draft, rank_order=plan.rank_order).replicas

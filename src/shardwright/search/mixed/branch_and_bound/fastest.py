@@ -7,7 +7,6 @@ What the search returns is exact under the cost model; the bound holds for the s
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,13 +19,23 @@ from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.strategies import Ints
 from shardwright.plans.plan import Plan
+from shardwright.search.mixed.bounds.instance import Instance, instances
+from shardwright.search.mixed.branch_and_bound.effort import Effort
+from shardwright.search.mixed.branch_and_bound.tree import (
+    Branched,
+    Node,
+    Pruned,
+    Rebounded,
+    Step,
+    Undecided,
+    least_bound,
+)
 from shardwright.search.mixed.drafts.costing import under_each_order
 from shardwright.search.mixed.drafts.draft import Draft
-from shardwright.search.mixed.effort import Effort
-from shardwright.search.mixed.field import Field, fields
-from shardwright.search.mixed.heuristics.attempts import attempt, closing
+from shardwright.search.mixed.heuristics.attempts import Drafter, attempt, drafter, solve_within
 from shardwright.search.mixed.heuristics.equal import equal_replicas
-from shardwright.search.mixed.master.column_pool import Listing
+from shardwright.search.mixed.master.answer import Infeasible, Solved
+from shardwright.search.mixed.master.column_pool import ColumnPool
 from shardwright.search.mixed.master.regions import bounded, parts, shortest
 from shardwright.search.mixed.tables.columns import Table
 from shardwright.search.mixed.tables.region import Region, usable
@@ -70,19 +79,18 @@ class Found:
     deepest: int
 
 
-@dataclass(order=True, slots=True)
-class Node:
-    """A region with a bound of its own, or with that of the region it is part of where it has not been looked at. That
-    one had a bound `before`, the last `idle` of those that this is part of none better than the ones before them."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A region of an instance: `counts` are its compositions (None: all), `columns` those that prove its own bound
+    (None: it has that of the region it is part of). That one had a bound `before`, the last `idle` of those that this
+    is part of none better than the ones before them."""
 
-    bound: float
-    order: int
-    each: Field = dataclass_field(compare=False)
-    region: Region = dataclass_field(compare=False)
-    counts: Ints | None = dataclass_field(compare=False, default=None)
-    own: Listing | None = dataclass_field(compare=False, default=None)
-    before: float = dataclass_field(compare=False, default=0.0)
-    idle: int = dataclass_field(compare=False, default=0)
+    by: Drafter
+    region: Region
+    counts: Ints | None = None
+    columns: ColumnPool | None = None
+    before: float = 0.0
+    idle: int = 0
 
 
 @dataclass(slots=True)
@@ -95,6 +103,7 @@ class _Run:
     candidates: int = 0
     costed: int = 0
     regions: int = 0
+    gaps: list[float] = dataclass_field(default_factory=list)
 
     @property
     def goal(self) -> float:
@@ -106,52 +115,64 @@ def search(problem: Problem, ceiling: float, allowed: Callable[[Plan], bool]) ->
     """Return the best plans that are `allowed`, and the least time that no plan of the space can beat; `ceiling` are
     the seconds to beat."""
     problem = replace(problem, gap=max(problem.gap, LEAST_GAP))
-    all_fields = fields(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)
-    run = _Run(problem, allowed, min(ceiling, HOPELESS * max((each.quick for each in all_fields), default=np.inf)))
-    _scout(run, all_fields)
-    roots = [(each, region) for each in all_fields for region in each.roots(problem.space)]
-    heap = [Node(each.quick, place, each, region) for place, (each, region) in enumerate(roots)]
-    heapq.heapify(heap)
-    bound, order = np.inf, len(heap)
-    gaps: list[float] = []
-    while heap and heap[0].bound < run.goal and run.regions < problem.effort.regions:
-        if problem.effort.spent(gaps):
-            break
-        node = heapq.heappop(heap)
-        if node.own is None:
-            if _look(run, node):
-                heapq.heappush(heap, node)
-            continue
-        gaps.append(float(np.log(run.ceiling / min(node.bound, bound))))
-        _attempt(run, node.each, node.region, node.bound, node.own)
-        if node.bound >= run.goal or (node.bound >= problem.effort.near * run.goal and _closed(run, node)):
-            continue
-        idle = 0 if node.bound > node.before * (1.0 + HELPS * problem.gap) else node.idle + 1
-        split = parts(node.each, node.region, run.ceiling) if idle < problem.effort.idle else []
-        if not split:
-            _raised(run, node)
-            bound = min(bound, node.bound)
-            continue
-        counts = node.own.counts_within(run.goal)
-        for region in split:
-            order += 1
-            heapq.heappush(heap, Node(node.bound, order, node.each, region, counts, before=node.bound, idle=idle))
-    bound = min([bound, run.goal, *(node.bound for node in heap)])
+    found = instances(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)
+    run = _Run(problem, allowed, min(ceiling, HOPELESS * max((each.quick for each in found), default=np.inf)))
+    drafters = [drafter(each) for each in found]
+    _scout(run, drafters)
+    bound = least_bound(
+        [(by.instance.quick, _Part(by, region)) for by in drafters for region in by.instance.roots(problem.space)],
+        partial(_processed, run),
+        cutoff=lambda: run.goal,
+        spent=lambda _: run.regions >= problem.effort.regions or problem.effort.spent(run.gaps),
+    )
     return Found(
         plans=tuple(sorted(run.best.values(), key=lambda item: item[0])),
         lower_bound_seconds=bound,
         candidates=run.candidates,
         costed=run.costed,
-        deepest=max((each.depth for each in all_fields), default=0),
+        deepest=max((each.depth for each in found), default=0),
     )
 
 
-def _scout(run: _Run, all_fields: Sequence[Field]) -> None:
+def _processed(run: _Run, node: Node[_Part]) -> Step[_Part]:
+    """Bound a region that has no bound of its own yet. Of one that has, make plans, and branch on its parts."""
+    part = node.part
+    if part.columns is None:
+        return _bounded(run, node)
+    run.gaps.append(float(np.log(run.ceiling / node.proven)))
+    _attempt(run, part.by, part.region, node.bound, part.columns)
+    effort, gap = run.problem.effort, run.problem.gap
+    if node.bound >= run.goal or (node.bound >= effort.near * run.goal and _excluded(run, part, run.goal)):
+        return Pruned()
+    idle = 0 if node.bound > part.before * (1.0 + HELPS * gap) else part.idle + 1
+    split = parts(part.by.instance, part.region, run.ceiling) if idle < effort.idle else []
+    if not split:
+        return Undecided(_raised(run, part, node.bound))
+    counts = part.columns.counts_within(run.goal)
+    return Branched([(node.bound, _Part(part.by, each, counts, before=node.bound, idle=idle)) for each in split])
+
+
+def _bounded(run: _Run, node: Node[_Part]) -> Step[_Part]:
+    """Give a region its own bound."""
+    part, instance = node.part, node.part.by.instance
+    counts = instance.compositions(run.problem.space) if part.counts is None else part.counts
+    if instance.quickest(part.region) >= run.goal:
+        return Pruned()
+    run.regions += 1
+    run.candidates += len(counts)
+    found = bounded(instance, part.region, counts, known=node.bound, ceiling=run.ceiling, gap=run.problem.gap)
+    if isinstance(found, Infeasible):
+        return Pruned()
+    return Rebounded(found.seconds, replace(part, columns=found.columns))
+
+
+def _scout(run: _Run, drafters: Sequence[Drafter]) -> None:
     """Make plans of the settings that look best by a few compositions, so that the search begins with good ones."""
     for regions in (_whole, _numbered):
-        seen: list[tuple[float, int, Region, Listing]] = []
+        seen: list[tuple[float, int, Region, ColumnPool]] = []
         least: dict[tuple[int, tuple[int, ...]], float] = {}
-        for place, each in enumerate(all_fields):
+        for place, by in enumerate(drafters):
+            each = by.instance
             counts: Ints | None = None
             for region in regions(each, run.problem.space):
                 kind = (region.fewest, region.used)
@@ -160,31 +181,31 @@ def _scout(run: _Run, all_fields: Sequence[Field]) -> None:
                     continue
                 counts = _sampled(run, each) if counts is None else counts
                 allowed = counts[usable(each.table, counts, region)]
-                listing = Listing(each, region, allowed, run.ceiling, ordered=False)
-                if listing.limit(high) >= each.total:
-                    seconds, _ = shortest(listing.limit, each.total, each.quick, high)
+                columns = ColumnPool(each, region, allowed, run.ceiling, ordered=False)
+                if columns.limit(high) >= each.total:
+                    seconds, _ = shortest(columns.limit, each.total, each.quick, high)
                     least[kind] = min(seconds, least.get(kind, np.inf))
-                    seen.append((seconds, place, region, listing))
+                    seen.append((seconds, place, region, columns))
         best: Counter[tuple[int, tuple[int, ...]]] = Counter()
-        for seconds, place, region, listing in sorted(seen, key=lambda entry: entry[:2]):
+        for seconds, place, region, columns in sorted(seen, key=lambda entry: entry[:2]):
             best[region.fewest, region.used] += 1
             if best[region.fewest, region.used] <= SCOUTED and seconds < run.goal:
-                _attempt(run, all_fields[place], region, seconds, listing)
+                _attempt(run, drafters[place], region, seconds, columns)
                 if regions is _whole:
-                    equal_replicas(all_fields[place], region, run.ceiling, partial(_offer, run))
+                    equal_replicas(drafters[place], region, run.ceiling, partial(_offer, run))
 
 
-def _sampled(run: _Run, each: Field) -> Ints:
+def _sampled(run: _Run, each: Instance) -> Ints:
     """Return the compositions to scout with."""
     counts = each.compositions(run.problem.space)
     return counts[each.samples(counts)]
 
 
-def _whole(each: Field, space: Space) -> list[Region]:
+def _whole(each: Instance, space: Space) -> list[Region]:
     return each.roots(space)[:1]
 
 
-def _numbered(each: Field, space: Space) -> list[Region]:
+def _numbered(each: Instance, space: Space) -> list[Region]:
     """Return the regions of so many replicas exactly, on all types and on each, where there are few units."""
     roots, units = each.roots(space)[:1], each.table.units
     few = units.sum() <= FEW_UNITS and "dp" not in space.pins
@@ -194,48 +215,28 @@ def _numbered(each: Field, space: Space) -> list[Region]:
     return whole + pure
 
 
-def _attempt(run: _Run, each: Field, region: Region, bound: float, listing: Listing) -> None:
-    attempt(each, region, bound, listing, partial(_offer, run), lambda: run.ceiling, run.problem.gap)
+def _attempt(run: _Run, by: Drafter, region: Region, bound: float, columns: ColumnPool) -> None:
+    attempt(by, region, bound, columns, partial(_offer, run), lambda: run.ceiling, run.problem.gap)
 
 
-def _look(run: _Run, node: Node) -> bool:
-    """Give a node its own bound. Return whether its region can hold a plan better by more than the gap."""
-    counts = node.each.compositions(run.problem.space) if node.counts is None else node.counts
-    if node.each.quickest(node.region) >= run.goal:
-        return False
-    run.regions += 1
-    run.candidates += len(counts)
-    found = bounded(node.each, node.region, counts, known=node.bound, ceiling=run.ceiling, gap=run.problem.gap)
-    if found is None:
-        return False
-    bound, node.own = found
-    node.bound = bound
-    return True
-
-
-def _closed(run: _Run, node: Node) -> bool:
-    """Solve the integer program of a region. Return whether there is no solution below the best plan by more than the
-    gap."""
-    return _closing(run, node, run.goal) is False
-
-
-def _raised(run: _Run, node: Node) -> None:
-    """Raise the bound of a region by its integer program, as far as that goes."""
-    low, high = node.bound, run.goal
+def _raised(run: _Run, part: _Part, low: float) -> float:
+    """Return the bound of a region, raised from `low` by its integer program as far as that goes."""
+    least, high = low, run.goal
     for _ in range(CLOSER):
         if high - low <= 0.3 * max(run.problem.gap, FINEST) * high:
             break
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if _closing(run, node, middle) is False else (low, min(middle, run.goal))
-    node.bound = max(node.bound, low)
+        low, high = (middle, high) if _excluded(run, part, middle) else (low, min(middle, run.goal))
+    return max(least, low)
 
 
-def _closing(run: _Run, node: Node, seconds: float) -> Draft | bool | None:
-    assert node.own is not None, "it has been looked at"
-    found = closing(node.each, node.region, node.own, seconds)
-    if isinstance(found, Draft):
-        _offer(run, found)
-    return found
+def _excluded(run: _Run, part: _Part, seconds: float) -> bool:
+    """Solve the integer program of a region. Return whether it has no solution within `seconds`; offer one it has."""
+    assert part.columns is not None, "it has been bounded"
+    found = solve_within(part.by, part.region, part.columns, seconds)
+    if isinstance(found, Solved):
+        _offer(run, found.solution)
+    return isinstance(found, Infeasible)
 
 
 def _offer(run: _Run, draft: Draft) -> float:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardwright.plans.plan import Plan
-from shardwright.search.mixed.branch_and_bound import Found, Problem, search
-from shardwright.search.mixed.effort import Effort
+from shardwright.search.mixed.branch_and_bound.effort import Effort
+from shardwright.search.mixed.branch_and_bound.fastest import Found, Problem, search
 
 
 def search_degrees(problem: Problem, ceiling: float, allowed: Callable[[Plan], bool]) -> Found:

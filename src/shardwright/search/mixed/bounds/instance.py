@@ -1,15 +1,14 @@
-"""One setting of a mixed search: its tables, what bounds them at once, and what has been made of it so far."""
+"""One instance of the mixed search: a setting on so many units of each type, and what bounds it at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, Bools, Floats, Ints
 from shardwright.search.mixed.bounds.capacity import Capacity, capacity
-from shardwright.search.mixed.drafts.realise import Workshop
 from shardwright.search.mixed.tables.columns import Layers, Table, layers_of
 from shardwright.search.mixed.tables.compositions import compositions, deepest
 from shardwright.search.mixed.tables.region import Region
@@ -21,10 +20,9 @@ SHORT = 4  # stages of a pipeline of which all compositions are looked at first
 
 
 @dataclass(slots=True)
-class Field:
-    """One setting: its table, the micro-batches of an iteration, `total`, the deepest pipelines whose compositions are
-    listed, and its workshop. `speeds` are layers per second of all units of each type, [G]. `slower` is by how much
-    compositions turned out slower than their bound, by region."""
+class Instance:
+    """One setting: its table, the micro-batches of an iteration, `total`, and the deepest pipelines whose compositions
+    are listed. `speeds` are layers per second of all units of each type, [G]. Capacities are made once (`known`)."""
 
     setting: Setting
     table: Table
@@ -32,15 +30,18 @@ class Field:
     total: int
     depth: int
     modes: tuple[int, ...]
-    workshop: Workshop
     speeds: Floats
     known: dict[tuple[int, bool], Capacity] = field(default_factory=dict)
-    slower: dict[tuple[tuple[int, ...], Region], float] = field(default_factory=dict)
 
     @property
     def quick(self) -> float:
         """Seconds that no plan beats."""
         return self.total * self.layers.total / float(self.speeds.sum())
+
+    def on_units(self, units: Ints) -> Instance:
+        """Return the setting on so many units of each type [G]."""
+        speeds = self.speeds / np.maximum(self.table.units, 1) * units
+        return replace(self, table=replace(self.table, units=units), speeds=speeds, known={})
 
     def quickest(self, region: Region) -> float:
         """Return seconds that no plan of a region beats."""
@@ -86,8 +87,8 @@ class Field:
         return [Region(fewest=low, most=high, modes=self.modes, link=np.inf, used=()) for low, high in ranges]
 
 
-def fields(settings: Sequence[Setting], tables: Sequence[Table], global_batch: int, space: Space) -> list[Field]:
-    """Return a field for each setting that some GPUs can run, those that are faster at best first."""
+def instances(settings: Sequence[Setting], tables: Sequence[Table], global_batch: int, space: Space) -> list[Instance]:
+    """Return an instance for each setting that some GPUs can run, those that are faster at best first."""
     codes = space.allowed("recompute", (NONE, SELECTIVE, BLOCK, UNIFORM))
     modes = tuple(code for code in (NONE, SELECTIVE, BLOCK) if code in codes)
     found = []
@@ -97,14 +98,13 @@ def fields(settings: Sequence[Setting], tables: Sequence[Table], global_batch: i
         layers = layers_of(table)
         total = global_batch // setting.micro_batch
         found.append(
-            Field(
+            Instance(
                 setting=setting,
                 table=table,
                 layers=layers,
                 total=total,
                 depth=deepest(table.units, table.layers),
                 modes=modes,
-                workshop=Workshop(setting, table, layers, modes),
                 speeds=table.units / np.minimum(layers.alone_seconds, layers.seconds),
             )
         )

@@ -1,0 +1,7 @@
+"""Branch and bound over settings, numbers of replicas and types in use.
+
+* `tree`: the one loop, best bound first
+* `fastest`: the search by time
+* `degrees`: over tensor-parallel degrees
+* `effort`: when it ends, in steps counted
+"""
