@@ -1,0 +1,94 @@
+"""Brings a tensor from one property to another, by the collective that the program names."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from shardwright.spmd.fabric import Fabric, Finish
+from shardwright.spmd.shards import Place, by_units, cut, from_units, positions
+from shardwright.synthesis.program import Communication
+from shardwright.synthesis.properties import Partial, Replicated, Sharded
+
+
+def convert(x: Tensor, one: Communication, shape: tuple[int, ...], place: Place, fabric: Fabric) -> Finish:
+    """Start to bring `x`, this rank's part of a tensor of global `shape`, from `one.source` to `one.target`."""
+    if x.dtype == torch.bool and one.method != "slice":
+        finish = convert(x.to(torch.uint8), one, shape, place, fabric)
+        return lambda: finish().bool()
+    source, target = one.source, one.target
+    match source, target:
+        case Replicated(), _:
+            return lambda: cut(x, target, place)
+        case Partial(), Replicated():
+            return fabric.all_reduce(x, hierarchical=one.method == "all_reduce_hierarchical")
+        case Sharded(), Replicated():
+            return _gathered(x, source, shape, place, fabric, padded=one.method == "all_gather_padded")
+        case Partial(), Sharded():
+            rows = _rows(target, shape, place)
+            padded = one.method == "reduce_scatter_padded"
+            finish = fabric.reduce_scatter(by_units(x, target), rows, padded=padded)
+            return lambda: from_units(finish(), target)
+        case Sharded(), Sharded():
+            return _exchanged(x, source, target, shape, place, fabric)
+    raise AssertionError(f"no way from {source} to {target}")
+
+
+def gathered(
+    x: Tensor, held: Replicated | Partial | Sharded, shape: tuple[int, ...], place: Place, fabric: Fabric
+) -> Tensor:
+    """Return the whole tensor of which this rank holds `x`."""
+    if isinstance(held, Sharded):
+        return _gathered(x, held, shape, place, fabric, padded=False)()
+    return fabric.all_reduce(x)() if isinstance(held, Partial) else x
+
+
+def _rows(held: Sharded, shape: tuple[int, ...], place: Place) -> list[int]:
+    inner = shape[held.dim] // (held.outer * held.units)
+    return [count * inner for count in place.sizes[held.ratio, held.units]]
+
+
+def _gathered(
+    x: Tensor, held: Sharded, shape: tuple[int, ...], place: Place, fabric: Fabric, *, padded: bool
+) -> Finish:
+    finish = fabric.all_gather(by_units(x, held), _rows(held, shape, place), padded=padded)
+    return lambda: from_units(finish(), held)
+
+
+def _exchanged(
+    x: Tensor, source: Sharded, target: Sharded, shape: tuple[int, ...], place: Place, fabric: Fabric
+) -> Finish:
+    """Send each rank what it is to hold of this rank's part, and put together what comes in."""
+    others = [place.at(rank) for rank in range(place.ranks)]
+    going = [_piece(source, place, target, other, shape) for other in others]
+    coming = [_piece(source, other, target, place, shape) for other in others]
+    counts = [math.prod(sizes) for sizes, _, _ in coming]
+    finish = fabric.all_to_all(
+        [x.index_select(target.dim, taken.to(x.device)).reshape(-1) for _, taken, _ in going], counts
+    )
+
+    def joined() -> Tensor:
+        result = x.new_empty(place.shape(shape, target))
+        for piece, (sizes, _, put) in zip(finish().split(counts), coming, strict=True):
+            result.index_copy_(source.dim, put.to(x.device), piece.view(sizes))
+        return result
+
+    return joined
+
+
+def _piece(
+    source: Sharded, sender: Place, target: Sharded, receiver: Place, shape: tuple[int, ...]
+) -> tuple[list[int], Tensor, Tensor]:
+    """Return the shape of what one rank sends another, where it takes it from along the target's dimension of its own
+    part, and where the other puts it along the source's dimension of the new part."""
+    held = positions(source, shape[source.dim], sender)
+    wanted = positions(target, shape[target.dim], receiver)
+    sizes = list(shape)
+    if source.dim != target.dim:
+        sizes[source.dim], sizes[target.dim] = len(held), len(wanted)
+        return sizes, wanted, held
+    common = held[torch.isin(held, wanted)]
+    sizes[source.dim] = len(common)
+    return sizes, torch.searchsorted(held, common), torch.searchsorted(wanted, common)

@@ -1,0 +1,66 @@
+"""Runs a program on one rank: computes on shards, sends, forgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from shardwright.spmd.convert import convert
+from shardwright.spmd.fabric import Finish
+from shardwright.spmd.local import Call, Site, run
+from shardwright.spmd.schedule import Action, Compute, Forget, Key, Send, Wait, ends, schedule
+from shardwright.synthesis.graph import Graph, Ref, Value
+from shardwright.synthesis.program import Program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executable:
+    """A program with its schedule: what does not change from step to step."""
+
+    graph: Graph
+    program: Program
+    actions: tuple[Action, ...]
+    ends: Mapping[str, Key]
+    values: Mapping[Ref, Value]
+
+
+def compiled(graph: Graph, program: Program) -> Executable:
+    """Return `program` ready to run."""
+    return Executable(
+        graph=graph,
+        program=program,
+        actions=schedule(graph, program),
+        ends=ends(graph, program),
+        values={Ref(node.name, number): value for node in graph.nodes for number, value in enumerate(node.outputs)},
+    )
+
+
+def execute(code: Executable, leaves: Mapping[str, Tensor], site: Site) -> dict[str, Tensor]:
+    """Run one training step on one rank and return this rank's parts of what `schedule.ends` names.
+
+    `leaves` holds this rank's part of each parameter, buffer and input by the name of its node.
+    """
+    held: dict[Key, Tensor] = {}
+    finishes: dict[Key, Finish] = {}
+    for action in code.actions:
+        match action:
+            case Compute(node, step):
+                if node.name in leaves:
+                    held[Ref(node.name), step.outputs[0]] = leaves[node.name]
+                    continue
+                call = Call(node=node, step=step, inputs=tuple(code.values[ref] for ref in node.inputs), site=site)
+                results = run(call, [held[key] for key in zip(node.inputs, step.inputs, strict=True)])
+                for number, (result, made) in enumerate(zip(results, step.outputs, strict=True)):
+                    held[Ref(node.name, number), made] = result
+            case Send(one):
+                shape = code.values[one.tensor].shape
+                part = held[one.tensor, one.source]
+                finishes[one.tensor, one.target] = convert(part, one, shape, site.place, site.fabric)
+            case Wait(one):
+                held[one.tensor, one.target] = finishes.pop((one.tensor, one.target))()
+            case Forget(keys):
+                for key in keys:
+                    del held[key]
+    return {name: held[key] for name, key in code.ends.items()}

@@ -1,0 +1,233 @@
+"""Runs one operator on what a rank holds.
+
+Most operators run on shards as they run on whole tensors. What follows are the others: sizes among the arguments become
+those of the shard, indices into a sharded dimension are shifted, and what is drawn at random is drawn by position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.spmd import kernels
+from shardwright.spmd.fabric import Fabric
+from shardwright.spmd.shards import Place, cut, positions
+from shardwright.synthesis.graph import Node, Ref, Value
+from shardwright.synthesis.program import Step
+from shardwright.synthesis.properties import Partial, Property, Sharded
+
+aten = torch.ops.aten
+Results = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where an operator runs: the rank's place, its device, and the seed of the training step."""
+
+    place: Place
+    fabric: Fabric
+    device: torch.device
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One operator on one rank: the node, its step, the global values of its inputs, and where it runs."""
+
+    node: Node
+    step: Step
+    inputs: tuple[Value, ...]
+    site: Site
+
+    @property
+    def output(self) -> Property:
+        return self.step.outputs[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the first result on this rank."""
+        return self.site.place.shape(self.node.outputs[0].shape, self.output)
+
+    def first(self, held: Property, size: int, dim: int) -> int:
+        """Return the first element that this rank holds of a dimension of length `size`, 0 if it holds all."""
+        return self.site.place.first(held, size) if isinstance(held, Sharded) and held.dim == dim else 0
+
+    def draw(self, number: int, shape: tuple[int, ...], held: Property) -> kernels.Draw:
+        """Return what a dropout of operator `number` draws for the part `held` of a tensor of `shape`."""
+        indices: list[Tensor | None] = [None] * len(shape)
+        if isinstance(held, Sharded):
+            indices[held.dim] = positions(held, shape[held.dim], self.site.place)
+        return kernels.Draw(number=number, seed=self.site.seed, shape=shape, indices=indices)
+
+
+def run(call: Call, inputs: Sequence[Tensor]) -> Results:
+    """Return the parts of the results of `call.node` that the rank holds, from its parts of the inputs."""
+    given = iter(inputs)
+    args = tuple(_filled(argument, given) for argument in call.node.args)
+    kwargs = {name: _filled(argument, given) for name, argument in call.node.kwargs.items()}
+    special = SPECIAL.get(call.node.op)
+    found = special(call, *args, **kwargs) if special else _overload(call.node.op)(*args, **kwargs)
+    return tuple(found) if isinstance(found, tuple | list) else (found,)
+
+
+def _filled(argument: Any, given: Any) -> Any:
+    if isinstance(argument, Ref):
+        return next(given)
+    if isinstance(argument, tuple):
+        return [_filled(part, given) for part in argument]
+    return getattr(torch, argument) if isinstance(argument, str) and argument in _DTYPES else argument
+
+
+_DTYPES = {
+    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
+}  # fmt: skip
+
+
+def _overload(op: str) -> Callable[..., Any]:
+    """Return what computes `op`. Where an operand may be a tensor or a number, PyTorch chooses the overload."""
+    name, _, overload = op.partition(".")
+    packet = getattr(aten, name)
+    found: Callable[..., Any] = packet if overload == "Tensor" else getattr(packet, overload or "default")
+    return found
+
+
+def _view(call: Call, x: Tensor, shape: Any) -> Tensor:
+    return x.reshape(call.shape)
+
+
+def _expand(call: Call, x: Tensor, shape: Any) -> Tensor:
+    return x.expand(call.shape)
+
+
+def _full(call: Call, shape: Any, value: float, dtype: torch.dtype) -> Tensor:
+    if isinstance(call.output, Partial) and call.site.place.rank:
+        value = 0
+    return torch.full(call.shape, value, dtype=dtype, device=call.site.device)
+
+
+def _arange(call: Call, start: float, end: float, step: float, dtype: torch.dtype) -> Tensor:
+    whole = torch.arange(start, end, step, dtype=dtype, device=call.site.device)
+    return cut(whole, call.output, call.site.place)
+
+
+def _slice(call: Call, x: Tensor, dim: int, start: int, end: int, step: int) -> Tensor:
+    start, end = _scaled(start, end, call.inputs[0].shape[dim], x.shape[dim])
+    return aten.slice.Tensor(x, dim, start, end, step)
+
+
+def _slice_backward(call: Call, x: Tensor, sizes: Any, dim: int, start: int, end: int, step: int) -> Tensor:
+    start, end = _scaled(start, end, sizes[dim], call.shape[dim])
+    return aten.slice_backward.default(x, call.shape, dim, start, end, step)
+
+
+def _scaled(start: int, end: int, size: int, held: int) -> tuple[int, int]:
+    """Return bounds in a dimension of which the rank holds as much of every stretch between them."""
+    return start * held // size, end * held // size
+
+
+def _embedding(call: Call, weight: Tensor, index: Tensor, *rest: Any) -> Tensor:
+    held = call.step.inputs[0]
+    if not (isinstance(held, Sharded) and held.dim == 0):
+        return aten.embedding.default(weight, index)
+    index = index - call.first(held, call.inputs[0].shape[0], 0)
+    inside = (index >= 0) & (index < weight.shape[0])
+    if weight.shape[0] == 0:
+        return weight.new_zeros(call.shape)
+    return aten.embedding.default(weight, torch.where(inside, index, 0)) * inside.unsqueeze(-1).to(weight.dtype)
+
+
+def _embedding_backward(call: Call, gradient: Tensor, index: Tensor, rows: int, padding: int, scale: bool) -> Tensor:
+    first, held = call.first(call.output, rows, 0), call.shape[0]
+    local = index.reshape(-1) - first
+    inside = (local >= 0) & (local < held) & (index.reshape(-1) != padding)
+    result = gradient.new_zeros(held, gradient.shape[-1])
+    return result.index_add_(0, local[inside], gradient.reshape(-1, gradient.shape[-1])[inside])
+
+
+def _convolution(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    *rest, _groups = settings
+    if 0 in (*x.shape, *weight.shape):
+        return x.new_zeros(call.shape)
+    return aten.convolution.default(x, weight, bias, *rest, x.shape[1] // weight.shape[1])
+
+
+def _convolution_backward(call: Call, gradient: Tensor, x: Tensor, weight: Tensor, *settings: Any) -> Results:
+    _sizes, *rest, _groups, wanted = settings
+    shapes = (x.shape, weight.shape, gradient.shape[1:2])
+    if 0 in (*x.shape, *weight.shape, *gradient.shape):
+        return tuple(x.new_zeros(shape) for shape in shapes)
+    groups = x.shape[1] // weight.shape[1]
+    found = aten.convolution_backward.default(gradient, x, weight, list(shapes[2]), *rest, groups, wanted)
+    return tuple(x.new_zeros(()) if one is None else one for one in found)
+
+
+def _dropout(call: Call, x: Tensor, chance: float, number: int) -> Tensor:
+    return kernels.dropout(x, chance, call.draw(number, call.inputs[0].shape, call.step.inputs[0]))
+
+
+def _attention(call: Call, *args: Any) -> Results:
+    return kernels.attention(*args[:-1], draw=call.draw(args[-1], *_weights(call, 0)))
+
+
+def _attention_backward(call: Call, *args: Any) -> Results:
+    return kernels.attention_backward(*args[:-1], draw=call.draw(args[-1], *_weights(call, 1)))
+
+
+def _weights(call: Call, query: int) -> tuple[tuple[int, ...], Property]:
+    """Return the global shape of the weights of attention, and how they are sharded: as the queries are."""
+    return (*call.inputs[query].shape[:3], call.inputs[query + 1].shape[2]), call.step.inputs[query]
+
+
+def _cross_entropy(call: Call, logits: Tensor, target: Tensor, ignore: int) -> Results:
+    held = call.step.inputs[0]
+    if not (isinstance(held, Sharded) and held.dim == 1):
+        return kernels.cross_entropy(logits, target, ignore)
+    fabric = call.site.fabric
+    padded = torch.cat([logits, logits.new_full((logits.shape[0], 1), -torch.inf)], 1)
+    largest = fabric.all_reduce(padded.amax(1), largest=True)()
+    logsumexp = largest + torch.log(fabric.all_reduce(torch.exp(logits - largest.unsqueeze(1)).sum(1))())
+    index = target - call.first(held, call.inputs[0].shape[1], 1)
+    inside = (index >= 0) & (index < logits.shape[1]) & (target != ignore)
+    index = torch.where(inside, index, logits.shape[1])
+    chosen = torch.where(inside, padded.gather(1, index.unsqueeze(1)).squeeze(1), 0.0)
+    chosen = fabric.all_reduce(chosen)()
+    return torch.where(target != ignore, logsumexp - chosen, 0.0), logsumexp
+
+
+def _cross_entropy_backward(call: Call, *args: Any) -> Tensor:
+    held = call.step.inputs[1]
+    first = call.first(held, call.inputs[1].shape[1], 1)
+    return kernels.cross_entropy_backward(*args, first=first)
+
+
+def _grouped_mm(call: Call, x: Tensor, weight: Tensor, expert: Tensor) -> Tensor:
+    return kernels.grouped_mm(x, weight, expert, call.first(call.step.inputs[1], call.inputs[1].shape[0], 0))
+
+
+def _grouped_mm_weight(call: Call, x: Tensor, gradient: Tensor, expert: Tensor, experts: int) -> Tensor:
+    return kernels.grouped_mm_weight(x, gradient, expert, call.shape[0], call.first(call.output, experts, 0))
+
+
+SPECIAL: dict[str, Callable[..., Any]] = {
+    "view": _view,
+    "expand": _expand,
+    "full": _full,
+    "arange": _arange,
+    "slice.Tensor": _slice,
+    "slice_backward": _slice_backward,
+    "embedding": _embedding,
+    "embedding_dense_backward": _embedding_backward,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    "dropout": _dropout,
+    "attention": _attention,
+    "attention_backward": _attention_backward,
+    "cross_entropy": _cross_entropy,
+    "cross_entropy_backward": _cross_entropy_backward,
+    "grouped_mm": _grouped_mm,
+    "grouped_mm_weight": _grouped_mm_weight,
+}

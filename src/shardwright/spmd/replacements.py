@@ -1,0 +1,177 @@
+"""What an exported program calls in place of operators of PyTorch that a shard could not compute.
+
+Each function stands for one ATen operator, takes its arguments and is traced through: its backward comes from autograd.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from shardwright.spmd import operators
+
+aten = torch.ops.aten
+_numbers: ContextVar[Iterator[int]] = ContextVar("numbers of operators that draw at random")
+_MEAN, _SUM = 1, 2
+
+
+@contextmanager
+def numbered() -> Iterator[None]:
+    """Count the operators that draw at random, from 0, in the order in which they are traced."""
+    token = _numbers.set(itertools.count())
+    try:
+        yield
+    finally:
+        _numbers.reset(token)
+
+
+def replace_operators(program: fx.GraphModule) -> None:
+    """Let `program`, and every graph inside it, call our functions where it calls the operators that they stand for."""
+    for module in program.modules():
+        if not isinstance(module, fx.GraphModule):
+            continue
+        for node in module.graph.nodes:
+            if node.op == "call_function" and node.target in REPLACEMENTS:
+                node.target = REPLACEMENTS[node.target]
+        module.recompile()
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Scaled dot-product attention as one operator, on four dimensions."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    number = next(_numbers.get()) if dropout_p > 0 else 0
+    lead = query.shape[:-2]
+    query, key, value = (_four(x) for x in (query, key, value))
+    out, _ = operators.attention(query, key, value, _four_mask(attn_mask), dropout_p, is_causal, scale, number)
+    return out if len(lead) == 2 else out.reshape(*lead, *out.shape[-2:])
+
+
+def _four(x: Tensor) -> Tensor:
+    return x if x.ndim == 4 else x.reshape(math.prod(x.shape[:-3]), *([1] * (3 - x.ndim)), *x.shape[-3:])
+
+
+def _four_mask(mask: Tensor | None) -> Tensor | None:
+    return mask if mask is None or mask.ndim == 4 else mask.reshape(*[1] * (4 - mask.ndim), *mask.shape)
+
+
+def dropout(input: Tensor, p: float, train: bool) -> Tensor:
+    """Dropout that draws by position."""
+    return operators.dropout(input, p, next(_numbers.get())) if train and p > 0 else input.clone()
+
+
+def feature_dropout(input: Tensor, p: float, train: bool) -> Tensor:
+    """Dropout of whole channels."""
+    if not train or p == 0:
+        return input.clone()
+    ones = torch.ones_like(input).sum(tuple(range(2, input.ndim)), keepdim=True) * (1 / math.prod(input.shape[2:]))
+    return input * operators.dropout(ones, p, next(_numbers.get()))
+
+
+def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """The dropout between the layers of a recurrent network, and which elements it kept."""
+    if train is False or p == 0:
+        return input.clone(), torch.ones_like(input, dtype=torch.bool)
+    number = next(_numbers.get())
+    return operators.dropout(input, p, number), operators.dropout(torch.ones_like(input), p, number) != 0
+
+
+def cross_entropy_loss(
+    self: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = _MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Cross-entropy row by row, then reduced by ordinary operators."""
+    if weight is not None or label_smoothing or target.is_floating_point():
+        return aten.cross_entropy_loss.default(self, target, weight, reduction, ignore_index, label_smoothing)
+    logits = self.movedim(1, -1).reshape(-1, self.shape[1]) if self.ndim > 2 else self.reshape(-1, self.shape[-1])
+    rows, _ = operators.cross_entropy(logits, target.reshape(-1), ignore_index)
+    if reduction == _SUM:
+        return rows.sum()
+    if reduction == _MEAN:
+        return rows.sum() / (target.reshape(-1) != ignore_index).to(rows.dtype).sum()
+    return rows.reshape(target.shape)
+
+
+def batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    """BatchNorm by sums over the batch, which is therefore the whole batch, however it is sharded."""
+    dims = [0, *range(2, input.ndim)]
+    shape = [1, -1, *[1] * (input.ndim - 2)]
+    if training or running_mean is None or running_var is None:
+        count = input.numel() // input.shape[1]
+        mean = input.sum(dims) / count
+        centred = input - mean.view(shape)
+        variance = (centred * centred).sum(dims) / count
+        if running_mean is not None and running_var is not None:
+            with torch.no_grad():
+                running_mean.copy_(running_mean * (1 - momentum) + mean * momentum)
+                running_var.copy_(running_var * (1 - momentum) + variance * (momentum * count / max(count - 1, 1)))
+    else:
+        centred, variance = input - running_mean.view(shape), running_var
+    result = centred * torch.rsqrt(variance + eps).view(shape)
+    if weight is not None:
+        result = result * weight.view(shape)
+    return result if bias is None else result + bias.view(shape)
+
+
+REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+    aten.scaled_dot_product_attention.default: attention,
+    aten.dropout.default: dropout,
+    aten.dropout_.default: dropout,
+    aten.feature_dropout.default: feature_dropout,
+    aten.cross_entropy_loss.default: cross_entropy_loss,
+    aten.batch_norm.default: batch_norm,
+}
+
+
+def _mean(
+    self: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    dims = dim or list(range(self.ndim))
+    return self.sum(dims, keepdim, dtype=dtype) / math.prod(self.shape[d] for d in dims)
+
+
+def _mean_all(self: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    return _mean(self, None, dtype=dtype)
+
+
+def _sum_all(self: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    return self.sum(list(range(self.ndim)), dtype=dtype)
+
+
+# What AOTAutograd decomposes below autograd. A mean is a sum divided by the number of elements of the *whole* tensor.
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten.native_dropout.default: native_dropout,
+    aten.mean.dim: _mean,
+    aten.mean.default: _mean_all,
+    aten.sum.default: _sum_all,
+}

@@ -1,0 +1,161 @@
+"""The order in which a rank computes, sends and forgets: the same list of actions on every rank.
+
+A tensor is sent just before the operator that reads it in its new property. What the program marks as early (a
+parameter gathered for use) is sent one such tensor ahead, so that it travels while the operators before compute; what
+it marks as deferred (a gradient) is sent as soon as it is made and waited for at the end of the step. A tensor is
+forgotten after its last use.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from shardwright.synthesis.graph import Graph, Node, Ref
+from shardwright.synthesis.program import Communication, Program, Step
+from shardwright.synthesis.properties import REPLICATED, Partial, Property, Replicated
+
+Key: TypeAlias = tuple[Ref, Property]
+"""A tensor in one property."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    node: Node
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    one: Communication
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    one: Communication
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    keys: tuple[Key, ...]
+
+
+Action: TypeAlias = Compute | Send | Wait | Forget
+
+
+def schedule(graph: Graph, program: Program) -> tuple[Action, ...]:
+    """Return the actions of every rank."""
+    actions = _ordered(graph, program)
+    kept = set(ends(graph, program).values())
+    last: dict[Key, int] = {}
+    for index, action in enumerate(actions):
+        last.update(dict.fromkeys(_used(action), index))
+    gone: dict[int, list[Key]] = defaultdict(list)
+    for key, index in last.items():
+        if key not in kept:
+            gone[index].append(key)
+    return tuple(_forgetting(actions, gone))
+
+
+def ends(graph: Graph, program: Program) -> dict[str, Key]:
+    """Return the tensors that a step leaves: "loss", "gradient NAME" and "buffer NAME", in the property that the loss,
+    the parameter or the buffer has."""
+
+    def held(ref: Ref) -> Property:
+        return program.steps[ref.node].outputs[ref.output]
+
+    return {
+        "loss": (graph.loss, REPLICATED),
+        **{f"gradient {name}": (ref, held(graph.parameters[name])) for name, ref in graph.gradients.items()},
+        **{f"buffer {name}": (ref, held(graph.buffers[name])) for name, ref in graph.buffer_updates.items()},
+    }
+
+
+def _ordered(graph: Graph, program: Program) -> list[Action]:
+    """Return the actions without the forgetting."""
+    closing = _closing(graph, program)
+    known = {**closing, **program.conversions()}
+    waits = _first_readers(graph, program, known)
+    sends = _sends(graph, waits)
+    deferred = [one for one in known.values() if one.deferred and (one.tensor, one.target) in closing]
+    actions: list[Action] = []
+    for node in graph.nodes:
+        actions += [Send(one) for one in sends[node.name]]
+        actions += [Wait(one) for one in waits[node.name]]
+        actions.append(Compute(node, program.steps[node.name]))
+        actions += [Send(one) for one in deferred if one.tensor.node == node.name]
+    read = {one for ones in waits.values() for one in ones}
+    left = [known[key] for key in closing if known[key] not in read]
+    actions += [Send(one) for one in left if one not in deferred]
+    return [*actions, *(Wait(one) for one in left)]
+
+
+def _closing(graph: Graph, program: Program) -> dict[Key, Communication]:
+    """Return the communications that bring the tensors that the step leaves to their property at the end, where they
+    are made in another: those that the program does not name are made the plainest way."""
+    found = {}
+    for ref, asked in ends(graph, program).values():
+        made = program.steps[ref.node].outputs[ref.output]
+        if made != asked:
+            found[ref, asked] = Communication(tensor=ref, source=made, target=asked, method=_plainest(made, asked))
+    return {**found, **{key: one for key, one in program.conversions().items() if key in found}}
+
+
+def _plainest(source: Property, target: Property) -> str:
+    if isinstance(source, Replicated):
+        return "slice"
+    if isinstance(target, Replicated):
+        return "all_reduce" if isinstance(source, Partial) else "all_gather_grouped"
+    return "reduce_scatter_grouped" if isinstance(source, Partial) else "all_to_all"
+
+
+def _first_readers(graph: Graph, program: Program, known: dict[Key, Communication]) -> dict[str, list[Communication]]:
+    """Return, for each node, the communications that must be done before it and before no other."""
+    made: dict[Ref, Property] = {}
+    done: set[Key] = set()
+    found: dict[str, list[Communication]] = defaultdict(list)
+    for node in graph.nodes:
+        step = program.steps[node.name]
+        for key in dict.fromkeys(zip(node.inputs, step.inputs, strict=True)):
+            if made[key[0]] != key[1] and key not in done:
+                done.add(key)
+                found[node.name].append(known[key])
+        made.update((Ref(node.name, number), held) for number, held in enumerate(step.outputs))
+    return found
+
+
+def _sends(graph: Graph, waits: dict[str, list[Communication]]) -> dict[str, list[Communication]]:
+    """Return before which node each communication starts: an early one where the early one before it is waited for,
+    unless its tensor is not made by then."""
+    order = {node.name: index for index, node in enumerate(graph.nodes)}
+    found: dict[str, list[Communication]] = defaultdict(list)
+    last = graph.nodes[0].name
+    for node in graph.nodes:
+        for one in waits[node.name]:
+            ahead = one.early and order[last] > order[one.tensor.node]
+            found[last if ahead else node.name].append(one)
+        if any(one.early for one in waits[node.name]):
+            last = node.name
+    return found
+
+
+def _used(action: Action) -> Iterator[Key]:
+    match action:
+        case Compute(node, step):
+            yield from zip(node.inputs, step.inputs, strict=True)
+            yield from ((Ref(node.name, number), held) for number, held in enumerate(step.outputs))
+        case Send(one):
+            yield one.tensor, one.source
+        case Wait(one):
+            yield one.tensor, one.target
+        case Forget():
+            pass
+
+
+def _forgetting(actions: list[Action], gone: dict[int, list[Key]]) -> Iterator[Action]:
+    for index, action in enumerate(actions):
+        yield action
+        if index in gone:
+            yield Forget(tuple(gone[index]))
