@@ -1,6 +1,18 @@
-"""Traces PyTorch modules to graphs of operators and runs SPMD programs on unequal devices.
+"""Traces PyTorch modules to graphs of operators, and runs SPMD programs on unequal devices.
 
-Here live the way from a module to a graph (`trace`) and the way from a program to a training step on every rank
-(`execute`). Both need PyTorch. What does not belong here: which operator is sharded how, and what that costs
-(`synthesis`), and the execution of a `Plan` (`runtime`).
+* `trace`: from a module, a batch and a loss to a graph
+* `replacements`: what a trace calls in place of operators that no shard could compute
+* `experts`: experts of `transformers`, traced row by row
+* `operators`: operators of our own, as PyTorch knows them
+* `kernels`: what they compute
+* `joint`: from PyTorch's graph of forward and backward to ours
+* `normalise`: one form for each operator
+* `shards`: where the shard of a rank lies in a tensor
+* `local`: one operator on what a rank holds
+* `schedule`: when a rank computes, sends and forgets
+* `convert`: from one sharding to another
+* `fabric`: collectives for unequal parts
+* `execute`: a program on one rank
+
+Which operator is sharded how, and what that costs, is decided in `synthesis`; a `Plan` is run by `runtime`.
 """
