@@ -177,6 +177,22 @@ def _expert_holders(pipelines: Pipelines, members: Sequence[Place]) -> tuple[tup
 
 
 def _communicators(layout: Layout) -> Iterator[Communicator]:
+    yield from _pipeline_communicators(layout)
+    for place in layout.places:
+        if place.context_parallel > 1:
+            yield Communicator(purpose="context", ranks=layout.context_group(place))
+    for place in layout.places if layout.units[0].experts else ():
+        group = expert_group(layout.pipelines, place)
+        if len(group) > 1:
+            yield Communicator(purpose="experts", ranks=group)
+    for unit in layout.units:
+        for ranks in (*unit.holders, *chain.from_iterable(unit.experts)):
+            if len(ranks) > 1:
+                yield Communicator(purpose="gradient", ranks=ranks)
+
+
+def _pipeline_communicators(layout: Layout) -> Iterator[Communicator]:
+    """Yield the groups inside the stages of each pipeline and between them."""
     ring = layout.plan.schedule.virtual_stages > 1
     for stages in layout.pipelines.values():
         for ranks in stages:
@@ -190,17 +206,6 @@ def _communicators(layout: Layout) -> Iterator[Communicator]:
             if ring:
                 yield Communicator(purpose="forward wrap", ranks=everyone)
                 yield Communicator(purpose="backward wrap", ranks=everyone)
-    for place in layout.places:
-        if place.context_parallel > 1:
-            yield Communicator(purpose="context", ranks=layout.context_group(place))
-    for place in layout.places if layout.units[0].experts else ():
-        group = expert_group(layout.pipelines, place)
-        if len(group) > 1:
-            yield Communicator(purpose="experts", ranks=group)
-    for unit in layout.units:
-        for ranks in (*unit.holders, *chain.from_iterable(unit.experts)):
-            if len(ranks) > 1:
-                yield Communicator(purpose="gradient", ranks=ranks)
 
 
 def _copy_groups(layout: Layout, ranks: tuple[int, ...]) -> Iterator[Communicator]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 from shardwright.errors import suggestion
@@ -16,10 +17,10 @@ from shardwright.search.rules.tree import (
     Nothing,
     Number,
     RuleError,
-    Truth,
     Variable,
     Within,
     Word,
+    operands,
     variables,
 )
 from shardwright.search.rules.variables import CANONICAL, Parameter
@@ -43,44 +44,28 @@ def faults(expression: Expression, schema: Schema) -> list[RuleError]:
     return sorted(found, key=lambda fault: fault.span.start)
 
 
+_RESULT: Mapping[type[Expression], Kind] = MappingProxyType(
+    {Number: "number", Negative: "number", Arithmetic: "number", Word: "word", Nothing: "none"}
+)  # all others are conditions
+
+
 def _kind(node: Expression, schema: Schema, found: list[RuleError]) -> Kind:
     """Return the kind of `node`, `unknown` where a fault inside it has been added to `found`."""
+    if isinstance(node, Variable):
+        given = schema[node.name].kind
+        return "condition" if given == "switch" else given
     before = len(found)
-    kind: Kind = "condition"
     match node:
-        case Number():
-            kind = "number"
-        case Truth():
-            pass
-        case Word():
-            kind = "word"
-        case Nothing():
-            kind = "none"
-        case Variable(name=name):
-            given = schema[name].kind
-            kind = "condition" if given == "switch" else given
-        case Negative(operand=operand):
-            _require(operand, "number", schema, found)
-            kind = "number"
-        case Arithmetic(first=first, rest=rest):
-            for operand in (first, *(operand for _, operand in rest)):
-                _require(operand, "number", schema, found)
-            kind = "number"
-        case Not(operand=operand):
-            _require(operand, "condition", schema, found)
-        case Logic(operands=operands):
-            for operand in operands:
-                _require(operand, "condition", schema, found)
-        case Within(item=item, choices=choices):
-            sought = _kind(item, schema, found)
-            for choice in choices:
-                _equality((item, sought), (choice, _kind(choice, schema, found)), schema, found)
-        case Compare(operator="==" | "!=", left=left, right=right):
-            _equality((left, _kind(left, schema, found)), (right, _kind(right, schema, found)), schema, found)
-        case Compare(left=left, right=right):
-            _require(left, "number", schema, found)
-            _require(right, "number", schema, found)
-    return kind if len(found) == before else "unknown"
+        case Within() | Compare(operator="==" | "!="):
+            left, *others = operands(node)
+            sought = _kind(left, schema, found)
+            for other in others:
+                _equality((left, sought), (other, _kind(other, schema, found)), schema, found)
+        case _:
+            wanted: Kind = "condition" if isinstance(node, Not | Logic) else "number"
+            for operand in operands(node):
+                _require(operand, wanted, schema, found)
+    return _RESULT.get(type(node), "condition") if len(found) == before else "unknown"
 
 
 def _require(node: Expression, wanted: Kind, schema: Schema, found: list[RuleError]) -> None:

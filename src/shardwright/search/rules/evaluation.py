@@ -61,9 +61,7 @@ def _value(node: Expression, columns: Mapping[str, Column]) -> Column:
     match node:
         case Variable(name=name):
             return columns[name]
-        case Number(value=value):
-            return Column(values=np.asarray(value))
-        case Truth(value=value):
+        case Number(value=value) | Truth(value=value):
             return Column(values=np.asarray(value))
         case Word(text=text):
             return Column(values=np.asarray(0), words=(text,))

@@ -104,23 +104,28 @@ class Logic:
 Expression = Number | Truth | Word | Nothing | Variable | Negative | Not | Arithmetic | Compare | Within | Logic
 
 
+def operands(expression: Expression) -> tuple[Expression, ...]:
+    """Return the expressions that `expression` is made of, from left to right."""
+    match expression:
+        case Negative(operand=operand) | Not(operand=operand):
+            return (operand,)
+        case Arithmetic(first=first, rest=rest):
+            return (first, *(operand for _, operand in rest))
+        case Compare(left=left, right=right):
+            return (left, right)
+        case Within(item=item, choices=choices):
+            return (item, *choices)
+        case Logic(operands=joined):
+            return joined
+        case _:
+            return ()
+
+
 def variables(expression: Expression) -> frozenset[str]:
     """Return the canonical names of the variables in `expression`."""
-    match expression:
-        case Variable(name=name):
-            return frozenset({name})
-        case Negative(operand=operand) | Not(operand=operand):
-            return variables(operand)
-        case Arithmetic(first=first, rest=rest):
-            return variables(first).union(*(variables(operand) for _, operand in rest))
-        case Compare(left=left, right=right):
-            return variables(left) | variables(right)
-        case Within(item=item, choices=choices):
-            return variables(item).union(*map(variables, choices))
-        case Logic(operands=operands):
-            return frozenset().union(*map(variables, operands))
-        case _:
-            return frozenset()
+    if isinstance(expression, Variable):
+        return frozenset({expression.name})
+    return frozenset[str]().union(*map(variables, operands(expression)))
 
 
 class RuleError(Exception):
