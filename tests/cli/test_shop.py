@@ -127,7 +127,7 @@ def test_the_price_table_is_the_offer_where_there_is_no_file() -> None:
     rented = {rental["gpu"] for choice in document["front"] for rental in choice["rent"]}
     assert rented <= {"A100-SXM-40", "L40S"}
     assert all(choice["gpus"] <= 16 for choice in document["front"])
-    assert any("price: $" in words and "undated" in words for words in document["assumed"])
+    assert any("price: on demand $" in words and "commit" in words for words in document["assumed"])
 
 
 def test_batch_and_length_have_usual_sizes_which_the_report_names(offers: str) -> None:

@@ -10,7 +10,7 @@ from tests.search.shop.samples import A100, A100_SPOT, H100, JOB, offers
 
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.reports.documents.shop import shop_document
-from shardwright.reports.text.shop import chosen, shop_text
+from shardwright.reports.text.shop import chances, chosen, shop_text
 from shardwright.search.market.result import Shopping
 from shardwright.search.market.shop import shop
 from shardwright.spec.read.model import load_model
@@ -68,9 +68,30 @@ def test_what_keeps_no_limit_is_told_with_the_front(result: Shopping) -> None:
 def test_the_document_is_json_with_every_choice(result: Shopping) -> None:
     document = json.loads(json.dumps(shop_document(result, ()), allow_nan=False))
     assert [choice["dollars"] for choice in document["front"]] == [choice.dollars for choice in result.front]
-    assert {"knee", "cheapest_within_deadline", "fastest_within_budget"} == set(document["picks"])
+    assert {"knee", "cheapest_within_deadline", "cheapest_on_demand_within_deadline", "fastest_within_budget"} == set(
+        document["picks"]
+    )
     for choice in document["front"]:
         assert choice["dollars"] == pytest.approx(
             sum(r["machines"] * r["dollars_per_machine_hour"] for r in choice["rent"]) * choice["hours"]
         )
         assert choice["plan"]["version"] == 1
+
+
+def test_beside_spot_stands_the_cheapest_on_demand_within_the_deadline_with_its_chance(result: Shopping) -> None:
+    slowest = max(choice.hours for choice in result.front)
+    asked = limited(result, slowest, None)
+    spot, safe = asked.picks.cheapest_in_time, asked.picks.on_demand_in_time
+    assert (
+        spot is not None and safe is not None and asked.front[spot].preemptions > 0.0 == asked.front[safe].preemptions
+    )
+    others = [choice.dollars for choice in asked.front if not choice.preemptions and choice.hours <= slowest]
+    assert asked.front[safe].dollars == min(others)
+    text = " ".join(shop_text(asked, MODEL, JOB, (), 110).split())
+    assert f"The same on demand: {safe + 1}: " in text
+    odds = chances(asked.front[safe], asked)
+    assert list(odds) == ["deadline"] and 0.0 < odds["deadline"] < 1.0
+    assert f"{odds['deadline']:.0%} sure to keep the deadline" in text
+    document = json.loads(json.dumps(shop_document(asked, ())))
+    assert document["picks"]["cheapest_on_demand_within_deadline"] == safe
+    assert document["front"][safe]["chances"] == odds

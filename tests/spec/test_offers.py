@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
 from shardwright.spec.catalog.catalog import prices
+from shardwright.spec.catalog.price_rule import typical_price
 from shardwright.spec.offers import FAILURES_PER_GPU_HOUR, Offer, Offers, Terms
 from shardwright.spec.read.offers import OFFER_KEYS, build_offers, load_offers, narrowed, offers_from_prices
 
@@ -104,17 +105,31 @@ def test_files_without_offers_are_refused(data: object) -> None:
     assert problems(data)
 
 
-def test_of_the_price_table_each_gpu_and_market_has_its_cheapest_large_machine() -> None:
+def test_of_the_price_table_each_gpu_and_market_has_the_typical_price_of_its_machines() -> None:
     found = offers_from_prices(prices(), gpus=["H100", "A100-40"], most_gpus=64)
     assert {(offer.pool.gpu.name, offer.market) for offer in found.offers} == {
         (gpu, market) for gpu in ("H100-SXM", "A100-SXM-40") for market in ("on-demand", "spot")
     }
     for offer in found.offers:
         alike = [row for row in prices(gpu=offer.pool.gpu.name) if row.gpus == offer.pool.gpus_per_node]
-        each = [row.price.spot_per_hour if offer.market == "spot" else row.price.on_demand_per_hour for row in alike]
-        assert offer.dollars_per_hour == min(dollars for dollars in each if dollars is not None)
+        typical = typical_price(alike, offer.pool.gpus_per_node, spot=offer.market == "spot")
+        assert typical is not None and offer.dollars_per_hour == typical.dollars
         assert offer.pool.gpus <= 64
         assert offer.pool.price is not None and offer.pool.price.source != "user"
+
+
+def test_spot_machines_are_not_taken_to_be_free_without_end() -> None:
+    usual, asked = (offers_from_prices(prices(), gpus=["H100"], most_gpus=most) for most in (None, 512))
+    assert [offer.pool.gpus for offer in usual.offers] == [1024, 64]
+    assert any("H100-SXM spot: at most 8 machines" in words for words in usual.assumed)
+    assert [offer.pool.gpus for offer in asked.offers] == [512, 512]
+
+
+def test_machines_of_one_provider_whose_network_nobody_knows_are_offered_singly() -> None:
+    known, unknown = (offers_from_prices(prices(provider=name), gpus=["H100"]) for name in ("nebius", "hyperstack"))
+    assert {offer.pool.nodes for offer in known.offers} == {128, 8}
+    assert {offer.pool.nodes for offer in unknown.offers} == {1}
+    assert any("one machine at most" in words for words in unknown.assumed)
 
 
 def test_a_gpu_without_a_price_in_the_table_is_named() -> None:

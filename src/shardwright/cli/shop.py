@@ -53,7 +53,8 @@ def shop(
         str | None, typer.Option(metavar="NAME", help="Of the price table, only this region, e.g. us-east-1.")
     ] = None,
     max_gpus: Annotated[
-        int | None, typer.Option(metavar="N", help="Of the price table, most GPUs of one type; usually 1024.")
+        int | None,
+        typer.Option(metavar="N", help="Of the price table, most GPUs of one type; usually 1024, 64 on spot."),
     ] = None,
     deadline: Annotated[
         str | None, typer.Option(metavar="TIME", help="Longest run: 30d, 720h or hours. Picks the cheapest in time.")
@@ -165,11 +166,10 @@ def _offers(
             if value is not None:
                 raise bad(option, "narrows the price table, not an offers file", f"leave {option} or --offers out")
         return narrowed(load_offers(path, prices=rows), gpus, markets)
-    most = MOST_GPUS if max_gpus is None else max_gpus
-    if most < 1:
-        raise bad("--max-gpus", f"{most} GPUs cannot be rented", f"{MOST_GPUS} is the default")
+    if max_gpus is not None and max_gpus < 1:
+        raise bad("--max-gpus", f"{max_gpus} GPUs cannot be rented", f"{MOST_GPUS} is the default")
     table = table_prices(provider=provider, region=region, own=rows)
-    return narrowed(offers_from_prices(table, gpus=gpus, most_gpus=most), gpus, markets)
+    return narrowed(offers_from_prices(table, gpus=gpus, most_gpus=max_gpus), gpus, markets)
 
 
 shop.__doc__ = HELP

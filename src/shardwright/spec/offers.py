@@ -10,6 +10,7 @@ from shardwright.spec.cluster import NodePool, SiteLink
 Market = Literal["on-demand", "spot", "reserved"]
 MARKETS: tuple[Market, ...] = ("on-demand", "spot", "reserved")
 MOST_GPUS = 1024  # of one offer, where nobody says how many machines can be had
+MOST_SPOT_GPUS = 64  # of one spot offer: no provider publishes how many machines are free
 
 # 419 unexpected interruptions in 54 days on 16,384 H100 (Llama 3, arXiv 2407.21783, §3.3.4).
 FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16384)

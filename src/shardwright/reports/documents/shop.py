@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from shardwright.plans.document import to_document
 from shardwright.reports.documents.ranking import Document
 from shardwright.reports.text.risk import risk_document
-from shardwright.search.market.result import Shopping, ShopReport, Step
-from shardwright.search.renting.choice import Choice, Rental
+from shardwright.reports.text.shop import chances
+from shardwright.search.market.result import Shopping, ShopReport
+from shardwright.search.renting.choice import Rental
 
 
 def shop_document(result: Shopping, assumed: Sequence[str]) -> Document:
     """Return what `shop --json` prints."""
     document: dict[str, object] = {
-        "front": [_choice_document(choice, step) for choice, step in zip(result.front, result.steps, strict=True)],
+        "front": [_choice_document(place, result) for place in range(len(result.front))],
         "picks": {
             "knee": result.picks.knee,
             "cheapest_within_deadline": result.picks.cheapest_in_time,
+            "cheapest_on_demand_within_deadline": result.picks.on_demand_in_time,
             "fastest_within_budget": result.picks.fastest_in_budget,
         },
         "deadline_hours": result.deadline_hours,
@@ -33,11 +35,13 @@ def shop_document(result: Shopping, assumed: Sequence[str]) -> Document:
     return document
 
 
-def _choice_document(choice: Choice, step: Step | None) -> Document:
+def _choice_document(place: int, result: Shopping) -> Document:
+    choice, step = result.front[place], result.steps[place]
     return {
         "gpus": choice.gpus,
         "rent": [_rental_document(rental) for rental in choice.rentals],
         **risk_document(choice),
+        "chances": dict(chances(choice, result)),
         "step": None
         if step is None
         else {"gpus": step.gpus, "gpu": step.gpu, "faster": step.faster, "dearer": step.dearer},

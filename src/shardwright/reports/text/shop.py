@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from shardwright.cost.trust.chance import chance_within
 from shardwright.reports.text import describe
 from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
-from shardwright.reports.text.plans import plan_text
+from shardwright.reports.text.plans import plan_text, predicted
 from shardwright.reports.text.risk import risk_text
 from shardwright.search.market.result import Shopping, ShopReport, Step
 from shardwright.search.renting.choice import Choice
@@ -74,6 +75,8 @@ def _answers(result: Shopping, width: int) -> str:
     found: list[tuple[str, int | None]] = []
     if result.deadline_hours is not None:
         found.append((f"Cheapest within {_duration(result.deadline_hours)}", picks.cheapest_in_time))
+        if picks.on_demand_in_time != picks.cheapest_in_time:
+            found.append(("The same on demand", picks.on_demand_in_time))
     if result.budget_dollars is not None:
         found.append((f"Fastest for {format_dollars(result.budget_dollars)}", picks.fastest_in_budget))
     found.append(("Where more speed begins to cost more (the knee)", picks.knee))
@@ -84,18 +87,29 @@ def _answers(result: Shopping, width: int) -> str:
     if front[safest].preemptions < front[cheapest].preemptions:
         found.append(("Cheapest without preemptions" if not front[safest].preemptions else "Safest", safest))
     lines = [
-        f"{question}: {place + 1}: {_sentence(front[place], result.offers)}"
-        for question, place in found
-        if place is not None
+        f"{question}: {place + 1}: {_sentence(front[place], result)}" for question, place in found if place is not None
     ]
     return "\n".join(wrapped(line, "", width) for line in lines)
 
 
-def _sentence(choice: Choice, offers: Offers) -> str:
-    words = f"{rented_words(choice, offers)}, {_duration(choice.hours)} for {format_dollars(choice.dollars)}"
+def _sentence(choice: Choice, result: Shopping) -> str:
+    rented = rented_words(choice, result.offers)
+    words = f"{rented}, {_duration(choice.hours)} for {format_dollars(choice.dollars)}"
     if choice.preemptions:
         words += f", about {choice.preemptions:,.0f} preemptions"
-    return words
+    odds = chances(choice, result)
+    return words + "".join(f"; {chance:.0%} sure to keep the {limit}" for limit, chance in odds.items())
+
+
+def chances(choice: Choice, result: Shopping) -> Mapping[str, float]:
+    """Return with what probability a choice keeps the deadline and the budget, as far as they were given."""
+    prediction = predicted(choice.plan)
+    stated = {"deadline": (choice.hours, result.deadline_hours), "budget": (choice.dollars, result.budget_dollars)}
+    return {
+        name: chance_within(prediction, expected, limit)
+        for name, (expected, limit) in stated.items()
+        if limit is not None
+    }
 
 
 def rented_words(choice: Choice, offers: Offers) -> str:
@@ -128,7 +142,8 @@ def _shown(result: Shopping) -> list[int]:
     count = len(result.front)
     if count <= MOST_ROWS:
         return list(range(count))
-    named = (result.picks.knee, result.picks.cheapest_in_time, result.picks.fastest_in_budget)
+    picks = result.picks
+    named = (picks.knee, picks.cheapest_in_time, picks.on_demand_in_time, picks.fastest_in_budget)
     spread = {round(step * (count - 1) / (MOST_ROWS - 1)) for step in range(MOST_ROWS)}
     return sorted(spread | {place for place in named if place is not None})
 
@@ -154,7 +169,12 @@ def _cells(place: int, result: Shopping) -> dict[str, str]:
 
 def _mark(place: int, result: Shopping) -> str:
     picks = result.picks
-    names = (("knee", picks.knee), ("in time", picks.cheapest_in_time), ("in budget", picks.fastest_in_budget))
+    names = (
+        ("knee", picks.knee),
+        ("in time", picks.cheapest_in_time),
+        ("on demand in time", picks.on_demand_in_time if picks.on_demand_in_time != picks.cheapest_in_time else None),
+        ("in budget", picks.fastest_in_budget),
+    )
     return ", ".join(name for name, found in names if found == place)
 
 

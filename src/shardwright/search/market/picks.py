@@ -12,14 +12,17 @@ from shardwright.units import format_dollars
 
 
 def picks(front: Sequence[Choice], deadline_hours: float | None, budget_dollars: float | None) -> Picks:
-    """Return the cheapest choice within the deadline, the fastest within the budget (each keeps the other limit too),
-    and the knee."""
+    """Return the cheapest choice within the deadline, of all and of those that nobody takes back, the fastest within
+    the budget (each keeps the other limit too), and the knee."""
     kept = [place for place in range(len(front)) if _keeps(front[place], deadline_hours, budget_dollars)]
     cheapest = min(kept, key=lambda place: (front[place].dollars, front[place].hours), default=None)
     fastest = min(kept, key=lambda place: (front[place].hours, front[place].dollars), default=None)
+    safe = [place for place in kept if not front[place].preemptions]
+    secure = min(safe, key=lambda place: (front[place].dollars, front[place].hours), default=None)
     return Picks(
         knee=knee(front),
         cheapest_in_time=cheapest if deadline_hours is not None else None,
+        on_demand_in_time=secure if deadline_hours is not None else None,
         fastest_in_budget=fastest if budget_dollars is not None else None,
     )
 

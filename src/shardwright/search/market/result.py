@@ -22,10 +22,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picks:
-    """Places in the front that answer a question; None where no limit was given, or none keeps it."""
+    """Places in the front that answer a question; None where no limit was given, or none keeps it. `on_demand_in_time`
+    is the cheapest within the deadline whose machines nobody takes back."""
 
     knee: int | None = None
     cheapest_in_time: int | None = None
+    on_demand_in_time: int | None = None
     fastest_in_budget: int | None = None
 
 

@@ -2,5 +2,6 @@
 
 * `catalog`: lookups of GPUs, links, machines and prices
 * `price_table`: the price table in force: fetched, or the one that ships
+* `price_rule`: what a machine costs where nobody says
 * `live_prices`: today's prices from public catalogues (gpuhunt)
 """

@@ -31,8 +31,8 @@ def table_date() -> str:
     """Return in words how old the table in force is."""
     if refreshed_path().exists():
         return f"the table fetched on {max(row.price.date for row in _table())}"
-    bounds = sorted({row.price.date.removeprefix("undated; ") for row in prices() if row.price.date != "undated"})
-    return f"the table that ships, undated ({', '.join(bounds)})" if bounds else "the table that ships, undated"
+    commits = {row.price.source for row in prices()}
+    return f"the table that ships, of {len(commits)} commits of its sources (`date` names each row's)"
 
 
 def _table() -> tuple[MachinePrice, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -174,8 +174,21 @@ def read_pool(
         site=site,
         rack_nodes=rack_nodes or 0,
         rack_bytes_per_second=(stated["rack_gbps"] or 0.0) * GBIT_BYTES,
-        assumed=(*pool.assumed, *([price.words] if price.words else [])),
+        assumed=(*pool.assumed, *_price_words(price, pool, prices, spot=spot)),
     )
+
+
+def _price_words(
+    price: defaults.PriceGuess, pool: NodePool, own_prices: Sequence[MachinePrice], *, spot: bool
+) -> Iterator[str]:
+    """Yield where a price is from and, of several machines, what those cost whose network is known to be as good."""
+    if not price.words:
+        return
+    yield price.words
+    assumed = any(words.startswith("network:") for words in pool.assumed)
+    apart = "" if pool.nodes == 1 or not assumed else defaults.price_with_network(pool, own_prices, spot=spot)
+    if apart:
+        yield apart
 
 
 def _assembled(hardware: _Hardware, stated: Mapping[str, float | None]) -> NodePool:
@@ -294,7 +307,13 @@ def _price(
         return defaults.PriceGuess(price=price, words="")
     try:
         guess = defaults.catalogue_price(
-            hardware.gpu, hardware.gpus_per_node, machine, provider=provider, region=region, own_prices=own_prices
+            hardware.gpu,
+            hardware.gpus_per_node,
+            machine,
+            provider=provider,
+            region=region,
+            own_prices=own_prices,
+            spot=taken_back,
         )
     except SpecError as error:
         section.problems.extend(replace(item, path=section.place_of(item.path)) for item in error.problems)

@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from shardwright.errors import Problem, SpecError, bad, suggestion
-from shardwright.spec.catalog.catalog import MachinePrice, machines, resolve_gpu
+from shardwright.spec.catalog.catalog import MachinePrice, find_gpu, machines, resolve_gpu
+from shardwright.spec.catalog.price_rule import typical_price
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.offers import (
     FAILURES_PER_GPU_HOUR,
     MARKETS,
     MOST_GPUS,
+    MOST_SPOT_GPUS,
     SPOT_PREEMPTIONS_PER_HOUR,
     Market,
     Offer,
@@ -27,6 +29,7 @@ from shardwright.spec.read.cluster import (
     read_pool,
     read_site_links,
 )
+from shardwright.spec.read.custom_gpu import reference_machine
 from shardwright.spec.read.sites import connected
 from shardwright.spec.text.fields import Section, shown
 from shardwright.spec.text.reading import parse_json, parse_yaml, read_text
@@ -172,22 +175,30 @@ def _assumed_terms(root: Section, terms: Terms) -> Iterator[str]:
         yield f"restart: {terms.restart_seconds / 60.0:g} minutes after an interruption (MegaScale, arXiv 2402.15627)"
 
 
-def offers_from_prices(rows: Sequence[MachinePrice], *, gpus: Sequence[str] = (), most_gpus: int = MOST_GPUS) -> Offers:
-    """Return offers from rows of a price table: of each GPU type and market the cheapest machine for the GPU among
-    those with the most GPUs. `gpus` narrows the types (names or aliases).
+def offers_from_prices(
+    rows: Sequence[MachinePrice], *, gpus: Sequence[str] = (), most_gpus: int | None = None
+) -> Offers:
+    """Return offers from rows of a price table: of each GPU type and market, machines of the usual size at their
+    typical price (`price_rule`), the same that `plan` assumes. `gpus` narrows the types (names or aliases).
 
-    Raises SpecError for an unknown GPU, and where a type has no price.
+    There are as many machines as hold `most_gpus` GPUs; by default `MOST_GPUS`, on spot `MOST_SPOT_GPUS`. Where all
+    rows are of one provider and nobody says what network its machines have, one machine. Raises SpecError for an
+    unknown GPU, and where a type has no price.
     """
     wanted = {resolve_gpu(name, "--gpu")[0].name for name in gpus}
     names = [name for name in dict.fromkeys(row.gpu for row in rows) if not wanted or name in wanted]
     problems: list[Problem] = []
-    found = []
+    found, notes = [], []
     for name in names:
+        alike = [row for row in rows if row.gpu == name and row.gpus <= MOST_GPUS_PER_NODE]
+        size = _usual_size(name, alike)
         for market in MARKETS[:2]:
-            row = _cheapest([row for row in rows if row.gpu == name], market)
-            if row is not None:
-                section = Section(f"prices: {name}", _entry(row, market, most_gpus), problems)
-                found.append(_offer(section, (row,)))
+            price = typical_price(alike, size, spot=market == "spot")
+            if price is None:
+                continue
+            entry, words = _entry(price.row, market, size, alike, most_gpus)
+            notes += [f"{name} {market}: {word}" for word in words]
+            found.append(_offer(Section(f"prices: {name}", entry, problems), alike))
     offers = [offer for offer in found if offer is not None]
     if problems:
         raise SpecError(*problems)
@@ -196,30 +207,32 @@ def offers_from_prices(rows: Sequence[MachinePrice], *, gpus: Sequence[str] = ()
         words = ", ".join(sorted(missing)) or "these GPUs"
         raise bad("prices", f"the table has no price of {words}", "write an offers file with price_per_hour")
     terms = _assumed_terms(Section("prices", {}, problems), Terms())
-    return Offers(offers=tuple(offers), assumed=tuple(dict.fromkeys([*_assumed(offers), *terms])))
+    return Offers(offers=tuple(offers), assumed=tuple(dict.fromkeys([*_assumed(offers), *notes, *terms])))
 
 
-def _cheapest(rows: Sequence[MachinePrice], market: Market) -> MachinePrice | None:
-    """Return the cheapest machine for the GPU among those with the most GPUs, or None without a price."""
-    priced = [
-        (dollars / row.gpus, row.provider, row.region, row.machine, row)
-        for row in rows
-        if row.gpus <= MOST_GPUS_PER_NODE and (dollars := _dollars(row, market)) is not None
-    ]
-    largest = max((row.gpus for *_, row in priced), default=0)
-    among = [entry for entry in priced if entry[-1].gpus == largest]
-    return min(among, key=lambda entry: entry[:-1])[-1] if among else None
+def _usual_size(gpu: str, rows: Sequence[MachinePrice]) -> int:
+    """Return how many GPUs a machine on offer has: as many as the reference machine, else the most that are sold."""
+    usual = reference_machine(find_gpu(gpu)).gpus
+    return usual if any(row.gpus == usual for row in rows) else max(row.gpus for row in rows)
 
 
-def _dollars(row: MachinePrice, market: Market) -> float | None:
-    return row.price.spot_per_hour if market == "spot" else row.price.on_demand_per_hour
-
-
-def _entry(row: MachinePrice, market: Market, most_gpus: int) -> Mapping[str, object]:
-    """Return a row as an entry of an offers file. A machine type that only the price table knows goes by its GPUs."""
-    known = {"machine": row.machine} if row.machine in machines() else {"gpu": row.gpu, "gpus": row.gpus}
-    place = {key: value for key, value in (("provider", row.provider), ("region", row.region)) if value}
-    return {**known, **place, "market": market, "at_most": max(most_gpus // row.gpus, 1)}
+def _entry(
+    row: MachinePrice, market: Market, size: int, rows: Sequence[MachinePrice], most_gpus: int | None
+) -> tuple[Mapping[str, object], Sequence[str]]:
+    """Return an entry of an offers file for machines like that of `row`, and words on what it takes for granted."""
+    entry: dict[str, object] = {"gpu": row.gpu, "gpus": size, "market": market}
+    usual = MOST_SPOT_GPUS if market == "spot" else MOST_GPUS
+    most, words = max((most_gpus or usual) // size, 1), []
+    if market == "spot" and most_gpus is None:
+        words = [f"at most {most} machines taken to be free, as nobody publishes how many are (--max-gpus)"]
+    for key in ("provider", "region", "machine"):
+        values = {getattr(other, key) for other in rows}
+        if len(values) > 1 or (key == "machine" and row.machine not in machines()):
+            break
+        entry |= {key: next(iter(values))} if values != {""} else {}
+    if entry.get("provider") and row.machine not in machines():
+        most, words = 1, ["one machine at most, as the network between its provider's machines is not known"]
+    return {**entry, "at_most": most}, words
 
 
 def narrowed(offers: Offers, gpus: Sequence[str], markets: Sequence[str]) -> Offers:

@@ -11,11 +11,13 @@ from shardwright.spec.catalog.catalog import (
     MachineType,
     gpus,
     links,
-    prices,
+    machines,
     select_prices,
     sold_memory_bytes,
 )
-from shardwright.spec.cluster import Gpu, Price
+from shardwright.spec.catalog.price_rule import typical_price
+from shardwright.spec.catalog.price_table import table_prices
+from shardwright.spec.cluster import Gpu, NodePool, Price
 from shardwright.spec.read.custom_gpu import reference_machine
 from shardwright.units import GIBIBYTE, GIGA, format_bytes
 
@@ -112,22 +114,40 @@ def catalogue_price(
     provider: str | None,
     region: str | None,
     own_prices: Sequence[MachinePrice],
+    spot: bool = False,
 ) -> PriceGuess:
-    """Return the price of one machine per hour: the user's own rows where one applies, else the catalogue's.
+    """Return the price of one machine per hour, on demand or spot as asked, with the other where it is known: the
+    user's own rows where one applies, else those of the price table, by the rule of `typical_price`.
 
-    Machines of the same size go first, others count by the GPU. On-demand and spot are each the lower median over
-    the rows that remain. Raises SpecError for a provider or region that no price list knows.
+    Raises SpecError for a provider or region that no price list knows.
     """
-    select_prices([*own_prices, *prices()], provider=provider, region=region)
-    for offered in (own_prices, prices()):
+    table = table_prices()
+    select_prices([*own_prices, *table], provider=provider, region=region)
+    for offered in (own_prices, table):
         rows = [row for row in offered if row.gpu == gpu.name and _at(row, provider, region)]
         if machine is not None and machine.provider:
             rows = [row for row in rows if row.machine.casefold() == machine.name.casefold()]
-        rows = [row for row in rows if row.gpus == gpus_per_node] or rows
-        if rows:
-            return _median_price(rows, gpus_per_node)
+        guess = _guess(rows, gpus_per_node, spot=spot)
+        if guess is not None:
+            return guess
     where = " ".join(word for word in (provider, region) if word) or "any provider"
     return PriceGuess(price=None, words=f"price: none known for {gpu.name} of {where}, so plans have no cost")
+
+
+def price_with_network(pool: NodePool, own_prices: Sequence[MachinePrice], *, spot: bool) -> str:
+    """Return in words what machines typically cost whose network is known to reach half of what a pool is taken to
+    have; "" where there are none or all have."""
+    rows = [row for row in (*own_prices, *table_prices()) if row.gpu == pool.gpu.name]
+    able = [row for row in rows if _network(row) >= pool.inter_bytes_per_second / 2]
+    found, every = (typical_price(some, pool.gpus_per_node, spot=spot) for some in (able, rows))
+    if found is None or every is None or found.providers == every.providers:
+        return ""
+    return f"price of machines whose network is known to be like that: {found.words}"
+
+
+def _network(row: MachinePrice) -> float:
+    machine = machines().get(row.machine)
+    return (machine.network_bytes_per_second or 0.0) if machine else 0.0
 
 
 def _at(row: MachinePrice, provider: str | None, region: str | None) -> bool:
@@ -137,24 +157,16 @@ def _at(row: MachinePrice, provider: str | None, region: str | None) -> bool:
     )
 
 
-def _median_price(rows: Sequence[MachinePrice], gpus_per_node: int) -> PriceGuess:
-    on_demand, on_demand_row = _lower_median([(row.price.on_demand_per_hour, row) for row in rows], gpus_per_node)
-    spot, spot_row = _lower_median([(row.price.spot_per_hour, row) for row in rows], gpus_per_node)
-    row = on_demand_row or spot_row or rows[0]
-    price = Price(on_demand_per_hour=on_demand, spot_per_hour=spot, source=row.price.source, date=row.price.date)
-    figures = [f"${value:.2f} {kind}" for value, kind in ((on_demand, "on demand"), (spot, "spot")) if value]
-    origin = " ".join(word for word in (row.provider, row.machine, row.region) if word)
-    spread = f" (middle of {len(rows)} prices)" if len(rows) > 1 else ""
-    words = f"price: {', '.join(figures)} a machine and hour, from {origin}{spread}, {price.date}"
-    return PriceGuess(price=price, words=words)
-
-
-def _lower_median(
-    offers: Sequence[tuple[float | None, MachinePrice]], gpus_per_node: int
-) -> tuple[float | None, MachinePrice | None]:
-    """Return the lower median price, scaled to `gpus_per_node` GPUs, and its row."""
-    scaled = [(dollars / row.gpus * gpus_per_node, row) for dollars, row in offers if dollars is not None]
-    if not scaled:
-        return None, None
-    scaled.sort(key=lambda offer: (offer[0], offer[1].provider, offer[1].region))
-    return scaled[(len(scaled) - 1) // 2]
+def _guess(rows: Sequence[MachinePrice], gpus_per_node: int, *, spot: bool) -> PriceGuess | None:
+    """Return what rows of one GPU type say, or None where they say nothing."""
+    demand, taken_back = (typical_price(rows, gpus_per_node, spot=market) for market in (False, True))
+    told = (taken_back or demand) if spot else (demand or taken_back)
+    if told is None:
+        return None
+    price = Price(
+        on_demand_per_hour=demand.dollars if demand else None,
+        spot_per_hour=taken_back.dollars if taken_back else None,
+        source=told.row.price.source,
+        date=told.row.price.date,
+    )
+    return PriceGuess(price=price, words=f"price: {'spot' if told is taken_back else 'on demand'} {told.words}")

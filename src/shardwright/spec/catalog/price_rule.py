@@ -1,0 +1,78 @@
+"""What a machine costs where nobody says: the one rule that every command follows.
+
+Of the machines of the wanted size, each provider has one vote, the lower median of its regions; the price is the lower
+median of the votes. A few dear regions of one provider, or its many rows, then decide nothing. A spot price that is no
+lower than the price on demand is a list's way to say that there is none, and has no vote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardwright.spec.catalog.catalog import MachinePrice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypicalPrice:
+    """US dollars an hour for one machine, the row that it is the price of, and the least and most that a provider asks,
+    each with the provider's name."""
+
+    dollars: float
+    row: MachinePrice
+    providers: int
+    least: tuple[float, str]
+    most: tuple[float, str]
+
+    @property
+    def words(self) -> str:
+        """The price with its spread, origin and date."""
+        row = self.row
+        origin = " ".join(word for word in (row.provider, row.machine, row.region) if word)
+        if self.providers == 1:
+            return f"${self.dollars:.2f} a machine and hour ({origin}, {row.price.date})"
+        ends = " to ".join(f"${dollars:.2f} ({provider})" for dollars, provider in (self.least, self.most))
+        return (
+            f"${self.dollars:.2f} a machine and hour, the median of {self.providers} providers, {ends} "
+            f"({origin}, {row.price.date})"
+        )
+
+
+def typical_price(rows: Sequence[MachinePrice], gpus_per_node: int, *, spot: bool = False) -> TypicalPrice | None:
+    """Return what machines of `gpus_per_node` GPUs typically cost among `rows`, all of one GPU type; None if no row has
+    such a price. Where no machine has that size, machines of other sizes count by the GPU."""
+    priced = [(dollars, row) for row in rows if (dollars := _dollars(row, spot=spot)) is not None]
+    priced = [(dollars, row) for dollars, row in priced if row.gpus == gpus_per_node] or [
+        (dollars / row.gpus * gpus_per_node, row) for dollars, row in priced
+    ]
+    if not priced:
+        return None
+    of_provider: dict[str, list[tuple[float, MachinePrice]]] = {}
+    for dollars, row in priced:
+        of_provider.setdefault(row.provider, []).append((dollars, row))
+    votes = sorted((_lower_median(found) for found in of_provider.values()), key=_order)
+    dollars, row = _lower_median(votes)
+    least, most = votes[0], votes[-1]
+    return TypicalPrice(
+        dollars=dollars,
+        row=row,
+        providers=len(votes),
+        least=(least[0], least[1].provider),
+        most=(most[0], most[1].provider),
+    )
+
+
+def _dollars(row: MachinePrice, *, spot: bool) -> float | None:
+    demand, taken_back = row.price.on_demand_per_hour, row.price.spot_per_hour
+    if not spot:
+        return demand
+    return None if taken_back is not None and demand is not None and taken_back >= demand else taken_back
+
+
+def _order(offer: tuple[float, MachinePrice]) -> tuple[float, str, str, str]:
+    dollars, row = offer
+    return dollars, row.provider, row.region, row.machine
+
+
+def _lower_median(offers: Sequence[tuple[float, MachinePrice]]) -> tuple[float, MachinePrice]:
+    return sorted(offers, key=_order)[(len(offers) - 1) // 2]

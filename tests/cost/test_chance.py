@@ -1,0 +1,30 @@
+"""The chance to keep a limit: its ends, its order, and the interval that it comes from."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.reports.costed import costed
+
+from shardwright.cost.trust.chance import carried, chance_within
+
+FOUND = costed().prediction
+assert FOUND is not None
+
+
+def test_the_ends_of_the_interval_are_its_tenth_and_ninetieth_percentile() -> None:
+    low, high = carried(FOUND, 100.0)
+    assert chance_within(FOUND, 100.0, low) == pytest.approx(0.1)
+    assert chance_within(FOUND, 100.0, 100.0) == pytest.approx(0.5)
+    assert chance_within(FOUND, 100.0, high) == pytest.approx(0.9)
+
+
+@given(st.floats(0.1, 1e6), st.floats(0.1, 1e6), st.floats(1.0, 10.0))
+def test_more_time_is_never_less_sure(expected: float, limit: float, more: float) -> None:
+    assert 0.0 <= chance_within(FOUND, expected, limit) <= chance_within(FOUND, expected, limit * more) <= 1.0
+
+
+def test_what_costs_nothing_keeps_every_budget() -> None:
+    assert chance_within(FOUND, 0.0, 0.0) == 1.0
+    assert chance_within(FOUND, 5.0, 0.0) == 0.0
