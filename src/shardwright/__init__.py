@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardwright.plans.document import load_plan as load_plan
     from shardwright.plans.plan import Plan as Plan
     from shardwright.plans.ranking import Ranking as Ranking
+    from shardwright.reports.html.report import report as report
     from shardwright.search.market.shop import shop as shop
     from shardwright.search.planner import evaluate as evaluate
     from shardwright.search.planner import plan as plan
@@ -61,6 +62,7 @@ _HOMES = {
     "profile": "measure.run",
     "profiled": "cost.measured.machine",
     "replan": "search.replan",
+    "report": "reports.html.report",
     "shop": "search.market.shop",
     "to_megatron": "exporters.megatron.export",
     "validate": "validation.validate",

@@ -8,7 +8,20 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from shardwright import __version__
-from shardwright.cli import catalogue, check, draw, evaluate, export, plan, prices, profile, shop, train, validate
+from shardwright.cli import (
+    catalogue,
+    check,
+    draw,
+    evaluate,
+    export,
+    plan,
+    prices,
+    profile,
+    report,
+    shop,
+    train,
+    validate,
+)
 from shardwright.cli.output import complain, write
 from shardwright.errors import Problem, SpecError
 
@@ -38,6 +51,7 @@ app.command("shop", short_help="Find which GPUs to rent: the front of time, doll
 app.command("evaluate", short_help="Predict your own plan and explain the difference to the best.")(evaluate.evaluate)
 app.command("export", short_help="Write a plan as the configuration of a training framework.")(export.export)
 app.command("draw", short_help="Draw when each stage of a plan computes what, as SVG.")(draw.draw)
+app.command("report", short_help="Show a result as one HTML page.")(report.report)
 app.command("check", short_help="List everything that is wrong with a plan.")(check.check)
 app.command("validate", short_help="Predict training runs and compare with what was measured.")(validate.validate)
 app.command("profile", short_help="Measure this machine, to plan with its own figures.")(profile.profile)

@@ -1,0 +1,62 @@
+"""`shardwright report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
+
+HELP = """Show a result as one HTML page that needs no network: a plan, what `plan --json`, `shop --json` or
+`evaluate --json` printed, two plans side by side, or the folder of a training run.
+
+Examples:
+
+\b
+  shardwright report plan.json -o report.html
+  shardwright plan … --json > ranking.json; shardwright report ranking.json -o report.html
+  shardwright shop … --json > shop.json; shardwright report shop.json -o shop.html
+  shardwright report mine.json theirs.json -o comparison.html
+  shardwright report runs/first -o run.html
+"""
+LARGEST_BYTES = 256_000_000
+
+
+def report(
+    source: Annotated[
+        Path, typer.Argument(metavar="RESULT", help="A plan file, a JSON document, or the --out folder of a run.")
+    ],
+    other: Annotated[
+        Path | None, typer.Argument(metavar="[PLAN.json]", help="A second plan file to compare with.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page to write.")] = Path("report.html"),
+    profile: Profiles = None,
+) -> None:
+    import sys
+
+    from shardwright.files import write_atomically
+    from shardwright.plans.document import from_document, load_plan
+    from shardwright.reports.html.report import report as page
+    from shardwright.spec.text.reading import parse_json, read_text
+
+    subject: Any = source
+    second = None if other is None else load_plan(other)
+    names = ("the first plan", "the second plan")
+    efficiency = None
+    if not source.is_dir():
+        document = parse_json(read_text(source, limit_bytes=LARGEST_BYTES), str(source))
+        if second is not None or (isinstance(document, dict) and "version" in document):
+            plan = from_document(document, str(source))
+            measured = read_measurements(profile)
+            efficiency = efficiency_of(measured, plan.model, plan.cluster, plan.job)
+            subject = plan
+        else:
+            subject = document
+        names = (source.name, "" if other is None else other.name)
+    write_atomically(out, page(subject, second, names=names, efficiency=efficiency))
+    print(f"wrote {out}", file=sys.stderr)
+
+
+report.__doc__ = HELP

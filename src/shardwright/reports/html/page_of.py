@@ -1,0 +1,110 @@
+"""Pages of a plan and of a comparison of two."""
+
+from __future__ import annotations
+
+from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.plans.document import dumps
+from shardwright.plans.plan import Plan
+from shardwright.reports.html.plan_sections import figures, memory_section, plan_sections, time_section
+from shardwright.reports.html.section import Figure, Page, Section, Table
+from shardwright.reports.html.timeline import timeline_section
+from shardwright.reports.text import describe
+from shardwright.reports.text.explain import changes, reasons, saving, value
+from shardwright.reports.text.mixed import gpu_words
+from shardwright.reports.text.plans import predicted
+from shardwright.search.renting.expected import run_totals
+from shardwright.units import SECONDS_PER_HOUR, format_count, format_dollars, format_seconds
+
+
+def context_lines(plan: Plan) -> tuple[str, ...]:
+    """Return what was planned for."""
+    return describe.model_line(plan.model), describe.cluster_line(plan.cluster), describe.job_line(plan.job)
+
+
+def answer(plan: Plan) -> str:
+    """Return a plan in one sentence: what it runs on, how fast, for how much."""
+    found = predicted(plan)
+    hours, dollars = run_totals(plan)
+    words = f"{plan.model.name} trains on {gpu_words(plan)} at {format_count(found.tokens_per_second)} tokens a second"
+    if hours is not None:
+        words += f": all tokens in {format_seconds(hours * SECONDS_PER_HOUR)}"
+        words += "" if dollars is None else f" for {format_dollars(dollars)}"
+    return words + "."
+
+
+def plan_page(plan: Plan, efficiency: Efficiency, *, command: str = "", more: tuple[Section, ...] = ()) -> Page:
+    """Return the page of a costed, legal plan; `more` are sections of what it was found among."""
+    first, *others = plan_sections(plan, efficiency)
+    return Page(
+        title=f"{plan.model.name} on {gpu_words(plan)}",
+        answer=answer(plan),
+        context=context_lines(plan),
+        figures=tuple(figures(plan)),
+        sections=(first, *others[:4], *more, *others[4:], repeat_section(command, ("plan.json",))),
+        files={"plan.json": dumps(plan)},
+    )
+
+
+def comparison_page(names: tuple[str, str], mine: Plan, other: Plan, efficiency: Efficiency) -> Page:
+    """Return the page of two costed, legal plans of one model, job and cluster, side by side."""
+    ahead, behind = (mine, other) if value(mine) <= value(other) else (other, mine)
+    winner = names[0] if ahead is mine else names[1]
+    loser = names[1] if ahead is mine else names[0]
+    rows = tuple((name, *pair) for name, pair in changes(mine, other).items())
+    settings = Section(
+        name="settings",
+        title="What is set otherwise",
+        lead="Settings that are alike are left out." if rows else "The two plans have the same settings.",
+        table=Table(columns=("setting", *names), rows=rows, words=("setting", *names), open=True) if rows else None,
+    )
+    why = Section(name="why", title=f"Why {loser} takes longer", points=tuple(reasons(behind, ahead)))
+    return Page(
+        title=f"{names[0]} and {names[1]}",
+        answer=f"{winner}: {saving(behind, ahead)} than {loser}.",
+        context=context_lines(mine),
+        figures=tuple(
+            Figure(label=f"{each.label}, {name}", value=each.value, note=each.note)
+            for name, plan in zip(names, (mine, other), strict=True)
+            for each in list(figures(plan))[:3]
+        ),
+        sections=(
+            settings,
+            why,
+            time_section(list(zip(names, (mine, other), strict=True))),
+            *_both(names, memory_section(mine), memory_section(other)),
+            *_both(names, timeline_section(mine, efficiency), timeline_section(other, efficiency)),
+            repeat_section("", ("first.json", "second.json")),
+        ),
+        files={"first.json": dumps(mine), "second.json": dumps(other)},
+    )
+
+
+def _both(names: tuple[str, str], *sections: Section) -> tuple[Section, ...]:
+    return tuple(
+        Section(
+            name=f"{each.name}-{place}",
+            title=f"{each.title}, {name}",
+            lead=each.lead,
+            points=each.points,
+            chart=each.chart,
+            table=each.table,
+        )
+        for place, (name, each) in enumerate(zip(names, sections, strict=True), start=1)
+    )
+
+
+def repeat_section(command: str, names: tuple[str, ...]) -> Section:
+    """Return how to get the same again, and what to do next."""
+    lines = [command] if command else []
+    lines += [f"shardwright evaluate {name}" for name in names]
+    if len(names) == 1:
+        lines += [
+            f"shardwright export {names[0]} --to megatron -o run.sh",
+            f"shardwright train {names[0]} --data corpus.bin",
+        ]
+    return Section(
+        name="repeat",
+        title="Repeat it, run it",
+        lead="The plan file holds model, machines and job: nothing else is needed to repeat the prediction.",
+        code="\n".join(lines),
+    )

@@ -1,0 +1,198 @@
+"""The sections of one plan: settings, map, pipeline, time, memory, trust, money, and how to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.plans.plan import Plan, Prediction, StageMemory
+from shardwright.reports.html.cluster_map import map_section
+from shardwright.reports.html.section import Chart, Figure, Section, Table
+from shardwright.reports.html.timeline import timeline_section
+from shardwright.reports.text import describe, mixed
+from shardwright.reports.text.plans import predicted
+from shardwright.search.renting.expected import choice_on_cluster, run_totals
+from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_count, format_dollars, format_seconds
+
+SMALLEST_SHARE = 0.0005  # of an iteration; a smaller term is not worth a row
+
+
+def plan_sections(plan: Plan, efficiency: Efficiency) -> Iterator[Section]:
+    """Yield the sections of a costed, legal plan."""
+    yield settings_section(plan)
+    yield map_section(plan)
+    yield timeline_section(plan, efficiency)
+    yield time_section([("this plan", plan)])
+    yield memory_section(plan)
+    yield trust_section(predicted(plan))
+    yield money_section(plan)
+
+
+def figures(plan: Plan) -> Iterator[Figure]:
+    """Yield the key figures of a costed plan."""
+    found = predicted(plan)
+    seconds = found.iteration_seconds
+    low, high = (describe.clock(end, like=seconds) for end in found.interval)
+    yield Figure(label="iteration", value=describe.clock(seconds, like=seconds), note=f"80 % sure: {low} to {high}")
+    tokens = f"{format_count(found.tokens_per_second / plan.gpus)} a GPU"
+    yield Figure(label="tokens a second", value=format_count(found.tokens_per_second), note=tokens)
+    yield Figure(label="MFU", value=f"{found.mfu:.1%}", note="of the dense peak of the GPUs in use")
+    worst = describe.fullest(found)
+    share = f"{worst.total_bytes / worst.capacity_bytes:.0%} of {format_bytes(worst.capacity_bytes)}"
+    fits = f"{share}; fits with {found.fit_probability:.0%}"
+    yield Figure(label="fullest GPU", value=format_bytes(worst.total_bytes), note=fits)
+    hours, dollars = run_totals(plan)
+    if hours is not None:
+        stretch = [end / seconds * hours * SECONDS_PER_HOUR for end in found.interval]
+        note = f"80 % sure: {format_seconds(stretch[0])} to {format_seconds(stretch[1])}"
+        yield Figure(label="whole run", value=format_seconds(hours * SECONDS_PER_HOUR), note=note)
+    if dollars is not None and hours is not None:
+        ends = [format_dollars(end / seconds * dollars) for end in found.interval]
+        yield Figure(label="cost of the run", value=format_dollars(dollars), note=f"{ends[0]} to {ends[1]}")
+    elif found.dollars_per_hour is not None:
+        yield Figure(label="price", value=f"{format_dollars(found.dollars_per_hour)} an hour")
+
+
+def settings_section(plan: Plan) -> Section:
+    """Return what to set."""
+    rows = tuple((name, words) for name, words in (describe if plan.uniform else mixed).settings(plan))
+    return Section(
+        name="plan",
+        title="The plan",
+        lead=f"Bottleneck: {predicted(plan).binding}.",
+        table=Table(columns=("setting", "value"), rows=rows, words=("setting", "value"), open=True),
+    )
+
+
+def time_section(plans: list[tuple[str, Plan]]) -> Section:
+    """Return where the time of one plan or several goes, term by term."""
+    times = [(name, predicted(plan)) for name, plan in plans]
+    longest = max(found.iteration_seconds for _, found in times)
+    terms = {
+        field: words
+        for field, words in describe.TERMS.items()
+        if any(getattr(found.time, field) >= SMALLEST_SHARE * longest for _, found in times)
+    }
+    seconds = [[getattr(found.time, field) for field in terms] for _, found in times]
+    rows = tuple(
+        (
+            words,
+            *(
+                cell
+                for _, found in times
+                for cell in (
+                    describe.clock(getattr(found.time, field), like=longest),
+                    f"{getattr(found.time, field) / found.iteration_seconds:.1%}",
+                )
+            ),
+        )
+        for field, words in terms.items()
+    )
+    names = tuple(name for name, _ in times)
+    columns = ("term", *(cell for name in names for cell in (name, "share" if len(names) == 1 else f"share, {name}")))
+    label = "Seconds of an iteration by what they are spent on; the table has the same figures."
+    return Section(
+        name="time",
+        title="Where the time goes",
+        lead="One iteration, seen from the stage that decides it. Communication counts as far as computation does not "
+        "hide it.",
+        chart=Chart(
+            kind="bars",
+            label=label,
+            data={"unit": "seconds", "rows": names, "kinds": list(terms.values()), "values": seconds},
+        ),
+        table=Table(columns=columns, rows=rows, words=("term",)),
+    )
+
+
+def memory_section(plan: Plan) -> Section:
+    """Return the peak memory of a GPU of each stage, by kind, against its capacity."""
+    found = predicted(plan)
+    stages = [
+        (_stage_name(plan, number, place), memory)
+        for number, row in enumerate(found.memory)
+        for place, memory in enumerate(row)
+    ]
+    kinds = [name for name in describe.MEMORY_TERMS if any(_term(memory, name) for _, memory in stages)]
+    chart = Chart(
+        kind="bars",
+        label="Peak memory of one GPU of each stage by kind, with its capacity; the table has the same figures.",
+        data={
+            "unit": "bytes",
+            "rows": [name for name, _ in stages],
+            "kinds": kinds,
+            "values": [[_term(memory, kind) for kind in kinds] for _, memory in stages],
+            "limits": [memory.capacity_bytes for _, memory in stages],
+            "limit_name": "capacity",
+        },
+    )
+    rows = tuple(
+        (
+            name,
+            *(format_bytes(_term(memory, kind)) for kind in kinds),
+            format_bytes(memory.total_bytes),
+            format_bytes(memory.capacity_bytes),
+            f"{memory.total_bytes / memory.capacity_bytes:.0%}",
+        )
+        for name, memory in stages
+    )
+    return Section(
+        name="memory",
+        title="Memory",
+        lead=f"Peak of one GPU of each stage. The plan fits with probability {found.fit_probability:.0%}.",
+        chart=chart,
+        table=Table(columns=("stage", *kinds, "total", "capacity", "full"), rows=rows, words=("stage",)),
+    )
+
+
+def _term(memory: StageMemory, name: str) -> float:
+    return float(getattr(memory, f"{name}_bytes"))
+
+
+def _stage_name(plan: Plan, replica: int, place: int) -> str:
+    kind = f"replica {replica + 1}, " if len(plan.replicas) > 1 else ""
+    return f"{kind}stage {place}: {plan.replicas[replica].stages[place].gpu}"
+
+
+def trust_section(found: Prediction) -> Section:
+    """Return the interval and the published runs that the prediction is based on."""
+    low, high = (describe.clock(end, like=found.iteration_seconds) for end in found.interval)
+    lead = f"In 80 of 100 cases an iteration takes {low} to {high}."
+    if not found.evidence:
+        return Section(name="trust", title="How sure", lead=f"{lead} No published run is near this plan.")
+    rows = tuple(
+        (
+            f"{run.model} on {run.gpus} {run.gpu}",
+            f"{run.framework}; {run.strategy}",
+            format_count(run.tokens_per_second),
+            f"{run.predicted_tokens_per_second / run.tokens_per_second - 1.0:+.0%}",
+            f"{run.distance:.2g}",
+            run.source,
+        )
+        for run in found.evidence
+    )
+    columns = ("published run", "setting", "tokens/s", "predicted", "distance", "source")
+    lead += " The nearest published runs, none of which the prediction had seen:"
+    words = ("published run", "setting", "source")
+    return Section(
+        name="trust", title="How sure", lead=lead, table=Table(columns=columns, rows=rows, words=words, open=True)
+    )
+
+
+def money_section(plan: Plan) -> Section:
+    """Return prices with what is known of them, and what interruptions cost."""
+    points = [f"{pool.gpu.name}: {words}" for pool in plan.cluster.pools for words in pool.assumed]
+    risky = choice_on_cluster(plan)
+    if risky is not None:
+        points.insert(
+            0,
+            f"{risky.interruptions:,.1f} interruptions expected in {format_seconds(risky.hours * SECONDS_PER_HOUR)}; "
+            f"{risky.lost_share:.1%} of the paid hours are lost to them",
+        )
+    points += [f"{plan.model.name}: {words}" for words in plan.model.assumed]
+    return Section(
+        name="money",
+        title="Money and assumptions",
+        lead=f"{describe.money_words(predicted(plan))}.",
+        points=tuple(dict.fromkeys(points)),
+    )

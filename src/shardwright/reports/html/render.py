@@ -1,0 +1,105 @@
+"""A page as one HTML file that needs nothing else: styles, script, data and pictures are inside, and it asks no network
+for anything.
+
+Text that came from a user's files is escaped wherever it stands; JSON inside the page has its `<` escaped, so that no
+name in a plan can end the script that holds it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from html import escape
+from importlib.resources import files
+
+from shardwright.reports.html.section import Figure, Page, Section, Table
+
+ASSETS = files("shardwright.reports.html").joinpath("assets")
+
+
+def rendered(page: Page) -> str:
+    """Return the HTML of a page."""
+    charts = {section.name: _chart_data(section) for section in page.sections if section.chart is not None}
+    body = [
+        f'<header><p class="brand">Shardwright</p><h1>{escape(page.answer)}</h1>',
+        *(f'<p class="context">{escape(line)}</p>' for line in page.context),
+        _figures(page.figures),
+        "</header>",
+        _contents(page.sections),
+        "<main>",
+        *(_section(section) for section in page.sections),
+        '<div id="shelf" class="files"></div></main>',
+    ]
+    return "\n".join(
+        [
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            '<link rel="icon" href="data:,">',
+            f"<title>{escape(page.title)}</title>",
+            f"<style>{_asset('page.css')}</style></head><body>",
+            *body,
+            _data("charts", charts),
+            _data("files", dict(page.files)),
+            f"<script>{_asset('echarts.js')}</script>" if charts else "",
+            f"<script>{_asset('page.js')}</script>",
+            "</body></html>\n",
+        ]
+    )
+
+
+def _asset(name: str) -> str:
+    return ASSETS.joinpath(name).read_text(encoding="utf-8")
+
+
+def _data(name: str, value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return f'<script type="application/json" id="{name}">{text.replace("<", chr(92) + "u003c")}</script>'
+
+
+def _chart_data(section: Section) -> dict[str, object]:
+    assert section.chart is not None, "asked for sections with a chart alone"
+    return {"kind": section.chart.kind, **section.chart.data}
+
+
+def _figures(found: Iterable[Figure]) -> str:
+    cells = "".join(
+        f"<div><dt>{escape(each.label)}</dt><dd>{escape(each.value)}"
+        + (f"<small>{escape(each.note)}</small>" if each.note else "")
+        + "</dd></div>"
+        for each in found
+    )
+    return f'<dl class="figures">{cells}</dl>'
+
+
+def _contents(sections: Iterable[Section]) -> str:
+    links = "".join(f'<a href="#{escape(section.name)}">{escape(section.title)}</a>' for section in sections)
+    return f'<nav aria-label="Contents">{links}</nav>'
+
+
+def _section(section: Section) -> str:
+    name = escape(section.name)
+    parts = [f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(section.title)}</h2>']
+    if section.lead:
+        parts.append(f"<p>{escape(section.lead)}</p>")
+    if section.points:
+        parts.append("<ul>" + "".join(f"<li>{escape(point)}</li>" for point in section.points) + "</ul>")
+    if section.chart is not None:
+        label = escape(section.chart.label)
+        parts.append(f'<div class="chart" data-chart="{name}" role="img" aria-label="{label}"></div>')
+    if section.table is not None:
+        table = _table(section.table)
+        parts.append(table if section.table.open else f"<details><summary>As a table</summary>{table}</details>")
+    if section.code:
+        parts.append(f'<pre tabindex="0"><code>{escape(section.code)}</code></pre>')
+    return "\n".join([*parts, "</section>"])
+
+
+def _table(table: Table) -> str:
+    def cells(row: Iterable[str], tag: str) -> str:
+        kinds = (' class="words"' if name in table.words else "" for name in table.columns)
+        return "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
+
+    rows = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in table.rows)
+    head = cells(table.columns, "th").replace("<th", '<th scope="col"')
+    return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'

@@ -1,0 +1,87 @@
+"""`shardwright.report`: a result as one HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.cost.learned import default_efficiency
+from shardwright.errors import SpecError, bad
+from shardwright.plans.check import check
+from shardwright.plans.document import from_document
+from shardwright.plans.plan import Plan
+from shardwright.plans.ranking import Evaluation, Ranking
+from shardwright.reports.documents.ranking import ranking_document
+from shardwright.reports.documents.shop import shop_document
+from shardwright.reports.html.page_of import comparison_page, plan_page
+from shardwright.reports.html.ranking import ranking_page
+from shardwright.reports.html.render import rendered
+from shardwright.reports.html.run import run_page
+from shardwright.reports.html.shop import shop_page
+from shardwright.search.market.result import Shopping
+from shardwright.search.planner import predict
+
+Subject = Plan | Ranking | Shopping | Evaluation | Mapping[str, Any] | Path
+
+
+def report(
+    subject: Subject,
+    other: Plan | None = None,
+    *,
+    names: tuple[str, str] = ("the first plan", "the second plan"),
+    command: str = "",
+    efficiency: Efficiency | None = None,
+) -> str:
+    """Return one self-contained HTML page.
+
+    `subject` is a plan, what `plan`, `shop` or `evaluate` returned or printed with `--json`, or the folder of a
+    training run; with `other`, two plans are compared. `command` is shown as what repeats the result. Raises SpecError
+    for a plan that is not legal and for a document that is none of these.
+    """
+    found = efficiency or default_efficiency()
+    if isinstance(subject, Ranking):
+        subject = ranking_document(subject)
+    elif isinstance(subject, Shopping):
+        subject = shop_document(subject, ())
+    if isinstance(subject, Evaluation):
+        return _compared(subject.plan, subject.best.plans, found)
+    if isinstance(subject, Path):
+        return rendered(run_page(subject, found, other))
+    if isinstance(subject, Plan):
+        mine = _ready(subject, found)
+        if other is None:
+            return rendered(plan_page(mine, found, command=command))
+        return rendered(comparison_page(names, mine, _ready(other, found), found))
+    return _document_page(subject, found, command)
+
+
+def _document_page(document: Mapping[str, Any], efficiency: Efficiency, command: str) -> str:
+    if "front" in document:
+        return rendered(shop_page(document, command=command))
+    if "plans" in document:
+        if not document["plans"]:
+            reason = document.get("infeasible", {}).get("reason", "nothing was found")
+            raise bad("plans", f"is empty: {reason}", "plan again with what that needs")
+        return rendered(ranking_page(document, efficiency, command=command))
+    if "best" in document and "plan" in document:
+        best = () if document["best"] is None else (from_document(document["best"], "best"),)
+        return _compared(from_document(document["plan"], "plan"), best, efficiency)
+    plan = _ready(from_document(document), efficiency)
+    return rendered(plan_page(plan, efficiency, command=command))
+
+
+def _compared(mine: Plan, best: tuple[Plan, ...], efficiency: Efficiency) -> str:
+    """Return a user's plan beside the best, or alone where there is none."""
+    plan = _ready(mine, efficiency)
+    if not best:
+        return rendered(plan_page(plan, efficiency))
+    return rendered(comparison_page(("your plan", "the best plan"), plan, _ready(best[0], efficiency), efficiency))
+
+
+def _ready(plan: Plan, efficiency: Efficiency) -> Plan:
+    """Return a legal plan with its prediction."""
+    if problems := check(plan):
+        raise SpecError(*problems)
+    return plan if plan.prediction is not None else predict(plan, efficiency=efficiency)

@@ -1,0 +1,67 @@
+"""What a page is made of: sections with a sentence, a chart and a table, as values.
+
+A chart is data for the page's script; its table says the same to those who do not see it, so every section with a
+chart has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+ChartKind = Literal["bars", "map", "points", "timeline"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """`data` is JSON for the drawing function of `kind`; `label` tells a screen reader what the chart shows."""
+
+    kind: ChartKind
+    label: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Cells as text; the columns named in `words` are flush left, the others right. An `open` table is always shown,
+    another one on demand below its chart."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: tuple[str, ...] = ()
+    open: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of a page. `name` is its anchor; `points` are a list below the lead, `code` is shown to be copied."""
+
+    name: str
+    title: str
+    lead: str = ""
+    points: tuple[str, ...] = ()
+    chart: Chart | None = None
+    table: Table | None = None
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A key figure at the head of a page."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A page: its title, the answer in a sentence, key figures, sections, and files to save from it by name."""
+
+    title: str
+    answer: str
+    context: tuple[str, ...]
+    figures: tuple[Figure, ...]
+    sections: tuple[Section, ...]
+    files: Mapping[str, str]

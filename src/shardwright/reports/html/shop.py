@@ -1,0 +1,124 @@
+"""The page of a search over offers, from its JSON document: the front of time, dollars and interruptions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.errors import bad
+from shardwright.plans.document import dumps, from_document
+from shardwright.reports.html.page_of import context_lines
+from shardwright.reports.html.section import Chart, Figure, Page, Section, Table
+from shardwright.units import SECONDS_PER_HOUR, format_dollars, format_seconds
+
+PICKS = {
+    "knee": "where the front bends",
+    "cheapest_within_deadline": "cheapest within the deadline",
+    "fastest_within_budget": "fastest within the budget",
+}
+
+
+def shop_page(document: Mapping[str, Any], *, command: str = "") -> Page:
+    """Return the page of what `shop --json` printed. Raises SpecError where its front is empty."""
+    front: list[Mapping[str, Any]] = document["front"]
+    if not front:
+        reason = document.get("infeasible", {}).get("reason", "no choice was found")
+        raise bad("front", f"is empty: {reason}", "shop again with what that needs")
+    chosen = _chosen(document)
+    best = front[chosen]
+    plan = from_document(best["plan"], f"front[{chosen}].plan")
+    hours, dollars = format_seconds(best["hours"] * SECONDS_PER_HOUR), format_dollars(best["dollars"])
+    return Page(
+        title=f"What to rent for {plan.model.name}",
+        answer=f"Rent {_rent(best)}: {plan.model.name} trains in {hours} for {dollars}.",
+        context=(context_lines(plan)[0], context_lines(plan)[2]),
+        figures=tuple(_figures(document)),
+        sections=(_front_section(document, chosen), _assumed(document), _repeat(command)),
+        files={"plan.json": dumps(plan)},
+    )
+
+
+def _chosen(document: Mapping[str, Any]) -> int:
+    picks = document["picks"]
+    order = ("cheapest_within_deadline", "fastest_within_budget", "knee")
+    return next((int(picks[name]) for name in order if picks.get(name) is not None), 0)
+
+
+def _figures(document: Mapping[str, Any]) -> list[Figure]:
+    found = []
+    for name, words in PICKS.items():
+        place = document["picks"].get(name)
+        if place is not None:
+            choice = document["front"][place]
+            hours = format_seconds(choice["hours"] * SECONDS_PER_HOUR)
+            found.append(Figure(label=words, value=format_dollars(choice["dollars"]), note=f"{hours}, {_rent(choice)}"))
+    return found
+
+
+def _rent(choice: Mapping[str, Any]) -> str:
+    return " + ".join(f"{each['gpus']} {each['gpu']} ({each['market']})" for each in choice["rent"])
+
+
+def _front_section(document: Mapping[str, Any], chosen: int) -> Section:
+    front = document["front"]
+    names = list(dict.fromkeys(_kind(choice) for choice in front))
+    series = [
+        {
+            "name": name,
+            "points": [[c["hours"] / 24.0, c["dollars"], _rent(c)] for c in front if _kind(c) == name],
+        }
+        for name in names
+    ]
+    limits = []
+    if document["deadline_hours"] is not None:
+        limits.append({"axis": "x", "value": document["deadline_hours"] / 24.0, "name": "deadline"})
+    if document["budget_dollars"] is not None:
+        limits.append({"axis": "y", "value": document["budget_dollars"], "name": "budget"})
+    rows = tuple(
+        (
+            ("→ " if place == chosen else "") + _rent(choice),
+            " + ".join(dict.fromkeys(each["provider"] or "own" for each in choice["rent"])),
+            format_seconds(choice["hours"] * SECONDS_PER_HOUR),
+            format_dollars(choice["dollars"]),
+            f"{choice['interruptions']:,.1f}",
+            f"{choice['lost_share']:.1%}",
+        )
+        for place, choice in enumerate(front)
+    )
+    columns = ("rent", "provider", "time", "cost", "interruptions", "hours lost")
+    return Section(
+        name="front",
+        title="The front",
+        lead="No other choice is faster and cheaper and interrupted less often. Hours and dollars count interruptions.",
+        chart=Chart(
+            kind="points",
+            label=f"Training time against cost of {len(front)} choices; the table lists them.",
+            data={
+                "x": {"unit": "days", "name": "training time"},
+                "y": {"unit": "dollars", "name": "cost of the run"},
+                "series": series,
+                "limits": limits,
+            },
+        ),
+        table=Table(columns=columns, rows=rows, words=columns[:2]),
+    )
+
+
+def _kind(choice: Mapping[str, Any]) -> str:
+    return " + ".join(f"{each['gpu']}, {each['market']}" for each in choice["rent"])
+
+
+def _assumed(document: Mapping[str, Any]) -> Section:
+    lead = "Anything left out was taken from the catalogue:" if document["assumed"] else "Nothing was assumed."
+    return Section(name="assumed", title="Assumptions", lead=lead, points=tuple(document["assumed"]))
+
+
+def _repeat(command: str) -> Section:
+    lines = [command] if command else []
+    lines += ["shardwright evaluate plan.json", "shardwright export plan.json --to megatron -o run.sh"]
+    return Section(
+        name="repeat",
+        title="Repeat it, run it",
+        lead="The plan of the choice above, with model, machines and job.",
+        code="\n".join(lines),
+    )

@@ -1,0 +1,168 @@
+"""The page holds the figures of the plan's JSON, needs nothing else, and lets no name break out of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.running import run
+
+import shardwright
+from shardwright.plans.document import to_document
+from shardwright.plans.ranking import Ranking
+from shardwright.reports.documents.ranking import ranking_document
+from shardwright.reports.html.report import report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+
+
+@cache
+def ranking() -> Ranking:
+    model, cluster = shardwright.load_model("opt-350m"), shardwright.load_cluster("1x8xA100-SXM-40+2x8xV100-SXM2")
+    return shardwright.plan(
+        model, cluster, shardwright.make_job(global_batch=64, seq_len=1024, tokens=1e9, precision="fp16")
+    )
+
+
+class Text(HTMLParser):
+    """The JSON of a page by name, the words of its tables, and what it asks others for."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.data: dict[str, Any] = {}
+        self.cells: list[str] = []
+        self.asked: list[str] = []
+        self.labels = 0
+        self._inside = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self._inside = found.get("id") or "" if tag == "script" else tag
+        self.asked += [value for name, value in attrs if name in ("src", "href", "action") and value]
+        self.labels += "data-chart" in found and bool(found.get("aria-label"))
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside in ("charts", "files"):
+            self.data[self._inside] = json.loads(data)
+        elif self._inside in ("td", "dd"):
+            self.cells.append(data)
+
+
+@cache
+def page() -> Text:
+    return Text(report(ranking()))
+
+
+def test_charts_have_the_figures_of_the_plan() -> None:
+    prediction = to_document(ranking().best)["prediction"]
+    charts = page().data["charts"]
+    memory = [stage for row in prediction["memory"] for stage in row]
+    assert charts["memory"]["limits"] == [stage["capacity_bytes"] for stage in memory]
+    for values, stage in zip(charts["memory"]["values"], memory, strict=True):
+        assert values == [stage[f"{kind}_bytes"] for kind in charts["memory"]["kinds"]]
+    told = {
+        name: value for name, value in prediction["time"].items() if value >= 5e-4 * prediction["iteration_seconds"]
+    }
+    assert charts["time"]["values"] == [list(told.values())]
+    assert charts["alternatives"]["values"][0] == [prediction["iteration_seconds"]]
+    assert charts["timeline"]["seconds"] == pytest.approx(prediction["iteration_seconds"], rel=1e-9)
+
+
+def test_the_map_gives_every_gpu_the_stage_it_has() -> None:
+    best, data = ranking().best, page().data["charts"]["map"]
+    assert len(data["cells"]) == best.cluster.gpus
+    assert sum(cell >= 0 for cell in data["cells"]) == best.gpus
+    stages = [stage for replica in best.replicas for stage in replica.stages]
+    types = [machine["gpu"] for machine in data["machines"] for _ in range(machine["gpus"])]
+    assert all(stages[cell].gpu == gpu for cell, gpu in zip(data["cells"], types, strict=True) if cell >= 0)
+
+
+def test_the_timeline_has_every_pass_once_and_none_overlap() -> None:
+    best, data = ranking().best, page().data["charts"]["timeline"]
+    passes = [bar for bar in data["bars"] if data["kinds"][bar[1]]["name"] in ("forward", "backward")]
+    expected = sum(2 * len(replica.stages) * replica.micro_batches for replica in best.replicas)
+    assert len(passes) == expected
+    for row in range(len(data["rows"])):
+        own = sorted((bar[2], bar[3]) for bar in passes if bar[0] == row)
+        assert all(before[1] <= after[0] + 1e-4 * data["seconds"] for before, after in itertools.pairwise(own))
+
+
+def test_the_plan_can_be_saved_from_the_page() -> None:
+    assert json.loads(page().data["files"]["plan.json"]) == to_document(ranking().best)
+
+
+def test_a_page_asks_no_one_for_anything() -> None:
+    assert [target for target in page().asked if not target.startswith(("#", "data:"))] == []
+    assert not re.search(r"(?:fetch|XMLHttpRequest|WebSocket|sendBeacon)\s*\(", report(ranking()))
+
+
+def test_every_chart_has_a_label_and_a_table() -> None:
+    charts = page().data["charts"]
+    assert page().labels == len(charts) > 4
+
+
+def test_no_name_ends_the_script_or_starts_a_tag() -> None:
+    best = ranking().best
+    name = "</script><img src=x onerror=alert(1)>"
+    text = report(replace(best, model=replace(best.model, name=name)))
+    assert "<img" not in text
+    assert name in json.loads(Text(text).data["files"]["plan.json"])["model"]["name"]
+
+
+def test_two_plans_side_by_side() -> None:
+    first, second = ranking().plans[0], ranking().plans[1]
+    found = Text(report(first, second, names=("mine", "theirs")))
+    totals = [sum(row) for row in found.data["charts"]["time"]["values"]]
+    expected = [plan.prediction.iteration_seconds for plan in (first, second) if plan.prediction]
+    assert totals == pytest.approx(expected, rel=2e-3)  # small terms have no bar
+    assert {"memory-1", "memory-2", "timeline-1", "timeline-2"} <= found.data["charts"].keys()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("{}", "version"), ('{"plans": [], "infeasible": {"reason": "too big"}}', "too big"), ('{"front": []}', "front")],
+)
+def test_what_is_no_result_is_one_message(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "x.json").write_text(content, encoding="utf-8")
+    done = run(["report", str(tmp_path / "x.json"), "-o", str(tmp_path / "x.html")])
+    assert done.code == 2 and words in done.err and not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_chromium_draws_all_charts_without_an_error(tmp_path: Path) -> None:
+    (tmp_path / "ranking.json").write_text(json.dumps(ranking_document(ranking())), encoding="utf-8")
+    assert run(["report", str(tmp_path / "ranking.json"), "-o", str(tmp_path / "r.html")]).code == 0
+    assert CHROMIUM is not None
+    quiet = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        *quiet,
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ]
+    command += ["--virtual-time-budget=20000", "--enable-logging=stderr", "--dump-dom", (tmp_path / "r.html").as_uri()]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert 'data-drawn="yes"' in done.stdout
+    assert done.stdout.count("<canvas") >= len(page().data["charts"])
+    assert "CONSOLE" not in done.stderr
