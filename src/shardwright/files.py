@@ -1,11 +1,17 @@
-"""Writing of files such that a reader sees the old content or the new, never a part; devices and pipes stay."""
+"""Writing of files such that a reader sees the old content or the new, never a part; devices and pipes stay.
+
+Tables that ship with the package are read here as well.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import gzip
 import os
 import stat
 import tempfile
+from importlib.resources import files
 from pathlib import Path
 
 from shardwright.errors import bad
@@ -48,6 +54,17 @@ def is_stream(path: Path) -> bool:
     except OSError:
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def shipped_file(package: str, name: str) -> bytes:
+    """Return the content of a file in the `data` folder of a package of ours, unpacked where its name ends in .gz."""
+    content = files(package).joinpath("data", name).read_bytes()
+    return gzip.decompress(content) if name.endswith(".gz") else content
+
+
+def shipped_table(package: str, name: str) -> tuple[dict[str, str], ...]:
+    """Return the rows of a CSV table there, by column."""
+    return tuple(csv.DictReader(shipped_file(package, name).decode().splitlines()))
 
 
 def _permissions(target: Path) -> int:

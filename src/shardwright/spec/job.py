@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
+FP8_RECIPES: tuple[Fp8Recipe, ...] = get_args(Fp8Recipe)
 Optimizer = Literal["adam", "sgd", "none"]
 Framework = Literal["megatron", "megatron-2021", "torchtitan", "fsdp", "deepspeed", "nanotron", "jax", "eager"]
 Objective = Literal["time", "cost"]

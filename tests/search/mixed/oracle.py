@@ -157,7 +157,7 @@ def _least_with(shop: Shop, items: Sequence[Item], chosen: Sequence[tuple[Item, 
             if other is not each:
                 held = held + _overlapping(each, other, table.types)
         once = shop.paces.once(each.kinds, each.starts, held, more, len(rest))
-        reduce, gather = tails(each.found, table.trained * once)
+        reduce, gather = tails(table, each.found, once)
         before = each.pipeline + reduce.max(axis=1) + gather.max(axis=1)
         parts.append(np.array(np.broadcast_arrays(*(before + each.tied.T), each.update, each.norm)))
     one, two, update, norm = np.max(np.broadcast_arrays(*parts), axis=0)

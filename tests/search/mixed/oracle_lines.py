@@ -98,7 +98,7 @@ def _of_order(shop: Shop, kinds: np.ndarray, micro_batches: int, copies: int, li
     row = np.broadcast_to(kinds, found.forward.shape)
     own = (row[:, :, None] == np.arange(table.types)).astype(np.int64)
     once = shop.paces.once(row, starts, own, table.units, copies - 1)
-    reduce, gather = tails(found, table.trained * once)
+    reduce, gather = tails(table, found, once)
     after = reduce.max(axis=1) + gather.max(axis=1)
     # A stage does its own work for every micro-batch, and each micro-batch passes all stages.
     work = found.forward + found.backward

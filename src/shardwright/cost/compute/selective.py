@@ -25,9 +25,11 @@ def repeated_share(job: Job, operators: OperatorTable) -> Floats:
     return np.where(operators.core, 1.0, 0.0)
 
 
-def freed_bytes(model: Model, layer: Layer, shard: Shard, job: Job, kept: Floats, scores: Floats) -> Floats:
+def freed_bytes(
+    model: Model, layer: Layer, shard: Shard, job: Job, kept: Floats, scores: Floats, *, width: float
+) -> Floats:
     """Return the bytes of one layer that selective recomputation frees, [M], of `kept` bytes without any, of which
-    `scores` belong to core attention."""
+    `scores` belong to core attention; activations have `width` bytes."""
     if job.framework not in PER_OPERATOR:
         return scores
     attention, size = layer.attention, tokens(shard, job)
@@ -37,5 +39,5 @@ def freed_bytes(model: Model, layer: Layer, shard: Shard, job: Job, kept: Floats
     if layer.moe is not None:
         active = layer.moe.top_k * layer.moe.expert_width + layer.moe.shared_width
         products += (2 if layer.moe.gated else 1) * active + model.hidden
-    saved = 2.0 * size * (KEPT_PRODUCTS * products + attention.out_width) / shard.tp
-    return np.maximum(kept - saved - 2.0 * norm_tokens(shard, job) * model.hidden, 0.0)
+    saved = width * size * (KEPT_PRODUCTS * products + attention.out_width) / shard.tp
+    return np.maximum(kept - saved - width * norm_tokens(shard, job) * model.hidden, 0.0)

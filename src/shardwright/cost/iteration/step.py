@@ -16,6 +16,7 @@ import numpy as np
 
 from shardwright.cost.context import Context, Sharded
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, STATE_BYTES, UPDATE_EFFICIENCY, launched_seconds
+from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
 from shardwright.cost.memory.sizes import trained_share
 from shardwright.cost.network.collectives import (
@@ -139,8 +140,9 @@ def sharded_weight_seconds(
     dense = ranged(shards.table.dense, shards.row, where[:, :-1], where[:, 1:])
     expert = ranged(shards.table.expert, shards.row, where[:, :-1], where[:, 1:])
     once = both_gather_seconds(context.links, groups, dense, expert, 1.0)
-    scatter = 4.0 * trained_share(context.job) * once * (rows.sharding >= ZERO2)[:, None]
-    gather = 2.0 * once * (rows.sharding == ZERO3)[:, None]
+    widths = widths_of(context.job)
+    scatter = widths.gradient_reduction * trained_share(context.job) * once * (rows.sharding >= ZERO2)[:, None]
+    gather = widths.weight_gather * once * (rows.sharding == ZERO3)[:, None]
     overlap_forward, overlap_backward = rows.overlap_param[:, None], rows.overlap_grad[:, None]
     seconds_forward = np.where(
         overlap_forward, exposed_seconds(gather, BUCKET_SHARE * forward, slowdown=OVERLAP_SLOWDOWN), gather
@@ -190,7 +192,7 @@ def pipeline_stride(rows: Strategies) -> Ints:
 
 def message_bytes(context: Context, rows: Strategies) -> Floats:
     """Return the bytes of an activation that one GPU sends to the next stage, [N]."""
-    width = 4.0 if context.job.precision == "fp32" else 2.0
+    width = widths_of(context.job).pipeline
     return np.asarray(width * rows.micro_batch * context.job.seq_len / rows.cp / rows.tp * context.model.hidden)
 
 
@@ -208,9 +210,10 @@ def exposed_tails(job: Job, rows: Strategies, times: StageTimes, once: Floats) -
 
     Recomputation hides nothing here: a layer's gradients exist only after it.
     """
-    sharding, trained = rows.sharding[:, None], trained_share(job)
-    reduce = 4.0 * trained * once * np.where(sharding == UNSHARDED, 2.0, np.where(sharding == ZERO1, 1.0, 0.0))
-    gather = 2.0 * trained * once * ((sharding == ZERO1) | (sharding == ZERO2))
+    sharding, trained, widths = rows.sharding[:, None], trained_share(job), widths_of(job)
+    passes = np.where(sharding == UNSHARDED, 2.0, np.where(sharding == ZERO1, 1.0, 0.0))
+    reduce = widths.gradient_reduction * trained * once * passes
+    gather = widths.weight_gather * trained * once * ((sharding == ZERO1) | (sharding == ZERO2))
     own = times.backward - times.recompute
     backward, forward = own.sum(axis=1), times.forward.sum(axis=1)
     beside = exposed_seconds(reduce, BUCKET_SHARE * backward, slowdown=OVERLAP_SLOWDOWN)
@@ -240,7 +243,9 @@ def optimizer_seconds(context: Context, rows: Strategies, dense: Floats, expert:
     rate = pool.gpu.memory_bytes_per_second * UPDATE_EFFICIENCY / context.software.optimizer
     offload = rows.offload[:, None]
     on_gpu = held * (1.0 - offload) * width / rate
-    moved = held * offload * 6.0 / (pool.gpu.pcie_bytes_per_second * PCIE_EFFICIENCY)
+    widths = widths_of(context.job)
+    passed = widths.gradient_reduction + widths.weight_gather
+    moved = held * offload * passed / (pool.gpu.pcie_bytes_per_second * PCIE_EFFICIENCY)
     host = pool.host_memory_bytes_per_second * HOST_EFFICIENCY / pool.gpus_per_node
     return np.maximum(on_gpu, np.maximum(moved, held * offload * HOST_STATE_BYTES / host))
 
@@ -253,11 +258,17 @@ def norm_seconds(context: Context, rows: Strategies) -> Floats:
     return reduce_seconds(links, everyone, np.zeros(len(rows))) + context.software.step_seconds
 
 
+def tied_bytes(context: Context, rows: Strategies) -> Floats:
+    """Return the bytes of a GPU's part of the gradients of a tied embedding, [N]."""
+    width = widths_of(context.job).gradient_reduction
+    return np.asarray(width * context.model.vocab * context.model.hidden / rows.tp)
+
+
 def tied_embedding_seconds(context: Context, rows: Strategies, *, apart: bool = False) -> Floats:
     """Return the time to add the gradients of a tied embedding on the first and the last rank, [N]; `apart` says that
     these are never in one domain."""
     if not context.model.tied_embeddings:
         return np.zeros(len(rows))
     crosses = apart | (pipeline_stride(rows) * (rows.pp - 1) >= context.links.domain_gpus)
-    size = 4.0 * context.model.vocab * context.model.hidden / rows.tp
+    size = tied_bytes(context, rows)
     return np.where(rows.pp > 1, transfer_seconds(context.links, size, crosses), 0.0)

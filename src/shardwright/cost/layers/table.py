@@ -31,6 +31,7 @@ from shardwright.cost.frameworks.overheads import (
     kernel_factor,
     launched_seconds,
 )
+from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.sizes import layer_activation_bytes
 from shardwright.cost.network.collectives import (
     Fabric,
@@ -255,10 +256,8 @@ def _tp_layer(
     parallelism). Backward does the same in reverse and, with sequence parallelism, gathers the input once more;
     Megatron-LM runs the latter and the input gradient's reduction beside the weight gradient's GEMM.
     """
-    ranks = group(links, shard.tp, np.ones_like(shard.tp))
-    size = 2.0 * tokens(shard, job) * model.hidden
-    gather = gather_seconds(links, ranks, size)
-    pair = blocks * 2.0 * gather
+    gather, reduce = _tp_seconds(model, shard, job, links)
+    pair = blocks * (gather + reduce)
     hidden_backward = pair
     open_backward = np.where(shard.sequence_parallel, blocks * gather, 0.0)
     room_forward, room_backward = TP_OVERLAP_SHARE * forward, TP_OVERLAP_SHARE * backward
@@ -273,10 +272,21 @@ def _tp_layer(
 
 def _tp_edge(model: Model, shard: Shard, job: Job, links: Fabric) -> tuple[Floats, Floats]:
     """Return the tensor-parallel time at the embedding or the head: one collective each way."""
-    ranks = group(links, shard.tp, np.ones_like(shard.tp))
-    size = 2.0 * tokens(shard, job) * model.hidden
-    whole = np.where(shard.sequence_parallel, 1.0, 2.0) * gather_seconds(links, ranks, size)
+    _, reduce = _tp_seconds(model, shard, job, links)
+    whole = np.where(shard.sequence_parallel, 1.0, 2.0) * reduce
     return whole, whole
+
+
+def _tp_seconds(model: Model, shard: Shard, job: Job, links: Fabric) -> tuple[Floats, Floats]:
+    """Return the seconds of an all-gather and a reduce-scatter of a hidden state over tensor-parallel ranks, [M]. An
+    all-reduce has both in the width of partial sums."""
+    ranks, widths = group(links, shard.tp, np.ones_like(shard.tp)), widths_of(job)
+    elements = tokens(shard, job) * model.hidden
+    width = np.where(shard.sequence_parallel, widths.tensor_gather, widths.tensor_reduce)
+    return (
+        gather_seconds(links, ranks, width * elements),
+        gather_seconds(links, ranks, widths.tensor_reduce * elements),
+    )
 
 
 def _cp_layer(layer: Layer, shard: Shard, job: Job, links: Fabric, core: Floats) -> tuple[Floats, Floats]:
@@ -285,7 +295,7 @@ def _cp_layer(layer: Layer, shard: Shard, job: Job, links: Fabric, core: Floats)
     attention = layer.attention
     ranks = group(links, shard.cp, shard.tp)
     width = (attention.key_width + attention.value_width) / shard.tp
-    size = 2.0 * shard.micro_batch * job.seq_len * width
+    size = widths_of(job).context * shard.micro_batch * job.seq_len * width
     ring = gather_seconds(links, ranks, size)
     forward = exposed_seconds(ring, core, slowdown=OVERLAP_SLOWDOWN)
     return forward, exposed_seconds(2.0 * ring, 2.0 * core, slowdown=OVERLAP_SLOWDOWN)
@@ -296,8 +306,12 @@ def _ep_layer(model: Model, layer: Layer, shard: Shard, job: Job, links: Fabric)
     expert-tensor-parallel ranks."""
     if layer.moe is None:
         return np.zeros(len(shard.tp))
-    sent = 2.0 * tokens(shard, job) / shard.tp * model.hidden
+    widths, elements = widths_of(job), tokens(shard, job) / shard.tp * model.hidden
     across = group(links, shard.ep, shard.etp)
     within = group(links, shard.etp, np.ones_like(shard.etp))
-    gathered = reduce_seconds(links, within, sent * layer.moe.top_k * shard.etp)
-    return 2.0 * dispatch_seconds(links, across, sent, layer.moe.top_k) + gathered
+    gathered = reduce_seconds(links, within, widths.combine * elements * layer.moe.top_k * shard.etp)
+    sent, returned = (
+        dispatch_seconds(links, across, width * elements, layer.moe.top_k)
+        for width in (widths.dispatch, widths.combine)
+    )
+    return sent + returned + gathered

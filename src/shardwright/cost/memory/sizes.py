@@ -13,6 +13,7 @@ import numpy as np
 
 from shardwright.cost.compute.operators import Shard, norm_tokens, tokens
 from shardwright.cost.compute.selective import freed_bytes
+from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.strategies import UNSHARDED, ZERO2, ZERO3, Array, Floats, Ints
 from shardwright.spec.job import Job
@@ -46,7 +47,7 @@ class StateBytes:
 def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
     """Return what each position keeps for the backward pass."""
     outer = norm_tokens(shard, job) * model.hidden
-    facts = memory_facts(job.framework)
+    facts, saved = memory_facts(job.framework), widths_of(job).saved
     zero = np.zeros(len(shard.tp))
     kept, core, inputs, gradients = [], [], [], []
     for layer in model.kinds:
@@ -56,67 +57,64 @@ def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
             feed_forward = _mlp_bytes(model, layer.mlp, shard, job)
         if layer.moe is not None:
             feed_forward = feed_forward + _moe_bytes(model, layer.moe, shard, job)
-        outside = outer * (2.0 * layer.norms + (2.0 if model.dropout else 0.0) + facts.hidden_copies)
+        masks = 2.0 if model.dropout else 0.0
+        outside = outer * (saved * layer.norms + masks + facts.hidden_copies * saved / 2.0)
         kept.append(outside + attention + feed_forward)
-        core.append(freed_bytes(model, layer, shard, job, kept[-1], scores))
-        inputs.append(2.0 * outer)
+        core.append(freed_bytes(model, layer, shard, job, kept[-1], scores, width=saved))
+        inputs.append(saved * outer)
         gradients.append(_gradient_bytes(model, layer, shard, job))
     embedding = outer * (1.0 if model.dropout else 0.0)
-    head = 4.0 * outer + model.mtp_layers * (kept[model.kind_of_layer[-1]] + 4.0 * outer)
-    width = 2.0 if job.precision == "fp32" else 1.0
+    last = 2.0 * saved * outer  # inputs of the final norm and of the output projection
+    head = last + model.mtp_layers * (kept[model.kind_of_layer[-1]] + last)
     return Activations(
-        kept=[width * a for a in (embedding, *kept, head)],
-        core=[width * a for a in (zero, *core, zero)],
-        inputs=[width * a for a in (embedding, *inputs, head)],
-        gradients=[width * a for a in gradients],
+        kept=[embedding, *kept, head],
+        core=[zero, *core, zero],
+        inputs=[embedding, *inputs, head],
+        gradients=gradients,
     )
-
-
-def _linear_input_bytes(job: Job) -> float:
-    """Bytes an element of a saved GEMM input takes: fp8 training saves the quantised copy, adapters the 16-bit one."""
-    return 1.0 if job.precision == "fp8" and not job.adapters else 2.0
 
 
 def _inner_bytes(job: Job, *, gated: bool) -> float:
     """Bytes for each element of the width of a feed-forward block: the input of the non-linearity, and that of the
     second projection unless its weights are frozen and without an adapter."""
-    saved = 0.0 if job.attention_adapters else _linear_input_bytes(job)
-    width = 1.0 if job.fp8_storage else 2.0
-    return width * (2.0 if gated else 1.0) + saved + memory_facts(job.framework).inner_copies
+    widths, copies = widths_of(job), memory_facts(job.framework).inner_copies
+    saved = 0.0 if job.attention_adapters else widths.saved_input
+    return widths.saved_inner * (2.0 if gated else 1.0) + saved + copies * widths.saved / 2.0
 
 
 def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job) -> tuple[Floats, Floats]:
     """Return the bytes of the attention block and, of these, those of core attention (without its inputs)."""
     size, outer = tokens(shard, job), norm_tokens(shard, job)
-    saved = _linear_input_bytes(job)
+    widths = widths_of(job)
+    saved = widths.saved_input
     qkv = attention.query_width + attention.key_width + attention.value_width
     if attention.latent is None:
         projected = saved * outer * model.hidden
     else:
         mla = attention.latent
         ranks = (mla.query_rank or 0) + mla.kv_rank
-        projected = saved * outer * model.hidden + (2.0 + saved) * outer * ranks
+        projected = saved * outer * model.hidden + (widths.saved + saved) * outer * ranks
         qkv = attention.heads * (2 * attention.head_dim + attention.value_head_dim)
     heads = attention.heads / shard.tp
-    per_score = 5.0 if model.dropout else 2.0
-    scores = np.where(shard.flash, 4.0 * size * heads, per_score * size * job.seq_len * heads)
-    inner = 2.0 * size * qkv / shard.tp + saved * size * attention.out_width / shard.tp
+    per_score = 2.0 * widths.saved + 1.0 if model.dropout else widths.saved
+    sums = 4.0 * size * heads  # FlashAttention keeps one fp32 number a row of scores
+    scores = np.where(shard.flash, sums, per_score * size * job.seq_len * heads)
+    inner = widths.saved * size * qkv / shard.tp + saved * size * attention.out_width / shard.tp
     return projected + inner + scores, scores
 
 
 def _mlp_bytes(model: Model, mlp: Mlp, shard: Shard, job: Job) -> Floats:
-    saved = 0.0 if job.attention_adapters else _linear_input_bytes(job)
+    saved = 0.0 if job.attention_adapters else widths_of(job).saved_input
     size = tokens(shard, job) * mlp.width / shard.tp
     return saved * norm_tokens(shard, job) * model.hidden + _inner_bytes(job, gated=mlp.gated) * size
 
 
 def _moe_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
-    saved = _linear_input_bytes(job)
-    outer = norm_tokens(shard, job)
+    widths, outer = widths_of(job), norm_tokens(shard, job)
     routed = outer * moe.top_k * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
-    router = outer * (2.0 * model.hidden + 8.0 * moe.experts)
+    router = outer * (widths.saved * model.hidden + 8.0 * moe.experts)  # logits and probabilities in fp32
     inner = _inner_bytes(job, gated=moe.gated) * moe.expert_width / shard.etp
-    experts = routed * (saved * model.hidden + inner + 2.0 * model.hidden)
+    experts = routed * (widths.saved_input * model.hidden + inner + widths.saved * model.hidden)
     total = router + experts
     if moe.shared_width:
         total = total + _mlp_bytes(model, Mlp(width=moe.shared_width, gated=moe.gated), shard, job)
@@ -137,7 +135,7 @@ def _gradient_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Float
             * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
         )
         width = np.maximum(width, routed * (3.0 if layer.moe.gated else 2.0) * layer.moe.expert_width / shard.etp)
-    return 2.0 * (width + size * model.hidden)
+    return widths_of(job).saved * (width + size * model.hidden)
 
 
 def state_bytes(
@@ -209,7 +207,7 @@ def least_state_bytes(job: Job, ranks: Array, sharded: Array, everything: Array)
 
 def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:
     """Return the bytes of the logits and the loss on the last stage for one micro-batch, [N]."""
-    width = memory_facts(job.framework).logit + (2.0 if job.precision == "fp32" else 0.0)
+    width = memory_facts(job.framework).logit + widths_of(job).logit - 2.0
     if job.fused_loss:
         width = 0.0
     return width * micro_batch * job.seq_len / cp * model.vocab / tp
@@ -218,7 +216,7 @@ def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -
 def gathered_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints, pp: Ints) -> Floats:
     """Return the bytes of hidden states gathered over tensor-parallel ranks that wait for their stream, [N]."""
     facts = memory_facts(job.framework)
-    width = np.where(pp > 1, facts.gathered_staged, facts.gathered) * (tp > 1)
+    width = np.where(pp > 1, facts.gathered_staged, facts.gathered) * (tp > 1) * widths_of(job).saved / 2.0
     return np.asarray(width * micro_batch * job.seq_len / cp * model.hidden)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.cost.context import Context, Sharded
+from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.footprint import P2P_BUFFERS, micro_batches
 from shardwright.cost.iteration.step import (
     BUCKET_SHARE,
@@ -27,7 +28,7 @@ from shardwright.cost.iteration.step import (
     tied_embedding_seconds,
 )
 from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
-from shardwright.cost.memory.sizes import least_state_bytes, room_for_tensors
+from shardwright.cost.memory.sizes import least_state_bytes, room_for_tensors, trained_share
 from shardwright.cost.network.collectives import exposed_seconds, rack_seconds, transfer_seconds
 from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.strategies import UNSHARDED, ZERO1, Floats, Ints, Strategies
@@ -247,6 +248,7 @@ def _tail(context: Context, rows: Strategies, shards: Sharded, split: _Split) ->
 
 def _fully_sharded(context: Context, rows: Strategies, times: StageTimes, dense: Floats, expert: Floats) -> Floats:
     """Return the least that ZeRO-2 adds on a rank (ZeRO-3 adds more): a reduce-scatter in each micro-batch."""
-    once = both_gather_seconds(context.links, data_parallel(context, rows), dense, expert, 4.0)[:, 0]
+    width = trained_share(context.job) * widths_of(context.job).gradient_reduction
+    once = both_gather_seconds(context.links, data_parallel(context, rows), dense, expert, width)[:, 0]
     each = exposed_seconds(once, BUCKET_SHARE * times.backward[:, 0, 0], slowdown=OVERLAP_SLOWDOWN)
     return np.asarray(micro_batches(context, rows) * each)

@@ -25,7 +25,6 @@ from shardwright.search.mixed.tables.orders import Arrangement
 from shardwright.search.mixed.tables.region import Region, between_sites
 
 HIDDEN = BUCKET_SHARE * (1.0 - OVERLAP_SLOWDOWN)  # part of a pass that overlapped communication does not add to
-REDUCED, GATHERED = 4.0, 2.0  # bytes of a parameter that are reduced as gradient and gathered as weight
 
 
 def byte_seconds(table: Table, parameters: Floats, fewest: int, link: float, *, beside: Sequence[int] = ()) -> Floats:
@@ -65,16 +64,17 @@ def travel(table: Table, layers: Layers, *, fewest: int, most: int, link: float)
     second ones, where they differ, c - h p."""
     parameters = layers.dense + layers.expert
     whole = layers.total * parameters + layers.first_parameters + layers.last_parameters
-    once = byte_seconds(table, whole, fewest, link) * table.trained
+    once = byte_seconds(table, whole, fewest, link)
+    widths = table.reduced_bytes, table.gathered_bytes
     hidden = [
         (1.0 - OVERLAP_SLOWDOWN) * width * once * parameters >= HIDDEN * passing
-        for width, passing in ((REDUCED, layers.backward), (GATHERED, layers.forward))
+        for width, passing in zip(widths, (layers.backward, layers.forward), strict=True)
     ]
 
     def needs(branches: Sequence[Bools]) -> Travel:
         def needed(held: Floats, forward: Floats, backward: Floats) -> Floats:
             seconds = table.update_seconds / most * held
-            for width, passing, branch in ((REDUCED, backward, branches[0]), (GATHERED, forward, branches[1])):
+            for width, passing, branch in zip(widths, (backward, forward), branches, strict=True):
                 each = width * once * held
                 seconds = seconds + np.where(branch, each - HIDDEN * passing, OVERLAP_SLOWDOWN * each)
             return np.asarray(seconds)
@@ -143,8 +143,9 @@ def parted_seconds(table: Table, layers: Layers, region: Region) -> Floats:
         links = replace(fabric, inter_bytes_per_second=min(fabric.inter_bytes_per_second, pace / region.gpus))
         local = np.arange(1, int(table.local[kind]) + 1)
         groups = Group(size=np.maximum(region.fewest, local + 1), local=local)
-        once = gather_seconds(links, groups, np.full(len(local), parameters[kind])).min() * table.trained
-        for width, passing in ((REDUCED, layers.backward[kind]), (GATHERED, layers.forward[kind])):
+        once = gather_seconds(links, groups, np.full(len(local), parameters[kind])).min()
+        passes = layers.backward[kind], layers.forward[kind]
+        for width, passing in zip((table.reduced_bytes, table.gathered_bytes), passes, strict=True):
             found[kind] += max(OVERLAP_SLOWDOWN * width * once, width * once - HIDDEN * passing)
     return np.maximum(found - HIDDEN * 2.0 * table.each, 0.0)
 
@@ -153,8 +154,8 @@ def single_stage_seconds(table: Table, parameters: Floats, fewest: int, link: fl
     """Return the least seconds of gradients and weights after the passes of a replica of one stage that holds
     `parameters` [G], beside replicas that have all of the types `used`."""
     beside = used if len(used) > 1 else ()
-    once = byte_seconds(table, parameters, fewest, link, beside=beside) * parameters * table.trained
+    once = byte_seconds(table, parameters, fewest, link, beside=beside) * parameters
     seconds = np.zeros(table.types)
-    for width, passing in ((REDUCED, table.backward[:, -1]), (GATHERED, table.forward[:, -1])):
+    for width, passing in ((table.reduced_bytes, table.backward[:, -1]), (table.gathered_bytes, table.forward[:, -1])):
         seconds += np.maximum(width * once - HIDDEN * (passing + table.each), OVERLAP_SLOWDOWN * width * once)
     return seconds

@@ -49,7 +49,7 @@ def _after(table: Table, replicas: Replicas, found: Sequence[Stages], copies: in
     after = []
     once = _once(table, replicas, [each.parameters[0] for each in found], copies, outermost)
     for (line, _, _), each, seconds in zip(replicas, found, once, strict=True):
-        reduce, gather = tails(each, table.trained * seconds[None, :])
+        reduce, gather = tails(table, each, seconds[None, :])
         tied = float(table.tied_between(np.array(line.kinds), 1 if outermost else copies))
         after.append(float(reduce.max()) + float(gather.max()) + tied)
     return after
@@ -77,7 +77,7 @@ def _once(table: Table, replicas: Replicas, parameters: Sequence[Floats], copies
 
 def _least_in_a_domain(table: Table, replicas: Replicas, kinds: Ints, shared: Bools, outermost: bool) -> Ints:
     """Return how many ranks the domain with fewest of them has, among those with holders of a stage's layers, [S].
-    Units are given out as plans do (`cost.mixed_places`)."""
+    Units are given out as plans do (`plans.placement`)."""
     used = np.zeros(table.types, dtype=np.int64)
     first, stride, number = [], [], []
     for line, count, _ in replicas:

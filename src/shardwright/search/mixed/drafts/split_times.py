@@ -13,7 +13,6 @@ from shardwright.cost.network.collectives import Group, exposed_seconds, gather_
 from shardwright.cost.pipeline.schedule import one_f_one_b
 from shardwright.cost.pipeline.simulate import simulate
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, Bools, Floats, Ints
-from shardwright.search.mixed.bounds.travel import GATHERED, REDUCED
 from shardwright.search.mixed.tables.columns import Table
 
 
@@ -142,15 +141,15 @@ def after_seconds(table: Table, kinds: Ints, found: Stages, copies: int, slowest
         part = found.parameters[here]
         groups = Group(size=np.full(part.shape, copies), local=np.full(part.shape, min(int(table.local[kind]), copies)))
         once[here] = gather_seconds(table.links_seen(kind, () if slowest is None else (slowest,)), groups, part)
-    reduce, gather = tails(found, table.trained * once)
+    reduce, gather = tails(table, found, once)
     return np.asarray(reduce.max(axis=1) + gather.max(axis=1) + update)
 
 
-def tails(found: Stages, once: Floats) -> tuple[Floats, Floats]:
+def tails(table: Table, found: Stages, once: Floats) -> tuple[Floats, Floats]:
     """Return what reducing gradients and gathering weights leave after the pipeline at each stage, [N, P], where a byte
     of each of its parameters is gathered in `once` seconds [N, P]."""
-    reduce = exposed_seconds(REDUCED * once, BUCKET_SHARE * found.own_backward, slowdown=OVERLAP_SLOWDOWN)
-    gather = exposed_seconds(GATHERED * once, BUCKET_SHARE * found.forward, slowdown=OVERLAP_SLOWDOWN)
+    reduce = exposed_seconds(table.reduced_bytes * once, BUCKET_SHARE * found.own_backward, slowdown=OVERLAP_SLOWDOWN)
+    gather = exposed_seconds(table.gathered_bytes * once, BUCKET_SHARE * found.forward, slowdown=OVERLAP_SLOWDOWN)
     return (
         np.maximum(reduce - _before(found.own_backward), 0.0),
         np.maximum(gather - _before(found.forward), 0.0),

@@ -135,12 +135,12 @@ def _least_after(table: Table, layers: Layers, region: Region, kinds: Ints, foun
         return np.asarray(rest)
     whole = layers.total * (layers.dense + layers.expert) + layers.first_parameters + layers.last_parameters
     once = byte_seconds(table, whole, region.fewest, region.link)[kinds]
-    reduce, gather = tails(found, table.trained * once * held)
+    reduce, gather = tails(table, found, once * held)
     worst = reduce.max(axis=1, keepdims=True), gather.max(axis=1, keepdims=True)
     least = worst[0] + worst[1]
     for other in sorted(set(region.used) - set(kinds.tolist())):
         once = byte_seconds(table, whole, region.fewest, region.link, beside=(other,))[kinds]
-        late = tails(found, table.trained * once * held)
+        late = tails(table, found, once * held)
         shared = np.maximum(late[0], worst[0]) + np.maximum(late[1], worst[1])
         least = np.maximum(least, shared.min(axis=1, keepdims=True))
     return np.asarray(rest + least[:, 0])

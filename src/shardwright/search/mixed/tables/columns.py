@@ -38,7 +38,8 @@ class Table:
     ends of a pipeline inside a domain and across; `tied_parameters` are counted twice where one stage has both ends;
     `units` of the type and `local` of them in a domain.
 
-    `trained` is the part of the parameters that has gradients; no message takes longer than `longest_move` seconds.
+    `reduced_bytes` of a parameter are reduced as gradient, `gathered_bytes` gathered as weight; no message takes longer
+    than `longest_move` seconds.
     `activation_bytes` of a micro-batch go from stage to stage, on all ranks together. Types at two sites are joined at
     `site_rates` bytes per second with `site_delays`, [G, G]: infinite, and none, at one site.
     """
@@ -75,7 +76,8 @@ class Table:
     tied_near: Floats
     tied_far: Floats
     tied_parameters: Floats
-    trained: float
+    reduced_bytes: float
+    gathered_bytes: float
     units: Ints
     local: Ints
 

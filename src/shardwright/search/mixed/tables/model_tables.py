@@ -10,8 +10,9 @@ import numpy as np
 
 from shardwright.cost.context import Context, sharded
 from shardwright.cost.frameworks.overheads import STATE_BYTES, UPDATE_EFFICIENCY
+from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.footprint import P2P_BUFFERS
-from shardwright.cost.iteration.step import message_bytes
+from shardwright.cost.iteration.step import message_bytes, tied_bytes
 from shardwright.cost.memory.sizes import (
     gathered_bytes,
     logit_bytes,
@@ -39,6 +40,7 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
     """Return the table of every setting, with a row for each pool; `links` join their sites. The figures of a type are
     made once for all settings that are alike on it."""
     model, job = contexts[0].model, contexts[0].job
+    widths = widths_of(job)
     parts = [_by_setting(context, [each.on(place) for each in settings]) for place, context in enumerate(contexts)]
     fabrics = tuple(context.links for context in contexts)
     token_table = model.token_table_parameters if model.tied_embeddings else 0.0
@@ -61,7 +63,8 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
                 site_rates=rates,
                 site_delays=delays,
                 tied_parameters=token_table / degrees,
-                trained=trained_share(job),
+                reduced_bytes=trained_share(job) * widths.gradient_reduction,
+                gathered_bytes=trained_share(job) * widths.weight_gather,
             )
         )
     return found
@@ -114,7 +117,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
     working = table.gradients[row]
     logits = logit_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
     rate = pool.gpu.memory_bytes_per_second * UPDATE_EFFICIENCY / software.optimizer
-    tied = 4.0 * model.vocab * model.hidden / rows.tp
+    tied = tied_bytes(context, rows)
     yes, no = np.ones(count, dtype=bool), np.zeros(count, dtype=bool)
     return {
         **running,

@@ -1,0 +1,176 @@
+"""Every kind of traffic and buffer has the width of its job: one test a kind, on machines that compute in no time over
+links without latency, so that times are as bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.cost.samples import BARE, llama, mixtral, pool, row, shard
+
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.cost.compute.operators import OperatorTable
+from shardwright.cost.context import Context, sharded
+from shardwright.cost.frameworks.widths import widths_of
+from shardwright.cost.iteration.step import (
+    StageTimes,
+    exposed_tails,
+    optimizer_seconds,
+    sharded_weight_seconds,
+    tied_bytes,
+    transfers,
+)
+from shardwright.cost.memory.sizes import Activations, layer_activation_bytes, logit_bytes
+from shardwright.cost.pipeline.splits import positions
+from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Floats, Strategies, strategies
+from shardwright.spec.cluster import Gpu
+from shardwright.spec.job import Job
+
+DENSE = llama(4, 1024, 16, 8, 4096, 32000)
+EXPERTS = mixtral(4, 1024, 16, 8, 2048, 32000, 8, 2)
+MACHINES = pool(4, intra_latency_seconds=0.0, inter_latency_seconds=0.0)
+BF16 = Job(global_batch=64, seq_len=4096)
+FP16, FP32, FP8 = (replace(BF16, precision=name) for name in ("fp16", "fp32", "fp8"))
+STORED, ADAPTED = replace(FP8, fp8_storage=True), replace(FP8, adapters=True)
+TITAN = replace(FP8, framework="torchtitan", fp8_recipe="tensorwise")
+TITAN_BLOCKS = replace(TITAN, fp8_recipe="blockwise")
+
+
+class Instant(Analytic):
+    """Computes in no time."""
+
+    def operator_seconds(self, gpu: Gpu, job: Job, operators: OperatorTable) -> Floats:
+        return np.zeros_like(operators.flops)
+
+
+def at(job: Job, **columns) -> tuple[Context, Strategies]:
+    model = EXPERTS if columns.get("ep", 1) > 1 else DENSE
+    where = Context(model=model, pool=MACHINES, job=job, efficiency=Instant(), measured_overheads=BARE)
+    return where, strategies([row(where, **{"flash": True, **columns})])
+
+
+def widening(job: Job, name: str, **columns) -> float:
+    """Return the seconds in a layer table over those of a job in bf16."""
+    one, other = (getattr(sharded(*at(each, **columns)).table, name)[0, -1] for each in (job, BF16))
+    return float(one / other)
+
+
+@pytest.mark.parametrize(("job", "width"), [(FP32, 2.0), (FP16, 1.0), (FP8, 1.0), (TITAN, 1.0)])
+def test_all_reduces_of_tensor_parallel_ranks(job, width):
+    assert widening(job, "tp_seconds", tp=4) == pytest.approx(width)
+
+
+@pytest.mark.parametrize(("job", "gathered"), [(FP32, 2.0), (FP16, 1.0), (FP8, 0.5), (TITAN, 0.5), (TITAN_BLOCKS, 1.0)])
+def test_gathers_and_scatters_of_sequence_parallel_ranks(job, gathered):
+    """A block gathers three times (input, gradient of its output, input again) and scatters twice; embedding and head
+    scatter partial sums, twice each."""
+    blocks, ends = 2 * 4, 4
+    scattered = 2.0 if job is FP32 else 1.0
+    expected = (blocks * (3 * gathered + 2 * scattered) + ends * scattered) / (blocks * 5 + ends)
+    assert widening(job, "tp_seconds", tp=4, sequence_parallel=True) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("job", "width"), [(FP32, 2.0), (FP16, 1.0), (FP8, 1.0)])
+def test_keys_and_values_on_the_ring(job, width):
+    assert widening(job, "cp_seconds", cp=4) == pytest.approx(width)
+
+
+@pytest.mark.parametrize(("job", "width"), [(FP32, 2.0), (FP16, 1.0), (FP8, 1.0)])
+def test_tokens_to_experts_and_back(job, width):
+    assert widening(job, "ep_seconds", ep=4, dp=4) == pytest.approx(width)
+
+
+@pytest.mark.parametrize(("job", "width"), [(FP32, 4.0), (BF16, 2.0), (FP16, 2.0), (FP8, 2.0)])
+def test_activations_between_stages(job, width):
+    where, rows = at(job, tp=2, pp=2)
+    sent = width * job.seq_len * DENSE.hidden / 2
+    assert transfers(where, rows)[0, 0] == pytest.approx(sent / where.links.intra_bytes_per_second)
+
+
+@pytest.mark.parametrize(("job", "width"), [(FP32, 4.0), (BF16, 2.0), (FP8, 2.0), (STORED, 1.0)])
+def test_weights_gathered_in_every_pass(job, width):
+    """ZeRO-3 gathers what ZeRO-2 has, in both passes."""
+    seconds = []
+    for sharding in (ZERO2, ZERO3):
+        where, rows = at(job, dp=8, sharding=sharding)
+        starts, none = np.array([[0, 4]]), np.zeros((1, 1))
+        parts = sharded_weight_seconds(where, rows, sharded(where, rows), positions(starts, 4), none, none)
+        seconds.append(float(sum(part.sum() for part in parts)))
+    assert seconds[1] - seconds[0] == pytest.approx(2 * width * once_seconds(where, rows))
+
+
+def once_seconds(where: Context, rows: Strategies) -> float:
+    """Return the seconds in which eight GPUs of a machine gather one byte of each parameter."""
+    parameters = float(sharded(where, rows).table.dense[0, -1])
+    return parameters * 7 / 8 / where.links.intra_bytes_per_second
+
+
+@pytest.mark.parametrize(
+    ("job", "reduced", "gathered"), [(FP32, 4.0, 4.0), (BF16, 4.0, 2.0), (FP8, 4.0, 2.0), (STORED, 2.0, 1.0)]
+)
+def test_gradients_and_updated_weights(job, reduced, gathered):
+    none, once = np.zeros((1, 1, 1)), np.ones((1, 1))
+    times = StageTimes(forward=none, backward=none, recompute=none)
+    for sharding, found in ((UNSHARDED, (2 * reduced, 0.0)), (ZERO1, (reduced, gathered))):
+        _, rows = at(job, dp=8, sharding=sharding)
+        reduce, gather = exposed_tails(job, rows, times, once)
+        assert (float(reduce[0, 0]), float(gather[0, 0])) == found
+
+
+@pytest.mark.parametrize(("job", "width"), [(FP32, 4.0), (BF16, 4.0), (STORED, 2.0)])
+def test_gradients_of_a_tied_embedding(job, width):
+    where, rows = at(job, tp=2, pp=2)
+    assert tied_bytes(where, rows)[0] == width * DENSE.vocab * DENSE.hidden / 2
+
+
+@pytest.mark.parametrize(("job", "width"), [(FP32, 8.0), (BF16, 6.0), (STORED, 3.0)])
+def test_gradients_and_weights_of_an_offloaded_optimizer(job, width):
+    where, rows = at(job, dp=8, sharding=ZERO1, offload=1.0)
+    slow = replace(where, pool=replace(MACHINES, gpu=replace(MACHINES.gpu, pcie_bytes_per_second=1e3)))
+    found = optimizer_seconds(slow, rows, np.full((1, 1), 8e6), np.zeros((1, 1)))
+    assert found[0, 0] == pytest.approx(1e6 * width / (1e3 * 0.8))
+
+
+def kept(job: Job, **columns) -> Activations:
+    return layer_activation_bytes(DENSE, shard(flash=True, **columns), job)
+
+
+def test_saved_activations():
+    """fp32 doubles all but FlashAttention's sums of exponentials, which are fp32 anyway; fp8 halves the inputs of
+    products: of the projections before and after attention, and of those before and after the non-linearity."""
+    layer, wide, narrow = (float(kept(job).kept[1][0]) for job in (BF16, FP32, FP8))
+    sums = 4.0 * BF16.seq_len * 16
+    assert wide - sums == pytest.approx(2 * (layer - sums))
+    assert layer - narrow == pytest.approx(BF16.seq_len * (3 * 1024 + 4096))
+    assert kept(FP16).kept[1] == layer and kept(ADAPTED).kept[1] == layer
+
+
+def test_inputs_of_non_linearities_in_fp8_storage():
+    inner = BF16.seq_len * 4096
+    assert kept(FP8).kept[1] - kept(STORED).kept[1] == pytest.approx(2 * inner)
+
+
+def test_layer_inputs_and_gradients_of_activations():
+    for name in ("inputs", "gradients"):
+        wide, half, low = (np.sum(getattr(kept(job), name)) for job in (FP32, BF16, FP8))
+        assert wide == 2 * half == 2 * low
+
+
+def test_masks_of_dropout_have_a_byte():
+    dropped = replace(DENSE, dropout=True)
+    for job in (FP32, BF16):
+        more = layer_activation_bytes(dropped, shard(flash=True), job).kept[1] - kept(job).kept[1]
+        assert more == pytest.approx(2.0 * job.seq_len * DENSE.hidden)
+
+
+def test_logits():
+    one = np.array([1])
+    wide, half, low = (logit_bytes(DENSE, job, one, one, one)[0] for job in (FP32, BF16, FP8))
+    assert wide - half == pytest.approx(2.0 * BF16.seq_len * DENSE.vocab) and low == half
+
+
+def test_no_flag_makes_anything_wider_than_16_bits_but_gradients():
+    for job in (BF16, FP16, FP8, STORED, ADAPTED, TITAN):
+        found = widths_of(job)
+        assert max(getattr(found, name) for name in found.__slots__ if name != "gradient_reduction") == 2.0
