@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shardwright.cost.measured.machine import profiled as profiled
     from shardwright.errors import SpecError as SpecError
     from shardwright.exporters.megatron.export import to_megatron as to_megatron
+    from shardwright.exporters.targets import export as export
     from shardwright.measure.run import profile as profile
     from shardwright.plans.document import load_plan as load_plan
     from shardwright.plans.plan import Plan as Plan
@@ -49,6 +50,7 @@ _HOMES = {
     "Ranking": "plans.ranking",
     "SpecError": "errors",
     "evaluate": "search.planner",
+    "export": "exporters.targets",
     "load_cluster": "spec.read.cluster",
     "load_layer_profile": "spec.read.layer_profile",
     "load_model": "spec.read.model",

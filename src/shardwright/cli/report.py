@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
 
 HELP = """Show a result as one HTML page that needs no network: a plan, what `plan --json`, `shop --json` or
@@ -34,13 +35,11 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page to write.")] = Path("report.html"),
     profile: Profiles = None,
 ) -> None:
-    import sys
-
-    from shardwright.files import write_atomically
     from shardwright.plans.document import from_document, load_plan
     from shardwright.reports.html.report import report as page
     from shardwright.spec.text.reading import parse_json, read_text
 
+    require_writable(out, [source, other])
     subject: Any = source
     second = None if other is None else load_plan(other)
     names = ("the first plan", "the second plan")
@@ -55,8 +54,7 @@ def report(
         else:
             subject = document
         names = (source.name, "" if other is None else other.name)
-    write_atomically(out, page(subject, second, names=names, efficiency=efficiency))
-    print(f"wrote {out}", file=sys.stderr)
+    deliver(page(subject, second, names=names, efficiency=efficiency), out)
 
 
 report.__doc__ = HELP

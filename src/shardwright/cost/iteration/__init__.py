@@ -5,6 +5,7 @@
 * `footprint`: peak memory of every rank, and the recomputation that fits
 * `evaluate`: the verdict on many rows
 * `mixed`: the exact iteration of any plan
+* `timeline`: its events in time
 * `lanes`: its stages as uniform pipelines
 * `places`: its stages as columns
 * `links`: links between them

@@ -1,6 +1,7 @@
 """Plans to and from Megatron-LM core_v0.19.
 
 * `export`: a plan as arguments
+* `files`: what `export --to megatron` writes
 * `launch`: as a launch script
 * `flags`: the arguments that say something about a plan
 * `layout`: layers of each stage

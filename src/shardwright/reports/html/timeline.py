@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from shardwright.cost.compute.efficiency import Efficiency
-from shardwright.cost.iteration.mixed import Mixed, ReplicaTime, mixed_iteration, pipeline_timeline
-from shardwright.cost.pipeline.schedule import FORWARD
+from shardwright.cost.iteration.mixed import Mixed, mixed_iteration
+from shardwright.cost.iteration.timeline import Event, Kind, closing_events, pass_events
 from shardwright.plans.plan import Plan, Replica, Stage
 from shardwright.reports.html.section import Chart, Section, Table
 from shardwright.units import format_seconds
 
-FORWARD_BAR, RECOMPUTE_BAR, BACKWARD_BAR, SYNC_BAR, UPDATE_BAR = range(5)
+ORDER: tuple[Kind, ...] = ("forward", "recompute", "backward", "synchronise", "optimizer")
 KINDS = (
     {"name": "forward", "colour": 0, "opacity": 0.55, "height": 0.72},
     {"name": "recomputation", "colour": 7, "opacity": 1.0, "height": 0.48},
@@ -31,10 +31,9 @@ def timeline_section(plan: Plan, efficiency: Efficiency) -> Section:
     rows: list[str] = []
     bars: list[list[Any]] = []
     left_out = 0
-    budget = MOST_BARS // len(plan.replicas)
-    for replica, times in zip(plan.replicas, found.replicas, strict=True):
-        passes, skipped = _passes(plan, replica, times, len(rows), budget)
-        bars += passes + _after(found, times, len(rows), len(replica.stages))
+    for number, replica in enumerate(plan.replicas):
+        own, skipped = _bars(plan, found, number, len(rows), MOST_BARS // len(plan.replicas))
+        bars += own
         rows += [_name(plan, replica, place, stage) for place, stage in enumerate(replica.stages)]
         left_out += skipped
     digits = DIGITS - int(np.floor(np.log10(found.seconds)))
@@ -58,43 +57,21 @@ def timeline_section(plan: Plan, efficiency: Efficiency) -> Section:
     return Section(name="timeline", title="Pipeline", lead=lead, chart=chart, table=_table(plan, found))
 
 
-def _passes(
-    plan: Plan, replica: Replica, times: ReplicaTime, first_row: int, budget: int
-) -> tuple[list[list[Any]], int]:
-    """Return the bars of a replica's passes, recomputation apart, and how many passes are left out."""
-    when = pipeline_timeline(plan, replica, times)
-    edge = max(budget // (4 * len(replica.stages) * plan.schedule.virtual_stages), 4)
-    shown = (when.micro_batch < edge) | (when.micro_batch >= replica.micro_batches - edge)
-    if len(when.rank) <= budget:
-        shown = np.ones(len(when.rank), dtype=bool)
-    again = times.stages.recompute[0][when.virtual_stage // len(replica.stages), when.rank]
-    bars: list[list[Any]] = []
-    columns = (when.rank, when.kind, when.start_seconds, when.end_seconds, again, when.micro_batch, when.virtual_stage)
-    for rank, kind, start, end, repeated, micro, virtual in zip(
-        *(each[shown].tolist() for each in columns), strict=True
-    ):
-        which = [micro, virtual // len(replica.stages)]
-        row = first_row + rank
-        if kind == FORWARD:
-            bars.append([row, FORWARD_BAR, start, end, *which])
-        else:
-            bars.append([row, BACKWARD_BAR, start + repeated, end, *which])
-            if repeated > 0.0:
-                bars.append([row, RECOMPUTE_BAR, start, start + repeated, *which])
-    return bars, int((~shown).sum())
+def _bars(plan: Plan, found: Mixed, number: int, first_row: int, budget: int) -> tuple[list[list[Any]], int]:
+    """Return the bars of a replica, and how many of its passes are left out."""
+    replica = plan.replicas[number]
+    passes = list(pass_events(plan, found, number))
+    shown = passes
+    if len(passes) > budget:
+        edge = max(budget // (4 * len(replica.stages) * plan.schedule.virtual_stages), 4)
+        shown = [each for each in passes if min(each.micro_batch, replica.micro_batches - 1 - each.micro_batch) < edge]
+    bars = [_bar(each, first_row) for each in (*shown, *closing_events(plan, found, number))]
+    return bars, len(passes) - len(shown)
 
 
-def _after(found: Mixed, times: ReplicaTime, first_row: int, stages: int) -> list[list[Any]]:
-    """Return the bars after the pipeline: what communication it does not hide, then the update of the slowest rank."""
-    longest = max(replica.busy_seconds for replica in found.replicas)
-    bars: list[list[Any]] = []
-    for rank in range(stages):
-        exposed = float(times.tails[rank]) + float(times.gathers[rank])
-        if exposed > 0.0:
-            start = times.pipeline_seconds
-            bars.append([first_row + rank, SYNC_BAR, start, start + exposed, -1, 0])
-        bars.append([first_row + rank, UPDATE_BAR, longest, longest + float(times.optimizer[rank]), -1, 0])
-    return bars
+def _bar(event: Event, first_row: int) -> list[Any]:
+    span = (event.start_seconds, event.end_seconds)
+    return [first_row + event.stage, ORDER.index(event.kind), *span, event.micro_batch, max(event.virtual_stage, 0)]
 
 
 def _name(plan: Plan, replica: Replica, place: int, stage: Stage) -> str:

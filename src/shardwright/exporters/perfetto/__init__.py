@@ -1,0 +1,4 @@
+"""Traces for Perfetto and chrome://tracing.
+
+* `trace`: one predicted iteration
+"""

@@ -1,0 +1,53 @@
+"""The trace of a plan: what its parser needs, every pass once, and the seconds of the prediction."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import pytest
+
+import shardwright
+from shardwright.plans.plan import Plan
+
+
+@cache
+def plan() -> Plan:
+    model, cluster = shardwright.load_model("opt-350m"), shardwright.load_cluster("1x8xA100-SXM-40+2x8xV100-SXM2")
+    job = shardwright.make_job(global_batch=64, seq_len=1024, precision="fp16")
+    return shardwright.plan(model, cluster, job).best
+
+
+@cache
+def events() -> tuple[dict[str, Any], ...]:
+    return tuple(json.loads(shardwright.export(plan(), "perfetto").main)["traceEvents"])
+
+
+def test_every_pass_is_there_once() -> None:
+    counts = Counter((each["pid"], each["tid"], each["cat"]) for each in events() if each["ph"] == "X")
+    for number, replica in enumerate(plan().replicas):
+        for place in range(len(replica.stages)):
+            for kind in ("forward", "backward"):
+                assert counts[number, place, kind] == replica.micro_batches * plan().schedule.virtual_stages
+
+
+def test_the_trace_ends_with_the_iteration() -> None:
+    found = plan().prediction
+    assert found is not None
+    end = max(each["ts"] + each["dur"] for each in events() if each["ph"] == "X") / 1e6
+    assert end == pytest.approx(found.iteration_seconds, rel=1e-6)  # rounded to thousandths of a microsecond
+
+
+def test_events_of_a_thread_do_not_overlap() -> None:
+    passes = [each for each in events() if each["ph"] == "X" and each["cat"] != "synchronise"]
+    for thread in {(each["pid"], each["tid"]) for each in passes}:
+        own = sorted((each["ts"], each["ts"] + each["dur"]) for each in passes if (each["pid"], each["tid"]) == thread)
+        assert all(start >= end - 0.01 for (_, end), (start, _) in itertools.pairwise(own))  # µs, rounded
+
+
+def test_processes_and_threads_have_names() -> None:
+    named = {(each["pid"], each.get("tid")) for each in events() if each["ph"] == "M"}
+    assert {(each["pid"], each["tid"]) for each in events() if each["ph"] == "X"} <= named
