@@ -5,7 +5,9 @@ The public names, each loaded when it is first used:
     model = shardwright.load_model("llama-2-70b")
     cluster = shardwright.load_cluster("32x8xA800-SXM-80")
     job = shardwright.make_job(global_batch=512, seq_len=4096)
-    ranking = shardwright.plan(model, cluster, job)
+    ranking = shardwright.plan(model, cluster, job)     # prints as a table; ranking.to_frame()
+    ranking.save("plan.json")
+    shardwright.draw(ranking)                           # a picture in a notebook; .save("plan.svg")
 """
 
 from __future__ import annotations
@@ -22,10 +24,13 @@ if TYPE_CHECKING:
     from shardwright.exporters.megatron.export import to_megatron as to_megatron
     from shardwright.exporters.targets import export as export
     from shardwright.measure.run import profile as profile
+    from shardwright.plans.check import check as check
     from shardwright.plans.document import load_plan as load_plan
+    from shardwright.plans.document import save as save
     from shardwright.plans.plan import Plan as Plan
     from shardwright.plans.ranking import Ranking as Ranking
     from shardwright.reports.html.report import report as report
+    from shardwright.reports.svg.draw import draw as draw
     from shardwright.search.market.shop import shop as shop
     from shardwright.search.planner import evaluate as evaluate
     from shardwright.search.planner import plan as plan
@@ -49,6 +54,8 @@ _HOMES = {
     "Plan": "plans.plan",
     "Ranking": "plans.ranking",
     "SpecError": "errors",
+    "check": "plans.check",
+    "draw": "reports.svg.draw",
     "evaluate": "search.planner",
     "export": "exporters.targets",
     "load_cluster": "spec.read.cluster",
@@ -65,11 +72,16 @@ _HOMES = {
     "profiled": "cost.measured.machine",
     "replan": "search.replan",
     "report": "reports.html.report",
+    "save": "plans.document",
     "shop": "search.market.shop",
     "to_megatron": "exporters.megatron.export",
     "validate": "validation.validate",
 }
 __all__ = ["__version__", *_HOMES]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:

@@ -28,10 +28,9 @@ def draw(
     ] = None,
     profile: Profiles = None,
 ) -> None:
-    from shardwright.cost.learned import default_efficiency
     from shardwright.plans.check import check
     from shardwright.plans.document import load_plan
-    from shardwright.reports.svg.timeline import picture
+    from shardwright.reports.svg.draw import draw as picture
     from shardwright.reports.text.problems import merged
 
     require_writable(out, [plan, *(profile or ())])
@@ -39,7 +38,7 @@ def draw(
     if problems := check(found):
         raise SpecError(*merged(problems))
     measured = efficiency_of(read_measurements(profile), found.model, found.cluster, found.job)
-    text = picture(found, measured or default_efficiency())
+    text = picture(found, efficiency=measured).svg
     if out is None:
         write(text)
     else:

@@ -5,5 +5,6 @@
 * `placement`: where each of its GPUs stands
 * `document`: its file
 * `codec`: dataclasses to JSON data and back
+* `summary`: plans in short, for a notebook and for a data frame
 * `ranking`: what a search returns
 """

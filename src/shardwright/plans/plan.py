@@ -228,6 +228,14 @@ class Plan:
         }
         return len(self.replicas) == 1 and len(stages) == 1
 
+    def __repr__(self) -> str:
+        used = " + ".join(f"{count} {gpu}" for gpu, count in self.gpus_by_type.items())
+        found = self.prediction
+        time = "not costed" if found is None else f"{found.iteration_seconds:.4g} s an iteration"
+        depths = "/".join(str(depth) for depth in sorted({len(replica.stages) for replica in self.replicas}))
+        degrees = f"pipeline {depths} × data {self.data_parallel}, micro-batch {self.micro_batch}"
+        return f"<Plan of {self.model.name} on {used}: {degrees}, {time}>"
+
     def costed(self, prediction: Prediction) -> Plan:
         """Return this plan with `prediction`."""
         return replace(self, prediction=prediction)

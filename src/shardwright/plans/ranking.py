@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from shardwright.plans.document import save
 from shardwright.plans.plan import Plan
+from shardwright.plans.summary import figures, html_table, text_table
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +66,26 @@ class Ranking:
             raise LookupError(self.infeasible.reason if self.infeasible else "no plan")
         return self.plans[0]
 
+    def save(self, path: str | Path) -> None:
+        """Write the plan file of the best plan. Raises SpecError where that fails."""
+        save(self.best, Path(path))
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return one row of figures a plan as a pandas data frame (`pip install pandas`)."""
+        import pandas
+
+        return pandas.DataFrame([figures(plan) for plan in self.plans])
+
+    def __repr__(self) -> str:
+        return text_table(self.plans) if self.plans else f"no plan: {self._reason}"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.plans) if self.plans else f"<p>no plan: {escape(self._reason)}</p>"
+
+    @property
+    def _reason(self) -> str:
+        return self.infeasible.reason if self.infeasible else "none was found"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
@@ -67,3 +95,6 @@ class Evaluation:
     plan: Plan
     best: Ranking
     remedies: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"yours\n{text_table([self.plan])}\nthe best\n{self.best!r}"

@@ -165,6 +165,9 @@ class Model:
     parallel_block: bool = False
     assumed: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<Model {self.name}: {self.parameters:,} parameters in {len(self.layers)} layers>"
+
     @cached_property
     def kinds(self) -> tuple[Layer, ...]:
         """The distinct layers, in order of first appearance."""

@@ -8,6 +8,8 @@ from shardwright.plans.ranking import Infeasible
 from shardwright.search.renting.choice import Choice
 from shardwright.spec.offers import Offers
 
+MOST_LINES = 20  # of a front, where it is printed in a notebook
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
@@ -58,3 +60,12 @@ class Shopping:
     budget_dollars: float | None
     report: ShopReport
     infeasible: Infeasible | None = None
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{choice.hours:10,.1f} h {choice.dollars:14,.0f} $  "
+            + " + ".join(f"{rental.gpus} {rental.offer.name}" for rental in choice.rentals)
+            for choice in self.front[:MOST_LINES]
+        ]
+        left = len(self.front) - MOST_LINES
+        return "\n".join([*lines, *([f"… {left} more"] if left > 0 else [])]) or "no choice"

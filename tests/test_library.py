@@ -1,0 +1,73 @@
+"""The library in a notebook: what there is, with signatures; short texts, tables, frames, pictures."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shardwright
+from shardwright.plans.ranking import Ranking
+
+JOB = {"global_batch": 8, "seq_len": 1024, "tokens": "1B"}
+
+
+@pytest.fixture(scope="module")
+def ranking() -> Ranking:
+    model, cluster = shardwright.load_model("llama-3.2-1b"), shardwright.load_cluster("1x4xA100-SXM-80")
+    return shardwright.plan(model, cluster, shardwright.make_job(**JOB))
+
+
+def test_dir_shows_the_public_names_and_each_is_there() -> None:
+    assert dir(shardwright) == sorted(shardwright.__all__)
+    assert all(getattr(shardwright, name) is not None for name in shardwright.__all__)
+
+
+@pytest.mark.parametrize("name", [name for name in shardwright.__all__ if name != "__version__"])
+def test_every_public_name_has_a_docstring_and_a_signature(name: str) -> None:
+    found = getattr(shardwright, name)
+    assert inspect.isfunction(found) or inspect.isclass(found), "no module in a function's place"
+    assert inspect.getdoc(found)
+    assert "kwargs" not in inspect.signature(found).parameters
+
+
+def test_the_contracts_commands_have_calls_of_their_names() -> None:
+    for name in ("plan", "shop", "evaluate", "validate", "profile"):
+        assert callable(getattr(shardwright, name)) and not inspect.ismodule(getattr(shardwright, name))
+    script = "import shardwright, shardwright.plans, shardwright.validation; print(callable(shardwright.plan))"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "True\n"
+
+
+def test_results_print_in_a_few_lines(ranking: Ranking) -> None:
+    assert len(repr(ranking).splitlines()) == len(ranking.plans) + 1
+    for value in (ranking, ranking.best, ranking.best.model, shardwright.evaluate(ranking.best)):
+        assert len(repr(value)) < 2000 and "llama" in repr(value) + repr(ranking.best)
+    assert repr(ranking.best.model).startswith("<Model llama-3.2-1b: 1,235,814,400 parameters")
+    assert ranking._repr_html_().count("<tr>") == len(ranking.plans) + 1
+
+
+def test_a_ranking_without_plans_prints_its_reason() -> None:
+    model, cluster = shardwright.load_model("llama-3.1-405b"), shardwright.load_cluster("1x1xT4")
+    empty = shardwright.plan(model, cluster, shardwright.make_job(**JOB | {"precision": "fp16"}))
+    assert repr(empty).startswith("no plan: ") and empty._repr_html_().startswith("<p>no plan: ")
+    with pytest.raises(LookupError):
+        empty.save("nowhere.json")
+
+
+def test_a_frame_has_a_row_a_plan_with_the_predicted_figures(ranking: Ranking) -> None:
+    pytest.importorskip("pandas")
+    frame = ranking.to_frame()
+    assert list(frame["iteration_seconds"]) == [plan.prediction.iteration_seconds for plan in ranking.plans]  # type: ignore[union-attr]
+    assert (frame["interval_low_seconds"] < frame["interval_high_seconds"]).all()
+
+
+def test_a_ranking_saves_its_best_plan_and_draws_it(ranking: Ranking, tmp_path: Path) -> None:
+    ranking.save(tmp_path / "plan.json")
+    assert shardwright.load_plan(tmp_path / "plan.json") == ranking.best
+    picture = shardwright.draw(ranking)
+    assert picture._repr_svg_().startswith("<svg") and len(repr(picture)) < 200
+    picture.save(tmp_path / "plan.svg")
+    assert (tmp_path / "plan.svg").read_text() == shardwright.draw(ranking.best).svg
