@@ -108,7 +108,8 @@ def _wave(rows: int, columns: int, m: Floats, n: Floats, groups: Floats, units: 
 def _alignment(size: Floats) -> Floats:
     """Return the binary logarithm of the largest power of two, up to 256, that divides a size."""
     whole = size.astype(np.int64) | ALIGNED
-    return np.asarray(np.log2((whole & -whole).astype(float)))
+    _, exponent = np.frexp((whole & -whole).astype(float))
+    return np.asarray(exponent - 1.0)
 
 
 ATTENTION_COLUMNS = (

@@ -26,7 +26,7 @@ class Forest:
 
     @property
     def depth(self) -> int:
-        return int(np.log2(self.leaf.shape[1]))
+        return self.leaf.shape[1].bit_length() - 1
 
 
 def forest_sum(forest: Forest, columns: Floats) -> Floats:

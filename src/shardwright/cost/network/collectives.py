@@ -103,7 +103,7 @@ def gather_seconds(links: Fabric, groups: Group, size_bytes: Array) -> Floats:
 def reduce_seconds(links: Fabric, groups: Group, size_bytes: Array) -> Floats:
     """Return the time of an all-reduce, [N]: the bytes of a reduce-scatter and an all-gather in one call, and the steps
     of a tree between domains."""
-    depth = np.ceil(np.log2(groups.domains))
+    _, depth = np.frexp(groups.domains - 1.0)  # ⌈log₂ domains⌉, exactly
     return _ring_seconds(links, groups, size_bytes, groups.local - 1.0, depth, passes=2.0, gain=links.reduce_gain)
 
 
