@@ -16,6 +16,7 @@ from shardwright.cost.layers.measured import MeasuredLayers
 from shardwright.cost.layers.table import LayerTable, layer_table
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.strategies import Bools, Ints, Strategies
+from shardwright.rounding import coarse
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -92,7 +93,7 @@ class Context:
     @cached_property
     def strain(self) -> float:
         """By what waiting for the slowest of many machines makes a stage longer."""
-        return 1.0 + self.software.straggling * math.log2(max(self.pool.nodes, 1))
+        return coarse(1.0 + self.software.straggling * math.log2(max(self.pool.nodes, 1)))
 
     @cached_property
     def indexed(self) -> list[ShardIndex]:

@@ -17,6 +17,7 @@ from shardwright.cost.strategies import Floats, Ints, Strategies
 from shardwright.cost.trust.basis import attainable_flops, grounds
 from shardwright.cost.trust.evidence import setting_of
 from shardwright.plans.plan import Prediction, StageMemory, TimeBreakdown
+from shardwright.rounding import coarse
 from shardwright.units import SECONDS_PER_HOUR
 
 
@@ -30,7 +31,7 @@ def predict(
     shards = sharded(context, row)
     parts = iteration(context, row, shards, starts)
     raw = stage_times(context, row, shards, starts)
-    rank = int((raw.forward + raw.backward).sum(axis=1)[0].argmax())
+    rank = int(coarse((raw.forward + raw.backward).sum(axis=1)[0]).argmax())
     time = _breakdown(context, row, shards, starts, parts, raw, rank)
     seconds = time.total_seconds
     memory = _memory(context, row, shards, starts)

@@ -23,6 +23,7 @@ from shardwright.cost.strategies import Floats
 from shardwright.cost.trust.basis import attainable_flops, grounds
 from shardwright.cost.trust.evidence import setting_of
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory, TimeBreakdown
+from shardwright.rounding import coarse
 from shardwright.units import SECONDS_PER_HOUR
 
 
@@ -33,9 +34,9 @@ def predict_mixed(
     of the cluster. `known` keeps layer tables between calls, as in `mixed_iteration`; `found` is the plan's iteration
     where it is known. Raises SpecError where a GPU cannot compute in the job's precision."""
     found = found or mixed_iteration(plan, efficiency, known=known)
-    slowest = int(np.argmax([replica.busy_seconds for replica in found.replicas]))
+    slowest = int(coarse(np.array([replica.busy_seconds for replica in found.replicas])).argmax())
     stages = found.replicas[slowest].stages
-    rank = int((stages.forward + stages.backward).sum(axis=1)[0].argmax())
+    rank = int(coarse((stages.forward + stages.backward).sum(axis=1)[0]).argmax())
     time = _breakdown(plan, found, slowest, rank)
     memory = tuple(_memory(plan, replica, own) for replica, own in zip(plan.replicas, found.replicas, strict=True))
     seconds, job, used = time.total_seconds, plan.job, plan.gpus_by_type

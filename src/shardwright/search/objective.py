@@ -10,6 +10,7 @@ from shardwright.cost.money.price import dollars_per_hour
 from shardwright.cost.money.risk import pool_stretch
 from shardwright.cost.strategies import Floats, Ints
 from shardwright.errors import bad
+from shardwright.rounding import coarse
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -30,10 +31,10 @@ class Objective:
         return "budget or deadline"
 
     def values(self, seconds: Floats, gpus: Ints) -> Floats:
-        """Return what is minimised, [N]."""
+        """Return what is minimised, [N], rounded: strategies that are as good but for rounding have equal values."""
         if self.job.objective == "time":
-            return seconds
-        return seconds * self._per_second(gpus) * self._longer(gpus)
+            return coarse(seconds)
+        return coarse(seconds * self._per_second(gpus) * self._longer(gpus))
 
     def limits(self, gpus: Ints) -> Floats:
         """Return the longest iteration that keeps deadline and budget, [N]."""

@@ -180,6 +180,7 @@ def _best_plans(
 
 def _with_bound(plan: Plan, bound: float) -> Plan:
     found = plan.prediction
+    bound = bound if found is None else min(bound, found.iteration_seconds)
     return plan if found is None else plan.costed(replace(found, lower_bound_seconds=bound))
 
 

@@ -42,6 +42,7 @@ from shardwright.cost.network.collectives import (
 )
 from shardwright.cost.network.dispatch import dispatch_seconds
 from shardwright.cost.strategies import Floats
+from shardwright.rounding import coarse
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model
@@ -190,7 +191,7 @@ def _timed(
     """Return forward, backward and core-attention forward seconds [M] of each part, timed in one batch. Where the
     host launches a part (forward in `host` seconds) more slowly than the device runs it, the host's time counts."""
     operators = table([operator for part in parts for operator in part])
-    seconds = efficiency.operator_seconds(gpu, job, operators) * kernel_factor(software, job, operators)
+    seconds = coarse(efficiency.operator_seconds(gpu, job, operators)) * kernel_factor(software, job, operators)
     if job.adapters:
         seconds = np.where(operators.weight_gradient, 0.0, seconds)
     forward = np.where(operators.direction == FORWARD, seconds, 0.0)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.strategies import Floats
+from shardwright.rounding import weighed
 
 FIELDS = ("gpu", "architecture", "vendor", "kind", "method")
 # Effects that cells share which agree in these fields; the last is smooth in the logarithm of watts per TFLOP/s.
@@ -73,7 +74,7 @@ def covariance(variances: Floats, one: Cells, other: Cells) -> Floats:
 def offset(offsets: Offsets, cells: Cells) -> tuple[Floats, Floats]:
     """Return the expected offset of cells and its variance, both [C]."""
     across = covariance(offsets.variances, cells, offsets.cells)
-    expected = offsets.mean + across @ offsets.weights
+    expected = offsets.mean + weighed(across, offsets.weights)
     prior = np.diag(covariance(offsets.variances, cells, cells))
     variance = prior - np.einsum("ij,jk,ik->i", across, offsets.inverse, across)
     return expected, np.maximum(variance, 0.0)

@@ -26,7 +26,7 @@ class Forest:
 
     @property
     def depth(self) -> int:
-        return self.leaf.shape[1].bit_length() - 1
+        return int(self.leaf.shape[1]).bit_length() - 1
 
 
 def forest_sum(forest: Forest, columns: Floats) -> Floats:

@@ -17,6 +17,7 @@ import numpy as np
 
 from shardwright.cost.memory.sizes import OPTIMIZER_BYTES, trained_share
 from shardwright.cost.strategies import Array, Floats, Ints
+from shardwright.rounding import coarse, weighed
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -58,7 +59,7 @@ def together(model: Model, job: Job, terms: Terms, machines: Ints, gpus: Ints, p
     is taken back an hour [T]. All write a checkpoint together, and read it after an interruption of any of them."""
     moving = checkpoint_bytes(model, job) / (terms.checkpoint_bytes_per_second * machines.sum(axis=1))
     return Exposure(
-        interruptions_per_hour=machines @ (terms.failures_per_gpu_hour * gpus + preemptions),
+        interruptions_per_hour=weighed(machines, terms.failures_per_gpu_hour * gpus + preemptions),
         checkpoint_seconds=moving,
         recovery_seconds=terms.restart_seconds + moving,
     )
@@ -78,7 +79,7 @@ def stretch(exposure: Exposure) -> Stretch:
     rate = exposure.interruptions_per_hour / SECONDS_PER_HOUR
     interval = optimal_interval_seconds(rate, exposure.checkpoint_seconds)
     factor = stretch_factor(rate, interval, exposure.checkpoint_seconds, exposure.recovery_seconds)
-    return Stretch(factor=factor, interval_seconds=interval)
+    return Stretch(factor=coarse(factor), interval_seconds=coarse(interval))
 
 
 def stretch_factor(rate: Array, interval: Array, checkpoint: Array, recovery: Array) -> Floats:

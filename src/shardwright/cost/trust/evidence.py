@@ -8,6 +8,7 @@ sizes alike; the distance is 1 for a run with four times the GPUs, or twice the 
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -16,6 +17,7 @@ import numpy as np
 
 from shardwright.cost.strategies import Array, Floats
 from shardwright.plans.plan import Evidence
+from shardwright.rounding import coarse
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -94,7 +96,7 @@ def distances(setting: Setting, runs: Published) -> Floats:
         square += (runs.flags[:, column] != getattr(setting, name)) * weight**2
     for column, (name, doublings) in enumerate(DOUBLINGS.items()):
         square += ((runs.sizes[:, column] - np.log2(getattr(setting, name))) / doublings) ** 2
-    return np.sqrt(square)
+    return coarse(np.sqrt(square))
 
 
 def nearest(setting: Setting, count: int = 3) -> tuple[Evidence, ...]:
@@ -116,7 +118,7 @@ def nearest(setting: Setting, count: int = 3) -> tuple[Evidence, ...]:
                 framework=str(runs.names[index, 0]),
                 strategy=str(runs.strategy[index]),
                 tokens_per_second=float(runs.tokens_per_second[index]),
-                predicted_tokens_per_second=float(runs.tokens_per_second[index] * np.exp(runs.log_error[index])),
+                predicted_tokens_per_second=float(runs.tokens_per_second[index]) * math.exp(runs.log_error[index]),
                 distance=float(far[index]),
                 source=str(runs.source[index]),
             )

@@ -20,6 +20,7 @@ from shardwright.cost.iteration.batch import bound_seconds, exact_seconds, itera
 from shardwright.cost.iteration.evaluate import groups
 from shardwright.cost.pipeline.splits import boundaries
 from shardwright.cost.strategies import Floats, Ints, Strategies
+from shardwright.rounding import coarse
 from shardwright.search.market.front import Front
 from shardwright.search.market.stragglers import lengthened, strained
 from shardwright.search.renting.tariff import Tariff
@@ -80,7 +81,7 @@ def sweep(lot: int, context: Context, space: Space, tariffs: Sequence[Tariff]) -
     rows = rows.take(memory_floor(context, how, rows, index) <= context.memory_limit_bytes)
     counts = -(-rows.gpus // pool.gpus_per_node)
     strains = np.array([replace(context, pool=replace(pool, nodes=n)).strain for n in range(pool.nodes + 1)])
-    bounds = layout_bounds(context, how, rows, index) * strains[counts]
+    bounds = coarse(layout_bounds(context, how, rows, index) * strains[counts])
     return Sweep(
         lot=lot,
         context=context,
@@ -162,7 +163,7 @@ def _cuts(run: Sweep, front: Front[Find]) -> Floats:
         ends = np.asarray(np.isfinite(tariff.slopes).all(axis=1))  # a run may be interrupted too often to ever end
         cut = np.where(ends, front.cuts(np.where(ends[:, None], tariff.slopes, 1.0)), 0.0)
         np.maximum.at(cuts, tariff.machines, cut)
-    return cuts
+    return coarse(cuts)
 
 
 def _ratios(bounds: Floats, cuts: Floats) -> Floats:
@@ -183,7 +184,7 @@ def _arranged(run: Sweep, front: Front[Find], batch: Ints) -> tuple[Rows, Floats
         return np.asarray(work * share[layout] < cuts[layout])
 
     found = arrangements(run.context, run.how, taken, run.choices, promising)
-    bounds = sketch_seconds(run.context, found.strategies, run.index.of(found.strategies))
+    bounds = coarse(sketch_seconds(run.context, found.strategies, run.index.of(found.strategies)))
     keep = np.flatnonzero(bounds < cuts[found.layout])
     found = found.take(keep)
     return replace(found, layout=batch[found.layout]), bounds[keep]
@@ -242,7 +243,7 @@ def _seconds(run: Sweep, rows: Rows, *, exact: bool) -> Floats:
     given = rows.strategies
     shards = strained(run.index.of(given), run.strains[run.counts[rows.layout]])
     parts = iteration(run.context, given, shards, _starts(run, given))
-    return (exact_seconds if exact else bound_seconds)(run.context, given, parts)
+    return coarse((exact_seconds if exact else bound_seconds)(run.context, given, parts))
 
 
 def _starts(run: Sweep, rows: Strategies) -> Ints:

@@ -12,6 +12,7 @@ from shardwright.cost.iteration.lanes import Known, stage_rows
 from shardwright.cost.predict_mixed import predict_mixed
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
+from shardwright.rounding import coarse
 from shardwright.search.mixed.branch_and_bound.degrees import search_degrees
 from shardwright.search.mixed.branch_and_bound.effort import QUICK, effort_for
 from shardwright.search.mixed.branch_and_bound.fastest import Found, Problem
@@ -116,11 +117,11 @@ def affordable_value(plan: Plan) -> float | None:
     if job.budget_dollars is not None and dollars is not None and dollars > job.budget_dollars:
         return None
     if job.objective == "time":
-        return found.iteration_seconds
+        return coarse(found.iteration_seconds)
     if found.dollars_per_hour is None:
         return None
     longer = 1.0 if risky is None else 1.0 / (1.0 - risky.lost_share)
-    return longer * found.iteration_seconds * found.dollars_per_hour / SECONDS_PER_HOUR
+    return coarse(longer * found.iteration_seconds * found.dollars_per_hour / SECONDS_PER_HOUR)
 
 
 def _limits(deepest: int, layers: int) -> tuple[str, ...]:

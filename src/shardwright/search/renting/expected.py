@@ -10,6 +10,7 @@ import numpy as np
 from shardwright.cost.money.egress import egress_dollars
 from shardwright.cost.money.risk import stretch, young_interval_seconds
 from shardwright.plans.plan import Plan
+from shardwright.rounding import coarse
 from shardwright.search.renting.choice import Choice, Rental
 from shardwright.search.renting.tariff import exposure
 from shardwright.spec.cluster import NodePool
@@ -55,7 +56,7 @@ def choice_of(plan: Plan, rentals: tuple[Rental, ...], terms: Terms) -> Choice:
     longer = stretch(exposed)
     factor, rate = float(longer.factor[0]), float(exposed.interruptions_per_hour[0])
     undisturbed = found.iteration_seconds * job.iterations / SECONDS_PER_HOUR
-    hours = undisturbed * factor
+    hours = coarse(undisturbed * factor)
     per_hour = sum(rental.machines * rental.offer.dollars_per_hour for rental in rentals)
     per_hour += egress_dollars(plan) * SECONDS_PER_HOUR / found.iteration_seconds
     taken = sum(rental.machines * rental.offer.preemptions_per_hour for rental in rentals)
@@ -67,8 +68,8 @@ def choice_of(plan: Plan, rentals: tuple[Rental, ...], terms: Terms) -> Choice:
         rentals=rentals,
         plan=plan.costed(replace(found, dollars_per_hour=per_hour, dollars_total=per_hour * undisturbed)),
         hours=hours,
-        dollars=per_hour * hours,
-        preemptions=taken * hours,
+        dollars=coarse(per_hour * hours),
+        preemptions=coarse(taken * hours),
         interruptions=rate * hours,
         checkpoint_seconds=checkpoint,
         checkpoint_interval_seconds=interval if math.isfinite(interval) else None,

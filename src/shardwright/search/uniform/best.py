@@ -25,8 +25,9 @@ class Best:
         return sorted(value for value, _ in self.entries.values())[self.limit - 1]
 
     def offer(self, layouts: Ints, values: Floats, rows: Strategies) -> None:
-        """Take in evaluated rows."""
-        for position in np.lexsort((np.arange(len(values)), values)):
+        """Take in evaluated rows, of equal ones those with the evenest split first."""
+        uneven = np.abs(rows.first_layers - rows.last_layers)
+        for position in np.lexsort((uneven, values)):
             value, layout = float(values[position]), int(layouts[position])
             if value >= self.threshold and layout not in self.entries:
                 break

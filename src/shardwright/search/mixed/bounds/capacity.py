@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cost.strategies import Floats
+from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.stage_limits import SLACK, Figures, figures, most_layers
 from shardwright.search.mixed.tables.columns import Layers, Table
 
@@ -83,7 +84,7 @@ def _times(table: Table, layers: Layers, of: Figures, depth: int, longest: float
     high = (layers.total * (t + of.recompute[there]) + offset).max()
     high = min(high + float((of.first_seconds + of.last_seconds)[there].max()), longest)
     high = max(high, 1.01 * low)
-    grid = np.geomspace(low, high, int(np.ceil(np.log(high / low) / FINENESS)) + 1)
+    grid = coarse(np.geomspace(low, high, int(np.ceil(np.log(high / low) / FINENESS)) + 1))
     parts = [grid]
     if layers.whole:
         exact = (np.arange(1, len(layers.weight) + 1)[:, None] * t + offset).ravel()

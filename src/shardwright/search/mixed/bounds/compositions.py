@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cost.strategies import Floats, Ints
+from shardwright.rounding import weighed
 from shardwright.search.mixed.bounds.capacity import Capacity
 from shardwright.search.mixed.bounds.travel import least_tail, parted_seconds, single_stage_seconds, travel
 from shardwright.search.mixed.bounds.work import forward_share, held_of, layers_held, least_work, most_hidden
@@ -174,7 +175,7 @@ def _layers(found: Capacity, arranged: Arrangement, place: Ints) -> Floats:
 def after(table: Table, layers: Layers, counts: Ints, region: Region) -> Floats:
     """Return the seconds after the pipeline that no split avoids, [N]: the optimizer step, a tied embedding, and what
     the framework does."""
-    speed = counts @ (1.0 / np.maximum(table.update_seconds, 1e-300))
+    speed = weighed(counts, 1.0 / np.maximum(table.update_seconds, 1e-300))
     ends = layers.first_parameters + layers.last_parameters - table.tied_parameters * (counts.sum(axis=1) == 1)[:, None]
     parameters = layers.total * (layers.dense + layers.expert).min() + ends.min(axis=1)
     once = np.where(counts > 0, table.norm_seconds(counts.sum(axis=1) * region.fewest), 0.0).max(axis=1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, Bools, Floats, Ints
+from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.capacity import Capacity, capacity
 from shardwright.search.mixed.tables.columns import Layers, Table, layers_of
 from shardwright.search.mixed.tables.compositions import compositions, deepest
@@ -36,7 +37,7 @@ class Instance:
     @property
     def quick(self) -> float:
         """Seconds that no plan beats."""
-        return self.total * self.layers.total / float(self.speeds.sum())
+        return coarse(self.total * self.layers.total / float(self.speeds.sum()))
 
     def on_units(self, units: Ints) -> Instance:
         """Return the setting on so many units of each type [G]."""
@@ -46,7 +47,7 @@ class Instance:
     def quickest(self, region: Region) -> float:
         """Return seconds that no plan of a region beats."""
         speed = float(self.speeds[list(region.used)].sum() if region.used else self.speeds.sum())
-        return self.total * self.layers.total / speed
+        return coarse(self.total * self.layers.total / speed)
 
     def capacity(self, region: Region, longest: float, *, few: bool) -> Capacity:
         """Return the capacity of a region, which is remembered."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.cost.strategies import NONE, Bools, Floats, Ints
+from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.capacity import Capacity
 from shardwright.search.mixed.bounds.stage_limits import IMPOSSIBLE
 from shardwright.search.mixed.tables.columns import Layers, Table
@@ -57,9 +58,9 @@ def least_work(table: Table, layers: Layers, found: Capacity, arranged: Arrangem
     slopes = np.concatenate([layers.seconds, layers.seconds + extra])
     one = counts * float(layers.weight.min())
     left = layers.total - one.sum(axis=1)
-    work = one @ layers.seconds
+    work = weighed(one, layers.seconds)
     types = counts.shape[1]
-    for segment in np.argsort(slopes, kind="stable"):
+    for segment in np.argsort(coarse(slopes), kind="stable"):
         kind = int(segment) % types
         count, end = counts[:, kind], flight[:, kind]
         free = found.free[kind, place, end] - found.free[kind, place, end - count]
@@ -74,7 +75,7 @@ def least_work(table: Table, layers: Layers, found: Capacity, arranged: Arrangem
         taken = np.minimum(left, np.maximum(room, 0.0))
         work += slopes[segment] * taken
         left -= taken
-    work += counts @ (2.0 * table.each) + 2.0 * least_moves(table, counts)
+    work += weighed(counts, 2.0 * table.each) + 2.0 * least_moves(table, counts)
     for edge in (layers.first_seconds, layers.last_seconds):
         work += np.where(counts > 0, edge, np.inf).min(axis=1)
     return work
@@ -86,7 +87,7 @@ def least_moves(table: Table, counts: Ints) -> Floats:
     inside = np.maximum(counts - 1, 0)
     across = np.minimum(np.maximum(-(-counts // table.local) - 1, 0), inside)
     near = np.minimum(table.near, table.far)
-    moves = (inside - across) @ near + across @ table.far
+    moves = weighed(inside - across, near) + weighed(across, table.far)
     ordered = np.sort(np.where(counts > 0, table.far, np.inf), axis=1)
     changes = (counts > 0).sum(axis=1) - 1
     if counts.shape[1] > 1:

@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright.cost.strategies import Ints
 from shardwright.plans.plan import Plan
+from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.branch_and_bound.effort import NO_PROOF
 from shardwright.search.mixed.branch_and_bound.fastest import Problem
@@ -99,7 +100,7 @@ def _guess(run: Ledger, found: Boxes) -> None:
     of any value first, then of a lower one, or of a higher one where there was none."""
     single = boxes(run.bill, found.high, found.high)
     quick = quick_seconds(run, found.high)
-    least, dollars = quick.min(axis=0), found.high @ run.bill.dollars
+    least, dollars = quick.min(axis=0), weighed(found.high, run.bill.dollars)
     low = float(np.where(least <= single.longest, least * single.slope, np.inf).min())
     if not np.isfinite(low):
         return
@@ -148,7 +149,7 @@ def _left(run: Ledger, found: Boxes) -> list[tuple[float, _Part]]:
             run.candidates += sum(len(each.rest) + len(each.found.counts) for each in group.pools)
             for row in rows[group.rows[screened(group, units, longest[rows])]].tolist():
                 pools[row][place] = group.pools
-    bounds = np.where([bool(own) for own in pools], found.slope * quick.min(axis=0), np.inf)
+    bounds = coarse(np.where([bool(own) for own in pools], found.slope * quick.min(axis=0), np.inf))
     return [
         (float(bounds[row]), _Part(found.take(np.array([row])), pools[row]))
         for row in np.flatnonzero(np.isfinite(bounds)).tolist()

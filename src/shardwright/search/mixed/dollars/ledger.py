@@ -10,6 +10,7 @@ import numpy as np
 
 from shardwright.cost.strategies import Floats, Ints
 from shardwright.plans.plan import Plan
+from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.branch_and_bound.fastest import Problem, search
 from shardwright.search.mixed.dollars.machines import Bill, Boxes
 from shardwright.search.mixed.drafts.costing import under_each_order
@@ -53,7 +54,8 @@ def quick_seconds(run: Ledger, machines: Ints) -> Floats:
     speeds = np.array([each.speeds / np.maximum(each.table.units, 1) for each in found])
     work = np.array([each.total * each.layers.total for each in found])
     with np.errstate(divide="ignore"):
-        return np.asarray(work[:, None] / ((run.per_machine * speeds) @ machines.T))
+        pace = [weighed(machines, each) for each in run.per_machine * speeds]
+        return coarse(work[:, None] / np.array(pace).reshape(len(work), len(machines)))
 
 
 def _money(run: Ledger) -> float:

@@ -17,6 +17,7 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.money.risk import Exposure, stretch, together
 from shardwright.cost.strategies import Floats, Ints
+from shardwright.rounding import weighed
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.offers import Terms, preemptions_per_hour
@@ -86,7 +87,7 @@ def all_boxes(bill: Bill) -> Boxes:
 
 def boxes(bill: Bill, low: Ints, high: Ints) -> Boxes:
     """Return the boxes from `low` to `high` [K, G]. Where a type has none at `low` it has none at `high`."""
-    job, dollars, longer = bill.job, low @ bill.dollars, _longer(bill, low, high)
+    job, dollars, longer = bill.job, weighed(low, bill.dollars), _longer(bill, low, high)
     longest = np.full(len(low), np.inf)
     if job.iterations is not None and job.deadline_hours is not None:
         longest = np.minimum(longest, job.deadline_hours * SECONDS_PER_HOUR / job.iterations / longer)

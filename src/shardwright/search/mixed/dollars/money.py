@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.cost.strategies import Floats, Ints
+from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import Columns, alone, columns, joined
 from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.branch_and_bound.tree import Branched, Node, Pruned, Step, Undecided, least_bound
@@ -61,7 +62,7 @@ def _quick(start: Start) -> float:
     each = start.each
     there = each.table.units > 0
     speeds = each.speeds[there] / each.table.units[there]
-    return each.total * each.layers.total * float((start.per_unit[there] / speeds).min())
+    return coarse(each.total * each.layers.total * float((start.per_unit[there] / speeds).min()))
 
 
 def _least_of(node: Node[Start], space: Space, goal: float, seconds: float) -> float:
@@ -74,17 +75,17 @@ def _least_of(node: Node[Start], space: Space, goal: float, seconds: float) -> f
     units = np.append(each.table.units, region.most).astype(np.float64)
     dollars = node.bound
     for _ in range(MOST_STEPS):
-        rows = np.column_stack([found.counts, np.ones(len(found.counts)), found.counts @ per_unit])
+        rows = np.column_stack([found.counts, np.ones(len(found.counts)), weighed(found.counts, per_unit)])
         program = relaxation(rows, np.append(units, dollars / seconds))
         relaxed = program.optimum(steady_micro_batches(found, seconds, each.total))
         reached, prices = relaxed.value, relaxed.prices
         if reached >= each.total - CLOSE:
             break
-        cost = rest @ prices[:-2] + prices[-2] + (rest @ per_unit) * prices[-1]
+        cost = weighed(rest, prices[:-2]) + prices[-2] + weighed(rest, per_unit) * prices[-1]
         with np.errstate(divide="ignore"):
             faster = fast_enough(each, region, rest, np.minimum(seconds / cost, seconds), seconds)
         if len(faster):
-            faster = faster[np.argsort(cost[faster], kind="stable")[:MORE]]
+            faster = faster[np.argsort(coarse(cost[faster]), kind="stable")[:MORE]]
             found = _listed(each, region, found, rest[faster])
             rest = np.delete(rest, faster, axis=0)
             continue
@@ -93,7 +94,7 @@ def _least_of(node: Node[Start], space: Space, goal: float, seconds: float) -> f
         more = dollars + missing / prices[-1] if prices[-1] * (goal - dollars) > missing else goal
         if more >= goal or more < dollars * (1.0 + STEP):
             return more
-        dollars = more
+        dollars = coarse(more)
     return dollars
 
 

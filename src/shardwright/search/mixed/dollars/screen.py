@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.cost.strategies import Bools, Floats, Ints
+from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import alone
 from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.master.column_pool import ColumnPool
@@ -77,11 +78,11 @@ def _affordable(each: Instance, space: Space, region: Region, share: Floats, lon
     """Return whether there is money for some composition of a region, for as many micro-batches as it has the time for.
     Money for a plan is money for one of its compositions."""
     single = alone(each.table, each.layers, region)
-    if (single.bottleneck[:, 0] * (single.counts @ share) <= 1.0).any():
+    if (single.bottleneck[:, 0] * weighed(single.counts, share) <= 1.0).any():
         return True
     counts = _usable(each, space, region)
     with np.errstate(divide="ignore"):
-        pace = np.minimum(1.0 / (counts @ share), longest)
+        pace = np.minimum(1.0 / weighed(counts, share), longest)
     return bool(len(fast_enough(each, region, counts, pace, longest)))
 
 
@@ -124,7 +125,7 @@ def most_replicas(each: Instance, most: int) -> int:
     table, layers = each.table, each.layers
     there = table.units > 0
     parameters = layers.total * (layers.dense + layers.expert)[there].min()
-    room = float(np.maximum(table.room_bytes - table.fixed_bytes, 0.0) @ table.units)
+    room = float((np.maximum(table.room_bytes - table.fixed_bytes, 0.0) * table.units).sum())
     beside = max(room - parameters * float(table.shared_bytes[there].min()), 0.0)
     each_keeps = parameters * float(table.state_bytes[there].min())
     return most if most * each_keeps <= beside else int(beside / each_keeps + CLOSE)
@@ -133,7 +134,7 @@ def most_replicas(each: Instance, most: int) -> int:
 def _screened(pool: ColumnPool, units: Ints, longest: Floats) -> Bools:
     may, left = np.zeros(len(units), dtype=bool), np.ones(len(units), dtype=bool)
     while left.any():
-        row = int(np.where(left, longest, -1.0).argmax())
+        row = int(coarse(np.where(left, longest, -1.0)).argmax())
         left[row] = False
         _set_units(pool, units[row])
         relaxed = pool.generated(float(longest[row]))
@@ -145,7 +146,7 @@ def _screened(pool: ColumnPool, units: Ints, longest: Floats) -> Bools:
 
 def _value(pool: ColumnPool, units: Ints, prices: Floats) -> Floats:
     """Return the most micro-batches at `prices` on each row of units, [K]."""
-    return np.asarray(units @ prices[:-1] + pool.region.most * prices[-1])
+    return np.asarray(weighed(units, prices[:-1]) + pool.region.most * prices[-1])
 
 
 def _least_seconds(pool: ColumnPool, units: Ints, low: float, high: float) -> float:

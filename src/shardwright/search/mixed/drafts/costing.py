@@ -10,6 +10,7 @@ from shardwright.cost.iteration.mixed import Mixed, mixed_iteration
 from shardwright.cost.strategies import Floats
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, RankOrder
+from shardwright.rounding import coarse
 from shardwright.search.mixed.drafts.draft import Draft, plan_of
 from shardwright.spec.cluster import Cluster
 
@@ -30,7 +31,7 @@ def under_each_order(
 def fitting_seconds(contexts: Sequence[Context], plan: Plan, known: Known) -> float | None:
     """Return the exact seconds of an iteration of a legal plan, None where it does not fit in memory."""
     found = fitting(contexts, plan, known)
-    return None if found is None else found.seconds
+    return None if found is None else coarse(found.seconds)
 
 
 def fitting(contexts: Sequence[Context], plan: Plan, known: Known) -> Mixed | None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from shardwright.cost.network.collectives import Group, gather_seconds
 from shardwright.cost.strategies import Bools, Floats, Ints
+from shardwright.rounding import coarse
 from shardwright.search.mixed.drafts.split_times import Stages, tails
 from shardwright.search.mixed.drafts.splits import Line
 from shardwright.search.mixed.tables.columns import Table
@@ -29,7 +30,8 @@ def seconds_together(table: Table, replicas: Replicas, found: Sequence[Stages]) 
     orders = (False, True) if copies > 1 else (False,)
     after = [_after(table, replicas, found, copies, outermost) for outermost in orders]
     busy = [max(line.seconds + late for (line, _, _), late in zip(replicas, each, strict=True)) for each in after]
-    return min(busy) + update + norm, after[busy.index(min(busy))]
+    best = coarse(np.array(busy)).argmin()
+    return coarse(busy[best] + update + norm), after[best]
 
 
 def shares_unequally(table: Table, lines: Sequence[Line]) -> bool:

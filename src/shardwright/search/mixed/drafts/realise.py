@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shardwright.cost.strategies import Ints
+from shardwright.rounding import coarse
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.drafts.joint_time import seconds_together, shares_unequally
 from shardwright.search.mixed.drafts.micro_batch_shares import shares
@@ -136,6 +137,6 @@ class Workshop:
             if size < 1:
                 return 0.0
             found = self.again(lines[kind], size, copies)
-            return np.inf if found is None else found.seconds + after[kind]
+            return np.inf if found is None else coarse(found.seconds + after[kind])
 
         return shares([number for _, number, _ in chosen], [size for _, _, size in chosen], total, seconds)

@@ -11,6 +11,7 @@ from math import comb
 import numpy as np
 
 from shardwright.cost.strategies import Floats, Ints
+from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.stage_limits import Figures, figures, stage_layers
 from shardwright.search.mixed.bounds.travel import layers_in_tail, travel
 from shardwright.search.mixed.drafts.split_times import Stages, after_seconds, pipeline_seconds, stages
@@ -84,7 +85,7 @@ def splits(table: Table, layers: Layers, counts: Ints, micro_batches: int, aroun
     after = after_seconds(table, found.kinds, found.stages, around.copies, None)
     for kinds in orders:
         rows = np.flatnonzero((found.kinds == kinds).all(axis=1))
-        place = rows[np.argmin((found.seconds + after)[rows])] if len(rows) else None
+        place = rows[coarse(found.seconds + after)[rows].argmin()] if len(rows) else None
         if place is not None and after[place] > NOTED * found.seconds[place]:
             tails = [part * float(after[place]) for part in LESS]
             tries += [(kinds, candidates(table, layers, kinds, micro_batches, around, tail)) for tail in tails]
@@ -126,7 +127,7 @@ def best_line(table: Table, found: Splits | None, around: Surroundings) -> Line 
     if found is None:
         return None
     after = after_seconds(table, found.kinds, found.stages, around.copies, around.slowest)
-    place = int(np.argmin(found.seconds + after))
+    place = int(coarse(found.seconds + after).argmin())
     seconds = float(found.seconds[place])
     return _line(found.kinds[place], found.starts[place], found.stages, place, seconds, float(after[place]))
 
@@ -189,15 +190,15 @@ def candidates(
     share = layers.total / (1.0 / layers.seconds[kinds]).sum()
     low, high = 0.5 * share, 64.0 * share
     for _ in range(ROUNDS):
-        seconds = np.geomspace(low, high, POINTS)
+        seconds = coarse(np.geomspace(low, high, POINTS))
         caps = room(seconds)
         enough = (caps >= 1).all(axis=1) & (caps.sum(axis=1) >= total)
         if not enough.any():
             return np.zeros((0, depth + 1), dtype=np.int64)
         place = int(enough.argmax())
         low, high = float(seconds[max(place - 1, 0)]), float(seconds[place])
-    caps = room(np.geomspace(high, high * WIDEST, TRIED))
-    slow = np.argsort(-layers.seconds[kinds], kind="stable")
+    caps = room(coarse(np.geomspace(high, high * WIDEST, TRIED)))
+    slow = np.argsort(-coarse(layers.seconds[kinds]), kind="stable")
     orders = (slow, np.arange(depth), np.arange(depth)[::-1])
     counts = [_reduced(caps, order, total) for order in orders]
     counts.append(_levelled(caps, total))

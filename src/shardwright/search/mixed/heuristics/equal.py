@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from shardwright.cost.strategies import Floats
+from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.compositions import Columns, columns, micro_batches
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.heuristics.attempts import Drafter
@@ -47,4 +48,4 @@ def _shortest(found: Columns, wanted: Floats, low: float, high: float) -> Floats
         middle = 0.5 * (least + most)
         enough = micro_batches(found, middle) >= wanted
         least, most = np.where(enough, least, middle), np.where(enough, middle, most)
-    return np.where(possible, most, np.inf)
+    return coarse(np.where(possible, most, np.inf))

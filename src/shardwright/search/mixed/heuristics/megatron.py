@@ -15,6 +15,7 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, Ints
 from shardwright.plans.plan import Plan
+from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.stage_limits import figures, stage_layers
 from shardwright.search.mixed.drafts.draft import Draft, plan_of
 from shardwright.search.mixed.drafts.splits import Line
@@ -46,7 +47,7 @@ def uniform_plans(
         everywhere = setting.symmetric and bool((table.units > 0).all())
         if everywhere and (setting.tp[0] == 1 or setting.sequence_parallel):
             guesses += _guesses(contexts[0], setting, table)
-    guesses.sort(key=lambda guess: guess.seconds)
+    guesses.sort(key=lambda guess: coarse(guess.seconds))
     return [_plan(contexts, cluster, guess) for guess in guesses[:MOST]]
 
 

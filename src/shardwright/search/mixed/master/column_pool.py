@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.cost.strategies import Bools, Floats, Ints
+from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import Columns, alone, columns, joined, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.master.program import CLOSE, MasterProblem, master_problem
@@ -146,10 +147,10 @@ class ColumnPool:
         are any."""
         rows = np.flatnonzero(chosen)
         if len(rows) > most:
-            speed = self.rest[rows] @ (1.0 / self.each.layers.seconds)
-            cost = self.rest[rows] @ prices[:-1] + prices[-1] + self.rest[rows].sum(axis=1)
+            speed = weighed(self.rest[rows], 1.0 / self.each.layers.seconds)
+            cost = weighed(self.rest[rows], prices[:-1]) + prices[-1] + self.rest[rows].sum(axis=1)
             chosen = np.zeros_like(chosen)
-            chosen[rows[np.argsort(cost / speed, kind="stable")[:most]]] = True
+            chosen[rows[np.argsort(coarse(cost / speed), kind="stable")[:most]]] = True
         if len(rows):
             self._list(chosen)
         return len(rows) > 0

@@ -73,7 +73,7 @@ class MasterProblem:
                     need -= number * int(value[name])
         chosen = np.array(sorted(taken), dtype=np.int64)
         copies = np.array([taken[name] for name in sorted(taken)], dtype=np.int64)
-        reached = int(micro_batches[chosen] @ copies) if len(chosen) else 0
+        reached = int((micro_batches[chosen] * copies).sum())
         return Selection(chosen=chosen, copies=copies, reached=reached)
 
     def solve(self, micro_batches: Ints, wanted: int, asked: Bools) -> Solved[Selection] | Infeasible | Open:
@@ -86,7 +86,7 @@ class MasterProblem:
         tried = near[np.argsort(relaxed.reduced_costs[near], kind="stable")[:MOST_INTEGER]]
         bound, copies = self._integer(tried, micro_batches, wanted, asked)
         chosen = np.flatnonzero(copies)
-        reached = int(micro_batches[tried[chosen]] @ copies[chosen])
+        reached = int((micro_batches[tried[chosen]] * copies[chosen]).sum())
         if len(tried) == len(near) and max(bound, float(reached)) < wanted - CLOSE:
             return Infeasible()
         if not len(chosen):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.cost.strategies import Ints
+from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import alone, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.master.answer import Infeasible
@@ -57,7 +58,7 @@ def too_slow(each: Instance, region: Region, counts: Ints, seconds: float) -> bo
     worth = (each.speeds[list(region.used)] if region.used else each.speeds).sum()
     prices = np.append(speeds, 0.0) * ((each.total - 2.0 * CLOSE) / worth)
     single = alone(each.table, each.layers, region)
-    if (micro_batches(single, seconds) > single.counts @ prices[:-1]).any():
+    if (micro_batches(single, seconds) > weighed(single.counts, prices[:-1])).any():
         return False
     least = needed(counts, prices, 0.0)
     few = least <= counts.sum(axis=1)
@@ -83,6 +84,7 @@ def shortest(reached: Callable[[float], float], total: int, low: float, high: fl
             # To one side of the guess, then to the other: two steps close in on a good one.
             guess *= 1.0 + (0.4 if guess - low < 0.5 * (high - low) else -0.4) * PRECISION
             middle = float(np.clip(guess, low + 0.02 * (high - low), high - 0.02 * (high - low)))
+        middle = coarse(middle)
         value = reached(middle)
         if value < total - CLOSE:
             low, at_low = middle, value

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cost.strategies import Array, Floats
+from shardwright.rounding import DIGITS, weighed
 
 MOST_STEPS = 400
-EPSILON = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,28 +47,29 @@ class Relaxation:
             none = np.zeros(0)
             return Relaxed(value=0.0, prices=np.zeros(len(self.limits)), reduced_costs=none, amounts={})
         prices = self._prices(value)
-        reduced_costs = self.columns @ prices - value
-        found = float(prices @ self.limits)
+        reduced_costs = np.round(weighed(self.columns, prices) - value, DIGITS)
+        found = float((prices * self.limits).sum())
         return Relaxed(value=found, prices=prices, reduced_costs=reduced_costs, amounts=self._amounts())
 
     def _prices(self, value: Floats) -> Floats:
-        """Return prices [R], not negative, at which every column costs at least its `value` [N]."""
+        """Return prices [R], not negative, at which every column costs at least its `value` [N]. The first of the
+        columns that gain as much but for rounding enters the basis."""
         scale = max(float(value.max()), 1e-300)
         prices = np.zeros(len(self.limits))
         for step in range(MOST_STEPS):
             worth = np.array([value[name] if name >= 0 else 0.0 for name in self.basis])
-            prices = worth @ self.inverse
-            gain = value - self.columns @ prices
-            best = int(gain.argmax())
-            slack = int(prices.argmin())
-            if gain[best] <= EPSILON * scale and prices[slack] >= -EPSILON * scale:
+            prices = weighed(self.inverse.T, worth)
+            gain = np.round((value - weighed(self.columns, prices)) / scale, DIGITS)
+            spare = np.round(prices / scale, DIGITS)
+            best, slack = int(gain.argmax()), int(spare.argmin())
+            if gain[best] <= 0.0 and spare[slack] >= 0.0:
                 break
-            if gain[best] >= -prices[slack] or (step > MOST_STEPS // 2 and gain[best] > EPSILON * scale):
+            if gain[best] >= -spare[slack] or (step > MOST_STEPS // 2 and gain[best] > 0.0):
                 self._enter(best, self.columns[best])
             else:
                 self._enter(-1 - slack, np.eye(len(self.limits))[slack])
         prices = np.maximum(prices, 0.0)
-        short = (value - self.columns @ prices) / self.columns.sum(axis=1)
+        short = (value - weighed(self.columns, prices)) / self.columns.sum(axis=1)
         return np.asarray(prices + max(float(short.max()), 0.0))
 
     def widened(self, columns: Array) -> Relaxation:
@@ -77,22 +78,37 @@ class Relaxation:
 
     def _amounts(self) -> dict[int, float]:
         """Return how much of each column in the basis there is."""
-        found = self.inverse @ self.limits
-        return {name: float(x) for name, x in zip(self.basis, found, strict=True) if name >= 0 and x > EPSILON}
+        found = np.round(weighed(self.inverse, self.limits), DIGITS)
+        return {name: float(x) for name, x in zip(self.basis, found, strict=True) if name >= 0 and x > 0.0}
 
     def _enter(self, name: int, column: Floats) -> None:
         """Put a column into the basis, in place of the one that first reaches zero."""
-        amount = self.inverse @ self.limits
-        change = self.inverse @ column
+        amount = weighed(self.inverse, self.limits)
+        change = weighed(self.inverse, column)
         rising = change > 1e-11
         ratio = np.where(rising, np.maximum(amount, 0.0) / np.where(rising, change, 1.0), np.inf)
-        leaving = int(ratio.argmin())
+        leaving = int(np.round(ratio, DIGITS).argmin())
         if not rising[leaving]:
             return
         self.basis[leaving] = name
         rows = len(self.limits)
-        matrix = np.stack([self.columns[at] if at >= 0 else np.eye(rows)[-1 - at] for at in self.basis], axis=1)
-        self.inverse = np.linalg.inv(matrix)
+        self.inverse = inverse(
+            np.stack([self.columns[at] if at >= 0 else np.eye(rows)[-1 - at] for at in self.basis]).T
+        )
+
+
+def inverse(matrix: Floats) -> Floats:
+    """Return the inverse of a small matrix [R, R], by Gauss and Jordan with the largest pivots."""
+    rows = len(matrix)
+    both = np.concatenate([matrix, np.eye(rows)], axis=1)
+    for place in range(rows):
+        pivot = place + int(np.abs(np.round(both[place:, place], DIGITS)).argmax())
+        both[[place, pivot]] = both[[pivot, place]]
+        both[place] /= both[place, place]
+        factors = both[:, place].copy()
+        factors[place] = 0.0
+        both -= factors[:, None] * both[place]
+    return np.ascontiguousarray(both[:, rows:])
 
 
 def relaxation(columns: Array, limits: Array) -> Relaxation:

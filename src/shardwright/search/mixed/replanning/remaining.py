@@ -13,6 +13,7 @@ import numpy as np
 from shardwright.cost.iteration.mixed import Mixed, mixed_iteration, pipeline_seconds
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, Replica
+from shardwright.rounding import coarse
 from shardwright.search.mixed.drafts.costing import fitting
 from shardwright.search.mixed.drafts.draft import Draft, plan_of
 from shardwright.search.mixed.drafts.micro_batch_shares import shares
@@ -77,7 +78,7 @@ def _shared_out(plan: Plan, chosen: Sequence[tuple[Replica, ...]], task: Task) -
         if (kind, size) not in known:
             took, sized = timed[kind], replace(everyone[kind], micro_batches=size)
             later = took.busy_seconds - took.pipeline_seconds
-            known[kind, size] = later + pipeline_seconds(plan, sized, took.stages, took.transfers)
+            known[kind, size] = coarse(later + pipeline_seconds(plan, sized, took.stages, took.transfers))
         return known[kind, size]
 
     options = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.cost.strategies import Floats, Ints
+from shardwright.rounding import weighed
 from shardwright.search.mixed.bounds.capacity import Capacity
 from shardwright.search.mixed.bounds.compositions import after, least_tied
 from shardwright.search.mixed.bounds.travel import least_tail, travel
@@ -24,7 +25,7 @@ SMALL = 1e-9
 def needed(counts: Ints, prices: Floats, slack: float) -> Ints:
     """Return how many micro-batches each composition must finish to be in a solution, [N]. `prices` are of the types
     and, last, of a replica."""
-    least = np.ceil(counts @ prices[:-1] + prices[-1] - slack - SMALL)
+    least = np.ceil(weighed(counts, prices[:-1]) + prices[-1] - slack - SMALL)
     return np.asarray(np.maximum(least, 1.0), dtype=np.int64)
 
 
@@ -45,7 +46,7 @@ def possible(
     needs = travel(table, layers, fewest=region.fewest, most=region.most, link=region.link)
     tied = least_tied(table, counts)
     fastest = np.where(counts > 0, layers.seconds, np.inf).min(axis=1)
-    work = layers.total * fastest + counts @ (2.0 * table.each) + 2.0 * least_moves(table, counts)
+    work = layers.total * fastest + weighed(counts, 2.0 * table.each) + 2.0 * least_moves(table, counts)
     rows = np.arange(len(counts))
     for last in (False, False, True):
         longest = longest_bottleneck(left[rows], work[rows], micro_batches[rows], stages[rows], beside[rows])
