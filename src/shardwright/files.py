@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import gzip
+import io
 import os
 import stat
 import tempfile
@@ -64,7 +65,7 @@ def shipped_file(package: str, name: str) -> bytes:
 
 def shipped_table(package: str, name: str) -> tuple[dict[str, str], ...]:
     """Return the rows of a CSV table there, by column."""
-    return tuple(csv.DictReader(shipped_file(package, name).decode().splitlines()))
+    return tuple(csv.DictReader(io.StringIO(shipped_file(package, name).decode(), newline="")))
 
 
 def _permissions(target: Path) -> int:

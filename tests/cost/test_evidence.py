@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardwright.cost.trust.evidence import DOUBLINGS, NAMES, Setting, distances, nearest, published
 from shardwright.cost.trust.interval import Spread, interval_seconds, widened
-from shardwright.spec.job import Framework
+from shardwright.spec.catalog.frameworks import framework_names
 
 
 def setting_like(index: int) -> Setting:
@@ -63,7 +62,7 @@ def test_intervals_widen_with_distance(low, high, growth, near, more):
     assert outer_low <= inner_low <= 0.0 <= inner_high <= outer_high
 
 
-@pytest.mark.parametrize("framework", get_args(Framework))
+@pytest.mark.parametrize("framework", framework_names())
 def test_every_framework_has_an_interval_around_the_prediction(framework):
     own = replace(setting_like(0), framework=framework)
     low, high = interval_seconds(2.0, own)

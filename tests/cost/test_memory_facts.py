@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -26,9 +25,10 @@ from shardwright.cost.memory.sizes import (
 )
 from shardwright.cost.pipeline.splits import boundaries
 from shardwright.cost.strategies import ZERO1, ZERO2, ZERO3, strategies
-from shardwright.spec.job import Framework, Job
+from shardwright.spec.catalog.frameworks import framework_names
+from shardwright.spec.job import Job
 
-FRAMEWORKS = get_args(Framework)
+FRAMEWORKS = framework_names()
 MODEL = llama(16, 2048, 32, 32, 8192, 131072)
 JOB = Job(global_batch=64, seq_len=4096)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Sequence
-from typing import get_args
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from shardwright.calibrate.crossvalidate import HeldOut, groups
 from shardwright.cost.strategies import Floats
 from shardwright.cost.trust.evidence import DOUBLINGS, FLAGS, NAMES, Published, Setting, distances
 from shardwright.cost.trust.interval import FARTHEST, Spread
-from shardwright.spec.job import Framework
+from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.validation.case import Case
 from shardwright.validation.forecast import setting_of_case
 
@@ -121,7 +120,7 @@ def _quantiles(
     scaled = error / (1.0 + growth * distance)
     pooled = weighted_quantiles(scaled, weights)
     made = {}
-    for framework in sorted(get_args(Framework)):
+    for framework in sorted(framework_names()):
         mine = frameworks == framework
         count = float(mine.sum())
         own = weighted_quantiles(scaled[mine], weights[mine]) if mine.any() else pooled

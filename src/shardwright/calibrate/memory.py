@@ -1,4 +1,5 @@
-"""Fits what frameworks keep in memory (`cost/data/memory.csv`) to published peaks, and how far predictions are off.
+"""Fits what frameworks keep in memory (columns of the catalogue's frameworks.csv) to published peaks, and how far
+predictions are off.
 
 log(measured / predicted) is made small by Gauss-Newton over the logarithms of the few figures that published runs show,
 with a normal prior on each, weights that give every source a like say, and a robust loss. Errors are those of
@@ -15,9 +16,10 @@ import numpy as np
 
 from shardwright.calibrate.crossvalidate import fold_of
 from shardwright.calibrate.evidence import weighted_quantiles
+from shardwright.calibrate.framework_table import figures_text, frameworks_csv
 from shardwright.calibrate.overheads import robust_move, source_weights
 from shardwright.cost.compute.efficiency import Analytic
-from shardwright.cost.memory.facts import FACT_NAMES, MemoryFacts, trial
+from shardwright.cost.memory.facts import MemoryFacts, trial
 from shardwright.cost.strategies import Floats, Ints
 from shardwright.spec.job import Framework
 from shardwright.validation.case import Case, case_of, duplicates_left_out
@@ -174,8 +176,5 @@ def fit_quality(ran: Sequence[Case], failed: Sequence[Case], facts: Facts) -> Fi
 
 
 def table(facts: Facts) -> bytes:
-    """Return the figures as the bytes of a CSV file."""
-    lines = [",".join(("framework", *FACT_NAMES))]
-    for framework, figures in facts.items():
-        lines.append(",".join((framework, *(f"{getattr(figures, name):.3g}" for name in FACT_NAMES))))
-    return ("\n".join(lines) + "\n").encode()
+    """Return the table of frameworks with these figures."""
+    return frameworks_csv({name: figures_text(figures, 3) for name, figures in facts.items()})

@@ -25,7 +25,7 @@ def memory(
     failed: Annotated[Path | None, typer.Argument(metavar="FAILED.csv", help="Table of runs that failed.")] = None,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Judge what ships instead of fitting anew.")] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the table, memory.csv, here.")
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the table, frameworks.csv, here.")
     ] = None,
 ) -> None:
     import numpy as np

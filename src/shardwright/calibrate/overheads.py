@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast, get_args
 
 import numpy as np
 
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.frameworks.overheads import CLOCK_NAMES, FRAMEWORK_NAMES, Calibration, Clocks, Overheads
 from shardwright.cost.strategies import Floats, Ints
-from shardwright.spec.job import Framework
+from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.validation.case import Case
 from shardwright.validation.forecast import forecast
 
@@ -99,7 +98,7 @@ def parameters_of(cases: Sequence[Case]) -> tuple[Parameter, ...]:
 def value(calibration: Calibration, parameter: Parameter) -> float:
     if parameter.clock:
         return float(getattr(calibration.architectures[parameter.owner], parameter.name))
-    return float(getattr(calibration.frameworks[cast("Framework", parameter.owner)], parameter.name))
+    return float(getattr(calibration.frameworks[parameter.owner], parameter.name))
 
 
 def usual_value(parameter: Parameter) -> float:
@@ -109,7 +108,7 @@ def usual_value(parameter: Parameter) -> float:
 def usual(cases: Sequence[Case]) -> Calibration:
     """Return a calibration in which everything is usual, also for frameworks without a case."""
     return Calibration(
-        frameworks=dict.fromkeys(get_args(Framework), USUAL),
+        frameworks=dict.fromkeys(framework_names(), USUAL),
         architectures={case.pool.gpu.architecture: Clocks() for case in cases},
     )
 
@@ -122,7 +121,7 @@ def multiplied(calibration: Calibration, factors: dict[Parameter, float]) -> Cal
         if parameter.clock:
             architectures[parameter.owner] = replace(architectures[parameter.owner], **new)
         else:
-            frameworks[parameter.owner] = replace(frameworks[parameter.owner], **new)  # type: ignore[index]
+            frameworks[parameter.owner] = replace(frameworks[parameter.owner], **new)
     return Calibration(frameworks=frameworks, architectures=architectures)
 
 

@@ -31,7 +31,6 @@ def overheads(
         Path | None, typer.Option(metavar="FILE", help="Write the cross-validation to this file, as Markdown.")
     ] = None,
 ) -> None:
-    import shardwright.cost
     from shardwright.calibrate.cross_page import cross_page
     from shardwright.calibrate.crossvalidate import learning_curve
     from shardwright.calibrate.remembering import Remembering
@@ -50,11 +49,12 @@ def overheads(
     efficiency = Remembering(default_efficiency())
     print(f"fitting to {len(cases):,} runs, several minutes", file=sys.stderr)
     found = trained(cases, efficiency)
-    folder = Path(shardwright.cost.__file__).parent / "data" if out is None else out
-    folder.mkdir(parents=True, exist_ok=True)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
     for name, content in shipped_files(found).items():
-        write_atomically(folder / name, content)
-        print(folder / name)
+        path = Path(__file__).parents[1] / name if out is None else out / Path(name).name
+        write_atomically(path, content)
+        print(path)
     if page is not None:
         curve = learning_curve(cases, efficiency, found.calibration)
         write_atomically(page, (cross_page(cases, found, curve) + "\n").encode())

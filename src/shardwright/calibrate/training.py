@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.calibrate.crossvalidate import HeldOut, cross_validated
 from shardwright.calibrate.evidence import evidence_table, held_out_distances, held_out_widths, packed, spreads
+from shardwright.calibrate.framework_table import figures_text, frameworks_csv
 from shardwright.calibrate.overheads import fitted
 from shardwright.cost.compute.efficiency import Efficiency, computes
-from shardwright.cost.frameworks.overheads import CLOCK_NAMES, FRAMEWORK_NAMES, Calibration
+from shardwright.cost.frameworks.overheads import CLOCK_NAMES, Calibration
 from shardwright.cost.strategies import Floats
 from shardwright.cost.trust.evidence import Published
 from shardwright.cost.trust.interval import Spread
@@ -82,21 +83,20 @@ def equal_sources(cases: Sequence[Case]) -> Floats:
 
 
 def shipped_files(found: Trained) -> dict[str, bytes]:
-    """Return the files of `cost/data` by name."""
-    frameworks: dict[str, object] = {
-        name: found.calibration.frameworks[name] for name in sorted(found.calibration.frameworks)
+    """Return the files of the package that a fit makes anew, by their path in it."""
+    frameworks = {
+        name: {**figures_text(software, 4), **figures_text(found.spreads[name], 4)}
+        for name, software in found.calibration.frameworks.items()
     }
-    architectures = dict(sorted(found.calibration.architectures.items()))
-    spread_names = tuple(field.name for field in fields(Spread))
     return {
-        "frameworks.csv": _csv("framework", FRAMEWORK_NAMES, frameworks),
-        "architectures.csv": _csv("architecture", CLOCK_NAMES, architectures),
-        "interval.csv": _csv("framework", spread_names, dict(sorted(found.spreads.items()))),
-        "evidence.npz": packed(found.evidence),
+        "spec/catalog/data/frameworks.csv": frameworks_csv(frameworks),
+        "cost/frameworks/data/architectures.csv": _architectures(found.calibration),
+        "cost/trust/data/evidence.npz": packed(found.evidence),
     }
 
 
-def _csv(key: str, names: Sequence[str], table: Mapping[str, object]) -> bytes:
-    lines = [",".join((key, *names))]
-    lines += [",".join((owner, *(f"{getattr(row, name):.4g}" for name in names))) for owner, row in table.items()]
+def _architectures(calibration: Calibration) -> bytes:
+    lines = [",".join(("architecture", *CLOCK_NAMES))]
+    for name, clocks in sorted(calibration.architectures.items()):
+        lines.append(",".join((name, *figures_text(clocks, 4).values())))
     return ("\n".join(lines) + "\n").encode()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from shardwright.errors import Problem, suggestion
 from shardwright.plans.plan import Plan, Recompute, Replica, Stage
+from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model
 
@@ -31,6 +32,7 @@ def check(plan: Plan) -> tuple[Problem, ...]:
         _sequence_parallel,
         _optimizer,
         _overlap,
+        _framework,
         _precision,
         _positions,
     )
@@ -244,6 +246,12 @@ def _overlap(plan: Plan) -> Iterator[Problem]:
         yield Problem("overlap.param_gather", "needs overlap.grad_reduce", "turn both on, or this one off")
     if overlap.tensor_parallel and not plan.sequence_parallel:
         yield Problem("overlap.tensor_parallel", "needs sequence_parallel", "turn both on, or this one off")
+
+
+def _framework(plan: Plan) -> Iterator[Problem]:
+    name, known = plan.job.framework, framework_names()
+    if name not in known:
+        yield Problem("job.framework", f"{name!r} is not known", suggestion(name, known))
 
 
 def _precision(plan: Plan) -> Iterator[Problem]:

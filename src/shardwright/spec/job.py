@@ -9,7 +9,7 @@ Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 FP8_RECIPES: tuple[Fp8Recipe, ...] = get_args(Fp8Recipe)
 Optimizer = Literal["adam", "sgd", "none"]
-Framework = Literal["megatron", "megatron-2021", "torchtitan", "fsdp", "deepspeed", "nanotron", "jax", "eager"]
+Framework = str  # a row of `catalog/data/frameworks.csv`
 Objective = Literal["time", "cost"]
 
 

@@ -27,7 +27,6 @@ from shardwright.validation.software import habits_of
 
 LEVELS = 4  # of recomputation, as in `cost.strategy`
 OPEN_LEVELS = (NONE, SELECTIVE, UNIFORM)  # where it is not published
-WHOLE_LAYERS = ("fsdp", "deepspeed", "eager")  # whose users recompute whole layers or nothing
 # A run that ran did fit: who avoids recomputation has some only where memory is predicted to be far too small.
 SLACK = 1.6
 
@@ -110,7 +109,7 @@ def _levels(case: Case) -> tuple[int, ...]:
     """Return the levels of recomputation that a case may have had."""
     if not case.open_recompute:
         return (int(case.row["recompute"]),)
-    return (NONE, UNIFORM) if case.job.framework in WHOLE_LAYERS else OPEN_LEVELS
+    return (NONE, UNIFORM) if habits_of(case.job.framework).whole_layers else OPEN_LEVELS
 
 
 def _at_level(case: Case, level: int) -> dict[str, int | float | bool]:

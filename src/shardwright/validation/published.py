@@ -15,11 +15,10 @@ import re
 import sys
 from collections.abc import Iterable
 from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
 
 from shardwright.errors import SpecError, bad
-from shardwright.files import write_atomically
+from shardwright.files import shipped_file, write_atomically
 from shardwright.validation.runs import COLUMNS, Run, parse_runs, read_runs
 
 RUNS_FILE, FAILED_FILE = "published.csv.gz", "published_failed.csv.gz"
@@ -70,8 +69,7 @@ def published_failed_runs() -> tuple[Run, ...]:
 
 
 def _shipped(name: str) -> tuple[Run, ...]:
-    packed = files("shardwright.validation").joinpath("data", name).read_bytes()
-    return parse_runs(gzip.decompress(packed).decode("utf-8"), name)
+    return parse_runs(shipped_file("shardwright.validation", name).decode("utf-8"), name)
 
 
 def table(runs: Iterable[Run]) -> str:

@@ -10,19 +10,23 @@ import numpy as np
 
 from shardwright.cost.compute.operators import ATTENTION, GEMM, OperatorTable, Shard, norm_tokens, tokens
 from shardwright.cost.strategies import Floats
+from shardwright.spec.catalog.frameworks import framework_rows
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model
 
-PER_OPERATOR = ("torchtitan", "fsdp")
 KEPT_PRODUCTS = 0.5
 
 
 def repeated_share(job: Job, operators: OperatorTable) -> Floats:
     """Return the part of each forward operator's time that selective recomputation repeats, [operators, 1]."""
-    if job.framework in PER_OPERATOR:
+    if _per_operator(job):
         others = np.where(operators.kind == ATTENTION, 0.0, 1.0)
         return np.where(operators.kind == GEMM, 1.0 - KEPT_PRODUCTS, others)
     return np.where(operators.core, 1.0, 0.0)
+
+
+def _per_operator(job: Job) -> bool:
+    return framework_rows()[job.framework]["selective"] == "operators"
 
 
 def freed_bytes(
@@ -30,7 +34,7 @@ def freed_bytes(
 ) -> Floats:
     """Return the bytes of one layer that selective recomputation frees, [M], of `kept` bytes without any, of which
     `scores` belong to core attention; activations have `width` bytes."""
-    if job.framework not in PER_OPERATOR:
+    if not _per_operator(job):
         return scores
     attention, size = layer.attention, tokens(shard, job)
     products = attention.query_width + attention.key_width + attention.value_width + model.hidden

@@ -1,5 +1,5 @@
 """What training frameworks and GPU architectures add to operators and links.
 
-* `overheads`: their parameters, from `cost/data`
+* `overheads`: what they add to operators and links
 * `widths`: bytes of an element of each kind of traffic and buffer
 """

@@ -2,31 +2,31 @@
 
 An operator model knows kernels and a link model knows collectives, each measured alone. Frameworks launch kernels from
 Python, fuse few or many of them, bring links to part of their speed beside computation, and wait for the slowest of
-many machines; GPUs run at the clocks that their power allows for hours. `data/frameworks.csv` and
-`data/architectures.csv` hold the parameters, fitted by `python -m shardwright.calibrate overheads`.
+many machines; GPUs run at the clocks that their power allows for hours. The
+catalogue's row of a framework and `data/architectures.csv` hold the parameters, fitted by
+`python -m shardwright.calibrate overheads`.
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from importlib.resources import files
 
 import numpy as np
 
 from shardwright.cost.compute.operators import ATTENTION, GEMM, OperatorTable
 from shardwright.cost.strategies import Array, Floats
+from shardwright.files import shipped_table
 from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.catalog.frameworks import figures, framework_rows
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.job import Framework, Job
 
 SHARPNESS = 4.0  # of the smooth maximum of device time and host time
 BACKWARD_LAUNCHES = 1.5
-# FlashAttention-2, which these frameworks call, does not use the asynchronous tensor cores of these architectures; it
+# FlashAttention-2, which some frameworks call, does not use the asynchronous tensor cores of these architectures; it
 # takes 1.5 to 2 times as long as FlashAttention-3 or cuDNN there (arXiv 2407.08608, figures 5 and 6).
-FLASH2 = ("torchtitan", "fsdp", "nanotron")
 ASYNCHRONOUS = ("Hopper", "Blackwell")
 FLASH2_LOSS = 1.7
 FP8_LAUNCHES = 1.4  # of a layer in fp8, over one in 16 bits: quantisation, maxima and transposes are kernels too
@@ -86,12 +86,12 @@ class Calibration:
         """Return the overheads of `framework` on `gpu`. Architectures without runs are as their operators say."""
         software, clocks = self.frameworks[framework], self.architectures.get(gpu.architecture, Clocks())
         slower = power_factor(gpu)
-        second = FLASH2_LOSS if framework in FLASH2 and gpu.architecture in ASYNCHRONOUS else 1.0
+        second = framework_rows()[framework]["flash2"] == "1" and gpu.architecture in ASYNCHRONOUS
         return replace(
             software,
             gemm=software.gemm * clocks.gemm * slower,
             gemm_fp8=software.gemm_fp8 * clocks.gemm_fp8 * slower,
-            attention=software.attention * clocks.attention * slower * second,
+            attention=software.attention * clocks.attention * slower * (FLASH2_LOSS if second else 1.0),
         )
 
 
@@ -111,21 +111,12 @@ def power_factor(gpu: Gpu) -> float:
 def shipped() -> Calibration:
     """Return the calibration that ships with the package."""
     return Calibration(
-        frameworks={row["framework"]: _overheads(row) for row in _rows("frameworks.csv")},  # type: ignore[misc]
+        frameworks={name: figures(Overheads, row) for name, row in framework_rows().items()},
         architectures={
-            row["architecture"]: Clocks(**{name: float(row[name]) for name in CLOCK_NAMES})
-            for row in _rows("architectures.csv")
+            row["architecture"]: figures(Clocks, row)
+            for row in shipped_table("shardwright.cost.frameworks", "architectures.csv")
         },
     )
-
-
-def _overheads(row: Mapping[str, str]) -> Overheads:
-    return Overheads(**{name: float(row[name]) for name in FRAMEWORK_NAMES})
-
-
-def _rows(name: str) -> list[dict[str, str]]:
-    text = files("shardwright.cost").joinpath("data", name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
 
 
 def overheads(framework: Framework, gpu: Gpu) -> Overheads:

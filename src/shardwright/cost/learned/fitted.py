@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from shardwright.cost.learned.machine import Facts
 from shardwright.cost.learned.offsets import Cells, Offsets, offset, offsets_arrays, offsets_from
 from shardwright.cost.learned.trees import Forest, forest_arrays, forest_from, forest_sum
 from shardwright.cost.strategies import Floats
+from shardwright.files import shipped_file
 
 GEMM, ATTENTION, MEMORY = FAMILIES = ("gemm", "attention", "memory")
 
@@ -72,4 +72,4 @@ def unpack(content: bytes) -> Fitted:
 @cache
 def shipped(family: str) -> Fitted:
     """Return a family as it ships."""
-    return unpack(files("shardwright.cost.learned").joinpath(f"data/{family}.npz").read_bytes())
+    return unpack(shipped_file("shardwright.cost.learned", f"{family}.npz"))

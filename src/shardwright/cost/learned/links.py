@@ -7,13 +7,12 @@ has the one of networks. Both are fitted by `python -m shardwright.calibrate ope
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib.resources import files
 
 from shardwright.cost.network.collectives import Fabric
+from shardwright.files import shipped_table
 from shardwright.spec.cluster import Gpu, NodePool
 
 SWITCH, MESH, PCIE = KINDS = ("switch", "mesh", "pcie")
@@ -113,23 +112,18 @@ def _csv(header: Iterable[str], rows: Iterable[Iterable[str]]) -> bytes:
     return "".join(",".join(row) + "\n" for row in (header, *rows)).encode()
 
 
-def _read(name: str) -> list[dict[str, str]]:
-    text = files("shardwright.cost.learned").joinpath("data", name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
-
-
 @cache
 def shipped_links() -> LinkFits:
     """Return the fits of links that ship."""
     names = [field.name for field in fields(LinkFit)]
     return {
         (row["kind"], row["architecture"]): LinkFit(**{name: float(row[name]) for name in names})
-        for row in _read("links.csv")
+        for row in shipped_table("shardwright.cost.learned", "links.csv")
     }
 
 
 @cache
 def shipped_network() -> NetworkFit:
     """Return the fit of networks that ships."""
-    (row,) = _read("network.csv")
+    (row,) = shipped_table("shardwright.cost.learned", "network.csv")
     return NetworkFit(**{name: float(value) for name, value in row.items()})

@@ -1,4 +1,4 @@
-"""What frameworks keep in memory beyond the formulas: a few named figures for each, in `data/memory.csv`.
+"""What frameworks keep in memory beyond the formulas: a few named figures in the catalogue's row of each.
 
 The formulas of `cost.memory` count what a fused implementation with fp32 gradient accumulation (Megatron-LM) must keep.
 Where a figure is not a documented fact it is fitted to published peaks by `shardwright.calibrate.memory`.
@@ -6,14 +6,13 @@ Where a figure is not a documented fact it is fitted to published peaks by `shar
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from importlib.resources import files
 
+from shardwright.spec.catalog.frameworks import figures, framework_rows
 from shardwright.spec.job import Framework
 
 
@@ -51,11 +50,7 @@ FACT_NAMES = tuple(field.name for field in fields(MemoryFacts))
 @lru_cache
 def shipped_facts() -> Mapping[Framework, MemoryFacts]:
     """Return the figures that ship with the package."""
-    text = files("shardwright.cost").joinpath("data", "memory.csv").read_text(encoding="utf-8")
-    return {
-        row["framework"]: MemoryFacts(**{name: float(row[name]) for name in FACT_NAMES})  # type: ignore[misc]
-        for row in csv.DictReader(text.splitlines())
-    }
+    return {name: figures(MemoryFacts, row) for name, row in framework_rows().items()}
 
 
 _TRIAL: ContextVar[Mapping[Framework, MemoryFacts] | None] = ContextVar("trial", default=None)

@@ -5,18 +5,18 @@ they grow with the distance d of a setting from the nearest published run (`cost
 
     [T exp(-low (1 + growth d)), T exp(high (1 + growth d))]
 
-`data/interval.csv` has low and high, and the common growth; `python -m shardwright.calibrate overheads` makes it.
+The catalogue's row of the framework has low and high, and the common growth;
+`python -m shardwright.calibrate overheads` makes them.
 """
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
 
 from shardwright.cost.trust.evidence import Setting, distances, published
+from shardwright.spec.catalog.frameworks import figures, framework_rows
 
 FARTHEST = 4.0  # beyond, nothing is like it, and the interval stays
 
@@ -32,11 +32,7 @@ class Spread:
 
 @lru_cache
 def _spreads() -> dict[str, Spread]:
-    text = files("shardwright.cost").joinpath("data", "interval.csv").read_text(encoding="utf-8")
-    return {
-        row["framework"]: Spread(low=float(row["low"]), high=float(row["high"]), growth=float(row["growth"]))
-        for row in csv.DictReader(text.splitlines())
-    }
+    return {name: figures(Spread, row) for name, row in framework_rows().items()}
 
 
 def widened(spread: Spread, distance: float) -> tuple[float, float]:

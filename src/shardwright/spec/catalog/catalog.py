@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.files import shipped_table
 from shardwright.spec.cluster import Gpu, Price
 from shardwright.spec.text.fields import shown
 from shardwright.spec.text.reading import read_text
@@ -91,8 +92,7 @@ class MachinePrice:
 
 
 def _rows(name: str) -> Iterator[dict[str, str]]:
-    with (DATA / name).open(encoding="utf-8", newline="") as file:
-        yield from csv.DictReader(file)
+    yield from shipped_table("shardwright.spec.catalog", name)
 
 
 def _gpu(row: Mapping[str, str]) -> Gpu:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import cast, get_args
 
 from shardwright.errors import Problem, SpecError, bad, suggestion
-from shardwright.spec.job import Fp8Recipe, Framework, Job, Objective, Optimizer, Precision
+from shardwright.spec.catalog.frameworks import framework_names
+from shardwright.spec.job import Fp8Recipe, Job, Objective, Optimizer, Precision
 from shardwright.spec.text.fields import number_problem, shown
 
 COUNT = re.compile(
@@ -77,7 +78,7 @@ def make_job(
         precision=cast("Precision", precision),
         fp8_recipe=cast("Fp8Recipe | None", fp8_recipe),
         optimizer=cast("Optimizer", optimizer),
-        framework=cast("Framework", framework),
+        framework=framework,
         objective=cast("Objective", objective),
         budget_dollars=None if budget_dollars is None else float(budget_dollars),
         deadline_hours=None if deadline_hours is None else float(deadline_hours),
@@ -111,7 +112,7 @@ def _name_problems(
     for name, word, known in (
         ("precision", precision, get_args(Precision)),
         ("optimizer", optimizer, get_args(Optimizer)),
-        ("framework", framework, get_args(Framework)),
+        ("framework", framework, framework_names()),
         ("objective", objective, get_args(Objective)),
         ("fp8_recipe", fp8_recipe, (None, *get_args(Fp8Recipe))),
     ):

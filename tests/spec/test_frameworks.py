@@ -1,0 +1,56 @@
+"""A framework is one row of a table: a new one needs no other file."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+from shardwright.cost.frameworks.overheads import shipped
+from shardwright.cost.frameworks.widths import widths_of
+from shardwright.cost.memory.facts import shipped_facts
+from shardwright.cost.trust.interval import interval_at
+from shardwright.files import shipped_file
+from shardwright.spec.catalog import frameworks
+from shardwright.spec.job import Job
+from shardwright.spec.read.job import make_job
+from shardwright.validation.software import habits_of
+
+CACHES = (frameworks.framework_rows, shipped, shipped_facts, habits_of, widths_of)
+
+
+@pytest.fixture
+def with_a_new_row(monkeypatch):
+    """The table of frameworks with a copy of FSDP's row under another name, which interval and habits read too."""
+    rows = list(csv.DictReader(io.StringIO(shipped_file("shardwright.spec.catalog", "frameworks.csv").decode())))
+    new = next(row for row in rows if row["framework"] == "fsdp") | {"framework": "newcomer", "logit": "10"}
+
+    def clear() -> None:
+        from shardwright.cost.trust import interval
+
+        for cache in (*CACHES, interval._spreads):
+            cache.cache_clear()
+
+    clear()
+    monkeypatch.setattr(frameworks, "shipped_table", lambda package, name: (*rows, new))
+    yield
+    monkeypatch.undo()
+    clear()
+
+
+@pytest.mark.usefixtures("with_a_new_row")
+def test_one_row_makes_a_framework():
+    assert make_job(global_batch=8, seq_len=1024, framework="newcomer").framework == "newcomer"
+    assert shipped().frameworks["newcomer"] == shipped().frameworks["fsdp"]
+    assert shipped_facts()["newcomer"].logit == 10.0
+    assert interval_at(1.0, "newcomer", 0.0) == interval_at(1.0, "fsdp", 0.0)
+    assert habits_of("newcomer") == habits_of("fsdp").__class__(
+        **{name: getattr(habits_of("fsdp"), name) for name in habits_of("fsdp").__slots__} | {"framework": "newcomer"}
+    )
+    assert widths_of(Job(global_batch=8, seq_len=1024, framework="newcomer")).pipeline == 2.0
+
+
+def test_every_row_says_where_it_is_from():
+    for row in frameworks.framework_rows().values():
+        assert row["source"] and row["date"]
