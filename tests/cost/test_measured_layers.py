@@ -16,6 +16,7 @@ from shardwright.cost.network.collectives import transfer_seconds
 from shardwright.cost.network.curves import between_machines, inside_machine
 from shardwright.cost.network.messages import MessageTimes
 from shardwright.errors import SpecError
+from shardwright.plans.findings import Cause, Rejection
 from shardwright.plans.plan import Recompute
 from shardwright.search.planner import plan as search
 from shardwright.search.planner import predict
@@ -94,7 +95,7 @@ def test_a_pin_to_what_was_not_measured_leaves_nothing() -> None:
     efficiency = measured_layers(Analytic(), profile, model, cluster, job)
     ranking = search(model, cluster, job, space=parse_pins(["tp=4"]), efficiency=efficiency)
     assert ranking.plans == ()
-    assert dict(ranking.search.rejected)["not in the layer profile"] == ranking.search.candidates
+    assert dict(ranking.search.rejected)[Rejection(Cause.UNMEASURED)] == ranking.search.candidates
 
 
 def test_the_optimum_is_that_of_every_measured_row() -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from shardwright.plans.plan import Plan, Prediction, Replica, Stage, StageMemory, TimeBreakdown
-from shardwright.plans.ranking import Evaluation, Infeasible, Ranking, SearchReport
+from shardwright.plans.ranking import Evaluation, NoPlan, Ranking, SearchReport
+from shardwright.reports.words import in_words
 from shardwright.search.market.result import Shopping
 from shardwright.search.renting.choice import Choice
 
@@ -31,33 +32,33 @@ def ranking_figures(ranking: Ranking) -> Iterator[Figure]:
         yield from plan_figures(plan) if place == 0 else _brief(plan)
     for baseline in ranking.baselines:
         found = baseline.plan.prediction if baseline.plan else None
-        yield "baseline", f"{baseline.rule}: {number(found.iteration_seconds) if found else baseline.reason}"
+        yield "baseline", f"{baseline.rule}: {number(found.iteration_seconds) if found else in_words(baseline.failure)}"
 
 
 def _search_figures(report: SearchReport, *, mixed: bool) -> Iterator[Figure]:
     yield "candidates", str(report.candidates)
     if not mixed:  # how many of a mixed search are costed says nothing of what it finds
         yield "costed", str(report.costed)
-        for reason, count in sorted(report.rejected):
+        for reason, count in sorted((in_words(rejection), count) for rejection, count in report.rejected):
             yield "rejected", f"{reason}: {count}"
     yield "gap", number(report.gap)
     if report.lower_bound_dollars is not None:
         yield "least dollars of an iteration", number(report.lower_bound_dollars)
-    for words in report.not_covered:
-        yield "not covered", words
+    for kind in report.not_covered:
+        yield "not covered", in_words(kind)
 
 
-def _infeasible_figures(infeasible: Infeasible) -> Iterator[Figure]:
-    yield "infeasible", infeasible.reason
+def _infeasible_figures(infeasible: NoPlan) -> Iterator[Figure]:
+    yield "infeasible", in_words(infeasible.reason)
     for remedy in infeasible.remedies:
-        yield "remedy", remedy
+        yield "remedy", in_words(remedy)
 
 
 def evaluation_figures(evaluation: Evaluation) -> Iterator[Figure]:
     """Yield a plan's own figures, what would make it fit, and the best plan in brief."""
     yield from plan_figures(evaluation.plan)
     for remedy in evaluation.remedies:
-        yield "remedy", remedy
+        yield "remedy", in_words(remedy)
     for plan in evaluation.best.plans:
         yield "best", ""
         yield from _brief(plan)
@@ -69,8 +70,8 @@ def shopping_figures(shopping: Shopping) -> Iterator[Figure]:
     yield "numbers of machines", str(report.counts)
     yield "layouts", str(report.layouts)
     yield "mixes", str(report.mixes)
-    for words in report.not_covered:
-        yield "not covered", words
+    for kind in report.not_covered:
+        yield "not covered", in_words(kind)
     picks = shopping.picks
     yield "picks", f"knee {picks.knee} cheapest {picks.cheapest_in_time} fastest {picks.fastest_in_budget}"
     if shopping.infeasible:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.golden.plans import PLANS
 
+from shardwright.plans.findings import Cause, Rejection
 from shardwright.plans.plan import Plan, Prediction, StageMemory, TimeBreakdown
 from shardwright.plans.ranking import Baseline, Ranking, SearchReport
 
@@ -27,7 +28,7 @@ SEARCH = SearchReport(
     candidates=1000,
     costed=10,
     seconds=0.5,
-    rejected=(("memory", 700), ("rule no tp", 290)),
+    rejected=((Rejection(Cause.MEMORY), 700), (Rejection(Cause.RULE, "no tp"), 290)),
     phases=(("enumerate", 0.2), ("refine", 0.3)),
 )
 

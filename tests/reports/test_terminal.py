@@ -10,7 +10,8 @@ from tests.golden.plans import PLANS
 from tests.reports.costed import SEARCH, costed, flat, ranking_of
 
 from shardwright.errors import Problem
-from shardwright.plans.ranking import Baseline, Evaluation, Infeasible, Ranking
+from shardwright.plans.findings import Change, MoreMachines, MoreMemory, PinsTooTight, Shortage
+from shardwright.plans.ranking import Baseline, Evaluation, NoPlan, Ranking
 from shardwright.reports.documents.ranking import evaluation_document, ranking_document
 from shardwright.reports.text.evaluation import evaluation_text
 from shardwright.reports.text.plans import plan_text
@@ -18,7 +19,7 @@ from shardwright.reports.text.terminal import infeasible_text, ranking_text
 
 BASELINES = (
     Baseline(rule="smallest tp × pp that fits", plan=costed(seconds={"forward_seconds": 7.75})),
-    Baseline(rule="data parallel only", plan=None, reason="needs 500 GB of 80 GB"),
+    Baseline(rule="data parallel only", plan=None, failure=Shortage(500e9, 80e9)),
 )
 
 
@@ -119,19 +120,18 @@ def test_infeasible_says_why_and_what_would_help() -> None:
         plans=(),
         baselines=BASELINES[1:],
         search=SEARCH,
-        infeasible=Infeasible(reason="needs 110 GiB of 80 GiB", remedies=("3 machines would do", "GPUs of 110 GiB")),
+        infeasible=NoPlan(reason=PinsTooTight(), remedies=(MoreMachines(3, 8, "H200"), MoreMemory(110 * 2**30))),
     )
     text = infeasible_text(ranking, plan.model, plan.cluster, plan.job)
-    assert "No plan: needs 110 GiB of 80 GiB\n  - 3 machines would do\n  - GPUs of 110 GiB" in text
+    reason = "nothing fits with the parameters that --set pins"
+    remedies = ["3 machines of 8 × H200 would do", "GPUs with 110.0 GiB of memory would do"]
+    assert f"No plan: {reason}\n  - {remedies[0]}\n  - {remedies[1]}" in text
     assert "data parallel only: needs 500 GB of 80 GB" in text
     pinned = infeasible_text(replace(ranking, baselines=BASELINES), plan.model, plan.cluster, plan.job)
     assert "expert" not in pinned
     document = ranking_document(ranking)
     assert document["plans"] == []
-    assert document["infeasible"] == {
-        "reason": "needs 110 GiB of 80 GiB",
-        "remedies": ["3 machines would do", "GPUs of 110 GiB"],
-    }
+    assert document["infeasible"] == {"reason": reason, "remedies": remedies}
 
 
 def test_an_evaluation_shows_both_plans_and_every_second() -> None:
@@ -156,7 +156,7 @@ def test_an_evaluation_shows_both_plans_and_every_second() -> None:
 
 def test_a_plan_that_does_not_fit_is_told_what_would_make_it_fit() -> None:
     mine = costed(gib=(100.0,))
-    result = Evaluation(plan=mine, best=ranking_of(costed()), remedies=("it fits with selective recomputation",))
+    result = Evaluation(plan=mine, best=ranking_of(costed()), remedies=(Change.SELECTIVE_RECOMPUTATION,))
     problem = Problem("micro_batch", "is 3", "use 2")
     text = evaluation_text(result, (problem,), ())
     assert text.index("Not legal\n  - micro_batch: is 3 (use 2)") < text.index("Your plan")

@@ -7,4 +7,5 @@
 * `codec`: dataclasses to JSON data and back
 * `summary`: plans in short, for a notebook and for a data frame
 * `ranking`: what a search returns
+* `findings`: what it has to say beside plans, as values
 """

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright.plans.document import save
+from shardwright.plans.findings import Failure, Reason, Rejection, Remedy, Shortage, Uncovered
 from shardwright.plans.plan import Plan
 from shardwright.plans.summary import figures, html_table, text_table
 
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
     """A plan that an expert would try, and the rule of thumb behind it. `plan` is None where the rule gives no plan
-    that fits; `reason` says why."""
+    that fits; `failure` says why."""
 
     rule: str
     plan: Plan | None
-    reason: str = ""
+    failure: Failure | Shortage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,19 +36,19 @@ class SearchReport:
     candidates: int
     costed: int
     seconds: float
-    rejected: tuple[tuple[str, int], ...]
+    rejected: tuple[tuple[Rejection, int], ...]
     phases: tuple[tuple[str, float], ...]
-    not_covered: tuple[str, ...] = ()
+    not_covered: tuple[Uncovered, ...] = ()
     gap: float | None = None
     lower_bound_dollars: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Infeasible:
+class NoPlan:
     """Why no plan exists, and changes that would give one, nearest first."""
 
-    reason: str
-    remedies: tuple[str, ...]
+    reason: Reason
+    remedies: tuple[Remedy, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +58,13 @@ class Ranking:
     plans: tuple[Plan, ...]
     baselines: tuple[Baseline, ...]
     search: SearchReport
-    infeasible: Infeasible | None = None
+    infeasible: NoPlan | None = None
 
     @property
     def best(self) -> Plan:
         """The first plan; raises LookupError where there is none."""
         if not self.plans:
-            raise LookupError(self.infeasible.reason if self.infeasible else "no plan")
+            raise LookupError(f"no plan: {self._reason}")
         return self.plans[0]
 
     def save(self, path: str | Path) -> None:
@@ -84,7 +85,7 @@ class Ranking:
 
     @property
     def _reason(self) -> str:
-        return self.infeasible.reason if self.infeasible else "none was found"
+        return str(self.infeasible.reason) if self.infeasible else "none was found"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ class Evaluation:
 
     plan: Plan
     best: Ranking
-    remedies: tuple[str, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
 
     def __repr__(self) -> str:
         return f"yours\n{text_table([self.plan])}\nthe best\n{self.best!r}"

@@ -5,4 +5,5 @@
 * `documents/`: JSON
 * `svg/`: pictures
 * `pages/`: pages of documentation
+* `words`: findings in English
 """

@@ -26,10 +26,6 @@ class Objective:
     job: Job
     pool: NodePool
 
-    @property
-    def limit_name(self) -> str:
-        return "budget or deadline"
-
     def values(self, seconds: Floats, gpus: Ints) -> Floats:
         """Return what is minimised, [N], rounded: strategies that are as good but for rounding have equal values."""
         if self.job.objective == "time":

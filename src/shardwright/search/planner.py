@@ -17,8 +17,9 @@ from shardwright.cost.predict import predict as predict_row
 from shardwright.cost.predict_mixed import predict_mixed
 from shardwright.errors import SpecError, bad, suggestion
 from shardwright.plans.check import position_problems
+from shardwright.plans.findings import Cause, Failure, MixedPlans, Rejection, ordered
 from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Baseline, Evaluation, Infeasible, Ranking, SearchReport
+from shardwright.plans.ranking import Baseline, Evaluation, NoPlan, Ranking, SearchReport
 from shardwright.search.advice.infeasible import explain
 from shardwright.search.advice.remedies import remedies
 from shardwright.search.assemble import layer_starts, plan_of, pool_of, row_of
@@ -34,7 +35,6 @@ from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
-WORSE = "slower by the bound or not needed"  # compositions of mixed plans that were not made into one
 EXPORTABLE = ("megatron",)  # every uniform plan is one that Megatron-LM can be told to run
 
 
@@ -93,7 +93,7 @@ def plan(
     unmixed = () if mixed else tuple(_unmixed(results, space, exportable_to))
     report = _report(results, begin, mixed, unmixed, values[0] if plans else None, bound)
     shown = _shown_baselines(results, cluster, plans, mixed)
-    infeasible: Infeasible | None = None
+    infeasible: NoPlan | None = None
     if not plans:
         contexts = [result.context for result in results]
         freed = partial(_freed, results, cluster, space, filters, gap) if mixed else _no_plan
@@ -139,13 +139,10 @@ def _mixed(
     return _Mixed(outcome, time.perf_counter() - begin)
 
 
-def _unmixed(results: Sequence[_PoolResult], space: Space, exportable_to: str | None) -> Iterator[str]:
+def _unmixed(results: Sequence[_PoolResult], space: Space, exportable_to: str | None) -> Iterator[MixedPlans]:
     """Yield why plans that mix the types of a cluster were left out, if it has several."""
     if len({result.context.pool.gpu.name for result in results}) > 1:
-        pins = pinned_away(space)
-        yield "plans that mix GPU types" + (
-            f", which have no {pins}" if pins else f", which {exportable_to} cannot run"
-        )
+        yield MixedPlans(settings=pinned_away(space), target=exportable_to or "")
 
 
 def _freed(
@@ -206,13 +203,13 @@ def _report(
     results: Sequence[_PoolResult],
     begin: float,
     mixed: _Mixed | None,
-    unmixed: tuple[str, ...],
+    unmixed: tuple[MixedPlans, ...],
     value: float | None,
     bound: float,
 ) -> SearchReport:
     """Return the account of the searches of all pools together: `value` is that of the best plan, which no plan beats
     `bound` in."""
-    rejected: dict[str, int] = {}
+    rejected: dict[Rejection, int] = {}
     phases: dict[str, float] = {}
     for result in results:
         phases["baselines"] = phases.get("baselines", 0.0) + result.baseline_seconds
@@ -227,7 +224,7 @@ def _report(
         candidates += mixed.outcome.candidates
         costed += mixed.outcome.costed
         if mixed.outcome.candidates > mixed.outcome.costed:
-            rejected[WORSE] = mixed.outcome.candidates - mixed.outcome.costed
+            rejected[Rejection(Cause.NOT_NEEDED)] = mixed.outcome.candidates - mixed.outcome.costed
     by_time = results[0].context.job.objective == "time"
     seconds = time.perf_counter() - begin
     phases["predict"] = max(seconds - sum(phases.values()), 0.0)
@@ -235,7 +232,7 @@ def _report(
         candidates=candidates,
         costed=costed,
         seconds=seconds,
-        rejected=tuple(sorted(rejected.items(), key=lambda item: (-item[1], item[0]))),
+        rejected=ordered(rejected),
         phases=tuple(phases.items()),
         not_covered=mixed.outcome.not_covered if mixed else unmixed,
         gap=_gap(value, bound) if value is not None and (by_time or mixed) else None,
@@ -265,7 +262,7 @@ def _shown_baselines(
         Baseline(
             rule=entry.rule,
             plan=None if entry.row is None else plan_of(chosen.context, cluster, entry.row, label=entry.rule),
-            reason=entry.reason,
+            failure=entry.failure,
         )
         for entry in chosen.tried
     )
@@ -280,16 +277,16 @@ def _plain(results: Sequence[_PoolResult], cluster: Cluster) -> Iterator[Baselin
         else:
             job = result.context.job
             limited = job.deadline_hours is not None or job.budget_dollars is not None
-            reason = "no plan fits" + (" and keeps the limits" if limited else "")
-            yield Baseline(rule=rule, plan=None, reason=reason)
+            failure = Failure.DOES_NOT_FIT_OR_KEEP_LIMITS if limited else Failure.DOES_NOT_FIT
+            yield Baseline(rule=rule, plan=None, failure=failure)
 
 
 def _whole(mixed: _Mixed) -> Baseline:
     plan, rule = mixed.outcome.uniform, mixed.outcome.uniform_rule
     if plan is None:
-        return Baseline(rule=rule, plan=None, reason="no uniform plan fits all types")
+        return Baseline(rule=rule, plan=None, failure=Failure.NOT_ON_ALL_TYPES)
     if affordable_value(plan) is None:
-        return Baseline(rule=rule, plan=None, reason="does not keep the limits")
+        return Baseline(rule=rule, plan=None, failure=Failure.MISSES_LIMITS)
     return Baseline(rule=rule, plan=plan)
 
 

@@ -9,6 +9,7 @@ from shardwright.plans.document import to_document
 from shardwright.plans.ranking import Baseline, Evaluation, Ranking, SearchReport
 from shardwright.reports.text.explain import changes, differences, gaps, shortage, verdict
 from shardwright.reports.text.risk import risk_document
+from shardwright.reports.words import in_words
 from shardwright.search.renting.expected import choice_on_cluster
 
 Document = Mapping[str, object]
@@ -19,8 +20,8 @@ def ranking_document(ranking: Ranking) -> Document:
     document: dict[str, object] = {"plans": [to_document(plan) for plan in ranking.plans]}
     if ranking.infeasible is not None:
         document["infeasible"] = {
-            "reason": ranking.infeasible.reason,
-            "remedies": list(ranking.infeasible.remedies),
+            "reason": in_words(ranking.infeasible.reason),
+            "remedies": [in_words(remedy) for remedy in ranking.infeasible.remedies],
         }
     risks = [choice_on_cluster(plan) for plan in ranking.plans]
     if any(risks):
@@ -35,7 +36,7 @@ def _baseline(entry: Baseline) -> Document:
     return {
         "rule": entry.rule,
         "iteration_seconds": None if prediction is None else prediction.iteration_seconds,
-        "reason": entry.reason,
+        "reason": in_words(entry.failure) if entry.failure else "",
     }
 
 
@@ -44,11 +45,11 @@ def _search(report: SearchReport) -> Document:
         "candidates": report.candidates,
         "costed": report.costed,
         "seconds": report.seconds,
-        "rejected": dict(report.rejected),
+        "rejected": {in_words(rejection): count for rejection, count in report.rejected},
         "phases": dict(report.phases),
         "gap": report.gap,
         "lower_bound_dollars": report.lower_bound_dollars,
-        "not_covered": list(report.not_covered),
+        "not_covered": [in_words(kind) for kind in report.not_covered],
     }
 
 
@@ -62,7 +63,7 @@ def evaluation_document(result: Evaluation, problems: Sequence[Problem], notes: 
         "violations": problem_documents(problems),
         "fits": not missing,
         "shortage": missing,
-        "remedies": list(result.remedies),
+        "remedies": [in_words(remedy) for remedy in result.remedies],
         "best": None,
         "verdict": verdict(mine, best, legal=not problems),
         "settings": {},

@@ -8,6 +8,7 @@ from shardwright.plans.document import to_document
 from shardwright.reports.documents.ranking import Document
 from shardwright.reports.text.risk import risk_document
 from shardwright.reports.text.shop import chances
+from shardwright.reports.words import in_words
 from shardwright.search.market.result import Shopping, ShopReport
 from shardwright.search.renting.choice import Rental
 
@@ -27,8 +28,8 @@ def shop_document(result: Shopping, assumed: Sequence[str]) -> Document:
     }
     if result.infeasible is not None:
         document["infeasible"] = {
-            "reason": result.infeasible.reason,
-            "remedies": list(result.infeasible.remedies),
+            "reason": in_words(result.infeasible.reason),
+            "remedies": [in_words(remedy) for remedy in result.infeasible.remedies],
         }
     document["search"] = _report_document(result.report)
     document["assumed"] = [*assumed, *result.offers.assumed]
@@ -71,5 +72,5 @@ def _report_document(report: ShopReport) -> Document:
         "mixes": report.mixes,
         "seconds": report.seconds,
         "phases": dict(report.phases),
-        "not_covered": list(report.not_covered),
+        "not_covered": [in_words(kind) for kind in report.not_covered],
     }

@@ -13,7 +13,7 @@ from shardwright.reports.html.section import Chart, Page, Section, Table
 from shardwright.reports.text import describe, mixed
 from shardwright.reports.text.explain import contrast, value
 from shardwright.reports.text.plans import predicted
-from shardwright.reports.text.terminal import MEANING
+from shardwright.reports.words import MEANING
 from shardwright.units import format_count, format_seconds
 
 MOST_BARS = 14  # of alternatives

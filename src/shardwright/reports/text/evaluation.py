@@ -14,6 +14,7 @@ from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.reports.text.plans import plan_text, plans_table, predicted
 from shardwright.reports.text.problems import merged
 from shardwright.reports.text.terminal import assumptions_text, heading
+from shardwright.reports.words import in_words
 
 SURE_FIT = 0.8  # the probability to fit that a search asks for by default
 
@@ -25,7 +26,7 @@ def evaluation_text(result: Evaluation, problems: Sequence[Problem], notes: Sequ
         heading(mine.model, mine.cluster, mine.job, width),
         listed("Not legal", [str(problem) for problem in merged(problems)], width),
         plan_text(mine, "Your plan", width),
-        _memory_text(mine, result.remedies, width),
+        _memory_text(mine, [in_words(remedy) for remedy in result.remedies], width),
         wrapped(f"Against the best: {verdict(mine, best, legal=not problems)}", "", width),
         "" if best is None else _comparison(mine, best, width),
         listed("Read from the arguments", notes, width),

@@ -10,6 +10,7 @@ from shardwright.cost.compute.efficiency import computes
 from shardwright.plans.plan import Plan, Prediction, Recompute, Replica, Stage
 from shardwright.plans.ranking import SearchReport
 from shardwright.reports.text import describe
+from shardwright.reports.words import in_words
 from shardwright.units import format_dollars
 
 MOST_RUNS = 6  # groups of equal stages that a line shows
@@ -96,7 +97,7 @@ def certificate(plan: Plan, report: SearchReport) -> str:
         words += "the plan is the best of it"
     else:
         words += f"the plan is within {report.gap:.2%} of that"
-    return words + ". Not covered: " + "; ".join(report.not_covered)
+    return words + ". Not covered: " + "; ".join(map(in_words, report.not_covered))
 
 
 def _least(plan: Plan, found: Prediction, report: SearchReport) -> str:

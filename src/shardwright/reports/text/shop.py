@@ -9,6 +9,7 @@ from shardwright.reports.text import describe
 from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.reports.text.plans import plan_text, predicted
 from shardwright.reports.text.risk import risk_text
+from shardwright.reports.words import in_words
 from shardwright.search.market.result import Shopping, ShopReport, Step
 from shardwright.search.renting.choice import Choice
 from shardwright.spec.job import Job
@@ -33,7 +34,13 @@ def shop_text(result: Shopping, model: Model, job: Job, assumed: Sequence[str], 
     """Return the report: the answer, the front, the chosen plan in full, and what was assumed."""
     parts = [_heading(result, model, job, width)]
     if result.infeasible is not None:
-        parts.append(listed(f"No offer does: {result.infeasible.reason}", result.infeasible.remedies, width))
+        parts.append(
+            listed(
+                f"No offer does: {in_words(result.infeasible.reason)}",
+                [in_words(remedy) for remedy in result.infeasible.remedies],
+                width,
+            )
+        )
     else:
         parts.append(_answers(result, width))
     if result.front:
@@ -210,5 +217,5 @@ def _search(report: ShopReport, width: int) -> str:
     )
     lines = [wrapped(words, "", width)]
     if report.not_covered:
-        lines.append(wrapped(f"not looked at: {'; '.join(report.not_covered)}", "  ", width))
+        lines.append(wrapped(f"not looked at: {'; '.join(map(in_words, report.not_covered))}", "  ", width))
     return "\n".join(lines)

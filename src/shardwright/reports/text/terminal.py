@@ -12,17 +12,12 @@ from shardwright.reports.text.explain import contrast, saving, unit, value
 from shardwright.reports.text.layout import WIDTH, labelled, listed, wrapped
 from shardwright.reports.text.plans import plan_text, plans_table, predicted
 from shardwright.reports.text.risk import risk_text
+from shardwright.reports.words import explained, in_words
 from shardwright.search.renting.expected import choice_on_cluster, run_totals
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.units import SECONDS_PER_HOUR, format_count, format_dollars, format_seconds
-
-MEANING = {
-    "memory": "does not fit in memory",
-    "slower by the bound": "slower than the best even at a lower bound of its time",
-    "dominated": "differs from a costed candidate only by more recomputation or less overlap",
-}
 
 
 def ranking_text(ranking: Ranking, width: int = WIDTH) -> str:
@@ -95,7 +90,7 @@ def baselines_text(baselines: Sequence[Baseline], best: Plan, width: int) -> str
     lines = ["What an expert would try"]
     for entry in baselines:
         if entry.plan is None:
-            lines.append(labelled("  –", f"{entry.rule}: {entry.reason}", width, column=20))
+            lines.append(labelled("  –", f"{entry.rule}: {in_words(entry.failure)}", width, column=20))
         else:
             worse = _beyond(entry.plan, best)
             seconds = predicted(entry.plan).iteration_seconds
@@ -128,9 +123,8 @@ def search_text(report: SearchReport, width: int) -> str:
         f"({format_count(rate)} a second), {report.costed:,} costed one by one"
     )
     lines = [wrapped(words, "", width)]
-    for reason, count in report.rejected:
-        meaning = f"{reason}: {MEANING[reason]}" if reason in MEANING else reason
-        lines.append(labelled(f"{count:>16,} ", meaning, width, column=17))
+    for rejection, count in report.rejected:
+        lines.append(labelled(f"{count:>16,} ", explained(rejection), width, column=17))
     phases = ", ".join(f"{name} {seconds * 1e3:.0f}" for name, seconds in report.phases)
     return "\n".join([*lines, wrapped(f"phases in ms: {phases}", "  ", width)] if phases else lines)
 
@@ -144,10 +138,11 @@ def assumptions_text(model: Model, cluster: Cluster, width: int) -> str:
 def infeasible_text(ranking: Ranking, model: Model, cluster: Cluster, job: Job, width: int = WIDTH) -> str:
     """Return why nothing was found, and what would change that."""
     assert ranking.infeasible is not None, "only for searches that found nothing"
-    answer = listed(f"No plan: {ranking.infeasible.reason}", ranking.infeasible.remedies, width)
+    reason = f"No plan: {in_words(ranking.infeasible.reason)}"
+    answer = listed(reason, [in_words(remedy) for remedy in ranking.infeasible.remedies], width)
     parts = [
         heading(model, cluster, job, width),
-        answer or f"No plan: {ranking.infeasible.reason}",
+        answer or reason,
         _failed_rules(ranking.baselines, width),
         search_text(ranking.search, width),
         assumptions_text(model, cluster, width),
@@ -159,4 +154,6 @@ def _failed_rules(baselines: Sequence[Baseline], width: int) -> str:
     """Return why no rule of thumb works either; nothing where one does, as rules know neither pins nor budgets."""
     if any(entry.plan is not None for entry in baselines):
         return ""
-    return listed("What an expert would try", [f"{entry.rule}: {entry.reason}" for entry in baselines], width)
+    return listed(
+        "What an expert would try", [f"{entry.rule}: {in_words(entry.failure)}" for entry in baselines], width
+    )

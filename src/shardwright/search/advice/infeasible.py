@@ -11,8 +11,26 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.money.price import dollars_per_hour
 from shardwright.cost.money.risk import pool_stretch
+from shardwright.plans.findings import (
+    Cause,
+    Change,
+    Cheapest,
+    Fastest,
+    Limits,
+    LimitsNotKept,
+    MoreMachines,
+    MoreMemory,
+    Need,
+    NoLegalLayout,
+    PinsTooTight,
+    Remedy,
+    RulesDropAll,
+    ShorterSequence,
+    TooLittleMemory,
+    Unpin,
+)
 from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Infeasible, SearchReport
+from shardwright.plans.ranking import NoPlan, SearchReport
 from shardwright.search.objective import Objective
 from shardwright.search.renting.expected import run_totals
 from shardwright.search.rules.filters import Filters
@@ -20,7 +38,7 @@ from shardwright.search.space.axes import Space
 from shardwright.search.space.layouts import layouts
 from shardwright.search.uniform.search import search
 from shardwright.spec.job import Job
-from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_dollars, format_seconds
+from shardwright.units import SECONDS_PER_HOUR
 
 MORE_MACHINES = (2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -31,17 +49,17 @@ def explain(
     filters: Filters,
     report: SearchReport,
     mixed: Callable[[Job, float], Plan | None],
-) -> Infeasible:
+) -> NoPlan:
     """Return the reason and remedies for a search without a plan. `mixed` returns the best plan that mixes GPU types
     for another job, if there is one with less seconds or dollars of an iteration than given."""
     if report.candidates == 0:
         return _nothing_legal(contexts[0], space)
-    limited = any(reason == "budget or deadline" for reason, _ in report.rejected)
+    limited = any(rejection.cause is Cause.LIMITS for rejection, _ in report.rejected)
     if limited and _possible([replace(each, job=_freed(each.job, "time")) for each in contexts], space, filters):
         return _too_dear(contexts, space, filters, mixed)
     if filters.rules and _possible(contexts, space, Filters()):
-        names = ", ".join(rule.name for rule in filters.rules)
-        return Infeasible(reason=f"the rules drop every plan that fits ({names})", remedies=("relax or drop a rule",))
+        names = tuple(rule.name for rule in filters.rules)
+        return NoPlan(reason=RulesDropAll(names), remedies=(Change.RELAXED_RULES,))
     if space.pins and _possible(contexts, Space(), filters):
         return _pinned(contexts, space, filters)
     return _memory(contexts, space)
@@ -65,58 +83,51 @@ def _try(context: Context, space: Space, filters: Filters) -> float | None:
     return found.ranked[0][0] if found.ranked else None
 
 
-def _nothing_legal(context: Context, space: Space) -> Infeasible:
+def _nothing_legal(context: Context, space: Space) -> NoPlan:
     """The settings leave no legal layout at all."""
-    remedies = []
-    for axis in space.pins:
-        rest = Space(pins={name: values for name, values in space.pins.items() if name != axis})
-        if len(layouts(context, rest)):
-            remedies.append(f"without --set {axis}=… there are legal layouts")
-    pins = " ".join(f"{axis}={','.join(map(str, values))}" for axis, values in space.pins.items())
-    reason = f"no layout of {context.pool.gpus} × {context.pool.gpu.name} is legal"
-    return Infeasible(
-        reason=reason + (f" with {pins}" if pins else f" for global batch {context.job.global_batch}"),
-        remedies=tuple(remedies) or ("degrees must divide heads, layers' widths and the global batch; change one",),
+    remedies = [Unpin(axis) for axis in space.pins if len(layouts(context, _without(space, axis)))]
+    reason = NoLegalLayout(
+        gpus=context.pool.gpus,
+        gpu=context.pool.gpu.name,
+        global_batch=context.job.global_batch,
+        pins=tuple(space.pins.items()),
     )
+    return NoPlan(reason=reason, remedies=tuple(remedies) or (Change.OTHER_DEGREES,))
 
 
-def _pinned(contexts: Sequence[Context], space: Space, filters: Filters) -> Infeasible:
+def _without(space: Space, axis: str) -> Space:
+    """Return the space with an axis left free."""
+    return Space(pins={name: values for name, values in space.pins.items() if name != axis})
+
+
+def _pinned(contexts: Sequence[Context], space: Space, filters: Filters) -> NoPlan:
     timed = [replace(context, job=replace(context.job, objective="time")) for context in contexts]
-    remedies = []
-    for axis in space.pins:
-        rest = Space(pins={name: values for name, values in space.pins.items() if name != axis})
-        seconds = _least(timed, rest, filters)
-        if seconds is not None:
-            remedies.append(f"without --set {axis}=… it fits ({format_seconds(seconds)} an iteration)")
-    return Infeasible(
-        reason="nothing fits with the parameters that --set pins", remedies=tuple(remedies) or ("pin fewer parameters",)
-    )
+    least = {axis: _least(timed, _without(space, axis), filters) for axis in space.pins}
+    remedies = tuple(Unpin(axis, seconds) for axis, seconds in least.items() if seconds is not None)
+    return NoPlan(reason=PinsTooTight(), remedies=remedies or (Change.FEWER_PINS,))
 
 
 def _too_dear(
     contexts: Sequence[Context], space: Space, filters: Filters, mixed: Callable[[Job, float], Plan | None]
-) -> Infeasible:
+) -> NoPlan:
     """Plans fit, but none keeps the limits on money and time."""
     job = contexts[0].job
-    stated = {"budget": job.budget_dollars, "deadline": job.deadline_hours}
-    limits = " and the ".join(name for name, limit in stated.items() if limit is not None)
-    remedies = []
+    remedies: list[Remedy] = []
     if job.deadline_hours is not None:
         hours = [_whole_hours(context, space, filters) for context in contexts]
         hours.append(_totals(mixed(_freed(job, "time"), np.inf))[0])
         fastest = min((value for value in hours if value is not None), default=None)
         if fastest is not None:
-            remedies.append(f"the fastest possible takes {fastest:.1f} hours (asked for {job.deadline_hours:g})")
+            remedies.append(Fastest(fastest, job.deadline_hours))
     if job.budget_dollars is not None:
         costs = [_whole_dollars(context, space, filters) for context in contexts]
         ceiling = min((value for value in costs if value is not None), default=np.inf) / (job.iterations or 1.0)
         costs.append(_totals(mixed(_freed(job, "cost"), ceiling))[1])
         cheapest = min((value for value in costs if value is not None), default=None)
         if cheapest is not None:
-            remedies.append(
-                f"the cheapest possible is {format_dollars(cheapest)} (budget {format_dollars(job.budget_dollars)})"
-            )
-    return Infeasible(reason=f"plans fit in memory, but none keeps the {limits}", remedies=tuple(remedies))
+            remedies.append(Cheapest(cheapest, job.budget_dollars))
+    limits = Limits(deadline_hours=job.deadline_hours, budget_dollars=job.budget_dollars)
+    return NoPlan(reason=LimitsNotKept(limits), remedies=tuple(remedies))
 
 
 def _freed(job: Job, objective: Literal["time", "cost"]) -> Job:
@@ -143,31 +154,27 @@ def _whole_dollars(context: Context, space: Space, filters: Filters) -> float | 
     return None if dollars is None or job.iterations is None else dollars * job.iterations
 
 
-def _memory(contexts: Sequence[Context], space: Space) -> Infeasible:
+def _memory(contexts: Sequence[Context], space: Space) -> NoPlan:
     """Nothing fits: how much is missing on each GPU, and how many machines would do."""
-    reasons, remedies = [], []
+    needs: list[Need] = []
+    remedies: list[Remedy] = []
     for context in contexts:
         pool, least = context.pool, _least_memory(context, space)
         if least is None:
             continue
-        reasons.append(
-            f"the leanest plan on {pool.gpus} × {pool.gpu.name} needs {format_bytes(least)} a GPU of "
-            f"{format_bytes(pool.memory_bytes)}"
-        )
+        needs.append(Need(gpus=pool.gpus, gpu=pool.gpu.name, needed_bytes=least, memory_bytes=pool.memory_bytes))
         for factor in MORE_MACHINES:
             larger = replace(pool, nodes=pool.nodes * factor)
             if _try(replace(context, pool=larger), space, Filters()) is not None:
-                remedies.append(
-                    f"{_fewest(context, space, factor)} machines of {pool.gpus_per_node} × {pool.gpu.name} would do"
-                )
+                remedies.append(MoreMachines(_fewest(context, space, factor), pool.gpus_per_node, pool.gpu.name))
                 break
-        remedies.append(f"GPUs with {format_bytes(least)} of memory would do")
+        remedies.append(MoreMemory(least))
     job = contexts[0].job
     if job.seq_len > 1024:
         half = replace(job, seq_len=job.seq_len // 2)
         if _try(replace(contexts[0], job=half), space, Filters()) is not None:
-            remedies.append(f"a sequence length of {half.seq_len} fits")
-    return Infeasible(reason="; ".join(reasons) or "nothing fits in memory", remedies=tuple(remedies))
+            remedies.append(ShorterSequence(half.seq_len))
+    return NoPlan(reason=TooLittleMemory(tuple(needs)), remedies=tuple(remedies))
 
 
 def _fewest(context: Context, space: Space, factor: int) -> int:

@@ -10,32 +10,33 @@ import numpy as np
 from shardwright.cost.context import Context, sharded
 from shardwright.cost.iteration.footprint import fewest_recomputed_layers, fixed_bytes, footprint
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNSHARDED, ZERO1, Ints, Strategies
+from shardwright.plans.findings import BlockRecomputation, Change, Remedy, SmallerMicroBatch
 
 
-def remedies(context: Context, row: Strategies, starts: Ints) -> Iterator[str]:
+def remedies(context: Context, row: Strategies, starts: Ints) -> Iterator[Remedy]:
     """Yield single changes of a row under which every stage fits; none if it fits as it is."""
     if _fits(context, row, starts):
         return
     one = np.ones(1, dtype=np.int64)
     if row.recompute[0] == NONE:
         if _fits(context, replace(row, recompute=SELECTIVE * one), starts):
-            yield "it fits with selective recomputation"
+            yield Change.SELECTIVE_RECOMPUTATION
         blocks = replace(row, recompute=BLOCK * one)
         shards = sharded(context, blocks)
         layers, able = fewest_recomputed_layers(
             context, blocks, shards, starts, fixed_bytes(context, blocks, shards, starts)
         )
         if able[0]:
-            yield f"it fits with full recomputation of {layers[0]} layers in each virtual stage (method block)"
+            yield BlockRecomputation(int(layers[0]))
     ranks = int(row.dp[0] * row.cp[0])
     if ranks > 1 and row.sharding[0] == UNSHARDED and _fits(context, replace(row, sharding=ZERO1 * one), starts):
-        yield "it fits with the distributed optimizer (ZeRO-1)"
+        yield Change.ZERO1
     if ranks > 1 and row.offload[0] < 1.0:
         whole = replace(row, sharding=np.maximum(row.sharding, ZERO1), offload=np.ones(1))
         if _fits(context, whole, starts):
-            yield "it fits with the distributed optimizer's state in host memory (offload 1.0)"
+            yield Change.OFFLOADED_OPTIMIZER
     if row.micro_batch[0] % 2 == 0 and _fits(context, replace(row, micro_batch=row.micro_batch // 2), starts):
-        yield f"it fits with a micro-batch of {int(row.micro_batch[0]) // 2}"
+        yield SmallerMicroBatch(int(row.micro_batch[0]) // 2)
 
 
 def _fits(context: Context, row: Strategies, starts: Ints) -> bool:

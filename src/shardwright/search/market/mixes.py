@@ -14,6 +14,7 @@ import numpy as np
 
 from shardwright.cost.money.risk import stretch
 from shardwright.cost.strategies import Floats
+from shardwright.plans.findings import PlacesApart
 from shardwright.search.market.front import Front, Point
 from shardwright.search.market.sweep import Find, Sweep
 from shardwright.search.renting.choice import Rental
@@ -25,7 +26,6 @@ from shardwright.spec.offers import Offer, Offers
 from shardwright.units import SECONDS_PER_HOUR
 
 SHARES = (1.0, 0.5, 0.25)  # of all machines of an offer
-MOST_NAMED = 2  # pairs of places
 LEAST_GAIN = 1.03  # how far beyond the front a mix must reach at best
 
 
@@ -85,15 +85,13 @@ def _pairs(slowness: dict[Offer, float], site_links: Sequence[SiteLink]) -> Iter
                 yield Rental(offer=one, machines=first), Rental(offer=other, machines=second)
 
 
-def apart(offers: Offers) -> Iterator[str]:
-    """Yield in words which offers are not mixed because no link joins where they stand."""
+def apart(offers: Offers) -> Iterator[PlacesApart]:
+    """Yield which offers are not mixed because no link joins where they stand."""
     places = [(one.place, other.place) for one, other in combinations(offers.offers, 2)
               if one.pool.gpu.name != other.pool.gpu.name and not _joined(one, other, offers.site_links)]  # fmt: skip
-    distinct = list(dict.fromkeys(tuple(sorted(pair)) for pair in places))
+    distinct = dict.fromkeys((min(pair), max(pair)) for pair in places)
     if distinct:
-        names = "; ".join(f"{one or 'no site'} and {other or 'no site'}" for one, other in distinct[:MOST_NAMED])
-        more = f" and {len(distinct) - MOST_NAMED} more" if len(distinct) > MOST_NAMED else ""
-        yield f"mixes of offers at places that no link joins ({names}{more})"
+        yield PlacesApart(tuple(distinct))
 
 
 def _joined(one: Offer, other: Offer, site_links: Sequence[SiteLink]) -> bool:

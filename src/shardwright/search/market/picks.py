@@ -5,10 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from shardwright.plans.ranking import Infeasible
+from shardwright.plans.findings import (
+    Cheapest,
+    CheapestInTime,
+    Fastest,
+    FastestInBudget,
+    Limits,
+    NoOfferKeeps,
+    Remedy,
+)
+from shardwright.plans.ranking import NoPlan
 from shardwright.search.market.result import Picks, Step
 from shardwright.search.renting.choice import Choice
-from shardwright.units import format_dollars
 
 
 def picks(front: Sequence[Choice], deadline_hours: float | None, budget_dollars: float | None) -> Picks:
@@ -74,39 +82,28 @@ def _step(choice: Choice, front: Sequence[Choice]) -> Step | None:
     )
 
 
-def infeasible(
-    front: Sequence[Choice], deadline_hours: float | None, budget_dollars: float | None
-) -> Infeasible | None:
+def infeasible(front: Sequence[Choice], deadline_hours: float | None, budget_dollars: float | None) -> NoPlan | None:
     """Return why no choice keeps both limits, and what would, or None where one does."""
     if any(_keeps(choice, deadline_hours, budget_dollars) for choice in front):
         return None
-    remedies = []
+    remedies: list[Remedy] = []
     fastest, cheapest = min(front, key=lambda c: c.hours), min(front, key=lambda c: c.dollars)
     if deadline_hours is not None and fastest.hours > deadline_hours:
-        remedies.append(
-            f"the fastest possible takes {fastest.hours:,.1f} hours for {format_dollars(fastest.dollars)} "
-            f"(deadline {deadline_hours:,.1f} hours)"
-        )
+        remedies.append(Fastest(fastest.hours, deadline_hours, fastest.dollars))
     if budget_dollars is not None and cheapest.dollars > budget_dollars:
-        remedies.append(
-            f"the cheapest possible is {format_dollars(cheapest.dollars)} in {cheapest.hours:,.1f} hours "
-            f"(budget {format_dollars(budget_dollars)})"
-        )
+        remedies.append(Cheapest(cheapest.dollars, budget_dollars, cheapest.hours))
     if not remedies:
         remedies += _between(front, deadline_hours, budget_dollars)
-    stated = {"deadline": deadline_hours, "budget": budget_dollars}
-    limits = " and the ".join(name for name, limit in stated.items() if limit is not None)
-    return Infeasible(reason=f"no offer keeps the {limits}", remedies=tuple(remedies))
+    limits = Limits(deadline_hours=deadline_hours, budget_dollars=budget_dollars)
+    return NoPlan(reason=NoOfferKeeps(limits), remedies=tuple(remedies))
 
 
-def _between(front: Sequence[Choice], deadline_hours: float | None, budget_dollars: float | None) -> list[str]:
+def _between(front: Sequence[Choice], deadline_hours: float | None, budget_dollars: float | None) -> list[Remedy]:
     """Return what either limit would have to be, where each can be kept but not both."""
     assert deadline_hours is not None and budget_dollars is not None, "one limit alone can be kept or not"
     in_time = min((c for c in front if c.hours <= deadline_hours), key=lambda c: c.dollars)
     in_budget = min((c for c in front if c.dollars <= budget_dollars), key=lambda c: c.hours)
     return [
-        f"within {deadline_hours:,.1f} hours the cheapest is {format_dollars(in_time.dollars)} "
-        f"(budget {format_dollars(budget_dollars)})",
-        f"for {format_dollars(budget_dollars)} the fastest takes {in_budget.hours:,.1f} hours "
-        f"(deadline {deadline_hours:,.1f} hours)",
+        CheapestInTime(deadline_hours, in_time.dollars, budget_dollars),
+        FastestInBudget(budget_dollars, in_budget.hours, deadline_hours),
     ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.plans.ranking import Infeasible
+from shardwright.plans.findings import Uncovered
+from shardwright.plans.ranking import NoPlan
 from shardwright.search.renting.choice import Choice
 from shardwright.spec.offers import Offers
 
@@ -44,7 +45,7 @@ class ShopReport:
     mixes: int
     seconds: float
     phases: tuple[tuple[str, float], ...]
-    not_covered: tuple[str, ...] = ()
+    not_covered: tuple[Uncovered, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class Shopping:
     deadline_hours: float | None
     budget_dollars: float | None
     report: ShopReport
-    infeasible: Infeasible | None = None
+    infeasible: NoPlan | None = None
 
     def __repr__(self) -> str:
         lines = [

@@ -14,7 +14,17 @@ from shardwright.cost.context import Context
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.fit_probability import headroom
 from shardwright.errors import bad
-from shardwright.plans.ranking import Infeasible
+from shardwright.plans.findings import (
+    Change,
+    MixesLeft,
+    NeverEnds,
+    NoLegalOffer,
+    NotCovered,
+    OffersTooSmall,
+    UnableGpus,
+    Uncovered,
+)
+from shardwright.plans.ranking import NoPlan
 from shardwright.search.assemble import plan_of
 from shardwright.search.market.front import Front
 from shardwright.search.market.mixes import Mix, apart, cluster_of, machine_seconds, promising
@@ -120,11 +130,11 @@ def _lots(offers: Offers, job: Job) -> list[Lot]:
     return [tuple(same) for same in found.values()]
 
 
-def _unable(offers: Offers, job: Job) -> Iterator[str]:
-    """Yield in words the GPU types on offer that cannot compute in the job's precision."""
+def _unable(offers: Offers, job: Job) -> Iterator[UnableGpus]:
+    """Yield the GPU types on offer that cannot compute in the job's precision."""
     names = dict.fromkeys(offer.pool.gpu.name for offer in offers.offers if not computes(offer.pool.gpu, job.precision))
     if names:
-        yield f"GPUs that cannot compute in {job.precision}: " + ", ".join(names)
+        yield UnableGpus(job.precision, tuple(names))
 
 
 def _parts(
@@ -173,34 +183,21 @@ def _distinct(choices: Sequence[Choice]) -> tuple[Choice, ...]:
     return tuple(choice for _, choice in front.sorted())
 
 
-def _not_covered(worth: Sequence[Mix], chosen: Sequence[Mix]) -> Iterator[str]:
-    yield "unequal replicas on machines of one type"
-    yield "mixes of three offers and more, or of one GPU type on several markets"
+def _not_covered(worth: Sequence[Mix], chosen: Sequence[Mix]) -> Iterator[Uncovered]:
+    yield NotCovered.UNEQUAL_REPLICAS
+    yield NotCovered.OTHER_MIXES
     left = [mix for mix in worth if mix not in chosen]
     if left:
-        best = " + ".join(f"{rental.gpus} {rental.offer.name}" for rental in left[0].rentals)
-        yield f"{len(left)} mixes of two, at best {left[0].gain - 1.0:.0%} beyond the front: {best} (--mixes N)"
+        best = tuple((rental.gpus, rental.offer.name) for rental in left[0].rentals)
+        yield MixesLeft(len(left), left[0].gain, best)
 
 
-def _nothing(runs: Sequence[Sweep], model: Model) -> Infeasible:
+def _nothing(runs: Sequence[Sweep], model: Model) -> NoPlan:
     """Return why there is no choice at all."""
     tariffs = [tariff for run in runs for tariff in run.tariffs]
-    names = ", ".join(dict.fromkeys(tariff.offer.pool.gpu.name for tariff in tariffs))
+    names = tuple(dict.fromkeys(tariff.offer.pool.gpu.name for tariff in tariffs))
     if not any(np.isfinite(tariff.slopes).all(axis=1).any() for tariff in tariffs):
-        return Infeasible(
-            reason=f"a run on these machines is interrupted too often to ever end ({names})",
-            remedies=(
-                "offer machines that are taken back less often, or checkpoints and restarts that take less time",
-            ),
-        )
+        return NoPlan(reason=NeverEnds(names), remedies=(Change.CALMER_OFFERS,))
     if not any(run.candidates for run in runs):
-        return Infeasible(
-            reason=f"no layout on these machines is legal ({names})",
-            remedies=(
-                "pin fewer parameters; degrees must divide heads, layers' widths, the global batch and the GPUs",
-            ),
-        )
-    return Infeasible(
-        reason=f"no number of machines on offer has the memory for {model.name} ({names})",
-        remedies=("offer more machines, or GPUs with more memory",),
-    )
+        return NoPlan(reason=NoLegalOffer(names), remedies=(Change.FEWER_PINS_OR_OTHER_DEGREES,))
+    return NoPlan(reason=OffersTooSmall(model.name, names), remedies=(Change.LARGER_OFFERS,))

@@ -11,6 +11,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known, stage_rows
 from shardwright.cost.predict_mixed import predict_mixed
 from shardwright.plans.check import check
+from shardwright.plans.findings import DeeperPipelines, Uncovered
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse
 from shardwright.search.mixed.branch_and_bound.degrees import search_degrees
@@ -41,7 +42,7 @@ class Outcome:
     bound: float
     candidates: int
     costed: int
-    not_covered: tuple[str, ...]
+    not_covered: tuple[Uncovered, ...]
 
 
 def mixed_search(
@@ -124,8 +125,8 @@ def affordable_value(plan: Plan) -> float | None:
     return coarse(longer * found.iteration_seconds * found.dollars_per_hour / SECONDS_PER_HOUR)
 
 
-def _limits(deepest: int, layers: int) -> tuple[str, ...]:
-    return (f"pipelines of more than {deepest} stages",) if deepest < layers else ()
+def _limits(deepest: int, layers: int) -> tuple[DeeperPipelines, ...]:
+    return (DeeperPipelines(deepest),) if deepest < layers else ()
 
 
 def _best_uniform(contexts: Sequence[Context], plans: Sequence[Plan], known: Known) -> Plan | None:

@@ -19,6 +19,7 @@ from shardwright.cost.strategies import (
     Ints,
     Strategies,
 )
+from shardwright.plans.findings import Cause, Rejection
 from shardwright.search.rules.rules import Column, Rule, evaluate
 from shardwright.search.space.layouts import Layouts
 
@@ -40,7 +41,6 @@ VARIABLE_AXES: Mapping[str, str] = {
     "last_stage_layers": "last_layers",
     "rank_order": "rank_order",
 }
-UNMEASURED = "not in the layer profile"
 GRANULARITY = ("none", "selective", "full")
 METHOD = ("uniform", "block")
 
@@ -57,27 +57,27 @@ class Filters:
         found = {VARIABLE_AXES[name] for rule in self.rules for name in rule.variables if name in VARIABLE_AXES}
         return frozenset(found | ({"recompute"} if "recompute_layers" in found else set()))
 
-    def layout_masks(self, context: Context, rows: Layouts) -> Iterator[tuple[str, Bools]]:
-        """Yield name and mask of what is dropped for want of measured times, and by each rule that speaks of the layout
+    def layout_masks(self, context: Context, rows: Layouts) -> Iterator[tuple[Rejection, Bools]]:
+        """Yield why and which rows are dropped: for want of measured times, and by each rule that speaks of the layout
         alone. The caller drops these rows before it asks for the next mask, which then has fewer."""
         kept = rows
         if context.measured:
             mask = ~context.timed(rows)
-            yield UNMEASURED, mask
+            yield Rejection(Cause.UNMEASURED), mask
             kept = rows.take(~mask)
         for rule in self.rules:
             if not any(name in VARIABLE_AXES for name in rule.variables):
                 mask = _evaluated(rule, layout_columns(context, kept), len(kept))
-                yield f"rule {rule.name}", mask
+                yield Rejection(Cause.RULE, rule.name), mask
                 kept = kept.take(~mask)
 
-    def masks(self, context: Context, rows: Strategies) -> Iterator[tuple[str, Bools]]:
+    def masks(self, context: Context, rows: Strategies) -> Iterator[tuple[Rejection, Bools]]:
         """Yield the same for complete strategies and the rules that speak of more than the layout."""
         kept = rows
         for rule in self.rules:
             if any(name in VARIABLE_AXES for name in rule.variables):
                 mask = _evaluated(rule, strategy_columns(context, kept), len(kept))
-                yield f"rule {rule.name}", mask
+                yield Rejection(Cause.RULE, rule.name), mask
                 kept = kept.take(~mask)
 
     def mask(self, context: Context, rows: Strategies) -> Bools:

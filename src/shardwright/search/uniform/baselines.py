@@ -11,6 +11,7 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.evaluate import Verdict, evaluate
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNSHARDED, ZERO1, ZERO3, Strategies, strategies
+from shardwright.plans.findings import Failure, Shortage
 from shardwright.search.space.axes import Space, divisors, tensor_parallel_degrees, virtual_stages
 from shardwright.search.space.layouts import even_split
 
@@ -19,12 +20,12 @@ MICRO_BATCHES = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A rule of thumb with the row it leads to, or None and the reason why it leads to none."""
+    """A rule of thumb with the row it leads to, or None and why it leads to none."""
 
     rule: str
     row: Strategies | None
     seconds: float
-    reason: str
+    failure: Failure | Shortage | None = None
 
 
 def baselines(context: Context) -> tuple[tuple[Tried, ...], Verdict | None]:
@@ -53,7 +54,7 @@ def baselines(context: Context) -> tuple[tuple[Tried, ...], Verdict | None]:
     rows = [row for _, wanted, _ in rules for row in wanted]
     if not rows:
         return tuple(
-            Tried(rule=rule, row=None, seconds=np.inf, reason="no legal setting") for rule, _, _ in rules
+            Tried(rule=rule, row=None, seconds=np.inf, failure=Failure.NO_LEGAL_SETTING) for rule, _, _ in rules
         ), None
     verdict = evaluate(context, strategies(rows))
     tried, offset = [], 0
@@ -68,13 +69,13 @@ def _chosen(context: Context, rule: str, verdict: Verdict, places: Sequence[int]
     fitting = [place for place in places if verdict.fits[place]]
     if not fitting:
         if not places:
-            return Tried(rule=rule, row=None, seconds=np.inf, reason="no legal setting on these machines")
+            return Tried(rule=rule, row=None, seconds=np.inf, failure=Failure.NOT_LEGAL_HERE)
         least = min(places, key=lambda place: float(verdict.peak_bytes[place]))
-        need, have = verdict.peak_bytes[least] / 1e9, context.memory_limit_bytes / 1e9
-        return Tried(rule=rule, row=None, seconds=np.inf, reason=f"needs {need:.0f} GB of {have:.0f} GB")
+        short = Shortage(float(verdict.peak_bytes[least]), context.memory_limit_bytes)
+        return Tried(rule=rule, row=None, seconds=np.inf, failure=short)
     place = min(fitting, key=lambda p: (float(verdict.seconds[p]), p)) if best else fitting[0]
     row = verdict.rows.take(np.array([place]))
-    return Tried(rule=rule, row=row, seconds=float(verdict.seconds[place]), reason="")
+    return Tried(rule=rule, row=row, seconds=float(verdict.seconds[place]))
 
 
 def _row(context: Context, **given: Any) -> dict[str, Any] | None:

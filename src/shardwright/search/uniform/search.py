@@ -20,6 +20,7 @@ from shardwright.cost.iteration.batch import bound_seconds, iteration
 from shardwright.cost.iteration.evaluate import Verdict, groups, simulated_seconds
 from shardwright.cost.pipeline.splits import boundaries
 from shardwright.cost.strategies import Bools, Floats, Ints, Strategies
+from shardwright.plans.findings import Cause, Rejection, ordered
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, within
@@ -37,11 +38,12 @@ LAYOUT_BATCH, EARLY_BATCH, ARRANGEMENT_BATCH, SIMULATION_BATCH = 384, 32, 48, 16
 class Tally:
     """How many candidates each reason dropped, and how many were costed."""
 
-    dropped: dict[str, float]
+    dropped: dict[Rejection, float]
     costed: int = 0
 
-    def drop(self, reason: str, count: float) -> None:
+    def drop(self, reason: Rejection | Cause, count: float) -> None:
         if count:
+            reason = reason if isinstance(reason, Rejection) else Rejection(reason)
             self.dropped[reason] = self.dropped.get(reason, 0.0) + float(count)
 
 
@@ -52,7 +54,7 @@ class Found:
     ranked: tuple[tuple[float, Strategies], ...]
     candidates: int
     costed: int
-    rejected: tuple[tuple[str, int], ...]
+    rejected: tuple[tuple[Rejection, int], ...]
     phases: tuple[tuple[str, float], ...]
 
 
@@ -80,18 +82,18 @@ def search(
     rows, counts = _kept(rows, counts, counts > 0)
     candidates = counts.sum()
     tally, how = Tally(dropped={}), axes(space, filters.axes)
-    for name, mask in filters.layout_masks(context, rows):
-        tally.drop(name, counts[mask].sum())
+    for reason, mask in filters.layout_masks(context, rows):
+        tally.drop(reason, counts[mask].sum())
         rows, counts = _kept(rows, counts, ~mask)
     clock.append(("enumerate", time.perf_counter()))
     index = shard_index(context, layer_variants(context, how, distinct_shards(rows))[0])
     clock.append(("layer times", time.perf_counter()))
     fitting = memory_floor(context, how, rows, index) <= context.memory_limit_bytes
-    tally.drop("memory", counts[~fitting].sum())
+    tally.drop(Cause.MEMORY, counts[~fitting].sum())
     rows, counts = _kept(rows, counts, fitting)
     bounds = layout_bounds(context, how, rows, index)
     allowed = bounds <= objective.limits(rows.gpus)
-    tally.drop(objective.limit_name, counts[~allowed].sum())
+    tally.drop(Cause.LIMITS, counts[~allowed].sum())
     rows, counts = _kept(rows, counts, allowed)
     values = objective.values(bounds[allowed], rows.gpus)
     clock.append(("bound", time.perf_counter()))
@@ -113,14 +115,14 @@ def _kept(rows: Layouts, counts: Floats, mask: Bools) -> tuple[Layouts, Floats]:
     return rows.take(mask), counts[mask]
 
 
-def _account(tally: Tally, candidates: float) -> tuple[tuple[str, int], ...]:
+def _account(tally: Tally, candidates: float) -> tuple[tuple[Rejection, int], ...]:
     """Return the counts by reason, largest first. What no filter met is dominated: a twin of a costed candidate that
     only adds recomputation or gives up overlap."""
     reasons = {reason: int(count) for reason, count in tally.dropped.items() if count}
     rest = int(candidates) - sum(reasons.values()) - tally.costed
     if rest > 0:
-        reasons["dominated"] = rest
-    return tuple(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
+        reasons[Rejection(Cause.DOMINATED)] = rest
+    return ordered(reasons)
 
 
 def _begin(run: _Search, rows: Layouts, start: Verdict | None) -> None:
@@ -160,16 +162,16 @@ def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> 
             batch = order[position : position + LAYOUT_BATCH]
             position += LAYOUT_BATCH
             promising = values[batch] < best.threshold
-            run.tally.drop("slower by the bound", counts[batch[~promising]].sum())
+            run.tally.drop(Cause.BOUND, counts[batch[~promising]].sum())
             batch = batch[promising]
             waiting.push(*_sketched(run, rows, batch))
             if position <= LAYOUT_BATCH and waiting.lowest < best.threshold:
                 _complete(run, waiting.pop(best.threshold, EARLY_BATCH))
         else:
             break
-    run.tally.drop("slower by the bound", counts[order[position:]].sum())
+    run.tally.drop(Cause.BOUND, counts[order[position:]].sum())
     rest = waiting.rest()
-    run.tally.drop("slower by the bound", _completions_per_row(run, rest).sum() if rest else 0)
+    run.tally.drop(Cause.BOUND, _completions_per_row(run, rest).sum() if rest else 0)
 
 
 def _sketched(run: _Search, rows: Layouts, batch: Ints) -> tuple[Rows, Floats]:
@@ -183,8 +185,8 @@ def _sketched(run: _Search, rows: Layouts, batch: Ints) -> tuple[Rows, Floats]:
     late = bounds > run.objective.limits(gpus)
     slow = ~late & (values >= run.best.threshold)
     each = _completions_per_row(run, arranged)
-    run.tally.drop(run.objective.limit_name, each[late].sum())
-    run.tally.drop("slower by the bound", each[slow].sum())
+    run.tally.drop(Cause.LIMITS, each[late].sum())
+    run.tally.drop(Cause.BOUND, each[slow].sum())
     keep = np.flatnonzero(~late & ~slow)
     return arranged.take(keep), values[keep]
 
@@ -217,9 +219,9 @@ def _complete(run: _Search, arranged: Rows) -> None:
             continue
         shards, starts = run.index.of(rows.strategies), _starts(run.context, rows.strategies)
         full, source, lost = completions(run.context, run.how, rows, shards, starts)
-        run.tally.drop("memory", lost.sum())
-        for name, mask in run.filters.masks(run.context, full.strategies):
-            run.tally.drop(name, mask.sum())
+        run.tally.drop(Cause.MEMORY, lost.sum())
+        for reason, mask in run.filters.masks(run.context, full.strategies):
+            run.tally.drop(reason, mask.sum())
             full, source = full.take(~mask), source[~mask]
         if len(source):
             parts.append((full, _bounds(run, full)))
@@ -240,7 +242,7 @@ def _settle(run: _Search, rows: Rows, bounds: Floats) -> None:
     gpus = rows.strategies.gpus
     limits = run.objective.limits(gpus)
     values = np.where(bounds <= limits, run.objective.values(bounds, gpus), np.inf)
-    run.tally.drop(run.objective.limit_name, int((~np.isfinite(values)).sum()))
+    run.tally.drop(Cause.LIMITS, int((~np.isfinite(values)).sum()))
     order = np.argsort(values, kind="stable")
     order = order[np.isfinite(values[order])]
     run.tally.costed += len(order)

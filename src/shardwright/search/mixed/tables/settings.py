@@ -8,6 +8,7 @@ from itertools import product
 
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import PIPELINE_OUTERMOST, UNSHARDED, ZERO1, Strategies, strategies
+from shardwright.plans.findings import NotCovered
 from shardwright.search.space.axes import AXES, Space, tensor_parallel_degrees
 from shardwright.spec.model import Model
 
@@ -25,14 +26,12 @@ SEARCHED = (
 # What a mixed plan always has; a pin to anything else leaves it nothing to search.
 FIXED = {"cp": 1, "ep": 1, "vpp": 1, "flash": 1, "overlap_pp": 0, "offload": 0.0}
 NOT_COVERED = (
-    "virtual pipeline stages",
-    "context and expert parallelism",
-    "ZeRO-2, ZeRO-3 and optimizer offload",
-    "one micro-batch split over several GPUs of a stage",
-    "stages of one type that are not neighbours",
+    NotCovered.VIRTUAL_STAGES,
+    NotCovered.CONTEXT_OR_EXPERTS,
+    NotCovered.FULL_SHARDING,
+    NotCovered.SHARED_MICRO_BATCH,
+    NotCovered.SPREAD_STAGES,
 )
-ONE_DEGREE = "different tensor-parallel degrees in one plan (--tp-per-type searches them)"
-ONE_DEGREE_A_TYPE = "different tensor-parallel degrees on GPUs of one type"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +59,15 @@ class Setting:
         )
 
 
-def not_covered(space: Space) -> tuple[str, ...]:
-    """Return what no mixed plan of the space has, in words."""
-    return (*NOT_COVERED, ONE_DEGREE_A_TYPE if space.tp_per_type else ONE_DEGREE)
+def not_covered(space: Space) -> tuple[NotCovered, ...]:
+    """Return what no mixed plan of the space has."""
+    degrees = NotCovered.UNEQUAL_DEGREES_OF_A_TYPE if space.tp_per_type else NotCovered.UNEQUAL_DEGREES
+    return (*NOT_COVERED, degrees)
 
 
-def pinned_away(space: Space) -> str:
-    """Return which pins leave no plan that mixes GPU types, in words; nothing if there may be some."""
-    return " and ".join(f"{axis}={_words(axis, values)}" for axis, values in space.pins.items() if _away(axis, values))
+def pinned_away(space: Space) -> tuple[str, ...]:
+    """Return which pins, as `axis=value`, leave no plan that mixes GPU types; nothing if there may be some."""
+    return tuple(f"{axis}={_words(axis, values)}" for axis, values in space.pins.items() if _away(axis, values))
 
 
 def _away(axis: str, values: Sequence[float]) -> bool:

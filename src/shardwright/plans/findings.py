@@ -1,0 +1,315 @@
+"""What a search has to say beside plans, as values: why candidates fell out, why there is no plan, what would help, and
+what was not looked at. `reports.words` puts them in English."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Cause(Enum):
+    """Why a candidate fell out."""
+
+    MEMORY = "memory"
+    BOUND = "bound"  # even a lower bound of its time is more than the best's
+    LIMITS = "limits"  # of the budget or the deadline
+    DOMINATED = "dominated"  # a costed twin has less recomputation or more overlap
+    UNMEASURED = "unmeasured"  # not in the layer profile
+    RULE = "rule"
+    NOT_NEEDED = "not needed"  # a composition of a mixed plan, ruled out by its bound or never asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why candidates fell out, with the name of the user's rule where one dropped them."""
+
+    cause: Cause
+    rule: str = ""
+
+
+def ordered(counts: Mapping[Rejection, int]) -> tuple[tuple[Rejection, int], ...]:
+    """Return rejections with their counts, the largest first."""
+    return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0].cause.value, item[0].rule)))
+
+
+class NotCovered(Enum):
+    """Kinds of plans that neither a search nor its bound looks at."""
+
+    VIRTUAL_STAGES = "virtual stages"
+    CONTEXT_OR_EXPERTS = "context and expert parallelism"
+    FULL_SHARDING = "ZeRO-2, ZeRO-3 and offload"
+    SHARED_MICRO_BATCH = "a micro-batch split over several GPUs of a stage"
+    SPREAD_STAGES = "stages of one type that are not neighbours"
+    UNEQUAL_DEGREES = "several tensor-parallel degrees in a plan"
+    UNEQUAL_DEGREES_OF_A_TYPE = "several tensor-parallel degrees on one type"
+    UNEQUAL_REPLICAS = "unequal replicas on one type"
+    OTHER_MIXES = "three offers, or one GPU type on several markets"
+
+
+@dataclass(frozen=True, slots=True)
+class DeeperPipelines:
+    """Not covered: pipelines of more than so many stages."""
+
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPlans:
+    """Not covered: plans that mix GPU types, which have none of the pinned `settings`, or which `target` cannot run."""
+
+    settings: tuple[str, ...] = ()
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UnableGpus:
+    """Not covered: GPU types that do not compute in the job's precision."""
+
+    precision: str
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacesApart:
+    """Not covered: mixes of offers at pairs of places that no link joins; empty where a place has no name."""
+
+    pairs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MixesLeft:
+    """Not covered: so many mixes of two offers, the best of which, (GPUs, offer) each, could reach `gain` times as far
+    as the front."""
+
+    count: int
+    gain: float
+    best: tuple[tuple[int, str], ...]
+
+
+Uncovered = NotCovered | DeeperPipelines | MixedPlans | UnableGpus | PlacesApart | MixesLeft
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The deadline and the budget of a job, None where it has none."""
+
+    deadline_hours: float | None
+    budget_dollars: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoLegalLayout:
+    """No layout on the machines is legal, with the axes pinned to values."""
+
+    gpus: int
+    gpu: str
+    global_batch: int
+    pins: tuple[tuple[str, tuple[float, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsNotKept:
+    """Plans fit in memory, but none keeps the limits."""
+
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class RulesDropAll:
+    """The user's rules drop every plan that fits."""
+
+    rules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PinsTooTight:
+    """Nothing fits with what is pinned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """The leanest plan on so many GPUs of a type needs more memory than one of them has."""
+
+    gpus: int
+    gpu: str
+    needed_bytes: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class TooLittleMemory:
+    """Nothing fits in memory: what each type would need, where any memory would do."""
+
+    needs: tuple[Need, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoOfferKeeps:
+    """No offer keeps the limits."""
+
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class NeverEnds:
+    """Runs on the offers of these GPUs are interrupted too often to ever end."""
+
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoLegalOffer:
+    """No layout on the offers of these GPUs is legal."""
+
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OffersTooSmall:
+    """No number of machines on offer has the memory for the model."""
+
+    model: str
+    gpus: tuple[str, ...]
+
+
+Reason = (
+    NoLegalLayout
+    | LimitsNotKept
+    | RulesDropAll
+    | PinsTooTight
+    | TooLittleMemory
+    | NoOfferKeeps
+    | NeverEnds
+    | NoLegalOffer
+    | OffersTooSmall
+)
+
+
+class Change(Enum):
+    """Changes without a figure that would give a plan, or make one fit."""
+
+    OTHER_DEGREES = "degrees that divide heads, widths and batch"
+    FEWER_PINS = "fewer pins"
+    FEWER_PINS_OR_OTHER_DEGREES = "fewer pins, or degrees that divide"
+    RELAXED_RULES = "relaxed rules"
+    CALMER_OFFERS = "offers with fewer preemptions"
+    LARGER_OFFERS = "offers with more memory"
+    SELECTIVE_RECOMPUTATION = "selective recomputation"
+    ZERO1 = "the distributed optimizer"
+    OFFLOADED_OPTIMIZER = "the optimizer's state in host memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Unpin:
+    """Leave an axis free: there are legal layouts then or, where `seconds` are given, a plan that takes these."""
+
+    axis: str
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fastest:
+    """The fastest possible takes `hours`, for `dollars` where these are known, against a deadline."""
+
+    hours: float
+    deadline_hours: float
+    dollars: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cheapest:
+    """The cheapest possible costs `dollars`, in `hours` where these are known, against a budget."""
+
+    dollars: float
+    budget_dollars: float
+    hours: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheapestInTime:
+    """Within the deadline the cheapest costs `dollars`, against a budget."""
+
+    deadline_hours: float
+    dollars: float
+    budget_dollars: float
+
+
+@dataclass(frozen=True, slots=True)
+class FastestInBudget:
+    """Within the budget the fastest takes `hours`, against a deadline."""
+
+    budget_dollars: float
+    hours: float
+    deadline_hours: float
+
+
+@dataclass(frozen=True, slots=True)
+class MoreMachines:
+    """So many machines would do."""
+
+    machines: int
+    gpus_per_node: int
+    gpu: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoreMemory:
+    """GPUs with so much memory would do."""
+
+    memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShorterSequence:
+    """A sequence of so many tokens fits."""
+
+    seq_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRecomputation:
+    """A plan fits with full recomputation of so many layers of each virtual stage."""
+
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class SmallerMicroBatch:
+    """A plan fits with so large a micro-batch."""
+
+    size: int
+
+
+Remedy = (
+    Change
+    | Unpin
+    | Fastest
+    | Cheapest
+    | CheapestInTime
+    | FastestInBudget
+    | MoreMachines
+    | MoreMemory
+    | ShorterSequence
+    | BlockRecomputation
+    | SmallerMicroBatch
+)
+
+
+class Failure(Enum):
+    """Why a rule of thumb gives no plan."""
+
+    NO_LEGAL_SETTING = "no legal setting"
+    NOT_LEGAL_HERE = "no legal setting on these machines"
+    DOES_NOT_FIT = "does not fit"
+    DOES_NOT_FIT_OR_KEEP_LIMITS = "does not fit or keep the limits"
+    NOT_ON_ALL_TYPES = "no uniform plan fits all types"
+    MISSES_LIMITS = "does not keep the limits"
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """The leanest plan of a rule of thumb needs more memory than there is."""
+
+    needed_bytes: float
+    memory_bytes: float
