@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardwright.search.planner import plan as plan
     from shardwright.search.planner import predict as predict
     from shardwright.search.replan import replan as replan
+    from shardwright.search.sizing import fit as fit
     from shardwright.spec.cluster import Cluster as Cluster
     from shardwright.spec.job import Job as Job
     from shardwright.spec.model import Model as Model
@@ -57,6 +58,7 @@ _HOMES = {
     "check": "plans.check",
     "draw": "reports.svg.draw",
     "evaluate": "search.planner",
+    "fit": "search.sizing",
     "export": "exporters.targets",
     "load_cluster": "spec.read.cluster",
     "load_layer_profile": "spec.read.layer_profile",

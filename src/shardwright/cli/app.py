@@ -14,6 +14,7 @@ from shardwright.cli import (
     draw,
     evaluate,
     export,
+    fit,
     plan,
     prices,
     profile,
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 app.command("plan", short_help="Find the best parallel strategy for a model on a cluster.")(plan.plan)
 app.command("shop", short_help="Find which GPUs to rent: the front of time, dollars and risk.")(shop.shop)
+app.command("fit", short_help="Say whether training a model fits a GPU, and what would make it.")(fit.fit)
 app.command("evaluate", short_help="Predict your own plan and explain the difference to the best.")(evaluate.evaluate)
 app.command("export", short_help="Write a plan as the configuration of a training framework.")(export.export)
 app.command("draw", short_help="Draw when each stage of a plan computes what, as SVG.")(draw.draw)

@@ -2,6 +2,7 @@
 
 * `plan`: what a plan is
 * `check`: whether it is legal
+* `abilities`: what GPUs and links can do
 * `placement`: where each of its GPUs stands
 * `document`: its file
 * `codec`: dataclasses to JSON data and back

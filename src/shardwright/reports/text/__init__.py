@@ -10,6 +10,7 @@
 * `risk`: interruptions
 * `validation`: measured runs
 * `measured`: a machine profile
+* `sizing`: ways to train and the memory of each
 * `catalogue`: GPUs, models, prices
 * `problems`: long lists of problems made short
 * `layout`: tables, bars, wrapped lines

@@ -1,0 +1,63 @@
+"""`shardwright fit`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shardwright.cli.output import terminal_width, write, write_json
+from shardwright.errors import bad
+
+USUAL_SEQ_LEN = 2048
+HELP = """Say in a second whether training a model fits a GPU: full training, sharded (ZeRO), with the optimizer in host
+memory, LoRA and QLoRA; what would make it fit, and the command to type next.
+
+Examples:
+
+\b
+  shardwright fit llama-3.1-8b --gpu RTX3090
+  shardwright fit ./config.json --gpu RTX4090 --gpus 4 --seq-len 4096
+  shardwright fit llama-3.1-70b --gpu H100-SXM --gpus 8 --nodes 4 --json
+"""
+
+
+def fit(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Preset, config.json or its folder, or YAML.")],
+    gpu: Annotated[str, typer.Option(metavar="GPU", help="GPU type, e.g. RTX3090 (`shardwright gpus`).")],
+    gpus: Annotated[int, typer.Option(metavar="N", help="GPUs of one machine.")] = 1,
+    nodes: Annotated[int, typer.Option(metavar="N", help="Machines.")] = 1,
+    seq_len: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of one sample; usually 2048, or the model's most.")
+    ] = None,
+    micro_batch: Annotated[int, typer.Option(metavar="N", help="Samples that a GPU takes at a time.")] = 1,
+    precision: Annotated[str, typer.Option(metavar="NAME", help="bf16, fp16 or fp32.")] = "bf16",
+    optimizer: Annotated[str, typer.Option(metavar="NAME", help="adam or sgd.")] = "adam",
+    framework: Annotated[str, typer.Option(metavar="NAME", help="Software that trains, as for `plan`.")] = "fsdp",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
+) -> None:
+    from shardwright.reports.text.sizing import sizing_document, sizing_text
+    from shardwright.search.sizing import fit as size
+    from shardwright.spec.read.cluster import load_cluster
+    from shardwright.spec.read.job import make_job
+    from shardwright.spec.read.model import load_model
+
+    for option, count in (("--gpus", gpus), ("--nodes", nodes), ("--micro-batch", micro_batch)):
+        if count < 1:
+            raise bad(f"{option} {count}", "is not above 0", "give 1 or more")
+    found = load_model(model)
+    cluster = load_cluster(f"{nodes}x{gpus}x{gpu}")
+    job = make_job(
+        global_batch=cluster.gpus * micro_batch,
+        seq_len=seq_len or min(USUAL_SEQ_LEN, found.max_position or USUAL_SEQ_LEN),
+        precision=precision,
+        optimizer=optimizer,
+        framework=framework,
+    )
+    sizing = size(found, cluster, job)
+    write_json(sizing_document(sizing, model)) if json else write(sizing_text(sizing, model, terminal_width()))
+    if sizing.first is None:
+        raise typer.Exit(3)
+
+
+fit.__doc__ = HELP

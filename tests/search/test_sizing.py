@@ -1,0 +1,127 @@
+"""Whether training fits: the terms against the cost model and against formulas, the advice against sizing it again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from tests.cli.running import refused, run
+
+from shardwright.errors import SpecError
+from shardwright.search.sizing import NF4_BYTES, Size, Sizing, fit, ways
+from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.read.cluster import load_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
+
+
+def sized(model: str = "llama-3.1-8b", cluster: str = "1x1xRTX3090", each: int = 1, **job: object) -> Sizing:
+    found = load_cluster(cluster)
+    options = {"seq_len": 2048, "framework": "fsdp", "global_batch": found.gpus * each} | job
+    return fit(load_model(model), found, make_job(**options))
+
+
+def size_of(sizing: Sizing, name: str) -> Size:
+    return next(size for size in sizing.sizes if size.way.name == name)
+
+
+def test_full_training_takes_18_bytes_a_parameter_before_activations() -> None:
+    memory = size_of(sized(), "full").memory
+    states = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
+    assert states == pytest.approx(18 * load_model("llama-3.1-8b").parameters)
+
+
+def test_sharding_divides_the_state_by_the_gpus_that_share_it() -> None:
+    eight = sized(cluster="1x8xRTX3090")
+    alone, shared = size_of(eight, "full").memory, size_of(eight, "ZeRO-1").memory
+    assert shared.optimizer_bytes == pytest.approx(alone.optimizer_bytes / 8)
+    assert shared.weights_bytes == alone.weights_bytes
+    fully = size_of(eight, "ZeRO-3 (FSDP)").memory
+    assert fully.weights_bytes < alone.weights_bytes / 4
+
+
+def test_adapters_leave_the_weights_and_take_the_state() -> None:
+    sizing = sized()
+    lora, full = size_of(sizing, "LoRA").memory, size_of(sizing, "full, recomputation").memory
+    assert lora.weights_bytes == full.weights_bytes
+    assert lora.optimizer_bytes < 0.02 * full.optimizer_bytes
+    assert full.total_bytes / lora.total_bytes > 2.0
+
+
+def test_quantized_weights_are_those_of_the_paper() -> None:
+    assert pytest.approx(4.127, abs=1e-3) == NF4_BYTES * 8
+    model = load_model("llama-2-70b")
+    weights = size_of(sized("llama-2-70b", "1x1xA100-SXM-80"), "QLoRA").memory.weights_bytes
+    embeddings = 2 * model.vocab * model.hidden
+    assert weights == pytest.approx(NF4_BYTES * (model.parameters - embeddings) + 2 * embeddings, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "each"),
+    [("llama-3.1-8b", "1x1xRTX3090", 1), ("llama-3.1-8b", "1x8xRTX3090", 4), ("llama-3.2-1b", "1x2xT4", 2)],
+)
+def test_the_advice_makes_it_fit_and_nothing_less_does(model: str, cluster: str, each: int) -> None:
+    precision = "fp16" if "T4" in cluster else "bf16"
+    sizing = sized(model, cluster, each, seq_len=8192, precision=precision)
+    advised = 0
+    for size in sizing.sizes:
+        job, pools = sizing.job, sizing.cluster.pools
+        if size.longest_sequence is not None:
+            shorter, longer = (
+                fit(sizing.model, sizing.cluster, replace(job, global_batch=sizing.cluster.gpus, seq_len=length))
+                for length in (size.longest_sequence, size.longest_sequence + 256)
+            )
+            assert size_of(shorter, size.way.name).fits
+            assert not size_of(longer, size.way.name).fits
+            advised += 1
+        if size.fewest_gpus is not None:
+            many = replace(pools[0], nodes=size.fewest_gpus // pools[0].gpus_per_node)
+            more = replace(job, global_batch=each * size.fewest_gpus)
+            assert size_of(fit(sizing.model, replace(sizing.cluster, pools=(many,)), more), size.way.name).fits
+            advised += 1
+        if size.smallest_gpu is not None:
+            assert gpus()[size.smallest_gpu].memory_bytes > size.memory.capacity_bytes
+            advised += 1
+    assert advised
+
+
+def test_one_gpu_shares_nothing() -> None:
+    assert not {"zero3"} & {way.sharding for way in ways(1)}
+    assert {"zero3"} & {way.sharding for way in ways(2)}
+
+
+def test_the_optimizer_must_fit_in_the_host() -> None:
+    cluster = load_cluster("1x1xH200")
+    tiny = replace(cluster, pools=(replace(cluster.pools[0], host_memory_bytes=1e9),))
+    job = make_job(global_batch=1, seq_len=2048, framework="fsdp")
+    roomy, poor = (
+        size_of(fit(load_model("llama-3.1-8b"), c, job), "full, optimizer in host memory") for c in (cluster, tiny)
+    )
+    assert roomy.fits and not poor.fits
+
+
+def test_several_types_are_refused() -> None:
+    with pytest.raises(SpecError, match="several types"):
+        fit(load_model("gpt2"), load_cluster("1x1xT4+1x1xL4"), make_job(global_batch=2, seq_len=128, precision="fp16"))
+
+
+def test_the_command_says_what_fits_and_what_to_type_next() -> None:
+    outcome = run(["fit", "llama-3.1-8b", "--gpu", "RTX3090"])
+    assert outcome.code == 0
+    assert "Fits: QLoRA." in outcome.out.replace("LoRA, ", "")
+    assert "What would make the rest fit" in outcome.out and "\nNext\n  " in outcome.out
+    eight = run(["fit", "llama-3.1-8b", "--gpu", "H100-SXM", "--gpus", "8"])
+    command = eight.out.split("\nNext\n  shardwright ")[1].split()
+    assert command[:5] == ["plan", "--model", "llama-3.1-8b", "--cluster", "1x8xH100-SXM"]
+    assert run([*command, "--json"]).code == 0
+
+
+def test_the_command_has_one_document_and_exit_3_where_nothing_fits() -> None:
+    outcome = run(["fit", "llama-3.1-405b", "--gpu", "T4", "--precision", "fp16", "--json"])
+    document = json.loads(outcome.out)
+    assert outcome.code == 3 and not any(way["fits"] for way in document["ways"])
+    assert document["ways"][0]["memory_bytes"]["total_bytes"] > 7e12
+    assert "did you mean" in refused(run(["fit", "llama-3.1-8b", "--gpu", "RTX3091"]))
+    assert "--gpus" in refused(run(["fit", "gpt2", "--gpu", "T4", "--gpus", "0"]))
+    assert "bf16" in refused(run(["fit", "gpt2", "--gpu", "T4", "--seq-len", "128"]))
