@@ -12,8 +12,8 @@ import numpy as np
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.compute.operators import Shard
 from shardwright.cost.frameworks.overheads import Overheads, overheads
-from shardwright.cost.layers.measured import MeasuredLayers
-from shardwright.cost.layers.table import LayerTable, layer_table
+from shardwright.cost.layers.source import LayerSource, layer_source
+from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.strategies import Bools, Ints, Strategies
 from shardwright.rounding import coarse
@@ -50,28 +50,21 @@ class Context:
     def software(self) -> Overheads:
         """What the job's framework adds on this GPU (or `measured_overheads` in its place)."""
         known = self.measured_overheads or overheads(self.job.framework, self.pool.gpu)
-        return self.measured.overheads(self.pool.gpu, self.job, known) if self.measured else known
+        return self.source.overheads(self.pool.gpu, self.job, known)
 
-    @property
-    def measured(self) -> MeasuredLayers | None:
-        """The user's own layer times, where the search has them in place of predictions."""
-        return self.efficiency if isinstance(self.efficiency, MeasuredLayers) else None
+    @cached_property
+    def source(self) -> LayerSource:
+        """Where the times of layers come from."""
+        return layer_source(self.efficiency)
 
     def timed(self, rows: Sharding) -> Bools:
         """Return for which of `rows` there are times, [N]: all of them, unless only some layers were measured."""
-        if self.measured is None:
-            return np.ones(len(rows.tp), dtype=bool)
-        measured = self.measured.has(self.pool.gpu, rows.tp, rows.micro_batch)
-        return np.asarray(measured & (rows.cp == 1) & (rows.ep == 1))
+        return self.source.knows(self.pool.gpu, rows.tp, rows.cp, rows.ep, rows.micro_batch)
 
     @cached_property
     def alike_after(self) -> int:
         """The number of layers at the beginning of the model after which all are alike."""
-        if self.measured:
-            return self.measured.alike_after(self.pool.gpu)
-        kinds = self.model.kind_of_layer
-        odd = [place for place, kind in enumerate(kinds) if kind != kinds[-1]]
-        return odd[-1] + 1 if odd else 0
+        return self.source.alike_after(self.pool.gpu, self.model)
 
     @cached_property
     def links(self) -> Fabric:
@@ -155,18 +148,9 @@ def shard_index(context: Context, rows: Strategies) -> ShardIndex:
     codes, first = np.unique(shard_codes(rows), return_index=True)
     distinct = rows.take(first)
     shard = Shard(**{name: getattr(distinct, name) for name, _ in _CODE_BITS})
-    table = layer_table(
-        context.model,
-        context.pool.gpu,
-        context.job,
-        shard,
-        context.efficiency,
-        context.links,
-        context.software,
-        strain=context.strain,
+    table = context.source.table(
+        context.model, context.pool.gpu, context.job, shard, context.links, context.software, strain=context.strain
     )
-    if context.measured:
-        table = context.measured.filled(table, context.model, context.pool.gpu, context.job, shard)
     index = ShardIndex(codes=codes, table=table)
     context.indexed.append(index)
     return index

@@ -14,7 +14,6 @@ from shardwright.cost.memory.fit_probability import fit_probability
 from shardwright.cost.money.price import dollars_per_hour
 from shardwright.cost.pipeline.splits import boundaries, positions
 from shardwright.cost.strategies import Floats, Ints, Strategies
-from shardwright.cost.trust.basis import attainable_flops, grounds
 from shardwright.cost.trust.evidence import setting_of
 from shardwright.plans.plan import Prediction, StageMemory, TimeBreakdown
 from shardwright.rounding import coarse
@@ -40,11 +39,11 @@ def predict(
     rate = dollars_per_hour(context.pool, row.gpus)
     per_hour = None if rate is None else float(rate[0])
     hours = None if job.iterations is None else job.iterations * seconds / SECONDS_PER_HOUR
-    peak = attainable_flops(context.efficiency, context.pool.gpu, context.model, job)
+    peak = context.source.attainable_flops(context.pool.gpu, context.model, job)
     flops = iteration_flops(context.model, job.global_batch, job.seq_len)
     ideal = flops / (peak * context.pool.gpus)
     setting = setting_of(context.model, context.pool.gpu, gpus, job)
-    interval, evidence = grounds(seconds, [setting], context.efficiency)
+    interval, evidence = context.source.basis(seconds, [setting])
     return Prediction(
         iteration_seconds=seconds,
         interval=interval,

@@ -13,6 +13,7 @@ from shardwright.cost.compute.flops import iteration_flops
 from shardwright.cost.iteration.lanes import Known, lane_of, stage_starts
 from shardwright.cost.iteration.mixed import Mixed, ReplicaTime, mixed_iteration, pipeline_seconds
 from shardwright.cost.iteration.step import per_rank, ranged
+from shardwright.cost.layers.source import layer_source
 from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.memory.fit_probability import fit_probability
 from shardwright.cost.money.egress import egress_dollars
@@ -20,7 +21,6 @@ from shardwright.cost.money.price import dollars_per_hour
 from shardwright.cost.pipeline.splits import positions
 from shardwright.cost.predict import binding_words
 from shardwright.cost.strategies import Floats
-from shardwright.cost.trust.basis import attainable_flops, grounds
 from shardwright.cost.trust.evidence import setting_of
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory, TimeBreakdown
 from shardwright.rounding import coarse
@@ -33,7 +33,7 @@ def predict_mixed(
     """Return the prediction for a legal plan of any shape. Its lower bound is the model's FLOPs at the peak of all GPUs
     of the cluster. `known` keeps layer tables between calls, as in `mixed_iteration`; `found` is the plan's iteration
     where it is known. Raises SpecError where a GPU cannot compute in the job's precision."""
-    found = found or mixed_iteration(plan, efficiency, known=known)
+    found, source = found or mixed_iteration(plan, efficiency, known=known), layer_source(efficiency)
     slowest = int(coarse(np.array([replica.busy_seconds for replica in found.replicas])).argmax())
     stages = found.replicas[slowest].stages
     rank = int(coarse((stages.forward + stages.backward).sum(axis=1)[0]).argmax())
@@ -41,7 +41,7 @@ def predict_mixed(
     memory = tuple(_memory(plan, replica, own) for replica, own in zip(plan.replicas, found.replicas, strict=True))
     seconds, job, used = time.total_seconds, plan.job, plan.gpus_by_type
     peaks = {
-        pool.gpu.name: attainable_flops(efficiency, pool.gpu, plan.model, job)
+        pool.gpu.name: source.attainable_flops(pool.gpu, plan.model, job)
         for pool in plan.cluster.pools
         if pool.gpu.peak(job.precision)
     }
@@ -49,7 +49,7 @@ def predict_mixed(
     per_hour = _dollars_per_hour(plan, used, seconds)
     hours = None if job.iterations is None else job.iterations * seconds / SECONDS_PER_HOUR
     settings = [setting_of(plan.model, pool.gpu, plan.gpus, job) for pool in plan.cluster.pools if used[pool.gpu.name]]
-    interval, evidence = grounds(seconds, settings, efficiency)
+    interval, evidence = source.basis(seconds, settings)
     fit = min(fit_probability(each.total_bytes, each.capacity_bytes, job) for row in memory for each in row)
     ideal = flops / sum(peaks.get(pool.gpu.name, 0.0) * pool.gpus for pool in plan.cluster.pools)
     return Prediction(

@@ -128,16 +128,14 @@ def _composition(contexts: Sequence[Context], stages: Sequence[Stage]) -> tuple[
 
 
 def _remembered(context: Context, kept: Kept) -> list[ShardIndex]:
-    """Return the layer tables that were kept for such machines. Measured ones are at hand."""
-    if context.measured is not None:
-        return []
+    """Return the layer tables that were kept for such machines."""
     return [_scaled(index, context.strain / strain) for strain, index in kept.get(_key(context), ())]
 
 
 def _keep(context: Context, kept: Kept) -> None:
     """Keep the layer tables that were made for a context: those after the ones that were kept before."""
     before = kept.get(_key(context), ())
-    made = context.indexed[len(before) :] if context.measured is None else []
+    made = context.indexed[len(before) :]
     kept[_key(context)] = (*before, *((context.strain, index) for index in made))
 
 

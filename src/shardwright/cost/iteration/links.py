@@ -70,7 +70,7 @@ def _between_seconds(plan: Plan, one: Context, other: Context, sent: float, rece
 def _measured_between(one: Context, other: Context) -> Iterator[LinkTimes]:
     """Yield the link between machines of two types as a GPU of either finds it, where it was measured."""
     for here, there in ((one, other), (other, one)):
-        link = here.measured.between(here.pool, there.pool) if here.measured else None
+        link = here.source.between(here.pool, there.pool)
         if link is not None:
             yield link
 
@@ -186,6 +186,6 @@ def _rack_pace(places: Places, own: Fabric, stage: int) -> float:
 def _slow_pairs(own: Context, types: set[str], contexts: Contexts) -> Iterator[LinkTimes]:
     """Yield the measured links from a pool to the other types that hold its layers."""
     for name in sorted(types - {own.pool.gpu.name}):
-        link = own.measured.between(own.pool, contexts[name].pool) if own.measured else None
+        link = own.source.between(own.pool, contexts[name].pool)
         if link is not None:
             yield link

@@ -1,5 +1,6 @@
 """Time, bytes and parameters of every layer on one GPU, for every way to shard it.
 
 * `table`: predicted from operators
-* `measured`: from a user's own layer times
+* `source`: where it is from; predicted layers as a source
+* `measured`: a source made from a user's own layer times
 """

@@ -1,4 +1,4 @@
-"""`MeasuredLayers`: an efficiency model in which a user's own layer times and links stand in place of predicted ones.
+"""`MeasuredLayers`: a source of layers in which a user's own times of layers and links stand for predicted ones.
 
 Times, weights and activations of a position come from the entry of the profile with the same GPU type, tensor-parallel
 degree and micro-batch; what was not measured (the bytes of a column that is missing, the part of a layer that selective
@@ -8,18 +8,22 @@ ones already. Only what was measured is planned: other degrees and micro-batches
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.cost.compute.efficiency import Efficiency, peak_flops
 from shardwright.cost.compute.operators import OperatorTable, Shard
 from shardwright.cost.frameworks.overheads import STATE_BYTES, UPDATE_EFFICIENCY, Overheads
-from shardwright.cost.layers.table import LayerTable
+from shardwright.cost.layers.source import Basis, LayerSource, layer_source
+from shardwright.cost.layers.table import LayerTable, layer_table
 from shardwright.cost.memory.sizes import logit_bytes, weight_bytes
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.network.curves import LinkTimes, between_machines, inside_machine, with_curves
 from shardwright.cost.strategies import Bools, Floats, Ints
+from shardwright.cost.trust.evidence import Setting
+from shardwright.cost.trust.interval import interval_at
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.spec.cluster import Cluster, Gpu, NodePool
 from shardwright.spec.job import Job
@@ -73,27 +77,36 @@ class MeasuredLayers:
         ]
         return float(np.median(each)) if each else None
 
-    def flops_per_second(self, gpu: Gpu, model: Model) -> float:
-        """Return the speed that the fastest layer measured on `gpu` reaches."""
-        return max(flops_per_second(entry, model, self.profile.seq_len) for entry in self.profile.of(gpu.kind))
+    def attainable_flops(self, gpu: Gpu, model: Model, job: Job) -> float:
+        """Return the peak of the data sheet, or of the arithmetic with which layers turned out to be faster."""
+        entries, stated = self.profile.of(gpu.kind), peak_flops(gpu, job.precision)
+        fastest = max(flops_per_second(entry, model, self.profile.seq_len) for entry in entries)
+        return stated if fastest <= stated else max(gpu.peak("tf32") or 0.0, fastest)
 
-    def has(self, gpu: Gpu, tp: Ints | int, micro_batch: Ints | int) -> Bools:
-        """Return for which degrees and micro-batches the layers of `gpu` were measured, [N]."""
+    def basis(self, seconds: float, settings: Sequence[Setting]) -> Basis:
+        """Return the interval of a published run of the same setting: measured layers are the evidence themselves."""
+        return interval_at(seconds, settings[0].framework, 0.0), ()
+
+    @property
+    def only(self) -> Mapping[str, tuple[int | float, ...]]:
+        """What was measured: whole sequences and all experts on a rank, fused attention, communication that nothing
+        hides, an optimizer on the GPU; one choice of sequence parallelism, and the micro-batches, ascending."""
+        return {
+            "sequence_parallel": (int(self.profile.sequence_parallel),),
+            "overlap_tp": (0,),
+            "flash": (1,),
+            "ep": (1,),
+            "offload": (0.0,),
+            "micro_batch": tuple(sorted({entry.micro_batch for entry in self.profile.entries})),
+        }
+
+    def knows(self, gpu: Gpu, tp: Ints, cp: Ints, ep: Ints, micro_batch: Ints) -> Bools:
+        """Return for which ways to shard the layers of `gpu` were measured, [N]."""
         known = {(entry.tensor_parallel, entry.micro_batch) for entry in self.profile.of(gpu.kind)}
-        pairs = zip(np.atleast_1d(tp).tolist(), np.atleast_1d(micro_batch).tolist(), strict=True)
-        return np.array([pair in known for pair in pairs], dtype=bool)
+        pairs = zip(tp.tolist(), micro_batch.tolist(), strict=True)
+        return np.asarray(np.array([pair in known for pair in pairs], dtype=bool) & (cp == 1) & (ep == 1))
 
-    @property
-    def sequence_parallel(self) -> tuple[int, ...]:
-        """Whether the layers with tensor parallelism were measured with sequence parallelism, as the only choice."""
-        return (int(self.profile.sequence_parallel),)
-
-    @property
-    def micro_batches(self) -> tuple[int, ...]:
-        """The micro-batch sizes that were measured on any GPU, ascending."""
-        return tuple(sorted({entry.micro_batch for entry in self.profile.entries}))
-
-    def alike_after(self, gpu: Gpu) -> int:
+    def alike_after(self, gpu: Gpu, model: Model) -> int:
         """Return the number of layers at the beginning after which all have exactly the same figures."""
         columns = [
             column[1:-1]
@@ -104,8 +117,12 @@ class MeasuredLayers:
         odd = [place for place in range(self.profile.layers) if any(each[place] != each[-1] for each in columns)]
         return odd[-1] + 1 if odd else 0
 
-    def filled(self, table: LayerTable, model: Model, gpu: Gpu, job: Job, shard: Shard) -> LayerTable:
-        """Return `table` with the measured figures of every row. Raises SpecError for a row that was not measured."""
+    def table(
+        self, model: Model, gpu: Gpu, job: Job, shard: Shard, links: Fabric, software: Overheads, *, strain: float
+    ) -> LayerTable:
+        """Return the base model's table with the measured figures of every row. Raises SpecError for a row that was
+        not measured."""
+        table = layer_table(model, gpu, job, shard, self.base, links, software, strain=strain)
         entries = [self._entry(gpu, shard, row) for row in range(len(shard.tp))]
         dense, expert = np.diff(table.dense), np.diff(table.expert)
         forward = _running(_measured(entries, "forward_seconds", dense))
@@ -149,6 +166,11 @@ class MeasuredLayers:
                 "--profile", f"has no times of {gpu.kind} with {words}", f"measured, degree × micro-batch: {have}"
             )
         return entry
+
+
+@layer_source.register
+def _measured_source(efficiency: MeasuredLayers) -> LayerSource:
+    return efficiency
 
 
 def measured_layers(

@@ -3,5 +3,4 @@
 * `evidence`: the nearest published runs
 * `chance`: how likely a run ends in time and within its money
 * `interval`: the 80 % interval of a time
-* `basis`: what a prediction is based on
 """

@@ -60,11 +60,9 @@ class Filters:
     def layout_masks(self, context: Context, rows: Layouts) -> Iterator[tuple[Rejection, Bools]]:
         """Yield why and which rows are dropped: for want of measured times, and by each rule that speaks of the layout
         alone. The caller drops these rows before it asks for the next mask, which then has fewer."""
-        kept = rows
-        if context.measured:
-            mask = ~context.timed(rows)
-            yield Rejection(Cause.UNMEASURED), mask
-            kept = rows.take(~mask)
+        mask = ~context.timed(rows)
+        yield Rejection(Cause.UNMEASURED), mask
+        kept = rows.take(~mask)
         for rule in self.rules:
             if not any(name in VARIABLE_AXES for name in rule.variables):
                 mask = _evaluated(rule, layout_columns(context, kept), len(kept))

@@ -163,9 +163,8 @@ def offload_fractions(space: Space) -> tuple[Value, ...]:
 def measurable(context: Context, space: Space) -> Space:
     """Return the space without what measured layers say nothing of, unless it is pinned: an optimizer in host memory,
     which would be predicted beside a measured one."""
-    if context.measured is None or "offload" in space.pins:
-        return space
-    return replace(space, pins={**space.pins, "offload": (0.0,)})
+    known = {axis: values for axis, values in context.source.only.items() if axis == "offload"}
+    return replace(space, pins={**known, **space.pins})
 
 
 def divisors(number: int, limit: int) -> list[int]:

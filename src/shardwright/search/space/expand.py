@@ -263,9 +263,9 @@ def _layer_switches(context: Context, how: Axes, layouts: Layouts) -> tuple[Ints
     moe = any(kind.moe is not None for kind in context.model.kinds)
     index = np.arange(len(layouts))
     can = (layouts.tp > 1) & (context.job.seq_len // layouts.cp % layouts.tp == 0)
-    measured = context.measured
-    possible = measured.sequence_parallel if measured else (0, 1)
-    choice = how.values("sequence_parallel", *((1,) if moe else possible))
+    only = context.source.only
+    fused = 0 not in only.get("flash", (0, 1))
+    choice = how.values("sequence_parallel", *((1,) if moe else only.get("sequence_parallel", (0, 1))))
     alone = how.values("sequence_parallel", 0)
     must = can | ((layouts.tp > 1) if moe else False)
     index, switches = _branch(index, {}, "sequence_parallel", lambda i: [(can[i], choice), (~must[i], alone)])
@@ -274,7 +274,7 @@ def _layer_switches(context: Context, how: Axes, layouts: Layouts) -> tuple[Ints
         switches,
         "overlap_tp",
         lambda i: _when(
-            (switches["sequence_parallel"] == 1) & (measured is None),
+            (switches["sequence_parallel"] == 1) & (1 in only.get("overlap_tp", (0, 1))),
             how.values("overlap_tp", 0, 1),
             how.values("overlap_tp", 0),
         ),
@@ -284,7 +284,9 @@ def _layer_switches(context: Context, how: Axes, layouts: Layouts) -> tuple[Ints
         switches,
         "flash",
         lambda i: _when(
-            (layouts.cp[i] > 1) | (measured is not None), how.values("flash", 1), how.values("flash", 0, 1)
+            (layouts.cp[i] > 1) | fused,
+            how.values("flash", 1),
+            how.values("flash", 0, 1),
         ),
     )
 

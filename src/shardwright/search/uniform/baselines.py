@@ -85,8 +85,8 @@ def _row(context: Context, **given: Any) -> dict[str, Any] | None:
     job, gpus = context.job, context.pool.gpus // (tp * pp)
     if gpus < 1 or job.global_batch % micro:
         return None
-    measured = context.measured
-    if measured and not measured.has(context.pool.gpu, tp, micro)[0]:
+    only, one = context.source.only, np.ones(1, dtype=np.int64)
+    if not context.source.knows(context.pool.gpu, tp * one, one, one, micro * one)[0]:
         return None
     dp = max(divisors(job.global_batch // micro, gpus))
     count = job.global_batch // micro // dp
@@ -94,9 +94,9 @@ def _row(context: Context, **given: Any) -> dict[str, Any] | None:
         return None
     first, last = even_split(context, pp * vpp)
     experts = [kind.moe.experts for kind in context.model.kinds if kind.moe is not None]
-    spread = experts and not measured
-    ep = max((d for d in divisors(int(np.gcd.reduce(experts)), dp) if dp % d == 0), default=1) if spread else 1
-    plain = measured and 0 in measured.sequence_parallel and not experts
+    shares = only.get("ep", divisors(int(np.gcd.reduce(experts)), dp)) if experts else (1,)
+    ep = max((int(d) for d in shares if dp % d == 0), default=1)
+    plain = 1 not in only.get("sequence_parallel", (0, 1)) and not experts
     sequence = tp > 1 and job.seq_len % tp == 0 and not plain
     if experts and tp > 1 and not sequence:
         return None

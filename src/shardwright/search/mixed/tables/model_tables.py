@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from shardwright.cost.memory.sizes import (
 from shardwright.cost.network.collectives import transfer_seconds
 from shardwright.cost.strategies import UNSHARDED, Floats
 from shardwright.search.mixed.tables.columns import RUNNING, Table
-from shardwright.search.mixed.tables.settings import Setting, rows_of, units
+from shardwright.search.mixed.tables.settings import Setting, rows_of, timed, units
 from shardwright.spec.cluster import SiteLink
 
 NAMES = dict(
@@ -87,7 +88,8 @@ def _longest_move(contexts: Sequence[Context], setting: Setting, near: Floats, f
     two types may be slower than those of each type, or where unequal degrees send more than a rank's part."""
     whole = not setting.symmetric and not setting.sequence_parallel
     several = len({context.pool.site for context in contexts}) > 1
-    if whole or several or any(context.measured or context.links.rack_gpus for context in contexts):
+    measured = any(one.source.between(one.pool, other.pool) for one, other in combinations(contexts, 2))
+    if whole or several or measured or any(context.links.rack_gpus for context in contexts):
         return np.inf
     return float(np.maximum(near, far).max())
 
@@ -102,9 +104,9 @@ def _by_setting(context: Context, owns: Sequence[Setting]) -> dict[Setting, dict
 def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
     """Return all columns of one pool for settings of its type alone, [S] or [S, L + 3]."""
     count, usable = len(owns), np.array([units(context, own) for own in owns])
+    known = np.array([timed(context, own) for own in owns])
     rows = rows_of(owns, context.model, stages=2, copies=2)
-    if context.measured:  # what was not measured has no units there, and any figures
-        rows = rows.take(np.where(usable > 0, np.arange(count), int(np.argmax(usable > 0))))
+    rows = rows.take(np.where(known, np.arange(count), int(np.argmax(known))))  # without times: no units, any figures
     model, job, pool, links, software = context.model, context.job, context.pool, context.links, context.software
     shards = sharded(context, rows)
     table, row = shards.table, shards.row

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
+
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import PIPELINE_OUTERMOST, UNSHARDED, ZERO1, Strategies, strategies
 from shardwright.plans.findings import NotCovered
@@ -132,7 +134,7 @@ def _switches(context: Context, space: Space, tp: tuple[int, ...]) -> Iterator[t
 
 
 def _micro_batches(contexts: Sequence[Context], space: Space) -> list[int]:
-    usual = {size for context in contexts if context.measured for size in context.measured.micro_batches}
+    usual = {size for context in contexts for size in context.source.only.get("micro_batch", ())}
     sizes = [int(size) for size in space.pins.get("micro_batch", sorted(usual) or MICRO_BATCHES)]
     return [size for size in sizes if contexts[0].job.global_batch % size == 0]
 
@@ -145,18 +147,18 @@ def unit_degrees(context: Context) -> list[int]:
 def units(context: Context, own: Setting) -> int:
     """Return how many tensor-parallel groups the pool's GPUs form in a setting of its type alone; 0 where the degree
     does not suit it."""
-    if own.tp[0] not in unit_degrees(context) or not _measured(context, own):
+    if own.tp[0] not in unit_degrees(context) or not timed(context, own):
         return 0
     return context.pool.gpus // own.tp[0]
 
 
-def _measured(context: Context, own: Setting) -> bool:
+def timed(context: Context, own: Setting) -> bool:
     """Return whether there are times of the setting: always, unless only some layers were measured."""
-    if context.measured is None:
-        return True
     experts = any(kind.moe is not None for kind in context.model.kinds)  # these need sequence parallelism
-    sequence = own.tp[0] == 1 or experts or own.sequence_parallel in context.measured.sequence_parallel
-    return sequence and bool(context.measured.has(context.pool.gpu, own.tp[0], own.micro_batch)[0])
+    source, one = context.source, np.ones(1, dtype=np.int64)
+    choices = source.only.get("sequence_parallel", (0, 1))
+    known = source.knows(context.pool.gpu, own.tp[0] * one, one, one, own.micro_batch * one)
+    return bool(known[0]) and (own.tp[0] == 1 or experts or own.sequence_parallel in choices)
 
 
 def rows_of(owns: Sequence[Setting], model: Model, *, stages: int, copies: int) -> Strategies:

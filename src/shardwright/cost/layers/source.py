@@ -1,0 +1,118 @@
+"""`LayerSource`: where the times of layers and links come from. Predicted and measured ones give the same table, spread
+and evidence, so that nobody else needs to know which of them a search has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+
+from shardwright.cost.compute.efficiency import Efficiency, peak_flops
+from shardwright.cost.compute.operators import Shard
+from shardwright.cost.frameworks.overheads import Overheads
+from shardwright.cost.layers.table import LayerTable, layer_table
+from shardwright.cost.network.collectives import Fabric
+from shardwright.cost.network.curves import LinkTimes
+from shardwright.cost.strategies import Bools, Ints
+from shardwright.cost.trust.evidence import Setting, distances, nearest, published
+from shardwright.cost.trust.interval import interval_at
+from shardwright.plans.plan import Evidence
+from shardwright.spec.cluster import Gpu, NodePool
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+
+Basis = tuple[tuple[float, float], tuple[Evidence, ...]]
+NO_LIMITS: Mapping[str, tuple[int | float, ...]] = MappingProxyType({})
+
+
+class LayerSource(Protocol):
+    """Times of layers and links. Implementations are pure: equal input, equal output."""
+
+    @property
+    def only(self) -> Mapping[str, tuple[int | float, ...]]:
+        """The values of axes of the search of which it knows the times, where it does not know those of all."""
+        ...
+
+    def knows(self, gpu: Gpu, tp: Ints, cp: Ints, ep: Ints, micro_batch: Ints) -> Bools:
+        """Return for which ways to shard layers there are times, [N]."""
+        ...
+
+    def table(
+        self, model: Model, gpu: Gpu, job: Job, shard: Shard, links: Fabric, software: Overheads, *, strain: float
+    ) -> LayerTable:
+        """Return the table for every row of `shard`. Predicted times are `strain` times those of an undisturbed GPU.
+        Raises SpecError for a row without times."""
+        ...
+
+    def alike_after(self, gpu: Gpu, model: Model) -> int:
+        """Return the number of layers at the beginning of the model after which all are alike."""
+        ...
+
+    def overheads(self, gpu: Gpu, job: Job, software: Overheads) -> Overheads:
+        """Return what comes on top of the table, where `software` comes on top of predicted layers."""
+        ...
+
+    def between(self, one: NodePool, other: NodePool) -> LinkTimes | None:
+        """Return the link between machines of two types as it was measured, None where it was not."""
+        ...
+
+    def attainable_flops(self, gpu: Gpu, model: Model, job: Job) -> float:
+        """Return the peak that a utilisation is a part of. Raises SpecError where the GPU lacks the precision."""
+        ...
+
+    def basis(self, seconds: float, settings: Sequence[Setting]) -> Basis:
+        """Return the 80 % interval of a predicted time and the published runs that it rests on."""
+        ...
+
+
+@singledispatch
+def layer_source(efficiency: Efficiency) -> LayerSource:
+    """Return the source of layers that times operators and links by `efficiency`."""
+    return Predicted(efficiency=efficiency)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """Layers summed from the operators that `efficiency` times."""
+
+    efficiency: Efficiency
+
+    @property
+    def only(self) -> Mapping[str, tuple[int | float, ...]]:
+        return NO_LIMITS
+
+    def knows(self, gpu: Gpu, tp: Ints, cp: Ints, ep: Ints, micro_batch: Ints) -> Bools:
+        return np.ones(len(tp), dtype=bool)
+
+    def table(
+        self, model: Model, gpu: Gpu, job: Job, shard: Shard, links: Fabric, software: Overheads, *, strain: float
+    ) -> LayerTable:
+        return layer_table(model, gpu, job, shard, self.efficiency, links, software, strain=strain)
+
+    def alike_after(self, gpu: Gpu, model: Model) -> int:
+        kinds = model.kind_of_layer
+        odd = [index for index, kind in enumerate(kinds) if kind != kinds[-1]]
+        return odd[-1] + 1 if odd else 0
+
+    def overheads(self, gpu: Gpu, job: Job, software: Overheads) -> Overheads:
+        return software
+
+    def between(self, one: NodePool, other: NodePool) -> LinkTimes | None:
+        return None
+
+    def attainable_flops(self, gpu: Gpu, model: Model, job: Job) -> float:
+        """Return the peak of the data sheet."""
+        return peak_flops(gpu, job.precision)
+
+    def basis(self, seconds: float, settings: Sequence[Setting]) -> Basis:
+        """Return the widest of the intervals of `settings`, and the published runs nearest to any of them."""
+        far = [float(distances(setting, published()).min()) for setting in settings]
+        intervals = [
+            interval_at(seconds, setting.framework, distance) for setting, distance in zip(settings, far, strict=True)
+        ]
+        interval = min(low for low, _ in intervals), max(high for _, high in intervals)
+        return interval, nearest(settings[far.index(min(far))])
