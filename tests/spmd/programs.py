@@ -1,4 +1,4 @@
-"""Programs for tests: everything whole, or drawn at random from the table of rules."""
+"""The program in which every rank computes everything."""
 
 from __future__ import annotations
 

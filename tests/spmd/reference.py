@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from shardwright.spmd.kernels import Draw, dropout
 
 
-class _Masks(TorchFunctionMode):
+class Masked(TorchFunctionMode):
     """Draws every dropout by position, in the order of the calls."""
 
     def __init__(self, seed: int) -> None:
@@ -54,7 +54,7 @@ def reference(module: nn.Module, batch: Batch, loss: Loss, seed: int = 0) -> dic
     """Return loss, gradients and new buffers of one step, by the names that a program leaves them under."""
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     module.zero_grad()
-    with _Masks(seed):
+    with Masked(seed):
         value = loss(module, batch)
     value.backward()
     found = {"loss": value.detach()}

@@ -6,6 +6,7 @@
 * `operators`: operators of our own, as PyTorch knows them
 * `kernels`: what they compute
 * `joint`: from PyTorch's graph of forward and backward to ours
+* `repeats`: the blocks that occur several times
 * `normalise`: one form for each operator
 * `shards`: where the shard of a rank lies in a tensor
 * `local`: one operator on what a rank holds
@@ -13,6 +14,7 @@
 * `convert`: from one sharding to another
 * `fabric`: collectives for unequal parts
 * `execute`: a program on one rank
+* `training`: a training step with an optimizer of the user's own
 
 Which operator is sharded how, and what that costs, is decided in `synthesis`; a `Plan` is run by `runtime`.
 """

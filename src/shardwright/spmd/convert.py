@@ -22,6 +22,8 @@ def convert(x: Tensor, one: Communication, shape: tuple[int, ...], place: Place,
     match source, target:
         case Replicated(), _:
             return lambda: cut(x, target, place)
+        case Sharded(), Partial():
+            return lambda: _spread(x, source, shape, place)
         case Partial(), Replicated():
             return fabric.all_reduce(x, hierarchical=one.method == "all_reduce_hierarchical")
         case Sharded(), Replicated():
@@ -55,6 +57,12 @@ def _gathered(
 ) -> Finish:
     finish = fabric.all_gather(by_units(x, held), _rows(held, shape, place), padded=padded)
     return lambda: from_units(finish(), held)
+
+
+def _spread(x: Tensor, held: Sharded, shape: tuple[int, ...], place: Place) -> Tensor:
+    """Return the shard where it lies in the whole tensor, among zeros."""
+    where = positions(held, shape[held.dim], place).to(x.device)
+    return x.new_zeros(shape).index_copy_(held.dim, where, x)
 
 
 def _exchanged(

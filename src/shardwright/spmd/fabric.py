@@ -48,7 +48,7 @@ class ProcessFabric:
 
     def all_reduce(self, x: Tensor, *, largest: bool = False, hierarchical: bool = False) -> Finish:
         x = x.clone(memory_format=torch.contiguous_format)
-        if hierarchical:
+        if hierarchical and self._machine is not None:
             return self._all_reduce_by_machine(x)
         work = dist.all_reduce(x, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, async_op=True)
         return lambda: _after([work], x)

@@ -66,12 +66,25 @@ class Call:
 
 def run(call: Call, inputs: Sequence[Tensor]) -> Results:
     """Return the parts of the results of `call.node` that the rank holds, from its parts of the inputs."""
+    if (empty := _empty(call)) is not None:
+        return empty
     given = iter(inputs)
     args = tuple(_filled(argument, given) for argument in call.node.args)
     kwargs = {name: _filled(argument, given) for name, argument in call.node.kwargs.items()}
     special = SPECIAL.get(call.node.op)
     found = special(call, *args, **kwargs) if special else _overload(call.node.op)(*args, **kwargs)
     return tuple(found) if isinstance(found, tuple | list) else (found,)
+
+
+def _empty(call: Call) -> Results | None:
+    """Return the results where the rank has no element of any, which not every operator of PyTorch can make."""
+    place, site = call.site.place, call.site
+    outputs = list(zip(call.node.outputs, call.step.outputs, strict=True))
+    shapes = [place.shape(value.shape, held) for value, held in outputs]
+    if not shapes or not all(0 in shape for shape in shapes):
+        return None
+    types = [getattr(torch, value.dtype) for value, _ in outputs]
+    return tuple(torch.empty(shape, dtype=kind, device=site.device) for shape, kind in zip(shapes, types, strict=True))
 
 
 def _filled(argument: Any, given: Any) -> Any:
@@ -142,16 +155,17 @@ def _embedding(call: Call, weight: Tensor, index: Tensor, *rest: Any) -> Tensor:
 
 def _embedding_backward(call: Call, gradient: Tensor, index: Tensor, rows: int, padding: int, scale: bool) -> Tensor:
     first, held = call.first(call.output, rows, 0), call.shape[0]
-    local = index.reshape(-1) - first
-    inside = (local >= 0) & (local < held) & (index.reshape(-1) != padding)
+    local = index.flatten() - first
+    inside = (local >= 0) & (local < held) & (index.flatten() != padding)
     result = gradient.new_zeros(held, gradient.shape[-1])
-    return result.index_add_(0, local[inside], gradient.reshape(-1, gradient.shape[-1])[inside])
+    return result.index_add_(0, local[inside], gradient.flatten(0, -2)[inside])
 
 
 def _convolution(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
     *rest, _groups = settings
     if 0 in (*x.shape, *weight.shape):
-        return x.new_zeros(call.shape)
+        empty = x.new_zeros(call.shape)
+        return empty if bias is None else empty + bias.view(-1, *[1] * (empty.ndim - 2))
     return aten.convolution.default(x, weight, bias, *rest, x.shape[1] // weight.shape[1])
 
 
@@ -159,7 +173,8 @@ def _convolution_backward(call: Call, gradient: Tensor, x: Tensor, weight: Tenso
     _sizes, *rest, _groups, wanted = settings
     shapes = (x.shape, weight.shape, gradient.shape[1:2])
     if 0 in (*x.shape, *weight.shape, *gradient.shape):
-        return tuple(x.new_zeros(shape) for shape in shapes)
+        zeros = [x.new_zeros(shape) for shape in shapes]
+        return (*zeros[:2], gradient.sum([0, *range(2, gradient.ndim)]))
     groups = x.shape[1] // weight.shape[1]
     found = aten.convolution_backward.default(gradient, x, weight, list(shapes[2]), *rest, groups, wanted)
     return tuple(x.new_zeros(()) if one is None else one for one in found)

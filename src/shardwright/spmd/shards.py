@@ -47,7 +47,7 @@ def positions(held: Sharded, size: int, place: Place) -> Tensor:
     """Return where the elements that the rank holds lie in the dimension of length `size`, in ascending order."""
     start, count = place.units(held)
     grid = torch.arange(size).view(held.outer, held.units, -1)
-    return grid[:, start : start + count].reshape(-1)
+    return grid[:, start : start + count].flatten().contiguous()
 
 
 def cut(whole: Tensor, held: Property, place: Place) -> Tensor:
@@ -55,7 +55,7 @@ def cut(whole: Tensor, held: Property, place: Place) -> Tensor:
     if isinstance(held, Sharded):
         start, count = place.units(held)
         parts = whole.unflatten(held.dim, (held.outer, held.units, whole.shape[held.dim] // (held.outer * held.units)))
-        return parts.narrow(held.dim + 1, start, count).flatten(held.dim, held.dim + 2)
+        return parts.narrow(held.dim + 1, start, count).flatten(held.dim, held.dim + 2).contiguous()
     if isinstance(held, Partial) and place.rank:
         return torch.zeros_like(whole)
     return whole
@@ -70,5 +70,5 @@ def by_units(part: Tensor, held: Sharded) -> Tensor:
 
 
 def from_units(stack: Tensor, held: Sharded) -> Tensor:
-    """Return the tensor of which `by_units` made `stack`."""
-    return stack.movedim(0, held.dim + 1).flatten(held.dim, held.dim + 1)
+    """Return the tensor of which `by_units` made `stack`, contiguous: some kernels of PyTorch take it for granted."""
+    return stack.movedim(0, held.dim + 1).flatten(held.dim, held.dim + 1).contiguous()

@@ -22,6 +22,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from shardwright.errors import SpecError, bad
 from shardwright.spmd.experts import experts_by_row
 from shardwright.spmd.joint import graph_of
+from shardwright.spmd.repeats import with_repeats
 from shardwright.spmd.replacements import DECOMPOSITIONS, numbered, replace_operators
 from shardwright.synthesis.graph import Graph
 
@@ -55,7 +56,7 @@ def trace(module: nn.Module, batch: Batch, loss: Loss) -> Graph:
         program = torch.export.export(_Step(module, loss), given, strict=False).module(check_guards=False)
         replace_operators(program)
         joint = aot_export_joint_with_descriptors(stack, program, given, decompositions=DECOMPOSITIONS)
-        return graph_of(joint.graph_module, canonical_names(module), list(batch))
+        return with_repeats(graph_of(joint.graph_module, canonical_names(module), list(batch)))
 
 
 def canonical_names(module: nn.Module) -> dict[str, str]:

@@ -1,0 +1,35 @@
+"""Layers are found as repeated blocks: forward, backward and parameters together, wired alike."""
+
+from __future__ import annotations
+
+import pytest
+from tests.spmd.models import Bert, next_token, tokens
+
+from shardwright.spmd.trace import trace
+
+
+@pytest.mark.parametrize("layers", [3, 5])
+def test_each_layer_is_one_block(layers: int) -> None:
+    graph = trace(Bert(width=8, heads=2, layers=layers, dropout=0.1), tokens(), next_token)
+    (repeat,) = graph.repeats
+    assert repeat.count == layers
+    nodes = graph.by_name()
+    names = {ref.node: name for name, ref in graph.parameters.items()}
+    for number, block in enumerate(repeat.occurrences):
+        own = {names[name] for name in block if name in names}
+        assert own == {name for name in graph.parameters if name.startswith(f"layers.{number}.")}
+        assert [nodes[name].op for name in block].count("attention_backward") == 1
+        assert {node.outputs for node in (nodes[name] for name in block)} == {
+            nodes[name].outputs for name in repeat.occurrences[0]
+        }
+
+
+def test_layers_of_two_kinds_repeat_in_pairs() -> None:
+    graph = trace(Bert(width=8, heads=2, layers=4, dropout=0.0, experts=3), tokens(), next_token)
+    (repeat,) = graph.repeats
+    assert repeat.count == 2
+    assert len(set().union(*repeat.occurrences)) == sum(map(len, repeat.occurrences))
+
+
+def test_a_model_of_one_layer_has_no_blocks() -> None:
+    assert trace(Bert(width=8, heads=2, layers=1, dropout=0.0), tokens(), next_token).repeats == ()
