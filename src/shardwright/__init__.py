@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from shardwright.cost.layers.measured import measured_layers as measured_layers
     from shardwright.cost.measured.machine import profiled as profiled
+    from shardwright.discovery.discover import discover as discover
     from shardwright.errors import SpecError as SpecError
     from shardwright.exporters.megatron.export import to_megatron as to_megatron
     from shardwright.exporters.targets import export as export
@@ -56,6 +57,7 @@ _HOMES = {
     "Ranking": "plans.ranking",
     "SpecError": "errors",
     "check": "plans.check",
+    "discover": "discovery.discover",
     "draw": "reports.svg.draw",
     "evaluate": "search.planner",
     "fit": "search.sizing",

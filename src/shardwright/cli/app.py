@@ -11,6 +11,7 @@ from shardwright import __version__
 from shardwright.cli import (
     catalogue,
     check,
+    discover,
     draw,
     evaluate,
     export,
@@ -56,6 +57,7 @@ app.command("draw", short_help="Draw when each stage of a plan computes what, as
 app.command("report", short_help="Show a result as one HTML page.")(report.report)
 app.command("check", short_help="List everything that is wrong with a plan.")(check.check)
 app.command("validate", short_help="Predict training runs and compare with what was measured.")(validate.validate)
+app.command("discover", short_help="Write the cluster file of the machines at hand.")(discover.discover)
 app.command("profile", short_help="Measure this machine, to plan with its own figures.")(profile.profile)
 app.command("train", short_help="Run a plan on torch.distributed.")(train.train)
 app.command("tokens", short_help="Make a token file to train on from texts.")(train.tokens)

@@ -1,0 +1,53 @@
+"""`shardwright discover`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardwright.cli.destination import deliver, require_writable
+from shardwright.cli.output import write, write_json
+
+HELP = """Write the cluster file of the machines at hand: GPU types and counts, memory, NVLink and network cards, as
+SLURM, Kubernetes or nvidia-smi tells them. What they do not tell is left blank and named.
+
+Examples:
+
+\b
+  shardwright discover -o cluster.yaml
+  shardwright discover --from slurm
+  shardwright plan --model llama-3.1-8b --cluster cluster.yaml --global-batch 128 --seq-len 8192
+"""
+
+
+def discover(
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="NAME", help="slurm, kubernetes or local; whoever knows GPUs, if not given."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write here instead of standard output.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the file.")] = False,
+) -> None:
+    from dataclasses import asdict
+
+    from shardwright.discovery.discover import discover as find
+
+    require_writable(out, [], json=json)
+    found = find(source)
+    if out is not None:
+        deliver(found.text, out)
+    if json:
+        machines = [asdict(group) for group in found.machines]
+        write_json({"source": found.source, "machines": machines, "unseen": list(found.unseen), "text": found.text})
+    elif out is None:
+        write(found.text)
+    for words in found.unseen:
+        print(f"not seen: {words}", file=sys.stderr)
+
+
+discover.__doc__ = HELP

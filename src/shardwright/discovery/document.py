@@ -1,0 +1,88 @@
+"""Groups of machines as a cluster file: what was seen as keys, what was not as comments that name it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from shardwright.discovery.machine import Machines
+from shardwright.errors import SpecError
+from shardwright.spec.catalog.catalog import MEBIBYTE, resolve_gpu
+from shardwright.spec.cluster import Gpu
+from shardwright.units import GIGA
+
+OTHER_SIZE = 0.15  # a part of a GPU's memory by which a driver may differ from the catalogue
+OTHER_LINK = 0.1
+
+
+def cluster_text(machines: Sequence[Machines], source: str) -> str:
+    """Return the cluster file of groups of machines that `source` described. Raises SpecError for none."""
+    lines = [f"# Found by `shardwright discover`: {source}. Lines with # were not seen: write them in where you know."]
+    return "\n".join([*lines, "nodes:", *(line for group in machines for line in _entry(group))]) + "\n"
+
+
+def unseen(machines: Sequence[Machines]) -> tuple[str, ...]:
+    """Return in words what could not be seen."""
+    words = []
+    for group in machines:
+        name = group.gpu or "a GPU without a name"
+        words += [f"{name}: {what}" for what, _ in _missing(group)]
+        if known(group) is None:
+            words.append(f"{name}: not in the catalogue; `shardwright profile` measures it, docs/how-to-profile.md")
+    return tuple(dict.fromkeys(words))
+
+
+def known(group: Machines) -> Gpu | None:
+    """Return the catalogue's GPU of a group, None where it has none. Names that cover several sizes go by memory."""
+    words = [group.gpu]
+    if group.gpu_memory_mib:
+        words = [f"{group.gpu}-{group.gpu_memory_mib / 1024:.0f}", *words]
+    for word in words:
+        try:
+            return resolve_gpu(word)[0]
+        except SpecError:
+            continue
+    return None
+
+
+def _entry(group: Machines) -> Iterator[str]:
+    gpu = known(group)
+    yield f"  - count: {group.count}"
+    yield f"    gpu: {gpu.name if gpu else group.gpu or '#'}" + (
+        f"  # {group.gpu}" if gpu else "  # not in the catalogue"
+    )
+    yield f"    gpus: {group.gpus}"
+    if gpu and group.gpu_memory_mib and _differs(group.gpu_memory_mib * MEBIBYTE, gpu.memory_bytes, OTHER_SIZE):
+        yield f"    memory_gb: {group.gpu_memory_mib / 1024:.0f}"
+    if group.host_memory_gib:
+        yield f"    host_memory_gb: {group.host_memory_gib:g}"
+    if gpu and group.nvlink_gb_per_second is not None:
+        yield from _links(group.nvlink_gb_per_second, gpu)
+    if group.network_gbps:
+        cards = " + ".join(f"{rate:g}" for rate in group.network_gbps)
+        yield f"    inter_node_gbps: {sum(group.network_gbps):g}  # {cards}: leave out cards that training does not use"
+    yield from (f"    # {line}" for _, line in _missing(group))
+
+
+def _links(seen_gb_per_second: float, gpu: Gpu) -> Iterator[str]:
+    """Yield how GPUs of a machine are joined, where it is not as the catalogue has it."""
+    usual = gpu.link_bytes_per_second / GIGA
+    if not seen_gb_per_second and gpu.link_domain > 1:
+        yield f"    intra_node_gb_per_second: {gpu.pcie_bytes_per_second / GIGA:g}  # no NVLink: PCIe"
+    elif seen_gb_per_second and _differs(seen_gb_per_second, usual, OTHER_LINK):
+        yield f"    intra_node_gb_per_second: {seen_gb_per_second:g}  # NVLink"
+
+
+def _missing(group: Machines) -> Iterator[tuple[str, str]]:
+    """Yield what was not seen of a group, in words and as a line of the file."""
+    if not group.network_gbps:
+        yield "the network between machines", "inter_node_gbps:      # Gbit/s of one machine, in one direction"
+    if group.nvlink_gb_per_second is None:
+        yield "NVLink inside a machine", "intra_node_gb_per_second:      # GB/s of one GPU, in one direction"
+    if group.host_memory_gib is None:
+        yield "host memory", "host_memory_gb:      # GiB of one machine"
+    yield "what a machine costs", "price_per_hour:      # US dollars of one machine"
+
+
+def _differs(one: float, other: float, part: float) -> bool:
+    return abs(one - other) > part * other

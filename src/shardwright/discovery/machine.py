@@ -1,0 +1,31 @@
+"""Groups of equal machines as somebody describes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+Ask = Callable[[Sequence[str]], str | None]  # a command's standard output; None where it is missing or fails
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """`count` equal machines. `gpu` is the name that its source gives. None and () stand for what could not be seen:
+    memory of a GPU in MiB, of the host in GiB, NVLink of one GPU in GB/s (0: none), network cards in Gbit/s each."""
+
+    gpu: str
+    gpus: int
+    count: int = 1
+    gpu_memory_mib: float | None = None
+    host_memory_gib: float | None = None
+    nvlink_gb_per_second: float | None = None
+    network_gbps: tuple[float, ...] = ()
+
+
+def grouped(machines: Iterable[Machines]) -> tuple[Machines, ...]:
+    """Return machines with equal ones counted together, in the order in which they first came."""
+    counts = Counter[Machines]()
+    for machine in machines:
+        counts[replace(machine, count=1)] += machine.count
+    return tuple(replace(machine, count=count) for machine, count in counts.items())

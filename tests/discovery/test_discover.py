@@ -1,0 +1,180 @@
+"""Machines as nvidia-smi, scontrol and kubectl tell them become a cluster file that plans; what is not told is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.cli.running import refused, run
+
+from shardwright.discovery.discover import Discovery, discover
+from shardwright.discovery.kubernetes import kubernetes_machines
+from shardwright.discovery.local import this_machine
+from shardwright.discovery.machine import Ask, Machines
+from shardwright.discovery.slurm import slurm_machines
+from shardwright.errors import SpecError
+from shardwright.spec.cluster import Cluster
+from shardwright.spec.read.cluster import load_cluster
+
+NVLINK = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\n" + "".join(f"\t Link {i}: 26.562 GB/s\n" for i in range(18))
+SCONTROL = """\
+NodeName=gpu01 Arch=x86_64 CPUTot=224 RealMemory=2063937 Gres=gpu:h100:8(S:0-1) State=IDLE Partitions=train,all
+NodeName=gpu02 Arch=x86_64 CPUTot=224 RealMemory=2063937 Gres=gpu:h100:8(S:0-1) State=MIXED Partitions=train,all
+NodeName=gpu03 Arch=x86_64 CPUTot=224 RealMemory=2063937 Gres=gpu:h100:8(S:0-1) State=DOWN+DRAIN Partitions=train,all
+NodeName=old01 Arch=x86_64 CPUTot=64 RealMemory=515000 Gres=gpu:v100:4 State=ALLOCATED Partitions=all
+NodeName=cpu01 Arch=x86_64 CPUTot=64 RealMemory=515000 Gres=(null) State=IDLE Partitions=all
+"""
+
+
+def node(product: str, count: int, memory: int, **spec: object) -> Mapping[str, object]:
+    return {
+        "metadata": {"labels": {"nvidia.com/gpu.product": product, "nvidia.com/gpu.memory": str(memory)}},
+        "spec": spec,
+        "status": {"capacity": {"nvidia.com/gpu": str(count), "memory": "2113536000Ki"}},
+    }
+
+
+KUBERNETES = json.dumps({"items": [
+    node("NVIDIA-A100-SXM4-80GB", 8, 81920), node("NVIDIA-A100-SXM4-80GB", 8, 81920),
+    node("NVIDIA-A100-SXM4-80GB", 8, 81920, unschedulable=True), {"status": {"capacity": {"cpu": "4"}}},
+]})  # fmt: skip
+
+
+def answers(**found: str) -> Ask:
+    """Return a shell in which only the commands of `found` exist (`nvlink` is nvidia-smi's)."""
+
+    def ask(command: Sequence[str]) -> str | None:
+        return found.get("nvlink" if "nvlink" in command else command[0].replace("-", "_"))
+
+    return ask
+
+
+def machine_of(tmp_path: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def planned(found: Discovery, tmp_path: Path) -> Cluster:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(found.text)
+    return load_cluster(str(path))
+
+
+def test_this_machine_is_read_from_nvidia_smi_and_sys(tmp_path: Path) -> None:
+    files = {"proc/meminfo": "MemTotal:       2113536000 kB\n"}
+    for card in range(8):
+        files[f"sys/class/infiniband/mlx5_{card}/ports/1/rate"] = "400 Gb/sec (4X NDR)\n"
+        files[f"sys/class/infiniband/mlx5_{card}/ports/1/state"] = "4: ACTIVE\n" if card else "1: DOWN\n"
+    ask = answers(nvidia_smi="NVIDIA H100 80GB HBM3, 81559\n" * 8, nvlink=NVLINK)
+    assert this_machine(ask, machine_of(tmp_path, files)) == (
+        Machines(
+            gpu="NVIDIA H100 80GB HBM3",
+            gpus=8,
+            gpu_memory_mib=81559.0,
+            host_memory_gib=2015.6,
+            nvlink_gb_per_second=pytest.approx(478.1, abs=0.1),
+            network_gbps=(400.0,) * 7,
+        ),
+    )
+
+
+def test_without_infiniband_the_wired_cards_that_are_up_count(tmp_path: Path) -> None:
+    files = {
+        "sys/class/net/eth0/speed": "25000\n", "sys/class/net/eth0/operstate": "up\n", "sys/class/net/eth0/device/x": "",
+        "sys/class/net/eth1/speed": "-1\n", "sys/class/net/eth1/operstate": "down\n", "sys/class/net/eth1/device/x": "",
+        "sys/class/net/docker0/speed": "10000\n", "sys/class/net/docker0/operstate": "up\n",
+    }  # fmt: skip
+    (found,) = this_machine(answers(nvidia_smi="NVIDIA GeForce RTX 3090, 24576\n" * 4), machine_of(tmp_path, files))
+    assert found.network_gbps == (25.0,)
+    assert found.nvlink_gb_per_second is None
+
+
+def test_two_gpu_types_in_a_machine_are_two_groups() -> None:
+    found = this_machine(answers(nvidia_smi="NVIDIA L4, 23034\nTesla T4, 15360\nNVIDIA L4, 23034\n"), Path("/nowhere"))
+    assert [(group.gpu, group.gpus) for group in found] == [("NVIDIA L4", 2), ("Tesla T4", 1)]
+
+
+def test_slurm_counts_equal_nodes_that_are_up() -> None:
+    every = slurm_machines(answers(scontrol=SCONTROL))
+    assert [(group.gpu, group.gpus, group.count) for group in every] == [("h100", 8, 2), ("v100", 4, 1)]
+    assert every[0].host_memory_gib == 2015.6
+    assert [group.gpu for group in slurm_machines(answers(scontrol=SCONTROL), "train")] == ["h100"]
+
+
+def test_kubernetes_counts_nodes_that_take_work() -> None:
+    (found,) = kubernetes_machines(answers(kubectl=KUBERNETES))
+    assert (found.gpu, found.gpus, found.count, found.gpu_memory_mib) == ("NVIDIA-A100-SXM4-80GB", 8, 2, 81920.0)
+
+
+@pytest.mark.parametrize(
+    ("ask", "gpus"),
+    [
+        (answers(scontrol=SCONTROL), ["H100-SXM", "V100-SXM2"]),
+        (answers(kubectl=KUBERNETES), ["A100-SXM-80"]),
+        (answers(nvidia_smi="NVIDIA GeForce RTX 3090, 24576\n" * 8, nvlink=""), ["RTX3090"]),
+        (answers(nvidia_smi="NVIDIA A100-SXM4-40GB, 40960\n" * 8, nvlink=""), ["A100-SXM-40"]),
+        (answers(nvidia_smi="NVIDIA A100-SXM4-80GB, 81920\n"), ["A100-SXM-80"]),
+        (answers(nvidia_smi="NVIDIA L40S, 46068\n"), ["L40S"]),
+        (answers(nvidia_smi="NVIDIA H200, 143771\n" * 8), ["H200"]),
+    ],
+)
+def test_what_is_found_is_a_cluster_that_loads(ask: Ask, gpus: list[str], tmp_path: Path) -> None:
+    found = discover(ask=ask)
+    assert found.complete
+    assert [pool.gpu.name for pool in planned(found, tmp_path).pools] == gpus
+
+
+def test_missing_nvlink_counts_and_what_was_not_seen_is_named(tmp_path: Path) -> None:
+    found = discover(ask=answers(nvidia_smi="NVIDIA A100-SXM4-40GB, 40960\n" * 8, nvlink="", scontrol=""))
+    (pool,) = planned(found, tmp_path).pools
+    assert pool.intra_bytes_per_second == pool.gpu.pcie_bytes_per_second
+    seen = discover(ask=answers(nvidia_smi="NVIDIA H100 80GB HBM3, 81559\n" * 8, nvlink=NVLINK))
+    assert "intra_node" not in seen.text and not any("NVLink" in words for words in seen.unseen)
+    slurm = discover(ask=answers(scontrol=SCONTROL))
+    assert slurm.source == "slurm"
+    for words in ("the network between machines", "NVLink inside a machine", "what a machine costs"):
+        assert f"h100: {words}" in slurm.unseen
+    assert "# inter_node_gbps:" in slurm.text and "# price_per_hour:" in slurm.text
+
+
+def test_a_gpu_that_the_catalogue_lacks_is_named() -> None:
+    found = discover(ask=answers(nvidia_smi="Imaginary X1, 1000\n"))
+    assert not found.complete
+    assert any("Imaginary X1: not in the catalogue" in words for words in found.unseen)
+
+
+@given(st.text(max_size=200))
+def test_odd_answers_are_no_traceback(text: str) -> None:
+    ask = answers(nvidia_smi=text, nvlink=text, scontrol=text, kubectl=text)
+    try:
+        found = discover(ask=ask)
+    except SpecError:
+        return
+    assert found.machines and found.text.startswith("#")
+
+
+def test_where_there_is_no_gpu_the_command_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "no GPU was found" in refused(run(["discover"]))
+    assert "did you mean slurm" in refused(run(["discover", "--from", "slum"]))
+
+
+def test_the_command_writes_the_file_and_names_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "scontrol"
+    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{SCONTROL}END\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    out = tmp_path / "cluster.yaml"
+    outcome = run(["discover", "-o", str(out)])
+    assert outcome.code == 0 and outcome.out == ""
+    assert "not seen: h100: the network between machines" in outcome.err
+    assert load_cluster(str(out)).gpus == 20
+    document = json.loads(run(["discover", "--json"]).out)
+    assert document["source"] == "slurm" and document["machines"][0]["count"] == 2
