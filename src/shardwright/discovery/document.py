@@ -48,9 +48,8 @@ def known(group: Machines) -> Gpu | None:
 def _entry(group: Machines) -> Iterator[str]:
     gpu = known(group)
     yield f"  - count: {group.count}"
-    yield f"    gpu: {gpu.name if gpu else group.gpu or '#'}" + (
-        f"  # {group.gpu}" if gpu else "  # not in the catalogue"
-    )
+    name = " ".join(group.gpu.split())
+    yield f"    gpu: {gpu.name}  # {name}" if gpu else f"    gpu: {json.dumps(name)}  # not in the catalogue"
     yield f"    gpus: {group.gpus}"
     if gpu and group.gpu_memory_mib and _differs(group.gpu_memory_mib * MEBIBYTE, gpu.memory_bytes, OTHER_SIZE):
         yield f"    memory_gb: {group.gpu_memory_mib / 1024:.0f}"
