@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -116,6 +117,39 @@ def test_only_spmd_and_runtime_import_torch() -> None:
         if name.split(".")[0] in ("torch", "torchvision", "torchaudio")
     ]
     assert found == []
+
+
+FLAG = re.compile(r"(?<![\w-])--[a-z]")
+COMMAND_LINES = {"cli", "exporters", "reports", "calibrate"}  # and the words in which people read
+
+
+def test_flags_are_named_in_words_for_people_alone() -> None:
+    """The library names arguments (`fit=0.8`); `reports.words.flagged` makes flags of them."""
+    found = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno} says {node.value!r}"
+        for module, path in modules()
+        if len(module) > 1 and module[1] not in COMMAND_LINES
+        for node in strings(path.read_text(encoding="utf-8"))
+        if FLAG.search(node.value)
+    ]
+    assert found == []
+
+
+def strings(source: str) -> Iterator[ast.Constant]:
+    """Yield the string constants of a module that are neither docstrings nor words of another program's command."""
+    tree = ast.parse(source)
+    others = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for command in ast.walk(tree):
+        if isinstance(command, ast.List | ast.Tuple):
+            others |= {id(part) for word in command.elts for part in ast.walk(word)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in others:
+            yield node
+
+
+def test_a_flag_in_a_string_is_found() -> None:
+    source = '"""Takes --fit."""\nrun(["tool", "--id=0"])\nraise bad(f"--fit {value}", "a -- b", hint="see --help")'
+    assert [node.value for node in strings(source) if FLAG.search(node.value)] == ["--fit ", "see --help"]
 
 
 @pytest.mark.parametrize("module", ["shardwright", "shardwright.cli.app"])

@@ -12,7 +12,8 @@ class Problem:
     """One thing that is wrong with the input.
 
     `path` names the place (`cluster.yaml: nodes[0].gpu`), `message` says what is wrong there, `hint` says how to
-    mend it.
+    mend it. An argument of a call is named as it is given, in backquotes with an equals sign (`fit=0.8`): the command
+    line makes its flag of it (`reports.words.flagged`).
     """
 
     path: str

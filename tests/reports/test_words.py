@@ -10,7 +10,7 @@ from enum import Enum
 import pytest
 
 from shardwright.plans import findings
-from shardwright.reports.words import in_words
+from shardwright.reports.words import flagged, in_words
 
 PARTS = (findings.Limits, findings.Need, findings.Rejection)  # of findings, or made of each cause
 SAMPLES: dict[object, object] = {
@@ -50,3 +50,19 @@ def test_a_finding_has_words(finding):
 def test_no_two_findings_have_the_same_words():
     said = [in_words(finding) for finding in every_finding()]
     assert len(set(said)) == len(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("`fit=`", "--fit"),
+        ("`exportable_to=`", "--exportable-to"),
+        ("plan with `seq_len=2048`, or measure again", "plan with --seq-len 2048, or measure again"),
+        ("`set=tp=8`", "--set tp=8"),
+        ("leave them out: `links=False`", "leave them out: --no-links"),
+        ("`debug=True` shows more", "--debug shows more"),
+        ("see `nvidia-smi`", "see `nvidia-smi`"),
+    ],
+)
+def test_arguments_of_the_library_are_flags_of_the_command_line(text, words):
+    assert flagged(text) == words

@@ -114,8 +114,8 @@ def test_pins_are_read_with_their_words_and_synonyms():
 @pytest.mark.parametrize(
     ("setting", "message", "hint"),
     [
-        ("tp", "not of the form name=value", "--set tp=8"),
-        ("tp=", "not of the form name=value", "--set tp=8"),
+        ("tp", "not of the form name=value", "`set=tp=8`"),
+        ("tp=", "not of the form name=value", "`set=tp=8`"),
         ("tpp=8", "no parameter 'tpp'", "tp"),
         ("=8", "no parameter ''", ""),
         ("tp=eight", "'eight' is not a number", ""),
@@ -137,7 +137,7 @@ def test_a_pin_that_cannot_be_read_names_itself_and_the_remedy(setting, message,
     with pytest.raises(SpecError) as caught:
         parse_pins(["pp=2", setting])
     (problem,) = caught.value.problems
-    assert problem.path.startswith("--set") and setting.partition("=")[0] in problem.path
+    assert problem.path.startswith("`set=") and setting.partition("=")[0] in problem.path
     assert message in problem.message and hint in problem.hint
 
 

@@ -26,6 +26,7 @@ from shardwright.cli import (
 )
 from shardwright.cli.output import complain, write
 from shardwright.errors import Problem, SpecError
+from shardwright.reports.words import flagged
 
 BAD_INPUT, INTERRUPTED = 2, 130
 HELP = """Plans the training of large models on the GPUs you have or could rent: the best parallel strategy, how fast,
@@ -101,7 +102,10 @@ def main() -> None:
 def _problems(error: SpecError | TyperException | OSError) -> tuple[Problem, ...]:
     """Return what is wrong, in the one form in which everything wrong is told."""
     if isinstance(error, SpecError):
-        return error.problems
+        return tuple(
+            Problem(flagged(problem.path), flagged(problem.message), flagged(problem.hint))
+            for problem in error.problems
+        )
     if isinstance(error, OSError):
         return (Problem(str(error.filename or "file"), error.strerror or str(error), "check the path and its rights"),)
     context = getattr(error, "ctx", None)

@@ -40,7 +40,7 @@ def discover(source: str | None = None, *, ask: Ask | None = None) -> Discovery:
     """Return the machines that `source` ("slurm", "kubernetes" or "local") knows, else those of the first of them that
     knows any. Raises SpecError for an unknown source, and where nobody knows a GPU."""
     if source is not None and source not in SOURCES:
-        raise bad(f"--from {source}", "is not known", suggestion(source, SOURCES))
+        raise bad(f"`from={source}`", "is not known", suggestion(source, SOURCES))
     for name in [source] if source else SOURCES:
         words, find = SOURCES[name]
         machines = find(ask or answer)

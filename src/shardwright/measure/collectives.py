@@ -52,7 +52,9 @@ def measured(rows: Sequence[CollectiveTime], device: Device, row_seconds: float)
                 _stop(process)
         if code:
             words = " | ".join(errors.read_text(errors="replace").split("\n")[-LAST_LINES:]).strip()
-            raise bad("profile", f"measuring collectives failed: {words}", "repeat it, or leave them out: --no-links")
+            raise bad(
+                "profile", f"measuring collectives failed: {words}", "repeat it, or leave them out: `links=False`"
+            )
 
 
 def _started(command: Sequence[str], errors: IO[str], device: Device) -> subprocess.Popen[str]:

@@ -62,11 +62,11 @@ def find_device(backend: str | None, gpu_name: str | None) -> Device:
     """
     torch = require_torch()
     if backend not in (None, "cuda", "cpu"):
-        raise bad(f"--device {backend}", "is not known", "cuda (also for AMD's ROCm) or cpu")
+        raise bad(f"`device={backend}`", "is not known", "cuda (also for AMD's ROCm) or cpu")
     if backend is None:
         backend = "cuda" if torch.cuda.is_available() else "cpu"
     if backend == "cuda" and not torch.cuda.is_available():
-        raise bad("--device cuda", "PyTorch finds no GPU on this machine", "take --device cpu, or see `nvidia-smi`")
+        raise bad("`device=cuda`", "PyTorch finds no GPU on this machine", "take `device=cpu`, or see `nvidia-smi`")
     return _cuda(torch, gpu_name) if backend == "cuda" else _cpu(torch, gpu_name)
 
 

@@ -158,7 +158,7 @@ def _continued(profile: MachineProfile, device: Device, path: Path) -> MachinePr
     ):
         if before != now:
             message = f"was begun with another {what} ({before}, now {now})"
-            raise bad(str(path), message, "begin anew with --restart, or name another file with -o")
+            raise bad(str(path), message, "begin anew with `restart=True`, or name another file")
     return profile
 
 

@@ -100,7 +100,7 @@ def _plan_in(document: object, name: str, problems: Problems) -> Any:
         return wrong(problems, name, f"expected a mapping, got {shown(document)}", "is this a plan file?")
     version = document.get("version")
     if version != PLAN_VERSION or isinstance(version, bool):
-        hint = f"this release reads version {PLAN_VERSION}; make the plan anew with `shardwright plan --out`"
+        hint = f"this release reads version {PLAN_VERSION}; make the plan anew with `shardwright plan`"
         return wrong(problems, f"{name}: version", f"is {shown(version)}", hint)
     data = {key: value for key, value in document.items() if key != "version"}
     readers = {"model": _model_in, "replicas": _replicas_in, "optimizer": _optimizer_in, "prediction": _prediction_in}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import singledispatch
 
 from shardwright.plans.findings import (
@@ -40,6 +41,7 @@ from shardwright.plans.findings import (
 from shardwright.units import GIGA, format_bytes, format_dollars, format_seconds
 
 MOST_NAMED = 2  # pairs of places
+ARGUMENT = re.compile(r"`([a-z_]+)=([^`]*)`")
 
 FIXED = {
     Cause.MEMORY: "memory",
@@ -83,6 +85,18 @@ MEANING = {
     FIXED[Cause.BOUND]: "slower than the best even at a lower bound of its time",
     FIXED[Cause.DOMINATED]: "differs from a costed candidate only by more recomputation or less overlap",
 }
+
+
+def flagged(text: str) -> str:
+    """Return a text of the library with flags where it names arguments: --fit 0.8 for `fit=0.8`."""
+    return ARGUMENT.sub(_flag, text)
+
+
+def _flag(found: re.Match[str]) -> str:
+    name, value = found[1].replace("_", "-"), found[2]
+    if value == "False":
+        return f"--no-{name}"
+    return f"--{name}" if value in ("", "True") else f"--{name} {value}"
 
 
 @singledispatch

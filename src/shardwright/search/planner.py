@@ -69,13 +69,13 @@ def plan(
     without a feasible plan returns a Ranking that says why.
     """
     if exportable_to is not None and exportable_to not in EXPORTABLE:
-        raise bad("--exportable-to", f"{exportable_to!r} is not a target", suggestion(exportable_to, EXPORTABLE))
+        raise bad("`exportable_to=`", f"{exportable_to!r} is not a target", suggestion(exportable_to, EXPORTABLE))
     if top < 1:
-        raise bad("--top", f"{top} plans cannot be given", "ask for 1 or more")
+        raise bad("`top=`", f"{top} plans cannot be given", "ask for 1 or more")
     if not 0.01 <= fit <= 0.99:
-        raise bad("--fit", f"{fit} is not a probability from 0.01 to 0.99", "0.8 is the default")
+        raise bad("`fit=`", f"{fit} is not a probability from 0.01 to 0.99", "0.8 is the default")
     if not 0.0 <= gap <= 1.0:
-        raise bad("--gap", f"{gap:g} is not a part from 0 to 1", "0.01 or 1% is the default")
+        raise bad("`gap=`", f"{gap:g} is not a part from 0 to 1", "0.01 or 1% is the default")
     if problems := tuple(position_problems(model, job)):
         raise SpecError(*problems)
     begin = time.perf_counter()

@@ -105,9 +105,9 @@ def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
     Raises SpecError for several GPU types, a batch that the GPUs do not divide, and what the GPU cannot compute.
     """
     if len(cluster.pools) > 1:
-        raise bad("--gpu", "names several types", "size them one at a time")
+        raise bad("`gpu=`", "names several types", "size them one at a time")
     if job.global_batch % cluster.gpus:
-        raise bad("--global-batch", f"{cluster.gpus} GPUs do not divide {job.global_batch}", "give a multiple")
+        raise bad("`global_batch=`", f"{cluster.gpus} GPUs do not divide {job.global_batch}", "give a multiple")
     if problems := tuple(position_problems(model, job)):
         raise SpecError(*problems)
     peak_flops(cluster.pools[0].gpu, job.precision)

@@ -90,7 +90,10 @@ def _explained() -> Iterator[None]:
             problem, hint = "the path depends on the values of a tensor", "compute both sides, choose with torch.where"
         else:
             said = str(error).strip().splitlines() or [""]
-            problem, hint = f"cannot be traced: {type(error).__name__}: {said[0]}", "--debug shows PyTorch's traceback"
+            problem, hint = (
+                f"cannot be traced: {type(error).__name__}: {said[0]}",
+                "`debug=True` shows PyTorch's traceback",
+            )
         raise bad(place, problem + line, hint) from error
 
 

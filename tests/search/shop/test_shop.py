@@ -193,7 +193,7 @@ def test_machines_at_places_without_a_link_are_not_mixed_and_this_is_said() -> N
 
 
 def test_a_run_without_a_length_or_on_gpus_of_another_precision_is_refused() -> None:
-    with pytest.raises(SpecError, match="--tokens"):
+    with pytest.raises(SpecError, match="`tokens=`"):
         shop(MODEL, offers(H100), job(tokens=None))
     with pytest.raises(SpecError, match="bf16"):
         shop(MODEL, offers({"gpu": "V100-SXM2", "gpus": 8, "price_per_hour": 5.0, "at_most": 2}), JOB)

@@ -163,7 +163,7 @@ class MeasuredLayers:
             words += f", expert parallel {shard.ep[row]}" if shard.ep[row] > 1 else ""
             have = ", ".join(f"{e.tensor_parallel} × {e.micro_batch}" for e in self.profile.of(gpu.kind))
             raise bad(
-                "--profile", f"has no times of {gpu.kind} with {words}", f"measured, degree × micro-batch: {have}"
+                "`profile=`", f"has no times of {gpu.kind} with {words}", f"measured, degree × micro-batch: {have}"
             )
         return entry
 
@@ -181,24 +181,24 @@ def measured_layers(
     problems = []
     if profile.layers != len(model.layers):
         message = f"has {profile.layers} layers (and embedding and head), {model.name} has {len(model.layers)}"
-        problems.append(Problem("--profile", message, "give the model that was measured, or leave --model out"))
+        problems.append(Problem("`profile=`", message, "give the model that was measured, or leave `model=` out"))
     if profile.seq_len != job.seq_len:
         message = f"was measured with sequences of {profile.seq_len} tokens, not {job.seq_len}"
-        problems.append(Problem("--profile", message, f"plan with --seq-len {profile.seq_len}, or measure again"))
+        problems.append(Problem("`profile=`", message, f"plan with `seq_len={profile.seq_len}`, or measure again"))
     if profile.precision not in ("", job.precision):
         message = f"was measured in {profile.precision}, not {job.precision}"
-        problems.append(Problem("--profile", message, f"plan with --precision {profile.precision}, or measure again"))
+        problems.append(Problem("`profile=`", message, f"plan with `precision={profile.precision}`, or measure again"))
     missing = [name for name in dict.fromkeys(pool.gpu.kind for pool in cluster.pools) if name not in profile.gpus]
     if missing:
         message = f"has no times of {', '.join(missing)} (it has {', '.join(profile.gpus)})"
         hint = f"measure them too, or name the GPU as the profile does: gpu: {profile.gpus[0]}, memory_gb: …"
-        problems.append(Problem("--profile", message, hint))
+        problems.append(Problem("`profile=`", message, hint))
     for pool in cluster.pools:
         bare = pool.gpu.source == STAND_IN and not any(entry.optimizer_seconds for entry in profile.of(pool.gpu.kind))
         if bare:
             message = f"has no optimizer_seconds of {pool.gpu.kind}, and the catalogue no bandwidth of its memory"
             hint = "measure them, or describe it in the cluster file: " + DESCRIBED
-            problems.append(Problem("--profile", message, hint.format(pool.gpu.kind)))
+            problems.append(Problem("`profile=`", message, hint.format(pool.gpu.kind)))
     if problems:
         raise SpecError(*problems)
     return MeasuredLayers(base=base, profile=smoothed(profile, model.kind_of_layer))

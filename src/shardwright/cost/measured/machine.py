@@ -117,11 +117,11 @@ def profiled(base: Efficiency, profiles: Sequence[MachineProfile], cluster: Clus
     pools = {pool.gpu.kind: pool for pool in reversed(cluster.pools)}
     for profile in profiles:
         if profile.gpu.name not in pools:
-            hint = "measure on a machine of the cluster, or say which GPU it is: shardwright profile --gpu NAME"
+            hint = "measure on a machine of the cluster, or say which GPU it is (`gpu=NAME` of `shardwright profile`)"
             there = ", ".join(sorted(pools))
-            raise bad("--machine-profile", f"is of {profile.gpu.name}, the cluster has {there}", hint)
+            raise bad("`machine_profile=`", f"is of {profile.gpu.name}, the cluster has {there}", hint)
         if not profile.operators:
-            raise bad("--machine-profile", "has no measured operator", "let `shardwright profile` run to its end")
+            raise bad("`machine_profile=`", "has no measured operator", "let `shardwright profile` run to its end")
     by_gpu = {name: [item for item in profiles if item.gpu.name == name] for name in pools}
     return Profiled(
         base=base,

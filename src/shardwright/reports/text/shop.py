@@ -9,7 +9,7 @@ from shardwright.reports.text import describe
 from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.reports.text.plans import plan_text, predicted
 from shardwright.reports.text.risk import risk_text
-from shardwright.reports.words import in_words
+from shardwright.reports.words import flagged, in_words
 from shardwright.search.market.result import Shopping, ShopReport, Step
 from shardwright.search.renting.choice import Choice
 from shardwright.spec.job import Job
@@ -58,11 +58,8 @@ def _assumed(result: Shopping) -> tuple[str, ...]:
     names = {rental.offer.pool.gpu.name for choice in result.front for rental in choice.rentals}
     every = {offer.pool.gpu.name for offer in result.offers.offers}
     others = tuple(f"{name}{end}" for name in every - names for end in (":", " spot:"))
-    return (
-        tuple(words for words in result.offers.assumed if not words.startswith(others))
-        if names
-        else result.offers.assumed
-    )
+    kept = [words for words in result.offers.assumed if not (names and words.startswith(others))]
+    return tuple(map(flagged, kept))
 
 
 def _heading(result: Shopping, model: Model, job: Job, width: int) -> str:

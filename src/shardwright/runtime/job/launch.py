@@ -40,7 +40,7 @@ def choose_device(name: str | None) -> Device:
     if name == "cpu" or (name is None and not torch.cuda.is_available()):
         return "cpu"
     if name not in (None, "cuda"):
-        raise bad(f"--device {name}", "is not known", "cuda (also for AMD's ROCm) or cpu")
+        raise bad(f"`device={name}`", "is not known", "cuda (also for AMD's ROCm) or cpu")
     return "cuda"
 
 
@@ -51,10 +51,10 @@ def require_devices(device: str, count: int) -> None:
     if device != "cuda":
         return
     if not torch.cuda.is_available():
-        raise bad("--device cuda", "PyTorch finds no GPU on this machine", "take --device cpu, or see `nvidia-smi`")
+        raise bad("`device=cuda`", "PyTorch finds no GPU on this machine", "take `device=cpu`, or see `nvidia-smi`")
     if torch.cuda.device_count() < count:
         message = f"the plan needs {count} GPUs, this machine has {torch.cuda.device_count()}"
-        hint = f"run it on all machines: torchrun --nnodes … --nproc-per-node … -m shardwright train …, {count} in all"
+        hint = f"start it on all machines with torchrun (`-m shardwright train …`), {count} processes in all"
         raise bad("train", message, hint)
 
 

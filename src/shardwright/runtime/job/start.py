@@ -52,7 +52,7 @@ def require_fresh(settings: Settings) -> None:
     if settings.resume is None and checkpoints(settings.out):
         message = "has the checkpoints of an earlier run"
         raise bad(
-            f"--out {settings.out}", message, f"go on from them with --resume {settings.out}, or name another folder"
+            f"`out={settings.out}`", message, f"go on from them with `resume={settings.out}`, or name another folder"
         )
 
 
@@ -75,4 +75,4 @@ def _require_same(checkpoint: Checkpoint, course: Course) -> None:
         before = checkpoint.manifest.settings.get(key)
         if before != value:
             message = f"was written with {key} {before}, this run has {value}"
-            raise bad(checkpoint.name, message, "go on as it began, or start anew without --resume")
+            raise bad(checkpoint.name, message, "go on as it began, or start anew without `resume=`")

@@ -33,7 +33,7 @@ def join(settings: Settings, expected: int) -> Worker:
         message = f"the plan needs {expected} processes, torchrun started {size}"
         if rank:  # rank 0 says it
             raise SystemExit(2)
-        raise bad("torchrun", message, f"start {expected} in all: nodes times --nproc-per-node")
+        raise bad("torchrun", message, f"start {expected} in all: nodes times processes of each")
     torch.set_num_threads(max(int(os.environ.get("OMP_NUM_THREADS", "1")), 1))
     device = torch.device("cpu")
     if settings.device == "cuda":

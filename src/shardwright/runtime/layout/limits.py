@@ -79,4 +79,4 @@ def _optimizer(plan: Plan) -> Iterator[Problem]:
 
 def _precision(plan: Plan) -> Iterator[Problem]:
     if plan.job.precision not in RUNNABLE_PRECISIONS:
-        yield Problem("job.precision", f"{plan.job.precision} cannot be run", "use bf16, fp16 or fp32 (--precision)")
+        yield Problem("job.precision", f"{plan.job.precision} cannot be run", "use bf16, fp16 or fp32")

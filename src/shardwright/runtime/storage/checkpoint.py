@@ -126,7 +126,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Open a checkpoint, or the newest in a folder of several. Raises SpecError where there is none."""
     found = [path] if (path / MANIFEST).exists() or (path / META).exists() else checkpoints(path)
     if not found:
-        raise bad(str(path), "has no complete checkpoint", "name the --out folder of a run that wrote one")
+        raise bad(str(path), "has no complete checkpoint", "name the folder of a run that wrote one")
     folder = found[-1]
     manifest = read_manifest(folder) if (folder / MANIFEST).exists() else read_version_1(folder)
     return Checkpoint(

@@ -144,7 +144,7 @@ def _encoder(path: Path) -> tuple[Any, int]:
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise bad("--tokenizer", "needs the package tokenizers", "pip install 'shardwright[text]'") from None
+        raise bad("`tokenizer=`", "needs the package tokenizers", "pip install 'shardwright[text]'") from None
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
         tokenizer = Tokenizer.from_file(str(file))

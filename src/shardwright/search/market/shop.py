@@ -64,11 +64,11 @@ def shop(
     SpecError for input that makes no sense.
     """
     if job.tokens is None:
-        raise bad("--tokens", "is missing", "say how many tokens the run has: --tokens 1T")
+        raise bad("`tokens=`", "is missing", "say how many tokens the run has: `tokens=1T`")
     if not 0.01 <= fit <= 0.99:
-        raise bad("--fit", f"{fit} is not a probability from 0.01 to 0.99", "0.8 is the default")
+        raise bad("`fit=`", f"{fit} is not a probability from 0.01 to 0.99", "0.8 is the default")
     if mixes is not None and mixes < 0:
-        raise bad("--mixes", f"{mixes} mixes cannot be searched", "0 searches none")
+        raise bad("`mixes=`", f"{mixes} mixes cannot be searched", "0 searches none")
     clock = [("start", time.perf_counter())]
     limits = job.deadline_hours, job.budget_dollars
     job = replace(job, deadline_hours=None, budget_dollars=None, objective="time")

@@ -110,12 +110,12 @@ def parse_pins(settings: Sequence[str]) -> Space:
         name = name.strip().lstrip("$").replace("-", "_")
         axis = SYNONYMS.get(name, name)
         if not equals or not text.strip():
-            problems.append(Problem(f"--set {setting}", "is not of the form name=value", "for example --set tp=8"))
+            problems.append(Problem(f"`set={setting}`", "is not of the form name=value", "for example `set=tp=8`"))
         elif axis not in AXES:
             hint = suggestion(name, [*AXES, *SYNONYMS])
-            problems.append(Problem(f"--set {setting}", f"there is no parameter {name!r}", hint))
+            problems.append(Problem(f"`set={setting}`", f"there is no parameter {name!r}", hint))
         elif axis in pins:
-            problems.append(Problem(f"--set {setting}", f"{axis} is set twice", "give all its values in one --set"))
+            problems.append(Problem(f"`set={setting}`", f"{axis} is set twice", "give all its values at once"))
         else:
             try:
                 words = [part for word in text.split(",") for part in FULL.get((axis, word.strip()), (word.strip(),))]
@@ -132,18 +132,18 @@ def _value(axis: str, word: str) -> Value:
     if words:
         if word.casefold() in words:
             return words[word.casefold()]
-        raise bad(f"--set {axis}={word}", f"{word!r} is no value of {axis}", "one of " + ", ".join(words))
+        raise bad(f"`set={axis}={word}`", f"{word!r} is no value of {axis}", "one of " + ", ".join(words))
     try:
         value = float(word)
     except ValueError:
-        raise bad(f"--set {axis}={word}", f"{word!r} is not a number") from None
+        raise bad(f"`set={axis}={word}`", f"{word!r} is not a number") from None
     if axis == "offload":
         if 0.0 <= value <= 1.0:
             return value
-        raise bad(f"--set {axis}={word}", "offload is a fraction", "give a number from 0 to 1")
+        raise bad(f"`set={axis}={word}`", "offload is a fraction", "give a number from 0 to 1")
     low = 0 if axis in ("first_layers", "last_layers", "recompute_layers") else 1
     if not (np.isfinite(value) and value == int(value) and low <= value <= 10**7):
-        raise bad(f"--set {axis}={word}", f"{axis} is a whole number of at least {low}")
+        raise bad(f"`set={axis}={word}`", f"{axis} is a whole number of at least {low}")
     return int(value)
 
 

@@ -53,7 +53,7 @@ def fetch(date: str) -> Fetched:
     try:
         import gpuhunt
     except ImportError:
-        raise bad("--refresh", "needs the package gpuhunt", "pip install 'shardwright[prices]'") from None
+        raise bad("`refresh=`", "needs the package gpuhunt", "pip install 'shardwright[prices]'") from None
     try:
         with _patient():
             catalog = gpuhunt.Catalog(balance_resources=False, auto_reload=False)

@@ -185,7 +185,7 @@ def offers_from_prices(
     rows are of one provider and nobody says what network its machines have, one machine. Raises SpecError for an
     unknown GPU, and where a type has no price.
     """
-    wanted = {resolve_gpu(name, "--gpu")[0].name for name in gpus}
+    wanted = {resolve_gpu(name, "`gpu=`")[0].name for name in gpus}
     names = [name for name in dict.fromkeys(row.gpu for row in rows) if not wanted or name in wanted]
     problems: list[Problem] = []
     found, notes = [], []
@@ -224,7 +224,7 @@ def _entry(
     usual = MOST_SPOT_GPUS if market == "spot" else MOST_GPUS
     most, words = max((most_gpus or usual) // size, 1), []
     if market == "spot" and most_gpus is None:
-        words = [f"at most {most} machines taken to be free, as nobody publishes how many are (--max-gpus)"]
+        words = [f"at most {most} machines taken to be free, as nobody publishes how many are (`max_gpus=`)"]
     for key in ("provider", "region", "machine"):
         values = {getattr(other, key) for other in rows}
         if len(values) > 1 or (key == "machine" and row.machine not in machines()):
@@ -237,7 +237,7 @@ def _entry(
 
 def narrowed(offers: Offers, gpus: Sequence[str], markets: Sequence[str]) -> Offers:
     """Return the offers of some GPU types and markets, all where none is named. Raises SpecError if none is left."""
-    wanted = {resolve_gpu(name, "--gpu")[0].name for name in gpus}
+    wanted = {resolve_gpu(name, "`gpu=`")[0].name for name in gpus}
     kept = [
         offer
         for offer in offers.offers
@@ -245,5 +245,5 @@ def narrowed(offers: Offers, gpus: Sequence[str], markets: Sequence[str]) -> Off
     ]
     if not kept:
         have = ", ".join(dict.fromkeys(offer.name for offer in offers.offers))
-        raise bad("--gpu, --market", "leave no offer", f"there are {have}")
+        raise bad("`gpu=`, `market=`", "leave no offer", f"there are {have}")
     return replace(offers, offers=tuple(kept))

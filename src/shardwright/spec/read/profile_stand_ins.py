@@ -26,7 +26,7 @@ def stand_in_model(profile: LayerProfile, precision: str) -> Model:
     """
     entry = min(profile.entries, key=lambda each: (each.tensor_parallel, each.micro_batch))
     problems = [
-        Problem("--profile", f"has no {key}, and no model is given", f"give --model, or add {key} of every position")
+        Problem("`profile=`", f"has no {key}, and no model is given", f"give `model=`, or add {key} of every position")
         for key in ("weight_bytes", "output_bytes")
         if not getattr(entry, key)
     ]
