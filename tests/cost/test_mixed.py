@@ -1,4 +1,4 @@
-"""The exact iteration of any plan equals that of the uniform model on uniform plans, and behaves on mixed ones."""
+"""The exact iteration of a plan equals the vectorised one of many rows on uniform plans, and behaves on mixed ones."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from dataclasses import replace
 import pytest
 
 from shardwright.cost.compute.efficiency import Analytic
+from shardwright.cost.context import Context
+from shardwright.cost.iteration.evaluate import evaluate
 from shardwright.cost.iteration.mixed import mixed_iteration
+from shardwright.cost.predict import predict
+from shardwright.cost.strategies import Strategies, plan_of_row, row_of
 from shardwright.plans.plan import Plan, Replica, Stage
 from shardwright.search.planner import plan as search
-from shardwright.spec.read.cluster import build_cluster
+from shardwright.search.space.axes import parse_pins
+from shardwright.spec.read.cluster import build_cluster, load_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
 
@@ -33,20 +38,25 @@ def seconds(plan: Plan) -> float:
 
 
 @pytest.mark.parametrize(("model", "machines", "batch", "pins"), CASES)
-def test_a_uniform_plan_takes_what_the_uniform_model_says(model, machines, batch, pins):
-    from shardwright.search.space.axes import parse_pins
-    from shardwright.spec.read.cluster import load_cluster
-
+def test_many_rows_at_once_are_accounted_as_each_plan_alone(model, machines, batch, pins):
+    """Seconds and peaks of the vectorised verdict are those of the account of a single plan, and a plan gives its row
+    back."""
     space = parse_pins([f"{name}={','.join(map(str, values))}" for name, values in pins.items()])
     job = make_job(global_batch=batch, seq_len=2048)
-    ranking = search(load_model(model), load_cluster(machines), job, space=space, top=6, efficiency=EFFICIENCY)
-    assert ranking.plans
-    for plan in ranking.plans:
-        found = mixed_iteration(plan, EFFICIENCY)
-        assert plan.prediction is not None
-        assert found.seconds == pytest.approx(plan.prediction.iteration_seconds, rel=1e-9)
-        fullest = max(stage.total_bytes for stage in plan.prediction.memory[0])
-        assert max(replica.peak_bytes.max() for replica in found.replicas) == pytest.approx(fullest, rel=1e-9)
+    cluster = load_cluster(machines)
+    ranking = search(load_model(model), cluster, job, space=space, top=12, efficiency=EFFICIENCY)
+    where = Context(model=load_model(model), pool=cluster.pools[0], job=job, efficiency=EFFICIENCY)
+    rows = Strategies.concatenated([row_of(plan) for plan in ranking.plans])
+    assert len(rows) == len(ranking.plans) > 1
+    verdict = evaluate(where, rows)
+    for index, plan in enumerate(ranking.plans):
+        row = rows.take(slice(index, index + 1))
+        alone = plan_of_row(row, plan.model, job, plan.cluster, cluster.pools[0].gpu.name)
+        assert alone == replace(plan, prediction=None, label="")
+        found = predict(alone, EFFICIENCY)
+        assert plan.prediction is not None and found.iteration_seconds == plan.prediction.iteration_seconds
+        assert verdict.seconds[index] == pytest.approx(found.iteration_seconds, rel=1e-9)
+        assert verdict.peak_bytes[index] == pytest.approx(max(s.total_bytes for s in found.memory[0]), rel=1e-9)
 
 
 def two_types(slow_layers: int, micro_batches: tuple[int, int] = (8, 8)) -> Plan:

@@ -9,7 +9,7 @@ from tests.golden.plans import cluster_of
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
 from shardwright.cost.learned import default_efficiency
-from shardwright.cost.predict_mixed import predict_mixed
+from shardwright.cost.predict import predict
 from shardwright.plans.plan import Plan, Prediction
 from shardwright.runtime.layout.forecast import stage_forecasts
 from shardwright.runtime.layout.groups import layout_of
@@ -24,7 +24,7 @@ def predicted_plan() -> tuple[Plan, Prediction]:
         precision="bf16",
         cluster=cluster_of(1),
     )
-    prediction = predict_mixed(plan, default_efficiency())
+    prediction = predict(plan, default_efficiency())
     return plan.costed(prediction), prediction
 
 

@@ -19,7 +19,7 @@ from shardwright.cost.iteration.evaluate import Verdict, evaluate, groups
 from shardwright.cost.iteration.footprint import fits, fixed_bytes
 from shardwright.cost.iteration.step import norm_seconds, tied_embedding_seconds
 from shardwright.cost.pipeline.splits import boundaries
-from shardwright.cost.strategies import COLUMNS, NONE, ZERO3, Strategies, concatenate, strategies
+from shardwright.cost.strategies import COLUMNS, NONE, ZERO3, Strategies, strategies
 from shardwright.search.space.axes import Space
 from shardwright.search.space.expand import axes, layer_variants
 from shardwright.search.space.layouts import Layouts, layouts
@@ -108,7 +108,7 @@ def test_bounds_of_deep_pipelines_hold(model, nodes, memory):
     """What small problems cannot have: many micro-batches, ranks and layers, on random strategies that fit."""
     where = context(model, pool(nodes, 8, memory_bytes=memory), Job(global_batch=96, seq_len=4096))
     rows, how = random_rows(where, np.random.default_rng(len(model.layers)), 400, 8), axes(Space(), frozenset())
-    index = shard_index(where, concatenate([rows, layer_variants(where, how, layouts_of(rows))[0]]))
+    index = shard_index(where, Strategies.concatenated([rows, layer_variants(where, how, layouts_of(rows))[0]]))
     tried, close = 0, 0
     for shape in groups(rows.pp * 1000 + rows.vpp):
         part = rows.take(shape)

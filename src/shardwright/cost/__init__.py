@@ -1,7 +1,7 @@
 """Time, memory and money of a strategy: pure functions from (description, strategy) to breakdowns in seconds, bytes
 and dollars. One strategy is a row of arrays (`strategies.Strategies`); functions take many rows at once.
 
-* `strategies`: the row type
+* `strategies`: the row type; plans as rows and back
 * `context`: what stays fixed while many strategies are costed
 * `compute/`: what a layer computes, and how fast
 * `learned/`: efficiencies fitted to measured operators and links
@@ -11,8 +11,7 @@ and dollars. One strategy is a row of arrays (`strategies.Strategies`); function
 * `memory/`: bytes on one GPU
 * `pipeline/`: schedules: exact time, bound, activations in flight
 * `iteration/`: one iteration of a uniform or mixed plan
-* `predict`: the full account of a uniform plan
-* `predict_mixed`: the full account of any plan
+* `predict`: the full account of a plan
 * `trust/`: evidence and intervals
 * `money/`: price, egress, interruptions
 * `measured/`: efficiencies corrected by a machine profile

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from shardwright.arrays import packed
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.compute.operators import Shard
 from shardwright.cost.frameworks.overheads import Overheads, overheads
@@ -137,10 +138,7 @@ _CODE_BITS = (
 
 def shard_codes(rows: Strategies) -> Ints:
     """Return one number for each row that says how its layers are sharded, [N]."""
-    code = np.zeros(len(rows), dtype=np.int64)
-    for name, bits in _CODE_BITS:
-        code = (code << bits) | getattr(rows, name).astype(np.int64)
-    return code
+    return packed([(getattr(rows, name), bits) for name, bits in _CODE_BITS])
 
 
 def shard_index(context: Context, rows: Strategies) -> ShardIndex:

@@ -1,117 +1,151 @@
-"""The full account of one strategy: where its time goes, what fills the memory of each stage, what it costs."""
+"""The full account of any plan: where its time goes, what fills the memory of each stage, what it costs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 
+import numpy as np
+
+from shardwright.cost.compute.efficiency import Efficiency, peak_flops
 from shardwright.cost.compute.flops import iteration_flops
-from shardwright.cost.context import Context, Sharded, sharded
-from shardwright.cost.iteration.batch import Iteration, iteration, pipeline_seconds
-from shardwright.cost.iteration.footprint import footprint, micro_batches
-from shardwright.cost.iteration.step import StageTimes, per_rank, ranged, stage_times
+from shardwright.cost.iteration.lanes import Known, lane_of
+from shardwright.cost.iteration.links import Contexts
+from shardwright.cost.iteration.mixed import Mixed, ReplicaTime, mixed_iteration, pipeline_seconds
+from shardwright.cost.iteration.step import per_rank, ranged
+from shardwright.cost.layers.source import layer_source
+from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.memory.fit_probability import fit_probability
+from shardwright.cost.money.egress import egress_dollars
 from shardwright.cost.money.price import dollars_per_hour
-from shardwright.cost.pipeline.splits import boundaries, positions
-from shardwright.cost.strategies import Floats, Ints, Strategies
+from shardwright.cost.pipeline.splits import positions
+from shardwright.cost.strategies import Floats, stage_starts
 from shardwright.cost.trust.evidence import setting_of
-from shardwright.plans.plan import Prediction, StageMemory, TimeBreakdown
+from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory, TimeBreakdown
 from shardwright.rounding import coarse
 from shardwright.units import SECONDS_PER_HOUR
 
 
 def predict(
-    context: Context, row: Strategies, *, starts: Ints | None = None, lower_bound_seconds: float | None = None
+    plan: Plan,
+    efficiency: Efficiency,
+    *,
+    known: Known | None = None,
+    contexts: Contexts | None = None,
+    found: Mixed | None = None,
 ) -> Prediction:
-    """Return the prediction for a single strategy. `starts` [1, stages + 1] is a layer split of its own (default: that
-    of the row). Without a bound from a search, it is the model's FLOPs at the peak of all GPUs of the pool."""
-    if starts is None:
-        starts = boundaries(context.layer_count, int(row.pp[0] * row.vpp[0]), row.first_layers, row.last_layers)
-    shards = sharded(context, row)
-    parts = iteration(context, row, shards, starts)
-    raw = stage_times(context, row, shards, starts)
-    rank = int(coarse((raw.forward + raw.backward).sum(axis=1)[0]).argmax())
-    time = _breakdown(context, row, shards, starts, parts, raw, rank)
-    seconds = time.total_seconds
-    memory = _memory(context, row, shards, starts)
-    fullest = max(stage.total_bytes for stage in memory)
-    job, gpus = context.job, int(row.gpus[0])
-    rate = dollars_per_hour(context.pool, row.gpus)
-    per_hour = None if rate is None else float(rate[0])
+    """Return the prediction for a legal plan of any shape. Its lower bound is the model's FLOPs at the peak of all GPUs
+    of the cluster. `known` keeps layer tables between calls, as in `mixed_iteration`, and `contexts` are those of its
+    GPU types; `found` is the plan's iteration where it is known. Raises SpecError where a GPU cannot compute in the
+    job's precision."""
+    found = found or mixed_iteration(plan, efficiency, known=known, contexts=contexts)
+    source = layer_source(efficiency)
+    slowest = int(coarse(np.array([replica.busy_seconds for replica in found.replicas])).argmax())
+    stages = found.replicas[slowest].undisturbed
+    rank = int(coarse((stages.forward + stages.backward).sum(axis=1)[0]).argmax())
+    time = _breakdown(plan, found, slowest, rank)
+    memory = tuple(_memory(plan, replica, own) for replica, own in zip(plan.replicas, found.replicas, strict=True))
+    seconds, job, used = time.total_seconds, plan.job, plan.gpus_by_type
+    peaks = {
+        pool.gpu.name: source.attainable_flops(pool.gpu, plan.model, job)
+        for pool in plan.cluster.pools
+        if pool.gpu.peak(job.precision)
+    }
+    flops = iteration_flops(plan.model, job.global_batch, job.seq_len)
+    per_hour = _dollars_per_hour(plan, used, seconds)
     hours = None if job.iterations is None else job.iterations * seconds / SECONDS_PER_HOUR
-    peak = context.source.attainable_flops(context.pool.gpu, context.model, job)
-    flops = iteration_flops(context.model, job.global_batch, job.seq_len)
-    ideal = flops / (peak * context.pool.gpus)
-    setting = setting_of(context.model, context.pool.gpu, gpus, job)
-    interval, evidence = context.source.basis(seconds, [setting])
+    settings = [setting_of(plan.model, pool.gpu, plan.gpus, job) for pool in plan.cluster.pools if used[pool.gpu.name]]
+    interval, evidence = source.basis(seconds, settings)
+    fit = min(fit_probability(each.total_bytes, each.capacity_bytes, job) for row in memory for each in row)
+    ideal = flops / sum(peaks.get(pool.gpu.name, 0.0) * pool.gpus for pool in plan.cluster.pools)
     return Prediction(
         iteration_seconds=seconds,
         interval=interval,
         tokens_per_second=job.tokens_per_iteration / seconds,
-        mfu=flops / (seconds * peak * gpus),
+        mfu=flops / (seconds * sum(peaks[name] * count for name, count in used.items())),
         time=time,
-        memory=(memory,),
-        fit_probability=fit_probability(fullest, context.pool.memory_bytes, context.job),
+        memory=memory,
+        fit_probability=fit,
         dollars_per_hour=per_hour,
         dollars_total=None if per_hour is None or hours is None else per_hour * hours,
         hours_total=hours,
-        lower_bound_seconds=ideal if lower_bound_seconds is None else min(lower_bound_seconds, seconds),
-        binding=binding_words(time, (memory,), rank),
+        lower_bound_seconds=ideal,
+        binding=binding_words(time, memory, rank),
         evidence=evidence,
     )
 
 
-def _breakdown(
-    context: Context, row: Strategies, shards: Sharded, starts: Ints, parts: Iteration, raw: StageTimes, rank: int
-) -> TimeBreakdown:
-    """Return where the time goes, seen from the pipeline rank that works most."""
-    count = float(micro_batches(context, row)[0])
-    where = positions(starts, context.layer_count)
+def _dollars_per_hour(plan: Plan, used: Counter[str], seconds: float) -> float | None:
+    """Return the price of the machines that the plan needs and of its traffic between sites, with iterations of
+    `seconds`; None where one is unknown."""
+    total = egress_dollars(plan) * SECONDS_PER_HOUR / seconds
+    for pool in plan.cluster.pools:
+        count = used[pool.gpu.name]
+        if not count:
+            continue
+        peak_flops(pool.gpu, plan.job.precision)
+        rate = dollars_per_hour(pool, np.array([count]))
+        if rate is None:
+            return None
+        total += float(rate[0])
+    return total
+
+
+def _memory(plan: Plan, replica: Replica, found: ReplicaTime) -> tuple[StageMemory, ...]:
+    capacity = {pool.gpu.name: pool.memory_bytes for pool in plan.cluster.pools}
+    names = [term.name for term in fields(found.memory)]
+    terms = zip(*(getattr(found.memory, name).tolist() for name in names), strict=True)
+    return tuple(
+        StageMemory(
+            **{f"{name}_bytes": value for name, value in zip(names, row, strict=True)},
+            capacity_bytes=capacity[stage.gpu],
+        )
+        for stage, row in zip(replica.stages, terms, strict=True)
+    )
+
+
+def _breakdown(plan: Plan, found: Mixed, slowest: int, rank: int) -> TimeBreakdown:
+    """Return where the time goes, seen from the stage that works most of the replica that takes longest."""
+    replica, timed = plan.replicas[slowest], found.replicas[slowest]
+    lane = lane_of(found.lanes, sum(len(before.stages) for before in plan.replicas[:slowest]) + rank)
+    starts = np.array([stage_starts(replica, plan.schedule.virtual_stages)])
+    where = positions(starts, lane.context.layer_count)
+    count, table = float(replica.micro_batches), lane.shards.table
 
     def of(running: Floats) -> float:
-        summed = per_rank(ranged(running, shards.row, where[:, :-1], where[:, 1:]), row)[0, :, rank].sum()
-        return count * float(summed)
+        each = ranged(running, lane.shards.row, where[:, :-1], where[:, 1:])
+        return count * float(per_rank(each, lane.row)[0, :, rank].sum())
 
-    table = shards.table
-    named = {
+    raw = timed.undisturbed
+    busy = count * float((raw.forward + raw.backward)[0, :, rank].sum())
+    free = pipeline_seconds(plan, replica, raw, np.zeros_like(timed.transfers))
+    named = _named(table, of, count * float(raw.recompute[0, :, rank].sum()))
+    software = lane.context.software
+    launching = count * 2.0 * software.pass_seconds * plan.schedule.virtual_stages
+    hidden = max(busy - launching - sum(named.values()), 0.0)
+    update = max(float(each.optimizer.max()) for each in found.replicas)
+    after = timed.busy_seconds - timed.pipeline_seconds
+    return TimeBreakdown(
+        **named,
+        framework_seconds=launching + software.step_seconds,
+        pipeline_seconds=timed.pipeline_seconds - free,
+        bubble_seconds=free - busy,
+        data_parallel_seconds=hidden + after,
+        optimizer_seconds=update + found.norm_seconds - software.step_seconds,
+    )
+
+
+def _named(table: LayerTable, of: Callable[[Floats], float], recompute: float) -> dict[str, float]:
+    """Return the terms of a breakdown that layers have; `of` sums a column over the layers of a stage."""
+    return {
         "forward_seconds": of(table.compute_forward),
         "backward_seconds": of(table.compute_backward),
-        "recompute_seconds": count * float(raw.recompute[0, :, rank].sum()),
+        "recompute_seconds": recompute,
         "tensor_parallel_seconds": of(table.tp_seconds),
         "context_parallel_seconds": of(table.cp_seconds),
         "expert_parallel_seconds": of(table.ep_seconds),
     }
-    busy = count * float((raw.forward + raw.backward)[0, :, rank].sum())
-    whole = float(pipeline_seconds(context, row, parts)[0])
-    free = float(pipeline_seconds(context, row, replace(parts, stages=raw), free_transfers=True)[0])
-    software = context.software
-    launching = count * 2.0 * software.pass_seconds * int(row.vpp[0])
-    gathers = max(busy - launching - sum(named.values()), 0.0)
-    return TimeBreakdown(
-        **named,
-        framework_seconds=launching + software.step_seconds,
-        pipeline_seconds=whole - free,
-        bubble_seconds=free - busy,
-        data_parallel_seconds=gathers + float(parts.data_parallel[0]),
-        optimizer_seconds=float(parts.optimizer[0]) - software.step_seconds,
-    )
-
-
-def _memory(context: Context, row: Strategies, shards: Sharded, starts: Ints) -> tuple[StageMemory, ...]:
-    peak = footprint(context, row, shards, starts)
-    return tuple(
-        StageMemory(
-            weights_bytes=float(peak.weights[0, rank]),
-            gradients_bytes=float(peak.gradients[0, rank]),
-            optimizer_bytes=float(peak.optimizer[0, rank]),
-            activations_bytes=float(peak.activations[0, rank]),
-            logits_bytes=float(peak.logits[0, rank]),
-            buffers_bytes=float(peak.buffers[0, rank]),
-            context_bytes=float(peak.context[0, rank]),
-            capacity_bytes=context.pool.memory_bytes,
-        )
-        for rank in range(int(row.pp[0]))
-    )
 
 
 def binding_words(time: TimeBreakdown, memory: Sequence[tuple[StageMemory, ...]], rank: int) -> str:

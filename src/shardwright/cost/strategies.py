@@ -1,29 +1,44 @@
-"""`Strategies`: many uniform parallel strategies as columns, one row each."""
+"""`Strategies`: many uniform parallel strategies as columns, one row each; rows of plans, and the plan of a row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from shardwright.arrays import Array as Array
+from shardwright.arrays import Bools as Bools
+from shardwright.arrays import Columns
+from shardwright.arrays import Floats as Floats
+from shardwright.arrays import Ints as Ints
+from shardwright.cost.pipeline.splits import boundaries
+from shardwright.plans.plan import (
+    OptimizerPlan,
+    Overlap,
+    Plan,
+    RankOrder,
+    Recompute,
+    Replica,
+    Schedule,
+    Sharding,
+    Stage,
+)
+from shardwright.spec.cluster import Cluster
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
 
 RECOMPUTE = ("none", "selective", "uniform", "block")
 NONE, SELECTIVE, UNIFORM, BLOCK = range(4)
-SHARDING = ("none", "zero1", "zero2", "zero3")
+SHARDING: tuple[Sharding, ...] = get_args(Sharding)
 UNSHARDED, ZERO1, ZERO2, ZERO3 = range(4)
-RANK_ORDERS = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
+RANK_ORDERS: tuple[RankOrder, ...] = get_args(RankOrder)
 PIPELINE_OUTERMOST, DATA_OUTERMOST = range(2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strategies:
+class Strategies(Columns):
     """Columns of equal length [N].
 
     `recompute`, `sharding` and `rank_order` are codes into the tuples above. `first_layers` and `last_layers` are
@@ -53,13 +68,6 @@ class Strategies:
     overlap_grad: Bools
     overlap_param: Bools
 
-    def __len__(self) -> int:
-        return len(self.tp)
-
-    def take(self, rows: Array | slice) -> Strategies:
-        """Return the given rows (indices, a mask or a slice)."""
-        return Strategies(**{name: getattr(self, name)[rows] for name in COLUMNS})
-
     @property
     def gpus(self) -> Ints:
         """GPUs that each strategy uses, [N]."""
@@ -78,6 +86,93 @@ def strategies(rows: Sequence[dict[str, Any]]) -> Strategies:
     return Strategies(**{name: np.array([row[name] for row in rows], dtype=DTYPES[name]) for name in COLUMNS})
 
 
-def concatenate(parts: Sequence[Strategies]) -> Strategies:
-    """Return the rows of all parts in order."""
-    return Strategies(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS})
+def stage_row(plan: Plan, replica: Replica, stage: Stage) -> dict[str, Any]:
+    """Return the strategy of a pipeline of such stages. All data-parallel copies of the plan share the state of a
+    layer, so the row has them all."""
+    first, last = replica.stages[0].layers[0], replica.stages[-1].layers[-1]
+    split = stage.tensor_parallel > 1
+    return {
+        "tp": stage.tensor_parallel,
+        "cp": stage.context_parallel,
+        "ep": stage.expert_parallel,
+        "etp": stage.expert_tensor_parallel,
+        "pp": len(replica.stages),
+        "dp": plan.data_parallel,
+        "vpp": plan.schedule.virtual_stages,
+        "micro_batch": plan.micro_batch,
+        "rank_order": RANK_ORDERS.index(plan.rank_order),
+        "sequence_parallel": plan.sequence_parallel and split,
+        "flash": plan.flash_attention,
+        "overlap_tp": plan.overlap.tensor_parallel and split,
+        "overlap_pp": plan.overlap.pipeline,
+        "first_layers": first[1] - first[0],
+        "last_layers": last[1] - last[0],
+        "recompute": RECOMPUTE.index(stage.recompute.method or stage.recompute.granularity),
+        "recompute_layers": stage.recompute.layers or 0,
+        "sharding": SHARDING.index(plan.optimizer.sharding),
+        "offload": plan.optimizer.offload,
+        "overlap_grad": plan.overlap.grad_reduce,
+        "overlap_param": plan.overlap.param_gather,
+    }
+
+
+def stage_rows(plan: Plan, replica: Replica) -> Strategies:
+    """Return every stage of a replica as the strategy of a pipeline of such stages, [P]."""
+    return strategies([stage_row(plan, replica, stage) for stage in replica.stages])
+
+
+def row_of(plan: Plan) -> Strategies:
+    """Return the row of a uniform plan."""
+    return stage_rows(plan, plan.replicas[0]).take(slice(0, 1))
+
+
+def stage_starts(replica: Replica, virtual_stages: int) -> list[int]:
+    """Return the layer at which each virtual stage starts, and the last one ends."""
+    ranges = [stage.layers[chunk] for chunk in range(virtual_stages) for stage in replica.stages]
+    return [*(start for start, _ in ranges), ranges[-1][1]]
+
+
+def plan_of_row(row: Strategies, model: Model, job: Job, cluster: Cluster, gpu: str, *, label: str = "") -> Plan:
+    """Return the plan of a single row on GPUs of the type `gpu`."""
+    value = {name: getattr(row, name)[0].item() for name in COLUMNS}
+    pp, vpp = value["pp"], value["vpp"]
+    starts = boundaries(len(model.layers), pp * vpp, row.first_layers, row.last_layers)[0].tolist()
+    stages = tuple(
+        Stage(
+            gpu=gpu,
+            tensor_parallel=value["tp"],
+            context_parallel=value["cp"],
+            expert_parallel=value["ep"],
+            expert_tensor_parallel=value["etp"],
+            layers=tuple((starts[chunk * pp + rank], starts[chunk * pp + rank + 1]) for chunk in range(vpp)),
+            recompute=recompute_of(value["recompute"], value["recompute_layers"]),
+        )
+        for rank in range(pp)
+    )
+    count = job.global_batch // (value["dp"] * value["micro_batch"])
+    return Plan(
+        model=model,
+        job=job,
+        cluster=cluster,
+        micro_batch=value["micro_batch"],
+        schedule=Schedule(kind="interleaved" if vpp > 1 else "1f1b", virtual_stages=vpp),
+        replicas=(Replica(count=value["dp"], micro_batches=count, stages=stages),),
+        optimizer=OptimizerPlan(sharding=SHARDING[value["sharding"]], offload=value["offload"]),
+        overlap=Overlap(
+            grad_reduce=value["overlap_grad"],
+            param_gather=value["overlap_param"],
+            tensor_parallel=value["overlap_tp"],
+            pipeline=value["overlap_pp"],
+        ),
+        sequence_parallel=value["sequence_parallel"],
+        flash_attention=value["flash"],
+        rank_order=RANK_ORDERS[value["rank_order"]],
+        label=label,
+    )
+
+
+def recompute_of(code: int, layers: int) -> Recompute:
+    """Return the recomputation of a row."""
+    if code in (UNIFORM, BLOCK):
+        return Recompute(granularity="full", method="uniform" if code == UNIFORM else "block", layers=layers)
+    return Recompute(granularity="selective" if code == SELECTIVE else "none")

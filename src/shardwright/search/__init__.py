@@ -3,7 +3,6 @@ rest. Start reading at `planner`.
 
 * `planner`: one call from a description to ranked plans, and from a plan to its evaluation
 * `objective`: what is best: time or dollars, within budget and deadline
-* `assemble`: rows of strategies to plans and back
 * `sizing`: ways to train on some GPUs, and the memory of each
 * `replan`: a new plan after machines went or came
 * `space/`: what is searched

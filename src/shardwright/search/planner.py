@@ -11,10 +11,11 @@ import numpy as np
 
 from shardwright.cost.compute.efficiency import Efficiency, computes, peak_flops
 from shardwright.cost.context import Context
+from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.fit_probability import headroom
-from shardwright.cost.predict import predict as predict_row
-from shardwright.cost.predict_mixed import predict_mixed
+from shardwright.cost.predict import predict as prediction_of
+from shardwright.cost.strategies import Strategies, plan_of_row, row_of, stage_starts
 from shardwright.errors import SpecError, bad, suggestion
 from shardwright.plans.check import position_problems
 from shardwright.plans.findings import Cause, Failure, MixedPlans, Rejection, ordered
@@ -22,7 +23,6 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, Evaluation, NoPlan, Ranking, SearchReport
 from shardwright.search.advice.infeasible import explain
 from shardwright.search.advice.remedies import remedies
-from shardwright.search.assemble import layer_starts, plan_of, pool_of, row_of
 from shardwright.search.mixed.entry import Outcome, affordable_value, largest_pools, mixed_search
 from shardwright.search.mixed.tables.settings import pinned_away
 from shardwright.search.objective import Objective
@@ -189,7 +189,7 @@ def _uniform_plans(results: Sequence[_PoolResult], cluster: Cluster, top: int) -
         for rank, (value, _) in enumerate(result.found.ranked)
     )[:top]
     return [
-        (value, plan_of(results[place].context, cluster, results[place].found.ranked[rank][1]))
+        (value, costed_plan(results[place].context, cluster, results[place].found.ranked[rank][1]))
         for value, _, place, rank in ranked
     ]
 
@@ -261,7 +261,7 @@ def _shown_baselines(
     return tuple(
         Baseline(
             rule=entry.rule,
-            plan=None if entry.row is None else plan_of(chosen.context, cluster, entry.row, label=entry.rule),
+            plan=None if entry.row is None else costed_plan(chosen.context, cluster, entry.row, label=entry.rule),
             failure=entry.failure,
         )
         for entry in chosen.tried
@@ -273,7 +273,7 @@ def _plain(results: Sequence[_PoolResult], cluster: Cluster) -> Iterator[Baselin
         rule = f"the best plan on the {result.context.pool.gpu.name} alone"
         ranked = result.found.ranked
         if ranked:
-            yield Baseline(rule=rule, plan=plan_of(result.context, cluster, ranked[0][1], label=rule))
+            yield Baseline(rule=rule, plan=costed_plan(result.context, cluster, ranked[0][1], label=rule))
         else:
             job = result.context.job
             limited = job.deadline_hours is not None or job.budget_dollars is not None
@@ -290,12 +290,16 @@ def _whole(mixed: _Mixed) -> Baseline:
     return Baseline(rule=rule, plan=plan)
 
 
+def costed_plan(context: Context, cluster: Cluster, row: Strategies, *, label: str = "") -> Plan:
+    """Return the plan of a single row on the machines of `context`, with its prediction."""
+    name = context.pool.gpu.name
+    plan = plan_of_row(row, context.model, context.job, cluster, name, label=label)
+    return plan.costed(prediction_of(plan, context.efficiency, contexts={name: context}))
+
+
 def predict(plan: Plan, *, efficiency: Efficiency | None = None) -> Plan:
     """Return a plan with its prediction."""
-    if not plan.uniform:
-        return plan.costed(predict_mixed(plan, efficiency or default_efficiency()))
-    context = Context(model=plan.model, pool=pool_of(plan), job=plan.job, efficiency=efficiency or default_efficiency())
-    return plan.costed(predict_row(context, row_of(plan), starts=layer_starts(plan)))
+    return plan.costed(prediction_of(plan, efficiency or default_efficiency()))
 
 
 def evaluate(user_plan: Plan, *, top: int = 1, efficiency: Efficiency | None = None) -> Evaluation:
@@ -311,6 +315,7 @@ def evaluate(user_plan: Plan, *, top: int = 1, efficiency: Efficiency | None = N
         mine = mine.costed(replace(mine.prediction, lower_bound_seconds=bound))
     if not user_plan.uniform:
         return Evaluation(plan=mine, best=best)
-    context = Context(model=user_plan.model, pool=pool_of(user_plan), job=user_plan.job, efficiency=model_of_time)
-    changes = remedies(context, row_of(user_plan), layer_starts(user_plan))
+    (context,) = contexts_of(user_plan, model_of_time).values()
+    starts = stage_starts(user_plan.replicas[0], user_plan.schedule.virtual_stages)
+    changes = remedies(context, row_of(user_plan), np.array([starts]))
     return Evaluation(plan=mine, best=best, remedies=tuple(changes))

@@ -20,7 +20,7 @@ from shardwright.cost.iteration.mixed import Mixed
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.network.collectives import Fabric
-from shardwright.cost.predict_mixed import predict_mixed
+from shardwright.cost.predict import predict
 from shardwright.plans.plan import Plan, Stage
 from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.entry import largest_pools
@@ -92,7 +92,7 @@ def replan(
     if best is None:
         return None
     plan, found = best
-    return plan.costed(predict_mixed(plan, model_of_time, found=found))
+    return plan.costed(predict(plan, model_of_time, found=found))
 
 
 def _found(previous: Plan, task: Task) -> tuple[Plan, Mixed] | None:

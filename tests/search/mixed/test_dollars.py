@@ -13,7 +13,7 @@ from tests.search.mixed.oracle import TooManyError, brute_force
 from tests.search.mixed.problems import EFFICIENCY, EFFORT, Small, small
 
 from shardwright.cost.iteration.lanes import Known
-from shardwright.cost.predict_mixed import predict_mixed
+from shardwright.cost.predict import predict
 from shardwright.plans.plan import Plan
 from shardwright.search.mixed.bounds.compositions import Columns, columns, joined, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance, instances
@@ -73,7 +73,7 @@ def solved(problem: Small, gap: float, **limits: object) -> Found:
     known: Known = {}
 
     def costed(plan: Plan) -> Plan:
-        return plan.costed(predict_mixed(plan, EFFICIENCY, known=known))
+        return plan.costed(predict(plan, EFFICIENCY, known=known))
 
     whole = Problem(contexts, problem.cluster, problem.space, gap, problem.settings, problem.tables, known, EFFORT)
     return search(whole, bill_of(contexts), np.inf, lambda plan: True, costed, affordable_value)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardwright.arrays import packed
 from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import exact_seconds, iteration
 from shardwright.cost.iteration.footprint import footprint
@@ -62,9 +63,14 @@ def simulated_seconds(context: Context, rows: Strategies, index: ShardIndex) -> 
 
 def _shapes(context: Context, rows: Strategies) -> Iterator[tuple[Ints, Ints]]:
     """Yield the indices of rows with equal pipeline ranks and virtual stages, and where their stages start."""
-    for group in groups(rows.pp * (1 << 20) + rows.vpp):
+    for group in shape_groups(rows.pp, rows.vpp):
         stages = int(rows.pp[group[0]] * rows.vpp[group[0]])
         yield group, boundaries(context.layer_count, stages, rows.first_layers[group], rows.last_layers[group])
+
+
+def shape_groups(pp: Ints, vpp: Ints) -> list[Ints]:
+    """Return the indices of rows with equal pipeline ranks and virtual stages."""
+    return groups(packed([(pp, 20), (vpp, 20)]))
 
 
 def groups(key: Array) -> list[Ints]:

@@ -7,19 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from shardwright.arrays import Array, Ints
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.context import Context, Sharded, shard_codes, sharded
 from shardwright.cost.frameworks.overheads import Calibration
-from shardwright.cost.strategies import (
-    RANK_ORDERS,
-    RECOMPUTE,
-    SHARDING,
-    Array,
-    Ints,
-    Strategies,
-    strategies,
-)
-from shardwright.plans.plan import Plan, Recompute, Replica, Stage
+from shardwright.cost.strategies import Strategies, stage_row, stage_starts, strategies
+from shardwright.plans.plan import Plan, Stage
 
 Known = dict[tuple[object, ...], Sharded]  # layer tables by GPU type and sharding
 
@@ -63,12 +56,13 @@ class _Members:
 
 
 def contexts_of(plan: Plan, efficiency: Efficiency, calibration: Calibration | None = None) -> dict[str, Context]:
-    """Return the context of each GPU type that the plan uses."""
-    found = {}
+    """Return the context of each GPU type that the plan uses, on the largest pool of it."""
+    found: dict[str, Context] = {}
     for pool in plan.cluster.pools:
-        if pool.gpu.name in plan.gpus_by_type:
+        name = pool.gpu.name
+        if name in plan.gpus_by_type and (name not in found or pool.gpus > found[name].pool.gpus):
             given = calibration.of(plan.job.framework, pool.gpu) if calibration else None
-            found[pool.gpu.name] = Context(
+            found[name] = Context(
                 model=plan.model, pool=pool, job=plan.job, efficiency=efficiency, measured_overheads=given
             )
     return found
@@ -88,7 +82,7 @@ def lanes_of(plan: Plan, contexts: Mapping[str, Context], known: Known | None = 
             alike = (*kind, stage.recompute)
             if alike not in rows:
                 rows[alike] = len(members.rows)
-                members.rows.append(_row(plan, replica, stage))
+                members.rows.append(stage_row(plan, replica, stage))
                 members.starts.append(starts)
                 members.micro_batches.append(replica.micro_batches)
             members.stages.append((place, rows[alike], rank))
@@ -139,49 +133,5 @@ def lane_of(lanes: Sequence[Lanes], stage: int) -> Lane:
     return Lane(context=group.context, row=group.rows.take(row), shards=shards)
 
 
-def stage_rows(plan: Plan, replica: Replica) -> Strategies:
-    """Return every stage of a replica as the strategy of a pipeline of such stages, [P]."""
-    return strategies([_row(plan, replica, stage) for stage in replica.stages])
-
-
-def stage_starts(replica: Replica, virtual_stages: int) -> list[int]:
-    """Return the layer at which each virtual stage starts, and the last one ends."""
-    ranges = [stage.layers[chunk] for chunk in range(virtual_stages) for stage in replica.stages]
-    return [*(start for start, _ in ranges), ranges[-1][1]]
-
-
 def _degrees(stage: Stage) -> tuple[int, int, int, int]:
     return stage.tensor_parallel, stage.context_parallel, stage.expert_parallel, stage.expert_tensor_parallel
-
-
-def _row(plan: Plan, replica: Replica, stage: Stage) -> dict[str, object]:
-    """Return the strategy of a pipeline of such stages. All data-parallel copies of the plan share the state of a
-    layer, so the row has them all."""
-    first, last = replica.stages[0].layers[0], replica.stages[-1].layers[-1]
-    return {
-        "tp": stage.tensor_parallel,
-        "cp": stage.context_parallel,
-        "ep": stage.expert_parallel,
-        "etp": stage.expert_tensor_parallel,
-        "pp": len(replica.stages),
-        "dp": plan.data_parallel,
-        "vpp": plan.schedule.virtual_stages,
-        "micro_batch": plan.micro_batch,
-        "rank_order": RANK_ORDERS.index(plan.rank_order),
-        "sequence_parallel": plan.sequence_parallel and stage.tensor_parallel > 1,
-        "flash": plan.flash_attention,
-        "overlap_tp": plan.overlap.tensor_parallel and stage.tensor_parallel > 1,
-        "overlap_pp": plan.overlap.pipeline,
-        "first_layers": first[1] - first[0],
-        "last_layers": last[1] - last[0],
-        "recompute": _recompute_code(stage.recompute),
-        "recompute_layers": stage.recompute.layers or 0,
-        "sharding": SHARDING.index(plan.optimizer.sharding),
-        "offload": plan.optimizer.offload,
-        "overlap_grad": plan.overlap.grad_reduce,
-        "overlap_param": plan.overlap.param_gather,
-    }
-
-
-def _recompute_code(recompute: Recompute) -> int:
-    return RECOMPUTE.index(recompute.method or recompute.granularity)

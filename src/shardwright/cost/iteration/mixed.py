@@ -23,7 +23,7 @@ from shardwright.cost.frameworks.overheads import Calibration
 from shardwright.cost.iteration.batch import beside_transfers
 from shardwright.cost.iteration.footprint import Footprint, Held, fixed_bytes, footprint, held_parameters
 from shardwright.cost.iteration.lanes import Known, Lanes, contexts_of, lane_of, lanes_of, of_pipelines, of_stages
-from shardwright.cost.iteration.links import move_seconds, once_seconds
+from shardwright.cost.iteration.links import Contexts, move_seconds, once_seconds
 from shardwright.cost.iteration.places import Places, places_of
 from shardwright.cost.iteration.shards import copied_bytes
 from shardwright.cost.iteration.step import (
@@ -101,11 +101,17 @@ class _Stages:
 
 
 def mixed_iteration(
-    plan: Plan, efficiency: Efficiency, calibration: Calibration | None = None, *, known: Known | None = None
+    plan: Plan,
+    efficiency: Efficiency,
+    calibration: Calibration | None = None,
+    *,
+    known: Known | None = None,
+    contexts: Contexts | None = None,
 ) -> Mixed:
-    """Return the iteration of `plan`. The plan must be a legal one (`plan.check`). `known` keeps layer tables between
-    calls for plans of one model, job, cluster and efficiency."""
-    contexts = contexts_of(plan, efficiency, calibration)
+    """Return the iteration of `plan`. The plan must be a legal one (`plans.check`). `known` keeps layer tables between
+    calls for plans of one model, job, cluster and efficiency; `contexts` are those of its GPU types, where a search has
+    them."""
+    contexts = contexts or contexts_of(plan, efficiency, calibration)
     lanes, places = lanes_of(plan, contexts, known), places_of(plan)
     held = [held_parameters(each.context, each.rows, each.shards, each.starts) for each in lanes]
     stages = _stages(plan, lanes, held, places)

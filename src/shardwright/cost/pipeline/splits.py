@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.cost.strategies import Ints
+from shardwright.arrays import Ints
 
 
 def boundaries(layers: int, stages: int, first: Ints, last: Ints) -> Ints:

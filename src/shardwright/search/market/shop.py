@@ -25,12 +25,12 @@ from shardwright.plans.findings import (
     Uncovered,
 )
 from shardwright.plans.ranking import NoPlan
-from shardwright.search.assemble import plan_of
 from shardwright.search.market.front import Front
 from shardwright.search.market.mixes import Mix, apart, cluster_of, machine_seconds, promising
 from shardwright.search.market.picks import infeasible, picks, steps
 from shardwright.search.market.result import Shopping, ShopReport
 from shardwright.search.market.sweep import Find, Sweep, finish, least_dollars, probe, sweep
+from shardwright.search.planner import costed_plan
 from shardwright.search.planner import plan as plan_on
 from shardwright.search.renting.choice import Choice, Rental
 from shardwright.search.renting.expected import choice_of
@@ -159,7 +159,7 @@ def _parts(
 def _choice(context: Context, find: Find, offers: Offers) -> Choice:
     """Return a point of the front with its plan, predicted on just the machines that it rents."""
     pool = find.tariff.offer.rented(find.machines)
-    plan = plan_of(replace(context, pool=pool), Cluster(pools=(pool,)), find.row)
+    plan = costed_plan(replace(context, pool=pool), Cluster(pools=(pool,)), find.row)
     return choice_of(plan, (Rental(offer=find.tariff.offer, machines=find.machines),), offers.terms)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import bound_seconds, exact_seconds, iteration
-from shardwright.cost.iteration.evaluate import groups
+from shardwright.cost.iteration.evaluate import shape_groups
 from shardwright.cost.pipeline.splits import boundaries
 from shardwright.cost.strategies import Floats, Ints, Strategies
 from shardwright.rounding import coarse
@@ -234,7 +234,7 @@ def _offer(run: Sweep, front: Front[Find], rows: Rows, seconds: Floats) -> None:
 def _shapes(rows: Rows) -> Iterator[Rows]:
     """Yield the rows of each number of pipeline ranks and virtual stages."""
     given = rows.strategies
-    for group in groups(given.pp * (1 << 20) + given.vpp):
+    for group in shape_groups(given.pp, given.vpp):
         yield rows.take(group)
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.cost.context import Context
-from shardwright.cost.iteration.lanes import Known, stage_rows
-from shardwright.cost.predict_mixed import predict_mixed
+from shardwright.cost.iteration.lanes import Known
+from shardwright.cost.predict import predict
+from shardwright.cost.strategies import stage_rows
 from shardwright.plans.check import check
 from shardwright.plans.findings import DeeperPipelines, Uncovered
 from shardwright.plans.plan import Plan
@@ -64,7 +65,7 @@ def mixed_search(
     known: Known = {}
 
     def costed(plan: Plan) -> Plan:
-        return plan.costed(predict_mixed(plan, contexts[0].efficiency, known=known))
+        return plan.costed(predict(plan, contexts[0].efficiency, known=known))
 
     def allowed(plan: Plan) -> bool:
         return _deep(plan, space) and not _dropped(plan, contexts, filters)

@@ -37,7 +37,6 @@ from shardwright.cost.strategies import (
     Bools,
     Ints,
     Strategies,
-    concatenate,
 )
 from shardwright.search.space.axes import Space, Value, offload_fractions
 from shardwright.search.space.layouts import Layouts, Splits, most_recomputed_layers, recompute_counts, reorderable
@@ -252,7 +251,7 @@ def _explicit_layers(context: Context, how: Axes, group: _Group, mode: int) -> t
 def joined(parts: list[Rows]) -> Rows:
     """Return the rows of all parts in order."""
     return Rows(
-        strategies=concatenate([part.strategies for part in parts]),
+        strategies=Strategies.concatenated([part.strategies for part in parts]),
         layout=np.concatenate([part.layout for part in parts]),
         split=np.concatenate([part.split for part in parts]),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardwright.arrays import packed
 from shardwright.cost.context import Context, ShardIndex, shard_codes
 from shardwright.cost.memory.sizes import least_state_bytes, logit_bytes, reserved_bytes
 from shardwright.cost.strategies import Floats, Ints
@@ -18,10 +19,7 @@ def distinct_shards(rows: Layouts) -> Layouts:
 
 
 def _shard_keys(rows: Layouts) -> Ints:
-    key = np.zeros(len(rows), dtype=np.int64)
-    for column, bits in ((rows.tp, 10), (rows.cp, 8), (rows.ep, 10), (rows.etp, 10), (rows.micro_batch, 20)):
-        key = (key << bits) | column
-    return key
+    return packed([(rows.tp, 10), (rows.cp, 8), (rows.ep, 10), (rows.etp, 10), (rows.micro_batch, 20)])
 
 
 def _least(context: Context, how: Axes, rows: Layouts, index: ShardIndex, per_shard: Floats) -> Floats:

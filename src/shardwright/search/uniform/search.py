@@ -17,7 +17,7 @@ import numpy as np
 
 from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import bound_seconds, iteration
-from shardwright.cost.iteration.evaluate import Verdict, groups, simulated_seconds
+from shardwright.cost.iteration.evaluate import Verdict, shape_groups, simulated_seconds
 from shardwright.cost.pipeline.splits import boundaries
 from shardwright.cost.strategies import Bools, Floats, Ints, Strategies
 from shardwright.plans.findings import Cause, Rejection, ordered
@@ -259,7 +259,7 @@ def _settle(run: _Search, rows: Rows, bounds: Floats) -> None:
 
 def _groups(rows: Strategies) -> list[Ints]:
     """Return the indices of rows with equal numbers of pipeline ranks and virtual stages."""
-    return groups(rows.pp * (1 << 20) + rows.vpp)
+    return shape_groups(rows.pp, rows.vpp)
 
 
 def _starts(context: Context, rows: Strategies) -> Ints:

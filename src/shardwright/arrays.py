@@ -1,0 +1,59 @@
+"""Types of arrays, and structs of arrays: columns of equal length that are taken and joined together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+KEY_BITS = 63
+
+
+class Columns:
+    """Base of frozen dataclasses whose fields are arrays with rows along their first axis, or such dataclasses."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
+
+    def take(self, rows: Array | slice) -> Self:
+        """Return the given rows (indices, a mask or a slice)."""
+        taken = {}
+        for field in fields(self):  # type: ignore[arg-type]
+            column = getattr(self, field.name)
+            taken[field.name] = column.take(rows) if isinstance(column, Columns) else column[rows]
+        return type(self)(**taken)
+
+    @classmethod
+    def concatenated(cls, parts: Sequence[Self]) -> Self:
+        """Return the rows of all parts in order."""
+        joined = {}
+        for field in fields(cls):  # type: ignore[arg-type]
+            columns = [getattr(part, field.name) for part in parts]
+            first = columns[0]
+            joined[field.name] = (
+                type(first).concatenated(columns) if isinstance(first, Columns) else np.concatenate(columns)
+            )
+        return cls(**joined)
+
+
+def packed(columns: Sequence[tuple[Array, int]]) -> Ints:
+    """Return one number for each row of columns of whole numbers, each with the bits that it is given, [N]: equal rows
+    have equal numbers. Raises OverflowError where a number needs more bits than it has."""
+    if sum(bits for _, bits in columns) > KEY_BITS:
+        raise OverflowError(f"a key has {KEY_BITS} bits")
+    key = np.zeros(len(columns[0][0]), dtype=np.int64)
+    for column, bits in columns:
+        if len(column) and (int(column.min()) < 0 or int(column.max()) >> bits):
+            raise OverflowError(f"a column of a key does not fit in {bits} bits")
+        key = (key << bits) | column.astype(np.int64)
+    return key
