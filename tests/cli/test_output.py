@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -15,6 +16,7 @@ from unittest import mock
 
 import pytest
 from tests.cli.running import refused, run
+from tests.signals import interruptible
 
 from shardwright.cli.output import NARROWEST, USUAL_WIDTH, terminal_width, write, write_json
 
@@ -84,17 +86,27 @@ def test_a_full_disk_is_told() -> None:
     assert "Traceback" not in done.stderr
 
 
+def opened_once_read(pipe: Path, reader: subprocess.Popen[str]) -> int:
+    """Return the pipe, opened for writing as soon as the reader has opened it."""
+    while True:
+        assert reader.poll() is None, "it waits for its input"
+        try:
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            assert error.errno == errno.ENXIO, "there is no reader yet"
+            time.sleep(0.05)
+
+
 def test_an_interrupt_ends_quietly(tmp_path: Path) -> None:
     pipe = tmp_path / "cluster.yaml"
     os.mkfifo(pipe)  # nobody writes to it, so the command waits
     arguments = ["evaluate", "--megatron-args", str(pipe), "--cluster", "1x8xH100-SXM"]
-    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    for _ in range(200):
-        if process.poll() is not None or Path(f"/proc/{process.pid}/wchan").read_text() == "wait_for_partner":
-            break
-        time.sleep(0.05)
+    with interruptible():
+        process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    writer = opened_once_read(pipe, process)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
+    os.close(writer)
     assert process.returncode == 130
     assert out == ""
     assert "Traceback" not in err

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.cli.running import refused, run
+from tests.signals import interruptible
 
 pytest.importorskip("torch")
 
@@ -109,14 +110,13 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_sigint_leaves_what_was_measured(tmp_path: Path) -> None:
     out = tmp_path / "p.json"
     command = [sys.executable, "-m", "shardwright", "profile", "--device", "cpu", "--minutes", "2", "-o", str(out)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and not (
-            partial_path(out).exists() and load_profile(partial_path(out)).operators
-        ):
-            time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        _, words = process.communicate(timeout=60)
+    with interruptible():
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not (partial_path(out).exists() and load_profile(partial_path(out)).operators):
+        assert process.poll() is None, "it measures on"
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, words = process.communicate()
     assert process.returncode == 130
     assert "the same command goes on" in words
     assert "Traceback" not in words
