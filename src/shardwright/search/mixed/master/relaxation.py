@@ -48,7 +48,7 @@ class Relaxation:
             return Relaxed(value=0.0, prices=np.zeros(len(self.limits)), reduced_costs=none, amounts={})
         prices = self._prices(value)
         reduced_costs = np.round(weighed(self.columns, prices) - value, DIGITS)
-        found = float((prices * self.limits).sum())
+        found = round(float((prices * self.limits).sum()), DIGITS)
         return Relaxed(value=found, prices=prices, reduced_costs=reduced_costs, amounts=self._amounts())
 
     def _prices(self, value: Floats) -> Floats:
