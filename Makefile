@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 EXTRAS := $(VENV)/.extras
 BENCHMARKS := $(filter-out benchmarks/runtime_workers.py benchmarks/peer_formulas.py,$(wildcard benchmarks/*.py))
 
-.PHONY: demo demo-train test golden lint types format bench megatron clean
+.PHONY: demo demo-train test golden lint types format bench megatron targets clean
 
 # Llama-3.1-70B on 64 H100s and 128 A100s together.
 demo: $(INSTALLED)
@@ -46,6 +46,10 @@ bench: $(EXTRAS)
 # Runs exports through Megatron-LM's own parser, validation and configuration builder (downloads both).
 megatron: $(INSTALLED)
 	TEST_PYTHON=$(CURDIR)/$(BIN)/python PYTHON=$(PYTHON) tests/targets/megatron_venv.sh .venv-megatron
+
+# Puts exports through the own code of torchtitan, Accelerate, DeepSpeed and SkyPilot (downloads them).
+targets: $(INSTALLED)
+	TEST_PYTHON=$(CURDIR)/$(BIN)/python PYTHON=$(PYTHON) tests/targets/targets.sh .venv-targets
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

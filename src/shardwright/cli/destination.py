@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from shardwright.cli.output import write
@@ -47,6 +47,15 @@ def deliver(text: str, out: Path) -> None:
     write_atomically(out, text)
     if replaced and sys.stderr is not None:
         print(f"{out}: overwritten", file=sys.stderr)
+
+
+def deliver_all(texts: Mapping[str, str], folder: Path) -> None:
+    """Write files by name into a folder, which is made if it is missing. Raises SpecError where it is a file."""
+    if is_standard_output(folder) or (folder.exists() and not folder.is_dir()):
+        raise bad(f"--out {folder}", f"is no folder; this target has {len(texts)} files", "name a folder for them")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        deliver(text, folder / name)
 
 
 def tell(report: str, *, beside: Path | None) -> None:

@@ -7,10 +7,21 @@ from typing import Annotated
 
 import typer
 
-from shardwright.cli.destination import deliver, require_writable
-from shardwright.cli.output import write, write_json
+from shardwright.cli.destination import deliver, deliver_all, require_writable
+from shardwright.cli.output import note, write, write_json
 
 HELP = """Write a plan as the configuration of a training framework. What it cannot express is refused by name.
+
+Targets:
+
+\b
+  megatron      Megatron-LM core_v0.19: a launch script
+  torchtitan    torchtitan 0.3: a configuration in Python
+  accelerate    Hugging Face Accelerate 1.15 with FSDP2
+  deepspeed     DeepSpeed 0.19: ZeRO and AutoTP
+  skypilot      SkyPilot 0.14: a task or job group that starts Megatron-LM or shardwright train
+  kubernetes    a JobSet that starts the same
+  perfetto      a trace of the predicted step, for https://ui.perfetto.dev
 
 Examples:
 
@@ -18,30 +29,39 @@ Examples:
   shardwright export plan.json --to megatron -o run.sh
   shardwright export plan.json --to megatron --launcher slurm -o job.sbatch
   shardwright export plan.json --to megatron --json
+  shardwright export plan.json --to skypilot -o launch/          # task.yaml, run.sh
+  shardwright export plan.json --to kubernetes -o jobset.yaml
   shardwright export plan.json --to perfetto -o trace.json       # open it at https://ui.perfetto.dev
 """
 
 
 def export(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")],
-    to: Annotated[str, typer.Option(metavar="TARGET", help="megatron (Megatron-LM core_v0.19) or perfetto.")],
+    to: Annotated[str, typer.Option(metavar="TARGET", help="One of the targets below.")],
     launcher: Annotated[str, typer.Option(metavar="NAME", help="torchrun or slurm.")] = "torchrun",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write here instead of standard output.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Write to this file, or to this folder where there are several files."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print arguments and script as one JSON document.")] = False,
 ) -> None:
     from shardwright.exporters.targets import export as files_for
     from shardwright.plans.document import load_plan
 
-    require_writable(out, [plan], json=json)
     exported = files_for(load_plan(plan), to, launcher=launcher)
-    if out is not None:
+    if out is not None and len(exported.files) > 1:
+        deliver_all(exported.files, out)
+    elif out is not None:
+        require_writable(out, [plan], json=json)
         deliver(exported.main, out)
     if json:
         write_json({"target": exported.target, "version": exported.version, **exported.document})
     elif out is None:
         write(exported.main)
+        if others := list(exported.files)[1:]:
+            note(f"{', '.join(others)}: write these too with -o FOLDER")
 
 
 export.__doc__ = HELP

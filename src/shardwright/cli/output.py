@@ -95,3 +95,9 @@ def complain(problems: tuple[Problem, ...]) -> None:
         print(f"error: {place}{problem.message}".translate(CONTROL), file=sys.stderr)
         if problem.hint:
             print(f"  {problem.hint}".translate(CONTROL), file=sys.stderr)
+
+
+def note(words: str) -> None:
+    """Write a remark on standard error."""
+    if sys.stderr is not None:
+        print(words.translate(CONTROL), file=sys.stderr)

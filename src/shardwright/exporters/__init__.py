@@ -2,6 +2,14 @@
 
 * `targets`: the library call, and the list of targets
 * `exported`: what an exporter gives
+* `runner`: what machines start, for targets that only bring machines together
+* `trainer_arguments`: what a Hugging Face Trainer is told
+* `yaml_text`: YAML as a person would write it
 * `megatron/`: Megatron-LM, both ways
+* `torchtitan/`: torchtitan
+* `accelerate/`: Hugging Face Accelerate
+* `deepspeed/`: DeepSpeed
+* `skypilot/`: SkyPilot tasks and job groups
+* `kubernetes/`: Kubernetes JobSets
 * `perfetto/`: traces
 """

@@ -36,4 +36,42 @@ def _perfetto(plan: Plan, launcher: str) -> Exported:
     return export_trace(plan)
 
 
-TARGETS: Mapping[str, Callable[[Plan, str], Exported]] = {"megatron": _megatron, "perfetto": _perfetto}
+def _skypilot(plan: Plan, launcher: str) -> Exported:
+    from shardwright.exporters.skypilot.task import export_task
+
+    return export_task(plan)
+
+
+def _kubernetes(plan: Plan, launcher: str) -> Exported:
+    from shardwright.exporters.kubernetes.jobset import export_jobset
+
+    return export_jobset(plan)
+
+
+def _torchtitan(plan: Plan, launcher: str) -> Exported:
+    from shardwright.exporters.torchtitan.config import export_config
+
+    return export_config(plan)
+
+
+def _accelerate(plan: Plan, launcher: str) -> Exported:
+    from shardwright.exporters.accelerate.config import export_config
+
+    return export_config(plan)
+
+
+def _deepspeed(plan: Plan, launcher: str) -> Exported:
+    from shardwright.exporters.deepspeed.config import export_config
+
+    return export_config(plan)
+
+
+TARGETS: Mapping[str, Callable[[Plan, str], Exported]] = {
+    "megatron": _megatron,
+    "torchtitan": _torchtitan,
+    "accelerate": _accelerate,
+    "deepspeed": _deepspeed,
+    "skypilot": _skypilot,
+    "kubernetes": _kubernetes,
+    "perfetto": _perfetto,
+}

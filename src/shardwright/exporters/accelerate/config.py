@@ -1,0 +1,103 @@
+"""A plan as an Accelerate 1.15 configuration: FSDP2, with tensor and context parallelism by its ParallelismConfig.
+
+Fields: https://huggingface.co/docs/accelerate/package_reference/fsdp and …/parallelism_config. Accelerate passes over
+keys inside `fsdp_config` and `parallelism_config` that it does not know, so the tests compare what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwright.errors import Problem, SpecError
+from shardwright.exporters.exported import Exported
+from shardwright.exporters.trainer_arguments import PRECISION, trainer_arguments, trainer_limits, trainer_text
+from shardwright.exporters.yaml_text import yaml_text
+from shardwright.plans.check import check
+from shardwright.plans.placement import machine_sizes, placement_of
+from shardwright.plans.plan import Plan
+
+VERSION = "1.15.0"
+
+
+def export_config(plan: Plan) -> Exported:
+    """Return `accelerate.yaml`, the arguments of a Trainer, and the launch script. Raises SpecError with every reason
+    where the plan is illegal or Accelerate cannot run it."""
+    if problems := check(plan) or tuple(unsupported(plan)):
+        raise SpecError(*problems)
+    document = config(plan)
+    return Exported(
+        target="accelerate",
+        version=VERSION,
+        files={
+            "accelerate.yaml": f"# Written by shardwright for Accelerate {VERSION}.\n{yaml_text(document)}",
+            "training_arguments.json": trainer_text(plan),
+            "run.sh": _script(plan),
+        },
+        document={"config": document, "training_arguments": trainer_arguments(plan)},
+    )
+
+
+def unsupported(plan: Plan) -> Iterator[Problem]:
+    """Yield why Accelerate cannot run a legal plan."""
+    yield from trainer_limits(plan, "Accelerate")
+    if not plan.uniform:
+        return
+    stage, sharding = plan.replicas[0].stages[0], plan.optimizer.sharding
+    several = stage.tensor_parallel * stage.context_parallel > 1
+    if sharding == "zero1" or (sharding == "none" and several):
+        yield Problem("optimizer.sharding", f"FSDP2 has no {sharding}", "--set sharding=zero2,zero3")
+    if plan.optimizer.offload:
+        yield Problem("optimizer.offload", "FSDP2 offloads parameters with the state", "--set offload=0")
+    if plan.sequence_parallel and stage.tensor_parallel > 1:
+        yield Problem("sequence_parallel", "Hugging Face's tensor parallelism has none", "--set sequence_parallel=off")
+    if plan.rank_order != "tp-cp-ep-dp-pp":
+        yield Problem("rank_order", f"is {plan.rank_order}", "--set rank_order=tp-cp-ep-dp-pp")
+
+
+def config(plan: Plan) -> dict[str, object]:
+    """Return the configuration as data, keys in the order of Accelerate's own files."""
+    stage, machines = plan.replicas[0].stages[0], machine_sizes(plan, placement_of(plan))
+    sharded = plan.optimizer.sharding in ("zero2", "zero3")
+    found: dict[str, object] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP" if sharded else "MULTI_GPU",
+        "mixed_precision": PRECISION[plan.job.precision],
+        "num_machines": len(machines),
+        "num_processes": plan.gpus,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "use_cpu": False,
+    }
+    if sharded:
+        found["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": plan.optimizer.sharding == "zero3",
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+            "fsdp_cpu_ram_efficient_loading": True,
+            "fsdp_offload_params": False,
+            "fsdp_activation_checkpointing": False,  # the Trainer's own, training_arguments.json
+        }
+        found["parallelism_config"] = {
+            "parallelism_config_dp_replicate_size": 1,
+            "parallelism_config_dp_shard_size": plan.data_parallel,
+            "parallelism_config_tp_size": stage.tensor_parallel,
+            "parallelism_config_cp_size": stage.context_parallel,
+        }
+    return found
+
+
+def _script(plan: Plan) -> str:
+    several = len(machine_sizes(plan, placement_of(plan))) > 1
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# Written by shardwright for Accelerate {VERSION}.",
+        "set -euo pipefail",
+        ': "${TRAIN_SCRIPT:?your training script; it reads training_arguments.json}"',
+        'cd "$(dirname "${BASH_SOURCE[0]}")"',
+    ]
+    start = "exec accelerate launch --config_file accelerate.yaml"
+    if several:
+        start += ' --machine_rank "${NODE_RANK:?number of this machine}" \\\n'
+        start += '    --main_process_ip "${MASTER_ADDR:?address of machine 0}" --main_process_port 29500'
+    return "\n".join([*lines, f'{start} \\\n    "${{TRAIN_SCRIPT}}" training_arguments.json "$@"']) + "\n"

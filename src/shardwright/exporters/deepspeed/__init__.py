@@ -1,0 +1,4 @@
+"""Plans for DeepSpeed.
+
+* `config`: a plan as a DeepSpeed configuration
+"""

@@ -1,0 +1,94 @@
+"""A plan as a DeepSpeed 0.19 configuration: ZeRO-1 to ZeRO-3, offload, AutoTP.
+
+Fields: https://www.deepspeed.ai/docs/config-json. A pipeline is not in DeepSpeed's JSON but in the user's
+`PipelineModule`, whose partition methods cannot say any split (DeepSpeed #2974), so plans with a pipeline are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from shardwright.errors import Problem, SpecError
+from shardwright.exporters.exported import Exported
+from shardwright.exporters.trainer_arguments import trainer_arguments, trainer_limits, trainer_text
+from shardwright.plans.check import check
+from shardwright.plans.placement import machine_sizes, placement_of
+from shardwright.plans.plan import Plan
+
+VERSION = "0.19.8"
+STAGE = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3}
+
+
+def export_config(plan: Plan) -> Exported:
+    """Return `ds_config.json`, the arguments of a Trainer, and the launch script. Raises SpecError with every reason
+    where the plan is illegal or DeepSpeed cannot run it."""
+    if problems := check(plan) or tuple(unsupported(plan)):
+        raise SpecError(*problems)
+    document = config(plan)
+    return Exported(
+        target="deepspeed",
+        version=VERSION,
+        files={
+            "ds_config.json": json.dumps(document, indent=2) + "\n",
+            "training_arguments.json": trainer_text(plan),
+            "run.sh": _script(plan),
+        },
+        document={"config": document, "training_arguments": trainer_arguments(plan)},
+    )
+
+
+def unsupported(plan: Plan) -> Iterator[Problem]:
+    """Yield why DeepSpeed cannot run a legal plan."""
+    yield from trainer_limits(plan, "DeepSpeed")
+    if not plan.uniform:
+        return
+    stage = plan.replicas[0].stages[0]
+    if stage.context_parallel > 1:
+        yield Problem("replicas[0].stages[0].context_parallel", "DeepSpeed's JSON has none", "--set cp=1")
+    if plan.sequence_parallel and stage.tensor_parallel > 1:
+        yield Problem("sequence_parallel", "AutoTP has none", "--set sequence_parallel=off")
+    if stage.tensor_parallel > 1 and plan.optimizer.sharding == "zero3":
+        yield Problem("optimizer.sharding", "AutoTP goes with ZeRO-0 to ZeRO-2", "--set sharding=zero1,zero2")
+    offload, sharding = plan.optimizer.offload, plan.optimizer.sharding
+    if 0.0 < offload < 1.0 and sharding != "zero3":
+        yield Problem("optimizer.offload", "is a part, which only ZeRO-3 offloads (Twin-Flow)", "--set offload=0,1")
+    if offload and sharding == "none":
+        yield Problem("optimizer.offload", "goes with ZeRO-1 and up", "--set sharding=zero1")
+
+
+def config(plan: Plan) -> dict[str, object]:
+    """Return the configuration as data."""
+    (replica,) = plan.replicas
+    zero: dict[str, object] = {"stage": STAGE[plan.optimizer.sharding], "overlap_comm": plan.overlap.grad_reduce}
+    if plan.optimizer.offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True, "ratio": plan.optimizer.offload}
+    found: dict[str, object] = {
+        "train_batch_size": plan.job.global_batch,
+        "train_micro_batch_size_per_gpu": plan.micro_batch,
+        "gradient_accumulation_steps": replica.micro_batches,
+        "gradient_clipping": 1.0,
+        "zero_optimization": zero,
+        "bf16": {"enabled": plan.job.precision == "bf16"},
+        "fp16": {"enabled": plan.job.precision == "fp16"},
+    }
+    if replica.stages[0].tensor_parallel > 1:
+        found["tensor_parallel"] = {"autotp_size": replica.stages[0].tensor_parallel}
+    return found
+
+
+def _script(plan: Plan) -> str:
+    machines = machine_sizes(plan, placement_of(plan))
+    size = f"torchrun --nnodes {len(machines)} --nproc-per-node {max(machines)}"
+    if len(machines) > 1:
+        size += ' --node-rank "${NODE_RANK:?number of this machine}" \\\n'
+        size += '    --master-addr "${MASTER_ADDR:?address of machine 0}" --master-port 29500'
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# Written by shardwright for DeepSpeed {VERSION}.",
+        "set -euo pipefail",
+        ': "${TRAIN_SCRIPT:?your training script; it reads training_arguments.json and hands over ds_config.json}"',
+        'cd "$(dirname "${BASH_SOURCE[0]}")"',
+        f'exec {size} \\\n    "${{TRAIN_SCRIPT}}" training_arguments.json "$@"',
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,4 @@
+"""Kubernetes JobSets.
+
+* `jobset`: a plan as a JobSet
+"""

@@ -1,0 +1,98 @@
+"""A plan as a Kubernetes JobSet: a replicated job for each group of machines, and a ConfigMap with what they run.
+
+Format: jobset.x-k8s.io/v1alpha2, https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2. Pods of a JobSet reach each
+other by `JOBSET-JOB-0-INDEX.JOBSET`; an index stays with its pod when the set restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from shardwright.exporters.exported import Exported
+from shardwright.exporters.runner import Machines, Runner, runner_of
+from shardwright.exporters.yaml_text import yaml_text
+from shardwright.plans.plan import Plan
+
+VERSION = "jobset.x-k8s.io/v1alpha2"
+NAME = "shardwright"
+MOUNT = "/shardwright"
+PRODUCT_LABEL = "nvidia.com/gpu.product"  # of NVIDIA's GPU feature discovery
+RESTARTS = 10  # of the whole set, after which a person should look
+
+
+def export_jobset(plan: Plan) -> Exported:
+    """Return `jobset.yaml`. Raises SpecError where the plan is not legal."""
+    runner = runner_of(plan)
+    documents = [_config_map(runner.files), _jobset(runner)]
+    head = (
+        "# kubectl apply -f jobset.yaml   (written by shardwright). Yours to set: the image, values marked SET ME,\n"
+        f"# a volume for data and checkpoints, and the labels of your nodes ({PRODUCT_LABEL}).\n"
+    )
+    text = head + "---\n".join(yaml_text(document) for document in documents)
+    return Exported(
+        target="kubernetes", version=VERSION, files={"jobset.yaml": text}, document={"documents": documents}
+    )
+
+
+def _config_map(files: Mapping[str, str]) -> dict[str, object]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}, "data": dict(files)}
+
+
+def _jobset(runner: Runner) -> dict[str, object]:
+    job = partial(_job, runner)
+    return {
+        "apiVersion": VERSION,
+        "kind": "JobSet",
+        "metadata": {"name": NAME},
+        "spec": {
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "failurePolicy": {"maxRestarts": RESTARTS},
+            "successPolicy": {"operator": "All"},
+            "replicatedJobs": [job(place, group) for place, group in enumerate(runner.machines)],
+        },
+    }
+
+
+def _job(runner: Runner, place: int, group: Machines) -> dict[str, object]:
+    resource = "amd.com/gpu" if group.gpu.startswith("MI") else "nvidia.com/gpu"
+    index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
+    environment: list[dict[str, object]] = [
+        {"name": "INDEX", "valueFrom": index},
+        {"name": "MASTER_ADDR", "value": f"{NAME}-machines-0-0-0.{NAME}"},
+    ]
+    environment += [{"name": name, "value": "SET ME"} for name, _ in runner.settings]
+    start = f"export NODE_RANK=$(({group.first} + INDEX)); cd {MOUNT} && exec bash run.sh"
+    container = {
+        "name": "trainer",
+        "image": "SET-ME",
+        "command": ["bash", "-c", start],
+        "env": environment,
+        "resources": {"limits": {resource: group.gpus}},
+        "volumeMounts": [{"name": "plan", "mountPath": MOUNT}, {"name": "memory", "mountPath": "/dev/shm"}],
+    }
+    volumes = [
+        {"name": "plan", "configMap": {"name": NAME}},
+        {"name": "memory", "emptyDir": {"medium": "Memory"}},  # NCCL and data loaders need more than the usual 64 MiB
+    ]
+    pod = {
+        "restartPolicy": "Never",
+        "hostNetwork": True,
+        "dnsPolicy": "ClusterFirstWithHostNet",
+        "nodeSelector": {PRODUCT_LABEL: group.gpu},
+        "containers": [container],
+        "volumes": volumes,
+    }
+    return {
+        "name": f"machines-{place}",
+        "replicas": 1,
+        "template": {
+            "spec": {
+                "parallelism": group.count,
+                "completions": group.count,
+                "completionMode": "Indexed",
+                "backoffLimit": 0,
+                "template": {"spec": pod},
+            }
+        },
+    }

@@ -1,0 +1,97 @@
+"""What machines start, for targets that only bring machines together: Megatron-LM where it can run the plan, else
+`shardwright train`.
+
+`run.sh` is the same on every machine. It needs NODE_RANK, the number of the machine in the order of the plan's cluster,
+and MASTER_ADDR, the address of machine 0; the target sets both.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardwright.errors import SpecError
+from shardwright.exporters.megatron.files import megatron_files
+from shardwright.exporters.megatron.launch import OWN_SETTINGS
+from shardwright.exporters.megatron.limits import unsupported
+from shardwright.plans.check import check
+from shardwright.plans.document import dumps
+from shardwright.plans.placement import machine_sizes, placement_of
+from shardwright.plans.plan import Plan
+
+DATA, OUT = ("DATA", "token file of `shardwright tokens`"), ("OUT", "folder for checkpoints and metrics")
+PACKAGE = ("SHARDWRIGHT", "what pip installs: a wheel or a checkout of shardwright")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """Machines of one GPU type, `count` of them from number `first` on, of which each gives `gpus` to the plan."""
+
+    gpu: str
+    first: int
+    count: int
+    gpus: int
+    spot: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """Files that every machine has, the environment that is the user's to set (name, meaning), and the machines."""
+
+    name: str
+    files: Mapping[str, str]
+    settings: tuple[tuple[str, str], ...]
+    machines: tuple[Machines, ...]
+
+    @property
+    def nodes(self) -> int:
+        return sum(group.count for group in self.machines)
+
+
+def runner_of(plan: Plan) -> Runner:
+    """Return what runs a plan. Raises SpecError where the plan is not legal."""
+    if problems := check(plan):
+        raise SpecError(*problems)
+    machines = _machines(plan)
+    if not unsupported(plan):
+        script = megatron_files(plan, "torchrun").main
+        return Runner(name="megatron", files={"run.sh": script}, settings=OWN_SETTINGS, machines=machines)
+    files = {"run.sh": _own_script(plan, machines), "plan.json": dumps(plan)}
+    return Runner(name="shardwright", files=files, settings=(DATA, OUT, PACKAGE), machines=machines)
+
+
+def _machines(plan: Plan) -> tuple[Machines, ...]:
+    """Return the machines in use, those of a type that give equally many GPUs together."""
+    sizes = list(machine_sizes(plan, placement_of(plan)))
+    groups: list[Machines] = []
+    number = 0
+    for pool in plan.cluster.pools:
+        left = plan.gpus_by_type[pool.gpu.name] - sum(g.count * g.gpus for g in groups if g.gpu == pool.gpu.name)
+        taken = 0
+        while left > 0 and taken < pool.nodes:
+            gpus = sizes[number]
+            same = groups and (groups[-1].gpu, groups[-1].gpus, groups[-1].spot) == (pool.gpu.name, gpus, pool.spot)
+            first, count = (groups[-1].first, groups.pop().count + 1) if same else (number, 1)
+            groups.append(Machines(gpu=pool.gpu.name, first=first, count=count, gpus=gpus, spot=pool.spot))
+            left, taken, number = left - gpus, taken + 1, number + 1
+    return tuple(groups)
+
+
+def _own_script(plan: Plan, machines: tuple[Machines, ...]) -> str:
+    """Return the script that starts `shardwright train` on one machine."""
+    counts = [str(group.gpus) for group in machines for _ in range(group.count)]
+    name = " ".join(plan.model.name.split())
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {name} on {plan.gpus} GPUs. Written by shardwright for `shardwright train`.",
+        "set -euo pipefail",
+        "# Yours to set, in the environment:",
+        *(f': "${{{name}:?{meaning.replace("`", "")}}}"' for name, meaning in (DATA, OUT)),
+        "export PYTORCH_ALLOC_CONF=expandable_segments:True",
+        f"GPUS=({' '.join(counts)})",
+        f'exec torchrun --nnodes {len(counts)} --nproc-per-node "${{GPUS[NODE_RANK]}}" --node-rank "${{NODE_RANK}}" \\',
+        '    --master-addr "${MASTER_ADDR}" --master-port 29500 \\',
+        f'    -m shardwright train {shlex.quote("plan.json")} --data "${{DATA}}" --out "${{OUT}}" "$@"',
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,4 @@
+"""SkyPilot tasks and job groups.
+
+* `task`: a plan as YAML, with the files that it runs
+"""

@@ -1,0 +1,96 @@
+"""A plan as SkyPilot YAML: one task for one GPU type, a job group of a task for each type otherwise.
+
+Format: SkyPilot 0.14, https://docs.skypilot.co/en/latest/reference/yaml-spec.html. Tasks of a job group reach each
+other by the names `TASK-INDEX.GROUP`; all are in one region. `run.sh` and what it reads lie beside the YAML and are
+copied with the working folder.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+
+from shardwright.errors import Problem, SpecError, bad
+from shardwright.exporters.exported import Exported
+from shardwright.exporters.runner import Machines, Runner, runner_of
+from shardwright.exporters.yaml_text import yaml_text
+from shardwright.plans.plan import Plan
+
+VERSION = "0.14.1"
+GROUP = "shardwright"
+RESTARTS = 3  # of a job whose own code failed, e.g. by a GPU that fell off the bus
+
+
+@cache
+def gpu_names() -> dict[str, str]:
+    """Return what SkyPilot calls each GPU of the catalogue that it can rent."""
+    text = files("shardwright.exporters.skypilot").joinpath("gpu_names.csv").read_text(encoding="utf-8")
+    return {row["gpu"]: row["skypilot"] for row in csv.DictReader(text.splitlines())}
+
+
+def export_task(plan: Plan) -> Exported:
+    """Return `task.yaml` with the files that it runs. Raises SpecError for an illegal plan, and names every GPU type
+    that SkyPilot has no name for."""
+    runner = runner_of(plan)
+    unknown = [group.gpu for group in runner.machines if group.gpu not in gpu_names()]
+    if unknown:
+        have = ", ".join(sorted(gpu_names()))
+        raise SpecError(*(Problem("cluster", f"SkyPilot has no name for {gpu}", f"it has {have}") for gpu in unknown))
+    uneven = [group for group in runner.machines if group.gpus != _offered(plan, group)]
+    if uneven:
+        raise bad(
+            "cluster",
+            f"the plan uses {uneven[0].gpus} of {_offered(plan, uneven[0])} GPUs of a {uneven[0].gpu} machine",
+            "SkyPilot rents whole machines: plan with a number of GPUs that fills them",
+        )
+    documents = list(_documents(runner))
+    text = "\n---\n".join(yaml_text(document) for document in documents)
+    header = "# sky launch task.yaml" if len(documents) == 1 else "# sky jobs launch task.yaml"
+    words = f"{header}   (written by shardwright for SkyPilot {VERSION}; beside it: {', '.join(runner.files)})\n"
+    return Exported(
+        target="skypilot",
+        version=VERSION,
+        files={"task.yaml": words + text, **runner.files},
+        document={"documents": documents, "files": dict(runner.files)},
+    )
+
+
+def _offered(plan: Plan, group: Machines) -> int:
+    return next(pool.gpus_per_node for pool in plan.cluster.pools if pool.gpu.name == group.gpu)
+
+
+def _documents(runner: Runner) -> Iterator[dict[str, object]]:
+    if len(runner.machines) == 1:
+        (group,) = runner.machines
+        address = 'export MASTER_ADDR="$(head -n1 <<<"$SKYPILOT_NODE_IPS")"'
+        yield _task(runner, group, GROUP, address)
+        return
+    yield {"name": GROUP, "execution": "parallel"}
+    first = _task_name(runner.machines[0])
+    for group in runner.machines:
+        yield _task(runner, group, _task_name(group), f'export MASTER_ADDR="{first}-0.${{SKYPILOT_JOBGROUP_NAME}}"')
+
+
+def _task_name(group: Machines) -> str:
+    return f"{group.gpu.lower()}-from-{group.first}"
+
+
+def _task(runner: Runner, group: Machines, name: str, address: str) -> dict[str, object]:
+    resources: dict[str, object] = {"accelerators": {gpu_names()[group.gpu]: group.gpus}, "use_spot": group.spot}
+    if runner.nodes > 1:
+        resources["network_tier"] = "best"
+    if group.spot:
+        resources["job_recovery"] = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": RESTARTS}
+    rank = "$SKYPILOT_NODE_RANK" if group.first == 0 else f"$(({group.first} + SKYPILOT_NODE_RANK))"
+    install = 'pip install "${SHARDWRIGHT}[runtime]"' if runner.name == "shardwright" else 'test -d "$MEGATRON_PATH"'
+    return {
+        "name": name,
+        "num_nodes": group.count,
+        "workdir": ".",
+        "resources": resources,
+        "envs": dict.fromkeys((setting for setting, _ in runner.settings), None),
+        "setup": f"{install}\n",
+        "run": f"{address}\nexport NODE_RANK={rank}\nbash run.sh\n",
+    }

@@ -1,0 +1,175 @@
+"""A plan as a torchtitan 0.3 configuration: a Python file with a function that returns `Trainer.Config`.
+
+torchtitan 0.3 is configured by Python, not by TOML (torchtitan/config/README.md): `--module M --config F` calls F of M.
+The file starts from the model of the registry and sets what the plan decides. Module names of every pipeline stage are
+written out, so any split can be said.
+"""
+
+from __future__ import annotations
+
+import math
+from pprint import pformat
+
+from shardwright.errors import SpecError
+from shardwright.exporters.exported import Exported
+from shardwright.exporters.torchtitan.limits import unsupported
+from shardwright.exporters.torchtitan.models import Registered, registered
+from shardwright.plans.check import check
+from shardwright.plans.plan import Plan
+from shardwright.units import format_seconds
+
+VERSION = "0.3.0"
+MODULE, FUNCTION = "shardwright_plan", "plan"
+RESHARD = {"zero2": "never", "zero3": "always"}
+CONVERTER = {
+    "tensorwise": ("Float8LinearConverter", "Float8LinearConverter.Config(model_compile_enabled=True)"),
+    "mxfp8": ("MXFP8LinearConverter", "MXFP8LinearConverter.Config(model_compile_enabled=True)"),
+}
+
+
+def export_config(plan: Plan) -> Exported:
+    """Return `shardwright_plan.py` and the script that starts it. Raises SpecError with every reason where the plan is
+    illegal or torchtitan cannot express it."""
+    if problems := check(plan) or unsupported(plan):
+        raise SpecError(*problems)
+    found = registered(plan.model)
+    assert found is not None, "refused above"
+    values = settings(plan)
+    text = _file(plan, found, values)
+    return Exported(
+        target="torchtitan",
+        version=VERSION,
+        files={f"{MODULE}.py": text, "run.sh": _script(plan)},
+        document={"module": found.module, "flavor": found.flavor, "settings": values, "script": _script(plan)},
+    )
+
+
+def settings(plan: Plan) -> dict[str, dict[str, object]]:
+    """Return the fields of torchtitan's configuration that the plan decides, by section."""
+    (replica,) = plan.replicas
+    stage, depth = replica.stages[0], len(replica.stages)
+    sharded = plan.optimizer.distributed and plan.data_parallel > 1
+    parallelism: dict[str, object] = {
+        "data_parallel_replicate_degree": 1 if sharded else plan.data_parallel,
+        "data_parallel_shard_degree": plan.data_parallel if sharded else 1,
+        "fsdp_reshard_after_forward": RESHARD.get(plan.optimizer.sharding, "default"),
+        "tensor_parallel_degree": stage.tensor_parallel,
+        "enable_sequence_parallel": plan.sequence_parallel or stage.tensor_parallel == 1,
+        "context_parallel_degree": stage.context_parallel,
+        "expert_parallel_degree": stage.expert_parallel,
+        "pipeline_parallel_degree": depth,
+    }
+    if depth > 1:
+        interleaved = plan.schedule.virtual_stages > 1
+        parallelism |= {
+            "pipeline_parallel_schedule": "Interleaved1F1B" if interleaved else "1F1B",
+            "pipeline_parallel_microbatch_size": plan.micro_batch,
+            "module_fqns_per_model_part": modules_of_parts(plan),
+        }
+    training: dict[str, object] = {
+        "local_batch_size": plan.micro_batch * (replica.micro_batches if depth > 1 else 1),
+        "global_batch_size": plan.job.global_batch,
+        "seq_len": plan.job.seq_len,
+        "dtype": "float32",
+        "mixed_precision_param": "float32" if plan.job.precision == "fp32" else "bfloat16",
+        "disable_cuda_graphs": depth > 1 or stage.expert_parallel > 1,
+    }
+    if plan.job.iterations is not None:
+        training["steps"] = math.ceil(plan.job.iterations)
+    return {"training": training, "parallelism": parallelism}
+
+
+def modules_of_parts(plan: Plan) -> list[list[str]]:
+    """Return the modules of every virtual stage in the order of execution: part i runs on pipeline rank i mod depth."""
+    (replica,) = plan.replicas
+    parts = [
+        [f"layers.{layer}" for layer in range(*stage.layers[chunk])]
+        for chunk in range(plan.schedule.virtual_stages)
+        for stage in replica.stages
+    ]
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "lm_head"]
+    return parts
+
+
+def _file(plan: Plan, found: Registered, values: dict[str, dict[str, object]]) -> str:
+    recompute = plan.replicas[0].stages[0].recompute.granularity
+    policy = {"none": None, "selective": "SelectiveAC", "full": "FullAC"}[recompute]
+    converter = CONVERTER.get(plan.job.fp8_recipe or "") if plan.job.precision == "fp8" else None
+    imports = [
+        "from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss",
+        "from torchtitan.components.optimizer import default_adamw",
+        *([f"from torchtitan.components.quantization import {converter[0]}"] if converter else []),
+        "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig",
+        *([f"from torchtitan.distributed.activation_checkpoint import {policy}"] if policy else []),
+        "from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader",
+        "from torchtitan.models.common.config_utils import decoder_vocab_size",
+        f"from torchtitan.models.{found.module} import model_registry",
+        "from torchtitan.trainer import Trainer",
+    ]
+    registry = f"model_registry({found.flavor!r}" + (f", converters=[{converter[1]}])" if converter else ")")
+    compiled = f"enable=True, enable_async_tensor_parallel={plan.overlap.tensor_parallel}"
+    body = [
+        f"    spec = {registry}",
+        "    return Trainer.Config(",
+        "        model_spec=spec,",
+        '        hf_assets_path=os.environ["HF_ASSETS_PATH"],  # folder with the tokenizer',
+        "        loss=ChunkedLossWrapper.Config(",
+        "            loss_fn=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec)),",
+        "        ),",
+        '        optimizer=default_adamw(lr=float(os.environ["LEARNING_RATE"])),',
+        '        dataloader=HuggingFaceTextDataLoader.Config(dataset=os.environ.get("DATASET", "c4")),',
+        f"        training={_call('TrainingConfig', values['training'])},",
+        f"        parallelism={_call('ParallelismConfig', values['parallelism'])},",
+        f"        compile=CompileConfig({compiled}),",
+        f"        activation_checkpoint={policy and f'{policy}.Config()'},",
+        "    )",
+    ]
+    head = [
+        f'"""{_words(plan)}',
+        "",
+        f"Written by shardwright for torchtitan {VERSION}. Start it with run.sh, which lies beside it.",
+        '"""',
+    ]
+    return (
+        "\n".join([*head, "", "import os", "", *imports, "", "", f"def {FUNCTION}() -> Trainer.Config:", *body]) + "\n"
+    )
+
+
+def _words(plan: Plan) -> str:
+    name = " ".join(plan.model.name.split()).replace('"', "'").replace("\\", "/")
+    words = f"{name} on {plan.gpus} {plan.replicas[0].stages[0].gpu}."
+    if plan.prediction is not None:
+        words += f" Predicted: {format_seconds(plan.prediction.iteration_seconds)} a step."
+    return words
+
+
+def _call(name: str, values: dict[str, object]) -> str:
+    lines = [f"            {key}={pformat(value, width=100, compact=True, indent=4)}," for key, value in values.items()]
+    return "\n".join([f"{name}(", *lines, "        )"])
+
+
+def _script(plan: Plan) -> str:
+    nodes, left = divmod(plan.gpus, _per_machine(plan))
+    size = _per_machine(plan) if not left and nodes else plan.gpus
+    nodes = max(plan.gpus // size, 1)
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {_words(plan)} Written by shardwright for torchtitan {VERSION}.",
+        "set -euo pipefail",
+        ': "${HF_ASSETS_PATH:?folder with the tokenizer}"',
+        ': "${LEARNING_RATE:?peak learning rate}"',
+        'PYTHONPATH="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd):${PYTHONPATH:-}"',
+        "export PYTHONPATH PYTORCH_ALLOC_CONF=expandable_segments:True",
+    ]
+    start = f"exec torchrun --nnodes {nodes} --nproc-per-node {size}"
+    if nodes > 1:
+        start += ' --node-rank "${NODE_RANK:?number of this machine}" \\\n'
+        start += '    --master-addr "${MASTER_ADDR:?address of machine 0}" --master-port 29500'
+    lines.append(f'{start} \\\n    -m torchtitan.train --module {MODULE} --config {FUNCTION} "$@"')
+    return "\n".join(lines) + "\n"
+
+
+def _per_machine(plan: Plan) -> int:
+    name = plan.replicas[0].stages[0].gpu
+    return next(pool.gpus_per_node for pool in plan.cluster.pools if pool.gpu.name == name)

@@ -1,0 +1,57 @@
+"""What of a plan a Hugging Face `Trainer` must be told: batch, accumulation, precision, recomputation and steps.
+
+Names are those of `transformers.TrainingArguments` (transformers 5).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+
+from shardwright.errors import Problem
+from shardwright.plans.plan import Plan
+
+PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp32": "no"}
+
+
+def trainer_arguments(plan: Plan) -> dict[str, object]:
+    """Return the training arguments of a uniform plan without pipeline."""
+    (replica,) = plan.replicas
+    found: dict[str, object] = {
+        "per_device_train_batch_size": plan.micro_batch,
+        "gradient_accumulation_steps": replica.micro_batches,
+        "gradient_checkpointing": replica.stages[0].recompute.granularity == "full",
+        "bf16": plan.job.precision == "bf16",
+        "fp16": plan.job.precision == "fp16",
+        "max_grad_norm": 1.0,
+    }
+    if plan.job.iterations is not None:
+        found["max_steps"] = math.ceil(plan.job.iterations)
+    return found
+
+
+def trainer_text(plan: Plan) -> str:
+    """Return the same as a JSON file, which `HfArgumentParser.parse_json_file` reads."""
+    return json.dumps(trainer_arguments(plan), indent=2) + "\n"
+
+
+def trainer_limits(plan: Plan, name: str) -> Iterator[Problem]:
+    """Yield what trainers without pipeline and expert parallelism cannot run of a legal plan."""
+    if not plan.uniform:
+        yield Problem("replicas", f"differ; {name} runs one strategy on all GPUs", "plan on one GPU type")
+        return
+    (replica,) = plan.replicas
+    stage = replica.stages[0]
+    if len(replica.stages) > 1:
+        yield Problem("replicas[0].stages", f"{name} has no pipeline for Hugging Face models", "--set pp=1")
+    if stage.expert_parallel > 1:
+        yield Problem("replicas[0].stages[0].expert_parallel", f"{name} splits no experts", "--set ep=1")
+    recompute = stage.recompute
+    if recompute.granularity == "selective" or recompute.layers not in (None, 1, stage.layer_count):
+        hint = "--set recompute=none,uniform"
+        yield Problem("recompute", f"{name} recomputes all layers, or none", hint)
+    if plan.job.precision not in PRECISION:
+        yield Problem("job.precision", f"{plan.job.precision} is not among {', '.join(PRECISION)}", "--precision bf16")
+    if plan.job.optimizer != "adam":
+        yield Problem("job.optimizer", f"is {plan.job.optimizer}", "--optimizer adam")

@@ -1,0 +1,136 @@
+"""Files for every target: kept as golden files, sound shell, and refusals that name the remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.cli.running import run
+from tests.golden.plans import PLANS
+from tests.targets.plans import machine_plans, torchtitan_plans, trainer_plans
+
+import shardwright
+from shardwright.errors import SpecError
+from shardwright.exporters.targets import TARGETS
+from shardwright.plans.document import dumps
+from shardwright.plans.plan import Plan
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SHELLCHECK = shutil.which("shellcheck")
+TRAINER = "llama-3.1-8b zero3 tp 1 cp 2 bf16 kept"
+
+
+@cache
+def samples() -> dict[str, Plan]:
+    """A plan for each target whose files are kept."""
+    trainer = trainer_plans()
+    return {
+        "torchtitan": torchtitan_plans()["uneven"],
+        "accelerate": trainer[TRAINER],
+        "deepspeed": trainer["offloaded"],
+        "skypilot": machine_plans()["A100 + V100"],
+        "kubernetes": machine_plans()["A100 + V100"],
+    }
+
+
+@pytest.mark.parametrize("target", ["torchtitan", "accelerate", "deepspeed", "skypilot", "kubernetes"])
+def test_files_are_those_kept(target: str) -> None:
+    """SHARDWRIGHT_WRITE_GOLDEN=1 writes them anew; look at what git says of them."""
+    plan = replace(samples()[target], prediction=None)
+    files = {name: text for name, text in shardwright.export(plan, target).files.items() if name != "plan.json"}
+    folder = GOLDEN / target
+    if os.environ.get("SHARDWRIGHT_WRITE_GOLDEN"):
+        folder.mkdir(exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    assert {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} == files
+
+
+@pytest.mark.parametrize("target", ["torchtitan", "accelerate", "deepspeed", "skypilot"])
+def test_scripts_are_sound_shell(target: str, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(shardwright.export(samples()[target], target).files["run.sh"], encoding="utf-8")
+    subprocess.run(["bash", "-n", tmp_path / "run.sh"], check=True)
+    if SHELLCHECK is not None:
+        done = subprocess.run([SHELLCHECK, tmp_path / "run.sh"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+def test_a_script_names_the_setting_that_is_missing(tmp_path: Path) -> None:
+    for name, text in shardwright.export(samples()["skypilot"], "skypilot").files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        ["bash", tmp_path / "run.sh"], capture_output=True, text=True, env={"PATH": os.environ["PATH"]}, check=False
+    )
+    assert done.returncode != 0 and "DATA: token file" in done.stderr
+
+
+@pytest.mark.parametrize("name", [*list(PLANS), "A100 + V100", "three types"])
+def test_a_job_set_has_every_machine_once(name: str) -> None:
+    plan = machine_plans()[name]
+    config, jobs = yaml.safe_load_all(shardwright.export(plan, "kubernetes").main)
+    specs: list[dict[str, Any]] = [job["template"]["spec"] for job in jobs["spec"]["replicatedJobs"]]
+    assert config["data"].keys() >= {"run.sh"}
+    gpus, first = 0, 0
+    for spec in specs:
+        pod = spec["template"]["spec"]
+        assert spec["completions"] == spec["parallelism"] and spec["completionMode"] == "Indexed"
+        assert f"NODE_RANK=$(({first} + INDEX))" in pod["containers"][0]["command"][2]
+        gpus += spec["completions"] * sum(pod["containers"][0]["resources"]["limits"].values())
+        first += spec["completions"]
+    assert gpus == plan.gpus
+
+
+REFUSED = {
+    "torchtitan": (
+        "llama-2-70b-interleaved",
+        ("llama-2-70b is not in torchtitan's registry", "shards gradients with the state"),
+    ),
+    "accelerate": ("mixtral-8x7b-experts", ("has no pipeline", "splits no experts", "--set sharding=zero2,zero3")),
+    "deepspeed": ("deepseek-v3", ("has no pipeline", "is not among bf16")),
+    "megatron": ("A100 + V100", ("differ",)),
+}
+
+
+@pytest.mark.parametrize("target", REFUSED)
+def test_what_a_target_cannot_express_is_refused_by_name(target: str) -> None:
+    name, words = REFUSED[target]
+    with pytest.raises(SpecError) as caught:
+        shardwright.export(machine_plans()[name], target)
+    text = " ".join(f"{each.message} {each.hint}" for each in caught.value.problems)
+    assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_refuses_an_illegal_plan(target: str) -> None:
+    plan = PLANS["llama-2-70b-interleaved"]
+    with pytest.raises(SpecError):
+        shardwright.export(replace(plan, micro_batch=3), target)
+
+
+def test_several_files_go_into_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(dumps(samples()["deepspeed"]), encoding="utf-8")
+    done = run(["export", str(tmp_path / "plan.json"), "--to", "deepspeed", "-o", str(tmp_path / "out")])
+    assert done.code == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "ds_config.json",
+        "training_arguments.json",
+        "run.sh",
+    }
+    again = run(["export", str(tmp_path / "plan.json"), "--to", "deepspeed", "-o", str(tmp_path / "plan.json")])
+    assert again.code == 2 and "is no folder" in again.err
+    shown = run(["export", str(tmp_path / "plan.json"), "--to", "deepspeed"])
+    assert json.loads(shown.out)["zero_optimization"]["stage"] == 3 and "run.sh" in shown.err
+
+
+def test_an_unknown_target_is_named(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(dumps(samples()["deepspeed"]), encoding="utf-8")
+    done = run(["export", str(tmp_path / "plan.json"), "--to", "colossal"])
+    assert done.code == 2 and "torchtitan" in done.err

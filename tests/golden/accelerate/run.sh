@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Written by shardwright for Accelerate 1.15.0.
+set -euo pipefail
+: "${TRAIN_SCRIPT:?your training script; it reads training_arguments.json}"
+cd "$(dirname "${BASH_SOURCE[0]}")"
+exec accelerate launch --config_file accelerate.yaml \
+    "${TRAIN_SCRIPT}" training_arguments.json "$@"

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# opt-350m on 24 GPUs. Written by shardwright for `shardwright train`.
+set -euo pipefail
+# Yours to set, in the environment:
+: "${DATA:?token file of shardwright tokens}"
+: "${OUT:?folder for checkpoints and metrics}"
+export PYTORCH_ALLOC_CONF=expandable_segments:True
+GPUS=(8 8 8)
+exec torchrun --nnodes 3 --nproc-per-node "${GPUS[NODE_RANK]}" --node-rank "${NODE_RANK}" \
+    --master-addr "${MASTER_ADDR}" --master-port 29500 \
+    -m shardwright train plan.json --data "${DATA}" --out "${OUT}" "$@"

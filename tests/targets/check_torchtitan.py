@@ -1,0 +1,106 @@
+"""Puts exported configurations through torchtitan's own code, without a GPU.
+
+Run by an interpreter that has torchtitan 0.3 (see targets.sh): cases as JSON on standard input, results in the file
+named. A case is {"name", "files", "world_size"}; its result is {"name", "error"} or {"name", "values"}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.pipelining.schedules import get_schedule_class
+from torchtitan.config.manager import ConfigManager
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.pipeline_parallel import _split_module
+
+os.environ |= {"HF_ASSETS_PATH": "assets", "LEARNING_RATE": "3e-4"}
+
+
+def values(files: dict[str, str], world_size: int) -> dict[str, Any]:
+    """Return what torchtitan makes of a configuration, after all checks that need no GPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            (Path(folder) / name).write_text(text, encoding="utf-8")
+        sys.path.insert(0, folder)
+        sys.modules.pop("shardwright_plan", None)
+        importlib.invalidate_caches()
+        try:
+            importlib.import_module("shardwright_plan")  # the manager would hide an ImportError
+            config: Any = ConfigManager().parse_args(["--module", "shardwright_plan", "--config", "plan"])
+        finally:
+            sys.path.remove(folder)
+    parallel, training = config.parallelism, config.training
+    dims = ParallelDims(
+        dp_replicate=parallel.data_parallel_replicate_degree,
+        dp_shard=parallel.data_parallel_shard_degree,
+        cp=parallel.context_parallel_degree,
+        tp=parallel.tensor_parallel_degree,
+        pp=parallel.pipeline_parallel_degree,
+        ep=parallel.expert_parallel_degree,
+        world_size=world_size,
+    )
+    with torch.device("meta"):
+        model = config.model_spec.model.build()
+    whole = dict(model.named_parameters())
+    parts = parallel.module_fqns_per_model_part
+    if parts is not None:
+        found = [name for names in parts for name, _ in _split_module(model, names).named_parameters()]
+        if sorted(_unsplit(found)) != sorted(whole):
+            raise ValueError("the parts do not hold every parameter once")
+        get_schedule_class(parallel.pipeline_parallel_schedule)
+        if training.local_batch_size % parallel.pipeline_parallel_microbatch_size:
+            raise ValueError("the local batch is no multiple of the micro-batch")
+        if len(parts) % parallel.pipeline_parallel_degree:
+            raise ValueError("the parts are no multiple of the pipeline ranks")
+    data_parallel = dims.dp_replicate * dims.dp_shard
+    if training.global_batch_size % (training.local_batch_size * data_parallel):
+        raise ValueError("the global batch is no multiple of what the replicas take")
+    return {
+        "parameters": sum(each.numel() for each in whole.values()),
+        "degrees": [dims.tp, dims.cp, dims.pp, data_parallel, dims.ep],
+        "parts": None if parts is None else [sum(name.startswith("layers.") for name in names) for names in parts],
+        "batch": [training.global_batch_size, training.local_batch_size, training.seq_len],
+        "recompute": type(config.activation_checkpoint).__qualname__.split(".")[0],
+    }
+
+
+def _unsplit(names: list[str]) -> list[str]:
+    """Return names with the numbers that layers have in the whole model; parts number theirs from 0."""
+    found: list[str] = []
+    offset, before = 0, -1
+    for name in names:
+        head, _, rest = name.partition(".")
+        if head != "layers":
+            found.append(name)
+            continue
+        number, _, tail = rest.partition(".")
+        if int(number) < before:
+            offset += before + 1
+        before = int(number)
+        found.append(f"layers.{int(number) + offset}.{tail}")
+    return found
+
+
+def main() -> None:
+    results = []
+    with contextlib.redirect_stdout(sys.stderr):
+        for case in json.load(sys.stdin):
+            try:
+                results.append({"name": case["name"], "values": values(case["files"], case["world_size"])})
+            except (Exception, SystemExit) as error:  # whatever torchtitan raises is the answer
+                traceback.print_exc()
+                results.append({"name": case["name"], "error": f"{type(error).__name__}: {error}"})
+    Path(sys.argv[1]).write_text(json.dumps(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
