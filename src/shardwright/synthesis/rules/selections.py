@@ -1,0 +1,221 @@
+"""Rows for operators that work along given dimensions: reductions, slices, concatenations, indexing, sorting.
+
+A dimension along which elements are chosen or compared stays whole; all others may be cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shardwright.synthesis.graph import Argument, Node, Ref, Value
+from shardwright.synthesis.rules.signature import Dims, Signature
+
+ALL = (frozenset({0}),)
+
+
+def dimension(node: Node, position: int, rank: int, default: int = 0) -> int:
+    """Return the dimension that an argument names, counted from the front."""
+    given = node.kwargs.get("dim", node.args[position] if len(node.args) > position else default)
+    return int(given) % max(rank, 1)  # type: ignore[arg-type]
+
+
+def plain(value: Value, whole: Iterable[int] = ()) -> Dims:
+    """Return an axis for each dimension of `value` but those that stay `whole`."""
+    kept = set(whole)
+    return tuple((str(n),) if size > 1 and n not in kept else () for n, size in enumerate(value.shape))
+
+
+def sizes_of(value: Value) -> dict[str, int]:
+    """Return the lengths of the axes that `plain` names."""
+    return {str(number): size for number, size in enumerate(value.shape) if size > 1}
+
+
+def along(node: Node, operands: tuple[Value, ...], *, position: int = 1, linear: bool = False) -> Signature:
+    """Return the signature of an operator whose results have the operand's dimensions, one of which stays whole."""
+    whole = {dimension(node, position, len(operands[0].shape), -1)}
+    rank = len(operands[0].shape)
+    return Signature(
+        inputs=tuple(plain(one, whole if len(one.shape) == rank else range(len(one.shape))) for one in operands),
+        outputs=tuple(plain(one, whole) for one in node.outputs),
+        sizes=sizes_of(operands[0]),
+        linear=ALL if linear else (),
+    )
+
+
+def reduction(node: Node, operands: tuple[Value, ...]) -> Signature:
+    """Return the signature of a sum or mean over dimensions: cut along one of them, it is a partial sum."""
+    shape = operands[0].shape
+    rank = len(shape)
+    given = node.args[1] if len(node.args) > 1 else None
+    listed = given if isinstance(given, tuple) else ()
+    gone = {int(dim) % rank for dim in listed} if listed else set(range(rank))  # type: ignore[arg-type]
+    keep = len(node.outputs[0].shape) == rank
+    names = plain(operands[0])
+    left = tuple(() if number in gone else name for number, name in enumerate(names) if keep or number not in gone)
+    return Signature(inputs=(names,), outputs=(left,), sizes=sizes_of(operands[0]), linear=ALL)
+
+
+def extreme(node: Node, operands: tuple[Value, ...]) -> Signature:
+    """Return the signature of a maximum, an argument of one, or a truth of all along a dimension."""
+    rank = len(operands[0].shape)
+    if len(node.args) < 2 or node.args[1] is None:
+        gone = set(range(rank))
+    else:
+        gone = {dimension(node, 1, rank)}
+    names = plain(operands[0], gone)
+    results = tuple(
+        names if len(one.shape) == rank else tuple(name for number, name in enumerate(names) if number not in gone)
+        for one in node.outputs
+    )
+    return Signature(inputs=(names,), outputs=results, sizes=sizes_of(operands[0]))
+
+
+def sliced(node: Node, operands: tuple[Value, ...]) -> Signature:
+    """Return the signature of a slice or its gradient: the sliced dimension stays whole unless all of it is taken."""
+    old, new = operands[0].shape, node.outputs[0].shape
+    whole = {number for number, (a, b) in enumerate(zip(old, new, strict=True)) if a != b}
+    return Signature(
+        inputs=(plain(operands[0], whole), *_rest(operands)),
+        outputs=(plain(node.outputs[0], whole),),
+        sizes=sizes_of(node.outputs[0]),
+        linear=ALL,
+    )
+
+
+def selected(node: Node, operands: tuple[Value, ...]) -> Signature:
+    """Return the signature of `select` and `unbind`, which drop a dimension, and of their gradients, which bring it."""
+    wide, narrow = sorted((operands[0], node.outputs[0]), key=lambda one: -len(one.shape))
+    position = {"select_backward": 2}.get(node.op, 1)
+    gone = dimension(node, position, len(wide.shape))
+    names = plain(wide, {gone})
+    less = tuple(name for number, name in enumerate(names) if number != gone)
+    many = tuple(names if len(one.shape) == len(wide.shape) else less for one in node.outputs)
+    return Signature(
+        inputs=(names if operands[0] is wide else less,), outputs=many, sizes=sizes_of(wide), linear=ALL
+    )
+
+
+def stacked(node: Node, operands: tuple[Value, ...]) -> Signature:
+    """Return the signature of a stack along a new dimension."""
+    out = node.outputs[0]
+    new = dimension(node, 1, len(out.shape))
+    names = plain(out, {new})
+    less = tuple(name for number, name in enumerate(names) if number != new)
+    return Signature(
+        inputs=(less,) * len(operands),
+        outputs=(names,),
+        sizes=sizes_of(out),
+        linear=(frozenset(range(len(operands))),),
+    )
+
+
+def joined(node: Node, operands: tuple[Value, ...]) -> Signature:
+    """Return the signature of a concatenation. Parts of one length leave the axis inside them to be cut."""
+    out = node.outputs[0]
+    dim = dimension(node, 1, len(out.shape))
+    return _pieces(out, operands, dim, joins=True)
+
+
+def split(node: Node, operands: tuple[Value, ...]) -> Signature:
+    """Return the signature of a split. Parts of one length leave the axis inside them to be cut."""
+    dim = dimension(node, 2, len(operands[0].shape))
+    return _pieces(operands[0], node.outputs, dim, joins=False)
+
+
+def _pieces(whole: Value, parts: tuple[Value, ...], dim: int, *, joins: bool) -> Signature:
+    names = plain(whole, {dim})
+    alike = len({part.shape for part in parts}) == 1 and parts[0].shape[dim] > 1
+    inner = ("in",) if alike else ()
+    long = (*names[:dim], ("of", "in") if alike else (), *names[dim + 1 :])
+    short = (*names[:dim], inner, *names[dim + 1 :])
+    sizes = sizes_of(whole) | {"of": len(parts), "in": parts[0].shape[dim]}
+    sides = ((short,) * len(parts), (long,)) if joins else ((long,), (short,) * len(parts))
+    together = (frozenset(range(len(parts))),) if joins else ALL
+    return Signature(
+        inputs=sides[0], outputs=sides[1], sizes=sizes, linear=together, within=frozenset({"of"})
+    )
+
+
+def padded(node: Node, operands: tuple[Value, ...]) -> Signature:
+    """Return the signature of a padding with a constant."""
+    old, new = operands[0].shape, node.outputs[0].shape
+    whole = {number for number, (a, b) in enumerate(zip(old, new, strict=True)) if a != b}
+    return Signature(
+        inputs=(plain(operands[0], whole),), outputs=(plain(node.outputs[0], whole),), sizes=sizes_of(operands[0])
+    )
+
+
+def gathered(node: Node, operands: tuple[Value, ...]) -> Signature:
+    """Return the signature of `gather` and `scatter`, in which the index has the operand's dimensions."""
+    dim = dimension(node, 1, len(operands[0].shape))
+    scatters = node.op.startswith("scatter")
+    shape = operands[0].shape
+    whole = {dim, *(n for one in operands for n, size in enumerate(one.shape) if size != shape[n])}
+    index: Dims = plain(operands[1], whole)
+    if not scatters and operands[1].shape[dim] > 1:
+        index = (*index[:dim], ("i",), *index[dim + 1 :])
+    result = plain(node.outputs[0], whole) if scatters else index
+    others = tuple(plain(one, whole) for one in operands[2:])
+    sizes = sizes_of(operands[0]) | {"i": operands[1].shape[dim]}
+    return Signature(inputs=(plain(operands[0], whole), index, *others), outputs=(result,), sizes=sizes)
+
+
+def rows_selected(node: Node, operands: tuple[Value, ...]) -> Signature:
+    """Return the signature of `index_select`: the index may be cut, and with it the result."""
+    dim = dimension(node, 1, len(operands[0].shape))
+    names = plain(operands[0], {dim})
+    result = (*names[:dim], ("i",), *names[dim + 1 :])
+    sizes = sizes_of(operands[0]) | {"i": operands[1].elements}
+    return Signature(inputs=(names, (("i",),)), outputs=(result,), sizes=sizes, linear=ALL)
+
+
+def rows_added(node: Node, operands: tuple[Value, ...]) -> Signature:
+    """Return the signature of `index_add`: cut along the index, it is a partial sum to which the operand is added."""
+    dim = dimension(node, 1, len(operands[0].shape))
+    names = plain(operands[0], {dim})
+    source = (*names[:dim], ("i",), *names[dim + 1 :])
+    sizes = sizes_of(operands[0]) | {"i": operands[1].elements}
+    linear = (frozenset({0, 2}),)
+    return Signature(
+        inputs=(names, (("i",),), source), outputs=(names,), sizes=sizes, terms=frozenset({0}), linear=linear
+    )
+
+
+def indexed(node: Node, operands: tuple[Value, ...]) -> Signature:
+    """Return the signature of `index` and `index_put` by tensors that stand at neighbouring dimensions."""
+    given = node.args[1]
+    slots: tuple[Argument, ...] = given if isinstance(given, tuple) else (given,)
+    at = [number for number, slot in enumerate(slots) if isinstance(slot, Ref)]
+    base = operands[0]
+    names = plain(base, at)
+    chosen = operands[1 : 1 + len(at)]
+    shape = max((one.shape for one in chosen), key=len)
+    grid = tuple(f"i{n}" if size > 1 else "" for n, size in enumerate(shape))
+    near = at == list(range(at[0], at[0] + len(at)))
+    front = at[0] if near else 0
+    rest = [name for number, name in enumerate(names) if number not in at]
+    spread = tuple((name,) if name else () for name in grid)
+    picked = (*rest[:front], *spread, *rest[front:])
+    indices = tuple(
+        tuple((grid[len(shape) - len(one.shape) + n],) if size > 1 else () for n, size in enumerate(one.shape))
+        for one in chosen
+    )
+    sizes = sizes_of(base) | {f"i{n}": size for n, size in enumerate(shape)}
+    if node.op.startswith("index_put"):
+        values = _aligned(operands[-1], picked)
+        adds = len(node.args) > 3 and bool(node.args[3])
+        free: frozenset[str] = frozenset() if adds else frozenset(name for name in grid if name)
+        return Signature(
+            inputs=(names, *indices, values), outputs=(names,), sizes=sizes, within=free,
+            terms=frozenset({0}), linear=(frozenset({0, len(at) + 1}),),
+        )  # fmt: skip
+    return Signature(inputs=(names, *indices), outputs=(picked,), sizes=sizes, linear=ALL)
+
+
+def _aligned(value: Value, dims: Dims) -> Dims:
+    last = dims[len(dims) - len(value.shape) :]
+    return tuple(axes if size > 1 else () for axes, size in zip(last, value.shape, strict=True))
+
+
+def _rest(operands: tuple[Value, ...]) -> tuple[Dims, ...]:
+    return tuple(((),) * len(value.shape) for value in operands[1:])

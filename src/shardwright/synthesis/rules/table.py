@@ -1,0 +1,220 @@
+"""The table of rules: a row for each operator.
+
+The notation is that of `signature`. `Row.text` is enough where the dimensions of an operator are the same whatever its
+arguments; other rows name the function that makes the signature from the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeAlias
+
+from shardwright.synthesis.graph import Node, Ref, Value
+from shardwright.synthesis.properties import REPLICATED
+from shardwright.synthesis.rules import selections, views
+from shardwright.synthesis.rules.elementwise import ELEMENTWISE, MADE, elementwise, made
+from shardwright.synthesis.rules.signature import Signature, parse
+
+Shapes: TypeAlias = tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What the table says of an operator. `anchors` are axes along which work is done; `linear` the operands (by number)
+    in which it is linear together; `unlike` the results that are whole rather than a partial sum when an axis is cut;
+    `sends` the results, by number, whose bytes are all-reduced inside when an axis is cut."""
+
+    text: str
+    anchors: str = ""
+    linear: tuple[tuple[int, ...], ...] = ()
+    unlike: tuple[tuple[str, int], ...] = ()
+    sends: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+EACH = ((0,), (1,))
+ROWS: dict[str, Row] = {
+    # Matrix products: m rows, n columns, k what is summed over, b a batch of products.
+    "mm": Row(text="mk, kn -> mn", anchors="mkn", linear=EACH),
+    "addmm": Row(text="+n, mk, kn -> mn", anchors="mkn", linear=((0, 1), (0, 2))),
+    "bmm": Row(text="bmk, bkn -> bmn", anchors="bmkn", linear=EACH),
+    "mv": Row(text="mk, k -> m", anchors="mk", linear=EACH),
+    "dot": Row(text="k, k -> ", anchors="k", linear=EACH),
+    # Attention: batch b, heads h; a head of keys and values may serve several heads of queries.
+    "embedding": Row(text="vd, * -> *d", anchors="vd", linear=((0,),)),
+    "embedding_dense_backward": Row(text="*d, * -> vd", anchors="vd", linear=((0,),)),
+    # Cross-entropy by row n and by class v.
+    "cross_entropy": Row(
+        text="nv, n -> , n, ", anchors="nv",
+        unlike=(("n", 2), ("v", 0), ("v", 1), ("v", 2)), sends={"n": (2,), "v": (1, 1)},
+    ),
+    "cross_entropy_backward": Row(text=", nv, n, n, -> nv", anchors="nv", linear=((0,),)),
+    # Norms over trailing dimensions are made in `norm`; batch norm has statistics of the global batch.
+    "_native_batch_norm_legit_functional": Row(
+        text="nc@, c, c, c, c -> nc@, c, c, c, c",
+        unlike=(("n", 1), ("n", 2), ("n", 3), ("n", 4)), sends={"n": (1, 2)},
+    ),
+    "native_batch_norm": Row(
+        text="nc@, c, c, c, c -> nc@, c, c", unlike=(("n", 1), ("n", 2)), sends={"n": (1, 2)},
+    ),
+    "native_batch_norm_backward": Row(
+        text="nc@, nc@, c, c, c, c, c -> nc@, c, c", unlike=(("n", 1), ("n", 2)), sends={"n": (1, 2)},
+    ),
+    # Convolutions: n images, i channels in, o channels out.
+    "convolution": Row(text="ni@, oi@, +o -> no@", anchors="nio", linear=((0, 2), (1, 2))),
+    "convolution_backward": Row(text="no@, ni@, oi@ -> ni@, oi@, o", anchors="nio", unlike=(("i", 2),)),
+    # Pooling works on each channel of each image.
+    "max_pool2d_with_indices": Row(text="nc@ -> nc@, nc@"),
+    "max_pool2d_with_indices_backward": Row(text="nc@, nc@, nc@ -> nc@", linear=((0,),)),
+    "avg_pool2d": Row(text="nc@ -> nc@", linear=((0,),)),
+    "avg_pool2d_backward": Row(text="nc@, nc@ -> nc@", linear=((0,),)),
+    "_adaptive_avg_pool2d": Row(text="nc@ -> nc@", linear=((0,),)),
+    "_adaptive_avg_pool2d_backward": Row(text="nc@, nc@ -> nc@", linear=((0,),)),
+    # Products grouped by expert: tokens are sorted by expert, so their dimension stays whole.
+    "grouped_mm": Row(text=".k, ekn, . -> .n", anchors="kn", linear=EACH),
+}  # fmt: skip
+
+
+def _attention(node: Node, operands: Shapes) -> Signature:
+    """b and h are cut; where h heads of queries share a head of keys, by heads of keys."""
+    back = node.op.endswith("backward")
+    q, k = (operands[1], operands[2]) if back else (operands[0], operands[1])
+    heads, shared = q.shape[1], k.shape[1]
+    many = "(hg)" if heads != shared else "h"
+    query, key, stat = f"b{many}..", "bh..", f"b{many}."
+    masks = [one for kind, one in zip(_tensors(node), operands, strict=True) if kind == "mask"]
+    letters = ("b", many, ".", ".")
+    mask = "".join(
+        letter if size > 1 else "."
+        for one in masks
+        for letter, size in zip(letters[4 - len(one.shape) :], one.shape, strict=True)
+    )
+    words = [query, query, key, key] if back else [query, key, key]
+    words += [mask for _ in masks]
+    words += [query, stat] if back else []
+    results = [query, key, key] if back else [query, stat]
+    return parse(f"{','.join(words)}->{','.join(results)}", node, operands, anchors="bh")
+
+
+def _tensors(node: Node) -> list[str]:
+    """Return what each tensor among the arguments is: "mask" or ""."""
+    slot = 4 if node.op.endswith("backward") else 3
+    return ["mask" if number == slot else "" for number, one in enumerate(node.args) if isinstance(one, Ref)]
+
+
+def _norm(node: Node, operands: Shapes) -> Signature:
+    """Layer and RMS norm: the trailing dimensions that are normed stay whole, rows are cut; gradients of weight and bias
+    are partial sums over rows."""
+    back = node.op.endswith("backward")
+    normed = node.args[2] if back else node.args[1]
+    width = len(normed) if isinstance(normed, tuple) else 1
+    shape = operands[0].shape
+    rows = [f"r{number}" for number in range(len(shape) - width)]
+
+    def dims(value: Value) -> tuple[tuple[str, ...], ...]:
+        if len(value.shape) != len(shape):
+            return ((),) * len(value.shape)
+        return (*((row,) for row in rows), *(((),) * width))
+
+    return Signature(
+        inputs=tuple(map(dims, operands)),
+        outputs=tuple(map(dims, node.outputs)),
+        sizes=dict(zip(rows, shape, strict=False)),
+        linear=(),
+    )
+
+
+def _convolution(node: Node, operands: Shapes) -> Signature:
+    """Convolutions in groups g have i channels in and o channels out in each."""
+    row = ROWS[node.op]
+    if node.args[-2 if node.op.endswith("backward") else -1] == 1:
+        return _row(row, node, operands)
+    grouped = row.text.replace("ni", "n(gi)").replace("no", "n(go)").replace("oi", "(go)i").replace("+o", "+(go)")
+    if node.op.endswith("backward"):
+        grouped = grouped.replace(", o", ", (go)")
+    return _row(replace(row, text=grouped.replace(",(go)i", ",(go)i"), anchors="ng"), node, operands)
+
+
+def _grouped(node: Node, operands: Shapes) -> Signature:
+    if len(operands[1].shape) == 2:
+        return parse("k., .n, . -> .kn", node, operands, anchors="kn", linear=(frozenset({0}), frozenset({1})))
+    return _row(ROWS["grouped_mm"], node, operands)
+
+
+def _row(row: Row, node: Node, operands: Shapes) -> Signature:
+    """Return the signature of a row: `@` stands for dimensions that stay whole, absent results are dropped."""
+    text = _without(row.text.replace(" ", ""), node, operands)
+    results = node.outputs
+    return parse(
+        text,
+        node,
+        operands,
+        anchors=row.anchors,
+        linear=tuple(frozenset(group) for group in row.linear if max(group) < len(operands)),
+        unlike={(axis, number): REPLICATED for axis, number in row.unlike},
+        sends={axis: tuple(results[number].size_bytes for number in some) for axis, some in row.sends.items()},
+    )
+
+
+def _without(text: str, node: Node, operands: Shapes) -> str:
+    """Return `text` with a word for each tensor that is there, and `@` as the dimensions that it stands for."""
+    left, right = text.split("->")
+    words = left.split(",")[: len(operands)]
+    inputs = [_whole(word, len(one.shape)) for word, one in zip(words, operands, strict=True)]
+    results = [
+        _whole(word, len(one.shape)) if one.elements else "." * len(one.shape)
+        for word, one in zip(right.split(","), node.outputs, strict=False)
+    ]
+    return f"{','.join(inputs)}->{','.join(results)}"
+
+
+def _whole(word: str, rank: int) -> str:
+    return word.replace("@", "." * (rank - len(word.strip("+@"))))
+
+
+Make: TypeAlias = Callable[[Node, Shapes], Signature]
+ALONG = partial(selections.along, position=1)
+MAKERS: dict[str, Make] = {
+    **dict.fromkeys(ELEMENTWISE, elementwise),
+    **dict.fromkeys(MADE, made),
+    **{op: partial(_row, row) for op, row in ROWS.items()},
+    **dict.fromkeys(("attention", "attention_backward"), _attention),
+    **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward"), _norm),
+    "grouped_mm": _grouped,
+    **dict.fromkeys(("convolution", "convolution_backward"), _convolution),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims", "flatten.using_ints"), views.view),
+    **dict.fromkeys(("t", "transpose.int", "permute"), views.moved),
+    **dict.fromkeys(("expand",), views.expand),
+    **dict.fromkeys(("sum", "sum.dim_IntList", "mean", "mean.dim"), selections.reduction),
+    **dict.fromkeys(("argmax", "argmin", "amax", "amin", "max.dim", "min.dim", "all", "all.dim", "any", "any.dim"), selections.extreme),
+    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax", "cumsum"), ALONG),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data", "topk"), partial(selections.along, position=2)),
+    "sort": ALONG,
+    "sort.stable": partial(selections.along, position=2),
+    **dict.fromkeys(("slice.Tensor", "slice_backward"), selections.sliced),
+    **dict.fromkeys(("select.int", "select_backward", "unbind.int"), selections.selected),
+    "stack": selections.stacked,
+    "cat": selections.joined,
+    **dict.fromkeys(("split.Tensor", "unsafe_split.Tensor", "chunk", "split_with_sizes"), selections.split),
+    "constant_pad_nd": selections.padded,
+    **dict.fromkeys(("gather", "scatter.src", "scatter.value"), selections.gathered),
+    "index_select": selections.rows_selected,
+    "index_add": selections.rows_added,
+    **dict.fromkeys(("index.Tensor", "index_put"), selections.indexed),
+}  # fmt: skip
+
+LEAVES = frozenset(("parameter", "buffer", "input"))
+
+
+def signature(node: Node, operands: Shapes) -> Signature | None:
+    """Return how the dimensions of `node` hang together, None if the table has no row for it."""
+    if node.op in LEAVES:
+        return made(node, ())
+    make = MAKERS.get(node.op)
+    if make is None or not node.outputs:
+        return None
+    try:
+        return make(node, operands)
+    except (ValueError, IndexError):
+        return None  # an unusual form of the operator, such as an absent operand in its middle
