@@ -111,6 +111,11 @@ class Graph:
         return {node.name: node for node in self.nodes}
 
 
+def words(text: str) -> frozenset[str]:
+    """Return the names of operators that `text` lists."""
+    return frozenset(text.split())
+
+
 def to_json(graph: Graph) -> str:
     """Return `graph` as one JSON document, a line a node."""
     lines = ",\n".join(json.dumps(_node_document(node), separators=(",", ":")) for node in graph.nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.synthesis.graph import Node, Value
+from shardwright.synthesis.graph import Node, Value, words
 from shardwright.synthesis.rules.signature import Dims, Signature
 
 # In which operands each operator is linear: "all" of them together, "each" alone, or those of the numbers given. The
@@ -14,20 +14,20 @@ LINEAR = {
     "threshold_backward": "0", "gelu_backward": "0", "silu_backward": "0", "tanh_backward": "0",
     "sigmoid_backward": "0", "where.self": "12", "lift_fresh_copy": "all", "contiguous": "all",
 }  # fmt: skip
-PLAIN = frozenset(
-    "relu relu_ gelu silu tanh tanh_ sigmoid sigmoid_ exp log sqrt rsqrt reciprocal abs sin cos erf pow.Tensor_Scalar"
-    " pow.Tensor_Tensor square add.Scalar sub.Scalar rsub.Scalar div_.Scalar mul_.Scalar clamp clamp_min clamp_max"
-    " eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor"
-    " ge.Scalar bitwise_and.Tensor bitwise_or.Tensor bitwise_not logical_and logical_or logical_not minimum maximum"
-    " masked_fill.Scalar masked_fill.Tensor remainder.Scalar remainder.Tensor floor floor_divide"
-    " floor_divide.Scalar isnan isinf softplus hardtanh leaky_relu elu mish log1p expm1 sign where.ScalarOther"
-    " where.ScalarSelf where.Scalar dropout native_dropout addcmul addcdiv lerp.Scalar to.dtype zeros_like ones_like"
-    " full_like empty_like rand_like hardswish hardsigmoid log_sigmoid_forward softplus_backward"
-    " hardtanh_backward elu_backward leaky_relu_backward mish_backward hardswish_backward copy".split()
+PLAIN = words(
+    "relu relu_ gelu silu tanh tanh_ sigmoid sigmoid_ exp log sqrt rsqrt reciprocal abs sin cos erf "
+    "pow.Tensor_Scalar pow.Tensor_Tensor square add.Scalar sub.Scalar rsub.Scalar div_.Scalar mul_.Scalar clamp "
+    "clamp_min clamp_max eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor "
+    "gt.Scalar ge.Tensor ge.Scalar bitwise_and.Tensor bitwise_or.Tensor bitwise_not logical_and logical_or "
+    "logical_not minimum maximum masked_fill.Scalar masked_fill.Tensor remainder.Scalar remainder.Tensor floor "
+    "floor_divide floor_divide.Scalar isnan isinf softplus hardtanh leaky_relu elu mish log1p expm1 sign "
+    "where.ScalarOther where.ScalarSelf where.Scalar dropout native_dropout addcmul addcdiv lerp.Scalar to.dtype "
+    "zeros_like ones_like full_like empty_like rand_like hardswish hardsigmoid log_sigmoid_forward "
+    "softplus_backward hardtanh_backward elu_backward leaky_relu_backward mish_backward hardswish_backward copy"
 )
 ELEMENTWISE = PLAIN | LINEAR.keys()
 # A mask is made from the global index of each element, so a tensor made from nothing may be cut at will.
-MADE = frozenset("zeros ones full empty.memory_format arange arange.start scalar_tensor new_zeros new_ones new_full".split())
+MADE = words("zeros ones full empty.memory_format arange arange.start scalar_tensor new_zeros new_ones new_full")
 
 
 def elementwise(node: Node, operands: tuple[Value, ...]) -> Signature:

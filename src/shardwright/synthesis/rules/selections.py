@@ -58,10 +58,8 @@ def reduction(node: Node, operands: tuple[Value, ...]) -> Signature:
 def extreme(node: Node, operands: tuple[Value, ...]) -> Signature:
     """Return the signature of a maximum, an argument of one, or a truth of all along a dimension."""
     rank = len(operands[0].shape)
-    if len(node.args) < 2 or node.args[1] is None:
-        gone = set(range(rank))
-    else:
-        gone = {dimension(node, 1, rank)}
+    everything = len(node.args) < 2 or node.args[1] is None
+    gone = set(range(rank)) if everything else {dimension(node, 1, rank)}
     names = plain(operands[0], gone)
     results = tuple(
         names if len(one.shape) == rank else tuple(name for number, name in enumerate(names) if number not in gone)
@@ -84,15 +82,13 @@ def sliced(node: Node, operands: tuple[Value, ...]) -> Signature:
 
 def selected(node: Node, operands: tuple[Value, ...]) -> Signature:
     """Return the signature of `select` and `unbind`, which drop a dimension, and of their gradients, which bring it."""
-    wide, narrow = sorted((operands[0], node.outputs[0]), key=lambda one: -len(one.shape))
+    wide = max(operands[0], node.outputs[0], key=lambda one: len(one.shape))
     position = {"select_backward": 2}.get(node.op, 1)
     gone = dimension(node, position, len(wide.shape))
     names = plain(wide, {gone})
     less = tuple(name for number, name in enumerate(names) if number != gone)
     many = tuple(names if len(one.shape) == len(wide.shape) else less for one in node.outputs)
-    return Signature(
-        inputs=(names if operands[0] is wide else less,), outputs=many, sizes=sizes_of(wide), linear=ALL
-    )
+    return Signature(inputs=(names if operands[0] is wide else less,), outputs=many, sizes=sizes_of(wide), linear=ALL)
 
 
 def stacked(node: Node, operands: tuple[Value, ...]) -> Signature:
@@ -131,9 +127,7 @@ def _pieces(whole: Value, parts: tuple[Value, ...], dim: int, *, joins: bool) ->
     sizes = sizes_of(whole) | {"of": len(parts), "in": parts[0].shape[dim]}
     sides = ((short,) * len(parts), (long,)) if joins else ((long,), (short,) * len(parts))
     together = (frozenset(range(len(parts))),) if joins else ALL
-    return Signature(
-        inputs=sides[0], outputs=sides[1], sizes=sizes, linear=together, within=frozenset({"of"})
-    )
+    return Signature(inputs=sides[0], outputs=sides[1], sizes=sizes, linear=together, within=frozenset({"of"}))
 
 
 def padded(node: Node, operands: tuple[Value, ...]) -> Signature:

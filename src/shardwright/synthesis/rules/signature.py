@@ -111,7 +111,8 @@ def _dims(word: str, rank: int) -> Dims:
 def lengths(dims: tuple[Dims, ...], shapes: tuple[tuple[int, ...], ...]) -> dict[str, int]:
     """Return the length of each axis: those alone in a dimension first, then the one that a product leaves open."""
     sizes: dict[str, int] = {}
-    pairs = [(axes, size) for one, shape in zip(dims, shapes, strict=True) for axes, size in zip(one, shape, strict=True)]
+    tensors = zip(dims, shapes, strict=True)
+    pairs = [(axes, size) for one, shape in tensors for axes, size in zip(one, shape, strict=True)]
     for axes, size in sorted(pairs, key=lambda pair: len(pair[0])):
         unknown = [axis for axis in axes if axis not in sizes]
         known = math.prod(sizes[axis] for axis in axes if axis in sizes)
@@ -144,9 +145,7 @@ def seen(dims: Dims, sizes: Mapping[str, int], held: Sharded) -> Cut | None:
 
 def replicated(node: Node) -> Rule:
     """Return the rule that needs everything whole."""
-    return Rule(
-        name="replicated", inputs=(REPLICATED,) * len(node.inputs), outputs=(REPLICATED,) * len(node.outputs)
-    )
+    return Rule(name="replicated", inputs=(REPLICATED,) * len(node.inputs), outputs=(REPLICATED,) * len(node.outputs))
 
 
 def cut_rule(signature: Signature, cut: Cut) -> Rule:

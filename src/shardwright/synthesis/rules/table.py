@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
-from shardwright.synthesis.graph import Node, Ref, Value
+from shardwright.synthesis.graph import Node, Ref, Value, words
 from shardwright.synthesis.properties import REPLICATED
 from shardwright.synthesis.rules import selections, views
 from shardwright.synthesis.rules.elementwise import ELEMENTWISE, MADE, elementwise, made
@@ -22,9 +22,9 @@ Shapes: TypeAlias = tuple[Value, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What the table says of an operator. `anchors` are axes along which work is done; `linear` the operands (by number)
-    in which it is linear together; `unlike` the results that are whole rather than a partial sum when an axis is cut;
-    `sends` the results, by number, whose bytes are all-reduced inside when an axis is cut."""
+    """What the table says of an operator. `anchors` are axes along which work is done; `linear` the operands (by
+    number) in which it is linear together; `unlike` the results that are whole rather than a partial sum when an axis
+    is cut; `sends` the results, by number, whose bytes are all-reduced inside when an axis is cut."""
 
     text: str
     anchors: str = ""
@@ -33,15 +33,14 @@ class Row:
     sends: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-EACH = ((0,), (1,))
 ROWS: dict[str, Row] = {
     # Matrix products: m rows, n columns, k what is summed over, b a batch of products.
-    "mm": Row(text="mk, kn -> mn", anchors="mkn", linear=EACH),
-    "addmm": Row(text="+n, mk, kn -> mn", anchors="mkn", linear=((0, 1), (0, 2))),
-    "bmm": Row(text="bmk, bkn -> bmn", anchors="bmkn", linear=EACH),
-    "mv": Row(text="mk, k -> m", anchors="mk", linear=EACH),
-    "dot": Row(text="k, k -> ", anchors="k", linear=EACH),
-    # Attention: batch b, heads h; a head of keys and values may serve several heads of queries.
+    "mm": Row(text="mk, kn -> mn", anchors="mkn"),
+    "addmm": Row(text="+n, mk, kn -> mn", anchors="mkn"),
+    "bmm": Row(text="bmk, bkn -> bmn", anchors="bmkn"),
+    "mv": Row(text="mk, k -> m", anchors="mk"),
+    "dot": Row(text="k, k -> ", anchors="k"),
+    # Embeddings: v classes, d features.
     "embedding": Row(text="vd, * -> *d", anchors="vd", linear=((0,),)),
     "embedding_dense_backward": Row(text="*d, * -> vd", anchors="vd", linear=((0,),)),
     # Cross-entropy by row n and by class v.
@@ -62,7 +61,7 @@ ROWS: dict[str, Row] = {
         text="nc@, nc@, c, c, c, c, c -> nc@, c, c", unlike=(("n", 1), ("n", 2)), sends={"n": (1, 2)},
     ),
     # Convolutions: n images, i channels in, o channels out.
-    "convolution": Row(text="ni@, oi@, +o -> no@", anchors="nio", linear=((0, 2), (1, 2))),
+    "convolution": Row(text="ni@, oi@, +o -> no@", anchors="nio"),
     "convolution_backward": Row(text="no@, ni@, oi@ -> ni@, oi@, o", anchors="nio", unlike=(("i", 2),)),
     # Pooling works on each channel of each image.
     "max_pool2d_with_indices": Row(text="nc@ -> nc@, nc@"),
@@ -72,7 +71,7 @@ ROWS: dict[str, Row] = {
     "_adaptive_avg_pool2d": Row(text="nc@ -> nc@", linear=((0,),)),
     "_adaptive_avg_pool2d_backward": Row(text="nc@, nc@ -> nc@", linear=((0,),)),
     # Products grouped by expert: tokens are sorted by expert, so their dimension stays whole.
-    "grouped_mm": Row(text=".k, ekn, . -> .n", anchors="kn", linear=EACH),
+    "grouped_mm": Row(text=".k, ekn, . -> .n", anchors="kn"),
 }  # fmt: skip
 
 
@@ -104,8 +103,8 @@ def _tensors(node: Node) -> list[str]:
 
 
 def _norm(node: Node, operands: Shapes) -> Signature:
-    """Layer and RMS norm: the trailing dimensions that are normed stay whole, rows are cut; gradients of weight and bias
-    are partial sums over rows."""
+    """Layer and RMS norm: the trailing dimensions that are normed stay whole, rows are cut; gradients of weight and
+    bias are partial sums over rows."""
     back = node.op.endswith("backward")
     normed = node.args[2] if back else node.args[1]
     width = len(normed) if isinstance(normed, tuple) else 1
@@ -138,7 +137,7 @@ def _convolution(node: Node, operands: Shapes) -> Signature:
 
 def _grouped(node: Node, operands: Shapes) -> Signature:
     if len(operands[1].shape) == 2:
-        return parse("k., .n, . -> .kn", node, operands, anchors="kn", linear=(frozenset({0}), frozenset({1})))
+        return parse("k., .n, . -> .kn", node, operands, anchors="kn")
     return _row(ROWS["grouped_mm"], node, operands)
 
 
@@ -152,7 +151,7 @@ def _row(row: Row, node: Node, operands: Shapes) -> Signature:
         operands,
         anchors=row.anchors,
         linear=tuple(frozenset(group) for group in row.linear if max(group) < len(operands)),
-        unlike={(axis, number): REPLICATED for axis, number in row.unlike},
+        unlike=dict.fromkeys(row.unlike, REPLICATED),
         sends={axis: tuple(results[number].size_bytes for number in some) for axis, some in row.sends.items()},
     )
 
@@ -174,35 +173,35 @@ def _whole(word: str, rank: int) -> str:
 
 
 Make: TypeAlias = Callable[[Node, Shapes], Signature]
-ALONG = partial(selections.along, position=1)
+_softmaxed = partial(selections.along, position=1)
+_second = partial(selections.along, position=2)
 MAKERS: dict[str, Make] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
     **dict.fromkeys(MADE, made),
     **{op: partial(_row, row) for op, row in ROWS.items()},
-    **dict.fromkeys(("attention", "attention_backward"), _attention),
-    **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward"), _norm),
+    **dict.fromkeys(words("attention attention_backward"), _attention),
+    **dict.fromkeys(words("native_layer_norm native_layer_norm_backward"), _norm),
+    **dict.fromkeys(words("_fused_rms_norm _fused_rms_norm_backward"), _norm),
+    **dict.fromkeys(words("convolution convolution_backward"), _convolution),
     "grouped_mm": _grouped,
-    **dict.fromkeys(("convolution", "convolution_backward"), _convolution),
-    **dict.fromkeys(("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims", "flatten.using_ints"), views.view),
-    **dict.fromkeys(("t", "transpose.int", "permute"), views.moved),
-    **dict.fromkeys(("expand",), views.expand),
-    **dict.fromkeys(("sum", "sum.dim_IntList", "mean", "mean.dim"), selections.reduction),
-    **dict.fromkeys(("argmax", "argmin", "amax", "amin", "max.dim", "min.dim", "all", "all.dim", "any", "any.dim"), selections.extreme),
-    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax", "cumsum"), ALONG),
-    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data", "topk"), partial(selections.along, position=2)),
-    "sort": ALONG,
-    "sort.stable": partial(selections.along, position=2),
-    **dict.fromkeys(("slice.Tensor", "slice_backward"), selections.sliced),
-    **dict.fromkeys(("select.int", "select_backward", "unbind.int"), selections.selected),
+    **dict.fromkeys(words("view _unsafe_view reshape unsqueeze squeeze squeeze.dim squeeze.dims"), views.view),
+    **dict.fromkeys(words("t transpose.int permute"), views.moved),
+    "expand": views.expand,
+    **dict.fromkeys(words("sum sum.dim_IntList mean mean.dim"), selections.reduction),
+    **dict.fromkeys(words("argmax argmin amax amin max.dim min.dim all all.dim any any.dim"), selections.extreme),
+    **dict.fromkeys(words("_softmax _log_softmax _safe_softmax cumsum sort"), _softmaxed),
+    **dict.fromkeys(words("_softmax_backward_data _log_softmax_backward_data topk sort.stable"), _second),
+    **dict.fromkeys(words("slice.Tensor slice_backward"), selections.sliced),
+    **dict.fromkeys(words("select.int select_backward unbind.int"), selections.selected),
     "stack": selections.stacked,
     "cat": selections.joined,
-    **dict.fromkeys(("split.Tensor", "unsafe_split.Tensor", "chunk", "split_with_sizes"), selections.split),
+    **dict.fromkeys(words("split.Tensor unsafe_split.Tensor chunk split_with_sizes"), selections.split),
     "constant_pad_nd": selections.padded,
-    **dict.fromkeys(("gather", "scatter.src", "scatter.value"), selections.gathered),
+    **dict.fromkeys(words("gather scatter.src scatter.value"), selections.gathered),
     "index_select": selections.rows_selected,
     "index_add": selections.rows_added,
-    **dict.fromkeys(("index.Tensor", "index_put"), selections.indexed),
-}  # fmt: skip
+    **dict.fromkeys(words("index.Tensor index_put"), selections.indexed),
+}
 
 LEAVES = frozenset(("parameter", "buffer", "input"))
 

@@ -60,7 +60,7 @@ def groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int], 
 
 
 def factors(old: list[int], new: list[int]) -> list[int]:
-    """Return the common factors, outermost first, into which both runs of dimensions fall apart; none if they do not."""
+    """Return the common factors of both runs of dimensions, outermost first; none if they do not fall apart."""
     found: list[int] = []
     left, right = list(old), list(new)
     while left and right:
@@ -84,7 +84,7 @@ def moved(node: Node, operands: tuple[Value, ...]) -> Signature:
     shape = operands[0].shape
     rank = len(shape)
     if node.op == "permute":
-        order = [int(dim) % rank for dim in node.args[1]]  # type: ignore[union-attr]
+        order = [int(dim) % rank for dim in node.args[1]]  # type: ignore[union-attr, arg-type]
     elif node.op == "t":
         order = list(range(rank))[::-1]
     else:

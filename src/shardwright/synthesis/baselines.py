@@ -1,0 +1,88 @@
+"""What others would run, as rules that a search may take: the same cost decides among them.
+
+* data parallel: every operator cut along the batch, parameters replicated, gradients all-reduced;
+* uneven FSDP: the same with parameters and their state stored by a ratio of their own;
+* HAP's rules: data parallel, layers split by their output features or channels, and sufficient factors. Its published
+  code has no split along what a product sums over, none of heads and none of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from shardwright.cost.strategy import Bools
+from shardwright.synthesis.decisions import Decision, Decisions
+from shardwright.synthesis.prices import Prices
+from shardwright.synthesis.properties import STATE, Replicated
+from shardwright.synthesis.rules.signature import Rule
+from shardwright.synthesis.work import product
+
+
+def batch_of(these: Decisions) -> int:
+    """Return the rows of the batch: the first dimension of the first input."""
+    graph = these.short.graph
+    first = next(iter(graph.inputs.values()))
+    return graph.by_name()[first.node].outputs[0].shape[0]
+
+
+def _by_rows(rule: Rule, rows: int) -> bool:
+    return rule.cut is not None and rule.cut.units == rows and rule.cut.outer == 1
+
+
+def data_parallel(these: Decisions, costs: Prices) -> Bools:
+    """Return the rules of data parallelism [R]."""
+    rows = batch_of(these)
+    return _allowed(these, costs, lambda one, rule: _data_parallel(one, rule, rows))
+
+
+def fsdp(these: Decisions, costs: Prices) -> Bools:
+    """Return the rules of data parallelism with sharded parameters [R]; biases and norms may stay whole."""
+    rows = batch_of(these)
+
+    def allowed(one: Decision, rule: Rule) -> bool:
+        if one.node.op == "parameter":
+            return rule.name == "state" or len(one.node.outputs[0].shape) < 2
+        return _data_parallel(one, rule, rows)
+
+    return _allowed(these, costs, allowed)
+
+
+def hap(these: Decisions, costs: Prices) -> Bools:
+    """Return HAP's rules [R]: a weight is whole or split along its first dimension, its outputs; no forward product is
+    cut along what it sums over, nothing along heads or classes."""
+    rows = batch_of(these)
+    middle = {number: place for place, number in reversed(list(enumerate(these.order)))}
+    loss = next(place for place, node in enumerate(these.short.graph.nodes) if node.name == these.short.graph.loss.node)
+
+    def allowed(one: Decision, rule: Rule) -> bool:
+        forward = middle.get(numbers[one.name], -1) < loss
+        if rule.cut is None or _by_rows(rule, rows):
+            return rule.name != "sum" or one.node.op in SUMS
+        if one.node.op == "parameter":
+            return rule.cut.dim == 0 and rule.cut.ratio != STATE
+        if one.node.op in ("cross_entropy", "cross_entropy_backward", "embedding", "embedding_dense_backward"):
+            return rule.name == "d"
+        if rule.cut.outer > 1 or one.node.op.startswith("attention"):
+            return False
+        return not (forward and product(one.node) and rule.name in ("k", "i"))
+
+    numbers = {one.name: number for number, one in enumerate(these.decisions)}
+    return _allowed(these, costs, allowed)
+
+
+SUMS = frozenset(("add.Tensor", "sum.dim_IntList", "view", "t", "permute", "stack", "unbind.int"))
+
+
+def _data_parallel(one: Decision, rule: Rule, rows: int) -> bool:
+    if one.node.op in ("parameter", "buffer"):
+        return isinstance(rule.outputs[0], Replicated)
+    if product(one.node) and rule.cut is None:
+        return False
+    return rule.cut is None or _by_rows(rule, rows)
+
+
+def _allowed(these: Decisions, costs: Prices, test: Callable[[Decision, Rule], bool]) -> Bools:
+    pairs = zip(costs.decision.tolist(), costs.rule.tolist(), strict=True)
+    return np.array([test(these.decisions[one], these.decisions[one].rules[rule]) for one, rule in pairs])

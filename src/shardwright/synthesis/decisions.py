@@ -1,0 +1,240 @@
+"""What a search over programs decides: a rule for each kind of node, and what that asks of the tensors.
+
+Nodes of repeated blocks are tied to one decision. A view decides nothing: it passes on the property of what it views,
+so its readers ask the viewed tensor. A parameter's rule is where it is stored, and its gradient is asked for in the
+same property.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shardwright.synthesis.graph import Graph, Node, Ref, Value, words
+from shardwright.synthesis.properties import REPLICATED, STATE, Property, Sharded
+from shardwright.synthesis.rules.candidates import choices
+from shardwright.synthesis.rules.signature import Rule
+from shardwright.synthesis.shorten import Short, shorten
+
+VIEWS = words("view _unsafe_view reshape t transpose.int permute unsqueeze squeeze squeeze.dim detach alias")
+END = "end"
+
+
+@dataclass(slots=True, kw_only=True)
+class Decision:
+    """One rule is chosen for all `members`, nodes of the short graph that occur `weight` times in all."""
+
+    name: str
+    node: Node
+    rules: tuple[Rule, ...]
+    operands: tuple[Value, ...]
+    members: list[str] = field(default_factory=list)
+    weight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A decision that reads a tensor, and the property that each of its rules asks for. `side`: nothing but gradients
+    of parameters comes of it, so that it can wait."""
+
+    decision: int
+    asked: tuple[Property, ...]
+    side: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Use:
+    """Tensors made by one decision and read by the same others. `places` are the nodes of the short graph that make
+    them, `first` those that read each first. An `early` one is there when the step starts."""
+
+    decision: int
+    output: int
+    value: Value
+    readers: tuple[Reader, ...]
+    early: bool
+    places: list[int] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
+    weight: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decisions:
+    """`order` has the decision (or -1) of each node of the short graph, `weights` how often it occurs; `saved` the
+    tensors that the backward pass reads, by decision and output; `views` the rules of nodes that decide nothing."""
+
+    short: Short
+    decisions: tuple[Decision, ...]
+    uses: tuple[Use, ...]
+    order: tuple[int, ...]
+    weights: tuple[int, ...]
+    saved: frozenset[tuple[int, int]]
+    unknown: tuple[str, ...]
+    views: Mapping[str, tuple[Rule, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Root:
+    """The tensor behind views, and the property in which it must be for the view to be in another."""
+
+    ref: Ref
+    behind: Mapping[Property, Property] | None
+
+    def of(self, asked: Property) -> Property:
+        return asked if self.behind is None else self.behind[asked]
+
+
+def decisions(graph: Graph, *, state_ratio: bool = False) -> Decisions:
+    """Return the decisions of `graph`. With `state_ratio`, parameters may also be stored by the ratio of state."""
+    short = shorten(graph)
+    chosen = choices(short.graph)
+    rules = {name: _stored(some, node, state_ratio) for name, some, node in _named(chosen.rules, short.graph)}
+    roots = _roots(short.graph, rules)
+    values = {Ref(node.name, n): one for node in short.graph.nodes for n, one in enumerate(node.outputs)}
+    made: dict[str, int] = {}
+    found: list[Decision] = []
+    for node in short.graph.nodes:
+        if node.name in roots:
+            continue
+        tie = short.tie[node.name]
+        if tie not in made:
+            made[tie] = len(found)
+            operands = tuple(values[ref] for ref in node.inputs)
+            found.append(Decision(name=tie, node=node, rules=rules[node.name], operands=operands))
+        one = found[made[tie]]
+        one.members.append(node.name)
+        one.weight += short.weight[node.name]
+    end = Rule(name=END, inputs=(REPLICATED,), outputs=())
+    found.append(Decision(name=END, node=Node(name=END, op=END), rules=(end,), operands=(), weight=1))
+    number = {node.name: made.get(short.tie[node.name], -1) for node in short.graph.nodes}
+    reads = _reads(short.graph, rules, roots, number, len(found) - 1)
+    order = {node.name: place for place, node in enumerate(short.graph.nodes)}
+    return Decisions(
+        short=short,
+        decisions=tuple(found),
+        uses=tuple(_uses(short, reads, number, order, values, side_nodes(short.graph))),
+        order=tuple(-1 if node.name in roots else number[node.name] for node in short.graph.nodes),
+        weights=tuple(short.weight[node.name] for node in short.graph.nodes),
+        saved=_saved(short.graph, reads, number, order),
+        unknown=chosen.unknown,
+        views={short.tie[name]: rules[name] for name in roots},
+    )
+
+
+def _named(rules: Mapping[str, tuple[Rule, ...]], graph: Graph) -> list[tuple[str, tuple[Rule, ...], Node]]:
+    return [(node.name, rules[node.name], node) for node in graph.nodes]
+
+
+def _stored(rules: tuple[Rule, ...], node: Node, state_ratio: bool) -> tuple[Rule, ...]:
+    """Return the rules of a node; inputs are given whole, for each rank takes its part of them for nothing, and
+    parameters may be cut along their longest dimension for storage alone."""
+    if node.op == "input":
+        return rules[:1]
+    if node.op != "parameter" or not state_ratio or not node.outputs[0].shape:
+        return rules
+    shape = node.outputs[0].shape
+    dim = max(range(len(shape)), key=lambda one: shape[one])
+    held = Sharded(dim, shape[dim], STATE)
+    return (*rules, Rule(name="state", inputs=(), outputs=(held,), cut=held))
+
+
+def _roots(graph: Graph, rules: Mapping[str, tuple[Rule, ...]]) -> dict[str, _Root]:
+    """Return the views that pass every property that their readers could ask for."""
+    asked: dict[Ref, set[Property]] = {}
+    for node in graph.nodes:
+        for rule in rules[node.name]:
+            for ref, one in zip(node.inputs, rule.inputs, strict=True):
+                asked.setdefault(ref, set()).add(one)
+    found: dict[str, _Root] = {}
+    behind: Mapping[Property, Property]
+    for node in reversed(graph.nodes):
+        wanted = asked.get(Ref(node.name), set())
+        behind = {rule.outputs[0]: rule.inputs[0] for rule in rules[node.name] if node.inputs}
+        if node.op in VIEWS and len(node.inputs) == 1 and wanted <= behind.keys():
+            found[node.name] = _Root(node.inputs[0], behind)
+    for node in graph.nodes:
+        if node.name in found:
+            ref, behind = found[node.name].ref, found[node.name].behind or {}
+            before = found.get(ref.node)
+            if before is not None:
+                passed = {out: before.of(inner) for out, inner in behind.items() if inner in (before.behind or {})}
+                found[node.name] = _Root(before.ref, passed)
+    return found
+
+
+_Reads = dict[Ref, list[tuple[str, int, tuple[Property, ...]]]]
+
+
+def _reads(
+    graph: Graph, rules: Mapping[str, tuple[Rule, ...]], roots: Mapping[str, _Root], number: Mapping[str, int], end: int
+) -> _Reads:
+    """Return for each tensor that is no view: who reads it, which decision that is, and what each of its rules asks."""
+    found: _Reads = {}
+
+    def ask(ref: Ref, name: str, decision: int, asked: tuple[Property, ...]) -> None:
+        root = roots.get(ref.node)
+        if root is not None:
+            ref, asked = root.ref, tuple(root.of(one) for one in asked)
+        found.setdefault(ref, []).append((name, decision, asked))
+
+    for node in graph.nodes:
+        if node.name not in roots:
+            for place, ref in enumerate(node.inputs):
+                ask(ref, node.name, number[node.name], tuple(rule.inputs[place] for rule in rules[node.name]))
+    for ends, leaves in ((graph.gradients, graph.parameters), (graph.buffer_updates, graph.buffers)):
+        for name, ref in ends.items():
+            leaf = leaves[name].node
+            ask(ref, leaf, number[leaf], tuple(rule.outputs[0] for rule in rules[leaf]))
+    ask(graph.loss, END, end, (REPLICATED,))
+    return found
+
+
+def _uses(
+    short: Short, reads: _Reads, number: Mapping[str, int], order: Mapping[str, int], values: Mapping[Ref, Value],
+    side: frozenset[str],
+) -> list[Use]:  # fmt: skip
+    """Return the tensors grouped by who makes and who reads them."""
+    leaves = {ref.node for ref in (*short.graph.parameters.values(), *short.graph.buffers.values())}
+    found: dict[tuple[object, ...], Use] = {}
+    for ref, readers in reads.items():
+        late = {name: name in leaves or name in side or name == END for name, _, _ in readers}
+        wanted = tuple(dict.fromkeys(Reader(decision, asked, late[name]) for name, decision, asked in readers))
+        key = (number[ref.node], ref.output, frozenset(wanted))
+        use = found.get(key)
+        if use is None:
+            early = ref.node in leaves
+            use = Use(decision=number[ref.node], output=ref.output, value=values[ref], readers=wanted, early=early)
+            found[key] = use
+        use.places.append(order[ref.node])
+        use.first.append(min(len(order) if name in leaves else order.get(name, len(order)) for name, _, _ in readers))
+        use.weight += short.weight[ref.node]
+    return list(found.values())
+
+
+def side_nodes(graph: Graph) -> frozenset[str]:
+    """Return the nodes from which only gradients of parameters are reached: they need not run in time for others."""
+    main = {graph.loss.node}
+    ends = {ref.node for ref in graph.gradients.values()}
+    read: dict[str, list[str]] = {}
+    for node in graph.nodes:
+        for ref in node.inputs:
+            read.setdefault(ref.node, []).append(node.name)
+    side: set[str] = set()
+    for node in reversed(graph.nodes):
+        readers = read.get(node.name, [])
+        if node.name not in main and all(name in side for name in readers) and (readers or node.name in ends):
+            side.add(node.name)
+    return frozenset(side)
+
+
+def _saved(
+    graph: Graph, reads: _Reads, number: Mapping[str, int], order: Mapping[str, int]
+) -> frozenset[tuple[int, int]]:
+    """Return what is made before the loss and read after it, parameters and inputs aside."""
+    middle = order[graph.loss.node]
+    leaves = {ref.node for table in (graph.parameters, graph.buffers, graph.inputs) for ref in table.values()}
+    return frozenset(
+        (number[ref.node], ref.output)
+        for ref, readers in reads.items()
+        if order[ref.node] < middle and ref.node not in leaves
+        if any(order.get(name, 0) > middle for name, _, _ in readers)
+    )

@@ -1,0 +1,119 @@
+"""A choice of rules for the kinds of nodes as a program for every node of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from shardwright.synthesis.collectives import conversion
+from shardwright.synthesis.decisions import Decisions, side_nodes
+from shardwright.synthesis.graph import Graph, Node, Ref, Value
+from shardwright.synthesis.integer_program import Choice
+from shardwright.synthesis.machines import Machines
+from shardwright.synthesis.prices import Shares
+from shardwright.synthesis.program import Communication, Program, Step
+from shardwright.synthesis.properties import REPLICATED, Property, Sharded
+from shardwright.synthesis.rules.signature import Rule
+from shardwright.synthesis.shorten import ties
+from shardwright.synthesis.work import flops
+
+
+def program(
+    graph: Graph, these: Decisions, choice: Choice, net: Machines, shares: Shares, notes: Mapping[str, Any]
+) -> Program:
+    """Return the program that a choice stands for, with a step for each node of `graph`."""
+    steps = _steps(graph, these, choice)
+    made = {Ref(name, number): one for name, step in steps.items() for number, one in enumerate(step.outputs)}
+    asked = _asked(graph, steps, made)
+    values = {Ref(node.name, number): one for node in graph.nodes for number, one in enumerate(node.outputs)}
+    held = [one for step in steps.values() for one in (*step.inputs, *step.outputs) if isinstance(one, Sharded)]
+    used = dict.fromkeys((one.ratio, one.units) for one in held)
+    leaves = {ref.node for ref in (*graph.parameters.values(), *graph.buffers.values())}
+    late = side_nodes(graph) | leaves | {""}
+    sent = tuple(
+        Communication(
+            tensor=ref,
+            source=made[ref],
+            target=target,
+            method=_method(net, values[ref], made[ref], target, shares),
+            deferred=readers <= late,
+            early=ref.node in leaves,
+        )
+        for (ref, target), readers in asked.items()
+    )
+    return Program(
+        ranks=net.ranks,
+        steps=steps,
+        communications=sent,
+        shares={name: shares.exact[name] for name in dict.fromkeys(ratio for ratio, _ in used)},
+        sizes={key: shares.sizes[key] for key in used},
+        seconds=choice.seconds.total,
+        bound_seconds=choice.bound_seconds,
+        notes=dict(notes),
+    )
+
+
+def _steps(graph: Graph, these: Decisions, choice: Choice) -> dict[str, Step]:
+    chosen = {one.name: one.rules[rule] for one, rule in zip(these.decisions, choice.rules.tolist(), strict=True)}
+    tie = ties(graph)
+    steps: dict[str, Step] = {}
+    made: dict[Ref, Property] = {}
+    shared: dict[tuple[str, str], Step] = {}
+    for node in graph.nodes:
+        name = tie.get(node.name, node.name)
+        rule = chosen.get(name) or _passed(these.views[name], made[node.inputs[0]])
+        step = shared.setdefault((name, rule.name + str(rule.inputs)), _step(rule))
+        steps[node.name] = step
+        made.update((Ref(node.name, number), one) for number, one in enumerate(step.outputs))
+    return steps
+
+
+def _step(rule: Rule) -> Step:
+    return Step(rule=rule.name, inputs=rule.inputs, outputs=rule.outputs)
+
+
+def _passed(rules: tuple[Rule, ...], made: Property) -> Rule:
+    """Return the rule by which a view passes on the property of what it views."""
+    return next((rule for rule in rules if rule.inputs[0] == made), rules[0])
+
+
+def _asked(
+    graph: Graph, steps: Mapping[str, Step], made: Mapping[Ref, Property]
+) -> dict[tuple[Ref, Property], set[str]]:
+    """Return the conversions that are needed, each with its readers ("" is the end of the step)."""
+    found: dict[tuple[Ref, Property], set[str]] = {}
+
+    def ask(ref: Ref, wanted: Property, reader: str) -> None:
+        if made[ref] != wanted:
+            found.setdefault((ref, wanted), set()).add(reader)
+
+    for node in graph.nodes:
+        for ref, wanted in zip(node.inputs, steps[node.name].inputs, strict=True):
+            ask(ref, wanted, node.name)
+    for ends, leaves in ((graph.gradients, graph.parameters), (graph.buffer_updates, graph.buffers)):
+        for name, ref in ends.items():
+            ask(ref, made[leaves[name]], "")
+    ask(graph.loss, REPLICATED, "")
+    return found
+
+
+def _method(net: Machines, value: Value, source: Property, target: Property, shares: Shares) -> str:
+    sent = conversion(net, float(value.size_bytes), source, target, shares.of)
+    assert sent is not None, f"no conversion from {source} to {target}"
+    return sent.method
+
+
+def replicated_share(these: Decisions, choice: Choice) -> float:
+    """Return the part of all floating-point operations that every rank does in full."""
+    work = np.array([one.weight * flops(one.node, one.operands) for one in these.decisions[:-1]])
+    whole = [one.rules[rule].cut is None for one, rule in zip(these.decisions, choice.rules.tolist(), strict=True)]
+    return float(work[np.array(whole[:-1])].sum() / work.sum())
+
+
+def unknown(these: Decisions) -> list[str]:
+    """Return a warning for each operator that has no row in the table and runs replicated."""
+    nodes: dict[str, Node] = these.short.graph.by_name()
+    ops = dict.fromkeys(nodes[name].op for name in these.unknown)
+    return [f"{op} has no rule: it runs replicated on every rank" for op in ops]

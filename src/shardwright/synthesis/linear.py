@@ -1,0 +1,110 @@
+"""Linear and integer programs as rows of sparse coefficients, solved by HiGHS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardwright.cost.strategy import Bools, Floats
+
+NODES = 60  # of a branch and bound; what is left open then is in the gap
+INFINITY = float("inf")
+SETTINGS = {
+    "output_flag": False,
+    "threads": 1,
+    "random_seed": 0,
+    # Programs over blocks are small, and nearly solved at the root: these cost more there than they save.
+    "mip_heuristic_effort": 0.01,
+    "mip_heuristic_run_rins": False,
+    "mip_heuristic_run_rens": False,
+    "mip_allow_restart": False,
+    "mip_detect_symmetry": False,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """`values` of the columns, `prices` the dual value of each row (linear programs alone), the `objective` and a lower
+    `bound` of it. `status` is "optimal", "infeasible" or "stopped"."""
+
+    values: Floats
+    prices: Floats
+    objective: float
+    bound: float
+    status: str
+    nodes: int = 0
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of a program in the making: low ≤ Σ coefficient · column ≤ high."""
+
+    starts: list[int] = field(default_factory=lambda: [0])
+    columns: list[int] = field(default_factory=list)
+    coefficients: list[float] = field(default_factory=list)
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+
+    def add(self, terms: Mapping[int, float], low: float = -INFINITY, high: float = INFINITY) -> int:
+        """Add a row and return its number."""
+        self.columns += terms.keys()
+        self.coefficients += terms.values()
+        self.starts.append(len(self.columns))
+        self.low.append(low)
+        self.high.append(high)
+        return len(self.low) - 1
+
+    def add_dense(self, row: Floats, low: float = -INFINITY, high: float = INFINITY) -> int:
+        """Add a row that is given as all its coefficients."""
+        some = np.flatnonzero(row)
+        return self.add(dict(zip(some.tolist(), row[some].tolist(), strict=True)), low, high)
+
+
+def solve(
+    costs: Floats, rows: Rows, *, lower: Floats, upper: Floats, integer: Bools | None = None,
+    gap: float = 1e-6, most_nodes: int = NODES, start: Floats | None = None,
+) -> Solution:  # fmt: skip
+    """Return the least value of Σ costs · columns. `integer` marks columns that take whole numbers."""
+    import highspy
+
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = len(costs), len(rows.low)
+    lp.col_cost_, lp.col_lower_, lp.col_upper_ = costs, lower, upper
+    lp.row_lower_, lp.row_upper_ = np.array(rows.low), np.array(rows.high)
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_ = np.array(rows.starts, dtype=np.int32)
+    lp.a_matrix_.index_ = np.array(rows.columns, dtype=np.int32)
+    lp.a_matrix_.value_ = np.array(rows.coefficients)
+    if integer is not None:
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        lp.integrality_ = [kinds[int(one)] for one in integer]
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
+    for name, setting in {**SETTINGS, "mip_rel_gap": gap, "mip_abs_gap": 1e-12, "mip_max_nodes": most_nodes}.items():
+        solver.setOptionValue(name, setting)
+    solver.passModel(lp)
+    if start is not None:
+        solution = highspy.HighsSolution()
+        solution.col_value = start.tolist()
+        solver.setSolution(solution)
+    solver.run()
+    return _read(solver, integer is not None)
+
+
+def _read(solver: object, is_integer: bool) -> Solution:
+    import highspy
+
+    status, info = solver.getModelStatus(), solver.getInfo()  # type: ignore[attr-defined]
+    solution = solver.getSolution()  # type: ignore[attr-defined]
+    infeasible = status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
+    word = "infeasible" if infeasible else "optimal" if status == highspy.HighsModelStatus.kOptimal else "stopped"
+    objective = float(info.objective_function_value)
+    return Solution(
+        values=np.array(solution.col_value),
+        prices=np.array(solution.row_dual),
+        objective=objective,
+        bound=float(info.mip_dual_bound) if is_integer else objective,
+        status=word,
+        nodes=int(info.mip_node_count) if is_integer else 0,
+    )

@@ -1,0 +1,80 @@
+"""The devices and links on which a program runs, as ranks and as classes of equal ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from shardwright.cost.strategy import Floats, Ints
+
+BUCKET_BYTES = 25e6  # of gradients sent in one call, PyTorch's DistributedDataParallel
+OVERLAP_SLOWDOWN = 1e-3  # of what is sent while devices compute, as time lost; keeps equal times from being ties
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One kind of GPU: what it reaches in training, not its peak. `memory_bytes` is what parameters, their state and
+    activations may take."""
+
+    name: str
+    flops_per_second: float
+    memory_bytes: float = float("inf")
+    memory_bytes_per_second: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """`gpus` devices and the link between each and the others of the machine, one direction."""
+
+    device: Device
+    gpus: int
+    link_bytes_per_second: float
+    link_latency_seconds: float = 5e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """Machines joined by a network; a machine's network card is shared by its GPUs. Ranks are numbered machine by
+    machine. `call_seconds` is the start of one more message of a grouped call."""
+
+    machines: tuple[Machine, ...]
+    network_bytes_per_second: float
+    network_latency_seconds: float = 2e-5
+    call_seconds: float = 5e-6
+
+    @cached_property
+    def ranks(self) -> int:
+        return sum(machine.gpus for machine in self.machines)
+
+    @cached_property
+    def machine_of(self) -> Ints:
+        """The machine of each rank, [ranks]."""
+        return np.repeat(np.arange(len(self.machines)), [machine.gpus for machine in self.machines])
+
+    @cached_property
+    def device_of(self) -> tuple[Device, ...]:
+        """The device of each rank."""
+        return tuple(machine.device for machine in self.machines for _ in range(machine.gpus))
+
+    @cached_property
+    def flops_per_second(self) -> Floats:
+        """[ranks]"""
+        return np.array([device.flops_per_second for device in self.device_of])
+
+    @cached_property
+    def classes(self) -> tuple[tuple[Machine, Ints], ...]:
+        """Kinds of machines, in the order of their first, and the ranks of each."""
+        found: dict[Machine, list[int]] = {}
+        for rank, number in enumerate(self.machine_of):
+            found.setdefault(self.machines[number], []).append(rank)
+        return tuple((machine, np.array(ranks)) for machine, ranks in found.items())
+
+    def proportional(self) -> tuple[float, ...]:
+        """Return the shares in proportion to the speed of the devices."""
+        return tuple((self.flops_per_second / self.flops_per_second.sum()).tolist())
+
+    def even(self) -> tuple[float, ...]:
+        """Return equal shares."""
+        return (1.0 / self.ranks,) * self.ranks

@@ -1,0 +1,1 @@
+"""Graphs of well-known models, built without tracing: one training step, forward and backward, of given dimensions."""

@@ -1,0 +1,315 @@
+"""A tape that records operators forward, and then their gradients in reverse order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from shardwright.synthesis.graph import Argument, Graph, Node, Ref, Repeat, Value
+
+Backward = Callable[[Ref], None]
+
+
+class Tape:
+    """The nodes of a step as they are recorded. A method returns the tensor that its operator makes."""
+
+    def __init__(self, dtype: str = "float32") -> None:
+        self.dtype = dtype
+        self.nodes: list[Node] = []
+        self.leaves: dict[str, dict[str, Ref]] = {"parameter": {}, "input": {}, "buffer": {}}
+        self._values: dict[Ref, Value] = {}
+        self._backward: list[tuple[Ref, Backward, str]] = []
+        self._gradients: dict[Ref, Ref] = {}
+        self._blocks: dict[str, list[list[str]]] = {}
+        self._block = ""
+        self._names: dict[str, int] = {}
+
+    def shape(self, ref: Ref) -> tuple[int, ...]:
+        return self._values[ref].shape
+
+    def record(self, op: str, args: tuple[Argument, ...], *outputs: Value, name: str = "") -> Ref:
+        """Add a node and return its first result."""
+        stem = name or op.split(".")[0].strip("_")
+        number = self._names.get(stem, 0)
+        self._names[stem] = number + 1
+        full = name or f"{stem}_{number}"
+        node = Node(name=full, op=op, args=args, outputs=outputs)
+        self.nodes.append(node)
+        self._values.update((Ref(full, place), value) for place, value in enumerate(outputs))
+        if self._block:
+            kind, _, place = self._block.rpartition(".")
+            self._blocks[kind][int(place)].append(full)
+        return Ref(full)
+
+    @contextmanager
+    def block(self, kind: str) -> Iterator[None]:
+        """Record what is inside as one more occurrence of the block `kind`; its gradients will belong to it too."""
+        number = len(self._blocks.setdefault(kind, []))
+        self._blocks[kind].append([])
+        self._block = f"{kind}.{number}"
+        yield
+        self._block = ""
+
+    def leaf(self, kind: str, name: str, shape: tuple[int, ...], dtype: str = "") -> Ref:
+        """Add an input, a parameter or a buffer."""
+        self.leaves[kind][name] = self.record(kind, (), Value(shape, dtype or self.dtype), name=name)
+        return self.leaves[kind][name]
+
+    def parameter(self, name: str, *shape: int) -> Ref:
+        return self.leaf("parameter", name, shape)
+
+    def op(self, op: str, args: tuple[Argument, ...], *shapes: tuple[int, ...], dtype: str = "") -> Ref:
+        """Add an operator whose results have `shapes`, without a gradient."""
+        return self.record(op, args, *(Value(shape, dtype or self.dtype) for shape in shapes))
+
+    def back(self, result: Ref, rule: Backward) -> Ref:
+        """Remember how the gradient of `result` goes on; return `result`."""
+        self._backward.append((result, rule, self._block))
+        return result
+
+    def give(self, ref: Ref, gradient: Ref) -> None:
+        """Add `gradient` to that of `ref`."""
+        if ref in self._gradients:
+            gradient = self.op("add.Tensor", (self._gradients[ref], gradient), self.shape(ref))
+        self._gradients[ref] = gradient
+
+    def graph(self, loss: Ref) -> Graph:
+        """Record the gradients of all parameters and return the whole step."""
+        self._block = ""
+        self._gradients[loss] = self.op("ones_like", (loss,), ())
+        for result, rule, block in reversed(self._backward):
+            if result in self._gradients:
+                self._block = block
+                rule(self._gradients[result])
+        parameters = self.leaves["parameter"]
+        return Graph(
+            nodes=tuple(self.nodes),
+            parameters=parameters,
+            inputs=self.leaves["input"],
+            buffers=self.leaves["buffer"],
+            loss=loss,
+            gradients={name: self._gradients[ref] for name, ref in parameters.items()},
+            repeats=tuple(
+                Repeat(occurrences=tuple(map(tuple, blocks))) for blocks in self._blocks.values() if len(blocks) > 1
+            ),
+        )
+
+    # Views
+
+    def view(self, x: Ref, *shape: int) -> Ref:
+        if shape == self.shape(x):
+            return x
+        made = self.op("view", (x, shape), shape)
+        return self.back(made, lambda g: self.give(x, self.op("view", (g, self.shape(x)), self.shape(x))))
+
+    def permute(self, x: Ref, *order: int) -> Ref:
+        made = self.op("permute", (x, order), tuple(self.shape(x)[dim] for dim in order))
+        inverse = tuple(order.index(dim) for dim in range(len(order)))
+        return self.back(made, lambda g: self.give(x, self.op("permute", (g, inverse), self.shape(x))))
+
+    def unbind(self, x: Ref) -> list[Ref]:
+        """Return the slices along dimension 0."""
+        count, *rest = self.shape(x)
+        made = self.op("unbind.int", (x,), *([tuple(rest)] * count))
+        parts = [Ref(made.node, number) for number in range(count)]
+
+        def rule(_: Ref) -> None:
+            gradients = tuple(self._gradients[part] for part in parts)
+            self.give(x, self.op("stack", (gradients,), self.shape(x)))
+
+        self.back(parts[0], rule)
+        return parts
+
+    def select(self, x: Ref, dim: int, index: int) -> Ref:
+        shape = self.shape(x)
+        made = self.op("select.int", (x, dim, index), shape[:dim] + shape[dim + 1 :])
+        return self.back(made, lambda g: self.give(x, self.op("select_backward", (g, shape, dim, index), shape)))
+
+    # Elementwise
+
+    def add(self, x: Ref, y: Ref) -> Ref:
+        made = self.op("add.Tensor", (x, y), self.shape(x))
+
+        def rule(g: Ref) -> None:
+            self.give(x, g)
+            self.give(y, self._unbroadcast(g, self.shape(y)))
+
+        return self.back(made, rule)
+
+    def _unbroadcast(self, g: Ref, shape: tuple[int, ...]) -> Ref:
+        wide = self.shape(g)
+        if wide == shape:
+            return g
+        offset = len(wide) - len(shape)
+        dims = tuple(n for n, size in enumerate(wide) if n < offset or shape[n - offset] != size)
+        kept = tuple(1 if n in dims else size for n, size in enumerate(wide))
+        summed = self.op("sum.dim_IntList", (g, dims, True), kept)
+        return self.op("view", (summed, shape), shape)
+
+    def multiply(self, x: Ref, y: Ref) -> Ref:
+        made = self.op("mul.Tensor", (x, y), self.shape(x))
+
+        def rule(g: Ref) -> None:
+            self.give(x, self.op("mul.Tensor", (g, y), self.shape(x)))
+            product = self.op("mul.Tensor", (g, x), self.shape(x))
+            self.give(y, self._unbroadcast(product, self.shape(y)))
+
+        return self.back(made, rule)
+
+    def unary(self, op: str, x: Ref) -> Ref:
+        """Add "gelu", "silu" or "relu"."""
+        made = self.op(op, (x,), self.shape(x))
+        name, saved = ("threshold_backward", made) if op == "relu" else (f"{op}_backward", x)
+        return self.back(made, lambda g: self.give(x, self.op(name, (g, saved), self.shape(x))))
+
+    def dropout(self, x: Ref, probability: float = 0.1) -> Ref:
+        shape = self.shape(x)
+        key = len(self.nodes)
+        made = self.record("dropout", (x, probability, key), Value(shape, self.dtype), Value(shape, "bool"))
+        mask = Ref(made.node, 1)
+        scale = 1 / (1 - probability)
+        return self.back(made, lambda g: self.give(x, self.op("dropout_backward", (g, mask, scale), shape)))
+
+    # Layers
+
+    def matmul(self, x: Ref, w: Ref) -> Ref:
+        """Add x [m, k] · w [k, n]."""
+        made = self.op("mm", (x, w), (self.shape(x)[0], self.shape(w)[1]))
+
+        def rule(g: Ref) -> None:
+            flipped = self.op("t", (w,), self.shape(w)[::-1])
+            self.give(x, self.op("mm", (g, flipped), self.shape(x)))
+            across = self.op("t", (x,), self.shape(x)[::-1])
+            self.give(w, self.op("mm", (across, g), self.shape(w)))
+
+        return self.back(made, rule)
+
+    def linear(self, x: Ref, name: str, width: int, *, bias: bool = True, weight: Ref | None = None) -> Ref:
+        """Add x · wᵀ + b on the last dimension of x; `weight` is one that is there already."""
+        *rows, depth = self.shape(x)
+        flat = self.view(x, math.prod(rows), depth)
+        w = weight or self.parameter(f"{name}.weight", width, depth)
+        turned = self.op("t", (w,), (depth, width))
+        shape = (math.prod(rows), width)
+        if bias:
+            b = self.parameter(f"{name}.bias", width)
+            made = self.op("addmm", (b, flat, turned), shape)
+        else:
+            made = self.op("mm", (flat, turned), shape)
+
+        def rule(g: Ref) -> None:
+            self.give(flat, self.op("mm", (g, w), (math.prod(rows), depth)))
+            across = self.op("t", (g,), shape[::-1])
+            self.give(w, self.op("mm", (across, flat), (width, depth)))
+            if bias:
+                summed = self.op("sum.dim_IntList", (g, (0,), True), (1, width))
+                self.give(b, self.op("view", (summed, (width,)), (width,)))
+
+        self.back(made, rule)
+        return self.view(made, *rows, width)
+
+    def bmm(self, x: Ref, y: Ref) -> Ref:
+        (b, m, k), n = self.shape(x), self.shape(y)[2]
+        made = self.op("bmm", (x, y), (b, m, n))
+
+        def rule(g: Ref) -> None:
+            self.give(x, self.op("bmm", (g, self.op("transpose.int", (y, 1, 2), (b, n, k))), (b, m, k)))
+            self.give(y, self.op("bmm", (self.op("transpose.int", (x, 1, 2), (b, k, m)), g), (b, k, n)))
+
+        return self.back(made, rule)
+
+    def norm(self, x: Ref, name: str, *, rms: bool = False) -> Ref:
+        """Add a layer norm or an RMS norm over the last dimension."""
+        shape = self.shape(x)
+        rows, width = (*shape[:-1], 1), shape[-1]
+        w = self.parameter(f"{name}.weight", width)
+        if rms:
+            made = self.op("_fused_rms_norm", (x, (width,), w, 1e-5), shape, rows)
+        else:
+            b = self.parameter(f"{name}.bias", width)
+            made = self.op("native_layer_norm", (x, (width,), w, b, 1e-5), shape, rows, rows)
+        stats = [Ref(made.node, number) for number in (1, 2)]
+
+        def rule(g: Ref) -> None:
+            if rms:
+                dx = self.op("_fused_rms_norm_backward", (g, x, (width,), stats[0], w, (True, True)), shape, (width,))
+            else:
+                args: tuple[Argument, ...] = (g, x, (width,), *stats, w, b, (True, True, True))
+                dx = self.op("native_layer_norm_backward", args, shape, (width,), (width,))
+                self.give(b, Ref(dx.node, 2))
+            self.give(x, dx)
+            self.give(w, Ref(dx.node, 1))
+
+        return self.back(made, rule)
+
+    def attention(self, q: Ref, k: Ref, v: Ref, *, causal: bool) -> Ref:
+        shape = self.shape(q)
+        made = self.op("attention", (q, k, v, None, causal, None), shape, shape[:3])
+        stat = Ref(made.node, 1)
+
+        def rule(g: Ref) -> None:
+            args = (g, q, k, v, None, made, stat, causal, None)
+            dq = self.op("attention_backward", args, shape, self.shape(k), self.shape(v))
+            for number, ref in enumerate((q, k, v)):
+                self.give(ref, Ref(dq.node, number))
+
+        return self.back(made, rule)
+
+    def embedding(self, indices: Ref, w: Ref) -> Ref:
+        shape = (*self.shape(indices), self.shape(w)[1])
+        made = self.op("embedding", (w, indices), shape)
+
+        def rule(g: Ref) -> None:
+            args = (g, indices, self.shape(w)[0], -1, False)
+            self.give(w, self.op("embedding_dense_backward", args, self.shape(w)))
+
+        return self.back(made, rule)
+
+    def cross_entropy(self, logits: Ref, target: Ref) -> Ref:
+        rows = self.shape(logits)[0]
+        made = self.op("cross_entropy", (logits, target, -100), (), (rows,), ())
+        stats = [Ref(made.node, number) for number in (1, 2)]
+
+        def rule(g: Ref) -> None:
+            args: tuple[Argument, ...] = (g, logits, target, *stats, -100)
+            self.give(logits, self.op("cross_entropy_backward", args, self.shape(logits)))
+
+        return self.back(made, rule)
+
+    def softmax(self, x: Ref) -> Ref:
+        made = self.op("_softmax", (x, -1, False), self.shape(x))
+        name = "_softmax_backward_data"
+        return self.back(made, lambda g: self.give(x, self.op(name, (g, made, -1, self.dtype), self.shape(x))))
+
+    def convolution(self, x: Ref, name: str, channels: int, kernel: int, *, stride: int = 1, padding: int = 0) -> Ref:
+        batch, depth, *image = self.shape(x)
+        w = self.parameter(f"{name}.weight", channels, depth, kernel, kernel)
+        b = self.parameter(f"{name}.bias", channels)
+        out = (batch, channels, *((size + 2 * padding - kernel) // stride + 1 for size in image))
+        rest: tuple[Argument, ...] = ((stride, stride), (padding, padding), (1, 1), False, (0, 0), 1)
+        made = self.op("convolution", (x, w, b, *rest), out)
+        needed = x not in self.leaves["input"].values()
+
+        def rule(g: Ref) -> None:
+            args: tuple[Argument, ...] = (g, x, w, (channels,), *rest, (needed, True, True))
+            dx = self.op("convolution_backward", args, self.shape(x) if needed else (0,), self.shape(w), (channels,))
+            if needed:
+                self.give(x, dx)
+            self.give(w, Ref(dx.node, 1))
+            self.give(b, Ref(dx.node, 2))
+
+        return self.back(made, rule)
+
+    def max_pool(self, x: Ref) -> Ref:
+        batch, channels, *image = self.shape(x)
+        out = (batch, channels, *(size // 2 for size in image))
+        made = self.record("max_pool2d_with_indices", (x, (2, 2), (2, 2)), Value(out, self.dtype), Value(out, "int64"))
+        args = (x, (2, 2), (2, 2), (0, 0), (1, 1), False, Ref(made.node, 1))
+        name = "max_pool2d_with_indices_backward"
+        return self.back(made, lambda g: self.give(x, self.op(name, (g, *args), self.shape(x))))
+
+    def adaptive_pool(self, x: Ref, size: int) -> Ref:
+        made = self.op("_adaptive_avg_pool2d", (x, (size, size)), (*self.shape(x)[:2], size, size))
+        name = "_adaptive_avg_pool2d_backward"
+        return self.back(made, lambda g: self.give(x, self.op(name, (g, x), self.shape(x))))

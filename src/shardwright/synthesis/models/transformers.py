@@ -1,0 +1,181 @@
+"""BERT, GPT-2, Llama and ViT, with feed-forward layers or experts of a fixed capacity."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shardwright.synthesis.graph import Graph, Ref, Value
+from shardwright.synthesis.models.tape import Tape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transformer:
+    """Dimensions of a transformer. Every `experts_every`th layer has `experts` experts, if there are any."""
+
+    layers: int = 12
+    hidden: int = 768
+    heads: int = 12
+    kv_heads: int = 0
+    feed_forward: int = 3072
+    vocabulary: int = 30522
+    causal: bool = False
+    gated: bool = False
+    pre_norm: bool = True
+    dropout: float = 0.1
+    tied: bool = True
+    experts: int = 0
+    experts_every: int = 2
+    capacity_factor: float = 2.0
+
+
+BERT_BASE = Transformer(pre_norm=False)
+GPT2 = Transformer(vocabulary=50257, causal=True)
+LLAMA_1B = Transformer(
+    layers=16, hidden=2048, heads=32, kv_heads=8, feed_forward=8192, vocabulary=128256, causal=True, gated=True,
+    dropout=0.0,
+)  # fmt: skip
+
+
+def language_model(dims: Transformer, *, batch: int, seq_len: int, dtype: str = "float32") -> Graph:
+    """Return a step of a language model: every position predicts a token."""
+    tape = Tape(dtype)
+    tokens = tape.leaf("input", "tokens", (batch, seq_len), "int64")
+    labels = tape.leaf("input", "labels", (batch * seq_len,), "int64")
+    table = tape.parameter("embedding.weight", dims.vocabulary, dims.hidden)
+    x = tape.embedding(tokens, table)
+    if not dims.gated:
+        x = tape.add(x, tape.parameter("positions", seq_len, dims.hidden))
+    if not dims.pre_norm:
+        x = tape.norm(x, "embedding.norm")
+    x = _drop(tape, x, dims)
+    x = _layers(tape, x, dims)
+    if dims.pre_norm:
+        x = tape.norm(x, "norm", rms=dims.gated)
+    logits = tape.linear(x, "head", dims.vocabulary, bias=False, weight=table if dims.tied else None)
+    flat = tape.view(logits, batch * seq_len, dims.vocabulary)
+    return tape.graph(tape.cross_entropy(flat, labels))
+
+
+def vision(dims: Transformer, *, batch: int, image: int = 224, patch: int = 16, classes: int = 1000) -> Graph:
+    """Return a step of a vision transformer; its class is read from the first of its tokens, the mean of patches
+    taking the part of the class token where their number is given."""
+    tape = Tape()
+    pixels = tape.leaf("input", "images", (batch, 3, image, image))
+    labels = tape.leaf("input", "labels", (batch,), "int64")
+    side = image // patch
+    x = tape.convolution(pixels, "patches", dims.hidden, patch, stride=patch)
+    x = tape.permute(tape.view(x, batch, dims.hidden, side * side), 0, 2, 1)
+    x = _class_token(tape, x, batch, side * side, dims.hidden)
+    x = tape.add(x, tape.parameter("positions", side * side + 1, dims.hidden))
+    x = _layers(tape, _drop(tape, x, dims), dims)
+    x = tape.select(tape.norm(x, "norm"), 1, 0)
+    return tape.graph(tape.cross_entropy(tape.linear(x, "head", classes), labels))
+
+
+def _class_token(tape: Tape, x: Ref, batch: int, patches: int, hidden: int) -> Ref:
+    token = tape.parameter("class_token", 1, 1, hidden)
+    wide = tape.op("expand", (token, (batch, 1, hidden)), (batch, 1, hidden))
+    made = tape.op("cat", ((wide, x), 1), (batch, patches + 1, hidden))
+
+    def rule(g: Ref) -> None:
+        first = tape.op("slice.Tensor", (g, 1, 0, 1), (batch, 1, hidden))
+        tape.give(token, tape.op("sum.dim_IntList", (first, (0,), True), (1, 1, hidden)))
+        tape.give(x, tape.op("slice.Tensor", (g, 1, 1, patches + 1), (batch, patches, hidden)))
+
+    return tape.back(made, rule)
+
+
+def _layers(tape: Tape, x: Ref, dims: Transformer) -> Ref:
+    """Add the layers. Those with experts and those without take turns, so a block is one of each."""
+    every = dims.experts_every if dims.experts else 1
+    for number in range(0, dims.layers, every):
+        with tape.block("layers"):
+            for inside in range(number, number + every):
+                experts = bool(dims.experts) and inside % every == every - 1
+                x = _layer(tape, x, f"layers.{inside}", dims, experts=experts)
+    return x
+
+
+def _layer(tape: Tape, x: Ref, name: str, dims: Transformer, *, experts: bool) -> Ref:
+    for part, body in (("attention", _attention), ("experts" if experts else "mlp", _experts if experts else _mlp)):
+        inner = tape.norm(x, f"{name}.{part}.norm", rms=dims.gated) if dims.pre_norm else x
+        x = tape.add(x, _drop(tape, body(tape, inner, f"{name}.{part}", dims), dims))
+        if not dims.pre_norm:
+            x = tape.norm(x, f"{name}.{part}.norm")
+    return x
+
+
+def _drop(tape: Tape, x: Ref, dims: Transformer) -> Ref:
+    return tape.dropout(x, dims.dropout) if dims.dropout else x
+
+
+def _attention(tape: Tape, x: Ref, name: str, dims: Transformer) -> Ref:
+    batch, length, hidden = tape.shape(x)
+    size = hidden // dims.heads
+    if dims.kv_heads:
+        parts = []
+        for word, heads in (("q", dims.heads), ("k", dims.kv_heads), ("v", dims.kv_heads)):
+            flat = tape.linear(x, f"{name}.{word}", heads * size, bias=False)
+            parts.append(tape.permute(tape.view(flat, batch, length, heads, size), 0, 2, 1, 3))
+        q, k, v = parts
+    else:
+        fused = tape.linear(x, f"{name}.qkv", 3 * hidden)
+        q, k, v = tape.unbind(tape.permute(tape.view(fused, batch, length, 3, dims.heads, size), 2, 0, 3, 1, 4))
+    out = tape.attention(q, k, v, causal=dims.causal)
+    flat = tape.view(tape.permute(out, 0, 2, 1, 3), batch, length, hidden)
+    return tape.linear(flat, f"{name}.out", hidden, bias=not dims.gated)
+
+
+def _mlp(tape: Tape, x: Ref, name: str, dims: Transformer) -> Ref:
+    hidden = tape.shape(x)[-1]
+    if dims.gated:
+        gate = tape.unary("silu", tape.linear(x, f"{name}.gate", dims.feed_forward, bias=False))
+        wide = tape.multiply(gate, tape.linear(x, f"{name}.up", dims.feed_forward, bias=False))
+        return tape.linear(wide, f"{name}.down", hidden, bias=False)
+    return tape.linear(tape.unary("gelu", tape.linear(x, f"{name}.up", dims.feed_forward)), f"{name}.down", hidden)
+
+
+def _experts(tape: Tape, x: Ref, name: str, dims: Transformer) -> Ref:
+    """Add experts with a capacity for each sequence: tokens beyond it are dropped. Tokens are sent to their slots and
+    back by products with masks, as in GShard (arXiv 2006.16668), one expert a token."""
+    batch, length, hidden = tape.shape(x)
+    count = dims.experts
+    slots = math.ceil(dims.capacity_factor * length / count)
+    chances = tape.softmax(tape.linear(x, f"{name}.gate", count, bias=False))
+    mask, slot = _slots(tape, chances, slots)
+    weight = tape.multiply(_spread(tape, tape.multiply(chances, mask), slots), slot)
+    combine = tape.view(weight, batch, length, count * slots)
+    dispatch = tape.op("view", (slot, (batch, length, count * slots)), (batch, length, count * slots))
+    turned = tape.op("permute", (dispatch, (0, 2, 1)), (batch, count * slots, length))
+    sent = tape.view(tape.bmm(turned, x), batch, count, slots, hidden)
+    inner = tape.view(tape.permute(sent, 1, 0, 2, 3), count, batch * slots, hidden)
+    wide = tape.unary("relu", tape.bmm(inner, tape.parameter(f"{name}.up", count, hidden, dims.feed_forward)))
+    out = tape.bmm(wide, tape.parameter(f"{name}.down", count, dims.feed_forward, hidden))
+    back = tape.permute(tape.view(out, count, batch, slots, hidden), 1, 0, 2, 3)
+    return tape.bmm(combine, tape.view(back, batch, count * slots, hidden))
+
+
+def _slots(tape: Tape, chances: Ref, slots: int) -> tuple[Ref, Ref]:
+    """Return which expert each token goes to [batch, length, experts], and which slot of it [.., slots], as masks."""
+    batch, length, count = shape = tape.shape(chances)
+    best = tape.op("argmax", (chances, -1, True), (batch, length, 1), dtype="int64")
+    names = tape.op("arange", (count,), (count,), dtype="int64")
+    chosen = tape.op("eq.Tensor", (best, names), shape, dtype="bool")
+    mask = tape.op("_to_copy", (chosen,), shape)
+    place = tape.op("cumsum", (mask, 1), shape)
+    wide = tape.op("unsqueeze", (tape.op("mul.Tensor", (place, mask), shape), 3), (*shape, 1))
+    numbers = tape.op("arange.start", (1, slots + 1), (slots,), dtype="int64")
+    there = tape.op("eq.Tensor", (wide, numbers), (*shape, slots), dtype="bool")
+    return mask, tape.op("_to_copy", (there,), (*shape, slots))
+
+
+def _spread(tape: Tape, x: Ref, slots: int) -> Ref:
+    shape = tape.shape(x)
+    wide = tape.view(x, *shape, 1)
+    made = tape.record("expand", (wide, (*shape, slots)), Value((*shape, slots), tape.dtype))
+
+    def rule(g: Ref) -> None:
+        tape.give(wide, tape.op("sum.dim_IntList", (g, (3,), True), (*shape, 1)))
+
+    return tape.back(made, rule)

@@ -1,0 +1,180 @@
+"""What each rule and each conversion costs on given machines at given shares, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardwright.cost.strategy import Bools, Floats, Ints
+from shardwright.synthesis.collectives import Sent, conversion, reduce_flat, reduce_hierarchical
+from shardwright.synthesis.decisions import Decision, Decisions, Use
+from shardwright.synthesis.machines import BUCKET_BYTES, Machines
+from shardwright.synthesis.properties import Property, Replicated, Sharded, Sizes
+from shardwright.synthesis.work import flops, product, traffic_bytes
+
+BLOCKING, DEFERRED, EARLY = 0, 1, 2
+ADAM_BYTES = 16.0 / 4.0  # per byte of a parameter in fp32: itself, its gradient and two moments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversions:
+    """Ways to convert tensors, as columns [C]: of which use, from which property to which, when they need be done, and
+    the seconds of one; `ahead` are the seconds where it is sent with others, in a bucket."""
+
+    use: Ints
+    source: tuple[Property, ...]
+    target: tuple[Property, ...]
+    kind: Ints
+    seconds: Floats
+    method: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.use)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """`compute` are seconds by rule and class of devices [R, D], `sends` of what is sent inside an operator [R],
+    `memory` bytes held for all occurrences [R, D], `limits` bytes that a device has [D]; `decision` and `rule` name the
+    rows. `shared` says which rules divide their work."""
+
+    decision: Ints
+    rule: Ints
+    compute: Floats
+    sends: Floats
+    memory: Floats
+    limits: Floats
+    first: Ints
+    conversions: Conversions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """The share of each rank by ratio, and where they are rounded, the units of each by ratio and number of units."""
+
+    exact: Mapping[str, tuple[float, ...]]
+    sizes: Sizes = field(default_factory=dict)
+
+    def of(self, held: Sharded) -> Floats:
+        """Return the shares of a sharded tensor, [ranks]."""
+        units = self.sizes.get((held.ratio, held.units))
+        return np.asarray(self.exact[held.ratio]) if units is None else np.asarray(units) / held.units
+
+    def by_class(self, held: Sharded, net: Machines) -> Floats:
+        """Return the largest share of a device of each class, [D]."""
+        row = self.of(held)
+        return np.array([row[ranks].max() for _, ranks in net.classes])
+
+
+def prices(these: Decisions, net: Machines, shares: Shares, *, overlap: bool = True) -> Prices:
+    """Return the prices. Without `overlap` every conversion is waited for."""
+    rows = [(number, place) for number, one in enumerate(these.decisions) for place in range(len(one.rules))]
+    counts = np.array([len(one.rules) for one in these.decisions])
+    speed = np.array([machine.device.flops_per_second for machine, _ in net.classes])
+    pace = np.array([machine.device.memory_bytes_per_second for machine, _ in net.classes])
+    compute, sends, memory = [], [], []
+    saved: dict[int, list[int]] = {}
+    for number, output in sorted(these.saved):
+        saved.setdefault(number, []).append(output)
+    for number, one in enumerate(these.decisions):
+        seconds = seconds_of(one, speed, pace)
+        for rule in one.rules:
+            compute.append(seconds * _part(rule.cut, shares, net))
+            sends.append(sum(_reduce(net, size).seconds for size in rule.sends))
+            memory.append(_held(one, rule.outputs, saved.get(number, []), shares, net))
+    return Prices(
+        decision=np.array([row[0] for row in rows]),
+        rule=np.array([row[1] for row in rows]),
+        compute=np.array(compute),
+        sends=np.array(sends),
+        memory=np.array(memory),
+        limits=np.array([machine.device.memory_bytes for machine, _ in net.classes]),
+        first=np.cumsum(counts) - counts,
+        conversions=_conversions(these, net, shares, overlap=overlap),
+    )
+
+
+def seconds_of(one: Decision, speed: Floats, pace: Floats) -> Floats:
+    """Return the seconds of the whole operator on each class of devices [D]: a roofline for products, the traffic for
+    all else, at least an operation an element."""
+    work, moved = flops(one.node, one.operands), traffic_bytes(one.node, one.operands)
+    if product(one.node):
+        return np.maximum(work / speed, moved / pace)
+    return work / speed + moved / pace
+
+
+def _part(cut: Sharded | None, shares: Shares, net: Machines) -> Floats | float:
+    return 1.0 if cut is None else shares.by_class(cut, net)
+
+
+def _reduce(net: Machines, size_bytes: float) -> Sent:
+    return min(reduce_flat(net, size_bytes), reduce_hierarchical(net, size_bytes), key=lambda one: one.seconds)
+
+
+def _held(one: Decision, outputs: tuple[Property, ...], saved: list[int], shares: Shares, net: Machines) -> Floats:
+    """Return the bytes that the results of all occurrences take [D]: state of parameters, activations kept for the
+    backward pass."""
+    total = np.zeros(len(net.classes))
+    for output, held in enumerate(outputs):
+        size = one.node.outputs[output].size_bytes * one.weight
+        times = ADAM_BYTES if one.node.op == "parameter" else float(output in saved)
+        total += times * size * (shares.by_class(held, net) if isinstance(held, Sharded) else 1.0)
+    return total
+
+
+def _conversions(these: Decisions, net: Machines, shares: Shares, *, overlap: bool) -> Conversions:
+    known: dict[tuple[float, Property, Property], Sent | None] = {}
+    found: list[tuple[int, Property, Property, int, float, str]] = []
+    for number, use in enumerate(these.uses):
+        made = list(dict.fromkeys(rule.outputs[use.output] for rule in these.decisions[use.decision].rules))
+        for target, kind in _wanted(use):
+            for source in made:
+                if source == target:
+                    continue
+                size = float(use.value.size_bytes)
+                key = (size, source, target)
+                if key not in known:
+                    known[key] = conversion(net, size, source, target, shares.of)
+                sent = known[key]
+                if sent is not None:
+                    bucketed = sent.latency_seconds * max(0.0, 1.0 - size / BUCKET_BYTES) if kind else 0.0
+                    found.append(
+                        (number, source, target, kind if overlap else BLOCKING, sent.seconds - bucketed, sent.method)
+                    )
+    columns = list(zip(*found, strict=True)) if found else [()] * 6
+    return Conversions(
+        use=np.array(columns[0], dtype=np.int64),
+        source=columns[1],
+        target=columns[2],
+        kind=np.array(columns[3], dtype=np.int64),
+        seconds=np.array(columns[4], dtype=np.float64),
+        method=columns[5],
+    )
+
+
+def _wanted(use: Use) -> list[tuple[Property, int]]:
+    """Return the properties that are asked for, and when they must be there."""
+    main = dict.fromkeys(asked for reader in use.readers if not reader.side for asked in reader.asked)
+    side = dict.fromkeys(asked for reader in use.readers if reader.side for asked in reader.asked)
+    if use.early:
+        return [(asked, EARLY) for asked in main | side]
+    return [(asked, BLOCKING) for asked in main] + [(asked, DEFERRED) for asked in side]
+
+
+def slower(compute: Floats) -> Bools:
+    """Return the classes [D] that no other class outlasts under every rule."""
+    count = compute.shape[1]
+    kept = np.ones(count, dtype=bool)
+    for one in range(count):
+        others = np.flatnonzero(kept)
+        kept[one] = not any(
+            other != one and np.all(compute[:, one] <= compute[:, other] * (1 + 1e-12)) for other in others
+        )
+    return kept
+
+
+def free(source: Property, target: Property) -> bool:
+    """Return whether the conversion sends nothing."""
+    return source == target or isinstance(source, Replicated)

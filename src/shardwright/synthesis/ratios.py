@@ -1,0 +1,247 @@
+"""The best shares for a given choice of rules, as a linear program.
+
+Devices of a class have one share of each ratio, so there are few columns: B[ratio, class], the largest share of each
+ratio (what padding costs), the largest part that a machine exchanges, the computation of each stage, and the time T. A
+stage is what lies between two times at which all devices wait for each other; stages with equal computation are
+counted. Rows:
+
+1. Σ over the devices of B = 1 for each ratio, and no share above the largest;             -> `_shares`
+2. a stage lasts as long as its computation on each class;                                 -> `_stages`
+3. T ≥ stages + what is waited for;                                                        -> `_stages`
+4. T ≥ computation before node k + what is waited for + what is deferred from k on;        -> `_behind`
+5. what a device holds fits its memory.                                                    -> `_memory`
+
+An all-to-all sends S (1 - S) of a machine with share S, which no linear program can take; 1 - S is that of the shares
+before. The shares found are priced anew, so a bad guess costs a step, not the truth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.strategy import Floats
+from shardwright.synthesis.decisions import Decisions
+from shardwright.synthesis.integer_program import Choice
+from shardwright.synthesis.linear import Rows, solve
+from shardwright.synthesis.machines import Machines
+from shardwright.synthesis.prices import BLOCKING, DEFERRED, EARLY, Prices, Shares, prices
+from shardwright.synthesis.properties import Sharded
+
+POINTS = 12  # nodes k of row 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where the columns stand: shares of ratio r and class d at r · classes + d, then the largest of each ratio, then
+    the largest exchange of each, then the stages, then T."""
+
+    ratios: tuple[str, ...]
+    classes: int
+    stages: int
+
+    @property
+    def largest(self) -> int:
+        return len(self.ratios) * self.classes
+
+    @property
+    def exchanged(self) -> int:
+        return self.largest + len(self.ratios)
+
+    @property
+    def first_stage(self) -> int:
+        return self.exchanged + len(self.ratios)
+
+    @property
+    def time(self) -> int:
+        return self.first_stage + self.stages
+
+    @property
+    def width(self) -> int:
+        return self.time + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Affine:
+    """What happens at each node of the short graph as a function of the columns: computation by class [N, D, ratios]
+    and without a share [N, D]; what is sent, by kind [3, N, columns] and fixed [3, N]."""
+
+    part: Floats
+    whole: Floats
+    sent: Floats
+    fixed: Floats
+
+
+def best_shares(
+    these: Decisions, choice: Choice, net: Machines, shares: Shares, costs: Prices, *, floor: float = 0.0
+) -> Shares | None:
+    """Return the shares that the choice is fastest with, None if none fit the memory."""
+    ratios = tuple(shares.exact)
+    plain = _Layout(ratios, len(net.classes), 0)
+    flow = _affine(these, choice, net, shares, costs, plain)
+    weights = np.array(these.weights, dtype=np.float64)
+    stages = _distinct(flow, weights)
+    layout = _Layout(ratios, len(net.classes), len(stages))
+    rows = Rows()
+    _shares(rows, layout, net, shares)
+    _stages(rows, layout, flow, weights, stages)
+    _behind(rows, layout, flow, weights)
+    _memory(rows, layout, these, choice, net, costs, shares)
+    lower = np.zeros(layout.width)
+    lower[: layout.largest] = floor
+    upper = np.ones(layout.width)
+    upper[layout.first_stage :] = np.inf
+    objective = np.zeros(layout.width)
+    objective[layout.time] = 1.0
+    solution = solve(objective, rows, lower=lower, upper=upper)
+    if solution.status != "optimal":
+        return None
+    found = solution.values[: layout.largest].reshape(len(ratios), -1)
+    exact = {}
+    for name, row in zip(ratios, found, strict=True):
+        full = np.zeros(net.ranks)
+        for share, (_, ranks) in zip(row, net.classes, strict=True):
+            full[ranks] = share
+        exact[name] = tuple((full / full.sum()).tolist())
+    return Shares(exact=exact)
+
+
+def _affine(these: Decisions, choice: Choice, net: Machines, shares: Shares, costs: Prices, layout: _Layout) -> _Affine:
+    count, classes, ratios = len(these.order), len(net.classes), layout.ratios
+    part, whole = np.zeros((count, classes, len(ratios))), np.zeros((count, classes))
+    sent, fixed = np.zeros((3, count, layout.first_stage)), np.zeros((3, count))
+    by_class = {name: np.array([row[ranks[0]] for _, ranks in net.classes]) for name, row in shares.exact.items()}
+    for place, one in enumerate(these.order):
+        if one < 0:
+            continue
+        rule = these.decisions[one].rules[int(choice.rules[one])]
+        row = int(costs.first[one]) + int(choice.rules[one])
+        fixed[BLOCKING, place] += costs.sends[row]
+        if rule.cut is None:
+            whole[place] = costs.compute[row]
+        else:
+            share = by_class[rule.cut.ratio]
+            seconds = np.divide(costs.compute[row], share, out=np.zeros(classes), where=share > 0)
+            part[place, :, ratios.index(rule.cut.ratio)] = seconds
+    for way in np.flatnonzero(choice.sent > 0.5).tolist():
+        use, kind = these.uses[costs.conversions.use[way]], int(costs.conversions.kind[way])
+        places = [min(first, count - 1) for first in use.first] if kind == EARLY else use.places
+        column, base = _column(way, net, shares, costs, layout)
+        for place in places:
+            if column < 0:
+                fixed[kind, place] += costs.conversions.seconds[way]
+            else:
+                sent[kind, place, column] += costs.conversions.seconds[way] / base
+    return _Affine(part, whole, sent, fixed)
+
+
+def _column(way: int, net: Machines, shares: Shares, costs: Prices, layout: _Layout) -> tuple[int, float]:
+    """Return the column that a conversion's time is proportional to, and that column's value; -1 if it is fixed."""
+    ways = costs.conversions
+    held = [side for side in (ways.source[way], ways.target[way]) if isinstance(side, Sharded)]
+    if not held:
+        return -1, 1.0
+    number, row = layout.ratios.index(held[0].ratio), np.asarray(shares.exact[held[0].ratio])
+    if ways.method[way].endswith("padded"):
+        return layout.largest + number, float(row.max())
+    of = np.bincount(net.machine_of, weights=row)
+    exchanged = float((of * (1 - of)).max())
+    if ways.method[way] == "all_to_all" and exchanged > 0:
+        return layout.exchanged + number, exchanged
+    return -1, 1.0
+
+
+def _distinct(flow: _Affine, weights: Floats) -> list[tuple[tuple[float, ...], float]]:
+    """Return the computation of each stage, flat over classes and ratios (the last entry of a class is what is not
+    divided), with how often it occurs."""
+    count, classes, ratios = flow.part.shape
+    both = np.concatenate([flow.part, flow.whole[:, :, None]], axis=2).reshape(count, -1)
+    waits = (flow.fixed[BLOCKING] > 0) | (flow.sent[BLOCKING].sum(axis=1) > 0)
+    found: dict[tuple[float, ...], float] = {}
+    total = np.zeros(classes * (ratios + 1))
+    weight = 1.0
+    for place in range(count):
+        if weights[place] != weight and total.any():
+            _count(found, total, weight)
+            total = np.zeros_like(total)
+        weight = float(weights[place])
+        total = total + both[place]
+        if waits[place]:
+            _count(found, total, weight)
+            total = np.zeros_like(total)
+    _count(found, total, weight)
+    return list(found.items())
+
+
+def _count(found: dict[tuple[float, ...], float], total: Floats, weight: float) -> None:
+    key = tuple(total.tolist())
+    found[key] = found.get(key, 0.0) + weight
+
+
+def _shares(rows: Rows, layout: _Layout, net: Machines, shares: Shares) -> None:
+    counts = [len(ranks) for _, ranks in net.classes]
+    machines = [machine.gpus for machine in net.machines]
+    for number, name in enumerate(layout.ratios):
+        start = number * layout.classes
+        rows.add({start + one: float(count) for one, count in enumerate(counts)}, 1.0, 1.0)
+        of = np.bincount(net.machine_of, weights=np.asarray(shares.exact[name]))
+        for one, (_, ranks) in enumerate(net.classes):
+            rows.add({layout.largest + number: 1.0, start + one: -1.0}, low=0.0)
+            machine = int(net.machine_of[ranks[0]])
+            left = float(machines[machine] * (1 - of[machine]))
+            rows.add({layout.exchanged + number: 1.0, start + one: -left}, low=0.0)
+
+
+def _stages(
+    rows: Rows, layout: _Layout, flow: _Affine, weights: Floats, stages: list[tuple[tuple[float, ...], float]]
+) -> None:
+    width = len(layout.ratios) + 1
+    for number, (work, _) in enumerate(stages):
+        for one in range(layout.classes):
+            parts = work[one * width : one * width + width]
+            terms = {ratio * layout.classes + one: -value for ratio, value in enumerate(parts[:-1]) if value}
+            rows.add({layout.first_stage + number: 1.0, **terms}, low=parts[-1])
+    waited = weights @ flow.sent[BLOCKING]
+    row = np.zeros(layout.width)
+    row[layout.time] = 1.0
+    row[: layout.first_stage] -= waited
+    row[layout.first_stage : layout.time] = [-count for _, count in stages]
+    rows.add_dense(row, low=float(weights @ flow.fixed[BLOCKING]))
+
+
+def _behind(rows: Rows, layout: _Layout, flow: _Affine, weights: Floats) -> None:
+    """Add row 4 at nodes after which something is deferred."""
+    later = (flow.fixed[DEFERRED] > 0) | (flow.sent[DEFERRED].sum(axis=1) > 0)
+    places = np.flatnonzero(later)
+    waited, fixed = weights @ flow.sent[BLOCKING], float(weights @ flow.fixed[BLOCKING])
+    for place in places[:: -max(1, len(places) // POINTS)].tolist():
+        before, after = weights[: place + 1], weights[place:]
+        for one in range(layout.classes):
+            row = np.zeros(layout.width)
+            row[layout.time] = 1.0
+            row[: layout.first_stage] -= waited + after @ flow.sent[DEFERRED, place:]
+            compute = before @ flow.part[: place + 1, one]
+            for ratio in range(len(layout.ratios)):
+                row[ratio * layout.classes + one] -= compute[ratio]
+            least = fixed + float(before @ flow.whole[: place + 1, one] + after @ flow.fixed[DEFERRED, place:])
+            rows.add_dense(row, low=least)
+
+
+def _memory(
+    rows: Rows, layout: _Layout, these: Decisions, choice: Choice, net: Machines, costs: Prices, shares: Shares
+) -> None:
+    """Add row 5: what is held whole, and what each ratio divides, found by pricing shares of nothing."""
+    if not np.isfinite(costs.limits).any():
+        return
+    nothing = Shares(exact=dict.fromkeys(layout.ratios, (0.0,) * net.ranks))
+    picked = costs.first + choice.rules
+    whole = prices(these, net, nothing).memory[picked].sum(axis=0)
+    per_ratio = []
+    for name in layout.ratios:
+        only = Shares(exact={**nothing.exact, name: (1.0,) * net.ranks})
+        per_ratio.append(prices(these, net, only).memory[picked].sum(axis=0) - whole)
+    for one, limit in enumerate(costs.limits):
+        if np.isfinite(limit):
+            terms = {ratio * layout.classes + one: float(held[one] / limit) for ratio, held in enumerate(per_ratio)}
+            rows.add(terms, high=1.0 - float(whole[one] / limit))

@@ -1,0 +1,85 @@
+"""A graph with all but three occurrences of each repeated block left out.
+
+The first, a middle and the last occurrence stand for all: what the search decides for one holds for all. What read an
+occurrence that is gone reads the middle one (forward) or the last (backward).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from shardwright.synthesis.graph import Argument, Graph, Node, Ref
+
+KEPT = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Short:
+    """`graph` is the short graph; `weight` says how often each of its nodes occurs, `tie` the name of the node that
+    decides for it (itself where it does not repeat)."""
+
+    graph: Graph
+    weight: Mapping[str, int]
+    tie: Mapping[str, str]
+
+
+def ties(graph: Graph) -> dict[str, str]:
+    """Return for each node of a repeated block the node at its place in the first occurrence."""
+    return {
+        name: first
+        for repeat in graph.repeats
+        for block in repeat.occurrences
+        for name, first in zip(block, repeat.occurrences[0], strict=True)
+    }
+
+
+def shorten(graph: Graph) -> Short:
+    """Return `graph` with at most three occurrences of each block."""
+    gone: dict[str, tuple[str, str]] = {}
+    last: set[str] = set()
+    weight: dict[str, int] = {}
+    for repeat in graph.repeats:
+        if repeat.count <= KEPT:
+            continue
+        blocks = repeat.occurrences
+        for block in blocks[2:-1]:
+            gone.update((name, pair) for name, pair in zip(block, zip(blocks[1], blocks[-1], strict=True), strict=True))
+        weight.update(dict.fromkeys(blocks[1], repeat.count - 2))
+        last.update(blocks[-1])
+    tie = ties(graph)
+    nodes = tuple(_moved(node, gone, last) for node in graph.nodes if node.name not in gone)
+    names = {node.name for node in nodes}
+    return Short(
+        graph=replace(
+            graph,
+            nodes=nodes,
+            parameters={name: ref for name, ref in graph.parameters.items() if ref.node in names},
+            buffers={name: ref for name, ref in graph.buffers.items() if ref.node in names},
+            gradients={name: ref for name, ref in graph.gradients.items() if graph.parameters[name].node in names},
+            buffer_updates={n: ref for n, ref in graph.buffer_updates.items() if graph.buffers[n].node in names},
+            repeats=(),
+        ),
+        weight={node.name: weight.get(node.name, 1) for node in nodes},
+        tie={node.name: tie.get(node.name, node.name) for node in nodes},
+    )
+
+
+def _moved(node: Node, gone: Mapping[str, tuple[str, str]], last: set[str]) -> Node:
+    """Return `node` reading kept occurrences only: the last block reads the middle one, all others the last."""
+    if not any(ref.node in gone for ref in node.inputs):
+        return node
+    place = 0 if node.name in last else 1
+
+    def moved(argument: Argument) -> Argument:
+        if isinstance(argument, Ref):
+            return Ref(gone[argument.node][place], argument.output) if argument.node in gone else argument
+        if isinstance(argument, tuple):
+            return tuple(moved(part) for part in argument)
+        return argument
+
+    return replace(
+        node,
+        args=tuple(moved(part) for part in node.args),
+        kwargs={name: moved(part) for name, part in node.kwargs.items()},
+    )

@@ -1,0 +1,140 @@
+"""From a graph and machines to a program: rules and shares chosen together.
+
+At fixed shares the integer program gives the best rules; at fixed rules the linear program gives the best shares. The
+two take turns from several starts until neither improves, for one start alone can end far from the best. Then shares
+become whole units, and the program is priced with those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardwright.errors import bad
+from shardwright.synthesis.decisions import Decisions, decisions
+from shardwright.synthesis.extract import program, replicated_share, unknown
+from shardwright.synthesis.graph import Graph
+from shardwright.synthesis.integer_program import Choice, best, time_of
+from shardwright.synthesis.machines import Machines
+from shardwright.synthesis.prices import Prices, Shares, prices
+from shardwright.synthesis.program import Program
+from shardwright.synthesis.properties import COMPUTE, STATE, Sharded
+from shardwright.synthesis.ratios import best_shares
+from shardwright.synthesis.rounding import rounded
+
+TURNS = 6
+ENOUGH = 1e-4  # relative; what improves less ends the turns
+GAP = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synthesis:
+    """A choice of rules at exact shares, those shares rounded, and the choice priced with them."""
+
+    these: Decisions
+    exact: Choice
+    shares: Shares
+    choice: Choice
+
+    @property
+    def rounding_loss(self) -> float:
+        """Relative time lost to whole units."""
+        return self.choice.seconds.total / self.exact.seconds.total - 1.0
+
+
+def synthesize(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = True) -> Program:
+    """Return the fastest program found for `graph` on `net`. Raises `SpecError` if none fits the memory."""
+    found = search(graph, net, gap=gap, overlap=overlap)
+    if found is None:
+        raise bad("spmd", "no program fits the memory of the devices", _remedy(graph, net))
+    notes = {
+        "rounding_loss": found.rounding_loss,
+        "replicated_flops": replicated_share(found.these, found.choice),
+        "warnings": unknown(found.these),
+    }
+    return program(graph, found.these, found.choice, net, found.shares, notes)
+
+
+def search(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = True) -> Synthesis | None:
+    """Return the best rules and shares found, None if none fits the memory."""
+    limited = bool(np.isfinite([machine.device.memory_bytes for machine in net.machines]).any())
+    these = decisions(graph, state_ratio=limited)
+    candidates = [turns(these, net, start, gap=gap, overlap=overlap) for start in starts(net)]
+    kept = [one for one in candidates if one is not None]
+    if not kept:
+        return None
+    choice, shares = min(kept, key=lambda one: one[0].seconds.total)
+    whole = whole_units(these, choice, shares)
+    costs = prices(these, net, whole, overlap=overlap)
+    priced = replace(choice, seconds=time_of(these, costs, choice.rules, choice.sent))
+    return Synthesis(these=these, exact=choice, shares=whole, choice=priced)
+
+
+def starts(net: Machines) -> list[Shares]:
+    """Return the shares from which the turns start: proportional to speed, even, and half way between; one if all
+    devices are alike. State is shared evenly at first."""
+    rows = [net.proportional(), net.even()]
+    rows.append(tuple(float(one) for one in np.mean(rows, axis=0)))
+    return [Shares(exact={COMPUTE: row, STATE: net.even()}) for row in dict.fromkeys(rows)]
+
+
+def turns(
+    these: Decisions, net: Machines, start: Shares, *, gap: float, overlap: bool = True
+) -> tuple[Choice, Shares] | None:
+    """Return the best choice and shares to which turns from one start lead."""
+    shares, found = start, None
+    for _ in range(TURNS):
+        costs = prices(these, net, shares, overlap=overlap)
+        choice = best(these, costs, gap=gap)
+        if choice is None or (found and choice.seconds.total > found[0].seconds.total * (1 - ENOUGH)):
+            break
+        found = (choice, shares)
+        better = _reshared(these, net, choice, shares, costs, overlap=overlap)
+        if better is None or better[0].seconds.total > choice.seconds.total * (1 - ENOUGH):
+            break
+        found, shares = better, better[1]
+    return found
+
+
+def _reshared(
+    these: Decisions, net: Machines, choice: Choice, shares: Shares, costs: Prices, *, overlap: bool
+) -> tuple[Choice, Shares] | None:
+    """Return the choice at its best shares. What it exchanges depends on the shares, so the linear program is asked
+    again until it agrees with itself."""
+    found = None
+    for _ in range(TURNS):
+        new = best_shares(these, choice, net, shares, costs)
+        if new is None:
+            return found
+        costs = prices(these, net, new, overlap=overlap)
+        priced = replace(choice, seconds=time_of(these, costs, choice.rules, choice.sent))
+        if found is not None and priced.seconds.total > found[0].seconds.total * (1 - ENOUGH):
+            return found
+        found, shares = (priced, new), new
+    return found
+
+
+def whole_units(these: Decisions, choice: Choice, shares: Shares) -> Shares:
+    """Return the shares with whole units for every cut that a program of this choice can have."""
+    rules = [rule for one in these.decisions for rule in one.rules]
+    rules += [rule for some in these.views.values() for rule in some]
+    held = {one for rule in rules for one in (*rule.inputs, *rule.outputs) if isinstance(one, Sharded)}
+    keys = sorted({(one.ratio, one.units) for one in held})
+    sizes = {(ratio, units): _units(shares.exact[ratio], units) for ratio, units in keys}
+    return Shares(exact=shares.exact, sizes=sizes)
+
+
+def _units(shares: tuple[float, ...], units: int) -> tuple[int, ...]:
+    return tuple(int(one) for one in rounded(np.asarray(shares), units))
+
+
+def _remedy(graph: Graph, net: Machines) -> str:
+    """Return what would help: how much memory parameters and their state take, and how much there is."""
+    nodes = graph.by_name()
+    state = 4.0 * sum(nodes[ref.node].outputs[0].size_bytes for ref in graph.parameters.values())
+    there = sum(machine.gpus * machine.device.memory_bytes for machine in net.machines)
+    return (
+        f"parameters and optimizer state take {state / 2**30:.0f} GiB, all devices have {there / 2**30:.0f} GiB: "
+        "use a smaller batch, more devices, or offload the optimizer"
+    )

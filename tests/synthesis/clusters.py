@@ -1,0 +1,15 @@
+"""Machines for tests of synthesis."""
+
+from __future__ import annotations
+
+from shardwright.synthesis.machines import Device, Machine, Machines
+
+FAST = Device(name="fast", flops_per_second=3.86e9)
+SLOW = Device(name="slow", flops_per_second=2.15e9)
+
+
+def unequal(fast: int = 1, slow: int = 1, gpus: int = 2, network: float = 1.3e9, **fields: float) -> Machines:
+    """Return `fast` and `slow` machines of `gpus` GPUs each."""
+    machines = [Machine(device=FAST, gpus=gpus, link_bytes_per_second=120e9)] * fast
+    machines += [Machine(device=SLOW, gpus=gpus, link_bytes_per_second=10e9)] * slow
+    return Machines(machines=tuple(machines), network_bytes_per_second=network, **fields)
