@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shardwright.cost.strategy import Bools
+from shardwright.cost.strategies import Bools
 from shardwright.synthesis.decisions import Decision, Decisions
 from shardwright.synthesis.prices import Prices
 from shardwright.synthesis.properties import STATE, Replicated

@@ -144,6 +144,8 @@ def _roots(graph: Graph, rules: Mapping[str, tuple[Rule, ...]]) -> dict[str, _Ro
         for rule in rules[node.name]:
             for ref, one in zip(node.inputs, rule.inputs, strict=True):
                 asked.setdefault(ref, set()).add(one)
+    for ref, leaf in _ends(graph):
+        asked.setdefault(ref, set()).update(rule.outputs[0] for rule in rules[leaf])
     found: dict[str, _Root] = {}
     behind: Mapping[Property, Property]
     for node in reversed(graph.nodes):
@@ -159,6 +161,12 @@ def _roots(graph: Graph, rules: Mapping[str, tuple[Rule, ...]]) -> dict[str, _Ro
                 passed = {out: before.of(inner) for out, inner in behind.items() if inner in (before.behind or {})}
                 found[node.name] = _Root(before.ref, passed)
     return found
+
+
+def _ends(graph: Graph) -> list[tuple[Ref, str]]:
+    """Return what must end in the property of a parameter or buffer, and the node of that."""
+    found = [(ref, graph.parameters[name].node) for name, ref in graph.gradients.items()]
+    return found + [(ref, graph.buffers[name].node) for name, ref in graph.buffer_updates.items()]
 
 
 _Reads = dict[Ref, list[tuple[str, int, tuple[Property, ...]]]]
@@ -180,10 +188,8 @@ def _reads(
         if node.name not in roots:
             for place, ref in enumerate(node.inputs):
                 ask(ref, node.name, number[node.name], tuple(rule.inputs[place] for rule in rules[node.name]))
-    for ends, leaves in ((graph.gradients, graph.parameters), (graph.buffer_updates, graph.buffers)):
-        for name, ref in ends.items():
-            leaf = leaves[name].node
-            ask(ref, leaf, number[leaf], tuple(rule.outputs[0] for rule in rules[leaf]))
+    for ref, leaf in _ends(graph):
+        ask(ref, leaf, number[leaf], tuple(rule.outputs[0] for rule in rules[leaf]))
     ask(graph.loss, END, end, (REPLICATED,))
     return found
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.strategy import Bools, Floats, Ints
+from shardwright.cost.strategies import Bools, Floats, Ints
 from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.linear import Rows, Solution, solve
 from shardwright.synthesis.machines import OVERLAP_SLOWDOWN

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.cost.strategy import Bools, Floats
+from shardwright.cost.strategies import Bools, Floats
 
 NODES = 60  # of a branch and bound; what is left open then is in the gap
 INFINITY = float("inf")

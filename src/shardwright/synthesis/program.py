@@ -19,6 +19,7 @@ from shardwright.synthesis.properties import Property, Sizes, document, from_doc
 PROGRAM_VERSION = 1
 METHODS = {
     "slice": "each rank takes its part of what it has; nothing is sent",
+    "keep_first": "the first rank keeps what it has, all others take zeros: a term of a sum; nothing is sent",
     "all_gather_padded": "one all-gather, every part padded to the largest",
     "all_gather_grouped": "a broadcast from each rank, in one group",
     "reduce_scatter_padded": "one reduce-scatter, every part padded to the largest",

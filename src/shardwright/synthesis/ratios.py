@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.strategy import Floats
+from shardwright.cost.strategies import Floats
 from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.integer_program import Choice
 from shardwright.synthesis.linear import Rows, solve

@@ -46,8 +46,6 @@ class Synthesis:
 def synthesize(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = True) -> Program:
     """Return the fastest program found for `graph` on `net`. Raises `SpecError` if none fits the memory."""
     found = search(graph, net, gap=gap, overlap=overlap)
-    if found is None:
-        raise bad("spmd", "no program fits the memory of the devices", _remedy(graph, net))
     notes = {
         "rounding_loss": found.rounding_loss,
         "replicated_flops": replicated_share(found.these, found.choice),
@@ -56,14 +54,14 @@ def synthesize(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool =
     return program(graph, found.these, found.choice, net, found.shares, notes)
 
 
-def search(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = True) -> Synthesis | None:
-    """Return the best rules and shares found, None if none fits the memory."""
+def search(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = True) -> Synthesis:
+    """Return the best rules and shares found. Raises `SpecError` if none fits the memory."""
     limited = bool(np.isfinite([machine.device.memory_bytes for machine in net.machines]).any())
     these = decisions(graph, state_ratio=limited)
     candidates = [turns(these, net, start, gap=gap, overlap=overlap) for start in starts(net)]
     kept = [one for one in candidates if one is not None]
     if not kept:
-        return None
+        raise bad("spmd", "no program fits the memory of the devices", _remedy(graph, net))
     choice, shares = min(kept, key=lambda one: one[0].seconds.total)
     whole = whole_units(these, choice, shares)
     costs = prices(these, net, whole, overlap=overlap)
