@@ -1,8 +1,35 @@
 """Synthesises SPMD programs for unequal devices: which operator is sharded how, in which ratios, by which collectives.
 
+What a program is made of:
+
 * `graph`: the operators of a training step as data
-* `properties`: how a tensor is distributed
-* `program`: what ranks run
+* `models/`: graphs of well-known models, built without tracing
+* `properties`: how the parts that the ranks hold make up a tensor
+* `program`: what every rank does, with its check, JSON and text
+
+What may be chosen:
+
+* `rules/`: the table of rules for operators
+* `shorten`: a graph with three occurrences of each repeated block
+* `decisions`: what a search decides, and what that asks of the tensors
+
+What it costs:
+
+* `machines`: devices and links
+* `work`: operations and bytes of an operator
+* `collectives`: the time of a conversion, and its fastest method
+* `prices`: rules and conversions in seconds and bytes
+* `timeline`: the time of a step
+
+How it is chosen:
+
+* `linear`: linear and integer programs
+* `integer_program`: the best rules at fixed shares
+* `ratios`: the best shares for fixed rules
+* `rounding`: whole units for exact shares
+* `synthesize`: rules and shares together
+* `extract`: from rules to a program
+* `baselines`: what others would run
 
 Nothing here knows of PyTorch: tracing a module into a graph and running a program belong to `spmd`.
 """

@@ -1,1 +1,6 @@
-"""Graphs of well-known models, built without tracing: one training step, forward and backward, of given dimensions."""
+"""Graphs of well-known models, built without tracing: one training step, forward and backward, of given dimensions.
+
+* `tape`: records operators and then their gradients
+* `transformers`: BERT, GPT-2, Llama, ViT, with experts or without
+* `vgg`: VGG-19 and stacks of fully connected layers
+"""
