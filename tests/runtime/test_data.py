@@ -25,23 +25,25 @@ def test_bytes_are_tokens_and_texts_end(tmp_path: Path) -> None:
 
 
 def test_an_epoch_has_every_sample_once_in_an_order_of_its_own(tmp_path: Path) -> None:
-    samples = make_samples(open_tokens(corpus(tmp_path)), 16, seed=1, vocab=257)
+    samples = make_samples(open_tokens(corpus(tmp_path)), 16, seed=1, vocab=257, batch=4)
     starts = {tuple(samples.file.tokens[i * 16 : i * 16 + 17].tolist()) for i in range(samples.count)}
     epochs = [[tuple(samples.sample(e * samples.count + i).tolist()) for i in range(samples.count)] for e in range(2)]
     assert sorted(epochs[0]) == sorted(epochs[1]) and set(epochs[0]) == starts
     assert epochs[0] != epochs[1]
-    again = make_samples(open_tokens(tmp_path / "c.bin"), 16, seed=1, vocab=257)
+    again = make_samples(open_tokens(tmp_path / "c.bin"), 16, seed=1, vocab=257, batch=4)
     np.testing.assert_array_equal(again.rows(7, 5), samples.rows(7, 5))
-    other = make_samples(samples.file, 16, seed=2, vocab=257)
+    other = make_samples(samples.file, 16, seed=2, vocab=257, batch=4)
     assert [tuple(other.sample(i).tolist()) for i in range(samples.count)] != epochs[0]
 
 
 def test_bad_token_files_are_told(tmp_path: Path) -> None:
     path = corpus(tmp_path)
     with pytest.raises(SpecError, match="vocabulary ends at 99"):
-        make_samples(open_tokens(path), 16, seed=0, vocab=100)
-    with pytest.raises(SpecError, match="a sample needs 10001"):
-        make_samples(open_tokens(path), 10_000, seed=0, vocab=257)
+        make_samples(open_tokens(path), 16, seed=0, vocab=100, batch=1)
+    with pytest.raises(SpecError, match="0 samples of 10,000; a step takes 1"):
+        make_samples(open_tokens(path), 10_000, seed=0, vocab=257, batch=1)
+    with pytest.raises(SpecError, match="samples of 16; a step takes 100"):
+        make_samples(open_tokens(path), 16, seed=0, vocab=257, batch=100)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(SpecError, match="its header says"):
         open_tokens(path)

@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.runtime.samples import plan_of, replica, stage, tiny_model
-
-from shardwright.plans.document import save
-from shardwright.runtime.storage.data import write_tokens
-
-MODEL = tiny_model(4, vocab=257)
-PAIR = plan_of(MODEL, replica(stage((0, 1)), stage((1, 4)), micro_batches=4), sharding="zero1")
-SINGLE = plan_of(MODEL, replica(stage((0, 4)), micro_batches=4))
-
-
-def command(*arguments: object, under: Sequence[str] = ()) -> list[str]:
-    return [sys.executable, *under, "-m", "shardwright", "train", *map(str, arguments), "--device", "cpu"]
-
-
-def run(
-    *arguments: object, under: Sequence[str] = (), environment: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments, under=under),
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-        env=os.environ | (environment or {}),
-    )
+from tests.runtime.commands import children, make_folder, rank_process, rows, run, started, waited
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("train")
-    (path / "a.txt").write_text("It is a truth universally acknowledged, that a single man. " * 50, encoding="utf-8")
-    write_tokens(path / "c.bin", [path / "a.txt"])
-    for name, plan in {"pair": PAIR, "single": SINGLE}.items():
-        save(plan, path / f"{name}.json")
-    return path
+    return make_folder(tmp_path_factory.mktemp("train"))
 
 
 def test_numbers_that_would_spoil_a_run_are_refused(folder: Path) -> None:
@@ -83,11 +49,6 @@ def test_train_checkpoint_and_resume_under_another_plan(folder: Path) -> None:
     assert (weights / "model.safetensors.index.json").exists()
 
 
-def rows(out: Path) -> list[dict[str, str]]:
-    with (out / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_too_few_processes_are_one_clear_message(folder: Path) -> None:
     inside = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}
     done = run(folder / "pair.json", "--data", folder / "c.bin", "--out", folder / "none", environment=inside)
@@ -116,6 +77,7 @@ def test_a_killed_rank_is_named(folder: Path) -> None:
 
 def test_a_hung_rank_is_named(folder: Path) -> None:
     process = started(folder, folder / "hung", patience=4)
+    assert waited(lambda: len(rows(folder / "hung")) > 100, 60)
     stopped = rank_process(children(process), 1)
     os.kill(stopped, signal.SIGSTOP)
     assert process.stderr is not None
@@ -125,30 +87,4 @@ def test_a_hung_rank_is_named(folder: Path) -> None:
     assert process.returncode == 1
     assert found.startswith("error: rank 1 (replica 0.0, stage 1, tp 0) has given no sign of life for ")
     assert "last seen computing" in found or "last seen waiting" in found or "last seen updating" in found
-
-
-def children(process: subprocess.Popen[str]) -> list[int]:
-    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    if not listed.exists():
-        process.kill()
-        pytest.skip("this kernel does not list the children of a process")
-    return [int(child) for child in listed.read_text().split()]
-
-
-def rank_process(processes: list[int], rank: int) -> int:
-    wanted = f"RANK={rank}".encode()
-    return next(p for p in processes if wanted in Path(f"/proc/{p}/environ").read_bytes().split(b"\0"))
-
-
-def started(folder: Path, out: Path, patience: float = 10) -> subprocess.Popen[str]:
-    """Return a run that has done its first steps."""
-    arguments = [folder / "pair.json", "--data", folder / "c.bin", "--steps", 100_000, "--out", out]
-    arguments += ["--patience", patience]
-    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    end = time.monotonic() + 60
-    while time.monotonic() < end and process.poll() is None:
-        if (out / "metrics.csv").exists() and len(rows(out)) > 2:
-            return process
-        time.sleep(0.1)
-    process.kill()
-    raise AssertionError(process.communicate()[1])
+    assert int(found.rpartition("step ")[2]) > 1, "the last sign is fresh"

@@ -1,22 +1,76 @@
-"""When a rank counts as lost."""
+"""When a rank counts as lost, and which one."""
 
 from __future__ import annotations
 
-import pytest
+import threading
 
-from shardwright.runtime.job.watchdog import Sign, judged
+import pytest
+from tests.runtime.commands import waited
+
+from shardwright.runtime.job.standing import stands_in_a_wait
+from shardwright.runtime.job.watchdog import Sign, silent, stuck
+
+NAMES = ["rank 0", "rank 1", "rank 2"]
+
+
+def sign(doing: str, seconds: float, *, waits: bool = False, step: int = 7) -> Sign:
+    return Sign(count=3, step=step, doing=doing, seconds=seconds, waits=waits or doing.startswith("waiting"))
 
 
 @pytest.mark.parametrize(
-    ("sign", "silent", "words"),
+    ("found", "seconds", "words"),
     [
-        (Sign(count=3, doing="waiting for a message", seconds=99.0), 1.0, ""),
-        (Sign(count=3, doing="computing, forward", seconds=19.0), 1.0, ""),
-        (Sign(count=3, doing="computing, forward", seconds=21.0), 1.0, "rank 2 is stuck: computing, forward for 21 s"),
-        (Sign(count=3, doing="updating", seconds=0.0), 12.0, "no sign of life for 12 s; last seen updating"),
-        (None, 12.0, "rank 2 has given no sign of life"),
+        (sign("computing, forward", 1.0), 9.0, ""),
+        (sign("updating", 0.0), 12.0, "rank 2 has given no sign of life for 12 s; last seen updating, step 7"),
+        (None, 12.0, "rank 2 has given no sign of life for 12 s"),
     ],
 )
-def test_verdicts(sign: Sign | None, silent: float, words: str) -> None:
-    verdict = judged("rank 2", sign, silent, patience_seconds=10.0)
+def test_a_silent_rank_is_dead(found: Sign | None, seconds: float, words: str) -> None:
+    assert silent("rank 2", found, seconds, patience_seconds=10.0) == words
+
+
+COMPUTING, MESSAGE, SUMS = "computing, forward", "waiting for a message", "waiting for gradient sums"
+
+
+@pytest.mark.parametrize(
+    ("signs", "words"),
+    [
+        ([sign(COMPUTING, 19.0), sign(MESSAGE, 18.0), sign(MESSAGE, 18.0)], ""),
+        ([sign(MESSAGE, 30.0), sign(COMPUTING, 25.0), sign(SUMS, 40.0)], "rank 1 is stuck: computing, forward, step 7, for 25 s"),
+        # its tensor-parallel peer computes as well, but stands in a collective: it waits for rank 2
+        ([sign(COMPUTING, 26.0, waits=True), sign(MESSAGE, 25.0), sign(COMPUTING, 25.0)], "rank 2 is stuck"),
+        # all wait: the one that stopped a step before is what the others wait for
+        ([sign(SUMS, 25.0), sign(SUMS, 24.0, step=6), sign(SUMS, 25.0)], "no rank has gone on for 24 s; rank 1 has come least far"),
+        ([sign(SUMS, 25.0), sign("updating", 25.0, waits=True), sign(SUMS, 30.0)], "rank 2 has come least far"),
+        # somebody goes on, or may take long
+        ([sign(SUMS, 25.0), sign(SUMS, 25.0), sign(COMPUTING, 3.0)], ""),
+        ([sign(SUMS, 25.0), sign(SUMS, 25.0), sign("saving a checkpoint", 300.0)], ""),
+        ([sign(SUMS, 25.0), sign(SUMS, 25.0), sign("starting", 300.0)], ""),
+        ([sign(SUMS, 25.0), sign(SUMS, 25.0), None], ""),
+    ],
+)  # fmt: skip
+def test_the_rank_that_keeps_the_others_is_named(signs: list[Sign | None], words: str) -> None:
+    verdict = stuck(NAMES, signs, patience_seconds=10.0)
+    assert verdict.startswith(words.split(";")[0]) if words.startswith("no rank") else words in verdict
     assert words in verdict and bool(verdict) == bool(words)
+
+
+def test_where_a_thread_stands_is_seen_from_outside() -> None:
+    ready, go, stop = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        ready.set()
+        while not go.is_set():
+            pass
+        stop.wait()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    ready.wait()
+    assert thread.ident is not None and not stands_in_a_wait(thread.ident)
+    go.set()
+    identity = thread.ident
+    assert waited(lambda: stands_in_a_wait(identity), 60)
+    stop.set()
+    thread.join()
+    assert not stands_in_a_wait(thread.ident)

@@ -27,7 +27,8 @@ from shardwright.runtime.state import buckets
 from shardwright.runtime.state.loss_scale import LossScale
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.step.engine import DTYPES, Engine, make_engine, train_step
-from shardwright.runtime.storage.checkpoint import Course, open_checkpoint, restore, save_checkpoint
+from shardwright.runtime.storage.checkpoint import open_checkpoint, restore, save_checkpoint
+from shardwright.runtime.storage.manifest import Course
 
 PATIENCE, WHOLE_RUN = datetime.timedelta(seconds=60), datetime.timedelta(minutes=30)
 
@@ -55,7 +56,7 @@ class Outcome:
 
     losses: list[float]
     norms: list[float]
-    scales: list[LossScale | None]
+    scales: list[LossScale]
     most_gathered: int
     weights: dict[str, torch.Tensor]
 

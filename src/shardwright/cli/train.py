@@ -10,9 +10,11 @@ import typer
 
 from shardwright.cli.output import write, write_json
 from shardwright.errors import SpecError, bad
+from shardwright.runtime.job.settings import CHANGES
+from shardwright.runtime.state.recipe import Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardwright.plans.plan import Plan
     from shardwright.runtime.job.metrics import Row
@@ -42,6 +44,7 @@ Examples:
   shardwright tokens *.txt -o corpus.bin --tokenizer path/to/tokenizer.json
 """
 LINES = 20
+USUAL, TRAVELS = Recipe(), "As before when resumed."
 
 
 def train(
@@ -65,13 +68,36 @@ def train(
     config: Annotated[
         Path | None, typer.Option(metavar="config.json", help="Where epsilon and rotary scaling stand.")
     ] = None,
-    learning_rate: Annotated[float, typer.Option(metavar="RATE", help="The highest learning rate.")] = 3e-4,
-    warmup: Annotated[int, typer.Option(metavar="N", help="Steps until it is reached.")] = 0,
-    decay: Annotated[int, typer.Option(metavar="N", help="Step at which it has fallen to a tenth; 0: never.")] = 0,
-    weight_decay: Annotated[float, typer.Option(metavar="X", help="Decoupled weight decay of matrices.")] = 0.1,
-    clip: Annotated[float, typer.Option(metavar="X", help="Limit of the gradients' global norm; 0: none.")] = 1.0,
+    accept_change: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help=f"Resume though this differs: {', '.join(CHANGES)}. May be repeated."),
+    ] = None,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(metavar="RATE", help=f"The highest learning rate; {USUAL.learning_rate:g}. {TRAVELS}"),
+    ] = None,
+    warmup: Annotated[int | None, typer.Option(metavar="N", help=f"Steps until it is reached; 0. {TRAVELS}")] = None,
+    decay: Annotated[
+        int | None, typer.Option(metavar="N", help=f"Step at which it is lowest; 0: never. {TRAVELS}")
+    ] = None,
+    final_fraction: Annotated[
+        float | None, typer.Option(metavar="X", help=f"What is left of it then; {USUAL.final_fraction:g}. {TRAVELS}")
+    ] = None,
+    beta1: Annotated[float | None, typer.Option(metavar="X", help=f"Adam's; {USUAL.betas[0]:g}. {TRAVELS}")] = None,
+    beta2: Annotated[float | None, typer.Option(metavar="X", help=f"Adam's; {USUAL.betas[1]:g}. {TRAVELS}")] = None,
+    epsilon: Annotated[float | None, typer.Option(metavar="X", help=f"Adam's; {USUAL.epsilon:g}. {TRAVELS}")] = None,
+    weight_decay: Annotated[
+        float | None,
+        typer.Option(metavar="X", help=f"Decoupled weight decay of matrices; {USUAL.weight_decay:g}. {TRAVELS}"),
+    ] = None,
+    clip: Annotated[
+        float | None,
+        typer.Option(metavar="X", help=f"Limit of the gradients' global norm; {USUAL.clip:g}; 0: none. {TRAVELS}"),
+    ] = None,
     optimizer: Annotated[str | None, typer.Option(metavar="NAME", help="adamw or sgd, if not the plan's.")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of initial weights and the order of samples.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help=f"Of initial weights and the order of samples; 0. {TRAVELS}")
+    ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="NAME", help="cuda or cpu; GPUs if there are any, if not given.")
     ] = None,
@@ -92,11 +118,13 @@ def train(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> int:
     from shardwright.plans.document import load_plan
-    from shardwright.runtime.job.launch import choose_device
+    from shardwright.runtime.job.launch import choose_device, inside_torchrun, launcher
+    from shardwright.runtime.job.parent import end_with_parent
     from shardwright.runtime.job.settings import Settings
     from shardwright.runtime.layout.groups import layout_of
-    from shardwright.runtime.state.recipe import Recipe
 
+    if inside_torchrun():
+        end_with_parent(launcher())
     found = load_plan(plan)
     precision = precision or found.job.precision
     layout = _checked(found, precision, layout_of)
@@ -105,10 +133,15 @@ def train(
         return 0
     if data is None:
         raise bad("--data", "is missing", "make a token file: shardwright tokens TEXT… -o corpus.bin")
-    _require_positive(steps=steps, profile_steps=profile_steps, learning_rate=learning_rate, patience=patience)
-    _require_no_less_than_0(
-        warmup=warmup, decay=decay, weight_decay=weight_decay, clip=clip, checkpoint_every=checkpoint_every, keep=keep
+    _require_positive(
+        steps=steps, profile_steps=profile_steps, learning_rate=learning_rate, epsilon=epsilon, patience=patience
     )
+    _require_no_less_than_0(
+        warmup=warmup, decay=decay, weight_decay=weight_decay, clip=clip, checkpoint_every=checkpoint_every, keep=keep,
+        beta1=beta1, beta2=beta2, final_fraction=final_fraction,
+    )  # fmt: skip
+    _require_below_1(beta1=beta1, beta2=beta2)
+    _require_changes(accept_change or [])
     if profile is not None:
         _require_measurable(found)
         if not profile.absolute().parent.is_dir():
@@ -116,22 +149,30 @@ def train(
     method = optimizer or ("sgd" if found.job.optimizer == "sgd" else "adamw")
     if method not in ("adamw", "sgd"):
         raise bad(f"--optimizer {method}", "is not known", "adamw or sgd")
+    before = _before(resume)
+    betas = before.get("betas", USUAL.betas)
+    given = {
+        "learning_rate": learning_rate,
+        "warmup_steps": warmup,
+        "decay_steps": decay,
+        "final_fraction": final_fraction,
+        "betas": (betas[0] if beta1 is None else beta1, betas[1] if beta2 is None else beta2),
+        "epsilon": epsilon,
+        "weight_decay": weight_decay,
+        "clip": clip,
+    }
+    told = {name: value for name, value in given.items() if value is not None}
+    kept = {name: value for name, value in before.items() if name != "seed"}
     settings = Settings(
         data=data,
         out=out,
         steps=steps,
-        recipe=Recipe(
-            method="sgd" if method == "sgd" else "adamw",
-            learning_rate=learning_rate,
-            warmup_steps=warmup,
-            decay_steps=decay,
-            weight_decay=weight_decay,
-            clip=clip,
-        ),
-        seed=seed,
+        recipe=Recipe(**{**kept, **told, "method": method}),
+        seed=before.get("seed", 0) if seed is None else seed,
         checkpoint_every=checkpoint_every,
         keep=keep,
         resume=resume,
+        accept_change=tuple(accept_change or ()),
         weights=weights,
         save_weights=save_weights,
         config=config,
@@ -185,15 +226,37 @@ def _show(layout: Layout, *, json: bool) -> None:
         write(layout_text(layout))
 
 
-def _require_positive(**numbers: float) -> None:
+def _before(resume: Path | None) -> Mapping[str, Any]:
+    """Return what travels with the checkpoint that a run goes on from, nothing for a new run."""
+    if resume is None:
+        return {}
+    from shardwright.runtime.job.course import travelling
+    from shardwright.runtime.storage.steps import manifest_of, newest_checkpoint
+
+    return travelling(manifest_of(newest_checkpoint(resume)))
+
+
+def _require_changes(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in CHANGES:
+            raise bad(f"--accept-change {name}", "is not known", f"one of {', '.join(CHANGES)}")
+
+
+def _require_below_1(**numbers: float | None) -> None:
     for name, value in numbers.items():
-        if not value > 0:
+        if value is not None and not value < 1:
+            raise bad(f"--{name}", f"{value:g} is not below 1", "give a number from 0 to below 1")
+
+
+def _require_positive(**numbers: float | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and not value > 0:
             raise bad(f"--{name.replace('_', '-')}", f"{value:g} is not above 0", "give a positive number")
 
 
-def _require_no_less_than_0(**numbers: float) -> None:
+def _require_no_less_than_0(**numbers: float | None) -> None:
     for name, value in numbers.items():
-        if not value >= 0:
+        if value is not None and not value >= 0:
             raise bad(f"--{name.replace('_', '-')}", f"{value:g} is below 0", "give 0 or a positive number")
 
 
@@ -207,27 +270,63 @@ def _require_measurable(plan: Plan) -> None:
 
 def _run(plan: Plan, layout: Layout, settings: Settings, *, json: bool) -> int:
     from shardwright.runtime.job.finish import STATUS, STOP_REQUEST
-    from shardwright.runtime.job.launch import inside_torchrun, launch, require_devices, speaks_for_all
-    from shardwright.runtime.job.start import require_fresh
-    from shardwright.runtime.storage.data import make_samples, open_tokens
+    from shardwright.runtime.job.launch import inside_torchrun, launch, require_devices
+    from shardwright.runtime.job.lock import locked
 
     if inside_torchrun():
-        from shardwright.runtime.job.train import train as run
-
-        run(plan, settings, _reporter())
-        if speaks_for_all():
-            _tell(settings.out / STATUS, json=json)
-        return 0
-    make_samples(open_tokens(settings.data), plan.job.seq_len, settings.seed, plan.model.vocab)
-    require_fresh(settings)
+        return _run_rank(plan, settings, json=json)
+    _require_input(plan, settings)
     require_devices(settings.device, layout.world_size)
-    settings.out.mkdir(parents=True, exist_ok=True)
-    status = settings.out / STATUS
-    status.unlink(missing_ok=True)
-    code = launch(sys.argv[1:], layout.places, settings.out / STOP_REQUEST)
-    if code == 0:
-        _tell(status, json=json)
+    with locked(settings.out):
+        status = settings.out / STATUS
+        status.unlink(missing_ok=True)
+        code = launch(sys.argv[1:], layout.places, settings.out / STOP_REQUEST)
+        if status.exists():
+            _tell(status, json=json)
     return code
+
+
+def _run_rank(plan: Plan, settings: Settings, *, json: bool) -> int:
+    from contextlib import nullcontext
+
+    from shardwright.reports.words import flagged
+    from shardwright.runtime.job.finish import STATUS
+    from shardwright.runtime.job.launch import speaks_for_all
+    from shardwright.runtime.job.lock import locked
+    from shardwright.runtime.job.status import DIVERGED, NOT_SAVED, DivergedError
+    from shardwright.runtime.job.train import train as run
+
+    first = speaks_for_all()
+    with locked(settings.out) if first else nullcontext():
+        if first:
+            _require_input(plan, settings)
+        try:
+            document = run(plan, settings, _reporter())
+        except DivergedError as error:
+            print(f"\nerror: training has diverged: {flagged(str(error))}", file=sys.stderr, flush=True)
+            return DIVERGED
+        if first and (settings.out / STATUS).exists():
+            _tell(settings.out / STATUS, json=json)
+    return NOT_SAVED if document["unsaved"] else 0
+
+
+def _require_input(plan: Plan, settings: Settings) -> None:
+    """Raise SpecError where data or checkpoint are not what the run needs, before anything is started; say what differs
+    from the checkpoint and may."""
+    from shardwright.runtime.job.course import course_of, require_same_course
+    from shardwright.runtime.job.start import require_fresh
+    from shardwright.runtime.storage.data import make_samples, open_tokens, require_known
+    from shardwright.runtime.storage.steps import manifest_of, newest_checkpoint
+
+    file = open_tokens(settings.data)
+    make_samples(file, plan.job.seq_len, settings.seed, plan.model.vocab, plan.job.global_batch)
+    require_known(file, plan.model.vocab)
+    require_fresh(settings)
+    if settings.resume is not None:
+        folder = newest_checkpoint(settings.resume)
+        course = course_of(plan, settings, file)
+        for change in require_same_course(manifest_of(folder), plan, course, settings.accept_change, str(folder)):
+            print(f"other than in {folder}: {change}", file=sys.stderr)
 
 
 def _tell(status: Path, *, json: bool) -> None:
@@ -238,7 +337,7 @@ def _tell(status: Path, *, json: bool) -> None:
     if json:
         write_json(document)
         return
-    state = f"{document['state']} at step {document['step']}; checkpoint {document['checkpoint']}"
+    state = f"{document['state']} at step {document['step']}; checkpoint {document['checkpoint'] or '-'}"
     write(f"{summary_text(document)}\n{state}" if "ranks" in document else state)
 
 

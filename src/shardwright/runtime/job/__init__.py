@@ -1,11 +1,17 @@
 """A run from start to end.
 
-* `train`: the training loop
+* `train`: one process from joining to its end
+* `loop`: the training loop
+* `course`: what a run that goes on may change
 * `start`: weights, or a checkpoint
 * `finish`: the last checkpoint and summary
 * `launch`: processes on this machine
 * `worker`: devices and processes
 * `watchdog`: dead or stuck ranks
+* `standing`: whether a thread waits
+* `parent`: ranks end with what started them
+* `lock`: one run in a folder
+* `status`: exit statuses
 * `stop_request`: stopping in good order
 * `settings`: what a run is told
 * `metrics`: one CSV row a step

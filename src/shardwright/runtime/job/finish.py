@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,13 +11,16 @@ from statistics import median
 from typing import Any
 
 import torch.distributed as dist
+from safetensors import SafetensorError
 
+from shardwright.errors import SpecError
 from shardwright.files import write_atomically
-from shardwright.plans.plan import Plan
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.worker import peak_memory_bytes
 from shardwright.runtime.step.engine import DTYPES, Engine
-from shardwright.runtime.storage.checkpoint import Course, open_checkpoint, save_checkpoint
+from shardwright.runtime.storage.checkpoint import open_checkpoint, problems_of_all, save_checkpoint
+from shardwright.runtime.storage.manifest import Course
+from shardwright.runtime.storage.steps import checkpoints
 from shardwright.runtime.storage.weights import save_weights, write_index
 from shardwright.runtime.timing.layer_profile import Measured, medians, profile_document
 from shardwright.runtime.timing.stopwatch import StageTime, Stopwatch
@@ -28,66 +32,72 @@ STATUS, STOP_REQUEST, METRICS = "status.json", "stop-request", "metrics.csv"
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """What a rank measured on the way, an entry a step; the stopwatch has the steps measured unit by unit."""
+    """What a rank measured on the way, an entry a step, and what could not be written; the stopwatch has the steps
+    measured unit by unit."""
 
     stopwatch: Stopwatch
     step_seconds: list[float] = field(default_factory=list)
     stages: list[StageTime] = field(default_factory=list)
     update_seconds: list[float] = field(default_factory=list)
+    unsaved: list[str] = field(default_factory=list)
+    metrics_lost: bool = False
 
 
-def course_of(plan: Plan, settings: Settings) -> Course:
-    """Return what must be the same when a run goes on: it may have another plan, but not another course."""
-    told = {
-        "model": plan.model.name,
-        "parameters": plan.model.parameters,
-        "layers": len(plan.model.layers),
-        "global_batch": plan.job.global_batch,
-        "seq_len": plan.job.seq_len,
-        "seed": settings.seed,
-        "optimizer": settings.recipe.method,
-    }
-    return Course(settings=told, data={}, random={"seed": settings.seed})
-
-
-def end_training(engine: Engine, settings: Settings, record: Record, done: int, *, stopped: bool) -> dict[str, Any]:
+def end_training(
+    engine: Engine, settings: Settings, course: Course, record: Record, done: int, *, stopped: bool
+) -> dict[str, Any]:
     """Write the last checkpoint and what else was asked for, and return the account of the run, also left as a file;
-    what was measured is in that of rank 0 alone."""
-    plan, rank = engine.layout.plan, engine.place.rank
-    saved = save_checkpoint(engine, settings.out, done, course_of(plan, settings), settings.keep)
-    if settings.save_weights is not None:
-        _export(engine, settings, saved.folder)
+    what was measured is in that of rank 0 alone, and what could not be written under "unsaved" in that of all."""
+    saved = save_checkpoint(engine, settings.out, done, course, settings.keep)
+    if saved.problem:
+        record.unsaved.append(f"checkpoint of step {done}: {saved.problem}")
+    elif settings.save_weights is not None:
+        record.unsaved += _exported(engine, settings, saved.folder)
     ranks = _gathered(engine, _own(engine, record))
-    document: dict[str, Any] = {
-        "state": STOPPED if stopped else FINISHED,
-        "step": done,
-        "checkpoint": str(saved.folder),
-    }
-    if rank == 0:
+    document: dict[str, Any] = {"state": STOPPED if stopped else FINISHED, "step": done}
+    if engine.place.rank == 0:
         if record.step_seconds:
             summaries = [RankSummary(**item["summary"]) for item in ranks]
             document |= summary_document(engine.layout, summaries, record.step_seconds)
         if settings.profile is not None and record.stopwatch.forward:
             measured = [_measured(item["measured"]) for item in ranks]
-            text = json.dumps(profile_document(plan, measured), indent=1) + "\n"
-            write_atomically(settings.profile, text)
-        write_atomically(settings.out / STATUS, json.dumps(document, indent=1) + "\n")
+            text = json.dumps(profile_document(engine.layout.plan, measured), indent=1) + "\n"
+            record.unsaved += _written(settings.profile, text)
+    there = checkpoints(settings.out)
+    document |= {"checkpoint": str(there[-1]) if there else None, "unsaved": record.unsaved}
+    if engine.place.rank == 0:
+        record.unsaved += _written(settings.out / STATUS, json.dumps(document, indent=1) + "\n")
+        for what in record.unsaved:
+            print(f"error: not saved: {what}", file=sys.stderr, flush=True)
     if engine.layout.world_size > 1:
         dist.barrier()
     return document
 
 
-def _export(engine: Engine, settings: Settings, folder: Path) -> None:
-    """Write Hugging Face weights from a checkpoint, each rank the files of some units."""
+def _written(path: Path, text: str) -> list[str]:
+    """Write a file and return why it could not be, if so."""
+    try:
+        write_atomically(path, text)
+    except SpecError as error:
+        return [str(error)]
+    return []
+
+
+def _exported(engine: Engine, settings: Settings, folder: Path) -> list[str]:
+    """Write Hugging Face weights from a checkpoint, each rank the files of some units, and return what went wrong."""
     assert settings.save_weights is not None, "only called where weights are asked for"
     model, rank, size = engine.layout.plan.model, engine.place.rank, engine.layout.world_size
-    checkpoint, dtype = open_checkpoint(folder), DTYPES[settings.precision]
-    units = range(rank, len(model.layers) + 2, size)
-    save_weights(settings.save_weights, model, units, lambda p: checkpoint.whole_weight(p.name), dtype)
-    if size > 1:
-        dist.barrier()
-    if rank == 0:
-        write_index(settings.save_weights, model, dtype)
+    problem = ""
+    try:
+        checkpoint, dtype = open_checkpoint(folder), DTYPES[settings.precision]
+        units = range(rank, len(model.layers) + 2, size)
+        save_weights(settings.save_weights, model, units, lambda p: checkpoint.whole_weight(p.name), dtype)
+        if rank == 0:
+            write_index(settings.save_weights, model, dtype)
+    except (OSError, SafetensorError, SpecError) as error:
+        problem = f"weights in {settings.save_weights}: {error}"
+    found = problems_of_all(engine, problem)
+    return [found] if found else []
 
 
 def _own(engine: Engine, record: Record) -> dict[str, Any]:

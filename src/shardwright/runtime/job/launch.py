@@ -14,11 +14,10 @@ from types import FrameType
 
 from shardwright.errors import bad
 from shardwright.runtime.job.settings import Device
-from shardwright.runtime.job.watchdog import VERDICT_STATUS
+from shardwright.runtime.job.status import BAD_INPUT, TOLD
 from shardwright.runtime.layout.places import Place
 
-BAD_INPUT = 2
-LAUNCHED = "SHARDWRIGHT_LAUNCHED"  # in the environment of processes that `launch` started
+LAUNCHED = "SHARDWRIGHT_LAUNCHED"  # the process id of `launch` in the environment of those that it started
 
 
 def inside_torchrun() -> bool:
@@ -29,6 +28,11 @@ def inside_torchrun() -> bool:
 def speaks_for_all() -> bool:
     """Return whether this process of a run has to tell how it ended, as rank 0 does unless `launch` waits for it."""
     return os.environ.get("RANK") == "0" and LAUNCHED not in os.environ
+
+
+def launcher() -> int | None:
+    """Return the process id of the `launch` that started this process, None where it was not one."""
+    return int(os.environ[LAUNCHED]) if LAUNCHED in os.environ else None
 
 
 def choose_device(name: str | None) -> Device:
@@ -68,7 +72,7 @@ def launch(arguments: Sequence[str], places: Sequence[Place], stop_file: Path) -
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    os.environ[LAUNCHED] = "1"
+    os.environ[LAUNCHED] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // len(places), 1)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # failures are told below
     config = LaunchConfig(
@@ -101,7 +105,7 @@ def _failed(error: object, places: Sequence[Place]) -> int:
         return BAD_INPUT
     rank, failure = failures[0]
     code = failure.exitcode
-    if code == VERDICT_STATUS:  # its cause was named by the rank that found it
+    if code in TOLD:
         return 1
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
     print(f"error: {places[rank].name} {how}", file=sys.stderr)

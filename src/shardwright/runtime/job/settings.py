@@ -9,12 +9,14 @@ from typing import Literal
 from shardwright.runtime.state.recipe import Recipe
 
 Device = Literal["cpu", "cuda"]
+CHANGES = ("data", "seed", "global_batch", "seq_len", "precision")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """`steps` counts from the beginning of training, not from a resumption. `checkpoint_every` 0 writes one at the end
-    alone, `keep` 0 keeps all. `resume` is a folder of checkpoints, `weights` one of Hugging Face files. A rank that is
+    alone, `keep` 0 keeps all. `resume` is a folder of checkpoints, of whose course `accept_change` names what may be
+    another (of `CHANGES`), `weights` one of Hugging Face files. A rank that is
     silent for `patience_seconds`, or computes for twice as long, counts as lost. `profile_steps` are measured layer by
     layer."""
 
@@ -26,6 +28,7 @@ class Settings:
     checkpoint_every: int = 0
     keep: int = 2
     resume: Path | None = None
+    accept_change: tuple[str, ...] = ()
     weights: Path | None = None
     save_weights: Path | None = None
     config: Path | None = None

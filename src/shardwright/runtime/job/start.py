@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import partial
 
 from shardwright.errors import bad
-from shardwright.runtime.job.finish import course_of
+from shardwright.runtime.job.course import require_same_course, samples_before
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.worker import Worker
 from shardwright.runtime.layout.groups import Layout
@@ -13,22 +14,39 @@ from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.details import Details, details_of
 from shardwright.runtime.model.initial import Initial, seeded
 from shardwright.runtime.step.engine import DTYPES, Engine, make_engine
-from shardwright.runtime.storage.checkpoint import Checkpoint, Course, checkpoints, open_checkpoint, restore
+from shardwright.runtime.storage.checkpoint import open_checkpoint, restore
+from shardwright.runtime.storage.manifest import Course
+from shardwright.runtime.storage.steps import checkpoints
 from shardwright.runtime.storage.weights import open_weights
 from shardwright.spec.model import Model
 from shardwright.spec.text.reading import parse_json, read_text
 
 
-def begin_training(layout: Layout, worker: Worker, settings: Settings) -> tuple[Engine, int]:
-    """Return the engine of a rank, ready for the step that is returned with it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a rank begins: its engine, the next step, and the sample that step 0 would begin with: not 0 where the
+    global batch is another one than before."""
 
-    Raises SpecError where a checkpoint is of another model, method, seed or batch, or weights do not fit.
+    engine: Engine
+    step: int
+    origin: int
+
+    def course_at(self, course: Course, step: int) -> Course:
+        """Return the course of a run before a step: with the samples that it has read."""
+        samples = self.origin + step * self.engine.layout.plan.job.global_batch
+        return replace(course, data={**course.data, "samples": samples})
+
+
+def begin_training(layout: Layout, worker: Worker, settings: Settings, course: Course) -> Start:
+    """Return where a rank begins.
+
+    Raises SpecError where a checkpoint is damaged or of another course, or weights do not fit.
     """
     model, checkpoint = layout.plan.model, None
     initial: Initial | None = seeded(model, settings.seed)
     if settings.resume is not None:
         checkpoint, initial = open_checkpoint(settings.resume), None
-        _require_same(checkpoint, course_of(layout.plan, settings))
+        require_same_course(checkpoint.manifest, layout.plan, course, settings.accept_change, checkpoint.name)
     elif settings.weights is not None:
         initial = partial(open_weights(settings.weights).whole, model)
     engine = make_engine(
@@ -42,9 +60,11 @@ def begin_training(layout: Layout, worker: Worker, settings: Settings) -> tuple[
         device=worker.device,
     )
     if checkpoint is None:
-        return engine, 0
+        return Start(engine=engine, step=0, origin=0)
     restore(engine, checkpoint)
-    return engine, checkpoint.step
+    usual = checkpoint.step * layout.plan.job.global_batch
+    samples = samples_before(checkpoint.manifest)
+    return Start(engine=engine, step=checkpoint.step, origin=0 if samples is None else samples - usual)
 
 
 def require_fresh(settings: Settings) -> None:
@@ -67,12 +87,3 @@ def _details(model: Model, settings: Settings) -> Details:
     if not isinstance(config, dict):
         raise bad(str(path), "is no config", "give a Hugging Face config.json")
     return details_of(model, config, str(path))
-
-
-def _require_same(checkpoint: Checkpoint, course: Course) -> None:
-    """Raise SpecError where the run would not go on as it began."""
-    for key, value in course.settings.items():
-        before = checkpoint.manifest.settings.get(key)
-        if before != value:
-            message = f"was written with {key} {before}, this run has {value}"
-            raise bad(checkpoint.name, message, "go on as it began, or start anew without `resume=`")

@@ -1,9 +1,10 @@
 """Finds the rank that is dead or stuck, so that a run that cannot go on ends with its name.
 
-A thread of every rank puts a sign of life into the rendezvous store, with what the rank is doing and for how long, and
-reads that of the next rank. A rank without signs for longer than the patience is dead (or its machine is); one that
-computes for twice as long is stuck: later, because a rank also computes while it waits for a dead one within a layer.
-Whoever finds it leaves a verdict in the store, which ends all ranks.
+A thread of every rank puts a sign of life into the rendezvous store, with what the rank does and since when, and reads
+that of the next rank. A rank without signs for longer than the patience is dead (or its machine is). Rank 0 reads all
+signs: of ranks that stand still for twice the patience, those that only wait for others are innocent as long as one of
+them does not; where all wait, the one that has come least far is named. Whoever finds one leaves a verdict in the
+store, which ends all ranks. So does a store that is gone, or does not answer.
 """
 
 from __future__ import annotations
@@ -14,43 +15,73 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-VERDICT_STATUS = 70  # the exit status of ranks that end for a verdict
+from shardwright.runtime.job import status
+from shardwright.runtime.job.standing import stands_in_a_wait
+
 VERDICT = "watch/verdict"
-WAITING = "waiting"
+WAITING, SAVING, STARTING = "waiting", "saving", "starting"
 STUCK = 2.0  # times the patience
+INTERVAL_SECONDS, INTERVAL_SECONDS_A_RANK, FAREWELL_SECONDS = 0.1, 0.002, 3.0  # the store serves all ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """A sign of life: how many came before, what the rank does, and for how many seconds already."""
+    """A sign of life: how many came before, the step, what the rank does, for how many seconds already, and whether it
+    waits for others."""
 
     count: int
+    step: int
     doing: str
     seconds: float
+    waits: bool
 
 
-def judged(name: str, sign: Sign | None, silent_seconds: float, patience_seconds: float) -> str:
+def silent(name: str, sign: Sign | None, silent_seconds: float, patience_seconds: float) -> str:
     """Return what is wrong with a rank in words, "" if nothing. Its sign has not changed for `silent_seconds`."""
-    if silent_seconds > patience_seconds:
-        last = f"; last seen {sign.doing}" if sign else ""
-        return f"{name} has given no sign of life for {silent_seconds:.0f} s{last}"
-    if sign is not None and not sign.doing.startswith(WAITING) and sign.seconds > STUCK * patience_seconds:
-        return f"{name} is stuck: {sign.doing} for {sign.seconds:.0f} s"
-    return ""
+    if silent_seconds <= patience_seconds:
+        return ""
+    last = f"; last seen {sign.doing}, step {sign.step}" if sign else ""
+    return f"{name} has given no sign of life for {silent_seconds:.0f} s{last}"
+
+
+def stuck(names: Sequence[str], signs: Sequence[Sign | None], patience_seconds: float) -> str:
+    """Return which of all ranks keeps the others from going on, in words, "" if none does. A rank that saves or starts
+    may take as long as it needs."""
+    judged = [(rank, sign) for rank, sign in enumerate(signs) if sign is not None and not _may_take_long(sign)]
+    still = [(rank, sign) for rank, sign in judged if sign.seconds > STUCK * patience_seconds]
+    guilty = [(rank, sign) for rank, sign in still if not sign.waits]
+    if guilty:
+        rank, sign = min(guilty, key=lambda item: (item[1].step, -item[1].seconds, item[0]))
+        return f"{names[rank]} is stuck: {sign.doing}, step {sign.step}, for {sign.seconds:.0f} s"
+    if not still or len(still) < len(names):
+        return ""
+    rank, sign = min(still, key=lambda item: (item[1].step, -item[1].seconds, item[0]))
+    least = min(sign.seconds for _, sign in still)
+    return f"no rank has gone on for {least:.0f} s; {names[rank]} has come least far: {sign.doing}, step {sign.step}"
+
+
+def _may_take_long(sign: Sign) -> bool:
+    return sign.doing.startswith((SAVING, STARTING))
 
 
 class Watch:
-    """The thread of one rank. `note` says what the rank does now; `stop` ends the watch."""
+    """The threads of one rank. `note` says what the rank does now, `begin` which step it is; `stop` ends the watch."""
 
     def __init__(self, store: Any, rank: int, names: Sequence[str], patience_seconds: float) -> None:
         self._store, self._rank, self._names, self._patience = store, rank, names, patience_seconds
-        self._doing, self._since = f"{WAITING} for the start", time.monotonic()
+        self._interval = min(patience_seconds / 8, INTERVAL_SECONDS + INTERVAL_SECONDS_A_RANK * len(names))
+        self._doing, self._since, self._step = STARTING, time.monotonic(), 0
+        self._main, self._round = threading.get_ident(), time.monotonic()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
-        self._thread.start()
+        for work in (self._run, self._guard):
+            threading.Thread(target=work, name="watch", daemon=True).start()
+
+    def begin(self, step: int) -> None:
+        """Say which step begins, counted from 1 as in the metrics."""
+        self._step = step
 
     def note(self, doing: str) -> None:
         """Say what the rank does from now on; names of waits start with "waiting"."""
@@ -59,7 +90,6 @@ class Watch:
     def stop(self) -> None:
         """End the watch, at the regular end of a run."""
         self._over.set()
-        self._thread.join(timeout=self._patience)
 
     def blame(self, asked_to_stop: Callable[[], bool]) -> str:
         """Return the verdict on a failure that this rank noticed, "" where none comes within the patience, or the
@@ -67,36 +97,66 @@ class Watch:
         self.note(f"{WAITING} for the verdict on a failure")
         end = time.monotonic() + 2 * self._patience
         while time.monotonic() < end and not asked_to_stop():
-            if self._store.check([VERDICT]):
-                return str(self._store.get(VERDICT).decode())
+            try:
+                if self._store.check([VERDICT]):
+                    return str(self._store.get(VERDICT).decode())
+            except RuntimeError:  # the store is gone, and with it the launcher
+                return ""
             time.sleep(min(self._patience / 10, 0.5))
         return ""
 
     def _run(self) -> None:
-        interval = min(self._patience / 5, 2.0)
-        following = (self._rank + 1) % len(self._names)
         seen, changed, count = None, time.monotonic(), 0
-        while not count or not self._over.wait(interval):  # the first sign comes at once
-            now = time.monotonic()
+        while not count or not self._over.wait(self._interval):  # the first sign comes at once
             count += 1
-            sign = {"count": count, "doing": self._doing, "seconds": now - self._since}
             try:
-                self._store.set(f"watch/{self._rank}", json.dumps(sign))
-                if self._store.check([VERDICT]):
-                    self._end(self._store.get(VERDICT).decode())
-                key = f"watch/{following}"
-                found = Sign(**json.loads(self._store.get(key))) if self._store.check([key]) else None
+                self._say(count)
+                self._round = time.monotonic()
+                found = self._sign((self._rank + 1) % len(self._names))
                 if found != seen:
-                    seen, changed = found, now
-                verdict = judged(self._names[following], found, now - changed, self._patience)
-                if verdict and following != self._rank and not self._over.is_set():
-                    self._store.set(VERDICT, verdict)
-                    print(f"error: {verdict}", file=sys.stderr, flush=True)
-                    self._end(verdict)
-            except Exception:  # the store is gone: the launcher is, or ends the run
+                    seen, changed = found, self._round
+                self._judge(seen, self._round - changed)
+            except Exception as error:  # as the store raises when it is gone
+                self._leave(f"the store of the run is gone ({type(error).__name__})")
                 return
 
-    def _end(self, verdict: str) -> None:
+    def _guard(self) -> None:
+        """End the process where the store takes a call and never answers."""
+        while not self._over.wait(self._interval):
+            if time.monotonic() - self._round > self._patience:
+                self._leave("the store of the run does not answer")
+
+    def _say(self, count: int) -> None:
+        doing, seconds = self._doing, time.monotonic() - self._since
+        waits = doing.startswith(WAITING) or stands_in_a_wait(self._main)
+        sign = Sign(count=count, step=self._step, doing=doing, seconds=seconds, waits=waits)
+        self._store.set(f"watch/{self._rank}", json.dumps(asdict(sign)))
+
+    def _sign(self, rank: int) -> Sign | None:
+        key = f"watch/{rank}"
+        return Sign(**json.loads(self._store.get(key))) if self._store.check([key]) else None
+
+    def _judge(self, following: Sign | None, silent_seconds: float) -> None:
+        if self._store.check([VERDICT]):
+            self._end()
+        if len(self._names) == 1 or self._over.is_set():
+            return
+        name = self._names[(self._rank + 1) % len(self._names)]
+        verdict = silent(name, following, silent_seconds, self._patience)
+        if not verdict and self._rank == 0 and time.monotonic() - self._since > self._patience:
+            verdict = stuck(self._names, [self._sign(rank) for rank in range(len(self._names))], self._patience)
+        if verdict:
+            self._store.set(VERDICT, verdict)
+            print(f"\nerror: {verdict}", file=sys.stderr, flush=True)
+            self._end()
+
+    def _end(self) -> None:
         """End the process, which may be blocked in a communication that no signal handler interrupts."""
-        time.sleep(2 * min(self._patience / 5, 2.0))  # others read the verdict too
-        os._exit(VERDICT_STATUS)
+        time.sleep(4 * self._interval + 0.5)  # others read the verdict too
+        os._exit(status.VERDICT)
+
+    def _leave(self, why: str) -> None:
+        """End the process unless the run is at its regular end, when the store goes too."""
+        if not self._over.wait(FAREWELL_SECONDS):
+            print(f"\nerror: {self._names[self._rank]}: {why}", file=sys.stderr, flush=True)
+            os._exit(status.ORPHANED)

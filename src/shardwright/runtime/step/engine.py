@@ -31,7 +31,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(kw_only=True)
 class Engine:
-    """What one rank needs for a step. `loss_scale`, that of fp16, changes from step to step."""
+    """What one rank needs for a step. `loss_scale`, which also counts steps left out, changes from step to step."""
 
     layout: Layout
     place: Place
@@ -43,13 +43,13 @@ class Engine:
     slots: tuple[Slot, ...]
     recipe: Recipe
     sharded: bool
-    loss_scale: LossScale | None
+    loss_scale: LossScale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step gave: mean loss over the tokens of the global batch, gradient norm before clipping (not finite where
-    fp16 overflowed and the step was left out), whether any rank was asked to stop, and the seconds of the passes, of
+    """What a step gave: mean loss over the tokens of the global batch, gradient norm before clipping (where one of
+    them is not finite, the step was left out), whether any rank was asked to stop, and the seconds of the passes, of
     waiting for gradient sums, and of the update."""
 
     loss: float
@@ -122,7 +122,7 @@ def make_engine(
         slots=make_slots(store, rank, recipe, sharded=sharded, offload=plan.optimizer.offload),
         recipe=recipe,
         sharded=sharded,
-        loss_scale=LossScale() if dtype == torch.float16 else None,
+        loss_scale=LossScale() if dtype == torch.float16 else UNSCALED,
     )
 
 
@@ -139,7 +139,7 @@ def train_step(
     """Run one step, counted from 0, on all ranks together."""
     say = note or (lambda _: None)
     begin = time.perf_counter()
-    scale = engine.loss_scale or UNSCALED
+    scale = engine.loss_scale
     loss = run_step(
         engine.pipeline, batch, engine.sync, loss_scale=scale.value, observe=observe, record=record, note=note
     )
@@ -156,7 +156,8 @@ def train_step(
     mean, square, stopping = sums.tolist()
     norm = square**0.5 / scale.value
     summed = time.perf_counter()
-    if isfinite(norm) or engine.loss_scale is None:
+    finite = isfinite(mean) and isfinite(norm)
+    if finite:
         say("updating")
         factor = clip_scale(norm, engine.recipe.clip) / scale.value
         update(engine.slots, engine.recipe, step, factor, skipped=scale.skipped)
@@ -164,8 +165,7 @@ def train_step(
             say("waiting for updated weights")
             gather_weights(engine.store, engine.place.rank, engine.groups)
         engine.store.publish()
-    if engine.loss_scale is not None:
-        engine.loss_scale = engine.loss_scale.after(finite=isfinite(norm))
+    engine.loss_scale = scale.after(finite=finite)
     return StepResult(
         loss=mean,
         gradient_norm=norm,

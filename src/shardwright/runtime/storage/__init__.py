@@ -6,8 +6,10 @@
 * `holdings`: which pieces a rank has, and which it writes
 * `piece_files`: files of pieces
 * `model_hash`: the hash of a model
+* `steps`: the checkpoints in a folder
 * `version_1`: checkpoints of version 1
 * `tensor_files`: safetensors files
 * `weights`: Hugging Face weights
 * `data`: training data
+* `fingerprint`: which data they are
 """

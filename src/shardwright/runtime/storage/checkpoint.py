@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,13 @@ from shardwright.runtime.state.optimizer import Slot, gather_weights
 from shardwright.runtime.step.engine import Engine
 from shardwright.runtime.storage.holdings import holdings_of, parameter_shapes
 from shardwright.runtime.storage.manifest import (
-    MANIFEST,
+    Course,
     Index,
     Manifest,
     by_parameter,
-    complete_steps,
-    read_manifest,
     read_part,
     remove_part,
     step_folder,
-    step_of,
     working_folder,
     working_folders,
     write_manifest,
@@ -43,17 +40,7 @@ from shardwright.runtime.storage.manifest import (
 from shardwright.runtime.storage.model_hash import model_hash
 from shardwright.runtime.storage.piece_files import Fetch, Values, assemble, read_piece, write_pieces
 from shardwright.runtime.storage.pieces import WEIGHT, StatePiece
-from shardwright.runtime.storage.version_1 import META, read_version_1, version_1_steps
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """What a checkpoint says of its run beside the state: what it was told, what data it reads, and its seeds; all of
-    it JSON data."""
-
-    settings: Mapping[str, Any]
-    data: Mapping[str, Any]
-    random: Mapping[str, Any]
+from shardwright.runtime.storage.steps import checkpoints, manifest_of, newest_checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +81,9 @@ class Checkpoint:
 
 
 def save_checkpoint(engine: Engine, root: Path, step: int, course: Course, keep: int) -> Saved:
-    """Write the checkpoint of all ranks before `step`, and keep the `keep` newest (0: all). Every rank must call it,
-    and all get the same answer: what goes wrong on one of them is no exception, and no step."""
+    """Write the checkpoint of all ranks before `step`, and keep the `keep` newest (0: all), at least two: no step has
+    shown yet that the new weights are good. Every rank must call it, and all get the same answer: what goes wrong on
+    one of them is no exception, and no step."""
     final, working = step_folder(root, step), working_folder(root, step)
     rank = engine.place.rank
     for phase in (_prepare, _write, _commit):
@@ -107,28 +95,25 @@ def save_checkpoint(engine: Engine, root: Path, step: int, course: Course, keep:
                 problem = f"{error.filename or final}: {error.strerror or error}"
             except (FloatingPointError, SpecError) as error:
                 problem = str(error)
-        if problems := _problems_of_all(engine, problem):
+        if problems := problems_of_all(engine, problem):
             if rank == 0:
                 shutil.rmtree(working, ignore_errors=True)
             return Saved(folder=final, problem=problems)
     if rank == 0 and keep:
-        for old in checkpoints(root)[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        prune(root, max(keep, 2))
     return Saved(folder=final)
 
 
-def checkpoints(root: Path) -> list[Path]:
-    """Return the complete checkpoints in a folder, oldest first."""
-    return sorted([*complete_steps(root), *version_1_steps(root)], key=step_of)
+def prune(root: Path, keep: int) -> None:
+    """Remove all but the `keep` newest checkpoints."""
+    for old in checkpoints(root)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a checkpoint, or the newest in a folder of several. Raises SpecError where there is none."""
-    found = [path] if (path / MANIFEST).exists() or (path / META).exists() else checkpoints(path)
-    if not found:
-        raise bad(str(path), "has no complete checkpoint", "name the folder of a run that wrote one")
-    folder = found[-1]
-    manifest = read_manifest(folder) if (folder / MANIFEST).exists() else read_version_1(folder)
+    folder = newest_checkpoint(path)
+    manifest = manifest_of(folder)
     return Checkpoint(
         name=str(folder),
         manifest=manifest,
@@ -149,9 +134,10 @@ def restore(engine: Engine, checkpoint: Checkpoint) -> None:
     if engine.sharded:
         gather_weights(engine.store, engine.place.rank, engine.groups)
     engine.store.publish()
-    scale = checkpoint.manifest.loss_scale
-    if engine.loss_scale is not None and scale is not None:
-        engine.loss_scale = LossScale(**scale)
+    if checkpoint.manifest.loss_scale is not None:
+        before = LossScale(**checkpoint.manifest.loss_scale)
+        kept = before.dynamic == engine.loss_scale.dynamic  # else the precision is another one
+        engine.loss_scale = before if kept else replace(engine.loss_scale, skipped=before.skipped)
 
 
 def _restore(engine: Engine, slot: Slot, kind: str, values: torch.Tensor, checkpoint: Checkpoint) -> None:
@@ -191,9 +177,9 @@ def _commit(engine: Engine, root: Path, step: int, course: Course) -> None:
         step=step,
         model=model_hash(plan.model),
         settings=course.settings,
-        data={**course.data, "samples": step * plan.job.global_batch},
+        data=course.data,
         random=course.random,
-        loss_scale=None if engine.loss_scale is None else asdict(engine.loss_scale),
+        loss_scale=asdict(engine.loss_scale),
         parameters=parameter_shapes(engine.layout),
         pieces=tuple(stored for file in files for stored in read_part(working, file)),
     )
@@ -225,7 +211,7 @@ def _own_values(engine: Engine) -> Iterator[tuple[StatePiece, Values]]:
                     yield item.piece, host[item.at - start :][: item.piece.elements]
 
 
-def _problems_of_all(engine: Engine, own: str) -> str:
+def problems_of_all(engine: Engine, own: str) -> str:
     """Return what went wrong on any rank, in words; a meeting of all ranks."""
     if engine.layout.world_size == 1:
         return own

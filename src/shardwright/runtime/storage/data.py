@@ -24,6 +24,7 @@ from shardwright.files import write_atomically
 
 BYTES = "bytes"
 END_OF_TEXT = 256
+BLOCK_BYTES, MOST_SCANNED_BYTES = 1 << 24, 1 << 32
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
@@ -44,6 +45,7 @@ class Samples:
     file: TokenFile
     seq_len: int
     seed: int
+    vocab: int
 
     @property
     def count(self) -> int:
@@ -51,10 +53,13 @@ class Samples:
         return (len(self.file.tokens) - 1) // self.seq_len
 
     def sample(self, number: int) -> NDArray[np.int64]:
-        """Return the tokens of the `number`-th sample of training, [seq_len + 1]. Each epoch has its own order."""
+        """Return the tokens of the `number`-th sample of training, [seq_len + 1]. Each epoch has its own order. Raises
+        SpecError where one of them is not in the vocabulary."""
         epoch, index = divmod(number, self.count)
         start = int(_order(self.seed, epoch, self.count)[index]) * self.seq_len
-        return np.asarray(self.file.tokens[start : start + self.seq_len + 1], dtype=np.int64)
+        tokens = self.file.tokens[start : start + self.seq_len + 1]
+        _require_below(tokens, self.vocab, self.file.path, start)
+        return np.asarray(tokens, dtype=np.int64)
 
     def rows(self, first: int, count: int) -> NDArray[np.int64]:
         """Return `count` samples from number `first` on, [count, seq_len + 1]."""
@@ -88,15 +93,37 @@ def open_tokens(path: Path) -> TokenFile:
     return TokenFile(path=path, tokens=tokens, vocab=vocab, tokenizer=str(found.get("tokenizer", "")))
 
 
-def make_samples(file: TokenFile, seq_len: int, seed: int, vocab: int) -> Samples:
-    """Return the samples of a file. Raises SpecError where it is too short, or has tokens that the model lacks."""
+def make_samples(file: TokenFile, seq_len: int, seed: int, vocab: int, batch: int) -> Samples:
+    """Return the samples of a file, of which a step takes `batch`. Raises SpecError where it has too few, or is said to
+    have tokens that the model lacks."""
     if file.vocab > vocab:
         message = f"has tokens up to {file.vocab - 1}, the model's vocabulary ends at {vocab - 1}"
         raise bad(str(file.path), message, "use the model's tokenizer, or plan a model with a larger vocabulary")
-    if len(file.tokens) <= seq_len:
-        message = f"has {len(file.tokens)} tokens, a sample needs {seq_len + 1}"
-        raise bad(str(file.path), message, "give more text, or plan a shorter sequence")
-    return Samples(file=file, seq_len=seq_len, seed=seed)
+    samples = Samples(file=file, seq_len=seq_len, seed=seed, vocab=vocab)
+    if samples.count < batch:
+        message = (
+            f"has {len(file.tokens):,} tokens, {max(samples.count, 0):,} samples of {seq_len:,}; a step takes {batch:,}"
+        )
+        raise bad(str(file.path), message, "give more text, or plan a smaller global batch or a shorter sequence")
+    return samples
+
+
+def require_known(file: TokenFile, vocab: int) -> None:
+    """Raise SpecError where a file has a token that the model lacks, whatever its header says. All of a file of up to
+    4 GiB is read; of a larger one as much, spread over it: samples are checked again as they are used."""
+    tokens = file.tokens
+    each = BLOCK_BYTES // tokens.itemsize
+    blocks = -(-len(tokens) // each)
+    step = max(blocks * BLOCK_BYTES // MOST_SCANNED_BYTES, 1)
+    for block in range(0, blocks, step):
+        _require_below(tokens[block * each : (block + 1) * each], vocab, file.path, block * each)
+
+
+def _require_below(tokens: NDArray[Any], vocab: int, path: Path, first: int) -> None:
+    if len(tokens) and int(tokens.max()) >= vocab:
+        where = first + int(np.argmax(tokens >= vocab))
+        message = f"token {where:,} is {int(tokens[where - first]):,}, the model's vocabulary ends at {vocab - 1:,}"
+        raise bad(str(path), message, "use the model's tokenizer, or plan a model with a larger vocabulary")
 
 
 def write_tokens(path: Path, texts: Iterable[Path], tokenizer: str = BYTES) -> TokenFile:

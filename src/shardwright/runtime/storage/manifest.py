@@ -28,6 +28,16 @@ Index = Mapping[tuple[str, str], Sequence[StoredPiece]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What a manifest says of its run beside the state: what it was told, which data it has read how far, and its
+    seeds; all of it JSON data."""
+
+    settings: Mapping[str, Any]
+    data: Mapping[str, Any]
+    random: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """State after `step` steps. `model` is the hash of what the weights are of (`model_hash`), `settings` what the run
     was told, `data` how far it has read what, `random` the seeds, `loss_scale` that of fp16; JSON data all of them."""
