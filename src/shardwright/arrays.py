@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,28 +20,27 @@ class Columns:
     """Base of frozen dataclasses whose fields are arrays with rows along their first axis, or such dataclasses."""
 
     __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
+        return len(getattr(self, next(iter(self.__dataclass_fields__))))
 
     def take(self, rows: Array | slice) -> Self:
         """Return the given rows (indices, a mask or a slice)."""
         taken = {}
-        for field in fields(self):  # type: ignore[arg-type]
-            column = getattr(self, field.name)
-            taken[field.name] = column.take(rows) if isinstance(column, Columns) else column[rows]
+        for name in self.__dataclass_fields__:
+            column = getattr(self, name)
+            taken[name] = column.take(rows) if isinstance(column, Columns) else column[rows]
         return type(self)(**taken)
 
     @classmethod
     def concatenated(cls, parts: Sequence[Self]) -> Self:
         """Return the rows of all parts in order."""
         joined = {}
-        for field in fields(cls):  # type: ignore[arg-type]
-            columns = [getattr(part, field.name) for part in parts]
-            first = columns[0]
-            joined[field.name] = (
-                type(first).concatenated(columns) if isinstance(first, Columns) else np.concatenate(columns)
-            )
+        for name in cls.__dataclass_fields__:
+            columns = [getattr(part, name) for part in parts]
+            nested = isinstance(columns[0], Columns)
+            joined[name] = type(columns[0]).concatenated(columns) if nested else np.concatenate(columns)
         return cls(**joined)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-KILO, MEGA, GIGA, TERA, PETA = 1e3, 1e6, 1e9, 1e12, 1e15
+KILO, MEGA, GIGA, TERA = 1e3, 1e6, 1e9, 1e12
 GIBIBYTE = 1024.0**3
 SECONDS_PER_HOUR = 3600.0
 

@@ -8,7 +8,7 @@ import pytest
 from tests.cost.samples import attention, gpt, llama, mixtral
 
 from shardwright.cost.compute.flops import iteration_flops, layer_flops_per_token
-from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe, concatenated, uniform_layers
+from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe, uniform_layers
 from shardwright.spec.read.model import load_model
 
 # Hidden size, layers and heads of the models of Narayanan et al. 2021 (arXiv 2104.04473, table 1), from 1.7 B to 1 T.
@@ -95,9 +95,9 @@ def test_shared_experts_between_dense_layers_are_megatrons():
     moe = Moe(experts=64, top_k=8, expert_width=2560, gated=True, shared_width=20480, shared_gate=True)
     model = Model(
         name="", family="", hidden=3584, vocab=151936,
-        layers=concatenated(
-            [Layer(attention=attention(28, 128, 4, qkv_bias=True), mlp=Mlp(width=18944, gated=True), moe=None)] * 2,
-            [Layer(attention=attention(28, 128, 4, qkv_bias=True), mlp=None, moe=moe)] * 26,
+        layers=(
+            *[Layer(attention=attention(28, 128, 4, qkv_bias=True), mlp=Mlp(width=18944, gated=True), moe=None)] * 2,
+            *[Layer(attention=attention(28, 128, 4, qkv_bias=True), mlp=None, moe=moe)] * 26,
         ),
     )  # fmt: skip
     assert iteration_flops(model, 128, 8192) == pytest.approx(expected, rel=1e-3)
@@ -114,9 +114,9 @@ def test_deepseek_v3_is_megatrons(query_rank, mtp):
     mla = LatentAttention(query_rank=query_rank, kv_rank=512, nope_head_dim=128, rope_head_dim=64)
     heads = Attention(heads=128, kv_heads=128, head_dim=192, value_head_dim=128, latent=mla)
     moe = Moe(experts=256, top_k=8, expert_width=2048, gated=True, shared_width=2048, router_bias=True)
-    layers = concatenated(
-        uniform_layers(Layer(attention=heads, mlp=Mlp(width=18432, gated=True), moe=None), 3),
-        uniform_layers(Layer(attention=heads, mlp=None, moe=moe), 58),
+    layers = (
+        *uniform_layers(Layer(attention=heads, mlp=Mlp(width=18432, gated=True), moe=None), 3),
+        *uniform_layers(Layer(attention=heads, mlp=None, moe=moe), 58),
     )
     model = Model(name="", family="", hidden=7168, vocab=129280, layers=layers, mtp_layers=mtp)
     assert iteration_flops(model, 64, 4096) == pytest.approx(expected, rel=1e-3)

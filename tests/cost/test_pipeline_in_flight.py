@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwright.cost.pipeline.schedule import BACKWARD, Order, gpipe, interleaved, one_f_one_b
-from shardwright.cost.pipeline.simulate import in_flight, peak_in_flight
-from shardwright.errors import SpecError
+from shardwright.cost.pipeline.in_flight import in_flight
+from shardwright.cost.pipeline.schedule import BACKWARD, Order, interleaved, one_f_one_b
 
 
 def counted(order: Order) -> list[int]:
@@ -21,17 +20,15 @@ def counted(order: Order) -> list[int]:
 @pytest.mark.parametrize("ranks", [1, 2, 4, 7])
 @pytest.mark.parametrize("micro_batches", [1, 3, 4, 7, 8, 90])
 def test_one_virtual_stage(ranks, micro_batches):
-    assert peak_in_flight("1f1b", ranks, 1, micro_batches).tolist() == counted(one_f_one_b(ranks, micro_batches))
-    assert peak_in_flight("gpipe", ranks, 1, micro_batches).tolist() == counted(gpipe(ranks, micro_batches))
-    assert peak_in_flight("1f1b", ranks, 1, micro_batches).tolist() == [
-        min(micro_batches, ranks - rank) for rank in range(ranks)
-    ]
+    peaks = in_flight(ranks, 1, micro_batches, np.arange(ranks)).tolist()
+    assert peaks == counted(one_f_one_b(ranks, micro_batches))
+    assert peaks == [min(micro_batches, ranks - rank) for rank in range(ranks)]
 
 
 @pytest.mark.parametrize(("ranks", "virtual"), [(2, 2), (4, 2), (4, 4), (8, 3), (3, 5)])
 @pytest.mark.parametrize("groups", [1, 2, 9])
 def test_several_virtual_stages(ranks, virtual, groups):
-    peaks = peak_in_flight("interleaved", ranks, virtual, groups * ranks)
+    peaks = in_flight(ranks, virtual, groups * ranks, np.arange(ranks))
     assert peaks.tolist() == counted(interleaved(ranks, virtual, groups * ranks))
 
 
@@ -40,10 +37,3 @@ def test_candidates_of_different_shape_go_together():
     ranks, virtual, micro_batches, rank = (np.array(column) for column in zip(*shapes, strict=True))
     expected = [counted(interleaved(p, v, k))[i] for p, v, k, i in shapes]
     assert in_flight(ranks, virtual, micro_batches, rank).tolist() == expected
-
-
-def test_unknown_kinds_are_refused():
-    with pytest.raises(SpecError, match="did you mean interleaved"):
-        peak_in_flight("interleave", 4, 2, 8)  # type: ignore[arg-type]
-    with pytest.raises(SpecError, match="one virtual stage"):
-        peak_in_flight("1f1b", 4, 2, 8)

@@ -7,8 +7,8 @@ from itertools import product
 
 import pytest
 
-from shardwright.cost import context as context_module
 from shardwright.cost.compute.efficiency import Analytic
+from shardwright.cost.layers import source
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 from shardwright.search.planner import plan, predict
@@ -115,7 +115,7 @@ def test_kept_layer_times_are_made_once(before, monkeypatch):
     def never(*_: object, **__: object) -> None:
         raise AssertionError("layer times are made again")
 
-    monkeypatch.setattr(context_module, "layer_table", never)
+    monkeypatch.setattr(source, "layer_table", never)
     for changed in ("3x8xA100-SXM-80+2x8xH20", "6x8xA100-SXM-80+1x8xH20", "4x8xA100-SXM-80"):
         assert replan(before, load_cluster(changed), kept=kept, efficiency=EFFICIENCY) is not None
     assert {key: len(tables) for key, tables in kept.items()} == entries

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.arrays import Columns
 from shardwright.cost.compute.operators import BACKWARD, FORWARD, LOOKUP, NORM, POINTWISE, SOFTMAX
 from shardwright.cost.learned.features import Shapes
 from shardwright.cost.strategies import Array, Bools, Floats
@@ -40,7 +41,7 @@ VERSIONS = {"aiconfigurator": 3.0}  # of a kernel, that the best is taken of; fe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class Rows(Columns):
     """Measured operators of one family, as columns [R]. `best_seconds` is the best of several versions of the same
     kernel, `seconds` their median; `training` marks sizes as in training."""
 
@@ -61,13 +62,6 @@ class Rows:
     best_seconds: Floats
     versions: Floats
     training: Bools
-
-    def __len__(self) -> int:
-        return len(self.seconds)
-
-    def take(self, index: Array) -> Rows:
-        """Return some of the rows."""
-        return Rows(**{field.name: getattr(self, field.name)[index] for field in fields(Rows)})
 
     @property
     def shapes(self) -> Shapes:
@@ -94,11 +88,6 @@ def read_columns(path: Path, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 def _number(text: str, missing: float = np.nan) -> float:
     return float(text) if text else missing
-
-
-def concatenate(parts: Sequence[Rows]) -> Rows:
-    """Return the rows of several tables as one."""
-    return Rows(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Rows)})
 
 
 def _rows(records: list[dict[str, Any]]) -> Rows:

@@ -34,16 +34,6 @@ from shardwright.spec.cluster import Cluster, NodePool
 
 # Layer tables by machines, whatever their number, and links; with the strain of the cluster that they were made for.
 Kept = dict[tuple[NodePool, Fabric], tuple[tuple[float, ShardIndex], ...]]
-TIMES = (
-    "forward",
-    "backward",
-    "compute_forward",
-    "compute_backward",
-    "core_seconds",
-    "tp_seconds",
-    "cp_seconds",
-    "ep_seconds",
-)
 ROOM = (1.5, 6.0, 1e6)  # times what the plan before would take on so many GPUs, within which a plan is looked for
 
 
@@ -144,8 +134,7 @@ def _key(context: Context) -> tuple[NodePool, Fabric]:
 
 
 def _scaled(index: ShardIndex, by: float) -> ShardIndex:
-    times = {name: by * getattr(index.table, name) for name in TIMES}
-    return ShardIndex(codes=index.codes, table=replace(index.table, **times))
+    return ShardIndex(codes=index.codes, table=index.table.scaled(by))
 
 
 def _known(contexts: Sequence[Context]) -> Known:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -248,8 +247,3 @@ class Model:
 def uniform_layers(layer: Layer, count: int) -> tuple[Layer, ...]:
     """Return `count` equal layers."""
     return (layer,) * count
-
-
-def concatenated(*runs: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Return the layers of several runs in order."""
-    return tuple(layer for run in runs for layer in run)

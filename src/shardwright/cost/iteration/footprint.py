@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from shardwright.arrays import Columns
 from shardwright.cost.context import Context, Sharded
 from shardwright.cost.iteration.step import data_parallel, per_rank, ranged, recomputed_layers
 from shardwright.cost.memory.sizes import gathered_bytes, logit_bytes, reserved_bytes, state_bytes
@@ -43,7 +44,7 @@ class Footprint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fixed:
+class Fixed(Columns):
     """The terms that recomputation does not change, [N, P] in bytes, and the micro-batches (times virtual stages) in
     flight. `logits` is whole here; in a `Footprint` it is what they need beyond the working set they alternate with."""
 
@@ -53,9 +54,6 @@ class Fixed:
     logits: Floats
     buffers: Floats
     in_flight: Ints
-
-    def take(self, rows: Ints) -> Fixed:
-        return Fixed(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

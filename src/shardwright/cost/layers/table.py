@@ -7,10 +7,11 @@ user's own layer times fill the same table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from shardwright.arrays import Columns, Floats
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.compute.operators import (
     BACKWARD,
@@ -41,7 +42,6 @@ from shardwright.cost.network.collectives import (
     reduce_seconds,
 )
 from shardwright.cost.network.dispatch import dispatch_seconds
-from shardwright.cost.strategies import Floats
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.job import Job
@@ -67,8 +67,14 @@ class Seconds:
     ep_backward: Floats
 
 
+SECONDS = (
+    *("forward", "backward", "compute_forward", "compute_backward", "core_seconds"),
+    *("tp_seconds", "cp_seconds", "ep_seconds"),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTable:
+class LayerTable(Columns):
     """Running sums over positions, each [M, layers + 3]: entry p is the sum over positions before p.
 
     `activations` are the bytes kept for the backward pass of one micro-batch without recomputation, `core` those
@@ -95,6 +101,11 @@ class LayerTable:
     gradients: Floats
     boundary: Floats
     parameters: Floats
+
+    def scaled(self, factor: Floats | float) -> LayerTable:
+        """Return the table with times (`SECONDS`) multiplied by `factor`, one for all or one for each row [M]."""
+        column = np.reshape(factor, (-1, 1))
+        return replace(self, **{name: column * getattr(self, name) for name in SECONDS})
 
 
 def layer_table(

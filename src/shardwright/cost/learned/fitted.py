@@ -45,14 +45,6 @@ def log_efficiency(fitted: Fitted, expected: float, columns: Floats) -> Floats:
     return np.clip(forest_sum(fitted.forest, columns) + expected, *fitted.limits)
 
 
-def log_deviation(fitted: Fitted, machine: Facts, kind: str) -> float:
-    """Return the standard deviation expected of log(time): of the GPU's offset, and of shapes where the GPU was not
-    measured."""
-    one = cell(machine, kind)
-    _, (variance,) = offset(fitted.offsets, one)
-    return float(np.sqrt(variance + fitted.offsets.shape_deviation**2))
-
-
 def pack(fitted: Fitted) -> bytes:
     """Return the content of the .npz file of a family. Equal models give equal bytes."""
     arrays = {**forest_arrays(fitted.forest), **offsets_arrays(fitted.offsets), "limits": np.array(fitted.limits)}

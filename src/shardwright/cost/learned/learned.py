@@ -10,7 +10,7 @@ import numpy as np
 from shardwright.cost.compute.operators import ATTENTION, BACKWARD, GEMM, OperatorTable
 from shardwright.cost.learned import fitted
 from shardwright.cost.learned.features import COLUMNS, Shapes
-from shardwright.cost.learned.fitted import expected_offset, log_deviation, log_efficiency, shipped
+from shardwright.cost.learned.fitted import expected_offset, log_efficiency, shipped
 from shardwright.cost.learned.links import fit_of, link_fabric, shipped_links, shipped_network
 from shardwright.cost.learned.machine import Facts, facts, in_training, sustained
 from shardwright.cost.network.collectives import Fabric
@@ -46,12 +46,6 @@ class Learned:
     def fabric(self, pool: NodePool) -> Fabric:
         """Return the links at the efficiency that collectives were measured to reach."""
         return link_fabric(pool, fit_of(shipped_links(), pool), shipped_network())
-
-    def operator_spread(self, gpu: Gpu, job: Job) -> float:
-        """Return the standard deviation expected of the logarithm of this GPU's matrix-product times: small where it
-        was measured, larger for a sister of measured GPUs, largest for an unknown architecture."""
-        machine = _machine(gpu, job, low=job.precision == "fp8")
-        return log_deviation(shipped(fitted.GEMM), machine, machine.arithmetic)
 
 
 def _machine(gpu: Gpu, job: Job, *, low: bool) -> Facts:

@@ -10,7 +10,7 @@ from shardwright.errors import bad
 from shardwright.spec.cluster import Gpu
 from shardwright.units import TERA
 
-TENSOR, VECTOR, FP8, FP8_BLOCK = ARITHMETICS = ("tensor", "vector", "fp8", "fp8_block")
+TENSOR, VECTOR, FP8, FP8_BLOCK = ("tensor", "vector", "fp8", "fp8_block")
 
 REFERENCE_METHOD = "aiconfigurator"  # times of kernels alone, the best version of each shape
 TRAINING_METHOD = "simumax"  # Transformer Engine in a long run: grouped products and the backward of attention

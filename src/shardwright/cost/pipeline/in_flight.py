@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
 from shardwright.cost.pipeline.schedule import IntArray, warmup_forwards
-from shardwright.errors import bad, suggestion
-
-Kind = Literal["1f1b", "interleaved", "gpipe"]
-_KINDS = ("1f1b", "interleaved", "gpipe")
 
 
 def in_flight(
@@ -25,17 +19,3 @@ def in_flight(
     """
     most = np.asarray(micro_batches) * np.asarray(virtual_stages)
     return np.asarray(np.minimum(most, warmup_forwards(ranks, virtual_stages, rank) + 1), dtype=np.intp)
-
-
-def peak_in_flight(kind: Kind, ranks: int, virtual_stages: int, micro_batches: int) -> IntArray:
-    """Return the peak number of activations (see `in_flight`) of every rank [P] under the schedule `kind`.
-
-    Raises SpecError for an unknown kind, or for several virtual stages without interleaving.
-    """
-    if kind not in _KINDS:
-        raise bad("schedule.kind", f"there is no schedule {kind!r}", suggestion(kind, _KINDS))
-    if kind != "interleaved" and virtual_stages != 1:
-        raise bad("schedule.virtual_stages", f"{kind} has one virtual stage a rank", "set it to 1, or use interleaved")
-    if kind == "gpipe":
-        return np.full(ranks, micro_batches, dtype=np.intp)
-    return in_flight(ranks, virtual_stages, micro_batches, np.arange(ranks))

@@ -22,8 +22,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.pipeline.in_flight import in_flight as in_flight
-from shardwright.cost.pipeline.in_flight import peak_in_flight as peak_in_flight
 from shardwright.cost.pipeline.schedule import IntArray, Order, Repeat
 
 FloatArray = NDArray[np.float64]

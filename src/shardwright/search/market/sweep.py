@@ -26,7 +26,7 @@ from shardwright.search.market.stragglers import lengthened, strained
 from shardwright.search.renting.tariff import Tariff
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, measurable
-from shardwright.search.space.expand import Axes, Rows, arrangements, axes, completions, joined, layer_variants, states
+from shardwright.search.space.expand import Axes, Rows, arrangements, axes, completions, layer_variants, states
 from shardwright.search.space.layouts import Layouts, Splits, layouts, splits
 from shardwright.search.uniform.bounds import sketch_seconds
 from shardwright.search.uniform.layout_bounds import distinct_shards, layout_bounds, memory_floor
@@ -145,7 +145,7 @@ def _settle_best(
     run: Sweep, front: Front[Find], waiting: list[tuple[Rows, Floats]], size: int
 ) -> list[tuple[Rows, Floats]]:
     """Settle the `size` most promising of what waits, and return what is still of use of the rest."""
-    rows = joined([rows for rows, _ in waiting])
+    rows = Rows.concatenated([rows for rows, _ in waiting])
     bounds = np.concatenate([bounds for _, bounds in waiting])
     ratios = _ratios(bounds, _cuts(run, front)[run.counts[rows.layout]])
     order = np.argsort(ratios, kind="stable")
@@ -202,7 +202,7 @@ def _settle(run: Sweep, front: Front[Find], rows: Rows) -> None:
                 parts.append((full, _seconds(run, full, exact=False)))
     if not parts:
         return
-    full, bounds = joined([rows for rows, _ in parts]), np.concatenate([found for _, found in parts])
+    full, bounds = Rows.concatenated([rows for rows, _ in parts]), np.concatenate([found for _, found in parts])
     counts = run.counts[full.layout]
     while True:
         ratios = _ratios(bounds, _cuts(run, front)[counts])

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardwright.arrays import Columns
 from shardwright.cost.context import Context, Sharded
 from shardwright.cost.iteration.footprint import (
     Fixed,
@@ -59,15 +60,12 @@ class Axes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class Rows(Columns):
     """Strategies with, for each, the index of its layout and of its split."""
 
     strategies: Strategies
     layout: Ints
     split: Ints
-
-    def take(self, rows: Ints | Bools | slice) -> Rows:
-        return Rows(strategies=self.strategies.take(rows), layout=self.layout[rows], split=self.split[rows])
 
 
 def axes(space: Space, rule_variables: frozenset[str]) -> Axes:
@@ -142,7 +140,7 @@ def states(how: Axes, rows: Rows) -> Rows:
                     overlap_param=np.full(size, bool(param)),
                 )
                 parts.append(replace(chosen, strategies=done))
-    return joined(parts) if parts else rows.take(np.zeros(0, dtype=np.int64))
+    return Rows.concatenated(parts) if parts else rows.take(np.zeros(0, dtype=np.int64))
 
 
 def _gradient_overlaps(how: Axes, *, sharded: bool) -> list[tuple[Value, Value]]:
@@ -185,7 +183,7 @@ def completions(context: Context, how: Axes, rows: Rows, shards: Sharded, starts
             open_rows = np.setdiff1d(open_rows, open_rows[source])
     if not parts:
         return rows.take(open_rows), open_rows, rejected
-    return joined([part for part, _ in parts]), np.concatenate([source for _, source in parts]), rejected
+    return Rows.concatenated([part for part, _ in parts]), np.concatenate([source for _, source in parts]), rejected
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,16 +243,7 @@ def _explicit_layers(context: Context, how: Axes, group: _Group, mode: int) -> t
     if not parts:
         nothing = np.zeros(0, dtype=np.int64)
         return group.rows.take(nothing), nothing, lost
-    return joined([part for part, _ in parts]), np.concatenate([source for _, source in parts]), lost
-
-
-def joined(parts: list[Rows]) -> Rows:
-    """Return the rows of all parts in order."""
-    return Rows(
-        strategies=Strategies.concatenated([part.strategies for part in parts]),
-        layout=np.concatenate([part.layout for part in parts]),
-        split=np.concatenate([part.split for part in parts]),
-    )
+    return Rows.concatenated([part for part, _ in parts]), np.concatenate([source for _, source in parts]), lost
 
 
 def _layer_switches(context: Context, how: Axes, layouts: Layouts) -> tuple[Ints, dict[str, Ints]]:

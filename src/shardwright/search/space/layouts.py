@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import Columns
 from shardwright.cost.compute.flops import layer_flops_per_token
 from shardwright.cost.context import Context
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, Array, Bools, Floats, Ints
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, Bools, Floats, Ints
 from shardwright.search.space.axes import (
     Space,
     context_parallel_degrees,
@@ -22,7 +23,7 @@ from shardwright.search.space.axes import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layouts:
+class Layouts(Columns):
     """Columns [N] of parallel degrees, virtual stages per rank and micro-batch size."""
 
     tp: Ints
@@ -33,12 +34,6 @@ class Layouts:
     etp: Ints
     vpp: Ints
     micro_batch: Ints
-
-    def __len__(self) -> int:
-        return len(self.tp)
-
-    def take(self, rows: Array) -> Layouts:
-        return Layouts(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     @property
     def gpus(self) -> Ints:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.cost.strategies import Floats
-from shardwright.search.space.expand import Rows, joined
+from shardwright.search.space.expand import Rows
 
 
 @dataclass(slots=True)
@@ -41,9 +41,9 @@ class Waiting:
             if end > self.taken[place]:
                 found.append(rows.take(slice(self.taken[place], end)))
                 self.taken[place] = end
-        return joined(found)
+        return Rows.concatenated(found)
 
     def rest(self) -> Rows | None:
         """Return all rows that still wait; None if there are none."""
         rows = [rows.take(slice(done, None)) for (rows, _), done in zip(self.parts, self.taken, strict=True)]
-        return joined(rows) if rows else None
+        return Rows.concatenated(rows) if rows else None

@@ -24,7 +24,7 @@ from shardwright.plans.findings import Cause, Rejection, ordered
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, within
-from shardwright.search.space.expand import Axes, Rows, arrangements, axes, completions, joined, layer_variants, states
+from shardwright.search.space.expand import Axes, Rows, arrangements, axes, completions, layer_variants, states
 from shardwright.search.space.layouts import Layouts, Splits, candidate_counts, layouts, recompute_counts, splits
 from shardwright.search.uniform.best import Best
 from shardwright.search.uniform.bounds import sketch_seconds
@@ -227,7 +227,7 @@ def _complete(run: _Search, arranged: Rows) -> None:
             parts.append((full, _bounds(run, full)))
     if parts:
         bounds = np.concatenate([bound for _, bound in parts])
-        _settle(run, joined([rows for rows, _ in parts]), bounds)
+        _settle(run, Rows.concatenated([rows for rows, _ in parts]), bounds)
 
 
 def _bounds(run: _Search, rows: Rows) -> Floats:

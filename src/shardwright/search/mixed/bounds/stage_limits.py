@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, Floats, Ints
+from shardwright.arrays import Columns
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, Floats
 from shardwright.search.mixed.tables.columns import Layers, Table
 
 IMPOSSIBLE = -1e7  # layers of a stage that cannot hold one: no sum with it reaches the model's
@@ -23,7 +24,7 @@ SLACK = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class Figures(Columns):
     """A layer on each of R types or stages, [R] each: seconds, what recomputation adds, bytes in flight and of state;
     seconds that come with a stage, and with its ends; bytes that its ends add, once and for each micro-batch."""
 
@@ -43,9 +44,6 @@ class Figures:
     first_held: Floats
     first_bytes: Floats
     last_held: Floats
-
-    def take(self, rows: Ints) -> Figures:
-        return Figures(**{name: getattr(self, name)[rows] for name in self.__slots__})
 
 
 def figures(table: Table, layers: Layers, copies: int) -> Figures:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import Columns
 from shardwright.cost.context import Context
 from shardwright.cost.money.risk import Exposure, stretch, together
 from shardwright.cost.strategies import Floats, Ints
@@ -42,7 +43,7 @@ class Bill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Boxes:
+class Boxes(Columns):
     """From `low` to `high` machines of each type, [K, G]. A second of an iteration adds `slope` [K] or more to what is
     minimised; no iteration of more than `longest` [K] seconds keeps the limits."""
 
@@ -50,12 +51,6 @@ class Boxes:
     high: Ints
     slope: Floats
     longest: Floats
-
-    def __len__(self) -> int:
-        return len(self.low)
-
-    def take(self, rows: Ints) -> Boxes:
-        return Boxes(**{name: getattr(self, name)[rows] for name in self.__slots__})
 
 
 def bill_of(contexts: Sequence[Context]) -> Bill:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import Columns
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, launched_seconds
 from shardwright.cost.iteration.step import BUCKET_SHARE
 from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
@@ -17,7 +18,7 @@ from shardwright.search.mixed.tables.columns import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stages:
+class Stages(Columns):
     """N splits of a pipeline of P stages, [N, P] each: seconds of a micro-batch (`own_backward` without recomputation),
     the recomputation (code and layers) that fits and is fastest, parameters held, and whether all of a split fits."""
 
@@ -28,12 +29,6 @@ class Stages:
     recompute_layers: Ints
     parameters: Floats
     fits: Bools
-
-    def take(self, rows: Ints) -> Stages:
-        return Stages(**{name: getattr(self, name)[rows] for name in self.__slots__})
-
-    def joined(self, other: Stages) -> Stages:
-        return Stages(**{name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in self.__slots__})
 
 
 def stages(

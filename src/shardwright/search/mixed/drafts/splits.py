@@ -117,7 +117,7 @@ def _joined(one: Splits, other: Splits | None) -> Splits:
     return Splits(
         kinds=np.concatenate([one.kinds, other.kinds]),
         starts=np.concatenate([one.starts, other.starts]),
-        stages=one.stages.joined(other.stages),
+        stages=Stages.concatenated([one.stages, other.stages]),
         seconds=np.concatenate([one.seconds, other.seconds]),
     )
 
