@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 EXTRAS := $(VENV)/.extras
-BENCHMARKS := $(filter-out benchmarks/runtime_workers.py benchmarks/peer_formulas.py,$(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out benchmarks/history.py benchmarks/profile_search.py benchmarks/runtime_workers.py \
+	benchmarks/peer_formulas.py,$(wildcard benchmarks/*.py))
 
-.PHONY: demo demo-train test golden lint types format bench megatron targets clean
+.PHONY: demo demo-train quick test nightly golden docs lint types format bench history profile megatron targets clean
 
 # Llama-3.1-70B on 64 H100s and 128 A100s together.
 demo: $(INSTALLED)
@@ -21,12 +22,25 @@ demo-train: $(EXTRAS)
 	$(BIN)/shardwright train examples/train-mixed-cpu.json --data dist/corpus.bin --steps 200 \
 		--learning-rate 2e-3 --warmup 20 --out dist/demo-train
 
+# What breaks first, in less than a minute: floors, the golden replay, plans and their texts.
+quick: $(EXTRAS)
+	$(BIN)/pytest -n 2 tests/test_architecture.py tests/golden_replay tests/plans tests/reports tests/docs
+
+# Less than ten minutes on two cores.
 test: $(EXTRAS)
 	$(BIN)/pytest -n 2
+
+# All tests, those that take many minutes too.
+nightly: $(EXTRAS)
+	$(BIN)/pytest -n 2 -m "nightly or not nightly"
 
 # Takes over what the library now answers to the problems of tests/golden_replay, and prints what changed.
 golden: $(EXTRAS)
 	$(BIN)/python -m tests.golden_replay
+
+# Writes the outputs that README and docs show anew.
+docs: $(EXTRAS)
+	$(BIN)/python -m tests.docs.output
 
 lint: $(EXTRAS)
 	$(BIN)/ruff check
@@ -42,6 +56,15 @@ format: $(INSTALLED)
 
 bench: $(EXTRAS)
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
+
+# Appends the figures of this commit to benchmarks/history/searches.csv.
+history: $(EXTRAS)
+	$(BIN)/python benchmarks/history.py
+
+# Where the time of a search goes; CASE is a case of benchmarks/mixed.py.
+CASE ?= three-128
+profile: $(EXTRAS)
+	$(BIN)/python benchmarks/profile_search.py $(CASE)
 
 # Runs exports through Megatron-LM's own parser, validation and configuration builder (downloads both).
 megatron: $(INSTALLED)

@@ -14,7 +14,9 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from shardwright.plans.ranking import Ranking
@@ -149,13 +151,19 @@ def in_a_process(case: Case) -> Figures:
     return Figures(**json.loads(done.stdout))
 
 
-def run(case: Case) -> Figures:
-    """Return the figures of one case, of the second of two calls."""
+def search_of(case: Case) -> Callable[[], Ranking]:
+    """Return what searches for the plans of a case."""
     model, cluster = load_model(case.model), load_cluster(case.cluster)
     job = make_job(global_batch=case.global_batch, seq_len=case.seq_len, precision=case.precision)
+    return partial(plan, model, cluster, job, gap=case.gap)
+
+
+def run(case: Case) -> Figures:
+    """Return the figures of one case, of the second of two calls."""
+    search = search_of(case)
     for _ in range(2):
         begin = time.process_time()
-        ranking = plan(model, cluster, job, gap=case.gap)
+        ranking = search()
         seconds = time.process_time() - begin
     best = ranking.best.prediction
     assert best is not None
