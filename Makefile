@@ -38,8 +38,9 @@ nightly: $(EXTRAS)
 golden: $(EXTRAS)
 	$(BIN)/python -m tests.golden_replay
 
-# Writes the outputs that README and docs show anew.
+# Writes the outputs that README and docs show, and the map of the folders, anew.
 docs: $(EXTRAS)
+	$(BIN)/python docs/make_folder_map.py
 	$(BIN)/python -m tests.docs.output
 
 lint: $(EXTRAS)
