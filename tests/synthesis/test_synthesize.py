@@ -100,7 +100,7 @@ def test_the_search_does_not_grow_with_depth() -> None:
 
 
 def test_the_same_input_gives_the_same_program() -> None:
-    graph = GRAPHS["gpt2"]()
+    graph = GRAPHS["wide"]()
     assert to_json(synthesize(graph, unequal())) == to_json(synthesize(graph, unequal()))
 
 

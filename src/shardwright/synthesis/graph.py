@@ -5,15 +5,14 @@ A node is one operator. `op` is the name of the ATen overload without its namesp
 it by its number, so there is no `getitem`. Operators of our own, `→` leading to their results:
 
     parameter, buffer, input () → tensor
-    attention (q, k, v, mask | None, is_causal, scale | None) → out, logsumexp
+    attention (q, k, v, mask | None, …) → out, logsumexp
         q [batch, heads, queries, size], k and v [batch, heads or a divisor of them, keys, size]
-    attention_backward (grad_out, q, k, v, mask | None, out, logsumexp, is_causal, scale | None) → dq, dk, dv
-    cross_entropy (logits [rows, classes], target [rows], ignore_index) → mean loss, logsumexp [rows], counted rows
-    cross_entropy_backward (grad_loss, logits, target, logsumexp, counted, ignore_index) → dlogits
-    dropout (x, probability, key) → y, mask: the mask is a function of seed, key and global index
-    dropout_backward (grad, mask, scale) → dx
-    grouped_mm (x, w, ends [groups]): rows [tokens, k] by experts [groups, k, n] → [tokens, n]; two matrices whose
-        common dimension is grouped, [k, tokens] by [tokens, n] → [groups, k, n]
+    attention_backward (grad_out, q, k, v, mask | None, out, logsumexp, …) → dq, dk, dv
+    cross_entropy (logits [rows, classes], target [rows], ignored class) → loss of each row, logsumexp [rows]
+    cross_entropy_backward (grad [rows], logits, target, logsumexp, ignored class) → dlogits
+    dropout (x, probability, number) → y: the mask is a function of seed, number and global index, the gradient's too
+    grouped_mm (x [rows, k], w [experts, k, n], expert of each row) → [rows, n]
+    grouped_mm_weight (x [rows, k], grad [rows, n], expert of each row, experts) → [experts, k, n]
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.errors import bad
+from shardwright.synthesis.baselines import data_parallel
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.extract import program, replicated_share, unknown
 from shardwright.synthesis.graph import Graph
@@ -50,23 +51,39 @@ def synthesize(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool =
         "rounding_loss": found.rounding_loss,
         "replicated_flops": replicated_share(found.these, found.choice),
         "warnings": unknown(found.these),
+        "machines": net.machine_of.tolist(),
     }
     return program(graph, found.these, found.choice, net, found.shares, notes)
 
 
 def search(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = True) -> Synthesis:
     """Return the best rules and shares found. Raises `SpecError` if none fits the memory."""
-    limited = bool(np.isfinite([machine.device.memory_bytes for machine in net.machines]).any())
-    these = decisions(graph, state_ratio=limited)
-    candidates = [turns(these, net, start, gap=gap, overlap=overlap) for start in starts(net)]
-    kept = [one for one in candidates if one is not None]
+    these = decisions(graph, state_ratio=True)
+    found = [turns(these, net, start, gap=gap, overlap=overlap) for start in starts(net)]
+    found += [_plain(these, net, start, gap=gap, overlap=overlap) for start in starts(net)[:2]]
+    kept = [(one, in_whole_units(these, net, *one, overlap=overlap)) for one in found if one is not None]
     if not kept:
         raise bad("spmd", "no program fits the memory of the devices", _remedy(graph, net))
-    choice, shares = min(kept, key=lambda one: one[0].seconds.total)
-    whole = whole_units(these, choice, shares)
+    (exact, _), (choice, shares) = min(kept, key=lambda one: one[1][0].seconds.total)
+    return Synthesis(these=these, exact=exact, shares=shares, choice=choice)
+
+
+def in_whole_units(
+    these: Decisions, net: Machines, choice: Choice, shares: Shares, *, overlap: bool = True
+) -> tuple[Choice, Shares]:
+    """Return shares in whole units, and the choice priced with them."""
+    whole = whole_units(these, shares)
     costs = prices(these, net, whole, overlap=overlap)
-    priced = replace(choice, seconds=time_of(these, costs, choice.rules, choice.sent))
-    return Synthesis(these=these, exact=choice, shares=whole, choice=priced)
+    return replace(choice, seconds=time_of(these, costs, choice.rules, choice.sent)), whole
+
+
+def _plain(
+    these: Decisions, net: Machines, shares: Shares, *, gap: float, overlap: bool
+) -> tuple[Choice, Shares] | None:
+    """Return plain data parallelism: what is found must never be slower than that, not even by the gap."""
+    costs = prices(these, net, shares, overlap=overlap)
+    choice = best(these, costs, gap=gap, allowed=data_parallel(these, costs))
+    return None if choice is None else (choice, shares)
 
 
 def starts(net: Machines) -> list[Shares]:
@@ -113,7 +130,7 @@ def _reshared(
     return found
 
 
-def whole_units(these: Decisions, choice: Choice, shares: Shares) -> Shares:
+def whole_units(these: Decisions, shares: Shares) -> Shares:
     """Return the shares with whole units for every cut that a program of this choice can have."""
     rules = [rule for one in these.decisions for rule in one.rules]
     rules += [rule for some in these.views.values() for rule in some]

@@ -28,7 +28,7 @@ def flops(node: Node, operands: tuple[Value, ...]) -> float:
         return 2.0 * math.prod(shapes[0]) * (shapes[1][-1] if len(shapes[1]) > 1 else 1)
     if op == "addmm":
         return 2.0 * math.prod(shapes[1]) * shapes[2][-1]
-    if op == "grouped_mm":
+    if op in ("grouped_mm", "grouped_mm_weight"):
         rows, depth = shapes[0]
         return 2.0 * rows * depth * shapes[1][-1]
     if op in ("attention", "attention_backward"):
@@ -48,7 +48,9 @@ def product(node: Node) -> bool:
     return node.op in PRODUCTS
 
 
-PRODUCTS = words("mm bmm mv dot addmm grouped_mm attention attention_backward convolution convolution_backward")
+PRODUCTS = words(
+    "mm bmm mv dot addmm grouped_mm grouped_mm_weight attention attention_backward convolution convolution_backward"
+)
 
 
 def traffic_bytes(node: Node, operands: tuple[Value, ...]) -> float:

@@ -77,7 +77,7 @@ class Tape:
     def graph(self, loss: Ref) -> Graph:
         """Record the gradients of all parameters and return the whole step."""
         self._block = ""
-        self._gradients[loss] = self.op("ones_like", (loss,), ())
+        self._gradients[loss] = self.op("full", ((), 1.0), ())
         for result, rule, block in reversed(self._backward):
             if result in self._gradients:
                 self._block = block
@@ -166,10 +166,8 @@ class Tape:
     def dropout(self, x: Ref, probability: float = 0.1) -> Ref:
         shape = self.shape(x)
         key = len(self.nodes)
-        made = self.record("dropout", (x, probability, key), Value(shape, self.dtype), Value(shape, "bool"))
-        mask = Ref(made.node, 1)
-        scale = 1 / (1 - probability)
-        return self.back(made, lambda g: self.give(x, self.op("dropout_backward", (g, mask, scale), shape)))
+        made = self.op("dropout", (x, probability, key), shape)
+        return self.back(made, lambda g: self.give(x, self.op("dropout", (g, probability, key), shape)))
 
     # Layers
 
@@ -267,15 +265,18 @@ class Tape:
         return self.back(made, rule)
 
     def cross_entropy(self, logits: Ref, target: Ref) -> Ref:
+        """Add the mean over rows."""
         rows = self.shape(logits)[0]
-        made = self.op("cross_entropy", (logits, target, -100), (), (rows,), ())
-        stats = [Ref(made.node, number) for number in (1, 2)]
+        made = self.op("cross_entropy", (logits, target, -100), (rows,), (rows,))
+        total = self.op("sum.dim_IntList", (made, (0,), False), ())
+        mean = self.op("mul.Tensor", (total, 1 / rows), ())
 
         def rule(g: Ref) -> None:
-            args: tuple[Argument, ...] = (g, logits, target, *stats, -100)
+            each = self.op("expand", (self.op("mul.Tensor", (g, 1 / rows), ()), (rows,)), (rows,))
+            args: tuple[Argument, ...] = (each, logits, target, Ref(made.node, 1), -100)
             self.give(logits, self.op("cross_entropy_backward", args, self.shape(logits)))
 
-        return self.back(made, rule)
+        return self.back(mean, rule)
 
     def softmax(self, x: Ref) -> Ref:
         made = self.op("_softmax", (x, -1, False), self.shape(x))

@@ -12,7 +12,7 @@ LINEAR = {
     "alias": "all", "_to_copy": "all", "mul.Tensor": "each", "mul_.Tensor": "each", "div.Tensor": "0",
     "mul.Scalar": "0", "div.Scalar": "0", "dropout_backward": "0", "native_dropout_backward": "0",
     "threshold_backward": "0", "gelu_backward": "0", "silu_backward": "0", "tanh_backward": "0",
-    "sigmoid_backward": "0", "where.self": "12", "lift_fresh_copy": "all", "contiguous": "all",
+    "sigmoid_backward": "0", "dropout": "0", "where.self": "12", "lift_fresh_copy": "all", "contiguous": "all",
 }  # fmt: skip
 PLAIN = words(
     "relu relu_ gelu silu tanh tanh_ sigmoid sigmoid_ exp log sqrt rsqrt reciprocal abs sin cos erf "

@@ -70,14 +70,29 @@ def extreme(node: Node, operands: tuple[Value, ...]) -> Signature:
 
 def sliced(node: Node, operands: tuple[Value, ...]) -> Signature:
     """Return the signature of a slice or its gradient: the sliced dimension stays whole unless all of it is taken."""
-    old, new = operands[0].shape, node.outputs[0].shape
-    whole = {number for number, (a, b) in enumerate(zip(old, new, strict=True)) if a != b}
+    long, short = sorted((operands[0], node.outputs[0]), key=lambda one: -one.elements)
+    differ = [number for number, (a, b) in enumerate(zip(long.shape, short.shape, strict=True)) if a != b]
+    part = _stretch(node, long, short, differ[0]) if len(differ) == 1 else 0
+    if part > 1:
+        pieces = _pieces(long, (short,) * (long.shape[differ[0]] // part), differ[0], joins=False)
+        wide, narrow = pieces.inputs[0], pieces.outputs[0]
+        sides = (wide, narrow) if operands[0] is long else (narrow, wide)
+        return Signature(inputs=sides[:1], outputs=sides[1:], sizes=pieces.sizes, linear=ALL, within=pieces.within)
     return Signature(
-        inputs=(plain(operands[0], whole), *_rest(operands)),
-        outputs=(plain(node.outputs[0], whole),),
-        sizes=sizes_of(node.outputs[0]),
+        inputs=(plain(operands[0], differ),),
+        outputs=(plain(node.outputs[0], differ),),
+        sizes=sizes_of(short),
         linear=ALL,
     )
+
+
+def _stretch(node: Node, long: Value, short: Value, dim: int) -> int:
+    """Return the length of the slice if it is one of several equal stretches side by side, else 0."""
+    numbers = [one for one in node.args if isinstance(one, int)]
+    if len(numbers) < 3 or (len(numbers) > 3 and numbers[3] != 1):
+        return 0
+    length = short.shape[dim]
+    return length if numbers[1] % length == 0 and long.shape[dim] % length == 0 else 0
 
 
 def selected(node: Node, operands: tuple[Value, ...]) -> Signature:
@@ -209,7 +224,3 @@ def indexed(node: Node, operands: tuple[Value, ...]) -> Signature:
 def _aligned(value: Value, dims: Dims) -> Dims:
     last = dims[len(dims) - len(value.shape) :]
     return tuple(axes if size > 1 else () for axes, size in zip(last, value.shape, strict=True))
-
-
-def _rest(operands: tuple[Value, ...]) -> tuple[Dims, ...]:
-    return tuple(((),) * len(value.shape) for value in operands[1:])

@@ -113,13 +113,18 @@ def lengths(dims: tuple[Dims, ...], shapes: tuple[tuple[int, ...], ...]) -> dict
     sizes: dict[str, int] = {}
     tensors = zip(dims, shapes, strict=True)
     pairs = [(axes, size) for one, shape in tensors for axes, size in zip(one, shape, strict=True)]
-    for axes, size in sorted(pairs, key=lambda pair: len(pair[0])):
-        unknown = [axis for axis in axes if axis not in sizes]
-        known = math.prod(sizes[axis] for axis in axes if axis in sizes)
-        if len(unknown) == 1:
-            sizes[unknown[0]] = size // known
-        elif axes and (unknown or known != size):
-            raise ValueError(f"the axes {axes} do not make up a dimension of {size}")
+    waiting = [pair for pair in pairs if pair[0]]
+    while waiting:
+        ready = [pair for pair in waiting if sum(axis not in sizes for axis in pair[0]) <= 1]
+        if not ready:
+            raise ValueError(f"the axes {waiting[0][0]} have no lengths")
+        for axes, size in ready:
+            known = math.prod(sizes[axis] for axis in axes if axis in sizes)
+            for axis in axes:
+                sizes.setdefault(axis, size // known)
+            if math.prod(sizes[axis] for axis in axes) != size:
+                raise ValueError(f"the axes {axes} do not make up a dimension of {size}")
+        waiting = [pair for pair in waiting if pair not in ready]
     return sizes
 
 

@@ -6,6 +6,7 @@ arguments; other rows name the function that makes the signature from the node.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,10 +46,9 @@ ROWS: dict[str, Row] = {
     "embedding_dense_backward": Row(text="*d, * -> vd", anchors="vd", linear=((0,),)),
     # Cross-entropy by row n and by class v.
     "cross_entropy": Row(
-        text="nv, n -> , n, ", anchors="nv",
-        unlike=(("n", 2), ("v", 0), ("v", 1), ("v", 2)), sends={"n": (2,), "v": (1, 1)},
+        text="nv, n -> n, n", anchors="nv", unlike=(("v", 0), ("v", 1)), sends={"v": (1, 1, 1)},
     ),
-    "cross_entropy_backward": Row(text=", nv, n, n, -> nv", anchors="nv", linear=((0,),)),
+    "cross_entropy_backward": Row(text="n, nv, n, n -> nv", anchors="nv", linear=((0,),)),
     # Norms over trailing dimensions are made in `norm`; batch norm has statistics of the global batch.
     "_native_batch_norm_legit_functional": Row(
         text="nc@, c, c, c, c -> nc@, c, c, c, c",
@@ -70,8 +70,9 @@ ROWS: dict[str, Row] = {
     "avg_pool2d_backward": Row(text="nc@, nc@ -> nc@", linear=((0,),)),
     "_adaptive_avg_pool2d": Row(text="nc@ -> nc@", linear=((0,),)),
     "_adaptive_avg_pool2d_backward": Row(text="nc@, nc@ -> nc@", linear=((0,),)),
-    # Products grouped by expert: tokens are sorted by expert, so their dimension stays whole.
-    "grouped_mm": Row(text=".k, ekn, . -> .n", anchors="kn"),
+    # Products of each row t with the matrix of its expert e; cut by expert, other rows give zeros.
+    "grouped_mm": Row(text="tk, ekn, t -> tn", anchors="tekn"),
+    "grouped_mm_weight": Row(text="tk, tn, t -> ekn", anchors="tekn"),
 }  # fmt: skip
 
 
@@ -132,13 +133,7 @@ def _convolution(node: Node, operands: Shapes) -> Signature:
     grouped = row.text.replace("ni", "n(gi)").replace("no", "n(go)").replace("oi", "(go)i").replace("+o", "+(go)")
     if node.op.endswith("backward"):
         grouped = grouped.replace(", o", ", (go)")
-    return _row(replace(row, text=grouped.replace(",(go)i", ",(go)i"), anchors="ng"), node, operands)
-
-
-def _grouped(node: Node, operands: Shapes) -> Signature:
-    if len(operands[1].shape) == 2:
-        return parse("k., .n, . -> .kn", node, operands, anchors="kn")
-    return _row(ROWS["grouped_mm"], node, operands)
+    return _row(replace(row, text=grouped, anchors="ng"), node, operands)
 
 
 def _row(row: Row, node: Node, operands: Shapes) -> Signature:
@@ -162,14 +157,15 @@ def _without(text: str, node: Node, operands: Shapes) -> str:
     words = left.split(",")[: len(operands)]
     inputs = [_whole(word, len(one.shape)) for word, one in zip(words, operands, strict=True)]
     results = [
-        _whole(word, len(one.shape)) if one.elements else "." * len(one.shape)
+        _whole(word, len(one.shape)) if one.elements and one.shape else "." * len(one.shape)
         for word, one in zip(right.split(","), node.outputs, strict=False)
     ]
     return f"{','.join(inputs)}->{','.join(results)}"
 
 
 def _whole(word: str, rank: int) -> str:
-    return word.replace("@", "." * (rank - len(word.strip("+@"))))
+    named = len(re.sub(r"\(.*?\)", "x", word.strip("+@")))
+    return word.replace("@", "." * (rank - named))
 
 
 Make: TypeAlias = Callable[[Node, Shapes], Signature]
@@ -183,7 +179,6 @@ MAKERS: dict[str, Make] = {
     **dict.fromkeys(words("native_layer_norm native_layer_norm_backward"), _norm),
     **dict.fromkeys(words("_fused_rms_norm _fused_rms_norm_backward"), _norm),
     **dict.fromkeys(words("convolution convolution_backward"), _convolution),
-    "grouped_mm": _grouped,
     **dict.fromkeys(words("view _unsafe_view reshape unsqueeze squeeze squeeze.dim squeeze.dims"), views.view),
     **dict.fromkeys(words("t transpose.int permute"), views.moved),
     "expand": views.expand,

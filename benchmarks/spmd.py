@@ -1,0 +1,166 @@
+"""What synthesis gains on HAP's cluster, all programs priced by one cost function.
+
+.venv/bin/python benchmarks/spmd.py [part of a name …]
+
+Two machines of 8 V100 and six of 8 P100. FLOP/s are those that HAP's artefact uses (its worker.py: model operations
+over the wall time of one step on one GPU, fp32); links are NVLink and PCIe, the network is 10.4 Gbit/s a machine. Data
+parallel sends gradients in buckets of 25 MB. Rows marked * are those on which synthesis was expected to win before any
+was run: few samples a GPU, large vocabularies, wide fully connected layers, experts.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardwright.synthesis import baselines
+from shardwright.synthesis.decisions import Decisions, decisions
+from shardwright.synthesis.graph import Graph
+from shardwright.synthesis.integer_program import best
+from shardwright.synthesis.machines import Device, Machine, Machines
+from shardwright.synthesis.models.transformers import BERT_BASE, GPT2, LLAMA_1B, Transformer, language_model, vision
+from shardwright.synthesis.models.vgg import fully_connected, vgg19
+from shardwright.synthesis.prices import Prices, Shares, prices
+from shardwright.synthesis.properties import COMPUTE, STATE
+from shardwright.synthesis.synthesize import in_whole_units, search
+
+V100 = Device(name="V100", flops_per_second=3.86e12, memory_bytes=16e9)
+P100 = Device(name="P100", flops_per_second=2.15e12, memory_bytes=16e9)
+GAP = 5e-3
+
+
+def cluster(fast: int, slow: int) -> Machines:
+    """Return `fast` machines of 8 V100 and `slow` of 8 P100."""
+    machines = [Machine(device=V100, gpus=8, link_bytes_per_second=120e9)] * fast
+    machines += [Machine(device=P100, gpus=8, link_bytes_per_second=10e9)] * slow
+    return Machines(machines=tuple(machines), network_bytes_per_second=1.3e9)
+
+
+HAP = cluster(2, 6)
+TWO = cluster(1, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model at `rows` samples a GPU; `expected` marks those on which synthesis should win."""
+
+    name: str
+    input: str
+    rows: int
+    graph: Callable[[int], Graph]
+    net: Machines = HAP
+    expected: bool = False
+
+
+def _language(dims: Transformer, seq_len: int) -> Callable[[int], Graph]:
+    return lambda batch: language_model(dims, batch=batch, seq_len=seq_len)
+
+
+def _experts(count: int) -> Callable[[int], Graph]:
+    return _language(replace(BERT_BASE, experts=count), 128)
+
+
+def _vgg(image: int) -> Callable[[int], Graph]:
+    return lambda batch: vgg19(batch=batch, image=image)
+
+
+def _vit(batch: int) -> Graph:
+    return vision(Transformer(), batch=batch)
+
+
+def _stack(*widths: int) -> Callable[[int], Graph]:
+    return lambda batch: fully_connected(batch=batch, widths=widths)
+
+
+BERT, GPT = _language(BERT_BASE, 128), _language(GPT2, 128)
+WIDE_VOCABULARY, LLAMA = _language(replace(GPT2, vocabulary=200_000), 128), _language(replace(LLAMA_1B, layers=4), 128)
+CASES = (
+    Case(name="VGG-19", input="32×32", rows=32, graph=_vgg(32), expected=True),
+    Case(name="VGG-19", input="224×224", rows=32, graph=_vgg(224)),
+    Case(name="ViT-B", input="197 tokens", rows=32, graph=_vit),
+    Case(name="BERT-Base", input="128 tokens", rows=32, graph=BERT),
+    Case(name="BERT-MoE, 16 experts", input="128 tokens", rows=32, graph=_experts(16), expected=True),
+    Case(name="BERT-MoE, 128 experts", input="128 tokens", rows=32, graph=_experts(128)),
+    Case(name="BERT-Base, two machines", input="128 tokens", rows=32, graph=BERT, net=TWO),
+    Case(name="VGG-19", input="224×224", rows=8, graph=_vgg(224), expected=True),
+    Case(name="VGG-19", input="224×224", rows=2, graph=_vgg(224), expected=True),
+    Case(name="ViT-B", input="197 tokens", rows=8, graph=_vit, expected=True),
+    Case(name="ViT-B", input="197 tokens", rows=2, graph=_vit, expected=True),
+    Case(name="BERT-Base", input="128 tokens", rows=8, graph=BERT, expected=True),
+    Case(name="BERT-Base", input="128 tokens", rows=2, graph=BERT, expected=True),
+    Case(name="GPT-2", input="128 tokens", rows=8, graph=GPT, expected=True),
+    Case(name="GPT-2", input="128 tokens", rows=2, graph=GPT, expected=True),
+    Case(name="GPT-2, 200k tokens", input="128 tokens", rows=8, graph=WIDE_VOCABULARY, expected=True),
+    Case(name="Llama, 4 layers of 1B", input="128 tokens", rows=2, graph=LLAMA, expected=True),
+    Case(name="3 layers of 8192", input="8192 features", rows=32, graph=_stack(8192, 8192, 8192, 1000), expected=True),
+    Case(name="100k classes", input="2048 features", rows=32, graph=_stack(2048, 2048, 100_000), expected=True),
+    Case(name="BERT-MoE, 16 experts", input="128 tokens", rows=8, graph=_experts(16), expected=True),
+)
+COLUMNS = ("DP-EV", "DP-CP", "DDP-EV", "DDP-CP", "FSDP", "HAP", "HAP+ov", "ours")
+
+
+def main() -> None:
+    """Print a row for each case whose name is asked for."""
+    asked = [word.lower() for word in sys.argv[1:]]
+    print("fp32; FLOP/s: HAP's artefact, V100 3.86e12, P100 2.15e12; seconds a step")
+    print(f"{'model':<26}{'input':<15}{'rows/GPU':>8} " + "".join(f"{name:>8}" for name in COLUMNS) + "  bound  search")
+    for case in CASES:
+        label = f"{case.name} {case.input} {case.rows}".lower()
+        if not asked or any(word in label for word in asked):
+            report(case)
+
+
+def report(case: Case) -> None:
+    """Print one row."""
+    graph = case.graph(case.rows * case.net.ranks)
+    these = decisions(graph, state_ratio=True)
+    row = {}
+    for name, start, overlap, rules in rivals(case.net):
+        seconds = rival(these, case.net, start, overlap=overlap, rules=rules)
+        row[name] = min(row.get(name, np.inf), seconds)
+    begin = time.process_time()
+    found = search(graph, case.net, gap=GAP)
+    spent = time.process_time() - begin
+    row["ours"] = found.choice.seconds.total
+    cells = "".join(f"{row[name]:8.3f}" if np.isfinite(row[name]) else f"{'no fit':>8}" for name in COLUMNS)
+    mark = "*" if case.expected else " "
+    print(f"{case.name + mark:<26}{case.input:<15}{case.rows:>8} {cells}{found.exact.bound_seconds:7.3f}{spent:7.1f}s")
+    better = min(row["DDP-CP"], row["FSDP"])
+    gains = ("DP-EV", "DDP-EV", "HAP", "HAP+ov")
+    said = ", ".join(f"{name} {row[name] / row['ours']:.2f}×" for name in gains)
+    print(f"    over {said}, the better of DDP-CP and FSDP {better / row['ours']:.2f}×", flush=True)
+
+
+def rivals(net: Machines) -> list[tuple[str, tuple[float, ...], bool, Callable[[Decisions, Prices], np.ndarray]]]:
+    """Return name, shares, overlap and rules of each rival; of several of one name the best counts."""
+    even, proportional = net.even(), net.proportional()
+    return [
+        ("DP-EV", even, False, baselines.data_parallel),
+        ("DP-CP", proportional, False, baselines.data_parallel),
+        ("DDP-EV", even, True, baselines.data_parallel),
+        ("DDP-CP", proportional, True, baselines.data_parallel),
+        ("FSDP", proportional, True, baselines.fsdp),
+        ("HAP", even, False, baselines.hap),
+        ("HAP", proportional, False, baselines.hap),
+        ("HAP+ov", even, True, baselines.hap),
+        ("HAP+ov", proportional, True, baselines.hap),
+    ]
+
+
+def rival(
+    these: Decisions, net: Machines, start: tuple[float, ...], *, overlap: bool,
+    rules: Callable[[Decisions, Prices], np.ndarray],
+) -> float:  # fmt: skip
+    """Return the seconds of the best program that takes only some rules; infinity if it does not fit."""
+    shares = Shares(exact={COMPUTE: start, STATE: net.even()})
+    costs = prices(these, net, shares, overlap=overlap)
+    choice = best(these, costs, gap=GAP, allowed=rules(these, costs))
+    return np.inf if choice is None else in_whole_units(these, net, choice, shares, overlap=overlap)[0].seconds.total
+
+
+if __name__ == "__main__":
+    main()
