@@ -134,7 +134,7 @@ def _mixed(
     begin = time.perf_counter()
     known = [result.found.ranked[0][0] for result in results if result.found.ranked]
     outcome = mixed_search(
-        largest_pools(contexts), cluster, space, filters, gap=gap, ceiling=min(known, default=np.inf), top=top
+        largest_pools(contexts), cluster, space, filters, gap=gap, incumbent=min(known, default=np.inf), top=top
     )
     return _Mixed(outcome, time.perf_counter() - begin)
 
@@ -152,15 +152,15 @@ def _freed(
     filters: Filters,
     gap: float,
     job: Job,
-    ceiling: float,
+    incumbent: float,
 ) -> Plan | None:
-    """Return the best mixed plan for another job, if one is better than `ceiling`."""
+    """Return the best mixed plan for another job, if one is better than `incumbent`."""
     contexts = largest_pools([replace(result.context, job=job) for result in results])
-    plans = mixed_search(contexts, cluster, space, filters, gap=gap, ceiling=ceiling, top=1).plans
+    plans = mixed_search(contexts, cluster, space, filters, gap=gap, incumbent=incumbent, top=1).plans
     return plans[0] if plans else None
 
 
-def _no_plan(job: Job, ceiling: float) -> Plan | None:
+def _no_plan(job: Job, incumbent: float) -> Plan | None:
     return None
 
 

@@ -92,10 +92,10 @@ def _found(previous: Plan, task: Task) -> tuple[Plan, Mixed] | None:
     if left is not None:
         return quick_plan(task, left[1].seconds, hints) or left
     before = previous.prediction.iteration_seconds if previous.prediction else 1.0
-    ceilings = [times * before * previous.cluster.gpus / task.cluster.gpus for times in ROOM]
-    # What was learned under one ceiling may rule out what another allows, so the last tries begin anew.
-    tasks = [task] * len(ceilings) + [replace(task, by=task.by.anew()) for _ in ceilings]
-    tried = (quick_plan(each, ceiling, hints) for each, ceiling in zip(tasks, ceilings * 2, strict=True))
+    incumbents = [times * before * previous.cluster.gpus / task.cluster.gpus for times in ROOM]
+    # What was learned under one incumbent may rule out what another allows, so the last tries begin anew.
+    tasks = [task] * len(incumbents) + [replace(task, by=task.by.anew()) for _ in incumbents]
+    tried = (quick_plan(each, incumbent, hints) for each, incumbent in zip(tasks, incumbents * 2, strict=True))
     return next((found for found in tried if found is not None), None)
 
 

@@ -49,22 +49,22 @@ def existing(problem: Small, seed: int, tries: int = 6) -> Iterator[Existing]:
             yield found
 
 
-def random_plan(problem: Small, each: Instance, pick: np.random.Generator) -> Existing | None:
-    table = each.table
+def random_plan(problem: Small, instance: Instance, pick: np.random.Generator) -> Existing | None:
+    table = instance.table
     left, rows = table.units.copy(), []
-    for _ in range(int(pick.integers(1, min(each.total, int(left.sum())) + 1))):
+    for _ in range(int(pick.integers(1, min(instance.total, int(left.sum())) + 1))):
         counts = np.array([pick.integers(0, units + 1) for units in left])
         if 0 < counts.sum() <= table.layers:
             rows.append(counts)
             left -= counts
-    if not rows or len(rows) > each.total:
+    if not rows or len(rows) > instance.total:
         return None
-    cuts = np.sort(pick.choice(np.arange(1, each.total), len(rows) - 1, replace=False))
-    sizes = np.diff([0, *cuts, each.total]).tolist()
-    lines = [random_line(each, counts, size, len(rows), pick) for counts, size in zip(rows, sizes, strict=True)]
+    cuts = np.sort(pick.choice(np.arange(1, instance.total), len(rows) - 1, replace=False))
+    sizes = np.diff([0, *cuts, instance.total]).tolist()
+    lines = [random_line(instance, counts, size, len(rows), pick) for counts, size in zip(rows, sizes, strict=True)]
     if any(line is None for line in lines):
         return None
-    made = cost(problem.contexts, problem.cluster, each.setting, lines, sizes, {})
+    made = cost(problem.contexts, problem.cluster, instance.setting, lines, sizes, {})
     if made is None:
         return None
     seconds, plan = made
@@ -76,18 +76,20 @@ def random_plan(problem: Small, each: Instance, pick: np.random.Generator) -> Ex
     region = Region(
         fewest=len(rows),
         most=len(rows),
-        modes=each.modes,
+        modes=instance.modes,
         link=float(np.where(there, table.links, 0.0).max(axis=1).min()),
         used=used,
         gpus=plan.gpus,
         crossings=len(sites) - 1 if crossing else 0,
         parted=not crossing,
     )
-    return Existing(each, counts, sizes, seconds * SLACK, region)
+    return Existing(instance, counts, sizes, seconds * SLACK, region)
 
 
-def random_line(each: Instance, counts: np.ndarray, size: int, copies: int, pick: np.random.Generator) -> Line | None:
-    table, present = each.table, np.flatnonzero(counts)
+def random_line(
+    instance: Instance, counts: np.ndarray, size: int, copies: int, pick: np.random.Generator
+) -> Line | None:
+    table, present = instance.table, np.flatnonzero(counts)
     kinds = np.concatenate([np.full(counts[kind], kind) for kind in pick.permutation(present)])
     cuts = np.sort(pick.choice(np.arange(1, table.layers), len(kinds) - 1, replace=False))
     starts = np.array([[0, *cuts, table.layers]])

@@ -121,8 +121,8 @@ def _too_dear(
             remedies.append(Fastest(fastest, job.deadline_hours))
     if job.budget_dollars is not None:
         costs = [_whole_dollars(context, space, filters) for context in contexts]
-        ceiling = min((value for value in costs if value is not None), default=np.inf) / (job.iterations or 1.0)
-        costs.append(_totals(mixed(_freed(job, "cost"), ceiling))[1])
+        incumbent = min((value for value in costs if value is not None), default=np.inf) / (job.iterations or 1.0)
+        costs.append(_totals(mixed(_freed(job, "cost"), incumbent))[1])
         cheapest = min((value for value in costs if value is not None), default=None)
         if cheapest is not None:
             remedies.append(Cheapest(cheapest, job.budget_dollars))

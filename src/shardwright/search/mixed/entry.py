@@ -53,10 +53,10 @@ def mixed_search(
     filters: Filters,
     *,
     gap: float,
-    ceiling: float,
+    incumbent: float,
     top: int,
 ) -> Outcome:
-    """Return the best plans over all `contexts` together that are better than `ceiling`, in what the job minimises.
+    """Return the best plans over all `contexts` together that are better than `incumbent`, in what the job minimises.
 
     `gap` is how far above the bound the best plan may be. Raises SpecError where a GPU type has no figures.
     """
@@ -73,7 +73,7 @@ def mixed_search(
     uniform = _best_uniform(contexts, uniform_plans(contexts, cluster, chosen, found_tables), known)
     shown = None if uniform is None else costed(uniform)
     rivals = [shown] if shown is not None and not space.pins and not _dropped(shown, contexts, filters) else []
-    ceiling = min([ceiling, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
+    incumbent = min([incumbent, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
     problem = Problem(
         tuple(contexts), cluster, space, gap, tuple(chosen), tuple(found_tables), known, effort_for(cluster)
     )
@@ -81,11 +81,11 @@ def mixed_search(
     if contexts[0].job.objective == "cost" or contexts[0].job.budget_dollars is not None:
         fast = search_degrees(replace(problem, effort=QUICK), np.inf, allowed)
         rivals += [costed(plan) for _, plan in fast.plans[:top]]
-        ceiling = min([ceiling, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
-        found = search_by_money(problem, bill_of(contexts), ceiling, allowed, costed, affordable_value)
+        incumbent = min([incumbent, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
+        found = search_by_money(problem, bill_of(contexts), incumbent, allowed, costed, affordable_value)
         plans, bound = [plan for _, plan in found.plans[:top]], found.bound
     else:
-        found = search_degrees(problem, ceiling, allowed)
+        found = search_degrees(problem, incumbent, allowed)
         plans, bound = [costed(plan) for _, plan in found.plans[:top]], found.lower_bound_seconds
     return Outcome(
         plans=(*plans, *rivals),

@@ -14,14 +14,14 @@ from shardwright.search.mixed.branch_and_bound.effort import Effort
 from shardwright.search.mixed.branch_and_bound.fastest import Found, Problem, search
 
 
-def search_degrees(problem: Problem, ceiling: float, allowed: Callable[[Plan], bool]) -> Found:
+def search_degrees(problem: Problem, incumbent: float, allowed: Callable[[Plan], bool]) -> Found:
     """Return what `search` finds in the settings of equal and of unequal degrees, and the bound of both."""
-    found = search(_part(problem, symmetric=True), ceiling, allowed)
+    found = search(_part(problem, symmetric=True), incumbent, allowed)
     rest = _part(problem, symmetric=False)
     if not rest.settings:
         return found
-    best = min((seconds for seconds, _ in found.plans), default=ceiling)
-    return _joined(found, search(replace(rest, effort=_more(rest)), min(best, ceiling), allowed))
+    best = min((seconds for seconds, _ in found.plans), default=incumbent)
+    return _joined(found, search(replace(rest, effort=_more(rest)), min(best, incumbent), allowed))
 
 
 def _more(problem: Problem) -> Effort:

@@ -14,8 +14,8 @@ NARROWED = 0.9
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
     """Regions that a search looks at, at most; it ends where the last `patience` splits of regions did not narrow the
-    gap by a tenth. A region is not split any more where the last `idle` splits that led to it did not raise its
-    bound. The integer program of one that can be split is solved where its bound is at least `near` times the goal."""
+    gap by a tenth. A region is not split any more where the last `idle` splits that led to it did not raise its bound.
+    The integer program of one that can be split is solved where its bound is at least `near` times the cutoff."""
 
     regions: int
     patience: int

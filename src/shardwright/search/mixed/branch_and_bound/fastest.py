@@ -97,7 +97,7 @@ class _Part:
 class _Run:
     problem: Problem
     allowed: Callable[[Plan], bool]
-    ceiling: float
+    incumbent: float
     best: dict[tuple[object, ...], tuple[float, Plan]] = dataclass_field(default_factory=dict)
     tried: dict[Draft, float] = dataclass_field(default_factory=dict)
     candidates: int = 0
@@ -106,23 +106,23 @@ class _Run:
     gaps: list[float] = dataclass_field(default_factory=list)
 
     @property
-    def goal(self) -> float:
+    def cutoff(self) -> float:
         """What a plan must beat to be better by more than the gap."""
-        return self.ceiling / (1.0 + self.problem.gap)
+        return self.incumbent / (1.0 + self.problem.gap)
 
 
-def search(problem: Problem, ceiling: float, allowed: Callable[[Plan], bool]) -> Found:
-    """Return the best plans that are `allowed`, and the least time that no plan of the space can beat; `ceiling` are
+def search(problem: Problem, incumbent: float, allowed: Callable[[Plan], bool]) -> Found:
+    """Return the best plans that are `allowed`, and the least time that no plan of the space can beat; `incumbent` are
     the seconds to beat."""
     problem = replace(problem, gap=max(problem.gap, LEAST_GAP))
     found = instances(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)
-    run = _Run(problem, allowed, min(ceiling, HOPELESS * max((each.quick for each in found), default=np.inf)))
+    run = _Run(problem, allowed, min(incumbent, HOPELESS * max((each.quick for each in found), default=np.inf)))
     drafters = [drafter(each) for each in found]
     _scout(run, drafters)
     bound = least_bound(
         [(by.instance.quick, _Part(by, region)) for by in drafters for region in by.instance.roots(problem.space)],
         partial(_processed, run),
-        cutoff=lambda: run.goal,
+        cutoff=lambda: run.cutoff,
         spent=lambda _: run.regions >= problem.effort.regions or problem.effort.spent(run.gaps),
     )
     return Found(
@@ -139,16 +139,16 @@ def _processed(run: _Run, node: Node[_Part]) -> Step[_Part]:
     part = node.part
     if part.columns is None:
         return _bounded(run, node)
-    run.gaps.append(float(np.log(run.ceiling / node.proven)))
+    run.gaps.append(float(np.log(run.incumbent / node.proven)))
     _attempt(run, part.by, part.region, node.bound, part.columns)
     effort, gap = run.problem.effort, run.problem.gap
-    if node.bound >= run.goal or (node.bound >= effort.near * run.goal and _excluded(run, part, run.goal)):
+    if node.bound >= run.cutoff or (node.bound >= effort.near * run.cutoff and _excluded(run, part, run.cutoff)):
         return Pruned()
     idle = 0 if node.bound > part.before * (1.0 + HELPS * gap) else part.idle + 1
-    split = parts(part.by.instance, part.region, run.ceiling) if idle < effort.idle else []
+    split = parts(part.by.instance, part.region, run.incumbent) if idle < effort.idle else []
     if not split:
         return Undecided(_raised(run, part, node.bound))
-    counts = part.columns.counts_within(run.goal)
+    counts = part.columns.counts_within(run.cutoff)
     return Branched([(node.bound, _Part(part.by, each, counts, before=node.bound, idle=idle)) for each in split])
 
 
@@ -156,11 +156,11 @@ def _bounded(run: _Run, node: Node[_Part]) -> Step[_Part]:
     """Give a region its own bound."""
     part, instance = node.part, node.part.by.instance
     counts = instance.compositions(run.problem.space) if part.counts is None else part.counts
-    if instance.quickest(part.region) >= run.goal:
+    if instance.quickest(part.region) >= run.cutoff:
         return Pruned()
     run.regions += 1
     run.candidates += len(counts)
-    found = bounded(instance, part.region, counts, known=node.bound, ceiling=run.ceiling, gap=run.problem.gap)
+    found = bounded(instance, part.region, counts, known=node.bound, incumbent=run.incumbent, gap=run.problem.gap)
     if isinstance(found, Infeasible):
         return Pruned()
     return Rebounded(found.seconds, replace(part, columns=found.columns))
@@ -176,12 +176,12 @@ def _scout(run: _Run, drafters: Sequence[Drafter]) -> None:
             counts: Ints | None = None
             for region in regions(each, run.problem.space):
                 kind = (region.fewest, region.used)
-                high = min(run.ceiling, LESS_GOOD * least.get(kind, np.inf))
-                if each.quickest(region) >= min(high, run.goal):
+                high = min(run.incumbent, LESS_GOOD * least.get(kind, np.inf))
+                if each.quickest(region) >= min(high, run.cutoff):
                     continue
                 counts = _sampled(run, each) if counts is None else counts
                 allowed = counts[usable(each.table, counts, region)]
-                columns = ColumnPool(each, region, allowed, run.ceiling, ordered=False)
+                columns = ColumnPool(each, region, allowed, run.incumbent, ordered=False)
                 if columns.limit(high) >= each.total:
                     seconds, _ = shortest(columns.limit, each.total, each.quick, high)
                     least[kind] = min(seconds, least.get(kind, np.inf))
@@ -189,25 +189,25 @@ def _scout(run: _Run, drafters: Sequence[Drafter]) -> None:
         best: Counter[tuple[int, tuple[int, ...]]] = Counter()
         for seconds, place, region, columns in sorted(seen, key=lambda entry: entry[:2]):
             best[region.fewest, region.used] += 1
-            if best[region.fewest, region.used] <= SCOUTED and seconds < run.goal:
+            if best[region.fewest, region.used] <= SCOUTED and seconds < run.cutoff:
                 _attempt(run, drafters[place], region, seconds, columns)
                 if regions is _whole:
-                    equal_replicas(drafters[place], region, run.ceiling, partial(_offer, run))
+                    equal_replicas(drafters[place], region, run.incumbent, partial(_offer, run))
 
 
-def _sampled(run: _Run, each: Instance) -> Ints:
+def _sampled(run: _Run, instance: Instance) -> Ints:
     """Return the compositions to scout with."""
-    counts = each.compositions(run.problem.space)
-    return counts[each.samples(counts)]
+    counts = instance.compositions(run.problem.space)
+    return counts[instance.samples(counts)]
 
 
-def _whole(each: Instance, space: Space) -> list[Region]:
-    return each.roots(space)[:1]
+def _whole(instance: Instance, space: Space) -> list[Region]:
+    return instance.roots(space)[:1]
 
 
-def _numbered(each: Instance, space: Space) -> list[Region]:
+def _numbered(instance: Instance, space: Space) -> list[Region]:
     """Return the regions of so many replicas exactly, on all types and on each, where there are few units."""
-    roots, units = each.roots(space)[:1], each.table.units
+    roots, units = instance.roots(space)[:1], instance.table.units
     few = units.sum() <= FEW_UNITS and "dp" not in space.pins
     numbers = [2**power for power in range(FEW_UNITS.bit_length()) if few and roots and 2**power <= roots[0].most]
     whole = [replace(root, fewest=number, most=number) for root in roots for number in numbers]
@@ -216,17 +216,17 @@ def _numbered(each: Instance, space: Space) -> list[Region]:
 
 
 def _attempt(run: _Run, by: Drafter, region: Region, bound: float, columns: ColumnPool) -> None:
-    attempt(by, region, bound, columns, partial(_offer, run), lambda: run.ceiling, run.problem.gap)
+    attempt(by, region, bound, columns, partial(_offer, run), lambda: run.incumbent, run.problem.gap)
 
 
 def _raised(run: _Run, part: _Part, low: float) -> float:
     """Return the bound of a region, raised from `low` by its integer program as far as that goes."""
-    least, high = low, run.goal
+    least, high = low, run.cutoff
     for _ in range(CLOSER):
         if high - low <= 0.3 * max(run.problem.gap, FINEST) * high:
             break
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if _excluded(run, part, middle) else (low, min(middle, run.goal))
+        low, high = (middle, high) if _excluded(run, part, middle) else (low, min(middle, run.cutoff))
     return max(least, low)
 
 
@@ -242,7 +242,7 @@ def _excluded(run: _Run, part: _Part, seconds: float) -> bool:
 def _offer(run: _Run, draft: Draft) -> float:
     """Cost a draft exactly under every rank order and keep the better plan. Return its seconds: infinite where it does
     not fit, the draft's own where these are too many."""
-    if draft.seconds >= run.ceiling:
+    if draft.seconds >= run.incumbent:
         return draft.seconds
     if draft not in run.tried:
         run.tried[draft] = _cost(run, draft)
@@ -259,7 +259,7 @@ def _cost(run: _Run, draft: Draft) -> float:
         key = (plan.replicas, plan.micro_batch)
         if key not in run.best or seconds < run.best[key][0]:
             run.best[key] = (seconds, plan)
-        run.ceiling = min(run.ceiling, best)
-        if best > MUCH_SLOWER * run.ceiling:
+        run.incumbent = min(run.incumbent, best)
+        if best > MUCH_SLOWER * run.incumbent:
             break
     return best

@@ -58,21 +58,21 @@ class _Part:
 def search(
     problem: Problem,
     bill: Bill,
-    ceiling: float,
+    incumbent: float,
     allowed: Callable[[Plan], bool],
     costed: Callable[[Plan], Plan],
     value: Callable[[Plan], float | None],
 ) -> Found:
-    """Return the best plans that are `allowed`, and the least value that no plan of the space beats; `ceiling` is the
+    """Return the best plans that are `allowed`, and the least value that no plan of the space beats; `incumbent` is the
     value to beat. `costed` returns a plan with its prediction, `value` the value of such a plan, None where it does not
     keep the limits."""
     found = instances(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)
     per_machine = np.array([each.table.units // bill.machines for each in found]).reshape(-1, len(bill.machines))
-    run = Ledger(problem, bill, allowed, costed, value, ceiling, [drafter(each) for each in found], per_machine)
+    run = Ledger(problem, bill, allowed, costed, value, incumbent, [drafter(each) for each in found], per_machine)
     bound = _least_value(run, all_boxes(bill)) if found else np.inf
     return Found(
         plans=tuple(sorted(run.best.values(), key=lambda item: item[0])),
-        bound=min(bound, run.goal),
+        bound=min(bound, run.cutoff),
         candidates=run.candidates,
         costed=run.costed,
         deepest=max((each.depth for each in found), default=0),
@@ -83,16 +83,16 @@ def _least_value(run: Ledger, found: Boxes) -> float:
     """Make plans. Return the value that no plan beats: with each number of machines looked at where there are not too
     many of them."""
     each_number = bool((found.low == found.high).all())
-    if not each_number or not np.isfinite(run.ceiling):
+    if not each_number or not np.isfinite(run.incumbent):
         _guess(run, found)
-    if not np.isfinite(run.ceiling):
+    if not np.isfinite(run.incumbent):
         values = found.slope * quick_seconds(run, found.high).min(axis=0)
-        run.ceiling = VERY_LONG * float(values[np.isfinite(values)].max(initial=0.0))
+        run.incumbent = VERY_LONG * float(values[np.isfinite(values)].max(initial=0.0))
     if each_number:
         return _searched(run, _left(run, found))
     if run.bill.job.objective == "cost":
         return _in_money(run, found)
-    return by_time(run, run.problem, run.ceiling)
+    return by_time(run, run.problem, run.incumbent)
 
 
 def _guess(run: Ledger, found: Boxes) -> None:
@@ -104,7 +104,7 @@ def _guess(run: Ledger, found: Boxes) -> None:
     low = float(np.where(least <= single.longest, least * single.slope, np.inf).min())
     if not np.isfinite(low):
         return
-    wanted, tried = float(np.sqrt(low * run.ceiling)), ~np.isfinite(least)
+    wanted, tried = float(np.sqrt(low * run.incumbent)), ~np.isfinite(least)
     for _ in range(GUESSES):
         seconds = np.minimum(wanted / single.slope, np.minimum(single.longest, VERY_LONG * least))
         slack = np.divide(seconds, least, out=np.zeros_like(least), where=~tried)
@@ -113,10 +113,10 @@ def _guess(run: Ledger, found: Boxes) -> None:
             break
         tried[row] = True
         _made(run, single, row, np.flatnonzero(quick[:, row] <= LIKELY * least[row]))
-        if not np.isfinite(run.ceiling):
+        if not np.isfinite(run.incumbent):
             break
-        low = low if run.ceiling <= wanted else wanted
-        wanted = float(np.sqrt(low * run.ceiling))
+        low = low if run.incumbent <= wanted else wanted
+        wanted = float(np.sqrt(low * run.incumbent))
 
 
 def _made(run: Ledger, found: Boxes, row: int, places: Ints) -> None:
@@ -131,7 +131,7 @@ def _made(run: Ledger, found: Boxes, row: int, places: Ints) -> None:
         effort=NO_PROOF,
     )
     quick = min((each.quick for each in chosen), default=0.0)
-    longest = min(run.ceiling / float(found.slope[row]), float(found.longest[row]), VERY_LONG * quick)
+    longest = min(run.incumbent / float(found.slope[row]), float(found.longest[row]), VERY_LONG * quick)
     by_time(run, problem, longest)
 
 
@@ -146,7 +146,7 @@ def _left(run: Ledger, found: Boxes) -> list[tuple[float, _Part]]:
             continue
         units = found.high[rows] * run.per_machine[place]
         for group in groups(by.instance, run.problem.space, units, longest[rows], share(run, place)):
-            run.candidates += sum(len(each.rest) + len(each.found.counts) for each in group.pools)
+            run.candidates += sum(len(each.unlisted) + len(each.listed.counts) for each in group.pools)
             for row in rows[group.rows[screened(group, units, longest[rows])]].tolist():
                 pools[row][place] = group.pools
     bounds = coarse(np.where([bool(own) for own in pools], found.slope * quick.min(axis=0), np.inf))
@@ -174,7 +174,7 @@ def _searched(run: Ledger, found: list[tuple[float, _Part]]) -> float:
     return least_bound(
         found,
         processed,
-        cutoff=lambda: run.goal,
+        cutoff=lambda: run.cutoff,
         spent=lambda _: programs >= PROGRAMS * most or run.regions >= most,
     )
 
@@ -202,8 +202,8 @@ def _in_money(run: Ledger, found: Boxes) -> float:
     for by, per_machine in zip(run.drafters, run.per_machine, strict=True):
         per_unit = run.bill.dollars / np.maximum(per_machine, 1)
         starts += [Start(by.instance, region, per_unit) for region in roots(by.instance, run.problem.space)]
-    longest = min(float(found.longest.max()), run.goal / float(run.bill.dollars.min()))
-    return least_dollars(starts, run.problem.space, run.goal, longest, MONEY * run.problem.effort.regions)
+    longest = min(float(found.longest.max()), run.cutoff / float(run.bill.dollars.min()))
+    return least_dollars(starts, run.problem.space, run.cutoff, longest, MONEY * run.problem.effort.regions)
 
 
 def _decided(run: Ledger, box: Boxes, place: int) -> float:
@@ -216,9 +216,9 @@ def _decided(run: Ledger, box: Boxes, place: int) -> float:
         run.problem.space,
         roots(by.instance, run.problem.space),
         tuple(np.flatnonzero(box.high[0]).tolist()),
-        lambda: min(run.goal / slope, longest),
+        lambda: min(run.cutoff / slope, longest),
         run.problem.gap,
-        lambda draft: offer(run, draft, min(run.ceiling / slope, longest)),
+        lambda draft: offer(run, draft, min(run.incumbent / slope, longest)),
     )
     run.regions += looked
     return seconds

@@ -29,7 +29,7 @@ Part = tuple[Region, Ints]  # with the compositions that it may have
 class _Question:
     by: Drafter
     used: tuple[int, ...]
-    goal: Callable[[], float]
+    cutoff: Callable[[], float]
     gap: float
     offer: Callable[[Draft], float]
     looked: int = 0
@@ -40,39 +40,39 @@ def decided(
     space: Space,
     roots: list[Region],
     used: tuple[int, ...],
-    goal: Callable[[], float],
+    cutoff: Callable[[], float],
     gap: float,
     offer: Callable[[Draft], float],
 ) -> tuple[float, int]:
-    """Return seconds, `goal` at most, that no plan of an instance on all of the types `used` beats, and how many
-    regions were looked at. Plans that may take less than `goal` are offered, which may lower it; an offer returns the
+    """Return seconds, `cutoff` at most, that no plan of an instance on all of the types `used` beats, and how many
+    regions were looked at. Plans that may take less than `cutoff` are offered, which may lower it; an offer returns the
     exact seconds."""
     counts = by.instance.compositions(space)
-    run = _Question(by, used, goal, gap, offer)
+    run = _Question(by, used, cutoff, gap, offer)
     bound = least_bound(
         [(by.instance.quickest(root), (root, counts)) for root in roots],
         partial(_processed, run),
-        cutoff=goal,
+        cutoff=cutoff,
         spent=lambda processed: processed >= MOST_REGIONS,
     )
     return bound, run.looked
 
 
 def _processed(run: _Question, node: Node[Part]) -> Step[Part]:
-    """Bound a region, ask its integer program for a plan within the goal, and branch on its parts."""
+    """Bound a region, ask its integer program for a plan within the cutoff, and branch on its parts."""
     run.looked += 1
     (region, counts), instance = node.part, run.by.instance
-    found = bounded(instance, region, counts, known=node.bound, ceiling=run.goal(), gap=0.0)
+    found = bounded(instance, region, counts, known=node.bound, incumbent=run.cutoff(), gap=0.0)
     if isinstance(found, Infeasible):
         return Pruned()
-    answer = solve_within(run.by, region, found.columns, run.goal())
+    answer = solve_within(run.by, region, found.columns, run.cutoff())
     if isinstance(answer, Infeasible):
         return Pruned()
     if isinstance(answer, Solved):
         run.offer(answer.solution)
-    split = [part for part in parts(instance, region, run.goal()) if part.used in ((), run.used)]
+    split = [part for part in parts(instance, region, run.cutoff()) if part.used in ((), run.used)]
     if not split:
-        attempt(run.by, region, found.seconds, found.columns, run.offer, run.goal, run.gap)
+        attempt(run.by, region, found.seconds, found.columns, run.offer, run.cutoff, run.gap)
         return Undecided(found.seconds)
-    rest = found.columns.counts_within(run.goal())
+    rest = found.columns.counts_within(run.cutoff())
     return Branched([(max(found.seconds, instance.quickest(part)), (part, rest)) for part in split])

@@ -23,14 +23,14 @@ KEPT = 3  # of the fastest plans of a search by time
 @dataclass(slots=True)
 class Ledger:
     """What is searched for plans of least value, and what has been found of it: a drafter for each instance, with the
-    units of a machine, `per_machine` [S, G]; how a plan is costed and valued; the value to beat, `ceiling`."""
+    units of a machine, `per_machine` [S, G]; how a plan is costed and valued; the value to beat, `incumbent`."""
 
     problem: Problem
     bill: Bill
     allowed: Callable[[Plan], bool]
     costed_plan: Callable[[Plan], Plan]
     value: Callable[[Plan], float | None]
-    ceiling: float
+    incumbent: float
     drafters: list[Drafter]
     per_machine: Ints
     best: dict[tuple[object, ...], tuple[float, Plan]] = dataclass_field(default_factory=dict)
@@ -39,13 +39,13 @@ class Ledger:
     regions: int = 0
 
     @property
-    def goal(self) -> float:
+    def cutoff(self) -> float:
         """What a plan must beat to be better by more than the gap."""
-        return self.ceiling / (1.0 + self.problem.gap)
+        return self.incumbent / (1.0 + self.problem.gap)
 
     def seconds(self, found: Boxes) -> Floats:
         """Return within how many seconds a plan in each box is better by more than the gap and keeps the limits."""
-        return np.asarray(np.minimum(self.goal / found.slope, found.longest))
+        return np.asarray(np.minimum(self.cutoff / found.slope, found.longest))
 
 
 def quick_seconds(run: Ledger, machines: Ints) -> Floats:
@@ -61,7 +61,7 @@ def quick_seconds(run: Ledger, machines: Ints) -> Floats:
 def _money(run: Ledger) -> float:
     """Return the dollars that an iteration may cost at most to be better by more than the gap and keep the budget."""
     job = run.bill.job
-    most = run.goal if job.objective == "cost" else np.inf
+    most = run.cutoff if job.objective == "cost" else np.inf
     if job.budget_dollars is not None and job.iterations is not None:
         most = min(most, job.budget_dollars / job.iterations)
     return most
@@ -107,4 +107,4 @@ def keep(run: Ledger, plan: Plan) -> None:
     key = (plan.replicas, plan.micro_batch)
     if key not in run.best or found < run.best[key][0]:
         run.best[key] = (found, plan)
-    run.ceiling = min(run.ceiling, found)
+    run.incumbent = min(run.incumbent, found)

@@ -39,13 +39,13 @@ class Start:
     per_unit: Floats
 
 
-def least_dollars(starts: Sequence[Start], space: Space, goal: float, longest: float, most_regions: int) -> float:
-    """Return dollars, `goal` at most, that no plan of the regions costs less than and takes `longest` seconds or
+def least_dollars(starts: Sequence[Start], space: Space, cutoff: float, longest: float, most_regions: int) -> float:
+    """Return dollars, `cutoff` at most, that no plan of the regions costs less than and takes `longest` seconds or
     less."""
 
     def processed(node: Node[Start]) -> Step[Start]:
-        start, dollars = node.part, _least_of(node, space, goal, longest)
-        if dollars >= goal:
+        start, dollars = node.part, _least_of(node, space, cutoff, longest)
+        if dollars >= cutoff:
             return Pruned()
         split = parts(start.each, start.region, longest)
         return Branched([(dollars, replace(start, region=part)) for part in split]) if split else Undecided(dollars)
@@ -53,7 +53,7 @@ def least_dollars(starts: Sequence[Start], space: Space, goal: float, longest: f
     return least_bound(
         [(_quick(start), start) for start in starts],
         processed,
-        cutoff=lambda: goal,
+        cutoff=lambda: cutoff,
         spent=lambda processed: processed >= most_regions,
     )
 
@@ -65,7 +65,7 @@ def _quick(start: Start) -> float:
     return coarse(each.total * each.layers.total * float((start.per_unit[there] / speeds).min()))
 
 
-def _least_of(node: Node[Start], space: Space, goal: float, seconds: float) -> float:
+def _least_of(node: Node[Start], space: Space, cutoff: float, seconds: float) -> float:
     """Return the dollars that no plan of a region costs less than."""
     each, region, per_unit = node.part.each, node.part.region, node.part.per_unit
     rest = each.compositions(space)
@@ -91,18 +91,18 @@ def _least_of(node: Node[Start], space: Space, goal: float, seconds: float) -> f
             continue
         # The tangent at the money there is bounds what more of it can do.
         missing = (each.total - reached) * seconds
-        more = dollars + missing / prices[-1] if prices[-1] * (goal - dollars) > missing else goal
-        if more >= goal or more < dollars * (1.0 + STEP):
+        more = dollars + missing / prices[-1] if prices[-1] * (cutoff - dollars) > missing else cutoff
+        if more >= cutoff or more < dollars * (1.0 + STEP):
             return more
         dollars = coarse(more)
     return dollars
 
 
-def _listed(each: Instance, region: Region, found: Columns, counts: Ints) -> Columns:
+def _listed(instance: Instance, region: Region, found: Columns, counts: Ints) -> Columns:
     """Return columns with those of more compositions: with as many micro-batches as stages or more, and with fewer."""
-    table, layers = each.table, each.layers
+    table, layers = instance.table, instance.layers
     more = [
-        columns(table, layers, each.capacity(region, np.inf, few=few), counts, region, few=few, ordered=False)
+        columns(table, layers, instance.capacity(region, np.inf, few=few), counts, region, few=few, ordered=False)
         for few in (False, True)
         if len(counts)
     ]

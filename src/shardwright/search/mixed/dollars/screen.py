@@ -32,10 +32,10 @@ class Group:
     pools: tuple[ColumnPool, ...]
 
 
-def groups(each: Instance, space: Space, units: Ints, longest: Floats, share: Floats) -> Iterator[Group]:
+def groups(instance: Instance, space: Space, units: Ints, longest: Floats, share: Floats) -> Iterator[Group]:
     """Yield groups that together hold every row of `units` [K, G] that may finish an iteration of a setting within
     `longest` [K] seconds. `share` [G] is what a second of a unit is of the money for one micro-batch."""
-    whole = each.on_units(units.max(axis=0))
+    whole = instance.on_units(units.max(axis=0))
     if not any(_affordable(whole, space, root, share, float(longest.max())) for root in roots(whole, space)):
         return
     keys = [(tuple(np.flatnonzero(row).tolist()), int(row.sum()).bit_length()) for row in units]
@@ -43,7 +43,7 @@ def groups(each: Instance, space: Space, units: Ints, longest: Floats, share: Fl
         rows = np.array([place for place, other in enumerate(keys) if other == key])
         if not key[0]:
             continue
-        own = each.on_units(units[rows].max(axis=0))
+        own = instance.on_units(units[rows].max(axis=0))
         end = float(longest[rows].max())
         regions = [replace(root, used=key[0]) for root in roots(own, space)]
         found = tuple(
@@ -66,63 +66,63 @@ def least_seconds(pools: tuple[ColumnPool, ...], units: Ints, low: float, high: 
     return min(_least_seconds(pool, units, low, high) for pool in pools)
 
 
-def roots(each: Instance, space: Space) -> list[Region]:
+def roots(instance: Instance, space: Space) -> list[Region]:
     """Return the regions to start from, with no more replicas than fit into memory."""
-    if not each.table.units.any():
+    if not instance.table.units.any():
         return []
-    found = [replace(root, most=most_replicas(each, root.most)) for root in each.roots(space)]
+    found = [replace(root, most=most_replicas(instance, root.most)) for root in instance.roots(space)]
     return [root for root in found if root.fewest <= root.most]
 
 
-def _affordable(each: Instance, space: Space, region: Region, share: Floats, longest: float) -> bool:
+def _affordable(instance: Instance, space: Space, region: Region, share: Floats, longest: float) -> bool:
     """Return whether there is money for some composition of a region, for as many micro-batches as it has the time for.
     Money for a plan is money for one of its compositions."""
-    single = alone(each.table, each.layers, region)
+    single = alone(instance.table, instance.layers, region)
     if (single.bottleneck[:, 0] * weighed(single.counts, share) <= 1.0).any():
         return True
-    counts = _usable(each, space, region)
+    counts = _usable(instance, space, region)
     with np.errstate(divide="ignore"):
         pace = np.minimum(1.0 / weighed(counts, share), longest)
-    return bool(len(fast_enough(each, region, counts, pace, longest)))
+    return bool(len(fast_enough(instance, region, counts, pace, longest)))
 
 
-def fast_enough(each: Instance, region: Region, counts: Ints, pace: Floats, longest: float) -> Ints:
+def fast_enough(instance: Instance, region: Region, counts: Ints, pace: Floats, longest: float) -> Ints:
     """Return the compositions (rows of `counts` [N, G], of two stages or more) that may finish some micro-batches in
     `pace` [N] seconds each and `longest` together. By the bounds, the more there are the fewer seconds each takes,
     among numbers up to that of the stages and among those beyond: so the most that fit at the pace tell, or one more
     within `longest`."""
-    stages, table, layers = counts.sum(axis=1), each.table, each.layers
-    most = np.minimum(np.floor(longest / pace + CLOSE), each.total).astype(np.int64)
+    stages, table, layers = counts.sum(axis=1), instance.table, instance.layers
+    most = np.minimum(np.floor(longest / pace + CLOSE), instance.total).astype(np.int64)
     more = most + 1
     asked = [  # micro-batches, seconds for all of them, where that is asked, and whether they are no more than stages
         (np.minimum(most, stages), None, most > 0, True),
-        (more, longest, more <= np.minimum(stages, each.total), True),
+        (more, longest, more <= np.minimum(stages, instance.total), True),
         (most, None, most > stages, False),
-        (np.maximum(more, stages + 1), longest, np.maximum(more, stages + 1) <= each.total, False),
+        (np.maximum(more, stages + 1), longest, np.maximum(more, stages + 1) <= instance.total, False),
     ]
     found = []
     for sizes, seconds, where, few in asked:
         rows = np.flatnonzero(where)
         if len(rows):
-            size, capacity = sizes[rows], each.capacity(region, np.inf, few=few)
+            size, capacity = sizes[rows], instance.capacity(region, np.inf, few=few)
             within = (size * pace[rows] if seconds is None else np.full(len(rows), seconds)) * (1.0 + CLOSE)
             found.append(rows[possible(table, layers, capacity, counts[rows], region, size, within)])
     return np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
 
 
-def _usable(each: Instance, space: Space, region: Region) -> Ints:
-    counts = each.compositions(space)
-    return counts[usable(each.table, counts, region)]
+def _usable(instance: Instance, space: Space, region: Region) -> Ints:
+    counts = instance.compositions(space)
+    return counts[usable(instance.table, counts, region)]
 
 
-def _pool(each: Instance, space: Space, region: Region, longest: float) -> ColumnPool:
-    return ColumnPool(each, region, _usable(each, space, region), longest)
+def _pool(instance: Instance, space: Space, region: Region, longest: float) -> ColumnPool:
+    return ColumnPool(instance, region, _usable(instance, space, region), longest)
 
 
-def most_replicas(each: Instance, most: int) -> int:
+def most_replicas(instance: Instance, most: int) -> int:
     """Return how many replicas fit into the memory of all units, at most: each holds all parameters, and all share out
     the state of the optimizer."""
-    table, layers = each.table, each.layers
+    table, layers = instance.table, instance.layers
     there = table.units > 0
     parameters = layers.total * (layers.dense + layers.expert)[there].min()
     room = float((np.maximum(table.room_bytes - table.fixed_bytes, 0.0) * table.units).sum())
@@ -160,4 +160,4 @@ def _least_seconds(pool: ColumnPool, units: Ints, low: float, high: float) -> fl
 
 
 def _set_units(pool: ColumnPool, units: Ints) -> None:
-    pool.program = master_problem(pool.found.counts, units, pool.region.fewest, pool.region.most)
+    pool.program = master_problem(pool.listed.counts, units, pool.region.fewest, pool.region.most)

@@ -53,9 +53,9 @@ def attempt(
     by: Drafter,
     region: Region,
     low: float,
-    of: ColumnPool,
+    pool: ColumnPool,
     offer: Callable[[Draft], float],
-    ceiling: Callable[[], float],
+    incumbent: Callable[[], float],
     gap: float,
 ) -> None:
     """Make plans of a region with the bound `low` and `offer` them, which returns their exact seconds.
@@ -63,11 +63,11 @@ def attempt(
     Compositions that turned out slower than their bound count as that much slower when the program is solved again, so
     that the next solution is of others, or right about these."""
     each = by.instance
-    top = min(ceiling(), WIDEST * low)
-    if of.limit(top) < each.total - CLOSE:
-        top = ceiling()
-    of.widen(top, SOME)
-    found, part = of.within(top)
+    top = min(incumbent(), WIDEST * low)
+    if pool.limit(top) < each.total - CLOSE:
+        top = incumbent()
+    pool.widen(top, SOME)
+    found, part = pool.within(top)
     idle = 0
     for _ in range(ROUNDS):
         if idle == IDLE:
@@ -77,44 +77,44 @@ def attempt(
         def reached(seconds: float, slower: Floats = slower) -> float:
             return part.relaxed(micro_batches(found, seconds / slower)).value
 
-        end = min(top, ceiling())
+        end = min(top, incumbent())
         if reached(end) < each.total - CLOSE:
             return
         end = shortest(reached, each.total, low, end)[1]
-        at = min(end * (1.0 + 0.3 * gap + PRECISION), ceiling()) / slower
+        at = min(end * (1.0 + 0.3 * gap + PRECISION), incumbent()) / slower
         choice = part.dive(micro_batches(found, at), each.total)
         if not len(choice.chosen):
             return
         draft = _draft(by, region, found, choice, micro_batches(found, at), at)
         idle += 1
         if draft is not None:
-            idle = 0 if draft.seconds < ceiling() else idle
+            idle = 0 if draft.seconds < incumbent() else idle
             surprise = offer(draft) / max(line.seconds + line.after for line, _, _ in draft.replicas)
             for row in choice.chosen:
                 by.slower[tuple(found.counts[row].tolist()), region] *= max(surprise, 1.0)
 
 
-def solve_within(by: Drafter, region: Region, of: ColumnPool, goal: float) -> Solved[Draft] | Infeasible | Open:
-    """Return the plan that the integer program makes of a region within `goal` seconds. The compositions of solutions
+def solve_within(by: Drafter, region: Region, pool: ColumnPool, cutoff: float) -> Solved[Draft] | Infeasible | Open:
+    """Return the plan that the integer program makes of a region within `cutoff` seconds. The compositions of solutions
     are looked at split by split before they count."""
     each = by.instance
     for _ in range(TIGHTENED):
-        relaxed = of.generated(goal)
-        if not of.suffices(relaxed):
+        relaxed = pool.generated(cutoff)
+        if not pool.suffices(relaxed):
             return Infeasible()
-        if not of.tighten(sorted(relaxed.amounts), goal):
+        if not pool.tighten(sorted(relaxed.amounts), cutoff):
             break
     for _ in range(SOLVED):
-        of.generated(goal)
-        complete = of.widen(goal, SOME)
-        sizes = of.sizes(goal)
-        answer = of.program.solve(sizes, each.total, asked_for(each.table, of.found.counts, region))
+        pool.generated(cutoff)
+        complete = pool.widen(cutoff, SOME)
+        sizes = pool.sizes(cutoff)
+        answer = pool.program.solve(sizes, each.total, asked_for(each.table, pool.listed.counts, region))
         if isinstance(answer, Open) or (isinstance(answer, Infeasible) and not complete):
             return Open()
         if isinstance(answer, Infeasible):
             return answer
-        if not of.tighten(answer.solution.chosen.tolist(), goal):
-            draft = _draft(by, region, of.found, answer.solution, sizes, np.full(len(of.found.counts), goal))
+        if not pool.tighten(answer.solution.chosen.tolist(), cutoff):
+            draft = _draft(by, region, pool.listed, answer.solution, sizes, np.full(len(pool.listed.counts), cutoff))
             return Open() if draft is None else Solved(draft)
     return Open()
 

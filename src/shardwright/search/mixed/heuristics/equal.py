@@ -17,9 +17,9 @@ BEST = 3  # numbers of replicas that are made into plans
 STEPS = 20  # of the bisection for how long one takes
 
 
-def equal_replicas(by: Drafter, region: Region, ceiling: float, offer: Callable[[Draft], float]) -> None:
+def equal_replicas(by: Drafter, region: Region, incumbent: float, offer: Callable[[Draft], float]) -> None:
     """Offer plans of a region with equal replicas on the units of a setting; what cannot be shared out stays idle:
-    of all numbers of replicas those that take least by their bound, and less than `ceiling` seconds."""
+    of all numbers of replicas those that take least by their bound, and less than `incumbent` seconds."""
     each, units = by.instance, by.instance.table.units
     numbers = np.arange(region.fewest, min(region.most, int(units.max()), each.total) + 1)
     rows = units // numbers[:, None]
@@ -27,12 +27,12 @@ def equal_replicas(by: Drafter, region: Region, ceiling: float, offer: Callable[
     rows = np.unique(rows, axis=0)
     if not len(rows):
         return
-    table = each.capacity(region, ceiling, few=False)
+    table = each.capacity(region, incumbent, few=False)
     found = columns(each.table, each.layers, table, rows, region, few=False)
     copies = np.where(found.counts > 0, units // np.maximum(found.counts, 1), each.total).min(axis=1)
-    seconds = _shortest(found, -(-each.total // copies), each.quick, ceiling)
+    seconds = _shortest(found, -(-each.total // copies), each.quick, incumbent)
     for row in np.argsort(seconds, kind="stable")[:BEST]:
-        if seconds[row] < ceiling:
+        if seconds[row] < incumbent:
             number = int(copies[row])
             chosen = [(tuple(found.counts[row].tolist()), number, max(each.total // number, 1))]
             draft = by.workshop.draft(chosen, each.total)

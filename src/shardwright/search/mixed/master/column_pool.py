@@ -25,33 +25,35 @@ MORE = 120  # listed at a time
 
 
 class ColumnPool:
-    """The compositions `found` of a region that are listed, their program, and those that are not, `rest` [N, G].
+    """The compositions of a region that are `listed`, their program, and those that are not, `unlisted` [N, G].
 
     Where micro-batches in flight limit a stage, a composition with fewer micro-batches than stages can hold more: it
     has a second row for that. `narrow` [N, G] are listed compositions whose second row no solution asked for yet. If
     `ordered`, compositions are bounded by each order of their types where there are few.
     """
 
-    def __init__(self, each: Instance, region: Region, counts: Ints, longest: float, *, ordered: bool = True) -> None:
-        self.each, self.region, self.longest = each, region, longest
+    def __init__(
+        self, instance: Instance, region: Region, counts: Ints, longest: float, *, ordered: bool = True
+    ) -> None:
+        self.instance, self.region, self.longest = instance, region, longest
         self.ordered = ordered
-        self.found = alone(each.table, each.layers, region)
-        self.rest = counts[np.argsort(counts.sum(axis=1), kind="stable")]
+        self.listed = alone(instance.table, instance.layers, region)
+        self.unlisted = counts[np.argsort(counts.sum(axis=1), kind="stable")]
         self.narrow = counts[:0]
         self.possible: dict[tuple[int, int], float] = {}  # rows and micro-batches for which some split may do
         self.too_many: list[tuple[float, int, int]] = []  # seconds, row and micro-batches for which no split does
-        self.program = master_problem(self.found.counts, each.table.units, region.fewest, region.most)
-        self.capacity = each.capacity(region, longest, few=False)
+        self.program = master_problem(self.listed.counts, instance.table.units, region.fewest, region.most)
+        self.capacity = instance.capacity(region, longest, few=False)
         if len(counts):
-            self._list(each.samples(self.rest) if len(counts) > FIRST else np.ones(len(counts), dtype=bool))
+            self._list(instance.samples(self.unlisted) if len(counts) > FIRST else np.ones(len(counts), dtype=bool))
 
     @property
     def total(self) -> int:
-        return self.each.total
+        return self.instance.total
 
     def sizes(self, seconds: float) -> Ints:
         """Return the most micro-batches that each listed composition finishes within `seconds`."""
-        found = micro_batches(self.found, seconds)
+        found = micro_batches(self.listed, seconds)
         known = [(row, size - 1) for at, row, size in self.too_many if at >= seconds]
         if known:
             rows, most = np.array(known, dtype=np.int64).T
@@ -107,8 +109,8 @@ class ColumnPool:
         for row in rows:
             size = int(sizes[row])
             if size and self.possible.get((row, size), np.inf) > seconds:
-                column = self.found.take(np.array([row]))
-                if impossible(self.each.table, self.each.layers, self.region, column, size, seconds):
+                column = self.listed.take(np.array([row]))
+                if impossible(self.instance.table, self.instance.layers, self.region, column, size, seconds):
                     self.too_many.append((seconds, row, size))
                     lowered = True
                 else:
@@ -118,28 +120,30 @@ class ColumnPool:
     def within(self, seconds: float) -> tuple[Columns, MasterProblem]:
         """Return the listed compositions that can be in a solution within `seconds`, with their program."""
         relaxed = self.relaxed(seconds)
-        found = self.found.take(np.flatnonzero(relaxed.reduced_costs <= relaxed.value - self.total + CLOSE))
-        return found, master_problem(found.counts, self.each.table.units, self.region.fewest, self.region.most)
+        found = self.listed.take(np.flatnonzero(relaxed.reduced_costs <= relaxed.value - self.total + CLOSE))
+        return found, master_problem(found.counts, self.instance.table.units, self.region.fewest, self.region.most)
 
     def counts_within(self, seconds: float) -> Ints:
         """Return the compositions of two stages or more, listed or not, that can be in a solution, [N, G]."""
         relaxed = self.relaxed(seconds)
         slack = max(relaxed.value - self.total, 0.0)
-        kept = self.found.counts[(relaxed.reduced_costs <= slack + CLOSE) & (self.found.stages > 1)]
+        kept = self.listed.counts[(relaxed.reduced_costs <= slack + CLOSE) & (self.listed.stages > 1)]
         again = self.narrow[needed(self.narrow, relaxed.prices, slack) < self.narrow.sum(axis=1)]
-        rest = self.rest[self._in_solutions(seconds, relaxed.prices, slack)]
+        rest = self.unlisted[self._in_solutions(seconds, relaxed.prices, slack)]
         return np.unique(np.concatenate([kept, again, rest]), axis=0)
 
     def _in_solutions(self, seconds: float, prices: Floats, slack: float) -> Bools:
-        """Return which of the rest can be in a solution within `seconds` at `prices`."""
-        each, chosen = self.each, np.zeros(len(self.rest), dtype=bool)
-        least = needed(self.rest, prices, slack)
-        few = least <= self.rest.sum(axis=1)
+        """Return which of the compositions that are not listed can be in a solution within `seconds` at `prices`."""
+        instance, chosen = self.instance, np.zeros(len(self.unlisted), dtype=bool)
+        least = needed(self.unlisted, prices, slack)
+        few = least <= self.unlisted.sum(axis=1)
         for rows in (np.flatnonzero(few & (least <= self.total)), np.flatnonzero(~few & (least <= self.total))):
             if len(rows):
-                table = each.capacity(self.region, self.longest, few=True) if few[rows[0]] else self.capacity
-                counts, wanted = self.rest[rows], least[rows]
-                chosen[rows[possible(each.table, each.layers, table, counts, self.region, wanted, seconds)]] = True
+                table = instance.capacity(self.region, self.longest, few=True) if few[rows[0]] else self.capacity
+                counts, wanted = self.unlisted[rows], least[rows]
+                chosen[rows[possible(instance.table, instance.layers, table, counts, self.region, wanted, seconds)]] = (
+                    True
+                )
         return chosen
 
     def _list_some(self, chosen: Bools, prices: Floats, most: int = MORE) -> bool:
@@ -147,8 +151,8 @@ class ColumnPool:
         are any."""
         rows = np.flatnonzero(chosen)
         if len(rows) > most:
-            speed = weighed(self.rest[rows], 1.0 / self.each.layers.seconds)
-            cost = weighed(self.rest[rows], prices[:-1]) + prices[-1] + self.rest[rows].sum(axis=1)
+            speed = weighed(self.unlisted[rows], 1.0 / self.instance.layers.seconds)
+            cost = weighed(self.unlisted[rows], prices[:-1]) + prices[-1] + self.unlisted[rows].sum(axis=1)
             chosen = np.zeros_like(chosen)
             chosen[rows[np.argsort(coarse(cost / speed), kind="stable")[:most]]] = True
         if len(rows):
@@ -156,10 +160,12 @@ class ColumnPool:
         return len(rows) > 0
 
     def _list(self, chosen: Bools) -> None:
-        """Move rows from `rest` to `found`."""
-        counts, each, steady = self.rest[chosen], self.each, self.capacity.steady
-        self.rest = self.rest[~chosen]
-        more = columns(each.table, each.layers, self.capacity, counts, self.region, few=False, ordered=self.ordered)
+        """List rows that are not."""
+        counts, instance, steady = self.unlisted[chosen], self.instance, self.capacity.steady
+        self.unlisted = self.unlisted[~chosen]
+        more = columns(
+            instance.table, instance.layers, self.capacity, counts, self.region, few=False, ordered=self.ordered
+        )
         self._join(replace(more, fewest=np.ones_like(more.fewest)) if steady else more)
         if not steady:
             self.narrow = np.concatenate([self.narrow, counts])
@@ -169,12 +175,12 @@ class ColumnPool:
         asked = needed(self.narrow, prices, slack) < self.narrow.sum(axis=1)
         if not asked.any():
             return False
-        each, counts = self.each, self.narrow[asked]
+        instance, counts = self.instance, self.narrow[asked]
         self.narrow = self.narrow[~asked]
-        table = each.capacity(self.region, self.longest, few=True)
-        self._join(columns(each.table, each.layers, table, counts, self.region, few=True, ordered=self.ordered))
+        table = instance.capacity(self.region, self.longest, few=True)
+        self._join(columns(instance.table, instance.layers, table, counts, self.region, few=True, ordered=self.ordered))
         return True
 
     def _join(self, more: Columns) -> None:
-        self.found = joined([self.found, more])
-        self.program = self.program.widened(self.found.counts)
+        self.listed = joined([self.listed, more])
+        self.program = self.program.widened(self.listed.counts)

@@ -31,42 +31,42 @@ class Bounded:
 
 
 def bounded(
-    each: Instance, region: Region, counts: Ints, *, known: float, ceiling: float, gap: float
+    instance: Instance, region: Region, counts: Ints, *, known: float, incumbent: float, gap: float
 ) -> Bounded | Infeasible:
-    """Return the bound of a region with its compositions, unless it holds nothing below `ceiling` by more than the gap.
+    """Return the bound of a region with its columns, unless it holds nothing below `incumbent` by more than the gap.
     `known` is a bound already."""
-    goal = ceiling / (1.0 + gap)
-    least = max(known, each.quickest(region))
-    if least >= goal:
+    cutoff = incumbent / (1.0 + gap)
+    least = max(known, instance.quickest(region))
+    if least >= cutoff:
         return Infeasible()
-    counts = counts[usable(each.table, counts, region)]
-    if too_slow(each, region, counts, goal):
+    counts = counts[usable(instance.table, counts, region)]
+    if too_slow(instance, region, counts, cutoff):
         return Infeasible()
-    columns = ColumnPool(each, region, counts, ceiling)
-    if not columns.reaches_all(goal):
+    columns = ColumnPool(instance, region, counts, incumbent)
+    if not columns.reaches_all(cutoff):
         return Infeasible()
-    high = goal
+    high = cutoff
     while True:
-        seconds, high = shortest(columns.limit, each.total, least, high)
+        seconds, high = shortest(columns.limit, instance.total, least, high)
         if seconds <= least or not columns.extend(seconds, columns.relaxed(seconds).prices):
             return Bounded(seconds, columns)
 
 
-def too_slow(each: Instance, region: Region, counts: Ints, seconds: float) -> bool:
+def too_slow(instance: Instance, region: Region, counts: Ints, seconds: float) -> bool:
     """Return whether prices in proportion to the speed of the types prove that no plan of a region takes `seconds`."""
-    speeds = each.speeds / np.maximum(each.table.units, 1)
-    worth = (each.speeds[list(region.used)] if region.used else each.speeds).sum()
-    prices = np.append(speeds, 0.0) * ((each.total - 2.0 * CLOSE) / worth)
-    single = alone(each.table, each.layers, region)
+    speeds = instance.speeds / np.maximum(instance.table.units, 1)
+    worth = (instance.speeds[list(region.used)] if region.used else instance.speeds).sum()
+    prices = np.append(speeds, 0.0) * ((instance.total - 2.0 * CLOSE) / worth)
+    single = alone(instance.table, instance.layers, region)
     if (micro_batches(single, seconds) > weighed(single.counts, prices[:-1])).any():
         return False
     least = needed(counts, prices, 0.0)
     few = least <= counts.sum(axis=1)
     for some, rows in ((False, np.flatnonzero(~few)), (True, np.flatnonzero(few))):
-        rows = rows[least[rows] <= each.total]
+        rows = rows[least[rows] <= instance.total]
         if len(rows):
-            found = each.capacity(region, seconds, few=some)
-            if len(possible(each.table, each.layers, found, counts[rows], region, least[rows], seconds)):
+            found = instance.capacity(region, seconds, few=some)
+            if len(possible(instance.table, instance.layers, found, counts[rows], region, least[rows], seconds)):
                 return False
     return True
 
@@ -93,23 +93,25 @@ def shortest(reached: Callable[[float], float], total: int, low: float, high: fl
     return low, high
 
 
-def parts(each: Instance, region: Region, ceiling: float) -> list[Region]:
-    """Return the parts of a region: by the types in use, and by the numbers of replicas. Plans that take `ceiling`
+def parts(instance: Instance, region: Region, incumbent: float) -> list[Region]:
+    """Return the parts of a region: by the types in use, and by the numbers of replicas. Plans that take `incumbent`
     seconds or more do not matter."""
     if region.fewest == 1 and region.most > 1:
         return [replace(region, most=1), replace(region, fewest=2)]
-    several = len(sites_of(each.table, tuple(np.flatnonzero(each.table.units > 0).tolist()))) > 1
-    if not region.used and (region.most > 1 or several) and (each.table.units > 0).sum() > 1:
-        return by_types(each.table, region, _fewest_gpus(each, ceiling))
+    several = len(sites_of(instance.table, tuple(np.flatnonzero(instance.table.units > 0).tolist()))) > 1
+    if not region.used and (region.most > 1 or several) and (instance.table.units > 0).sum() > 1:
+        return by_types(instance.table, region, _fewest_gpus(instance, incumbent))
     wide = region.most > (NARROW * region.fewest if region.most > FEW else region.fewest)
     return _narrowed(region) if wide else []
 
 
-def _fewest_gpus(each: Instance, ceiling: float) -> int:
-    """Return how many GPUs a plan has at least that takes no longer than `ceiling`."""
-    layers, degrees = each.layers, np.array(each.setting.tp)
-    quickest = np.where(each.table.units > 0, degrees * np.minimum(layers.alone_seconds, layers.seconds), np.inf).min()
-    return max(int(np.ceil(each.total * layers.total * quickest / ceiling * (1.0 - CLOSE))), 1)
+def _fewest_gpus(instance: Instance, incumbent: float) -> int:
+    """Return how many GPUs a plan has at least that takes no longer than `incumbent`."""
+    layers, degrees = instance.layers, np.array(instance.setting.tp)
+    quickest = np.where(
+        instance.table.units > 0, degrees * np.minimum(layers.alone_seconds, layers.seconds), np.inf
+    ).min()
+    return max(int(np.ceil(instance.total * layers.total * quickest / incumbent * (1.0 - CLOSE))), 1)
 
 
 def _narrowed(region: Region) -> list[Region]:

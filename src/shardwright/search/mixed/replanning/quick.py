@@ -40,14 +40,14 @@ class Task:
         return self.by.instance.setting
 
 
-def quick_plan(task: Task, ceiling: float, hints: Sequence[tuple[int, ...]]) -> tuple[Plan, Mixed] | None:
-    """Return a plan that takes less than `ceiling` seconds, with its iteration, if one is found. `hints` are
+def quick_plan(task: Task, incumbent: float, hints: Sequence[tuple[int, ...]]) -> tuple[Plan, Mixed] | None:
+    """Return a plan that takes less than `incumbent` seconds, with its iteration, if one is found. `hints` are
     compositions that it may have, beside short ones and those of one type or of all in proportion."""
     best: list[tuple[Plan, Mixed]] = []
     drafts = 0
 
     def least() -> float:
-        return best[-1][1].seconds if best else ceiling
+        return best[-1][1].seconds if best else incumbent
 
     def limit() -> float:
         return least() if drafts < max(DRAFTS // len(task.contexts), 1) else 0.0
@@ -68,9 +68,10 @@ def quick_plan(task: Task, ceiling: float, hints: Sequence[tuple[int, ...]]) -> 
     each = task.by.instance
     region, counts = each.roots(Space())[0], each.compositions(Space())
     hinted = [counts[(counts == np.array(hint)).all(axis=1)] for hint in hints]
-    columns = ColumnPool(each, region, np.concatenate([counts[each.samples(counts)], *hinted]), ceiling, ordered=False)
-    if each.quickest(region) < ceiling and columns.limit(ceiling) >= each.total:
-        low, _ = shortest(columns.limit, each.total, each.quick, ceiling)
-        if low * (1.0 + GAP) < ceiling:
+    chosen = np.concatenate([counts[each.samples(counts)], *hinted])
+    columns = ColumnPool(each, region, chosen, incumbent, ordered=False)
+    if each.quickest(region) < incumbent and columns.limit(incumbent) >= each.total:
+        low, _ = shortest(columns.limit, each.total, each.quick, incumbent)
+        if low * (1.0 + GAP) < incumbent:
             attempt(task.by, region, low, columns, offer, limit, GAP)
     return best[-1] if best else None
