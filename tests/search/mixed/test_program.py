@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import re
+from functools import reduce
 
 import numpy as np
 import pytest
 
+from shardwright.search import mixed
 from shardwright.search.mixed.master.answer import Infeasible, Solved
 from shardwright.search.mixed.master.program import master_problem
 
@@ -56,3 +60,16 @@ def test_a_dive_stays_within_the_units(seed):
     assert (choice.copies @ counts[choice.chosen] <= units).all()
     assert choice.copies.sum() <= 12
     assert choice.reached == choice.copies @ value[choice.chosen]
+
+
+PROGRAMS = re.findall(r"^    \((P\d+)\).* (\w+)\.(\w+)\.([\w.]+)$", mixed.__doc__ or "", re.MULTILINE)
+
+
+def test_every_program_has_a_number():
+    assert [number for number, *_ in PROGRAMS] == [f"P{place}" for place in range(1, 11)]
+
+
+@pytest.mark.parametrize(("number", "folder", "module", "name"), PROGRAMS)
+def test_each_program_is_named_where_it_is_implemented(number, folder, module, name):
+    found = importlib.import_module(f"{mixed.__name__}.{folder}.{module}")
+    assert (reduce(getattr, name.split("."), found).__doc__ or "").startswith(f"({number}) ")

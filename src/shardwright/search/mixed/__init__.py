@@ -10,4 +10,20 @@
 * `heuristics/`: incumbents
 * `dollars/`: the search by money
 * `replanning/`: from the plan before
+
+It is a branch and price: branch and bound over regions of an instance (numbers of replicas, types in use, links), each
+bounded by a master problem over compositions whose columns are priced, not enumerated. The programs and bounds, with
+the functions that implement them; `docs/methods-mixed-search.md` derives them:
+
+    (P1) time of a composition   T >= W + (m - 1) tau - …, m_c(T) its inverse      bounds.compositions.micro_batches
+    (P2) layers of a stage       most k within tau and the memory                  bounds.stage_limits.most_layers
+    (P3) tail                    least A with sum_g k_g(A) >= L                    bounds.travel.least_tail
+    (P4) master problem          max sum_c x_c m_c(T),  sum_c x_c c <= U,          master.relaxation.Relaxation.optimum
+                                 a <= sum_c x_c <= b;  relaxed without a
+    (P5) pricing                 c is in a solution only if m_c(T) >= c pi - slack subproblem.pricing.possible
+    (P6) exact subproblem        some split of c finishes m within T               subproblem.exact.impossible
+    (P7) integer master problem  (P4) with x integer and each type in use          master.program.MasterProblem.solve
+    (P8) bound of a region       the least T at which (P4) reaches M               master.regions.bounded
+    (P9) money                   (P4) with the row  T sum_c x_c q c <= G           dollars.money.least_dollars
+    (P10) screen                 V(y, T) < M, and by its prices V(y', T) < M       dollars.screen.screened
 """

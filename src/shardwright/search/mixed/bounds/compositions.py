@@ -211,7 +211,7 @@ def _least_tied(table: Table, arranged: Arrangement) -> Floats:
 
 
 def micro_batches(found: Columns, seconds: float | Floats) -> Ints:
-    """Return the most micro-batches that a replica of each composition finishes within `seconds` (or [N]), [N]."""
+    """(P1) Return the most micro-batches that a replica of each composition finishes within `seconds` (or [N]), [N]."""
     t = np.asarray(seconds)[..., None] - found.after
     tau, work, stages = found.bottleneck, found.work, found.stages[:, None].astype(np.float64)
     many = np.minimum(1.0 + (t - found.first) / tau, t / tau)

@@ -79,8 +79,8 @@ def least_move_seconds(table: Table) -> Floats:
 def most_layers(
     of: Figures, left: Floats, space: Floats, flight: Floats, modes: tuple[int, ...], layers: Layers
 ) -> tuple[Floats, Floats]:
-    """Return the most layers within `left` [R, J] seconds and `space` [R, H] bytes with `flight` [R, H] micro-batches
-    in flight, and the most without recomputation, [R, J, H]."""
+    """(P2) Return the most layers within `left` [R, J] seconds and `space` [R, H] bytes with `flight` [R, H]
+    micro-batches in flight, and the most without recomputation, [R, J, H]."""
     left, space, h = np.maximum(left, 0.0)[:, :, None], space[:, None, :], flight[:, None, :]
 
     def column(values: Floats) -> Floats:

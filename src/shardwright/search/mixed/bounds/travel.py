@@ -105,8 +105,8 @@ def layers_in_tail(needs: Travel, kinds: Ints, seconds: Floats, tail: float) -> 
 
 
 def least_tail(needs: Sequence[Travel], order: Arrangement, held: Floats, seconds: Floats, layers: Layers) -> Floats:
-    """Return the least seconds after the pipeline, [N], of compositions with the bottlenecks `seconds` [N] whose stages
-    of a type hold `held` [N, G] layers at most, all of them those of the model or more."""
+    """(P3) Return the least seconds after the pipeline, [N], of compositions with the bottlenecks `seconds` [N] whose
+    stages of a type hold `held` [N, G] layers at most, all of them those of the model or more."""
     return np.asarray(np.max([_tail(part, order, held, seconds, layers) for part in needs], axis=0))
 
 

@@ -40,7 +40,7 @@ class Start:
 
 
 def least_dollars(starts: Sequence[Start], space: Space, cutoff: float, longest: float, most_regions: int) -> float:
-    """Return dollars, `cutoff` at most, that no plan of the regions costs less than and takes `longest` seconds or
+    """(P9) Return dollars, `cutoff` at most, that no plan of the regions costs less than and takes `longest` seconds or
     less."""
 
     def processed(node: Node[Start]) -> Step[Start]:

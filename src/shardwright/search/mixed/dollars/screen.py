@@ -54,8 +54,8 @@ def groups(instance: Instance, space: Space, units: Ints, longest: Floats, share
 
 
 def screened(group: Group, units: Ints, longest: Floats) -> Bools:
-    """Return which rows of a group may finish an iteration in time. `units` [K, G] and `longest` [K] are those of all
-    rows."""
+    """(P10) Return which rows of a group may finish an iteration in time. `units` [K, G] and `longest` [K] are those of
+    all rows."""
     found = [_screened(each, units[group.rows], longest[group.rows]) for each in group.pools]
     return np.asarray(np.any(found, axis=0))
 

@@ -77,8 +77,8 @@ class MasterProblem:
         return Selection(chosen=chosen, copies=copies, reached=reached)
 
     def solve(self, micro_batches: Ints, wanted: int, asked: Bools) -> Solved[Selection] | Infeasible | Open:
-        """Return a solution that finishes `wanted`, or as many as were reached. A solution has one of the columns of
-        each row of `asked` [K, N]."""
+        """(P7) Return a solution that finishes `wanted`, or as many as were reached. A solution has one of the columns
+        of each row of `asked` [K, N]."""
         relaxed = self.relaxed(micro_batches)
         if relaxed.value < wanted - CLOSE:
             return Infeasible()

@@ -33,8 +33,8 @@ class Bounded:
 def bounded(
     instance: Instance, region: Region, counts: Ints, *, known: float, incumbent: float, gap: float
 ) -> Bounded | Infeasible:
-    """Return the bound of a region with its columns, unless it holds nothing below `incumbent` by more than the gap.
-    `known` is a bound already."""
+    """(P8) Return the bound of a region with its columns, unless it holds nothing below `incumbent` by more than the
+    gap. `known` is a bound already."""
     cutoff = incumbent / (1.0 + gap)
     least = max(known, instance.quickest(region))
     if least >= cutoff:

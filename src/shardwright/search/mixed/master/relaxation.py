@@ -42,7 +42,7 @@ class Relaxation:
     inverse: Floats
 
     def optimum(self, value: Floats) -> Relaxed:
-        """Return the optimum where columns are worth `value` [N]."""
+        """(P4) Return the optimum where columns are worth `value` [N]."""
         if not len(self.columns):
             none = np.zeros(0)
             return Relaxed(value=0.0, prices=np.zeros(len(self.limits)), reduced_costs=none, amounts={})

@@ -32,7 +32,8 @@ MOST_ORDERS = 24
 def impossible(
     table: Table, layers: Layers, region: Region, column: Columns, micro_batches: int, seconds: float
 ) -> bool:
-    """Return whether no split of the composition of `column` (one row) finishes `micro_batches` within `seconds`."""
+    """(P6) Return whether no split of the composition of `column` (one row) finishes `micro_batches` within
+    `seconds`."""
     counts = column.counts[0]
     depth = int(counts.sum())
     if depth < 2 or not layers.whole:

@@ -38,7 +38,7 @@ def possible(
     micro_batches: Ints,
     seconds: float | Floats,
 ) -> Ints:
-    """Return the compositions (rows of `counts` [N, G], of two stages or more) that may finish `micro_batches` [N]
+    """(P5) Return the compositions (rows of `counts` [N, G], of two stages or more) that may finish `micro_batches` [N]
     within `seconds` (or [N]). Where these are no more than stages, `found` must hold for a single one in flight."""
     stages = counts.sum(axis=1).astype(np.float64)
     beside = 1.0 - forward_share(table, layers, counts)

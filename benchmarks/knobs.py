@@ -1,0 +1,121 @@
+"""The knobs of the mixed search: what half and twice of each does to its time, to its plans and to what it proves.
+
+.venv/bin/python benchmarks/knobs.py [--markdown FILE]
+
+The cases are some of `benchmarks/mixed.py`. A knob that is a factor is halved and doubled in what it has beyond one.
+Seconds are of processor time, of all cases together; plans and gaps are those of the case that changes most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from mixed import CASES, Case
+
+from shardwright.search.planner import plan
+from shardwright.spec.read.cluster import load_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
+
+CHOSEN = ("two-64", "three-64", "three-128", "large-512", "autohet-13b")
+KNOBS = {
+    "branch_and_bound.fastest": ("HELPS", "SCOUTED", "FEW_UNITS", "LESS_GOOD", "CLOSER", "FINEST", "MUCH_SLOWER"),
+    "heuristics.attempts": ("ROUNDS", "IDLE", "ENOUGH", "SOME", "TIGHTENED", "SOLVED", "WIDEST"),
+    "heuristics.equal": ("BEST",),
+    "master.regions": ("PRECISION", "NARROW", "FEW"),
+    "master.column_pool": ("FIRST", "MORE"),
+    "master.program": ("MOST_INTEGER", "NODES"),
+    "subproblem.exact": ("MOST_SPLITS",),
+    "bounds.capacity": ("FINENESS",),
+    "bounds.instance": ("SHORT",),
+    "tables.orders": ("MOST_ORDERED",),
+    "drafts.splits": ("TRIED", "WIDEST", "POINTS", "FEW"),
+}
+FACTORS = {"LESS_GOOD", "MUCH_SLOWER", "WIDEST", "NARROW"}
+PAGE = """# The knobs of the mixed search
+
+Written by `benchmarks/knobs.py --markdown`: what half and twice of each knob does to the processor seconds of {count}
+searches together, and, in the search that changes most, to the seconds of an iteration of the plan found and to the gap
+that is proven. A factor is halved and doubled in what it has beyond one. No knob is fitted: its value is one from which
+neither half nor twice is clearly better. "=" is no difference.
+
+| knob | value | half: time | plan | gap | twice: time | plan | gap |
+|---|--:|--:|--:|--:|--:|--:|--:|
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the cases gave: processor seconds, seconds of an iteration, gaps."""
+
+    seconds: float
+    steps: tuple[float, ...]
+    gaps: tuple[float, ...]
+
+
+def main(markdown: str | None) -> None:
+    """Print a row for every knob, and write them as a page if asked for."""
+    cases = [case for case in CASES if case.name in CHOSEN]
+    searched(cases)
+    usual, rows = searched(cases), []
+    for place, names in KNOBS.items():
+        module = importlib.import_module(f"shardwright.search.mixed.{place}")
+        for name in names:
+            found = [searched_with(cases, module, name, value) for value in half_and_twice(module, name)]
+            cells = [cell for result in found for cell in compared(result, usual)]
+            rows.append(f"| `{place}.{name}` | {getattr(module, name):g} | " + " | ".join(cells) + " |\n")
+            print(rows[-1], end="", flush=True)
+    if markdown is not None:
+        Path(markdown).write_text(PAGE.format(count=len(cases)) + "".join(rows))
+
+
+def half_and_twice(module: ModuleType, name: str) -> Iterator[float]:
+    """Yield half and twice of a knob."""
+    value = getattr(module, name)
+    for factor in (0.5, 2.0):
+        if name in FACTORS:
+            yield 1.0 + factor * (value - 1.0)
+        else:
+            yield max(int(factor * value), 1) if isinstance(value, int) else factor * value
+
+
+def searched_with(cases: list[Case], module: ModuleType, name: str, value: float) -> Result:
+    """Return what the cases give with a knob at another value."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        return searched(cases)
+    finally:
+        setattr(module, name, before)
+
+
+def searched(cases: list[Case]) -> Result:
+    """Return what the cases give."""
+    begin, steps, gaps = time.process_time(), [], []
+    for case in cases:
+        job = make_job(global_batch=case.global_batch, seq_len=case.seq_len, precision=case.precision)  # type: ignore[arg-type]
+        ranking = plan(load_model(case.model), load_cluster(case.cluster), job, top=1, gap=case.gap)
+        assert ranking.best.prediction is not None
+        steps.append(ranking.best.prediction.iteration_seconds)
+        gaps.append(ranking.search.gap or 0.0)
+    return Result(time.process_time() - begin, tuple(steps), tuple(gaps))
+
+
+def compared(found: Result, usual: Result) -> Iterator[str]:
+    """Yield how much longer the searches take, how much slower a plan is, and how much wider a gap."""
+    steps = [one / other - 1.0 for one, other in zip(found.steps, usual.steps, strict=True)]
+    gaps = [one - other for one, other in zip(found.gaps, usual.gaps, strict=True)]
+    for value, digits in ((found.seconds / usual.seconds - 1.0, 0), (max(steps, key=abs), 2), (max(gaps, key=abs), 2)):
+        yield f"{value:+.{digits}%}" if round(abs(value), digits + 2) else "="
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--markdown")
+    main(parser.parse_args().markdown)
