@@ -10,15 +10,13 @@ left is simulated, the most promising first, so that the front cuts the rest eve
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import bound_seconds, exact_seconds, iteration
-from shardwright.cost.iteration.evaluate import shape_groups
-from shardwright.cost.pipeline.splits import boundaries
 from shardwright.cost.strategies import Floats, Ints, Strategies
 from shardwright.rounding import coarse
 from shardwright.search.market.front import Front
@@ -26,9 +24,10 @@ from shardwright.search.market.stragglers import lengthened, strained
 from shardwright.search.renting.tariff import Tariff
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, measurable
-from shardwright.search.space.expand import Axes, Rows, arrangements, axes, completions, layer_variants, states
+from shardwright.search.space.expand import Axes, Rows, arrangements, axes, layer_variants
 from shardwright.search.space.layouts import Layouts, Splits, layouts, splits
 from shardwright.search.uniform.bounds import sketch_seconds
+from shardwright.search.uniform.completion import completed, shapes, starts_of, worth_splitting
 from shardwright.search.uniform.layout_bounds import distinct_shards, layout_bounds, memory_floor
 
 LAYOUT_BATCH, ARRANGEMENT_BATCH, SIMULATION_BATCH = 2048, 256, 16
@@ -175,14 +174,8 @@ def _ratios(bounds: Floats, cuts: Floats) -> Floats:
 def _arranged(run: Sweep, front: Front[Find], batch: Ints) -> tuple[Rows, Floats]:
     """Return the arrangements of layouts that the front leaves a chance, and lower bounds of their seconds."""
     taken = run.rows.take(batch)
-    count = run.context.job.global_batch // (taken.dp * taken.micro_batch)
-    cuts, share = _cuts(run, front)[run.counts[batch]], count / taken.pp
-
-    def promising(variants: Strategies, layout: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        shards = run.index.of(variants)
-        work = (shards.table.forward[:, -1] + shards.table.backward[:, -1])[shards.row]
-        return np.asarray(work * share[layout] < cuts[layout])
-
+    cuts = _cuts(run, front)[run.counts[batch]]
+    promising = worth_splitting(run.context, run.index, taken, lambda seconds, _, layout: seconds < cuts[layout])
     found = arrangements(run.context, run.how, taken, run.choices, promising)
     bounds = coarse(sketch_seconds(run.context, found.strategies, run.index.of(found.strategies)))
     keep = np.flatnonzero(bounds < cuts[found.layout])
@@ -193,13 +186,9 @@ def _arranged(run: Sweep, front: Front[Find], batch: Ints) -> tuple[Rows, Floats
 def _settle(run: Sweep, front: Front[Find], rows: Rows) -> None:
     """Complete rows, and simulate the completions, best bound first, that the front leaves a chance."""
     parts: list[tuple[Rows, Floats]] = []
-    for group in _shapes(rows):
-        given = states(run.how, group)
-        if len(given.layout):
-            starts = _starts(run, given.strategies)
-            full, _, _ = completions(run.context, run.how, given, run.index.of(given.strategies), starts)
-            if len(full.layout):
-                parts.append((full, _seconds(run, full, exact=False)))
+    for full, _ in completed(run.context, run.how, run.index, rows):
+        if len(full.layout):
+            parts.append((full, _seconds(run, full, exact=False)))
     if not parts:
         return
     full, bounds = Rows.concatenated([rows for rows, _ in parts]), np.concatenate([found for _, found in parts])
@@ -211,7 +200,7 @@ def _settle(run: Sweep, front: Front[Find], rows: Rows) -> None:
         if not len(order):
             return
         run.costed += len(order)
-        for group in _shapes(full.take(order)):
+        for group in shapes(full.take(order)):
             _offer(run, front, group, _seconds(run, group, exact=True))
         bounds[order] = np.inf
 
@@ -231,21 +220,9 @@ def _offer(run: Sweep, front: Front[Find], rows: Rows, seconds: Floats) -> None:
                     front.offer((hours, dollars, taken), find)
 
 
-def _shapes(rows: Rows) -> Iterator[Rows]:
-    """Yield the rows of each number of pipeline ranks and virtual stages."""
-    given = rows.strategies
-    for group in shape_groups(given.pp, given.vpp):
-        yield rows.take(group)
-
-
 def _seconds(run: Sweep, rows: Rows, *, exact: bool) -> Floats:
     """Return the iteration of rows of one shape on as many machines as each needs, or a lower bound of it, [N]."""
     given = rows.strategies
     shards = strained(run.index.of(given), run.strains[run.counts[rows.layout]])
-    parts = iteration(run.context, given, shards, _starts(run, given))
+    parts = iteration(run.context, given, shards, starts_of(run.context, given))
     return coarse((exact_seconds if exact else bound_seconds)(run.context, given, parts))
-
-
-def _starts(run: Sweep, rows: Strategies) -> Ints:
-    stages = int(rows.pp[0] * rows.vpp[0])
-    return boundaries(run.context.layer_count, stages, rows.first_layers, rows.last_layers)

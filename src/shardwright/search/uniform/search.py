@@ -2,32 +2,33 @@
 
 Best first, in three rounds of growing cost. A layout is bounded by its work; an arrangement (placement, switches,
 split) by its pipeline without recomputation; a complete strategy by the closed-form pipeline bound. Whatever a bound
-says cannot beat the plans already found is dropped unseen; the rest is simulated. The loops go over batches, never
-over candidates.
+says cannot beat the plans already found is dropped unseen; the rest is simulated.
+
+This is branch and bound as in `mixed.branch_and_bound.tree`, with the same order and the same cutoff, but a node there
+is worth a linear program and here less than a microsecond: so the loops go over batches of rows, never over candidates.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import bound_seconds, iteration
-from shardwright.cost.iteration.evaluate import Verdict, shape_groups, simulated_seconds
-from shardwright.cost.pipeline.splits import boundaries
+from shardwright.cost.iteration.evaluate import Verdict, simulated_seconds
 from shardwright.cost.strategies import Bools, Floats, Ints, Strategies
 from shardwright.plans.findings import Cause, Rejection, ordered
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, within
-from shardwright.search.space.expand import Axes, Rows, arrangements, axes, completions, layer_variants, states
+from shardwright.search.space.expand import Axes, Rows, arrangements, axes, layer_variants
 from shardwright.search.space.layouts import Layouts, Splits, candidate_counts, layouts, recompute_counts, splits
 from shardwright.search.uniform.best import Best
 from shardwright.search.uniform.bounds import sketch_seconds
+from shardwright.search.uniform.completion import completed, starts_of, worth_splitting
 from shardwright.search.uniform.frontier import Waiting
 from shardwright.search.uniform.layout_bounds import distinct_shards, layout_bounds, memory_floor
 
@@ -177,7 +178,13 @@ def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> 
 def _sketched(run: _Search, rows: Layouts, batch: Ints) -> tuple[Rows, Floats]:
     """Return the arrangements of the layouts in `batch` that may beat the best, with the bounds of their values."""
     taken = rows.take(batch)
-    arranged = arrangements(run.context, run.how, taken, run.choices, _promising(run, taken))
+    promising = worth_splitting(
+        run.context,
+        run.index,
+        taken,
+        lambda seconds, variants, _: run.objective.values(seconds, variants.gpus) < run.best.threshold,
+    )
+    arranged = arrangements(run.context, run.how, taken, run.choices, promising)
     arranged = replace(arranged, layout=batch[arranged.layout])
     bounds = sketch_seconds(run.context, arranged.strategies, run.index.of(arranged.strategies))
     gpus = arranged.strategies.gpus
@@ -191,20 +198,6 @@ def _sketched(run: _Search, rows: Layouts, batch: Ints) -> tuple[Rows, Floats]:
     return arranged.take(keep), values[keep]
 
 
-def _promising(run: _Search, rows: Layouts) -> Callable[[Strategies, Ints], Bools]:
-    """Return the test whether the work alone leaves a setting of the layer's switches a chance, before it is split."""
-    count = run.context.job.global_batch // (rows.dp * rows.micro_batch)
-    share = count / rows.pp
-
-    def test(variants: Strategies, layout: Ints) -> Bools:
-        shards = run.index.of(variants)
-        work = (shards.table.forward[:, -1] + shards.table.backward[:, -1])[shards.row]
-        seconds = work * share[layout]
-        return np.asarray(run.objective.values(seconds, variants.gpus) < run.best.threshold)
-
-    return test
-
-
 def _completions_per_row(run: _Search, rows: Rows) -> Floats:
     """Return how many candidates an arrangement stands for, at least: its recomputation settings."""
     return recompute_counts(run.context, run.how.space, run.choices.longest[rows.split]).astype(float)
@@ -213,17 +206,12 @@ def _completions_per_row(run: _Search, rows: Rows) -> Floats:
 def _complete(run: _Search, arranged: Rows) -> None:
     """Cost every completion of `arranged` that may be better than what is known."""
     parts: list[tuple[Rows, Floats]] = []
-    for group in _groups(arranged.strategies):
-        rows = states(run.how, arranged.take(group))
-        if not len(rows.layout):
-            continue
-        shards, starts = run.index.of(rows.strategies), _starts(run.context, rows.strategies)
-        full, source, lost = completions(run.context, run.how, rows, shards, starts)
+    for full, lost in completed(run.context, run.how, run.index, arranged):
         run.tally.drop(Cause.MEMORY, lost.sum())
         for reason, mask in run.filters.masks(run.context, full.strategies):
             run.tally.drop(reason, mask.sum())
-            full, source = full.take(~mask), source[~mask]
-        if len(source):
+            full = full.take(~mask)
+        if len(full.layout):
             parts.append((full, _bounds(run, full)))
     if parts:
         bounds = np.concatenate([bound for _, bound in parts])
@@ -233,7 +221,7 @@ def _complete(run: _Search, arranged: Rows) -> None:
 def _bounds(run: _Search, rows: Rows) -> Floats:
     """Return lower bounds of complete rows of one pipeline shape."""
     part = rows.strategies
-    parts = iteration(run.context, part, run.index.of(part), _starts(run.context, part))
+    parts = iteration(run.context, part, run.index.of(part), starts_of(run.context, part))
     return bound_seconds(run.context, part, parts)
 
 
@@ -255,13 +243,3 @@ def _settle(run: _Search, rows: Rows, bounds: Floats) -> None:
         good = np.flatnonzero(seconds <= limits[chosen])
         exact = run.objective.values(seconds, gpus[chosen])
         run.best.offer(rows.layout[chosen][good], exact[good], simulated.take(good))
-
-
-def _groups(rows: Strategies) -> list[Ints]:
-    """Return the indices of rows with equal numbers of pipeline ranks and virtual stages."""
-    return shape_groups(rows.pp, rows.vpp)
-
-
-def _starts(context: Context, rows: Strategies) -> Ints:
-    stages = int(rows.pp[0] * rows.vpp[0])
-    return boundaries(context.layer_count, stages, rows.first_layers, rows.last_layers)
