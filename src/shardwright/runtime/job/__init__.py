@@ -7,6 +7,7 @@
 * `finish`: the last checkpoint and summary
 * `launch`: processes on this machine
 * `worker`: devices and processes
+* `seats`: which process takes which place
 * `watchdog`: dead or stuck ranks
 * `standing`: whether a thread waits
 * `parent`: ranks end with what started them

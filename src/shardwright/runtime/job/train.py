@@ -34,7 +34,7 @@ def train(plan: Plan, settings: Settings, report: Report = lambda _row, _steps: 
     """
     require_fresh(settings)
     layout = layout_of(plan)
-    worker = join(settings, layout.world_size)
+    worker = join(settings, layout)
     shared: Any = dist.distributed_c10d._get_default_store()
     store = shared.clone()
     watch = Watch(store, worker.rank, [place.name for place in layout.places], settings.patience_seconds)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import resource
+import socket
 import sys
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from shardwright.errors import bad
+from shardwright.errors import SpecError, bad
+from shardwright.runtime.job.seats import DeviceReport, seats
 from shardwright.runtime.job.settings import Settings
+from shardwright.runtime.job.status import BAD_INPUT
+from shardwright.runtime.layout.groups import Layout
+from shardwright.spec.catalog.catalog import resolve_gpu
 
-KIBIBYTE = 1024
+KIBIBYTE, FAREWELL_SECONDS = 1024, 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,22 +35,58 @@ class Worker:
     device: torch.device
 
 
-def join(settings: Settings, expected: int) -> Worker:
-    """Join the other processes. Raises SpecError where there are more or fewer than the plan needs."""
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if size != expected:
-        message = f"the plan needs {expected} processes, torchrun started {size}"
-        if rank:  # rank 0 says it
-            raise SystemExit(2)
-        raise bad("torchrun", message, f"start {expected} in all: nodes times processes of each")
+def join(settings: Settings, layout: Layout, report: Callable[[torch.device], DeviceReport] | None = None) -> Worker:
+    """Join the other processes as the rank whose GPU this process has (`seats`).
+
+    `report` says what a device is, if not the device itself. Raises SpecError where there are more or fewer processes
+    than the plan needs, or other GPUs.
+    """
+    number, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if size != layout.world_size:
+        message = f"the plan needs {layout.world_size} processes, torchrun started {size}"
+        raise _told_once(
+            number, bad("torchrun", message, f"start {layout.world_size} in all: nodes times processes of each")
+        )
     torch.set_num_threads(max(int(os.environ.get("OMP_NUM_THREADS", "1")), 1))
     device = torch.device("cpu")
     if settings.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     patience = datetime.timedelta(seconds=max(4 * settings.patience_seconds, 60.0))
-    dist.init_process_group("nccl" if settings.device == "cuda" else "gloo", timeout=patience)
+    distributed: Any = dist
+    store, _, _ = next(distributed.rendezvous("env://", timeout=patience))
+    store.set(f"device/{number}", json.dumps(asdict((report or device_report)(device))))
+    reports = [DeviceReport(**json.loads(store.get(f"device/{other}"))) for other in range(size)]
+    try:
+        rank = seats(layout, reports)[number]
+    except SpecError as error:
+        raise _told_once(number, error) from None
+    backend = "nccl" if settings.device == "cuda" else "gloo"
+    store = distributed.PrefixStore("seated", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     return Worker(rank=rank, world_size=size, device=device)
+
+
+def device_report(device: torch.device) -> DeviceReport:
+    """Return what a device of this process is."""
+    machine = socket.gethostname()
+    if device.type != "cuda":
+        return DeviceReport(machine=machine, device="CPU", gpu=None, memory_bytes=0.0, cpu=True)
+    properties = torch.cuda.get_device_properties(device)
+    name = str(properties.name)
+    try:
+        gpu = resolve_gpu(name)[0].name
+    except SpecError:
+        gpu = None
+    return DeviceReport(machine=machine, device=name, gpu=gpu, memory_bytes=float(properties.total_memory))
+
+
+def _told_once(number: int, error: SpecError) -> BaseException:
+    """Return what to raise for what all processes find: the first one tells it, the others wait to be ended."""
+    if not number:
+        return error
+    time.sleep(FAREWELL_SECONDS)
+    return SystemExit(BAD_INPUT)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

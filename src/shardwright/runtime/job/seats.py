@@ -1,0 +1,118 @@
+"""Which process takes which place of a plan: the one that has the GPU which the plan wants there. Needs no PyTorch.
+
+Rendezvous numbers processes by arrival, so the first machines may be of the wrong type. Every process reports its
+device; machines of the plan and machines at hand are then matched by type and number of GPUs, in order where the order
+does not matter. All processes compute the same from the same reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from shardwright.errors import SpecError, bad
+from shardwright.plans.placement import machine_sizes, placement_of
+from shardwright.plans.plan import Plan
+from shardwright.runtime.layout.groups import Layout
+from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.cluster import Gpu
+
+ENOUGH_MEMORY = 0.9  # drivers show a little less than the datasheet
+OTHER = "another GPU"  # of which the catalogue knows nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceReport:
+    """What one process has: its machine, what its device calls itself, the catalogue's name for it (None: unknown) and
+    its memory. A CPU stands for any GPU."""
+
+    machine: str
+    device: str
+    gpu: str | None
+    memory_bytes: float
+    cpu: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """GPUs of one type of one machine: `members` are places of the plan, or processes."""
+
+    gpu: str
+    machine: str
+    members: tuple[int, ...]
+
+
+def seats(layout: Layout, reports: Sequence[DeviceReport]) -> tuple[int, ...]:
+    """Return the place of every process, by its number at the rendezvous.
+
+    Raises SpecError where machines or memory are not those of the plan, with what would be.
+    """
+    if all(report.cpu for report in reports):
+        return tuple(range(len(reports)))
+    wanted, found = _wanted(layout), _found(layout.plan, reports)
+    free = dict.fromkeys(found)
+    taken: dict[int, int] = {}
+    for seat in wanted:
+        match = next((item for item in free if _alike(item, seat)), None)
+        if match is None:
+            raise _mismatch(wanted, found)
+        del free[match]
+        taken.update(zip(match.members, seat.members, strict=True))
+    _require_memory(layout, reports, taken)
+    return tuple(taken[process] for process in range(len(reports)))
+
+
+def _wanted(layout: Layout) -> tuple[Seat, ...]:
+    """Return the machines of a plan, in the order of their ranks."""
+    found, first = [], 0
+    for number, size in enumerate(machine_sizes(layout.plan, placement_of(layout.plan))):
+        name = layout.places[first].gpu
+        members = tuple(range(first, first + size))
+        found.append(Seat(gpu=name if name in gpus() else OTHER, machine=f"machine {number}", members=members))
+        first += size
+    return tuple(found)
+
+
+def _found(plan: Plan, reports: Sequence[DeviceReport]) -> tuple[Seat, ...]:
+    """Return the machines at hand, GPUs of different types apart, in the order of their first process."""
+    types = {pool.gpu.name for pool in plan.cluster.pools}
+    members: dict[tuple[str, str], list[int]] = {}
+    for process, report in enumerate(reports):
+        known = report.gpu if report.gpu in types and report.gpu in gpus() else None
+        members.setdefault((report.machine, known or _other(plan, report)), []).append(process)
+    return tuple(Seat(gpu=gpu, machine=machine, members=tuple(group)) for (machine, gpu), group in members.items())
+
+
+def _other(plan: Plan, report: DeviceReport) -> str:
+    """Return the type of a GPU that the plan does not name: one of its own that the catalogue does not know either, or
+    what it is called."""
+    described = any(pool.gpu.name not in gpus() for pool in plan.cluster.pools)
+    return OTHER if described else report.gpu or report.device
+
+
+def _alike(one: Seat, other: Seat) -> bool:
+    return one.gpu == other.gpu and len(one.members) == len(other.members)
+
+
+def _mismatch(wanted: Sequence[Seat], found: Sequence[Seat]) -> SpecError:
+    there = "; ".join(f"{seat.machine} has {len(seat.members)} x {seat.gpu}" for seat in found)
+    planned = "; ".join(_planned(list(run)) for _, run in groupby(wanted, lambda seat: (seat.gpu, len(seat.members))))
+    hint = f"start it on machines as planned, in any order: {planned}; or plan for what is there"
+    return bad("train", f"the GPUs are not those of the plan: {there}", hint)
+
+
+def _planned(run: Sequence[Seat]) -> str:
+    """Return equal machines of a plan in words."""
+    ranks = f"ranks {run[0].members[0]} to {run[-1].members[-1]}"
+    return f"{len(run)} with {len(run[0].members)} x {run[0].gpu} ({ranks})"
+
+
+def _require_memory(layout: Layout, reports: Sequence[DeviceReport], taken: Mapping[int, int]) -> None:
+    types: dict[str, Gpu] = {pool.gpu.name: pool.gpu for pool in layout.plan.cluster.pools}
+    for process, place in taken.items():
+        wanted = types[layout.places[place].gpu].memory_bytes
+        report = reports[process]
+        if report.memory_bytes < ENOUGH_MEMORY * wanted:
+            has = f"{report.device} of {report.machine} has {report.memory_bytes / 1e9:.0f} GB"
+            raise bad("train", f"{has}, the plan counts on {wanted / 1e9:.0f} GB", "plan for what is there")

@@ -1,0 +1,90 @@
+"""Processes take the places whose GPUs they have, in whatever order machines arrive."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.golden.plans import cluster_of
+from tests.runtime.samples import plan_of, replica, stage, tiny_model
+
+from shardwright.errors import SpecError
+from shardwright.plans.plan import Plan
+from shardwright.runtime.job.seats import DeviceReport, seats
+from shardwright.runtime.layout.groups import layout_of
+from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.cluster import Cluster
+
+A100, H100 = gpus()["A100-SXM-80"], gpus()["H100-SXM"]
+MODEL = tiny_model(4)
+
+
+def mixed() -> Plan:
+    """Two machines of eight H100 and one of eight A100, of which four are used."""
+    (pool,) = cluster_of(1).pools
+    cluster = Cluster(pools=(replace(pool, gpu=H100, nodes=2), replace(pool, gpu=A100, nodes=1)), name="mixed")
+    fast = replica(stage((0, 4), tp=8, gpu=H100.name), count=2, micro_batches=2)
+    slow = replica(stage((0, 4), tp=4, gpu=A100.name), micro_batches=1)
+    return plan_of(tiny_model(4, heads=8, kv_heads=8), fast, slow, cluster=cluster)
+
+
+def reports(machine: str, gpu: str, count: int, memory: float = 84e9) -> list[DeviceReport]:
+    return [DeviceReport(machine=machine, device=f"NVIDIA {gpu}", gpu=gpu, memory_bytes=memory)] * count
+
+
+AS_PLANNED = [*reports("a", H100.name, 8), *reports("b", H100.name, 8), *reports("c", A100.name, 4)]
+
+
+def test_machines_in_the_order_of_the_plan_keep_it() -> None:
+    assert seats(layout_of(mixed()), AS_PLANNED) == tuple(range(20))
+
+
+@given(st.permutations(range(20)))
+def test_any_order_of_arrival_seats_every_process_where_its_gpu_belongs(order: list[int]) -> None:
+    layout = layout_of(mixed())
+    arrived = [AS_PLANNED[number] for number in order]
+    found = seats(layout, arrived)
+    assert sorted(found) == list(range(20))
+    for process, place in enumerate(found):
+        assert layout.places[place].gpu == arrived[process].gpu
+    for ranks in (range(8), range(8, 16)):  # a tensor-parallel group stays on one machine
+        assert len({arrived[found.index(rank)].machine for rank in ranks}) == 1
+
+
+def test_gpus_of_other_types_are_refused_with_what_would_do() -> None:
+    other = [*reports("a", A100.name, 8), *reports("b", H100.name, 8), *reports("c", A100.name, 4)]
+    with pytest.raises(SpecError) as found:
+        seats(layout_of(mixed()), other)
+    assert "a has 8 x A100-SXM-80; b has 8 x H100-SXM; c has 4 x A100-SXM-80" in str(found.value)
+    assert "2 with 8 x H100-SXM (ranks 0 to 15); 1 with 4 x A100-SXM-80 (ranks 16 to 19)" in str(found.value)
+
+
+def test_machines_of_another_size_and_gpus_with_less_memory_are_refused() -> None:
+    halves = [report for name in "abcd" for report in reports(name, H100.name, 4)]
+    with pytest.raises(SpecError, match="a has 4 x H100-SXM"):
+        seats(layout_of(mixed()), [*halves, *reports("e", A100.name, 4)])
+    small = [*AS_PLANNED[:16], *reports("c", A100.name, 4, memory=42e9)]
+    with pytest.raises(SpecError, match="has 42 GB, the plan counts on 8"):
+        seats(layout_of(mixed()), small)
+
+
+def test_a_gpu_that_the_plan_describes_itself_may_be_any_unknown_one() -> None:
+    (pool,) = cluster_of(1).pools
+    cluster = Cluster(pools=(replace(pool, gpu=replace(H100, name="ours")),), name="own")
+    plan = plan_of(MODEL, replica(stage((0, 4), tp=2, gpu="ours"), micro_batches=1), cluster=cluster)
+    unknown = [DeviceReport(machine="a", device="Prototype", gpu=None, memory_bytes=84e9)] * 2
+    assert seats(layout_of(plan), unknown) == (0, 1)
+    plain = plan_of(
+        MODEL,
+        replica(stage((0, 4), tp=2, gpu=H100.name), micro_batches=1),
+        cluster=replace(cluster, pools=(replace(pool, gpu=H100),)),
+    )
+    with pytest.raises(SpecError, match="a has 2 x Prototype"):
+        seats(layout_of(plain), unknown)
+
+
+def test_cpus_stand_for_any_gpu() -> None:
+    cpu = DeviceReport(machine="a", device="CPU", gpu=None, memory_bytes=0.0, cpu=True)
+    assert seats(layout_of(mixed()), [cpu] * 20) == tuple(range(20))
