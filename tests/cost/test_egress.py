@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -64,3 +65,11 @@ def test_a_pipeline_pays_for_every_site_on_its_way() -> None:
     plan = plan_of((stage("a", 0, 10), stage("c", 10, LAYERS)), sharding="none")
     message = 2.0 * 1024 * MODEL.hidden
     assert egress_dollars(plan) == pytest.approx(4 * 2 * message * 2 * PRICE / 1e9)
+
+
+@pytest.mark.parametrize(("precision", "width"), [("bf16", 1.0), ("fp32", 2.0)])
+def test_activations_between_sites_have_the_width_of_the_job(precision, width):
+    """Only activations cross: the one replica's stages stand at two sites."""
+    plan = plan_of((stage("a", 0, 10), stage("c", 10, LAYERS)), sharding="none")
+    wide = egress_dollars(replace(plan, job=replace(plan.job, precision=precision)))
+    assert wide == pytest.approx(width * egress_dollars(replace(plan, job=replace(plan.job, precision="bf16"))))

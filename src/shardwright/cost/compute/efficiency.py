@@ -45,7 +45,7 @@ class Saturated:
 # sustained to burst speed (B200 0.75, A100 0.90 to 0.95: MooreThreads/SimuMax configs/system; H100 0.87: vidur);
 # attention from the same and MooreThreads/SimuMax. The fp8 figures include quantising the operands. Architectures
 # without measurements have their elder's figures.
-SATURATED = {
+SATURATED = {  # measured
     "Pascal": Saturated(gemm=0.75, fp8=0.75, attention_forward=0.30, attention_backward=0.25),
     "Volta": Saturated(gemm=0.72, fp8=0.72, attention_forward=0.35, attention_backward=0.30),
     "Turing": Saturated(gemm=0.60, fp8=0.60, attention_forward=0.35, attention_backward=0.30),
@@ -58,12 +58,14 @@ SATURATED = {
     "CDNA3": Saturated(gemm=0.48, fp8=0.42, attention_forward=0.35, attention_backward=0.28),
     "CDNA4": Saturated(gemm=0.50, fp8=0.43, attention_forward=0.38, attention_backward=0.30),
 }
-UNKNOWN_ARCHITECTURE = Saturated(gemm=0.55, fp8=0.45, attention_forward=0.40, attention_backward=0.32)
+UNKNOWN_ARCHITECTURE = Saturated(gemm=0.55, fp8=0.45, attention_forward=0.40, attention_backward=0.32)  # chosen
+# Measured.
 MEMORY_EFFICIENCY = 0.70  # elementwise kernels of 50 MB and more: sitar-lab/NeuSight@6945927, vidur, 0.57 to 0.75
-KERNEL_SECONDS = 4e-6  # launch and tail of one kernel in a full stream
-TILE = 128  # output tile of one thread block; inner products lose half a tile to prologue and epilogue
+KERNEL_SECONDS = 4e-6  # launch and tail of one kernel in a full stream; chosen
+TILE = 128  # output tile of one thread block; inner products lose half a tile to prologue and epilogue; documented
+# Measured.
 INTRA_LINK_EFFICIENCY = 0.78  # bus bandwidth over link rate, 8 × A100 and H100, 512 MiB: aiconfigurator nccl_perf
-INTER_LINK_EFFICIENCY = 0.80  # the same between machines: coreweave/nccl-tests README, 64 × H100
+INTER_LINK_EFFICIENCY = 0.80  # the same between machines: coreweave/nccl-tests README, 64 × H100; measured
 
 
 @dataclass(frozen=True, slots=True)

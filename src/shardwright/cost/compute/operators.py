@@ -20,11 +20,14 @@ from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
 GEMM, ATTENTION, MEMORY = range(3)
 FORWARD, BACKWARD = range(2)
 POINTWISE, NORM, SOFTMAX, LOOKUP = range(4)
+# Documented.
 FLASH_BACKWARD_FLOPS = 2.5  # recomputed scores: 5 matrix products for the 2 of the forward pass (arXiv 2307.08691)
+# Documented.
 ACCUMULATE_BYTES = 6.0  # per weight: the gradient is added into fp32 (read 4, write 4) and not written in 16 bits
 # Quantisation of a gradient for fp8, per element: read 16 bits, write fp8 twice, for both products. That of an input is
 # fused with the operator before, which writes fp8 twice in place of 16 bits.
-CAST_BYTES = 4.0
+CAST_BYTES = 4.0  # documented
+# Documented.
 LOSS_FORWARD_BYTES, LOSS_BACKWARD_BYTES = 18.0, 12.0  # per logit: cast to fp32, max, exp and sum, gradient, cast
 
 

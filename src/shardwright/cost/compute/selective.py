@@ -14,7 +14,7 @@ from shardwright.spec.catalog.frameworks import framework_rows
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model
 
-KEPT_PRODUCTS = 0.5
+KEPT_PRODUCTS = 0.5  # documented
 
 
 def repeated_share(job: Job, operators: OperatorTable) -> Floats:

@@ -23,17 +23,18 @@ from shardwright.spec.catalog.frameworks import figures, framework_rows
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.job import Framework, Job
 
-SHARPNESS = 4.0  # of the smooth maximum of device time and host time
-BACKWARD_LAUNCHES = 1.5
+SHARPNESS = 4.0  # of the smooth maximum of device time and host time; chosen
+BACKWARD_LAUNCHES = 1.5  # chosen
 # FlashAttention-2, which some frameworks call, does not use the asynchronous tensor cores of these architectures; it
 # takes 1.5 to 2 times as long as FlashAttention-3 or cuDNN there (arXiv 2407.08608, figures 5 and 6).
 ASYNCHRONOUS = ("Hopper", "Blackwell")
-FLASH2_LOSS = 1.7
+FLASH2_LOSS = 1.7  # documented
+# Chosen.
 FP8_LAUNCHES = 1.4  # of a layer in fp8, over one in 16 bits: quantisation, maxima and transposes are kernels too
 # What an update moves: read gradient (twice, for the norm), master weight, moments; write these and the bf16 weight.
-STATE_BYTES = {"adam": 34.0, "sgd": 26.0, "none": 0.0}
-UPDATE_EFFICIENCY = 0.75  # of the memory's bandwidth
-POWER_EXPONENT = 0.5  # of the speed of matrix products, where a GPU is capped below the power of its data sheet
+STATE_BYTES = {"adam": 34.0, "sgd": 26.0, "none": 0.0}  # documented
+UPDATE_EFFICIENCY = 0.75  # of the memory's bandwidth; chosen
+POWER_EXPONENT = 0.5  # of the speed of matrix products, where a GPU is capped below the power of its data sheet; chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

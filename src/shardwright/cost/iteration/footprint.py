@@ -18,7 +18,7 @@ from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.pipeline.splits import positions
 from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, Bools, Floats, Ints, Strategies
 
-P2P_BUFFERS = 4  # activations and gradients that a rank sends and receives at a time
+P2P_BUFFERS = 4  # activations and gradients that a rank sends and receives at a time; documented
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

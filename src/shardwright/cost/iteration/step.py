@@ -48,10 +48,10 @@ from shardwright.cost.strategies import (
 )
 from shardwright.spec.job import Job
 
-BUCKET_SHARE = 0.9  # part of a pass beside which gradient buckets can travel; the last bucket cannot
-HOST_STATE_BYTES = 28.0  # what an update moves in host memory: STATE_BYTES without the norm
-PCIE_EFFICIENCY = 0.8
-HOST_EFFICIENCY = 0.6
+BUCKET_SHARE = 0.9  # part of a pass beside which gradient buckets can travel; the last bucket cannot; chosen
+HOST_STATE_BYTES = 28.0  # what an update moves in host memory: STATE_BYTES without the norm; documented
+PCIE_EFFICIENCY = 0.8  # chosen
+HOST_EFFICIENCY = 0.6  # chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,8 +47,8 @@ from shardwright.spec.cluster import Gpu
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model
 
-OVERLAP_SLOWDOWN = 0.15  # part of the hidden communication that the computation beside it loses
-TP_OVERLAP_SHARE = 0.8  # part of a GEMM beside which chunks of its own communication can run
+OVERLAP_SLOWDOWN = 0.15  # part of the hidden communication that the computation beside it loses; chosen
+TP_OVERLAP_SHARE = 0.8  # part of a GEMM beside which chunks of its own communication can run; chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

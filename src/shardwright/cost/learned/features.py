@@ -17,15 +17,15 @@ from shardwright.cost.learned.machine import FP8_BLOCK, VECTOR, Facts, generatio
 from shardwright.cost.strategies import Array, Floats
 
 # Output tiles (rows, columns) of thread blocks; small ones reload operands more often, which costs speed.
-TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64))
-TILE_RELOAD = 12.0
-TILE_OVERHEAD = 64.0  # inner steps spent on prologue and epilogue of a tile
-SOFT_MAXIMUM = 4.0
-KERNEL_SECONDS = 2e-6
-ATTENTION_TILE = 128.0
-EXPONENTIAL_OVERLAP = 2.0
-MEMORY_KERNEL_SECONDS = 3e-6
-ALIGNED = 256
+TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64))  # documented
+TILE_RELOAD = 12.0  # chosen
+TILE_OVERHEAD = 64.0  # inner steps spent on prologue and epilogue of a tile; chosen
+SOFT_MAXIMUM = 4.0  # chosen
+KERNEL_SECONDS = 2e-6  # chosen
+ATTENTION_TILE = 128.0  # documented
+EXPONENTIAL_OVERLAP = 2.0  # chosen
+MEMORY_KERNEL_SECONDS = 3e-6  # chosen
+ALIGNED = 256  # numeric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ SWITCH, MESH, PCIE = KINDS = ("switch", "mesh", "pcie")
 # Hopper boards. A domain of more GPUs than such a mesh has (DGX-2) has switches.
 MESH_LINKS = ("NVLink1", "NVLink2", "xGMI", "Eth24x100G", "Eth24x200G")
 MESH_GPUS = ("GH200",)
-BRIDGE_GAIN = 1.5
+BRIDGE_GAIN = 1.5  # chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

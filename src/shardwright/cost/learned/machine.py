@@ -28,28 +28,29 @@ GENERATIONS = {
 # Consumer cards run above the boost clock of their data sheet: RTX 3090 1.10 and RTX 4090 1.08 of the peak in the best
 # matrix product of stas00/ml-engineering (MAMF), which data-centre parts reach 0.75 to 0.87 of.
 CONSUMER = ("RTX20", "RTX30", "RTX40", "RTX50")
-CONSUMER_BOOST = 1.15
+CONSUMER_BOOST = 1.15  # measured
 
 # Long runs heat the chip and lower its clock, the more so the less power each unit of 16-bit arithmetic has; and what
 # a library picks is not the best version of a kernel. Speed in long runs (MooreThreads/SimuMax configs/system,
 # microsoft/vidur) over that of the best kernels of ai-dynamo/aiconfigurator@095f58a, shapes of training: A100-SXM 0.86,
 # A100-PCIe 0.80, H100 0.80, B200 0.63. exp(-(a + b (TFLOP/s per watt)^c)) gives 0.86, 0.82, 0.76, 0.64.
-CHOSEN_LOSS = 0.05
-SUSTAINED_LOSS, SUSTAINED_POWER = 0.14, 1.3
-SUSTAINED_FLOOR = 0.6
+CHOSEN_LOSS = 0.05  # fitted
+SUSTAINED_LOSS, SUSTAINED_POWER = 0.14, 1.3  # fitted
+SUSTAINED_FLOOR = 0.6  # chosen
+# Chosen.
 FP8_POWER_LOSS = 0.5  # of that of 16-bit products: fp8 kernels keep the tensor cores less busy, so draw less power
 
 # Watts that one TFLOP/s of fp32 on the vector units takes at full clock, by the process of the architecture (16, 12, 7
 # and 5 nm; each step of process at about the ratio its foundry states). With less, the clock falls with the root.
-VECTOR_WATTS = {"Pascal": 22.0, "Volta": 18.0, "Turing": 18.0, "Ampere": 9.0, "CDNA1": 9.0, "CDNA2": 8.0}
-VECTOR_WATTS_NEWER = 6.0
-BOARD_WATTS = 25.0  # that memory, voltage regulators and leakage take of the power limit in any case
+VECTOR_WATTS = {"Pascal": 22.0, "Volta": 18.0, "Turing": 18.0, "Ampere": 9.0, "CDNA1": 9.0, "CDNA2": 8.0}  # chosen
+VECTOR_WATTS_NEWER = 6.0  # chosen
+BOARD_WATTS = 25.0  # that memory, voltage regulators and leakage take of the power limit in any case; chosen
 
 # Special function units of a multiprocessor (arXiv 2407.08608 §2.2); Blackwell Ultra has twice as many for exponentials
 # (NVIDIA Blackwell Ultra architecture brief, 2025).
-EXPONENTIALS_PER_CLOCK, DOUBLE_EXPONENTIALS = 16.0, "10.3"
+EXPONENTIALS_PER_CLOCK, DOUBLE_EXPONENTIALS = 16.0, "10.3"  # datasheet
 
-SMALLEST_CACHE_BYTES = 1e6
+SMALLEST_CACHE_BYTES = 1e6  # numeric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

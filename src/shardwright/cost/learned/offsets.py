@@ -32,7 +32,7 @@ EFFECTS = (
     ("gpu", "kind"),
     ("kind", "power"),
 )
-POWER_LENGTH = 2.0
+POWER_LENGTH = 2.0  # chosen
 
 
 @dataclass(frozen=True, slots=True)

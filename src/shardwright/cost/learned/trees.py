@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shardwright.cost.strategies import Floats
 
-CHUNK = 1 << 17  # comparisons at a time: they and their indices stay in cache
+CHUNK = 1 << 17  # comparisons at a time: they and their indices stay in cache; numeric
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ import numpy as np
 
 from shardwright.cost.strategies import Floats
 
-ROWS_PER_KNOT, MOST_KNOTS = 5, 6
-PRIOR_ROWS = 2.0  # as many rows without a deviation are added to each group, so that few rows say little
-SHORTEST_SECONDS = 1e-12
+ROWS_PER_KNOT, MOST_KNOTS = 5, 6  # chosen
+PRIOR_ROWS = 2.0  # as many rows without a deviation are added to each group, so that few rows say little; chosen
+SHORTEST_SECONDS = 1e-12  # numeric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

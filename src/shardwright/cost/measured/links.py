@@ -19,8 +19,8 @@ from shardwright.cost.strategies import Array, Floats
 from shardwright.spec.read.machine_profile import CollectiveTime
 
 Seconds = Callable[[Fabric, Group, Array], Floats]
-GRID, ROUNDS = 41, 4
-WIDEST = np.log(1e4)  # how far a link may be from the base model's, either way
+GRID, ROUNDS = 41, 4  # numeric
+WIDEST = np.log(1e4)  # how far a link may be from the base model's, either way; numeric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

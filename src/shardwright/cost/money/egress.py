@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
+from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.layers.table import head_weights
-from shardwright.cost.memory.sizes import trained_share, weight_bytes
+from shardwright.cost.memory.sizes import trained_share
 from shardwright.plans.plan import Plan
 from shardwright.units import GIGA
 
 Price = Callable[[str, str], float]  # dollars a byte from a site to another
-GRADIENT_BYTES = 4.0  # reduced in fp32
 
 
 def egress_dollars(plan: Plan) -> float:
@@ -34,8 +34,7 @@ def egress_dollars(plan: Plan) -> float:
 
 def _pipelines(plan: Plan, sites: dict[str, str], price: Price) -> Iterator[float]:
     """Yield the dollars of each replica's activations and their gradients."""
-    width = 4.0 if plan.job.precision == "fp32" else 2.0
-    message = width * plan.micro_batch * plan.job.seq_len * plan.model.hidden
+    message = widths_of(plan.job).pipeline * plan.micro_batch * plan.job.seq_len * plan.model.hidden
     for replica in plan.replicas:
         order = [sites[stage.gpu] for _ in range(plan.schedule.virtual_stages) for stage in replica.stages]
         way = sum(price(one, other) for one, other in pairwise(order))
@@ -44,8 +43,9 @@ def _pipelines(plan: Plan, sites: dict[str, str], price: Price) -> Iterator[floa
 
 def _gradients(plan: Plan, sites: dict[str, str], price: Price) -> Iterator[float]:
     """Yield the dollars of each layer's gradient and weight; embedding and head belong to the first and last layer."""
-    model, copies = plan.model, plan.data_parallel
-    per_weight = GRADIENT_BYTES + (weight_bytes(plan.job) if plan.optimizer.distributed else GRADIENT_BYTES)
+    model, copies, widths = plan.model, plan.data_parallel, widths_of(plan.job)
+    back = widths.weight_gather if plan.optimizer.distributed else widths.gradient_reduction
+    per_weight = widths.gradient_reduction + back
     moved = trained_share(plan.job) * per_weight * (copies - 1) / copies
     for layer, kind in enumerate(model.layers):
         held = dict.fromkeys(

@@ -24,8 +24,8 @@ from shardwright.spec.model import Model
 from shardwright.spec.offers import Terms, preemptions_per_hour
 from shardwright.units import SECONDS_PER_HOUR
 
-NEWTON_STEPS = 12
-LONGEST = 30.0  # δ / M, above which τ is M to the last digit
+NEWTON_STEPS = 12  # numeric
+LONGEST = 30.0  # δ / M, above which τ is M to the last digit; numeric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from shardwright.errors import bad
 
 IntArray = NDArray[np.intp]
-FORWARD, BACKWARD = 0, 1
+FORWARD, BACKWARD = 0, 1  # numeric
 
 # The least number of micro-batches in one repetition of 1F1B's middle. At least P, so that a repetition holds the
 # whole period of the state: a cycle of waits between ranks i and k takes k - i + 1 micro-batches.

@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 from shardwright.plans.plan import Prediction
 
-NINETIETH = NormalDist().inv_cdf(0.9)
+NINETIETH = NormalDist().inv_cdf(0.9)  # numeric
 
 
 def chance_within(prediction: Prediction, expected: float, limit: float) -> float:

@@ -18,7 +18,7 @@ from functools import lru_cache
 from shardwright.cost.trust.evidence import Setting, distances, published
 from shardwright.spec.catalog.frameworks import figures, framework_rows
 
-FARTHEST = 4.0  # beyond, nothing is like it, and the interval stays
+FARTHEST = 4.0  # beyond, nothing is like it, and the interval stays; chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
