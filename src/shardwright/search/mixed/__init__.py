@@ -26,4 +26,7 @@ the functions that implement them; `docs/methods-mixed-search.md` derives them:
     (P8) bound of a region       the least T at which (P4) reaches M               master.regions.bounded
     (P9) money                   (P4) with the row  T sum_c x_c q c <= G           dollars.money.least_dollars
     (P10) screen                 V(y, T) < M, and by its prices V(y', T) < M       dollars.screen.screened
+
+Knobs are constants at the head of each module, set by hand. What half and twice of each does is in
+`docs/mixed-knobs.md`: none changes a plan of the five searches there, and few what is proven.
 """
