@@ -38,10 +38,14 @@ nightly: $(EXTRAS)
 golden: $(EXTRAS)
 	$(BIN)/python -m tests.golden_replay
 
-# Writes the outputs that README and docs show, and the map of the folders, anew.
+# Writes the generated pages and the outputs that README and docs show anew, and builds the site in dist/site; a link that
+# leads nowhere is an error.
 docs: $(EXTRAS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	$(BIN)/python docs/make_folder_map.py
+	$(BIN)/python docs/make_reference.py
 	$(BIN)/python -m tests.docs.output
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 lint: $(EXTRAS)
 	$(BIN)/ruff check

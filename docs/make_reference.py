@@ -1,0 +1,58 @@
+"""Writes docs/reference: the help of every command, and the public names of the library with their docstrings.
+
+.venv/bin/python docs/make_reference.py
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import typer
+from typer.testing import CliRunner
+
+import shardwright
+from shardwright.cli.app import app
+from shardwright.files import write_atomically
+
+FOLDER = Path(__file__).with_name("reference")
+NOTE = "<!-- Written by docs/make_reference.py -->\n\n"
+
+
+def main() -> None:
+    """Write both pages."""
+    FOLDER.mkdir(exist_ok=True)
+    write_atomically(FOLDER / "cli.md", command_line())
+    write_atomically(FOLDER / "library.md", library())
+
+
+def command_line() -> str:
+    """Return the page of the command line: what `--help` prints, at 100 columns."""
+    runner = CliRunner(env={"COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1"})
+    names = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    parts = [NOTE, "# Command line\n"]
+    for words in ([], *([name] for name in names)):
+        title = " ".join(["shardwright", *words])
+        shown = runner.invoke(app, [*words, "--help"], prog_name="shardwright").stdout
+        parts.append(f"\n## {title}\n\n```text\n{shown.strip()}\n```\n")
+    return "".join(parts)
+
+
+def library() -> str:
+    """Return the page of the library: signature and docstring of every public name."""
+    parts = [NOTE, "# Library\n"]
+    for name in sorted(shardwright.__all__):
+        found = getattr(shardwright, name)
+        if not callable(found):
+            continue
+        doc = inspect.getdoc(found) or ""
+        if inspect.isclass(found):
+            fields = "\n".join(f"    {field}: {kind}" for field, kind in found.__annotations__.items())
+            parts.append(f"\n## {name}\n\n```python\nclass {name}:\n{fields}\n```\n\n{doc}\n")
+        else:
+            parts.append(f"\n## {name}\n\n```python\n{name}{inspect.signature(found)}\n```\n\n{doc}\n")
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    main()
