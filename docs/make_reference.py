@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import typer
@@ -50,8 +52,13 @@ def library() -> str:
             fields = "\n".join(f"    {field}: {kind}" for field, kind in found.__annotations__.items())
             parts.append(f"\n## {name}\n\n```python\nclass {name}:\n{fields}\n```\n\n{doc}\n")
         else:
-            parts.append(f"\n## {name}\n\n```python\n{name}{inspect.signature(found)}\n```\n\n{doc}\n")
+            parts.append(f"\n## {name}\n\n```python\n{name}{_signature(found)}\n```\n\n{doc}\n")
     return "".join(parts)
+
+
+def _signature(function: Callable[..., object]) -> str:
+    """Return the signature, without the address of a default that is a function."""
+    return re.sub(r"<function (\S+) at 0x[0-9a-f]+>", r"\1", str(inspect.signature(function)))
 
 
 if __name__ == "__main__":
