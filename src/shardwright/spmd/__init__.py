@@ -1,5 +1,6 @@
 """Traces PyTorch modules to graphs of operators, and runs SPMD programs on unequal devices.
 
+* `task`: what a user wants to train
 * `trace`: from a module, a batch and a loss to a graph
 * `replacements`: what a trace calls in place of operators that no shard could compute
 * `experts`: experts of `transformers`, traced row by row
@@ -15,6 +16,8 @@
 * `fabric`: collectives for unequal parts
 * `execute`: a program on one rank
 * `training`: a training step with an optimizer of the user's own
+* `document`: the file of a synthesised step
+* `run`: training under torchrun
 
 Which operator is sharded how, and what that costs, is decided in `synthesis`; a `Plan` is run by `runtime`.
 """

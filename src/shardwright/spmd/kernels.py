@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014: SplitMix64. PyTorch has no unsigned
 # 64-bit product, but the signed one wraps in the same way.
@@ -90,6 +90,8 @@ def attention(
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, logsumexp = flash(q, k, v, 0.0, causal, attn_mask=_additive(mask, q), scale=scale)
         return out, logsumexp
+    if chance == 0 and q.device.type != "cpu":
+        return fused(q, k, v, mask, causal, scale), q.new_zeros(q.shape[:3], dtype=torch.float32)
     scores = _scores(q, _repeated(k, q.shape[1]), mask, causal, scale)
     logsumexp = torch.logsumexp(scores, -1)
     weights = _weights(scores, logsumexp)
@@ -124,6 +126,9 @@ def attention_backward(
             gradient, q, k, v, out, logsumexp, 0.0, causal, attn_mask=_additive(mask, q), scale=scale
         )
         return to_q, _gathered(to_k, groups), _gathered(to_v, groups)
+    if chance == 0 and q.device.type != "cpu":
+        to_q, to_k, to_v = fused_backward(gradient, q, k, v, mask, causal, scale)
+        return to_q, _gathered(to_k, groups), _gathered(to_v, groups)
     weights = _weights(_scores(q, k, mask, causal, scale), logsumexp)
     wide = gradient.float()
     to_weights = wide @ v.float().mT
@@ -133,6 +138,22 @@ def attention_backward(
     to_scores = weights * (to_weights - (wide * out.float()).sum(-1, keepdim=True)) * scale
     to_q, to_k, to_v = to_scores @ k.float(), to_scores.mT @ q.float(), dropped.mT @ wide
     return to_q.to(q.dtype), _gathered(to_k, groups).to(k.dtype), _gathered(to_v, groups).to(v.dtype)
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """Return attention by whatever kernel PyTorch has for the device. What kernels keep for the backward differs, so
+    nothing is kept: the backward computes the forward once more."""
+    k, v = (_repeated(x, q.shape[1]) for x in (k, v))
+    return nn.functional.scaled_dot_product_attention(q, k, v, _additive(mask, q), is_causal=causal, scale=scale)
+
+
+def fused_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, ...]:
+    """Return the gradients of `fused` to `q`, `k` and `v`."""
+    with torch.enable_grad():
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        return torch.autograd.grad(fused(q, k, v, mask, causal, scale), (q, k, v), gradient)
 
 
 def _has_flash(q: Tensor, k: Tensor, v: Tensor, chance: float) -> bool:

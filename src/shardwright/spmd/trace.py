@@ -42,20 +42,24 @@ class _Step(nn.Module):
         return self.loss(self.module, batch)
 
 
-def trace(module: nn.Module, batch: Batch, loss: Loss) -> Graph:
+def trace(module: nn.Module, batch: Batch, loss: Loss, say: Callable[[str], None] = lambda _: None) -> Graph:
     """Return the graph of `loss(module, batch)` and of the gradients to the module's parameters.
 
     The module stays as it is; its mode, `train` or `eval`, decides about dropout and BatchNorm. Its parameters and the
-    batch may lie on the device "meta". Raises `SpecError` with the line of the user's code where tracing fails, as it
-    does at an `if` that depends on the values of a tensor.
+    batch may lie on the device "meta". `say` is told what is going on. Raises `SpecError` with the line of the user's
+    code where tracing fails, as it does at an `if` that depends on the values of a tensor.
     """
-    given = (dict(batch),)
+    meta = any(parameter.is_meta for parameter in module.parameters())
+    given = ({name: tensor.to("meta") if meta else tensor for name, tensor in batch.items()},)
     with ExitStack() as stack:
         for context in (_quiet(), experts_by_row(module), numbered(), _explained()):
             stack.enter_context(context)
+        say("recording the forward")
         program = torch.export.export(_Step(module, loss), given, strict=False).module(check_guards=False)
         replace_operators(program)
+        say("adding the backward")
         joint = aot_export_joint_with_descriptors(stack, program, given, decompositions=DECOMPOSITIONS)
+        say("looking for repeated blocks")
         return with_repeats(graph_of(joint.graph_module, canonical_names(module), list(batch)))
 
 

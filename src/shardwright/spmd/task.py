@@ -1,0 +1,67 @@
+"""What a user wants to train: a module, a batch, a loss, and where batches and the optimizer come from."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import bad
+from shardwright.spmd.trace import Loss
+
+
+def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A training run, as `shardwright spmd` is given it.
+
+    `build` makes the module; planning calls it on the device "meta", where it takes no memory. `batch` has the shapes
+    of every batch, all ranks' rows together; `loss(module, batch)` returns a scalar. `batches(step)` returns the batch
+    of a step (`batch` itself, if not given), `optimizer(parameters)` any optimizer that works element by element.
+    """
+
+    build: Callable[[], nn.Module]
+    batch: Mapping[str, Tensor]
+    loss: Loss
+    batches: Callable[[int], Mapping[str, Tensor]] | None = None
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = _adamw
+
+    def batch_of(self, step: int) -> Mapping[str, Tensor]:
+        """Return the batch of a step."""
+        return self.batches(step) if self.batches else self.batch
+
+    def skeleton(self) -> nn.Module:
+        """Return the module without memory for its parameters, ready for training."""
+        with torch.device("meta"):
+            return self.build().train()
+
+
+def load_task(name: str) -> Task:
+    """Return what `module:factory` returns, a `Task`. The current folder is searched first.
+
+    Raises `SpecError` where the module cannot be imported, or the factory is missing or returns something else.
+    """
+    module, _, factory = name.partition(":")
+    if not module or not factory:
+        raise bad(name, "is not of the form module:factory", "for example train:task, for `def task()` in train.py")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = getattr(importlib.import_module(module), factory, None)
+    except ModuleNotFoundError as error:
+        raise bad(name, f"cannot be imported: {error}", "run it from the folder of the module") from error
+    if found is None:
+        raise bad(name, f"{module} has no {factory!r}", "name a function that returns a shardwright.spmd.task.Task")
+    task = found() if callable(found) else found
+    if not isinstance(task, Task):
+        raise bad(name, f"returns a {type(task).__name__}", "return a shardwright.spmd.task.Task")
+    return task

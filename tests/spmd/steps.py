@@ -1,0 +1,68 @@
+"""One training step by a program, on ranks that are threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from tests.spmd.models import build
+from tests.spmd.ranks import ThreadFabric, on_ranks
+from tests.spmd.reference import reference
+from torch import Tensor
+
+from shardwright.spmd.execute import compiled, execute
+from shardwright.spmd.local import Site
+from shardwright.spmd.shards import Place, cut
+from shardwright.spmd.trace import trace
+from shardwright.spmd.training import whole_state
+from shardwright.synthesis.graph import Graph
+from shardwright.synthesis.program import Program
+
+SEED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A model's graph, its parameters, buffers and inputs by the names of their nodes, and what its own step gives."""
+
+    graph: Graph
+    leaves: dict[str, Tensor]
+    expected: dict[str, Tensor]
+
+
+@cache
+def traced(name: str) -> Traced:
+    """Return the case of this name, traced once a process."""
+    module, batch, loss = build(name)
+    graph = trace(module, batch, loss)
+    state = {name: tensor.detach() for name, tensor in whole_state(module).items()}
+    leaves = {ref.node: state[name] for name, ref in {**graph.parameters, **graph.buffers}.items()}
+    leaves |= {ref.node: batch[name] for name, ref in graph.inputs.items()}
+    return Traced(graph=graph, leaves=leaves, expected=reference(module, batch, loss, SEED))
+
+
+def run(case: Traced, program: Program) -> list[dict[str, Tensor]]:
+    """Return what the program leaves on each rank."""
+    code = compiled(case.graph, program)
+
+    def one(fabric: ThreadFabric) -> dict[str, Tensor]:
+        place = Place(rank=fabric.rank, sizes=program.sizes)
+        site = Site(place=place, fabric=fabric, device=torch.device("cpu"), seed=SEED)
+        parts = {name: cut(x, program.steps[name].outputs[0], place) for name, x in case.leaves.items()}
+        return execute(code, parts, site)
+
+    return on_ranks(program.ranks, one)
+
+
+def require_equal(case: Traced, program: Program) -> None:
+    """Run the program and hold what each rank has against its part of what the module gives: the difference's norm is
+    at most 1e-4 of the whole tensor's."""
+    found = run(case, program)
+    for name, (_, held) in compiled(case.graph, program).ends.items():
+        expected = case.expected[name]
+        for rank, left in enumerate(found):
+            part = cut(expected, held, Place(rank=rank, sizes=program.sizes))
+            assert left[name].shape == part.shape
+            off = (left[name].double() - part.double()).norm().item()
+            assert off <= 1e-4 * expected.double().norm().item() + 1e-6, (name, rank, off)
