@@ -21,6 +21,7 @@ from shardwright.cli import (
     profile,
     report,
     shop,
+    spmd,
     train,
     validate,
 )
@@ -61,6 +62,7 @@ app.command("validate", short_help="Predict training runs and compare with what 
 app.command("discover", short_help="Write the cluster file of the machines at hand.")(discover.discover)
 app.command("profile", short_help="Measure this machine, to plan with its own figures.")(profile.profile)
 app.command("train", short_help="Run a plan on torch.distributed.")(train.train)
+app.add_typer(spmd.app, short_help="Shard any PyTorch module over unequal GPUs.")
 app.command("tokens", short_help="Make a token file to train on from texts.")(train.tokens)
 app.command("gpus", short_help="List GPUs, with sources and dates.")(catalogue.gpus)
 app.command("models", short_help="List models, or show how one is understood.")(catalogue.models)

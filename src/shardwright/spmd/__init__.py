@@ -1,5 +1,7 @@
 """Traces PyTorch modules to graphs of operators, and runs SPMD programs on unequal devices.
 
+* `synthesize`: from a module and a cluster to a program
+* `cluster`: machines as the search sees them
 * `task`: what a user wants to train
 * `trace`: from a module, a batch and a loss to a graph
 * `replacements`: what a trace calls in place of operators that no shard could compute

@@ -177,7 +177,7 @@ def _convolution_backward(call: Call, gradient: Tensor, x: Tensor, weight: Tenso
         return (*zeros[:2], gradient.sum([0, *range(2, gradient.ndim)]))
     groups = x.shape[1] // weight.shape[1]
     found = aten.convolution_backward.default(gradient, x, weight, list(shapes[2]), *rest, groups, wanted)
-    return tuple(x.new_zeros(()) if one is None else one for one in found)
+    return tuple(x.new_zeros(0) if one is None else one for one in found)
 
 
 def _dropout(call: Call, x: Tensor, chance: float, number: int) -> Tensor:

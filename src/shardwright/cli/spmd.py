@@ -1,0 +1,181 @@
+"""`shardwright spmd`: programs for PyTorch modules on unequal devices."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardwright.cli.destination import deliver, require_writable, tell
+from shardwright.cli.output import write, write_json
+from shardwright.errors import bad
+
+if TYPE_CHECKING:
+    from shardwright.spmd.document import Synthesized
+    from shardwright.spmd.run import Progress, RankMemory
+
+HELP = """Shard any PyTorch module over unequal GPUs: trace it, find the fastest program, run it.
+
+\b
+  shardwright spmd plan train:task --cluster "1x2x4090 + 1x2x3090" --out step.json
+  shardwright spmd show step.json
+  torchrun --nproc-per-node 4 -m shardwright spmd train step.json train:task --steps 100
+
+`train:task` is a function `task` in train.py that returns a shardwright.spmd.task.Task.
+"""
+MEBIBYTE = 1 << 20
+
+app = typer.Typer(name="spmd", help=HELP, rich_markup_mode=None, no_args_is_help=True)
+TaskName = Annotated[str, typer.Argument(metavar="MODULE:FACTORY", help="A function that returns a Task.")]
+File = Annotated[Path, typer.Argument(metavar="STEP.json", help="A file of `shardwright spmd plan`.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+
+@app.command("plan", short_help="Find the fastest program for a module on a cluster.")
+def plan(
+    task: TaskName,
+    cluster: Annotated[str, typer.Option(metavar="FILE|SHORT", help="A cluster file, or 2x8xA100-SXM-80+….")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the step here.")] = None,
+    efficiency: Annotated[float, typer.Option(metavar="PART", help="Of their peak, what the GPUs reach.")] = 0.5,
+    json: Json = False,
+) -> None:
+    """Find the fastest program for a module on a cluster."""
+    from shardwright.spec.read.cluster import load_cluster
+
+    require_writable(out, [], json=json)
+    if not 0 < efficiency <= 1:
+        raise bad(f"--efficiency {efficiency}", "is not above 0 and at most 1", "0.5 is half of the peak")
+    where = load_cluster(cluster)
+    _require_torch()
+    from shardwright.spmd.document import to_text
+    from shardwright.spmd.synthesize import synthesize
+    from shardwright.spmd.task import load_task
+
+    wanted = load_task(task)
+    found = synthesize(wanted.skeleton(), wanted.batch, wanted.loss, where, efficiency=efficiency, say=_say)
+    if out is not None:
+        deliver(to_text(found), out)
+    if json:
+        write_json(_document(found))
+    else:
+        tell(_summary(found), beside=out)
+
+
+@app.command("show", short_help="Print a program, operator by operator.")
+def show(
+    step: File,
+    every: Annotated[bool, typer.Option("--all", help="Repeated blocks each, not the first alone.")] = False,
+    json: Json = False,
+) -> None:
+    """Print a program, operator by operator."""
+    _require_torch()
+    from shardwright.spmd.document import load
+    from shardwright.synthesis.program import text
+
+    found = load(step)
+    if json:
+        write_json(_document(found))
+    else:
+        write(f"{_summary(found)}\n\n{text(found.graph, found.program, every=every)}")
+
+
+@app.command("train", short_help="Train by a program, under torchrun.")
+def train(
+    step: File,
+    task: TaskName,
+    steps: Annotated[int, typer.Option(metavar="N", help="Train this many steps.")] = 100,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="cuda or cpu; GPUs if there are any.")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of initial weights and of dropout.")] = 0,
+    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Start from this safetensors file.")] = None,
+    save_weights: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the unsharded weights as safetensors.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Train by a program, under torchrun."""
+    if steps < 1:
+        raise bad(f"--steps {steps}", "is below 1", "train at least one step")
+    require_writable(save_weights, [weights], option="--save-weights")
+    _require_torch()
+    import torch
+
+    from shardwright.spmd import run
+    from shardwright.spmd.document import load
+    from shardwright.spmd.task import load_task
+
+    losses: list[float] = []
+
+    def report(now: Progress) -> None:
+        losses.append(now.loss)
+        _say(f"step {now.step}/{steps}  loss {now.loss:.4f}  {now.seconds:.3f} s")
+
+    memory = run.train(
+        load(step),
+        load_task(task),
+        steps=steps,
+        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        seed=seed,
+        weights=weights,
+        save_weights=save_weights,
+        report=report,
+    )
+    if losses and json:
+        write_json({"losses": losses, "ranks": [_memory_document(one) for one in memory]})
+    elif losses:
+        write("\n".join(_memory_words(rank, one) for rank, one in enumerate(memory)))
+
+
+def _require_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise bad("spmd", "needs PyTorch", "pip install 'shardwright[runtime]'") from None
+
+
+def _say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+def _document(found: Synthesized) -> dict[str, Any]:
+    program = found.program
+    return {
+        "ranks": program.ranks,
+        "seconds": program.seconds,
+        "bound_seconds": program.bound_seconds,
+        "operators": len(found.graph.nodes),
+        "communications": len(program.communications),
+        "shares": {name: list(row) for name, row in program.shares.items()},
+        "notes": dict(program.notes),
+    }
+
+
+def _summary(found: Synthesized) -> str:
+    """Return what a program does in a few lines: time, bound, shares of each rank, what it sends."""
+    program = found.program
+    sent: dict[str, int] = {}
+    for one in program.communications:
+        if one.method != "slice":
+            sent[one.method] = sent.get(one.method, 0) + 1
+    gap = 1 - program.bound_seconds / program.seconds if program.seconds else 0.0
+    words = ", ".join(f"{count} × {method.replace('_', ' ')}" for method, count in sorted(sent.items()))
+    lines = [
+        f"{program.seconds * 1e3:.4g} ms a step, predicted; at most {gap:.1%} above the optimum at these shares",
+        f"sends {words or 'nothing'}",
+        f"{program.notes.get('replicated_flops', 0.0):.2%} of the FLOPs run on every rank alike",
+    ]
+    names = list(program.notes.get("devices", ())) or [""] * program.ranks
+    for rank, name in enumerate(names):
+        parts = ", ".join(f"{ratio} {row[rank]:.1%}" for ratio, row in program.shares.items())
+        lines.append(f"rank {rank} {name}: {parts}")
+    return "\n".join([*lines, *(str(word) for word in program.notes.get("warnings", ()))])
+
+
+def _memory_document(one: RankMemory) -> dict[str, int]:
+    return {"parameter_bytes": one.parameter_bytes, "peak_bytes": one.peak_bytes}
+
+
+def _memory_words(rank: int, one: RankMemory) -> str:
+    peak = f", at most {one.peak_bytes / MEBIBYTE:.1f} MiB on its GPU" if one.peak_bytes else ""
+    return f"rank {rank}: {one.parameter_bytes / MEBIBYTE:.2f} MiB of parameters{peak}"

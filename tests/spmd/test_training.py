@@ -1,0 +1,77 @@
+"""A step under `torch.distributed`: unequal processes train like one, from and to the module's own state dict."""
+
+from __future__ import annotations
+
+from random import Random
+
+import torch
+from tests.spmd.draws import drawn
+from tests.spmd.models import build
+from tests.spmd.processes import Job, run
+from tests.spmd.reference import Masked
+from torch import Tensor, nn
+
+from shardwright.spmd.trace import trace
+from shardwright.spmd.training import state_names, whole_state
+from shardwright.synthesis import graph as graphs
+from shardwright.synthesis import program as programs
+from shardwright.synthesis.properties import local_shape
+from shardwright.synthesis.rules.candidates import choices
+
+RANKS, STEPS, CLIP = 3, 3, 0.5
+
+
+def trained_alone(name: str) -> tuple[list[float], list[float], dict[str, Tensor]]:
+    """Return losses, gradient norms and state of the untouched module, trained by PyTorch in one process."""
+    module, batch, loss = build(name)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    losses, norms = [], []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        with Masked(step):
+            value = loss(module, batch)
+        value.backward()
+        losses.append(value.item())
+        norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), CLIP)))
+        optimizer.step()
+    return losses, norms, module.state_dict()
+
+
+def test_unequal_processes_train_like_one() -> None:
+    jobs, expected, stored = [], [], []
+    for seed, name in enumerate(("everything", "mixtral")):
+        module, batch, loss = build(name)
+        graph = trace(module, batch, loss)
+        program = drawn(graph, choices(graph), RANKS, Random(seed))
+        jobs.append(
+            Job(
+                graph=graphs.to_json(graph),
+                program=programs.to_json(program),
+                state={name: tensor.detach() for name, tensor in whole_state(module).items()},
+                names=state_names(module),
+                batch=batch,
+                steps=STEPS,
+                clip=CLIP,
+            )
+        )
+        expected.append(trained_alone(name))
+        values = {ref: node.outputs[0] for node in graph.nodes for ref in [graphs.Ref(node.name)] if node.outputs}
+        stored.append(
+            [
+                sum(
+                    4
+                    * torch.Size(
+                        local_shape(values[ref].shape, program.steps[ref.node].outputs[0], program.sizes, rank)
+                    ).numel()
+                    for ref in graph.parameters.values()
+                )
+                for rank in range(RANKS)
+            ]
+        )
+    for outcome, (losses, norms, state), bytes_held in zip(run(jobs, RANKS), expected, stored, strict=True):
+        torch.testing.assert_close(outcome.losses, losses, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(outcome.norms, norms, rtol=1e-3, atol=1e-5)
+        assert outcome.state.keys() == state.keys()
+        assert outcome.held_bytes == bytes_held
+        for name, tensor in state.items():
+            torch.testing.assert_close(outcome.state[name], tensor, rtol=1e-3, atol=1e-5)
