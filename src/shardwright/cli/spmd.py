@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,12 +100,12 @@ def train(
         raise bad(f"--steps {steps}", "is below 1", "train at least one step")
     require_writable(save_weights, [weights], option="--save-weights")
     _require_torch()
-    import torch
-
     from shardwright.spmd import run
     from shardwright.spmd.document import load
     from shardwright.spmd.task import load_task
 
+    if not run.inside_torchrun():
+        raise bad("spmd train", "runs under torchrun", "torchrun --nproc-per-node N -m shardwright spmd train …")
     losses: list[float] = []
 
     def report(now: Progress) -> None:
@@ -115,7 +116,7 @@ def train(
         load(step),
         load_task(task),
         steps=steps,
-        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        device=device,
         seed=seed,
         weights=weights,
         save_weights=save_weights,
@@ -128,10 +129,8 @@ def train(
 
 
 def _require_torch() -> None:
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        raise bad("spmd", "needs PyTorch", "pip install 'shardwright[runtime]'") from None
+    if find_spec("torch") is None:
+        raise bad("spmd", "needs PyTorch", "pip install 'shardwright[runtime]'")
 
 
 def _say(words: str) -> None:

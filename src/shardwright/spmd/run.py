@@ -42,7 +42,7 @@ def train(
     task: Task,
     *,
     steps: int,
-    device: str,
+    device: str | None = None,
     seed: int = 0,
     weights: Path | None = None,
     save_weights: Path | None = None,
@@ -79,10 +79,13 @@ def inside_torchrun() -> bool:
 
 
 @contextmanager
-def _group(device: str) -> Iterator[torch.device]:
-    """Join the other ranks; yield the device of this one."""
+def _group(device: str | None) -> Iterator[torch.device]:
+    """Join the other ranks; yield the device of this one, its own GPU if none is named and there are any."""
     if not inside_torchrun():
-        raise bad("spmd train", "runs under torchrun", "torchrun --nproc-per-node N -m shardwright spmd train …")
+        raise bad("the ranks", "are not there", "start the training under torchrun")
+    if device not in ("cuda", "cpu", None):
+        raise bad(f"the device {device}", "is not known", "cuda or cpu")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     where = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
