@@ -25,6 +25,7 @@ How it is chosen:
 
 * `linear`: linear and integer programs
 * `integer_program`: the best rules at fixed shares
+* `a_star`: the same by A*, as HAP has it
 * `ratios`: the best shares for fixed rules
 * `rounding`: whole units for exact shares
 * `synthesize`: rules and shares together

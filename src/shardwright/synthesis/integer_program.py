@@ -19,6 +19,7 @@ from below, and the gap to the true time of the program found is its certificate
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from shardwright.synthesis.prices import BLOCKING, DEFERRED, EARLY, Prices, slow
 from shardwright.synthesis.properties import Property
 from shardwright.synthesis.timeline import Events, StepSeconds, step_seconds
 
+Edge: TypeAlias = tuple[int, int, Property, Property]  # use, reader of it, made, asked
 ROUNDS = 12  # of adding rows that a solution breaks
 TIME_ROWS = 8  # of kind 5 at the start
 
@@ -83,12 +85,29 @@ def best(these: Decisions, costs: Prices, *, gap: float = 1e-3, allowed: Bools |
     )  # fmt: skip
 
 
-def relaxed(these: Decisions, costs: Prices) -> tuple[Rows, Floats, Solution]:
-    """Return the rows and costs of the linear relaxation (rows 1 to 5 and 7), and its solution."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relaxed:
+    """The linear relaxation: a lower bound of the time, and by how much each column adds to it if it is taken."""
+
+    bound_seconds: float
+    rules: Floats
+    sent: Floats
+    edges: dict[Edge, float]
+
+
+def relaxed(these: Decisions, costs: Prices) -> Relaxed:
+    """Return the linear relaxation (rows 1 to 5 and 7). A choice takes at least the bound and the reduced costs of all
+    that it takes."""
     program = _program(these, costs)
-    width = len(program.costs)
-    upper = np.full(width, np.inf)
-    return program.rows, program.costs, solve(program.costs, program.rows, lower=np.zeros(width), upper=upper)
+    width, count, sent = len(program.costs), len(costs.decision), len(costs.conversions)
+    solution = solve(program.costs, program.rows, lower=np.zeros(width), upper=np.full(width, np.inf))
+    extra = np.maximum(solution.reduced_costs, 0.0) * program.unit
+    return Relaxed(
+        bound_seconds=solution.bound * program.unit,
+        rules=extra[:count],
+        sent=extra[count : count + sent],
+        edges={edge: float(extra[column]) for edge, column in program.edges.items()},
+    )
 
 
 def chosen(these: Decisions, costs: Prices, solution: Solution, bound: float = 0.0, nodes: int = 0) -> Choice:
@@ -139,12 +158,12 @@ class _Program:
     ahead: Floats
     before: Ints
     sent_before: Ints
-    edges: int
+    edges: dict[Edge, int]
     unit: float
 
     def row(self, coefficients: Floats) -> Floats:
         """Return the coefficients of T ≥ Σ coefficient · (x, y)."""
-        return np.concatenate([-coefficients / self.unit, np.zeros(self.edges), [1.0]])
+        return np.concatenate([-coefficients / self.unit, np.zeros(len(self.edges)), [1.0]])
 
 
 def _spans(costs: Prices) -> list[tuple[int, int]]:
@@ -165,7 +184,7 @@ def _program(these: Decisions, costs: Prices) -> _Program:
     unit = _unit(costs, weight)
     behind, ahead = np.where(ways.kind == DEFERRED, seconds, 0.0), np.where(ways.kind == EARLY, seconds, 0.0)
     slowed = OVERLAP_SLOWDOWN * (behind + ahead) * sends
-    objective = np.concatenate([np.zeros(count), slowed / unit, np.zeros(edges), [1.0]])
+    objective = np.concatenate([np.zeros(count), slowed / unit, np.zeros(len(edges)), [1.0]])
     before, sent_before = _occurrences(these, costs)
     program = _Program(
         rows=rows, costs=objective, compute=costs.compute[:, kept], waited=waited, behind=behind, ahead=ahead,
@@ -181,20 +200,21 @@ def _one_rule(rows: Rows, costs: Prices) -> None:
         rows.add(dict.fromkeys(range(start, stop), 1.0), 1.0, 1.0)
 
 
-def _operands(rows: Rows, these: Decisions, costs: Prices) -> int:
-    """Add rows 2 and 3 for every reader of every use; return the number of columns e."""
+def _operands(rows: Rows, these: Decisions, costs: Prices) -> dict[Edge, int]:
+    """Add rows 2 and 3 for every reader of every use; return the columns e."""
     ways, count = costs.conversions, len(costs.decision)
     by_use: dict[int, list[int]] = {}
     for one, number in enumerate(ways.use.tolist()):
         by_use.setdefault(number, []).append(one)
-    column = first = count + len(ways)
+    edges: dict[Edge, int] = {}
+    column = count + len(ways)
     for number, use in enumerate(these.uses):
         made = _by_property([rule.outputs[use.output] for rule in these.decisions[use.decision].rules])
         start = int(costs.first[use.decision])
         mine: dict[tuple[object, object], list[int]] = {}
         for one in by_use.get(number, []):
             mine.setdefault((ways.source[one], ways.target[one]), []).append(one)
-        for reader in use.readers:
+        for which, reader in enumerate(use.readers):
             asked = _by_property(list(reader.asked))
             begin = int(costs.first[reader.decision])
             from_made: dict[object, dict[int, float]] = {one: {} for one in made}
@@ -204,6 +224,7 @@ def _operands(rows: Rows, these: Decisions, costs: Prices) -> int:
                     some = [] if source == target else _ready(mine.get((source, target), []), ways.kind, reader.side)
                     if source != target and not some:
                         continue
+                    edges[number, which, source, target] = column
                     from_made[source][column] = to_asked[target][column] = 1.0
                     if some:
                         rows.add({column: 1.0, **{count + one: -1.0 for one in some}}, high=0.0)
@@ -215,7 +236,7 @@ def _operands(rows: Rows, these: Decisions, costs: Prices) -> int:
                 for place in places:
                     terms[begin + place] = terms.get(begin + place, 0.0) - 1.0
                 rows.add(terms, 0.0, 0.0)
-    return column - first
+    return edges
 
 
 def _by_property(properties: list[Property]) -> dict[Property, list[int]]:

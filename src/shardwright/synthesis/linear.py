@@ -26,11 +26,13 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """`values` of the columns, `prices` the dual value of each row (linear programs alone), the `objective` and a lower
+    """`values` of the columns, `prices` the dual value of each row and `reduced_costs`
+    of each column (linear programs alone), the `objective` and a lower
     `bound` of it. `status` is "optimal", "infeasible" or "stopped"."""
 
     values: Floats
     prices: Floats
+    reduced_costs: Floats
     objective: float
     bound: float
     status: str
@@ -103,6 +105,7 @@ def _read(solver: object, is_integer: bool) -> Solution:
     return Solution(
         values=np.array(solution.col_value),
         prices=np.array(solution.row_dual),
+        reduced_costs=np.array(solution.col_dual),
         objective=objective,
         bound=float(info.mip_dual_bound) if is_integer else objective,
         status=word,
