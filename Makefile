@@ -90,5 +90,5 @@ $(INSTALLED): pyproject.toml
 
 # PyTorch, XGBoost and Transformers, which planning does not need but the tests of measuring, running and fitting do.
 $(EXTRAS): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,runtime,calibrate,text,reference,prices]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,runtime,calibrate,text,reference,prices,mcp]'
 	@touch $@

@@ -16,6 +16,7 @@ from shardwright.cli import (
     evaluate,
     export,
     fit,
+    mcp,
     plan,
     prices,
     profile,
@@ -61,6 +62,7 @@ app.command("check", short_help="List everything that is wrong with a plan.")(ch
 app.command("validate", short_help="Predict training runs and compare with what was measured.")(validate.validate)
 app.command("discover", short_help="Write the cluster file of the machines at hand.")(discover.discover)
 app.command("profile", short_help="Measure this machine, to plan with its own figures.")(profile.profile)
+app.command("mcp", short_help="Serve the planner to an assistant (Model Context Protocol).")(mcp.mcp)
 app.command("train", short_help="Run a plan on torch.distributed.")(train.train)
 app.add_typer(spmd.app, short_help="Shard any PyTorch module over unequal GPUs.")
 app.command("tokens", short_help="Make a token file to train on from texts.")(train.tokens)

@@ -1,0 +1,7 @@
+"""The library for other programs and for assistants. Requests are plain values, and nothing of them reaches the file
+system.
+
+* `requests`: what may be asked, and how much of it
+* `answers`: short answers as plain data
+* `assistant`: a Model Context Protocol server
+"""

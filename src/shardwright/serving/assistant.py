@@ -1,0 +1,149 @@
+"""A Model Context Protocol server over standard input and output: the library as tools for assistants.
+
+Written with the official SDK (https://github.com/modelcontextprotocol/python-sdk). A tool takes plain values and
+returns a short structured answer with what to try next; what is wrong with a request comes back as errors with their
+remedies, so that an assistant can mend it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+from mcp.server import MCPServer
+
+from shardwright.errors import SpecError, bad
+from shardwright.exporters.targets import export
+from shardwright.plans.plan import Plan
+from shardwright.reports.words import in_words
+from shardwright.serving.answers import error_answer, plan_answer, plan_figures, shop_answer, sizing_answer
+from shardwright.serving.requests import PlanRequest, ShopRequest, planned, shopped, sized
+from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.read.presets import preset_names
+
+INSTRUCTIONS = """Shardwright predicts and plans the training of large models: which GPUs, which parallel strategy, how
+fast, how much memory, how much money. Ask `fit` whether a model fits some GPUs, `plan_training` for the best strategy
+on given machines, `shop` for what to rent, `export_plan` for the files that run a plan. Clusters are written
+NODESxGPUSxTYPE, joined by +, e.g. 8x8xH100-SXM+16x8xA100-SXM-80. Times are seconds, money US dollars; every prediction
+has an interval."""
+
+
+def server() -> MCPServer:
+    """Return the server with its tools."""
+    found = MCPServer("shardwright", instructions=INSTRUCTIONS, version=version("shardwright"))
+    for tool in (fit, plan_training, shop, export_plan, compare, catalogue):
+        found.add_tool(tool, structured_output=True)
+    return found
+
+
+def _answered(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return question()
+    except SpecError as error:
+        return error_answer(error)
+
+
+def fit(model: str, gpu: str, gpus: int = 1, nodes: int = 1, seq_len: int = 2048) -> dict[str, Any]:
+    """Say which ways to train a model (full, ZeRO, offload, LoRA, QLoRA) fit GPUs in memory, and what would make the
+    others fit. `model` is a preset such as llama-3.1-8b, `gpu` a type such as RTX3090."""
+    return _answered(lambda: sizing_answer(sized(model, gpu, gpus, nodes, seq_len)))
+
+
+def plan_training(
+    model: str,
+    cluster: str,
+    global_batch: int,
+    seq_len: int,
+    tokens: str | None = None,
+    precision: str = "bf16",
+    objective: str = "time",
+    budget_dollars: float | None = None,
+    deadline_hours: float | None = None,
+    pins: list[str] | None = None,
+) -> dict[str, Any]:
+    """Find the best parallel strategy for a model on machines such as 8x8xH100-SXM. `tokens` of the whole run (300B,
+    1.5T) gives hours and dollars; `objective` is time or cost; `pins` fix settings, e.g. ["tp=4,8", "pp=2"]."""
+    request = PlanRequest(
+        model=model,
+        cluster=cluster,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        tokens=tokens,
+        precision=precision,
+        objective=objective,
+        budget_dollars=budget_dollars,
+        deadline_hours=deadline_hours,
+        pins=tuple(pins or ()),
+    )
+    return _answered(lambda: plan_answer(planned(request)))
+
+
+def shop(
+    model: str,
+    gpus: list[str],
+    tokens: str,
+    global_batch: int = 1024,
+    seq_len: int = 4096,
+    deadline_hours: float | None = None,
+    budget_dollars: float | None = None,
+    on_demand_only: bool = True,
+) -> dict[str, Any]:
+    """Find which of the GPU types named to rent, and how many: the front of time, dollars and interruptions for
+    training `tokens` (1T), the cheapest within the deadline and the fastest within the budget."""
+    request = ShopRequest(
+        model=model,
+        gpus=tuple(gpus),
+        tokens=tokens,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        on_demand_only=on_demand_only,
+        deadline_hours=deadline_hours,
+        budget_dollars=budget_dollars,
+    )
+    return _answered(lambda: shop_answer(shopped(request)))
+
+
+def export_plan(
+    target: str, model: str, cluster: str, global_batch: int, seq_len: int, pins: list[str] | None = None
+) -> dict[str, Any]:
+    """Return the files that make a trainer (megatron, torchtitan, accelerate, deepspeed, skypilot, kubernetes) run the
+    best plan for the same request as `plan_training`. What the target cannot express comes back as errors."""
+
+    def files() -> dict[str, Any]:
+        found = export(_best(_request(model, cluster, global_batch, seq_len, pins)), target)
+        return {"target": found.target, "version": found.version, "files": dict(found.files)}
+
+    return _answered(files)
+
+
+def compare(
+    model: str, cluster: str, global_batch: int, seq_len: int, pins: list[str], others: list[str]
+) -> dict[str, Any]:
+    """Compare two strategies on the same machines: the best with the settings `pins`, and the best with `others`."""
+
+    def both() -> dict[str, Any]:
+        first = plan_figures(_best(_request(model, cluster, global_batch, seq_len, pins)))
+        second = plan_figures(_best(_request(model, cluster, global_batch, seq_len, others)))
+        ratio = second["iteration_seconds"] / first["iteration_seconds"]
+        return {"answer": f"the second takes {ratio:.3f} times as long", "first": first, "second": second}
+
+    return _answered(both)
+
+
+def catalogue() -> dict[str, Any]:
+    """List the models and GPU types that can be named."""
+    return {"models": list(preset_names()), "gpus": list(gpus())}
+
+
+def _request(model: str, cluster: str, global_batch: int, seq_len: int, pins: list[str] | None) -> PlanRequest:
+    return PlanRequest(model=model, cluster=cluster, global_batch=global_batch, seq_len=seq_len, pins=tuple(pins or ()))
+
+
+def _best(request: PlanRequest) -> Plan:
+    """Return the best plan for a request. Raises SpecError with the reason where there is none."""
+    ranking = planned(request, top=1)
+    if ranking.infeasible is not None:
+        hints = "; ".join(in_words(remedy) for remedy in ranking.infeasible.remedies)
+        raise bad("plan", in_words(ranking.infeasible.reason), hints)
+    return ranking.best

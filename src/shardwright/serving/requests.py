@@ -1,0 +1,134 @@
+"""What programs and assistants may ask, and how much of it: plain values in, library objects out.
+
+A request names models and GPUs of the catalogue, never a file, a folder or an expression, so nothing that it says
+reaches the file system. Every request carries all that it needs; the same request gives the same answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from shardwright.errors import bad
+from shardwright.plans.ranking import Ranking
+from shardwright.search.market.result import Shopping
+from shardwright.search.market.shop import shop
+from shardwright.search.planner import plan
+from shardwright.search.sizing import Sizing
+from shardwright.search.sizing import fit as size
+from shardwright.search.space.axes import parse_pins
+from shardwright.spec.catalog.price_table import table_prices
+from shardwright.spec.cluster import Cluster
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+from shardwright.spec.read.cluster import parse_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.offers import narrowed, offers_from_prices
+from shardwright.spec.read.presets import find_preset, preset_model, preset_names
+
+MOST_GPUS = 65_536
+MOST_PINS, MOST_TYPES = 20, 8
+MOST_CHARACTERS = 400  # of any text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What to plan: a preset, a cluster in its short form, batch, and limits on the whole run."""
+
+    model: str
+    cluster: str
+    global_batch: int
+    seq_len: int
+    tokens: str | None = None
+    precision: str = "bf16"
+    objective: str = "time"
+    budget_dollars: float | None = None
+    deadline_hours: float | None = None
+    framework: str = "megatron"
+    pins: tuple[str, ...] = ()
+
+
+def planned(request: PlanRequest, *, top: int = 3) -> Ranking:
+    """Return the plans for a request. Raises SpecError for what is not known or beyond the limits."""
+    model, cluster, job = _described(request)
+    if len(request.pins) > MOST_PINS:
+        raise bad("pins", f"are {len(request.pins)}", f"at most {MOST_PINS}")
+    space = parse_pins([_short("pins", pin) for pin in request.pins])
+    return plan(model, cluster, job, space=space, top=top)
+
+
+def sized(model: str, gpu: str, gpus: int, nodes: int, seq_len: int) -> Sizing:
+    """Return which ways to train fit so many GPUs."""
+    cluster = _cluster(f"{nodes}x{gpus}x{gpu}")
+    job = make_job(global_batch=cluster.gpus, seq_len=seq_len, framework="fsdp")
+    return size(_model(model), cluster, job)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShopRequest:
+    """What to rent GPUs for: a preset, GPU types, the tokens of the whole run, and limits on it."""
+
+    model: str
+    gpus: tuple[str, ...]
+    tokens: str
+    global_batch: int
+    seq_len: int
+    on_demand_only: bool = True
+    deadline_hours: float | None = None
+    budget_dollars: float | None = None
+
+
+def shopped(request: ShopRequest) -> Shopping:
+    """Return the front of time, dollars and risk over numbers of the GPU types named."""
+    job = make_job(
+        global_batch=request.global_batch,
+        seq_len=request.seq_len,
+        tokens=_short("tokens", request.tokens),
+        deadline_hours=request.deadline_hours,
+        budget_dollars=request.budget_dollars,
+    )
+    if not 0 < len(request.gpus) <= MOST_TYPES:
+        raise bad("gpus", f"names {len(request.gpus)} GPU types", f"between 1 and {MOST_TYPES}")
+    gpus = [_short("gpus", gpu) for gpu in request.gpus]
+    offers = offers_from_prices(table_prices(), gpus=gpus)
+    markets = ["on-demand"] if request.on_demand_only else []
+    return shop(_model(request.model), narrowed(offers, gpus, markets), job)
+
+
+def _described(request: PlanRequest) -> tuple[Model, Cluster, Job]:
+    job = make_job(
+        global_batch=request.global_batch,
+        seq_len=request.seq_len,
+        tokens=request.tokens and _short("tokens", request.tokens),
+        precision=_short("precision", request.precision),
+        objective=_short("objective", request.objective),
+        budget_dollars=request.budget_dollars,
+        deadline_hours=request.deadline_hours,
+        framework=_short("framework", request.framework),
+    )
+    return _model(request.model), _cluster(request.cluster), job
+
+
+def _model(name: str) -> Model:
+    """Return a preset; the name of a file is none."""
+    preset = find_preset(_short("model", name))
+    if preset is None:
+        near = get_close_matches(name.casefold(), preset_names(), n=5, cutoff=0.4)
+        raise bad(
+            "model", f"{name!r} is not in the catalogue", f"near it: {', '.join(near)}" if near else "ask for the list"
+        )
+    return preset_model(preset)
+
+
+def _cluster(text: str) -> Cluster:
+    """Return a cluster in its short form."""
+    found = parse_cluster(_short("cluster", text))
+    if found.gpus > MOST_GPUS:
+        raise bad("cluster", f"has {found.gpus:,} GPUs", f"at most {MOST_GPUS:,} at a time")
+    return found
+
+
+def _short(name: str, text: str) -> str:
+    if len(text) > MOST_CHARACTERS:
+        raise bad(name, f"has {len(text):,} characters", f"at most {MOST_CHARACTERS}")
+    return text
