@@ -18,7 +18,7 @@ from shardwright.runtime.model.context import ContextGroup, gathered
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.experts import experts
 from shardwright.runtime.model.gated import Activation, Weights, inner, inside
-from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter, leave
+from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter_linear, leave
 from shardwright.runtime.model.rotary import rotated
 from shardwright.spec.model import Attention, Layer, Model
 
@@ -78,15 +78,11 @@ def attend(
     core: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
     """Return causal self-attention of `x`; this rank computes its part of the heads."""
-    x = enter(x, tensor)
-    batch, length = x.shape[:2]
-
-    def heads_of(part: str, width: int) -> torch.Tensor:
-        found = functional.linear(x, weights[f"{part}.weight"], weights.get(f"{part}.bias"))
-        return found.view(batch, length, -1, width)
-
-    query, key = heads_of("query", attention.head_dim), heads_of("key", attention.head_dim)
-    value = heads_of("value", attention.value_head_dim).transpose(1, 2)
+    matrices = [(weights[f"{part}.weight"], weights.get(f"{part}.bias")) for part in ("query", "key", "value")]
+    query, key, value = enter_linear(x, matrices, tensor)
+    batch, length = query.shape[:2]
+    query, key = (found.view(batch, length, -1, attention.head_dim) for found in (query, key))
+    value = value.view(batch, length, -1, attention.value_head_dim).transpose(1, 2)
     if attention.qk_norm:
         query = norm(query, inside(weights, "query_norm"), details.norm_epsilon)
         key = norm(key, inside(weights, "key_norm"), details.norm_epsilon)
@@ -100,7 +96,7 @@ def attend(
 
 def feed_forward(x: torch.Tensor, weights: Weights, activation: Activation, tensor: TensorGroup) -> torch.Tensor:
     """Return the feed-forward block of `x`, gated where it has a gate; this rank computes its part of the width."""
-    out = leave(inner(enter(x, tensor), weights, activation), tensor)
+    out = leave(inner(x, weights, activation, tensor), tensor)
     return _plus(out, weights.get("down.bias"))
 
 

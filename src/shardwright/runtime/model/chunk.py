@@ -18,7 +18,7 @@ from shardwright.runtime.model.context import WHOLE, ContextGroup
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.gated import Weights, inside
 from shardwright.runtime.model.loss import summed_loss
-from shardwright.runtime.model.parallel import ALONE, ExpertGroup, TensorGroup, enter, leave, own_positions
+from shardwright.runtime.model.parallel import ALONE, ExpertGroup, TensorGroup, enter_linear, leave, own_positions
 from shardwright.runtime.model.rotary import rotary_table
 from shardwright.spec.model import Model
 
@@ -121,7 +121,8 @@ def logits_of(chunk: Chunk, x: torch.Tensor) -> torch.Tensor:
     if chunk.model.final_norm:
         x = norm(x, inside(chunk.blocks["head"], "norm"), chunk.details.norm_epsilon)
     name = "embedding.tokens.weight" if chunk.model.tied_embeddings else "head.weight"
-    return functional.linear(enter(x, chunk.tensor), chunk.weights[name])
+    (logits,) = enter_linear(x, [(chunk.weights[name], None)], chunk.tensor)
+    return logits
 
 
 def loss_of(chunk: Chunk, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

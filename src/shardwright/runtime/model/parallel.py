@@ -8,11 +8,14 @@ Activations have the shape [micro_batch, sequence, hidden].
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.nn import functional
 
 gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -63,6 +66,22 @@ def enter(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
 def leave(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
     """Return the sum over the ranks of their parts `x`, of all positions or of this rank's."""
     return x if tensor.size == 1 else _applied(_Leave, x, tensor)
+
+
+def enter_linear(
+    x: torch.Tensor, matrices: Sequence[tuple[torch.Tensor, torch.Tensor | None]], tensor: TensorGroup
+) -> tuple[torch.Tensor, ...]:
+    """Return the products of all positions of `x` with matrices (and their biases) of which each rank has some rows.
+
+    Under sequence parallelism this rank's positions alone are kept for the backward pass, which gathers the others
+    again (Korthikanti et al., arXiv 2205.05198 §4.2.2).
+    """
+    if not tensor.sharded:
+        whole = enter(x, tensor)
+        return tuple(functional.linear(whole, weight, bias) for weight, bias in matrices)
+    function: Any = _EnterLinear
+    flat = [part for matrix in matrices for part in matrix]
+    return cast("tuple[torch.Tensor, ...]", function.apply(x, tensor, *flat))
 
 
 def _applied(function: Any, x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
@@ -126,6 +145,30 @@ class _Leave(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         (gradient,) = gradients
         return (_gathered(gradient, ctx.tensor) if ctx.tensor.sequence else gradient), None
+
+
+class _EnterLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, tensor: TensorGroup, *parts: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        weights = [part for part in parts[::2] if part is not None]
+        ctx.tensor = tensor
+        ctx.save_for_backward(x, *weights)
+        whole = _gathered(x, tensor)
+        return tuple(functional.linear(whole, *pair) for pair in zip(weights, parts[1::2], strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        whole = _gathered(x, ctx.tensor).flatten(0, 1)
+        rows = [gradient.flatten(0, 1) for gradient in gradients]
+        entering = reduce(torch.add, (row @ weight for row, weight in zip(rows, weights, strict=True)))
+        found: list[torch.Tensor | None] = []
+        for number, row in enumerate(rows):
+            found.append(row.t() @ whole)
+            found.append(row.sum(0) if ctx.needs_input_grad[2 * number + 3] else None)
+        return _scattered(entering.view(x.shape[0], -1, x.shape[2]), ctx.tensor), None, *found
 
 
 class _Exchange(torch.autograd.Function):
