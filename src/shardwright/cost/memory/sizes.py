@@ -100,6 +100,8 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
     sums = 4.0 * size * heads  # FlashAttention keeps one fp32 number a row of scores
     scores = np.where(shard.flash, sums, per_score * size * job.seq_len * heads)
     inner = widths.saved * size * qkv / shard.tp + saved * size * attention.out_width / shard.tp
+    if attention.qk_norm:  # what the norms of queries and keys take in
+        inner = inner + widths.saved * size * (attention.query_width + attention.key_width) / shard.tp
     return projected + inner + scores, scores
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import torch
 from torch.nn import functional
@@ -24,5 +25,30 @@ def inner(x: torch.Tensor, weights: Weights, activation: Activation, tensor: Ten
     group, all positions without one."""
     parts = ("gate", "up") if "gate.weight" in weights else ("up",)
     found = enter_linear(x, [(weights[f"{part}.weight"], weights.get(f"{part}.bias")) for part in parts], tensor)
-    first = activation(found[0])
-    return functional.linear(first * found[1] if len(found) > 1 else first, weights["down.weight"])
+    middle = activation(found[0]) if len(found) == 1 else _gated(found[0], found[1], activation)
+    return functional.linear(middle, weights["down.weight"])
+
+
+def _gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    function: Any = _Gated
+    return cast("torch.Tensor", function.apply(gate, up, activation))
+
+
+class _Gated(torch.autograd.Function):
+    """activation(gate) * up, which keeps these two and computes the activation again, as fused kernels do."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        ctx.activation = activation
+        ctx.save_for_backward(gate, up)
+        return activation(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        (gradient,) = gradients
+        gate, up = ctx.saved_tensors
+        with torch.enable_grad():
+            gate = gate.detach().requires_grad_()
+            active = ctx.activation(gate)
+        (into_gate,) = torch.autograd.grad(active, gate, gradient * up)
+        return into_gate, gradient * active.detach(), None
