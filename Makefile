@@ -82,13 +82,14 @@ targets: $(INSTALLED)
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
 
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 # PyTorch, XGBoost and Transformers, which planning does not need but the tests of measuring, running and fitting do.
 $(EXTRAS): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,runtime,calibrate,text,reference,prices,mcp]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[dev,runtime,calibrate,text,reference,prices,mcp]'
 	@touch $@

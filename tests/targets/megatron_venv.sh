@@ -14,7 +14,7 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 
 "${PYTHON:-python3}" -m venv "${FOLDER}"
 FOLDER="$(cd "${FOLDER}" && pwd)"
-PINNED="$(grep -o 'torch==[0-9.]*' "${ROOT}/pyproject.toml")"
+PINNED="$(grep -o 'torch==[0-9.]*' "${ROOT}/constraints.txt")"
 "${FOLDER}/bin/python" -m pip install --quiet "${TORCH:-${PINNED}}" triton numpy packaging einops pyyaml tqdm \
     typing-extensions
 "${FOLDER}/bin/python" -m pip download --quiet --no-deps --python-version 3.12 --only-binary=:all: \
