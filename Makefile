@@ -41,7 +41,7 @@ golden: $(EXTRAS)
 # Writes the generated pages and the outputs that README and docs show anew, and builds the site in dist/site; a link that
 # leads nowhere is an error.
 docs: $(EXTRAS)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python docs/make_folder_map.py
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python -m tests.docs.output

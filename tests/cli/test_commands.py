@@ -23,7 +23,11 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_real_process_prints_a_report() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "shardwright", *PLAN], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-m", "shardwright", *PLAN, "--details"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -186,14 +186,15 @@ def states(pins: Pins, layout: Layout) -> list[tuple]:
     found = []
     offloads = pins.get("offload", (0.0, 0.25, 0.5, 0.75, 1.0))
     for sharding, grad, param in product((0, ZERO1, ZERO2, ZERO3), (0, 1), (0, 1)):
-        if dp * cp == 1 and (sharding or grad or param):
+        if dp * cp == 1 and (sharding > ZERO1 or grad or param):
             continue
         if (param and not (grad and sharding)) or (sharding > ZERO1 and pp > 1):
             continue
         pinned = {"sharding": sharding, "overlap_grad": grad, "overlap_param": param}
         if all(left(pins, axis, [value]) for axis, value in pinned.items()):
             amounts = offloads if sharding == ZERO1 else left(pins, "offload", [0.0])
-            found += [(sharding, amount, grad, param) for amount in amounts]
+            alone = sharding == ZERO1 and dp * cp == 1  # nothing to shard, but the state may lie in host memory
+            found += [(sharding, amount, grad, param) for amount in amounts if amount > 0 or not alone]
     return found
 
 

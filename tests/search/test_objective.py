@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from shardwright.cost.compute.efficiency import Analytic
+from shardwright.cost.money.risk import pool_stretch
 from shardwright.plans.plan import Plan
 from shardwright.search.objective import Objective
 from shardwright.search.planner import plan
@@ -27,10 +28,13 @@ def cluster(**entry: object) -> Cluster:
     return build_cluster({"nodes": [machines | entry]}, "c.yaml")
 
 
-def test_safe_machines_have_no_risk() -> None:
+def test_failures_count_on_machines_that_nobody_takes_back_and_only_in_a_run_with_a_length() -> None:
     pool = cluster().pools[0]
-    values = Objective(model=MODEL, job=JOB, pool=pool).values(np.array([3600.0]), np.array([4]))
-    assert values[0] == pytest.approx(2 * 4.0)
+    run, step = (Objective(model=MODEL, job=job, pool=pool) for job in (JOB, replace(JOB, tokens=None)))
+    values = [each.values(np.array([3600.0]), np.array([4]))[0] for each in (run, step)]
+    assert values[1] == pytest.approx(2 * 4.0)
+    assert values[0] == pytest.approx(2 * 4.0 * pool_stretch(MODEL, JOB, pool, np.array([2]))[0])
+    assert 1.0 < values[0] / values[1] < 1.01
 
 
 def test_the_value_of_machines_that_can_be_taken_back_is_what_they_are_expected_to_cost() -> None:
@@ -79,5 +83,6 @@ def test_a_plan_without_a_price_or_a_length_has_no_expected_dollars() -> None:
     given = cluster(spot=True, preemptions_per_hour=0.5)
     short = replace(JOB, tokens=None, objective="time")
     assert choice_on_cluster(plan(MODEL, given, short, top=1, efficiency=Analytic()).best) is None
-    safe = plan(MODEL, cluster(), JOB, top=1, efficiency=Analytic()).best
-    assert choice_on_cluster(safe) is None
+    unpriced = build_cluster({"nodes": [{"count": 8, "gpu": "A800-SXM-80", "gpus": 2}]}, "c.yaml")
+    job = replace(JOB, objective="time")
+    assert choice_on_cluster(plan(MODEL, unpriced, job, top=1, efficiency=Analytic()).best) is None

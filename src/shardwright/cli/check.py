@@ -24,12 +24,14 @@ def check(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the list.")] = False,
 ) -> None:
+    from shardwright.plans.abilities import framework_problems
     from shardwright.plans.check import check as violations
     from shardwright.plans.document import load_plan
     from shardwright.reports.documents.ranking import problem_documents
     from shardwright.reports.text.problems import merged
 
-    problems = violations(load_plan(plan))
+    found = load_plan(plan)
+    problems = violations(found) or tuple(framework_problems(found))
     if json:
         write_json({"legal": not problems, "violations": problem_documents(problems)})
     if problems:

@@ -48,6 +48,7 @@ def evaluate(
     profile: Profiles = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
 ) -> None:
+    from shardwright.plans.abilities import framework_problems
     from shardwright.plans.check import check
     from shardwright.plans.document import load_plan
     from shardwright.reports.text.problems import merged
@@ -62,7 +63,7 @@ def evaluate(
             if value is not None:
                 raise bad(option, "goes with --megatron-args; a plan file has its own", f"leave {option} out")
         mine, notes = load_plan(plan), ()
-    problems = check(mine)
+    problems = check(mine) or tuple(framework_problems(mine))
     efficiency = efficiency_of(read_measurements(profile), mine.model, mine.cluster, mine.job)
     try:
         with warnings.catch_warnings():

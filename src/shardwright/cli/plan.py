@@ -69,7 +69,7 @@ def plan(
         typer.Option(metavar="TIME", help="Longest run, e.g. 720 (hours) or 30d (needs --tokens)."),
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", help="How many plans to show, each of another layout.")] = 3,
-    fit: options.Fit = 0.8,
+    fit: options.Fit = 0.9,
     settings: options.Pins = None,
     prices: options.Prices = None,
     rules: Annotated[
@@ -98,6 +98,9 @@ def plan(
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="Write the best plan to this file, e.g. plan.json."),
     ] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Print the whole report, not the first screen alone.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
 ) -> None:
     from shardwright.cli.amounts import dollars, hours
@@ -156,12 +159,14 @@ def plan(
 
         write_json(ranking_document(ranking))
     else:
+        from shardwright.reports.text.first_screen import first_screen
         from shardwright.reports.text.terminal import infeasible_text, ranking_text
 
         if ranking.infeasible:
             write(infeasible_text(ranking, found_model, found_cluster, job, terminal_width()))
         else:
-            tell(ranking_text(ranking, terminal_width()), beside=out)
+            width = terminal_width()
+            tell(ranking_text(ranking, width) if details else first_screen(ranking, out, width), beside=out)
     if ranking.infeasible:
         raise typer.Exit(3)
 

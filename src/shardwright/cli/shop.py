@@ -71,7 +71,7 @@ def shop(
     precision: options.Precision = None,
     optimizer: options.Optimizer = "adam",
     framework: options.Framework = "megatron",
-    fit: options.Fit = 0.8,
+    fit: options.Fit = 0.9,
     mixes: Annotated[
         int | None,
         typer.Option(

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from shardwright.spec.cluster import Gpu, NodePool
-from shardwright.spec.job import Precision
+from collections.abc import Iterator
 
+from shardwright.errors import Problem
+from shardwright.plans.plan import Plan
+from shardwright.spec.cluster import Gpu, NodePool
+from shardwright.spec.job import Job, Precision
+
+# Their attention is PyTorch's, or XLA's, which has fused kernels for every GPU and precision.
+OWN_KERNELS = frozenset({"torchtitan", "fsdp", "jax", "eager"})
 FLASH_CAPABILITY = 8.0  # Ampere: FlashAttention-2's requirement (github.com/Dao-AILab/flash-attention, README)
 
 
@@ -22,7 +28,31 @@ def fused_attention_runs(gpu: Gpu, precision: Precision) -> bool:
     return precision != "fp32" and capability(gpu) >= FLASH_CAPABILITY
 
 
+def flash_attention_runs(gpu: Gpu, job: Job) -> bool:
+    """Whether the job's framework has fused attention on a GPU: its own kernels, or those of FlashAttention."""
+    return job.framework in OWN_KERNELS or fused_attention_runs(gpu, job.precision)
+
+
 def user_buffers_run(pool: NodePool) -> bool:
     """Whether Transformer Engine can overlap tensor-parallel communication with products: its user buffers are written
     by peers, over links that join GPUs directly."""
     return pool.gpu.link_domain > 1
+
+
+def framework_problems(plan: Plan) -> Iterator[Problem]:
+    """Yield what the framework that a uniform plan is priced for cannot run on its GPUs. Plans that are not uniform are
+    run by `train`, whose attention is PyTorch's."""
+    if not plan.uniform:
+        return
+    name = plan.replicas[0].stages[0].gpu
+    pool = next((pool for pool in plan.cluster.pools if pool.gpu.name == name), None)
+    if pool is None:
+        return
+    job = plan.job
+    if plan.flash_attention and not flash_attention_runs(pool.gpu, job):
+        message = f"FlashAttention needs 16 bits and compute capability 8.0; this is {job.precision} on {name}"
+        hint = f"write false, or name a framework with kernels of its own: {', '.join(sorted(OWN_KERNELS))}"
+        yield Problem("flash_attention", message, hint)
+    if plan.overlap.tensor_parallel and not user_buffers_run(pool):
+        message = f"needs GPUs that write to each other's memory; those of {name} are joined by {pool.gpu.link}"
+        yield Problem("overlap.tensor_parallel", message, "write false")

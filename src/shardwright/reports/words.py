@@ -38,7 +38,7 @@ from shardwright.plans.findings import (
     UnableGpus,
     Unpin,
 )
-from shardwright.units import GIGA, format_bytes, format_dollars, format_seconds
+from shardwright.units import format_bytes, format_dollars, format_seconds
 
 MOST_NAMED = 2  # pairs of places
 ARGUMENT = re.compile(r"`([a-z_]+)=([^`]*)`")
@@ -267,4 +267,4 @@ def _(found: SmallerMicroBatch) -> str:
 
 @in_words.register
 def _(found: Shortage) -> str:
-    return f"needs {found.needed_bytes / GIGA:.0f} GB of {found.memory_bytes / GIGA:.0f} GB"
+    return f"needs {format_bytes(found.needed_bytes)} of {format_bytes(found.memory_bytes)}"

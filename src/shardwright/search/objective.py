@@ -19,8 +19,8 @@ from shardwright.units import SECONDS_PER_HOUR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """Minimise seconds or dollars of an iteration on one pool, within a deadline and a budget for the whole job. Where
-    machines can be taken back, dollars and limits are those to expect, lost work and restarts counted."""
+    """Minimise seconds or dollars of an iteration on one pool, within a deadline and a budget for the whole job.
+    Dollars and limits are those to expect, lost work and restarts after failures and preemptions counted."""
 
     model: Model
     job: Job
@@ -44,7 +44,9 @@ class Objective:
         return limit / self._longer(gpus)
 
     def _longer(self, gpus: Ints) -> Floats:
-        """Return by what interruptions lengthen the run, [N]."""
+        """Return by what interruptions lengthen the run, [N]; 1 where it has no length."""
+        if self.job.tokens is None:
+            return np.ones(len(gpus))
         return pool_stretch(self.model, self.job, self.pool, -(-gpus // self.pool.gpus_per_node))
 
     def _per_second(self, gpus: Ints) -> Floats:

@@ -28,7 +28,7 @@ from shardwright.search.mixed.tables.settings import pinned_away
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.rules.rules import Rule
-from shardwright.search.space.axes import Space, measurable
+from shardwright.search.space.axes import Space, measurable, runnable
 from shardwright.search.uniform.baselines import Tried, baselines
 from shardwright.search.uniform.search import Found, search
 from shardwright.spec.cluster import Cluster, NodePool
@@ -54,7 +54,7 @@ def plan(
     space: Space | None = None,
     rules: Sequence[Rule] = (),
     top: int = 3,
-    fit: float = 0.8,
+    fit: float = 0.9,
     exportable_to: str | None = None,
     efficiency: Efficiency | None = None,
     gap: float = 0.01,
@@ -73,7 +73,7 @@ def plan(
     if top < 1:
         raise bad("`top=`", f"{top} plans cannot be given", "ask for 1 or more")
     if not 0.01 <= fit <= 0.99:
-        raise bad("`fit=`", f"{fit} is not a probability from 0.01 to 0.99", "0.8 is the default")
+        raise bad("`fit=`", f"{fit} is not a probability from 0.01 to 0.99", "0.9 is the default")
     if not 0.0 <= gap <= 1.0:
         raise bad("`gap=`", f"{gap:g} is not a part from 0 to 1", "0.01 or 1% is the default")
     if problems := tuple(position_problems(model, job)):
@@ -114,7 +114,7 @@ def _search_pool(context: Context, space: Space, filters: Filters, top: int) -> 
     tried, start = baselines(context)
     elapsed = time.perf_counter() - begin
     objective = Objective(model=context.model, job=context.job, pool=context.pool)
-    found = search(context, measurable(context, space), filters, objective, top=top, start=start)
+    found = search(context, measurable(context, runnable(context, space)), filters, objective, top=top, start=start)
     return _PoolResult(context, tried, found, elapsed)
 
 

@@ -42,7 +42,7 @@ def replan(
     cluster: Cluster,
     *,
     kept: Kept | None = None,
-    fit: float = 0.8,
+    fit: float = 0.9,
     efficiency: Efficiency | None = None,
 ) -> Plan | None:
     """Return a plan for `cluster` with the model, the job and the settings of `previous`, or None where none fits.

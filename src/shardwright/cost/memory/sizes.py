@@ -195,16 +195,16 @@ def trained_share(job: Job) -> float:
     return ADAPTER_SHARE if job.adapters else 1.0
 
 
-def least_state_bytes(job: Job, ranks: Array, sharded: Array, everything: Array) -> Floats:
+def least_state_bytes(job: Job, ranks: Array, everything: Array) -> Floats:
     """Return the least of weights, gradients and optimizer state, in bytes per parameter of which `ranks` GPUs hold
-    copies: all of it unless `sharded`, else weights and gradients (ZeRO-1, the rest in host memory), or a part of all
-    where `everything` may be sharded (ZeRO-3)."""
+    copies: weights and gradients, with the rest in host memory, or a part of all where `everything` may be sharded
+    (ZeRO-3)."""
     one, none = np.ones(1), np.zeros(1)
     whole = state_bytes(job, one, none, one, one, np.full(1, UNSHARDED), none, none)
     kept = whole.weights + whole.gradients
     lean = 0.0 if job.precision == "fp32" else 2.0 - memory_facts(job.framework).shard_weight
     total = kept + whole.optimizer
-    return np.where(sharded, np.where(everything, np.minimum(kept, (total - lean) / ranks), kept), total)
+    return np.where(everything, np.minimum(kept, (total - lean) / ranks), kept)
 
 
 def logit_bytes(model: Model, job: Job, micro_batch: Ints, cp: Ints, tp: Ints) -> Floats:

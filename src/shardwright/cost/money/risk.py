@@ -66,11 +66,8 @@ def together(model: Model, job: Job, terms: Terms, machines: Ints, gpus: Ints, p
 
 
 def pool_stretch(model: Model, job: Job, pool: NodePool, machines: Ints) -> Floats:
-    """Return by what a run on so many machines of a pool gets longer, [N]; 1 where none can be taken back."""
-    rate = preemptions_per_hour(pool)
-    if not rate:
-        return np.ones(len(machines))
-    gpus, rates = np.array([pool.gpus_per_node]), np.array([rate])
+    """Return by what failures and preemptions lengthen a run on so many machines of a pool, [N]."""
+    gpus, rates = np.array([pool.gpus_per_node]), np.array([preemptions_per_hour(pool)])
     return stretch(together(model, job, Terms(), machines[:, None], gpus, rates)).factor
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -85,6 +86,12 @@ def published() -> Published:
     content = shipped_file("shardwright.cost.trust", "evidence.npz")
     with np.load(io.BytesIO(content)) as arrays:
         return Published(**{name: arrays[name] for name in Published.__slots__})
+
+
+def unpublished(gpus: Iterable[str]) -> tuple[str, ...]:
+    """Return those GPU types of which no published run is known."""
+    known = set(map(str, published().names[:, NAMES.index("gpu")]))
+    return tuple(gpu for gpu in gpus if gpu not in known)
 
 
 def distances(setting: Setting, runs: Published) -> Floats:

@@ -5,6 +5,9 @@ they grow with the distance d of a setting from the nearest published run (`cost
 
     [T exp(-low (1 + growth d)), T exp(high (1 + growth d))]
 
+A GPU type of which no run is published has a further, independent error of `UNSEEN` (assumed: twice the error of a
+framework on GPUs that are published), added in squares.
+
 The catalogue's row of the framework has low and high, and the common growth;
 `python -m shardwright.calibrate overheads` makes them.
 """
@@ -15,9 +18,10 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shardwright.cost.trust.evidence import Setting, distances, published
+from shardwright.cost.trust.evidence import Setting, distances, published, unpublished
 from shardwright.spec.catalog.frameworks import figures, framework_rows
 
+UNSEEN = 0.35  # log error of a tenth of the runs on a GPU that nobody has published a run of; chosen
 FARTHEST = 4.0  # beyond, nothing is like it, and the interval stays; chosen
 
 
@@ -43,10 +47,12 @@ def widened(spread: Spread, distance: float) -> tuple[float, float]:
 
 def interval_seconds(seconds: float, setting: Setting) -> tuple[float, float]:
     """Return the 80 % interval of the measured time of a job predicted to take `seconds`."""
-    return interval_at(seconds, setting.framework, float(distances(setting, published()).min()))
+    distance = float(distances(setting, published()).min())
+    return interval_at(seconds, setting.framework, distance, unseen=bool(unpublished([setting.gpu])))
 
 
-def interval_at(seconds: float, framework: str, distance: float) -> tuple[float, float]:
-    """Return the 80 % interval where the nearest published run is at `distance`."""
+def interval_at(seconds: float, framework: str, distance: float, *, unseen: bool = False) -> tuple[float, float]:
+    """Return the 80 % interval where the nearest published run is at `distance`, and the GPU `unseen` in any."""
     low, high = widened(_spreads()[framework], distance)
-    return seconds * math.exp(low), seconds * math.exp(high)
+    more = UNSEEN if unseen else 0.0
+    return seconds * math.exp(-math.hypot(low, more)), seconds * math.exp(math.hypot(high, more))

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from shardwright.errors import SpecError
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
-from shardwright.exporters.megatron.limits import capability, first_stage, gpu_of, unsupported
+from shardwright.exporters.megatron.limits import first_stage, gpu_of, unsupported
 from shardwright.exporters.megatron.model import Arguments, model_arguments, moe_arguments
+from shardwright.plans.abilities import capability
 from shardwright.plans.check import check
 from shardwright.plans.placement import machine_sizes, placement_of
 from shardwright.plans.plan import Plan, Recompute

@@ -7,9 +7,11 @@ megatron/core); the line numbers are those of the release's wheel.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from shardwright.errors import Problem
 from shardwright.exporters.megatron.model import model_faults
+from shardwright.plans.abilities import capability, framework_problems
 from shardwright.plans.plan import Plan, Recompute, Replica, Stage
 from shardwright.spec.cluster import Gpu
 
@@ -42,14 +44,6 @@ def gpu_of(plan: Plan) -> Gpu:
     """Return the GPU type of a uniform plan."""
     name = first_stage(plan).gpu
     return next(pool.gpu for pool in plan.cluster.pools if pool.gpu.name == name)
-
-
-def capability(gpu: Gpu) -> float:
-    """Return the CUDA compute capability as a number (9.0), infinite where the GPU has none."""
-    try:
-        return float(gpu.compute_capability)
-    except ValueError:
-        return float("inf")
 
 
 def _asymmetry(plan: Plan) -> Iterator[Problem]:
@@ -131,11 +125,7 @@ def _data_parallel(plan: Plan) -> Iterator[Problem]:
 
 def _hardware(plan: Plan) -> Iterator[Problem]:
     gpu, job = gpu_of(plan), plan.job
-    if gpu.vendor.casefold() == "nvidia" and plan.flash_attention and capability(gpu) < 8:
-        message = f"FlashAttention needs compute capability 8.0, {gpu.name} has {gpu.compute_capability}"
-        yield Problem("flash_attention", message, "plan without flash_attention")
-    if plan.flash_attention and job.precision == "fp32":
-        yield Problem("flash_attention", "FlashAttention computes in 16 bits, not in fp32", "use bf16, or plan without")
+    yield from framework_problems(replace(plan, job=replace(job, framework="megatron")))
     if job.fp8_recipe == "mxfp8" and capability(gpu) < 10:
         message = f"mxfp8 needs compute capability 10.0, {gpu.name} has {gpu.compute_capability}"
         yield Problem("job.fp8_recipe", message, "use delayed, tensorwise or blockwise")

@@ -65,7 +65,7 @@ def evaluation_document(result: Evaluation, problems: Sequence[Problem], notes: 
         "shortage": missing,
         "remedies": [in_words(remedy) for remedy in result.remedies],
         "best": None,
-        "verdict": verdict(mine, best, legal=not problems),
+        "verdict": verdict(mine, best, legal=not problems, gap=result.best.search.gap),
         "settings": {},
         "terms": {},
         "differences": [],

@@ -1,6 +1,7 @@
 """Plans and what belongs to them on a terminal.
 
-* `terminal`: a search
+* `first_screen`: a search in fifteen lines
+* `terminal`: a search in full
 * `plans`: plans as a table and in full
 * `evaluation`: a user's own plan
 * `explain`: how two plans differ

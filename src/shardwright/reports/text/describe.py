@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from shardwright.plans.plan import Plan, Prediction, Replica, Stage, StageMemory
-from shardwright.spec.cluster import Cluster
+from shardwright.spec.catalog.catalog import GBIT_BYTES
+from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_count, format_dollars, format_seconds
@@ -54,8 +55,29 @@ def model_line(model: Model) -> str:
 
 def cluster_line(cluster: Cluster) -> str:
     """Return the machines of a cluster."""
-    pools = (f"{pool.nodes} × {pool.gpus_per_node} {pool.gpu.name}" for pool in cluster.pools)
-    return " + ".join(pools) + f" ({cluster.gpus} GPUs)"
+    return " + ".join(map(_pool_words, cluster.pools)) + f" ({cluster.gpus} GPUs)"
+
+
+def _pool_words(pool: NodePool) -> str:
+    words = f"{pool.nodes} × {pool.gpus_per_node} {pool.gpu.name}"
+    if pool.site:
+        words += f" at {pool.site}"
+    if pool.rack_nodes:
+        words += (
+            f" in racks of {pool.rack_nodes} machines, {pool.rack_bytes_per_second / GBIT_BYTES:g} Gbit/s out of each"
+        )
+    return words
+
+
+def beyond_positions(model: Model, job: Job) -> str:
+    """Return that sequences are longer than the model was made for; "" where they are not. Longer ones than a table of
+    learned positions holds are refused, not warned of."""
+    if not 0 < model.max_position < job.seq_len:
+        return ""
+    return (
+        f"Note: samples of {job.seq_len:,} tokens are longer than the {model.max_position:,} tokens that {model.name} "
+        "was made for."
+    )
 
 
 def job_line(job: Job) -> str:

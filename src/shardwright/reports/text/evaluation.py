@@ -16,7 +16,7 @@ from shardwright.reports.text.problems import merged
 from shardwright.reports.text.terminal import assumptions_text, heading
 from shardwright.reports.words import in_words
 
-SURE_FIT = 0.8  # the probability to fit that a search asks for by default
+SURE_FIT = 0.9  # the probability to fit that a search asks for by default
 
 
 def evaluation_text(result: Evaluation, problems: Sequence[Problem], notes: Sequence[str], width: int = WIDTH) -> str:
@@ -27,7 +27,7 @@ def evaluation_text(result: Evaluation, problems: Sequence[Problem], notes: Sequ
         listed("Not legal", [str(problem) for problem in merged(problems)], width),
         plan_text(mine, "Your plan", width),
         _memory_text(mine, [in_words(remedy) for remedy in result.remedies], width),
-        wrapped(f"Against the best: {verdict(mine, best, legal=not problems)}", "", width),
+        wrapped(f"Against the best: {verdict(mine, best, legal=not problems, gap=result.best.search.gap)}", "", width),
         "" if best is None else _comparison(mine, best, width),
         listed("Read from the arguments", notes, width),
         assumptions_text(mine.model, mine.cluster, width),

@@ -146,8 +146,8 @@ def differences(mine: Plan, best: Plan) -> Iterator[str]:
     yield f"peak memory {format_bytes(mine_peak.total_bytes)}, the best {format_bytes(best_peak.total_bytes)}"
 
 
-def verdict(mine: Plan, best: Plan | None, *, legal: bool = True) -> str:
-    """Return how a plan stands against the best."""
+def verdict(mine: Plan, best: Plan | None, *, legal: bool = True, gap: float | None = None) -> str:
+    """Return how a plan stands against the best. `gap` is how far above the bound of its search the best may be."""
     doubt = ""
     if not legal:
         doubt = "this plan cannot run as it is, its figures only say what it would do if it could; "
@@ -160,7 +160,10 @@ def verdict(mine: Plan, best: Plan | None, *, legal: bool = True) -> str:
     if doubt:
         return doubt + found
     if value(best) >= 0.999 * value(mine):
-        return "no plan of the space is better by more than 0.1%"
+        room = 1.0 - value(best) / value(mine) / (1.0 + (gap or 0.0))
+        if room <= 0.001:
+            return "no plan of the space is better by more than 0.1%"
+        return f"no better plan was found; it is proved that none of the space is better by more than {room:.1%}"
     return f"{found}, {saving(mine, best)}"
 
 

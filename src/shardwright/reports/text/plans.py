@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from shardwright.cost.trust.chance import carried
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory
 from shardwright.reports.text import describe, mixed
 from shardwright.reports.text.layout import bar, labelled, table, wrapped
 from shardwright.search.renting.expected import choice_on_cluster, run_totals
-from shardwright.units import format_bytes, format_count, format_dollars, format_seconds
+from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_count, format_dollars, format_seconds
 
 MOST_STAGES = 16
 MOST_REPLICAS = 4  # kinds of replicas whose memory is shown
@@ -69,6 +70,19 @@ def _gpu_words(plan: Plan) -> str:
     if len(plan.cluster.pools) < 2:
         return "–"
     return " + ".join(plan.gpus_by_type)
+
+
+def whole_run(best: Plan) -> str:
+    """Return hours and dollars of the whole run with their 80 % intervals, failures counted; "" without a length."""
+    found, (hours, dollars) = predicted(best), run_totals(best)
+    if hours is None:
+        return ""
+    low, high = (format_seconds(end * SECONDS_PER_HOUR) for end in carried(found, hours))
+    words = f"{format_seconds(hours * SECONDS_PER_HOUR)} (80% sure: {low} to {high})"
+    if dollars is None:
+        return f"{words}; no price known, so no cost (price_per_hour)"
+    least, most = (format_dollars(end) for end in carried(found, dollars))
+    return f"{words} for {format_dollars(dollars)} ({least} to {most}), failures and restarts counted"
 
 
 def plan_text(plan: Plan, title: str, width: int) -> str:

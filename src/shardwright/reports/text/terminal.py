@@ -10,14 +10,14 @@ from shardwright.plans.ranking import Baseline, Ranking, SearchReport
 from shardwright.reports.text import describe, mixed
 from shardwright.reports.text.explain import contrast, saving, unit, value
 from shardwright.reports.text.layout import WIDTH, labelled, listed, wrapped
-from shardwright.reports.text.plans import plan_text, plans_table, predicted
+from shardwright.reports.text.plans import plan_text, plans_table, predicted, whole_run
 from shardwright.reports.text.risk import risk_text
 from shardwright.reports.words import explained, in_words
-from shardwright.search.renting.expected import choice_on_cluster, run_totals
+from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
-from shardwright.units import SECONDS_PER_HOUR, format_count, format_dollars, format_seconds
+from shardwright.units import format_count, format_seconds
 
 
 def ranking_text(ranking: Ranking, width: int = WIDTH) -> str:
@@ -47,7 +47,8 @@ def _risk_text(best: Plan, width: int) -> str:
 def heading(model: Model, cluster: Cluster, job: Job, width: int) -> str:
     """Return what was planned for."""
     lines = (describe.model_line(model), describe.cluster_line(cluster), describe.job_line(job))
-    return "\n".join(wrapped(line, "", width) for line in lines)
+    note = describe.beyond_positions(model, job)
+    return "\n".join(wrapped(line, "", width) for line in (*lines, note) if line)
 
 
 def summary_text(best: Plan, baselines: Sequence[Baseline], width: int) -> str:
@@ -58,10 +59,8 @@ def summary_text(best: Plan, baselines: Sequence[Baseline], width: int) -> str:
         f"{describe.clock(seconds, like=seconds)} an iteration, {format_count(found.tokens_per_second)} tokens/s, "
         f"MFU {found.mfu:.1%}."
     )
-    hours, dollars = run_totals(best)
-    if hours is not None:
-        words += f" All tokens in {format_seconds(hours * SECONDS_PER_HOUR)}"
-        words += "." if dollars is None else f" for {format_dollars(dollars)}."
+    if run := whole_run(best):
+        words += f" All tokens in {run}."
     if left := mixed.idle_sentence(best):
         words += f" {left}"
     rivals = [entry.plan for entry in baselines if entry.plan is not None]

@@ -31,7 +31,7 @@ def remedies(context: Context, row: Strategies, starts: Ints) -> Iterator[Remedy
     ranks = int(row.dp[0] * row.cp[0])
     if ranks > 1 and row.sharding[0] == UNSHARDED and _fits(context, replace(row, sharding=ZERO1 * one), starts):
         yield Change.ZERO1
-    if ranks > 1 and row.offload[0] < 1.0:
+    if row.offload[0] < 1.0:
         whole = replace(row, sharding=np.maximum(row.sharding, ZERO1), offload=np.ones(1))
         if _fits(context, whole, starts):
             yield Change.OFFLOADED_OPTIMIZER

@@ -51,7 +51,7 @@ def shop(
     job: Job,
     *,
     space: Space | None = None,
-    fit: float = 0.8,
+    fit: float = 0.9,
     mixes: int | None = None,
     efficiency: Efficiency | None = None,
 ) -> Shopping:
@@ -66,7 +66,7 @@ def shop(
     if job.tokens is None:
         raise bad("`tokens=`", "is missing", "say how many tokens the run has: `tokens=1T`")
     if not 0.01 <= fit <= 0.99:
-        raise bad("`fit=`", f"{fit} is not a probability from 0.01 to 0.99", "0.8 is the default")
+        raise bad("`fit=`", f"{fit} is not a probability from 0.01 to 0.99", "0.9 is the default")
     if mixes is not None and mixes < 0:
         raise bad("`mixes=`", f"{mixes} mixes cannot be searched", "0 searches none")
     clock = [("start", time.perf_counter())]

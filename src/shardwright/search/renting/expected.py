@@ -19,15 +19,15 @@ from shardwright.units import MEGA, SECONDS_PER_HOUR
 
 
 def choice_on_cluster(plan: Plan) -> Choice | None:
-    """Return what a costed plan on its cluster is expected to come to. None where none of its machines can be taken
-    back, the run has no length or a price is not known."""
+    """Return what a costed plan on its cluster is expected to come to. None where the run has no length or a price
+    is not known."""
     used = plan.gpus_by_type
     pools = {pool.gpu.name: pool for pool in reversed(plan.cluster.pools) if pool.gpu.name in used}
-    priced = all(pool.dollars_per_node_hour is not None for pool in pools.values())
+    priced = plan.prediction is not None and plan.prediction.dollars_per_hour is not None
     rentals = tuple(
         Rental(offer=_offer(pool), machines=math.ceil(used[name] / pool.gpus_per_node)) for name, pool in pools.items()
     )
-    if plan.job.tokens is None or not priced or not any(rental.offer.preemptions_per_hour for rental in rentals):
+    if plan.job.tokens is None or not priced:
         return None
     return choice_of(plan, rentals, Terms())
 

@@ -16,6 +16,7 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import RANK_ORDERS, RECOMPUTE, SHARDING, Bools, Ints, Strategies
 from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.plans.abilities import flash_attention_runs, user_buffers_run
 from shardwright.spec.model import Layer
 
 Value = int | float
@@ -165,6 +166,16 @@ def measurable(context: Context, space: Space) -> Space:
     which would be predicted beside a measured one."""
     known = {axis: values for axis, values in context.source.only.items() if axis == "offload"}
     return replace(space, pins={**known, **space.pins})
+
+
+def runnable(context: Context, space: Space) -> Space:
+    """Return the space without what the job's framework cannot run on the GPUs of the context."""
+    gpu, able = context.pool.gpu, {}
+    if not flash_attention_runs(gpu, context.job):
+        able["flash"] = space.allowed("flash", (0,))
+    if not user_buffers_run(context.pool):
+        able["overlap_tp"] = space.allowed("overlap_tp", (0,))
+    return replace(space, pins={**space.pins, **able})
 
 
 def divisors(number: int, limit: int) -> list[int]:

@@ -124,10 +124,10 @@ def states(how: Axes, rows: Rows) -> Rows:
     ranks, alone = given.dp * given.cp > 1, given.pp == 1
     parts: list[Rows] = []
     for sharding in how.values("sharding", UNSHARDED, ZERO1, ZERO2, ZERO3):
-        legal = np.ones(len(given), dtype=bool)
-        if sharding != UNSHARDED:
-            legal = ranks & (alone if sharding in (ZERO2, ZERO3) else True)
         for offload in offload_fractions(how.space) if sharding == ZERO1 else how.space.allowed("offload", (0.0,)):
+            legal = np.ones(len(given), dtype=bool)
+            if sharding != UNSHARDED:  # one rank has nothing to shard, but may keep its state in host memory
+                legal = (ranks | (offload > 0)) & (alone if sharding in (ZERO2, ZERO3) else True)
             for grad, param in _gradient_overlaps(how, sharded=sharding != UNSHARDED):
                 able = legal & (ranks if grad else (~ranks if "overlap_grad" not in how.explicit else True))
                 chosen = rows.take(np.flatnonzero(able))

@@ -210,7 +210,8 @@ def candidate_counts(context: Context, space: Space, rows: Layouts, choices: Spl
     unsharded = plain * grads * no_gather
     sharded = options("sharding", 1) * offload * overlapped
     fully = options("sharding", 2, 3) * options("offload", 0) * overlapped
-    alone = plain * options("overlap_grad", 0) * no_gather
+    in_host = options("sharding", 1) * sum(fraction > 0 for fraction in offload_fractions(space))
+    alone = (plain + in_host) * options("overlap_grad", 0) * no_gather
     ranks = rows.dp * rows.cp > 1
     state = np.where(ranks, unsharded + sharded + fully * (rows.pp == 1), alone)
     return order * sequence * flash * p2p * state * _split_counts(context, space, rows, choices)

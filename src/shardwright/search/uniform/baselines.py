@@ -11,6 +11,7 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.evaluate import Verdict, evaluate
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNSHARDED, ZERO1, ZERO3, Strategies, strategies
+from shardwright.plans.abilities import flash_attention_runs
 from shardwright.plans.findings import Failure, Shortage
 from shardwright.search.space.axes import Space, divisors, tensor_parallel_degrees, virtual_stages
 from shardwright.search.space.layouts import even_split
@@ -101,9 +102,10 @@ def _row(context: Context, **given: Any) -> dict[str, Any] | None:
     if experts and tp > 1 and not sequence:
         return None
     sharding = given.get("sharding", ZERO1) if dp > 1 else UNSHARDED
+    fused = flash_attention_runs(context.pool.gpu, job)
     base: dict[str, Any] = {
         "cp": 1, "dp": dp, "ep": ep, "etp": 1, "vpp": vpp, "micro_batch": micro, "rank_order": 0,
-        "sequence_parallel": sequence, "flash": True, "overlap_tp": False, "overlap_pp": vpp > 1,
+        "sequence_parallel": sequence, "flash": fused, "overlap_tp": False, "overlap_pp": vpp > 1,
         "first_layers": first, "last_layers": last, "recompute": NONE, "recompute_layers": 0,
         "offload": 0.0, "overlap_grad": dp > 1, "overlap_param": sharding != UNSHARDED,
     }  # fmt: skip

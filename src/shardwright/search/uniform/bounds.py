@@ -191,9 +191,9 @@ def _layers_to_recompute(context: Context, rows: Strategies, shards: Sharded, sp
     count = micro_batches(context, rows)
     dense, expert = _sum(table.dense, row, 1, 2), _sum(table.expert, row, 1, 2)
     embedding = _sum(table.dense, row, 0, 1)
-    groups, sharded, everything = data_parallel(context, rows), rows.dp * rows.cp > 1, rows.pp == 1
-    state_dense = least_state_bytes(context.job, groups.dense.size, sharded, everything)
-    state_expert = least_state_bytes(context.job, groups.expert.size, sharded, everything)
+    groups, everything = data_parallel(context, rows), rows.pp == 1
+    state_dense = least_state_bytes(context.job, groups.dense.size, everything)
+    state_expert = least_state_bytes(context.job, groups.expert.size, everything)
     on_first = split.first + (rows.vpp - 1) * split.share + split.on_first
     for rank, layers, extra in ((0, on_first, embedding), (1, split.share, 0.0)):
         flying = in_flight(rows.pp, rows.vpp, count, rank) / rows.vpp

@@ -104,7 +104,7 @@ def _levels(count: int, ratio: float) -> Ints:
 
 def _longer(bill: Bill, low: Ints, high: Ints) -> Floats:
     """Return by what interruptions lengthen a run on the machines of a box, at least, [K]."""
-    if bill.job.tokens is None or not bill.preemptions.any():
+    if bill.job.tokens is None:
         return np.ones(len(low))
     few, many = (
         together(bill.model, bill.job, Terms(), machines, bill.gpus, bill.preemptions) for machines in (low, high)
@@ -114,5 +114,4 @@ def _longer(bill: Bill, low: Ints, high: Ints) -> Floats:
         checkpoint_seconds=many.checkpoint_seconds,
         recovery_seconds=many.recovery_seconds,
     )
-    taken = (low[:, bill.preemptions > 0] > 0).any(axis=1)
-    return np.where(taken, stretch(least).factor, 1.0)
+    return stretch(least).factor

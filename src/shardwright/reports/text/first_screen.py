@@ -1,0 +1,99 @@
+"""The answer of a search in about fifteen lines: what to run, how fast and how sure, what it costs, what next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from shardwright.cost.trust.evidence import unpublished
+from shardwright.plans.plan import Plan
+from shardwright.plans.ranking import Ranking
+from shardwright.reports.text import describe, mixed
+from shardwright.reports.text.explain import saving, value
+from shardwright.reports.text.layout import WIDTH, labelled
+from shardwright.reports.text.plans import FAR, predicted, whole_run
+from shardwright.reports.text.terminal import heading
+from shardwright.units import format_bytes, format_count
+
+FURTHER = "--details has the other plans, memory by stage, where the time goes, what was assumed"
+COLUMN = 10
+
+
+def first_screen(ranking: Ranking, out: Path | None = None, width: int = WIDTH) -> str:
+    """Return the first screen of a search that found plans; `out` is the file that the best one was written to."""
+    best = ranking.best
+    lines = [labelled(name, words, width, column=COLUMN) for name, words in _answers(ranking)]
+    after = [labelled(name, words, width, column=COLUMN) for name, words in _next(best, out)]
+    return "\n".join([heading(best.model, best.cluster, best.job, width), "", *lines, "", *after])
+
+
+def _answers(ranking: Ranking) -> Iterator[tuple[str, str]]:
+    best = ranking.best
+    yield "run", f"{mixed.gpu_words(best)}: {describe.degrees_words(best)}; {runs_on(best)}"
+    yield from (("idle", words) for words in [mixed.idle_sentence(best)] if words)
+    yield "speed", _speed(best)
+    yield from (("whole run", words) for words in [whole_run(best)] if words)
+    yield "memory", _memory(best)
+    yield "bottleneck", predicted(best).binding
+    yield "how sure", "; ".join(_sure(best))
+    yield "how good", "; ".join(_good(ranking))
+
+
+def runs_on(plan: Plan) -> str:
+    """Return which software runs a plan, and which one it is priced as."""
+    if plan.uniform:
+        return f"priced as {plan.job.framework} runs it"
+    return f"`shardwright train` alone runs unequal stages; priced with the habits of {plan.job.framework}"
+
+
+def _speed(best: Plan) -> str:
+    found = predicted(best)
+    of = partial(describe.clock, like=found.iteration_seconds)
+    low, high = found.interval
+    return (
+        f"{of(found.iteration_seconds)} an iteration (80% sure: {of(low)} to {of(high)}), "
+        f"{format_count(found.tokens_per_second)} tokens/s, MFU {found.mfu:.1%}"
+    )
+
+
+def _memory(best: Plan) -> str:
+    found = predicted(best)
+    fullest = describe.fullest(found)
+    return (
+        f"fullest GPU {format_bytes(fullest.total_bytes)} of {format_bytes(fullest.capacity_bytes)}; "
+        f"fits with probability {found.fit_probability:.0%}"
+    )
+
+
+def _sure(best: Plan) -> Iterator[str]:
+    found = predicted(best)
+    for gpu in unpublished(best.gpus_by_type):
+        yield f"no published training run of the {gpu} exists, so the interval is wide"
+    if found.evidence:
+        run = found.evidence[0]
+        off = run.predicted_tokens_per_second / run.tokens_per_second - 1.0
+        far = " (far from this plan)" if run.distance > FAR else ""
+        yield f"nearest published run{far}: {run.model} on {run.gpus} {run.gpu}, predicted {off:+.0%} off"
+
+
+def _good(ranking: Ranking) -> Iterator[str]:
+    best = ranking.best
+    rivals = [entry.plan for entry in ranking.baselines if entry.plan is not None]
+    if rivals:
+        rival = min(rivals, key=value)
+        better = value(best) < 0.9995 * value(rival)
+        yield (f"{saving(rival, best)} than" if better else "as good as") + " the best rule of thumb"
+    count = f"{ranking.search.candidates:,} candidates"
+    gap = ranking.search.gap
+    yield f"proved the best of {count}" if not gap or gap < 5e-5 else f"proved within {gap:.2%} of the best of {count}"
+
+
+def _next(best: Plan, out: Path | None) -> Iterator[tuple[str, str]]:
+    plan = "plan.json" if out is None else str(out)
+    keep = "--out plan.json keeps the plan; then " if out is None else ""
+    if best.uniform and best.job.framework == "megatron":
+        yield "next", f"{keep}shardwright export {plan} --to megatron -o run.sh"
+    else:
+        yield "next", f"{keep}shardwright train {plan} --data corpus.bin"
+    yield "more", FURTHER
