@@ -35,9 +35,11 @@ class ThreadFabric:
         return everything
 
     def all_reduce(self, x: Tensor, *, largest: bool = False, hierarchical: bool = False) -> Callable[[], Tensor]:
-        stack = torch.stack(self._exchange(x))
-        result = stack.amax(0) if largest else stack.sum(0)
-        return lambda: result.to(x.dtype)
+        first, *others = self._exchange(x)
+        result = first.clone()
+        for part in others:
+            result = torch.maximum(result, part) if largest else result.add_(part)
+        return lambda: result
 
     def all_gather(self, part: Tensor, rows: Sequence[int], *, padded: bool) -> Callable[[], Tensor]:
         parts = self._exchange(part)
@@ -45,8 +47,11 @@ class ThreadFabric:
         return lambda: torch.cat(parts)
 
     def reduce_scatter(self, whole: Tensor, rows: Sequence[int], *, padded: bool) -> Callable[[], Tensor]:
-        total = torch.stack(self._exchange(whole)).sum(0)
-        return lambda: total.split(list(rows))[self.rank]
+        parts = [each.split(list(rows))[self.rank] for each in self._exchange(whole)]
+        total = parts[0].clone()
+        for part in parts[1:]:
+            total.add_(part)
+        return lambda: total
 
     def all_to_all(self, parts: Sequence[Tensor], counts: Sequence[int]) -> Callable[[], Tensor]:
         coming = [sent[self.rank] for sent in self._exchange(list(parts))]

@@ -8,9 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
+from tests.cli.running import refused, run
 from tests.spmd.reference import Masked
+
+from shardwright.spmd.task import load_task
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CLUSTER = "1x1x4090 + 1x1x3090"
@@ -27,58 +31,47 @@ def task():
 """
 
 
-def run(folder: Path, *arguments: str, ranks: int = 0) -> subprocess.CompletedProcess[str]:
-    start = ["torch.distributed.run", "--nproc-per-node", str(ranks), "-m", "shardwright"] if ranks else ["shardwright"]
-    path = os.pathsep.join([*sys.path, str(EXAMPLES)])
+def under_torchrun(folder: Path, ranks: int, *arguments: str) -> str:
+    """Return what the command writes on standard output, run by `ranks` processes."""
+    path = os.pathsep.join([*sys.path, str(folder), str(EXAMPLES)])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", *start, *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    start = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", "shardwright"]
+    done = subprocess.run([sys.executable, *start, *arguments], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def test_plan_show_and_train(tmp_path: Path) -> None:
+def test_plan_show_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(TASK)
-    made = run(tmp_path, "spmd", "plan", "mine:task", "--cluster", CLUSTER, "--out", "step.json", "--json")
-    assert made.returncode == 0, made.stderr
-    plan = json.loads(made.stdout)
-    assert plan["ranks"] == 2
-    assert "traced" in made.stderr
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(EXAMPLES), *sys.path])
+    step, end = str(tmp_path / "step.json"), tmp_path / "end.safetensors"
+    made = run(["spmd", "plan", "mine:task", "--cluster", CLUSTER, "--out", step, "--json"])
+    assert made.code == 0, made.err
+    assert json.loads(made.out)["ranks"] == 2
+    assert "traced" in made.err
+    shown = run(["spmd", "show", step])
+    assert shown.code == 0, shown.err
+    assert "convolution_0 = convolution(" in shown.out
 
-    shown = run(tmp_path, "spmd", "show", "step.json")
-    assert shown.returncode == 0, shown.stderr
-    assert "convolution_0 = convolution(" in shown.stdout
-
-    trained = run(
-        tmp_path, "spmd", "train", "step.json", "mine:task", "--steps", "3", "--save-weights", "end.safetensors",
-        "--json", ranks=2,
-    )  # fmt: skip
-    assert trained.returncode == 0, trained.stderr
-    told = json.loads(trained.stdout)
-    losses, state = trained_alone(tmp_path)
-    torch.testing.assert_close(told["losses"], losses, rtol=1e-4, atol=1e-5)
-    saved = load_file(tmp_path / "end.safetensors")
+    told = under_torchrun(
+        tmp_path, 2, "spmd", "train", step, "mine:task", "--steps", "3", "--save-weights", str(end), "--json"
+    )
+    losses, state = trained_alone()
+    torch.testing.assert_close(json.loads(told)["losses"], losses, rtol=1e-4, atol=1e-5)
+    saved = load_file(end)
     assert saved.keys() == state.keys()
     for name, tensor in state.items():
         torch.testing.assert_close(saved[name], tensor, rtol=1e-3, atol=1e-4)
 
-    alone = run(tmp_path, "spmd", "train", "step.json", "mine:task")
-    assert alone.returncode == 2
-    assert "torchrun --nproc-per-node" in alone.stderr
-    wrong = run(tmp_path, "spmd", "plan", "mine:nothing", "--cluster", CLUSTER)
-    assert wrong.returncode == 2
-    assert "mine has no 'nothing'" in wrong.stderr
+    assert "torchrun --nproc-per-node" in refused(run(["spmd", "train", step, "mine:task"]))
+    assert "mine has no 'nothing'" in refused(run(["spmd", "plan", "mine:nothing", "--cluster", CLUSTER]))
 
 
-def trained_alone(folder: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Return losses and state of the same training by PyTorch alone, in a process that has never seen a trace."""
-    sys.path[:0] = [str(folder), str(EXAMPLES)]
-    try:
-        import mine  # type: ignore[import-not-found]
-
-        task = mine.task()
-        torch.manual_seed(0)
-        module = task.build().train()
-    finally:
-        del sys.path[:2]
+def trained_alone() -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Return losses and state of the same training by PyTorch alone."""
+    task = load_task("mine:task")
+    torch.manual_seed(0)
+    module = task.build().train()
     optimizer = task.optimizer(list(module.parameters()))
     losses = []
     for step in range(3):

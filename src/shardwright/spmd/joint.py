@@ -41,6 +41,7 @@ class _Walk:
     def __init__(self, names: Mapping[str, str], inputs: Sequence[str]) -> None:
         self.names, self.input_names = names, inputs
         self.nodes: list[Node] = []
+        self.makers: dict[str, Node] = {}
         self.values: dict[Ref, Value] = {}
         self.found: dict[fx.Node, Any] = {}
         self.tables: dict[str, dict[str, Ref]] = {name: {} for name in _TABLES}
@@ -51,11 +52,15 @@ class _Walk:
     def value(self, ref: Ref) -> Value:
         return self.values[ref]
 
+    def origin(self, ref: Ref) -> Node:
+        return self.makers[ref.node]
+
     def make(self, op: str, args: tuple[Argument, ...], *outputs: Value, **kwargs: Argument) -> Ref:
         """Append a node and return its first result."""
         stem = op.split(".")[0].strip("_")
         name = f"{stem}_{next(self.counts.setdefault(stem, itertools.count()))}"
-        self.nodes.append(Node(name=name, op=op, args=args, kwargs=kwargs, outputs=outputs))
+        self.makers[name] = Node(name=name, op=op, args=args, kwargs=kwargs, outputs=outputs)
+        self.nodes.append(self.makers[name])
         self.values.update({Ref(name, number): value for number, value in enumerate(outputs)})
         return Ref(name)
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from shardwright.synthesis.graph import Argument, Ref, Value
+from shardwright.synthesis.graph import Argument, Node, Ref, Value
 
 aten = torch.ops.aten
 Found = Ref | tuple[Ref, ...]
@@ -24,6 +24,8 @@ class Builder(Protocol):
     """What a rule needs of the graph that is being built."""
 
     def value(self, ref: Ref) -> Value: ...
+
+    def origin(self, ref: Ref) -> Node: ...
 
     def make(self, op: str, args: tuple[Argument, ...], *outputs: Value, **kwargs: Argument) -> Ref: ...
 
@@ -70,14 +72,20 @@ def _counted(dims: Any, rank: int) -> Any:
 
 
 def view(build: Builder, x: Ref, shape: tuple[int, ...]) -> Ref:
-    """Return `x` in another shape."""
-    value = build.value(x)
+    """Return `x` in another shape; of several views one after another only the last is made."""
+    value, made = build.value(x), build.origin(x)
+    if made.op == "view":
+        return view(build, _first(made.args), shape)
     return x if value.shape == shape else build.make("view", (x, shape), Value(shape, value.dtype))
 
 
 def permute(build: Builder, x: Ref, dims: tuple[int, ...]) -> Ref:
-    """Return `x` with its dimensions in the order `dims`."""
-    value = build.value(x)
+    """Return `x` with its dimensions in the order `dims`. Two orders one after another are one: the backward, which
+    reads transposed weights transposed again, reads the weights, and what was made of them can be forgotten."""
+    value, made = build.value(x), build.origin(x)
+    if made.op == "permute":
+        before: Any = made.args[1]
+        return permute(build, _first(made.args), tuple(before[dim] for dim in dims))
     if dims == tuple(range(len(dims))):
         return x
     return build.make("permute", (x, dims), Value(tuple(value.shape[dim] for dim in dims), value.dtype))

@@ -1,8 +1,9 @@
 """The order in which a rank computes, sends and forgets: the same list of actions on every rank.
 
 A tensor is sent just before the operator that reads it in its new property. What the program marks as early (a
-parameter gathered for use) is sent one such tensor ahead, so that it travels while the operators before compute; what
-it marks as deferred (a gradient) is sent as soon as it is made and waited for at the end of the step. A tensor is
+parameter gathered for use) is sent one such tensor ahead, so that it travels while the operators before compute, and
+sent again for the backward, so that no rank holds all parameters; what
+it marks as deferred (a gradient) is sent as soon as it is made and waited for when two more have been sent. A tensor is
 forgotten after its last use.
 """
 
@@ -17,6 +18,7 @@ from shardwright.synthesis.graph import Graph, Node, Ref
 from shardwright.synthesis.program import Communication, Program, Step
 from shardwright.synthesis.properties import REPLICATED, Partial, Property, Replicated
 
+IN_FLIGHT = 2  # gradients on their way at one time: what they are made of takes memory until they arrive
 Key: TypeAlias = tuple[Ref, Property]
 """A tensor in one property."""
 
@@ -49,13 +51,15 @@ def schedule(graph: Graph, program: Program) -> tuple[Action, ...]:
     """Return the actions of every rank."""
     actions = _ordered(graph, program)
     kept = set(ends(graph, program).values())
-    last: dict[Key, int] = {}
-    for index, action in enumerate(actions):
-        last.update(dict.fromkeys(_used(action), index))
     gone: dict[int, list[Key]] = defaultdict(list)
-    for key, index in last.items():
-        if key not in kept:
-            gone[index].append(key)
+    later = set(kept)
+    for index, action in reversed(list(enumerate(actions))):
+        for key in dict.fromkeys(_used(action)):
+            if key not in later:
+                later.add(key)
+                gone[index].append(key)
+        if isinstance(action, Wait) and (key := (action.one.tensor, action.one.target)) not in kept:
+            later.discard(key)  # what comes before belongs to an earlier copy
     return tuple(_forgetting(actions, gone))
 
 
@@ -79,17 +83,23 @@ def _ordered(graph: Graph, program: Program) -> list[Action]:
     known = {**closing, **program.conversions()}
     waits = _first_readers(graph, program, known)
     sends = _sends(graph, waits)
-    deferred = [one for one in known.values() if one.deferred and (one.tensor, one.target) in closing]
+    read = {one for ones in waits.values() for one in ones}
+    left = [known[key] for key in closing if known[key] not in read]
+    late: dict[str, list[Communication]] = defaultdict(list)
+    for one in left:
+        late[one.tensor.node if one.deferred else graph.nodes[-1].name].append(one)
     actions: list[Action] = []
+    travelling: list[Communication] = []
     for node in graph.nodes:
         actions += [Send(one) for one in sends[node.name]]
         actions += [Wait(one) for one in waits[node.name]]
         actions.append(Compute(node, program.steps[node.name]))
-        actions += [Send(one) for one in deferred if one.tensor.node == node.name]
-    read = {one for ones in waits.values() for one in ones}
-    left = [known[key] for key in closing if known[key] not in read]
-    actions += [Send(one) for one in left if one not in deferred]
-    return [*actions, *(Wait(one) for one in left)]
+        for one in late[node.name]:
+            actions.append(Send(one))
+            travelling.append(one)
+            if len(travelling) > IN_FLIGHT:
+                actions.append(Wait(travelling.pop(0)))
+    return [*actions, *(Wait(one) for one in travelling)]
 
 
 def _closing(graph: Graph, program: Program) -> dict[Key, Communication]:
@@ -112,7 +122,9 @@ def _plainest(source: Property, target: Property) -> str:
 
 
 def _first_readers(graph: Graph, program: Program, known: dict[Key, Communication]) -> dict[str, list[Communication]]:
-    """Return, for each node, the communications that must be done before it and before no other."""
+    """Return, for each node, the communications that must be done before it: each before its first reader, a parameter
+    that is sent early also before its first reader in the backward."""
+    parameters = set(graph.parameters.values())
     made: dict[Ref, Property] = {}
     done: set[Key] = set()
     found: dict[str, list[Communication]] = defaultdict(list)
@@ -123,6 +135,8 @@ def _first_readers(graph: Graph, program: Program, known: dict[Key, Communicatio
                 done.add(key)
                 found[node.name].append(known[key])
         made.update((Ref(node.name, number), held) for number, held in enumerate(step.outputs))
+        if node.name == graph.loss.node:
+            done -= {key for key in done if known[key].early and key[0] in parameters}
     return found
 
 
@@ -136,7 +150,7 @@ def _sends(graph: Graph, waits: dict[str, list[Communication]]) -> dict[str, lis
         for one in waits[node.name]:
             ahead = one.early and order[last] > order[one.tensor.node]
             found[last if ahead else node.name].append(one)
-        if any(one.early for one in waits[node.name]):
+        if any(one.early for one in waits[node.name]) or node.name == graph.loss.node:
             last = node.name
     return found
 
