@@ -88,7 +88,7 @@ def test_no_module_imports_a_higher_floor() -> None:
     ("source", "module", "is_package", "allowed"),
     [
         ("from shardwright.search.uniform.best import best", ("shardwright", "cost", "x"), False, False),
-        ("def f():\n    import shardwright.search.best", ("shardwright", "cost", "x"), False, False),
+        ("def f():\n    import shardwright.search.uniform.best", ("shardwright", "cost", "x"), False, False),
         ("from shardwright import cli", ("shardwright", "search"), True, False),
         ("from shardwright import Plan", ("shardwright", "cost", "x"), False, False),
         ("from ..search import best", ("shardwright", "cost", "x"), False, False),

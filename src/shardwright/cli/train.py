@@ -112,11 +112,40 @@ def train(
     patience: Annotated[
         float, typer.Option(metavar="SECONDS", help="A rank silent or stuck for longer counts as lost.")
     ] = 120.0,
+    elastic: Annotated[
+        bool,
+        typer.Option("--elastic", help="Outlive lost machines: run this command on each, with --listen and --join."),
+    ] = False,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the other machines reach this one (--elastic).")
+    ] = "127.0.0.1:29400",
+    join: Annotated[
+        str, typer.Option(metavar="HOST:PORT,…", help="Where others may be; the first begins (--elastic).")
+    ] = "",
+    name: Annotated[str, typer.Option(metavar="NAME", help="This machine's name (--elastic); the host's.")] = "",
+    zone: Annotated[str, typer.Option(metavar="NAME", help="What may be lost as one (--elastic).")] = "",
+    machine_gpu: Annotated[
+        str, typer.Option(metavar="NAME", help="This machine's GPU type, where the plan has several (--elastic).")
+    ] = "",
+    memory: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Snapshots in memory (--elastic); a folder in /dev/shm.")
+    ] = None,
+    upload: Annotated[
+        str, typer.Option(metavar="URL", help="Steps are uploaded here too (--elastic): s3://…, gs://…, file:///….")
+    ] = "",
+    snapshot_every: Annotated[int, typer.Option(metavar="N", help="Steps between snapshots (--elastic).")] = 10,
+    silence: Annotated[
+        float, typer.Option(metavar="SECONDS", help="A machine or worker silent for longer is lost (--elastic).")
+    ] = 5.0,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Wait so long for machines that a plan needs (--elastic).")
+    ] = 600.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show every rank's layers, groups, neighbours and memory; run nothing.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> int:
+    from shardwright.cli.elastic import present_device, run_elastic
     from shardwright.plans.document import load_plan
     from shardwright.runtime.job.launch import choose_device, inside_torchrun, launcher
     from shardwright.runtime.job.parent import end_with_parent
@@ -176,12 +205,28 @@ def train(
         weights=weights,
         save_weights=save_weights,
         config=config,
-        device=choose_device(device),
+        device=choose_device(device) if not elastic else present_device(device),
         precision=cast('Literal["bf16", "fp16", "fp32"]', precision),
         patience_seconds=patience,
         profile=profile,
         profile_steps=profile_steps,
     )
+    if elastic:
+        _require_positive(snapshot_every=snapshot_every, silence=silence, wait=wait)
+        return run_elastic(
+            found,
+            settings,
+            listen=listen,
+            join=join,
+            name=name,
+            zone=zone,
+            gpu=machine_gpu,
+            memory=memory,
+            upload=upload,
+            snapshot_every=snapshot_every,
+            silence_seconds=silence,
+            wait_seconds=wait,
+        )
     return _run(found, layout, settings, json=json)
 
 

@@ -1,5 +1,7 @@
-"""Recovery without PyTorch: who is there, which shards survive where, and what moves from where to where.
+"""What recovery decides, without PyTorch.
 
+* `quorum`: who goes on after a loss
+* `decide`: stay, replan, or wait
 * `transfer`: which machine reads which shard from where
-* `transfer_program`: the linear program behind it
+* `transfer_program`: the linear program behind that
 """

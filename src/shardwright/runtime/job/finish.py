@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 
 from shardwright.errors import SpecError
 from shardwright.files import write_atomically
+from shardwright.runtime.job import metrics
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.worker import peak_memory_bytes
 from shardwright.runtime.step.engine import DTYPES, Engine
@@ -27,7 +28,7 @@ from shardwright.runtime.timing.stopwatch import StageTime, Stopwatch
 from shardwright.runtime.timing.summary import RankSummary, summary_document
 
 FINISHED, STOPPED = "finished", "stopped"
-STATUS, STOP_REQUEST, METRICS = "status.json", "stop-request", "metrics.csv"
+STATUS, STOP_REQUEST, METRICS = "status.json", "stop-request", metrics.FILE
 
 
 @dataclass(slots=True, kw_only=True)

@@ -134,7 +134,7 @@ def _save(run: Run, record: Record, done: int) -> None:
 
 def _tell(run: Run, record: Record, result: StepResult, done: int) -> None:
     """Write and report a step. Metrics that could not be written once are not tried again: a row may be half there."""
-    row = _row(run.engine, run.settings, result, done, record.step_seconds[-1])
+    row = metrics_row(run.engine, run.settings, result, done, record.step_seconds[-1])
     run.report(row, run.settings.steps)
     if record.metrics_lost:
         return
@@ -155,7 +155,7 @@ def _diverged(run: Run, result: StepResult, done: int) -> str:
     return f"{what}: {where} and a lower `learning_rate=`, or look at the data"
 
 
-def _row(engine: Engine, settings: Settings, result: StepResult, done: int, seconds: float) -> metrics.Row:
+def metrics_row(engine: Engine, settings: Settings, result: StepResult, done: int, seconds: float) -> metrics.Row:
     plan = engine.layout.plan
     peak = _peak_flops(engine.layout, settings.precision)
     flops = iteration_flops(plan.model, plan.job.global_batch, plan.job.seq_len)

@@ -26,6 +26,7 @@ class Row:
     peak_memory_bytes: int
 
 
+FILE = "metrics.csv"
 COLUMNS = tuple(field.name for field in fields(Row))
 
 

@@ -53,7 +53,7 @@ def begin_training(layout: Layout, worker: Worker, settings: Settings, course: C
         layout,
         worker.rank,
         make_process_groups(layout, worker.rank),
-        details=_details(model, settings),
+        details=details_for(model, settings),
         recipe=settings.recipe,
         initial=initial,
         dtype=DTYPES[settings.precision],
@@ -76,7 +76,7 @@ def require_fresh(settings: Settings) -> None:
         )
 
 
-def _details(model: Model, settings: Settings) -> Details:
+def details_for(model: Model, settings: Settings) -> Details:
     """Return the details in the config given, else in that beside the weights, else the family's usual ones."""
     path = settings.config
     if path is None and settings.weights is not None and (settings.weights / "config.json").exists():

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -58,6 +59,15 @@ class StepResult:
     pass_seconds: float
     sync_seconds: float
     update_seconds: float
+
+
+class Vote(NamedTuple):
+    """What decides a step, summed over all ranks: the mean loss over the tokens of the global batch, the square of the
+    norm of the scaled gradients, and how many ranks were asked to stop."""
+
+    loss: float
+    square: float
+    stop: float
 
 
 def make_engine(
@@ -139,38 +149,53 @@ def train_step(
     """Run one step, counted from 0, on all ranks together."""
     say = note or (lambda _: None)
     begin = time.perf_counter()
-    scale = engine.loss_scale
-    loss = run_step(
-        engine.pipeline, batch, engine.sync, loss_scale=scale.value, observe=observe, record=record, note=note
-    )
+    scale = engine.loss_scale.value
+    loss = run_step(engine.pipeline, batch, engine.sync, loss_scale=scale, observe=observe, record=record, note=note)
     engine.passage.release()
     passed = time.perf_counter()
     say("waiting for gradient sums")
     engine.sync.finish()
-    device = engine.pipeline.device
-    mine = loss * engine.pipeline.scale if engine.place.tensor_rank == 0 else torch.zeros_like(loss)
-    asked = torch.full_like(mine, float(stop()))
-    sums = torch.stack([mine, own_square(engine.store, engine.place.rank, device), asked])
-    if engine.layout.world_size > 1:
-        dist.all_reduce(sums)
-    mean, square, stopping = sums.tolist()
-    norm = square**0.5 / scale.value
+    vote = take_vote(engine, loss, asked_to_stop=stop())
     summed = time.perf_counter()
-    finite = isfinite(mean) and isfinite(norm)
-    if finite:
-        say("updating")
-        factor = clip_scale(norm, engine.recipe.clip) / scale.value
-        update(engine.slots, engine.recipe, step, factor, skipped=scale.skipped)
-        if engine.sharded:
-            say("waiting for updated weights")
-            gather_weights(engine.store, engine.place.rank, engine.groups)
-        engine.store.publish()
-    engine.loss_scale = scale.after(finite=finite)
+    say("updating")
+    norm = apply_vote(engine, step, vote)
+    say("waiting for updated weights")
+    share_weights(engine)
     return StepResult(
-        loss=mean,
+        loss=vote.loss,
         gradient_norm=norm,
-        stop=stopping > 0.0,
+        stop=vote.stop > 0.0,
         pass_seconds=passed - begin,
         sync_seconds=summed - passed,
         update_seconds=time.perf_counter() - summed,
     )
+
+
+def take_vote(engine: Engine, loss: torch.Tensor, *, asked_to_stop: bool) -> Vote:
+    """Return the outcome of a step, alike on all ranks, once this one has all its gradient sums. A rank takes part by
+    having them, so who knows the outcome knows that all have."""
+    mine = loss * engine.pipeline.scale if engine.place.tensor_rank == 0 else torch.zeros_like(loss)
+    square = own_square(engine.store, engine.place.rank, engine.pipeline.device)
+    sums = torch.stack([mine, square, torch.full_like(mine, float(asked_to_stop))])
+    if engine.layout.world_size > 1:
+        dist.all_reduce(sums)
+    return Vote(*sums.tolist())
+
+
+def apply_vote(engine: Engine, step: int, vote: Vote) -> float:
+    """Update what this rank updates, by the outcome alone and without any other rank; return the gradients' norm."""
+    scale = engine.loss_scale
+    norm = float(vote.square**0.5 / scale.value)
+    finite = isfinite(vote.loss) and isfinite(norm)
+    if finite:
+        factor = clip_scale(norm, engine.recipe.clip) / scale.value
+        update(engine.slots, engine.recipe, step, factor, skipped=scale.skipped)
+    engine.loss_scale = scale.after(finite=finite)
+    return norm
+
+
+def share_weights(engine: Engine) -> None:
+    """Have the weights that other ranks updated. Every rank must call it."""
+    if engine.sharded:
+        gather_weights(engine.store, engine.place.rank, engine.groups)
+    engine.store.publish()

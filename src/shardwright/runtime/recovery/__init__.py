@@ -1,0 +1,29 @@
+"""Training that outlives its machines.
+
+A keeper on each machine holds snapshots and starts workers. Keepers have no PyTorch; modules that need it say so.
+
+* `options`: what a keeper is told
+* `course`: what must be the same on all machines of a run
+* `keeper`: the process of a machine
+* `coordinator`: the way from one generation of machines to the next
+* `duties`: what a keeper does for the coordinator
+* `desk`: what a keeper does for workers and other keepers
+* `staff`: the worker processes of a machine
+* `channel`: requests and replies over one connection
+* `rows`: pieces and machines as JSON data
+* `store_server`: the key-value store of a generation
+* `snapshots`: mapped files that outlive their writers
+* `tiers`: local disk and object store
+* `inventory`: what survives, and the newest whole step
+* `needs`: what each machine needs
+* `moves`: a plan of transfers as orders
+* `fetch`: reading pieces from where a plan says
+* `settlement`: the step that all survivors reach
+* `replanning`: the plan for the machines that are there
+* `record`: what a recovery took
+* `worker`: the process of a GPU (PyTorch)
+* `link`: its thread to the keeper
+* `reform`: process groups torn down and built again (PyTorch)
+* `generation_store`: torch's view of the store (PyTorch)
+* `handover`: state to the keeper and back (PyTorch)
+"""

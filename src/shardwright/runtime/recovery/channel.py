@@ -1,0 +1,182 @@
+"""Requests and replies in both directions over one connection, each with a part that is JSON and a part that is bytes.
+
+A frame is the length of its header (4 bytes), that of its payload (8), the header as JSON, the payload. A request has
+an id and an `op`, a reply the id as `to`, and an `error` where the other side's handler raised. Needs no PyTorch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+Message = dict[str, Any]
+Payload = bytes | bytearray | memoryview
+Reply = tuple[Message, Payload]
+Handler = Callable[[Message, bytes], Awaitable[Reply]]
+FRAME = struct.Struct(">IQ")
+LARGEST_HEADER_BYTES, LARGEST_PAYLOAD_BYTES = 1 << 28, 1 << 31
+BEAT = "beat"
+
+
+class LostError(ConnectionError):
+    """The other side has gone, or fell silent."""
+
+
+class RefusedError(RuntimeError):
+    """The other side could not do what it was asked; the message is its own."""
+
+
+class Channel:
+    """One connection. `on_lost` is called once when it is over, with the reason; `heard` is when a frame last came."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        handler: Handler,
+        on_lost: Callable[[Channel, str], None] = lambda _channel, _reason: None,
+    ) -> None:
+        self._reader, self._writer, self._handler, self.on_lost = reader, writer, handler, on_lost
+        self._numbers, self._waiting = count(), dict[int, asyncio.Future[Reply]]()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.over, self.heard = False, time.monotonic()
+        _without_delay(writer)
+        self._keep(self._read())
+
+    async def call(self, op: str, payload: Payload = b"", *, timeout: float | None = None, **fields: Any) -> Reply:
+        """Return the reply to a request. Raises LostError where the other side goes, falls silent or takes longer than
+        `timeout` seconds, RefusedError where it says so."""
+        if self.over:
+            raise LostError("the connection is over")
+        number = next(self._numbers)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        try:
+            await self._write({"id": number, "op": op} | fields, payload)
+            return await asyncio.wait_for(future, timeout)
+        except TimeoutError:
+            raise LostError(f"no reply to {op} for {timeout:g} s") from None
+        finally:
+            self._waiting.pop(number, None)
+
+    async def tell(self, op: str, **fields: Any) -> None:
+        """Send a request that has no reply; nothing happens where the other side is gone."""
+        with suppress(LostError):
+            await self._write({"op": op} | fields, b"")
+
+    def close(self, reason: str = "closed") -> None:
+        """End the connection at once."""
+        if self.over:
+            return
+        self.over = True
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(LostError(reason))
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        with suppress(OSError, RuntimeError):
+            self._writer.transport.abort()
+        self.on_lost(self, reason)
+
+    def watch(self, beat_seconds: float, silence_seconds: float) -> None:
+        """Send signs of life, and end the connection where none comes for so long."""
+        self._keep(self._beat(beat_seconds, silence_seconds))
+
+    async def _beat(self, beat_seconds: float, silence_seconds: float) -> None:
+        self.heard = time.monotonic()
+        while True:
+            await self.tell(BEAT)
+            before = time.monotonic()
+            await asyncio.sleep(beat_seconds)
+            late = time.monotonic() - before - beat_seconds
+            if late > silence_seconds / 2:  # this process itself was stopped, or starved
+                self.heard += late
+            if time.monotonic() - self.heard > silence_seconds:
+                self.close(f"silent for {silence_seconds:g} s")
+
+    async def _read(self) -> None:
+        reason = "the connection was closed"
+        try:
+            while True:
+                header, size = FRAME.unpack(await self._reader.readexactly(FRAME.size))
+                if header > LARGEST_HEADER_BYTES or size > LARGEST_PAYLOAD_BYTES:
+                    raise ValueError("no frame of this protocol")
+                message = json.loads(await self._reader.readexactly(header))
+                payload = await self._reader.readexactly(size)
+                self.heard = time.monotonic()
+                self._take(message, payload)
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        except (ValueError, TypeError, KeyError) as error:
+            reason = f"sent what cannot be read: {error}"
+        self.close(reason)
+
+    def _take(self, message: Message, payload: bytes) -> None:
+        if "to" not in message:
+            if message["op"] != BEAT:
+                self._keep(self._answer(message, payload))
+            return
+        future = self._waiting.get(message["to"])
+        if future is not None and not future.done():
+            if "error" in message:
+                future.set_exception(RefusedError(message["error"]))
+            else:
+                future.set_result((message, payload))
+
+    async def _answer(self, message: Message, payload: bytes) -> None:
+        number = message.get("id")
+        try:
+            reply, content = await self._handler(message, payload)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # the other side decides what follows
+            reply, content = {"error": f"{type(error).__name__}: {error}"}, b""
+            if number is None:
+                print(f"{message['op']} failed: {reply['error']}", file=sys.stderr, flush=True)
+        if number is not None:
+            with suppress(LostError):
+                await self._write(reply | {"to": number}, content)
+
+    async def _write(self, header: Message, payload: Payload) -> None:
+        text = json.dumps(header).encode()
+        try:
+            self._writer.write(FRAME.pack(len(text), len(payload)) + text)
+            if len(payload):
+                self._writer.write(payload)
+            await self._writer.drain()
+        except (OSError, RuntimeError) as error:
+            raise LostError(str(error)) from None
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def connect(host: str, port: int, handler: Handler, *, timeout: float, **options: Any) -> Channel:
+    """Return a channel to a listening process. Raises LostError where there is none within `timeout` seconds."""
+    try:
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout)
+    except (OSError, TimeoutError) as error:
+        raise LostError(f"{host}:{port} cannot be reached: {error or 'no answer'}") from None
+    return Channel(reader, writer, handler, **options)
+
+
+async def refuse(message: Message, _payload: bytes) -> Reply:
+    """Answer every request with a refusal: the handler of those that only ask."""
+    raise RefusedError(f"{message['op']} is not answered here")
+
+
+def _without_delay(writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
+    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,0 +1,154 @@
+"""What a keeper does for its workers and for other keepers: snapshots taken in, pieces and stored values given out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from shardwright.errors import SpecError
+from shardwright.recovery.transfer import DISK, MEMORY
+from shardwright.runtime.job import metrics
+from shardwright.runtime.recovery.channel import Channel, Message, RefusedError, Reply
+from shardwright.runtime.recovery.options import KeeperOptions
+from shardwright.runtime.recovery.rows import pieces_of
+from shardwright.runtime.recovery.snapshots import Snapshot, Snapshots, hashed
+from shardwright.runtime.recovery.staff import Staff
+from shardwright.runtime.recovery.store_server import Values
+
+COMMIT_SECONDS = 30.0
+LARGEST_RANGE_BYTES = 1 << 30
+
+
+class Desk:
+    """Answers workers and other keepers."""
+
+    ANSWERS = frozenset(
+        (
+            "worker",
+            "snapshot",
+            "handed over",
+            "row",
+            "finished here",
+            "stuck here",
+            "bad input here",
+            "unprotected",
+            "piece",
+            "store",
+        )
+    )
+
+    def __init__(
+        self, options: KeeperOptions, snapshots: Snapshots, staff: Staff, tell: Callable[..., Awaitable[None]]
+    ) -> None:
+        self._options, self._snapshots, self._staff, self.tell = options, snapshots, staff, tell
+        self.values: dict[int, Values] = {}
+        self.writers, self.complete = 0, -1
+        self._handed: dict[int, set[str]] = {}
+        self.protect: Callable[[int], Awaitable[None]] | None = None
+
+    async def answer(self, channel: Channel, message: Message, payload: bytes) -> Reply:
+        """Answer one request."""
+        match message["op"]:
+            case "worker":
+                self._staff.arrived(message["token"], channel)
+                channel.watch(self._options.beat_seconds, self._options.silence_seconds)
+                return {"beat_seconds": self._options.beat_seconds}, b""
+            case "snapshot":
+                return {"file": await self._begin(message)}, b""
+            case "handed over":
+                await self._done(message)
+            case "piece":
+                return {}, await asyncio.to_thread(self.piece, message)
+            case "store":
+                values = self.values.get(message["generation"])
+                if values is None:
+                    raise RefusedError("the generation is over")
+                return await values.answer(message, payload)
+            case "row":
+                metrics.append(self._options.settings.out / metrics.FILE, metrics.Row(**message["row"]))
+            case "finished here":
+                slot = self._staff.slot_of(channel)
+                await self.tell("finished", slot=slot, **_fields(message, "step", "generation", "stopped"))
+            case "unprotected":
+                print(f"step {message['step']} is not protected: {message['reason']}", file=sys.stderr, flush=True)
+            case "stuck here":
+                await self.tell("stuck", **_fields(message, "reason", "generation"))
+            case "bad input here":
+                await self.tell("bad input", reason=message["reason"])
+        return {}, b""
+
+    async def _begin(self, message: Message) -> str:
+        """Return the file that a worker may write, once the step before is one that all machines have."""
+        handed = [step for step in self._handed if self._snapshots.committed < step < message["step"]]
+        if handed:
+            await self._committed(max(handed))
+        return self._snapshots.begin(message["writer"], message["generation"])
+
+    async def _committed(self, step: int) -> None:
+        try:
+            async with asyncio.timeout(COMMIT_SECONDS), self._snapshots.changed:
+                await self._snapshots.changed.wait_for(
+                    lambda: self._snapshots.committed >= step or step not in self._handed
+                )
+        except TimeoutError:
+            return  # a machine is late; the newest step that all have stays
+
+    async def _done(self, message: Message) -> None:
+        """Take a written file in; when the machine has all of a step, protect it and tell the coordinator."""
+        step, writer, file = message["step"], message["writer"], message["file"]
+        pieces = pieces_of(message["rows"], file)
+        snapshot = Snapshot(
+            file=file, step=step, generation=message["generation"], origin="", pieces=pieces, scale=message["scale"]
+        )
+        try:
+            known = await asyncio.to_thread(hashed, self._snapshots.folder, snapshot)
+        except (SpecError, OSError) as error:
+            print(f"step {step} is not protected: {error}", file=sys.stderr, flush=True)
+            raise RefusedError(str(error)) from None
+        if known.pieces:
+            self._snapshots.done(known)
+        writers = self._handed.setdefault(step, set())
+        writers.add(writer)
+        if len(writers) == self.writers and self.protect is not None:
+            self.complete = step
+            await self.protect(step)
+            for old in [number for number in self._handed if number < step]:
+                del self._handed[old]
+            await self.tell("held", step=step, generation=message["generation"])
+
+    async def release(self) -> None:
+        """Let workers go that wait for a step to be one that all machines have: the generation is over."""
+        self._handed.clear()
+        async with self._snapshots.changed:
+            self._snapshots.changed.notify_all()
+
+    def begin_generation(self, writers: int) -> None:
+        """Expect so many writers from now on."""
+        self.writers = writers
+        self._handed.clear()
+
+    def piece(self, message: Message) -> bytes:
+        """Return a range of a file in memory or on disk."""
+        folder = {MEMORY: self._options.memory, DISK: self._options.disk}[message["tier"]]
+        start, stop = message["start"], message["stop"]
+        if folder is None or not 0 <= stop - start <= LARGEST_RANGE_BYTES:
+            raise RefusedError("no such range")
+        path = inside(folder, message["file"])
+        with path.open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), stop - start, start)
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Return a file of a folder. Raises RefusedError for a name that leads elsewhere."""
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise RefusedError(f"{name} is in no folder of this keeper")
+    return path
+
+
+def _fields(message: Message, *names: str) -> dict[str, Any]:
+    return {name: message[name] for name in names}

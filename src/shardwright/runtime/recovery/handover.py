@@ -1,0 +1,131 @@
+"""What a worker hands over to the keeper of its machine, and takes back from it: its part of the state, piece by piece.
+
+Pieces that several ranks of a machine hold alike are written by the first of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shardwright.runtime.recovery.link import Link
+from shardwright.runtime.recovery.needs import held_pieces
+from shardwright.runtime.recovery.rows import rows_of
+from shardwright.runtime.recovery.snapshots import laid_out, reserve
+from shardwright.runtime.state.loss_scale import LossScale
+from shardwright.runtime.state.optimizer import Slot
+from shardwright.runtime.step.engine import Engine, share_weights
+from shardwright.runtime.storage.holdings import holdings_of
+from shardwright.runtime.storage.manifest import Index
+from shardwright.runtime.storage.piece_files import LARGEST_PIECE_BYTES, Fetch, Values, assemble
+from shardwright.runtime.storage.pieces import DTYPES, WEIGHT, CutShape, StatePiece, split
+
+FP32 = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A piece that this rank writes, and the flat values of it, on its device."""
+
+    piece: StatePiece
+    values: torch.Tensor
+
+
+def parts_of(engine: Engine, mates: Sequence[int]) -> tuple[Part, ...]:
+    """Return what a rank writes: what it holds, but for what a lower rank of its machine has, one of its `mates`."""
+    layout, kinds = engine.layout, (WEIGHT, *engine.recipe.moments)
+    others = {piece for rank in mates for piece in held_pieces(layout, layout.places[rank], kinds)}
+    most = LARGEST_PIECE_BYTES // DTYPES[FP32].itemsize
+    found: list[Part] = []
+    for slot in engine.slots:
+        for kind, values in _state(slot).items():
+            for item in _held(engine, slot, kind):
+                if item.piece in others:
+                    continue
+                others.add(item.piece)
+                begin = item.at - slot.start - item.piece.low
+                for piece in split(item.piece, most):
+                    found.append(Part(piece=piece, values=values[begin + piece.low : begin + piece.high]))
+    return tuple(found)
+
+
+class Writer:
+    """Writes the parts of one rank into files of its machine's keeper, two in turn."""
+
+    def __init__(self, link: Link, folder: Path, name: str, generation: int, parts: Sequence[Part]) -> None:
+        self._link, self._folder, self._name, self._generation = link, folder, name, generation
+        self._parts, self._maps = parts, dict[str, torch.Tensor]()
+        self._rows = rows_of(laid_out([part.piece for part in parts], ""))
+        self._bytes = sum(row[7] for row in self._rows)
+
+    def of(self, parts: Sequence[Part]) -> Writer:
+        """Return the writer of other parts of the same rank."""
+        return Writer(self._link, self._folder, self._name, self._generation, parts)
+
+    def write(self, step: int, scale: LossScale, *, wait: bool = False) -> None:
+        """Copy the state after `step` steps and hand it over; `wait` until the keeper has hashed it. Raises
+        RefusedError where the keeper does not take it, OSError where there is no memory for it."""
+        file = self._link.ask("snapshot", writer=self._name, generation=self._generation, step=step)["file"]
+        if self._parts:
+            self._copy(self._memory(file))
+        (self._link.ask if wait else self._link.tell)(
+            "handed over",
+            writer=self._name,
+            file=file,
+            step=step,
+            generation=self._generation,
+            rows=self._rows,
+            scale=asdict(scale),
+        )
+
+    def _memory(self, file: str) -> torch.Tensor:
+        if file not in self._maps:
+            reserve(self._folder / file, self._bytes)
+            memory = np.memmap(self._folder / file, dtype=np.float32, mode="r+", shape=(self._bytes // 4,))
+            self._maps[file] = torch.from_numpy(memory)
+        return self._maps[file]
+
+    def _copy(self, memory: torch.Tensor) -> None:
+        at = 0
+        for part in self._parts:
+            count = part.values.numel()
+            memory[at : at + count].copy_(part.values, non_blocking=True)
+            at += count
+        if self._parts and self._parts[0].values.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def take_back(
+    engine: Engine, index: Index, shapes: Mapping[str, CutShape], fetch: Fetch, scale: Mapping[str, Any] | None
+) -> None:
+    """Set all that a rank updates from pieces on its machine, then the weights of the others that it computes with.
+    Every rank must call it. Raises SpecError where a piece is missing or damaged."""
+    for slot in engine.slots:
+        for kind, values in _state(slot).items():
+            host = np.zeros(slot.stop - slot.start, np.float32)
+            targets = {item.piece: _view(host, slot, item.at, item.piece) for item in _held(engine, slot, kind)}
+            assemble(targets, index, shapes, fetch, "the state on this machine")
+            values.copy_(torch.from_numpy(host))
+        own = slot.buffer.weights.part(slot.start, slot.stop)
+        if own.data_ptr() != slot.master.data_ptr():
+            own.copy_(slot.master)
+    if scale is not None:
+        engine.loss_scale = LossScale(**scale)
+    share_weights(engine)
+
+
+def _state(slot: Slot) -> dict[str, torch.Tensor]:
+    return {WEIGHT: slot.master, **slot.moments}
+
+
+def _held(engine: Engine, slot: Slot, kind: str) -> Iterator[Any]:
+    yield from holdings_of(slot.buffer.bucket, slot.start, slot.stop, engine.layout.plan.model.vocab, kind)
+
+
+def _view(host: Values, slot: Slot, at: int, piece: StatePiece) -> Values:
+    return host[at - slot.start :][: piece.elements]

@@ -1,0 +1,142 @@
+"""What machines hold of a run's state, and the newest step of which every element survives somewhere. No PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from shardwright.recovery.transfer import CLOUD, DISK, MEMORY
+from shardwright.runtime.storage.pieces import CutShape, StatePiece, StoredPiece, overlaps
+
+Key = tuple[StatePiece, str]
+"""What a shard is: a piece and the hash of its content."""
+Shapes = Mapping[str, CutShape]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A piece of the state after `step` steps, in a tier of a machine ("" for the cloud). It was written by ranks of
+    generation `generation`, and those of one generation fit together."""
+
+    machine: str
+    tier: int
+    step: int
+    generation: int
+    stored: StoredPiece
+
+    @property
+    def key(self) -> Key:
+        return self.stored.piece, self.stored.hash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A step of which everything survives: each piece of it, without overlap, with all who hold it."""
+
+    step: int
+    pieces: Mapping[Key, tuple[Held, ...]]
+
+
+def newest_state(held: Iterable[Held], shapes: Shapes, kinds: Sequence[str]) -> State | None:
+    """Return the newest step of which all `kinds` of all parameters are held by someone, None where there is none."""
+    by_step: dict[int, list[Held]] = {}
+    for item in held:
+        by_step.setdefault(item.step, []).append(item)
+    for step in sorted(by_step, reverse=True):
+        pieces = cover(by_step[step], shapes, kinds)
+        if pieces is not None:
+            return State(step=step, pieces=pieces)
+    return None
+
+
+def cover(held: Sequence[Held], shapes: Shapes, kinds: Sequence[str]) -> dict[Key, tuple[Held, ...]] | None:
+    """Return pieces that have every element once, with their holders, None where something is missing."""
+    by_place: dict[tuple[str, str], dict[Key, list[Held]]] = {}
+    for item in held:
+        place = item.stored.piece.kind, item.stored.piece.parameter
+        by_place.setdefault(place, {}).setdefault(item.key, []).append(item)
+    found: dict[Key, tuple[Held, ...]] = {}
+    for kind in kinds:
+        for name, shape in shapes.items():
+            chosen = _disjoint(by_place.get((kind, name), {}), shape)
+            if sum(key[0].elements for key in chosen) < prod(shape.shape):
+                return None
+            found |= {key: tuple(by_place[kind, name][key]) for key in chosen}
+    return found
+
+
+def lacking(held: Sequence[Held], shapes: Shapes, kinds: Sequence[str]) -> Iterator[str]:
+    """Yield in words what is missing of a step."""
+    for kind in kinds:
+        for name, shape in shapes.items():
+            mine = [item for item in held if (item.stored.piece.kind, item.stored.piece.parameter) == (kind, name)]
+            have = sum(key[0].elements for key in _disjoint({item.key: [item] for item in mine}, shape))
+            if have < prod(shape.shape):
+                yield f"{prod(shape.shape) - have:,} of {prod(shape.shape):,} values of the {kind} of {name}"
+
+
+def _disjoint(found: Mapping[Key, Sequence[Held]], shape: CutShape) -> list[Key]:
+    """Return pieces that do not overlap: first those that most machines hold, then the newest generation's. Where two
+    machines have different content for a piece, it is the one that more of them have."""
+    ranked = sorted(
+        found,
+        key=lambda key: (-max(item.generation for item in found[key]), key[0], -_machines(found[key]), key[1]),
+    )
+    chosen: list[Key] = []
+    for key in ranked:
+        if not any(_overlap(key[0], other[0], shape) for other in chosen):
+            chosen.append(key)
+    return chosen
+
+
+def _overlap(one: StatePiece, other: StatePiece, shape: CutShape) -> bool:
+    if (one.start, one.stop) == (other.start, other.stop):
+        return one.low < other.high and other.low < one.high
+    return bool(overlaps(one, other, shape))
+
+
+def _machines(items: Sequence[Held]) -> int:
+    return len({item.machine for item in items})
+
+
+def disagreements(held: Iterable[Held]) -> list[str]:
+    """Return in words where machines hold different content of the same piece of the same step."""
+    contents: dict[tuple[int, StatePiece], dict[str, set[str]]] = {}
+    for item in held:
+        contents.setdefault((item.step, item.stored.piece), {}).setdefault(item.stored.hash, set()).add(item.machine)
+    return [
+        f"step {step}: the {piece.name} differs between {' and '.join(sorted(min(m) for m in by_hash.values()))}"
+        for (step, piece), by_hash in sorted(contents.items())
+        if len(by_hash) > 1
+    ]
+
+
+def held_row(item: Held) -> list[Any]:
+    """Return a holding as JSON data."""
+    s, p = item.stored, item.stored.piece
+    piece = [p.kind, p.parameter, p.start, p.stop, p.low, p.high]
+    return [item.machine, item.tier, item.step, item.generation, s.file, s.offset, s.bytes, s.dtype, s.hash, piece]
+
+
+def held_of(row: Sequence[Any]) -> Held:
+    """Return the holding of a row of JSON data."""
+    machine, tier, step, generation, file, offset, size, dtype, content, piece = row
+    if tier not in (MEMORY, DISK, CLOUD):
+        raise ValueError(f"no tier {tier}")
+    kind, parameter, start, stop, low, high = piece
+    return Held(
+        machine=machine,
+        tier=tier,
+        step=step,
+        generation=generation,
+        stored=StoredPiece(
+            piece=StatePiece(kind=kind, parameter=parameter, start=start, stop=stop, low=low, high=high),
+            file=file,
+            offset=offset,
+            bytes=size,
+            dtype=dtype,
+            hash=content,
+        ),
+    )

@@ -1,0 +1,141 @@
+"""Which pieces of the state each rank and each machine of a plan holds, and so needs to go on. Needs no PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.plans.placement import placement_of
+from shardwright.plans.plan import Plan
+from shardwright.recovery.quorum import Machine
+from shardwright.recovery.transfer import CLOUD, Bandwidths, Holdings, Needs, TransferPlan, plan_transfers
+from shardwright.runtime.layout.groups import Layout
+from shardwright.runtime.layout.places import Place
+from shardwright.runtime.recovery.inventory import Held, Key, Shapes, State
+from shardwright.runtime.state.buckets import buckets_of
+from shardwright.runtime.storage.holdings import holdings_of
+from shardwright.runtime.storage.pieces import WEIGHT, StatePiece, overlaps
+
+MOMENTS = {"adamw": ("first", "second"), "sgd": ("first",)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Where a rank runs: the machine and the number of its GPU there."""
+
+    machine: str
+    slot: int
+
+
+def kinds_of(method: str) -> tuple[str, ...]:
+    """Return the kinds of state of an optimizer."""
+    return (WEIGHT, *MOMENTS[method])
+
+
+def seats(plan: Plan, machines: Sequence[Machine]) -> tuple[Seat, ...]:
+    """Return the seat of every rank: the machines of each GPU type, in their order, are those of the plan's cluster."""
+    placement = placement_of(plan)
+    kind = placement.type[np.repeat(np.arange(len(placement.size)), placement.size * placement.count)]
+    found = []
+    for index in np.lexsort((placement.gpu, kind)).tolist():
+        gpu, number = placement.types[kind[index]], int(placement.gpu[index])
+        sizes = [pool.gpus_per_node for pool in plan.cluster.pools if pool.gpu.name == gpu for _ in range(pool.nodes)]
+        machine = int(np.searchsorted(np.cumsum(sizes), number, side="right"))
+        names = [m.name for m in machines if m.gpu == gpu]
+        found.append(Seat(machine=names[machine], slot=number - sum(sizes[:machine])))
+    return tuple(found)
+
+
+def fits(plan: Plan, machines: Sequence[Machine]) -> bool:
+    """Return whether machines are enough for a plan as it is."""
+    return all(
+        sum(m.gpu == pool.gpu.name and m.gpus >= pool.gpus_per_node for m in machines) >= pool.nodes
+        for pool in plan.cluster.pools
+    )
+
+
+def held_pieces(layout: Layout, place: Place, kinds: Iterable[str]) -> tuple[StatePiece, ...]:
+    """Return all that a rank updates: the whole of its buckets, or its part where the optimizer is sharded."""
+    found, every = [], tuple(kinds)
+    sharded = layout.plan.optimizer.distributed
+    for bucket in buckets_of(layout, place):
+        start, stop = bucket.own(place.rank, sharded=sharded)
+        for kind in every:
+            found += [h.piece for h in holdings_of(bucket, start, stop, layout.plan.model.vocab, kind)]
+    return tuple(found)
+
+
+def machine_needs(
+    layout: Layout, where: Sequence[Seat], kinds: Sequence[str], state: State, shapes: Shapes
+) -> dict[str, tuple[Key, ...]]:
+    """Return for each machine which pieces of a state hold something that one of its ranks needs."""
+    by_place: dict[tuple[str, str], list[Key]] = {}
+    for key in state.pieces:
+        by_place.setdefault((key[0].kind, key[0].parameter), []).append(key)
+    wanted: dict[str, set[StatePiece]] = {seat.machine: set() for seat in where}
+    for place in layout.places:
+        wanted[where[place.rank].machine].update(held_pieces(layout, place, kinds))
+    return {machine: _touched(pieces, by_place, shapes) for machine, pieces in wanted.items()}
+
+
+def _touched(
+    pieces: Iterable[StatePiece], by_place: Mapping[tuple[str, str], Sequence[Key]], shapes: Shapes
+) -> tuple[Key, ...]:
+    found: dict[Key, None] = {}
+    for piece in sorted(pieces):
+        for key in by_place.get((piece.kind, piece.parameter), ()):
+            if key not in found and overlaps(key[0], piece, shapes[piece.parameter]):
+                found[key] = None
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movement:
+    """A plan of transfers, with what its numbers stand for: shards and machines."""
+
+    plan: TransferPlan
+    keys: tuple[Key, ...]
+    machines: tuple[str, ...]
+
+
+def movement(
+    state: State, needs: Mapping[str, Sequence[Key]], machines: Sequence[str], bandwidths: Bandwidths
+) -> Movement:
+    """Return what moves from where to where so that every machine has what it needs of a state."""
+    keys, names = tuple(state.pieces), tuple(machines)
+    number, row = {key: n for n, key in enumerate(keys)}, {name: n for n, name in enumerate(names)}
+    wanted = [(number[key], row[name]) for name in names for key in needs.get(name, ())]
+    held = [
+        (number[key], row[item.machine], item.tier)
+        for key, items in state.pieces.items()
+        for item in items
+        if item.tier != CLOUD and item.machine in row
+    ]
+    shard, machine = _columns(wanted, 2)
+    held_shard, held_machine, tier = _columns(held, 3)
+    in_cloud = np.array([any(item.tier == CLOUD for item in items) for items in state.pieces.values()], dtype=bool)
+    sizes = np.array([key_bytes(state, key) for key in keys], dtype=np.int64)
+    plan = plan_transfers(
+        sizes,
+        Needs(shard=shard, machine=machine),
+        Holdings(shard=held_shard, machine=held_machine, tier=tier),
+        in_cloud,
+        bandwidths,
+    )
+    return Movement(plan=plan, keys=keys, machines=names)
+
+
+def key_bytes(state: State, key: Key) -> int:
+    """Return the bytes of a piece."""
+    return state.pieces[key][0].stored.bytes
+
+
+def holder(items: Sequence[Held], machine: str, tier: int) -> Held:
+    """Return the holding of a piece on a machine in a tier."""
+    return next(item for item in items if item.machine == machine and item.tier == tier)
+
+
+def _columns(rows: Sequence[tuple[int, ...]], width: int) -> tuple[np.ndarray, ...]:
+    return tuple(np.array(rows, dtype=np.int64).reshape(-1, width).T)

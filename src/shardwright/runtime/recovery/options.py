@@ -1,0 +1,48 @@
+"""What a keeper is told on the command line of its machine. Needs no PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardwright.plans.plan import Plan
+from shardwright.recovery.quorum import Machine
+from shardwright.runtime.job.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Bytes per second of this machine's parts, by which transfers are planned: its link in either direction, its
+    memory, its disk, and the way from the object store."""
+
+    link: float = 1.25e9
+    memory: float = 8e9
+    disk: float = 1.5e9
+    cloud: float = 2.5e8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperOptions:
+    """`machine` as others reach it; `join` where they may be, its own address first on the one that begins. Snapshots
+    are taken every `snapshot_every` steps into `memory`, written to `disk` and to the URL `upload` where these are
+    given. A machine or worker silent for `silence_seconds` is lost. With fewer machines than any plan needs, the others
+    wait `wait_seconds` for more."""
+
+    machine: Machine
+    join: tuple[tuple[str, int], ...]
+    plan: Plan
+    settings: Settings
+    memory: Path
+    disk: Path | None = None
+    upload: str = ""
+    snapshot_every: int = 10
+    spares: int = 1
+    beat_seconds: float = 0.5
+    silence_seconds: float = 5.0
+    operation_seconds: float = 600.0
+    wait_seconds: float = 600.0
+    rates: Rates = Rates()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.machine.host, self.machine.port

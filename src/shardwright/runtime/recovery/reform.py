@@ -1,0 +1,118 @@
+"""Process groups that are torn down and built again inside a living process.
+
+A rank blocked in a gloo operation hears of a lost peer only when a neighbour tears down, and never where the peer was
+stopped or its link cut. So a thread cuts the sockets that gloo opened, and the operation fails at once. NCCL's
+operations end when their communicators are aborted, which needs TORCH_NCCL_ASYNC_ERROR_HANDLING=0: any other mode ends
+the process.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardwright.runtime.layout.groups import Layout
+from shardwright.runtime.layout.process_groups import ProcessGroups, make_process_groups
+
+DESCRIPTORS = Path("/proc/self/fd")
+NCCL_ENVIRONMENT = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "NCCL_ASYNC_ERROR_HANDLING": "0",
+}
+
+
+class Sockets:
+    """The sockets that were opened while groups were made, by the name that the kernel gives each."""
+
+    def __init__(self) -> None:
+        self._before = dict(_open_sockets())
+        self._mine: dict[str, int] = {}
+
+    def remember(self) -> None:
+        """Take those that are there now and were not at the beginning."""
+        self._mine = {name: number for name, number in _open_sockets() if name not in self._before}
+
+    def cut(self) -> int:
+        """Shut down every connection among them, and return how many. Blocked operations fail at once."""
+        return sum(_cut(name, number) for name, number in (self._mine or _since(self._before)).items())
+
+
+def environment() -> None:
+    """Set what NCCL reads at its start, so that a failure there can be outlived."""
+    for name, value in NCCL_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def form(
+    layout: Layout, rank: int, store: Any, device: torch.device, seconds: float, sockets: Sockets
+) -> ProcessGroups:
+    """Return all groups of a layout for a rank, made anew on the store of their generation; `sockets` gets to know
+    theirs.
+
+    Raises RuntimeError where a peer does not come. `seconds` is the time limit of every operation on them.
+    """
+    limit = datetime.timedelta(seconds=seconds)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=layout.world_size, timeout=limit)
+    groups = make_process_groups(layout, rank, timeout=limit)
+    sockets.remember()
+    return groups
+
+
+def interrupt(sockets: Sockets, device: torch.device) -> None:
+    """Make this process's blocked communication fail, from another thread than its own."""
+    if device.type == "cuda":
+        with suppress(RuntimeError, ValueError, AttributeError):
+            for group in list(dist.distributed_c10d._world.pg_map):  # no public name covers groups besides the world
+                group.abort()
+    else:
+        sockets.cut()
+
+
+def tear_down() -> float:
+    """Destroy all groups, and return the seconds it took. Nobody may hold a Work or a group any more."""
+    begin = time.perf_counter()
+    gc.collect()
+    if dist.is_initialized():
+        with suppress(RuntimeError, ValueError):
+            dist.destroy_process_group()
+    gc.collect()
+    return time.perf_counter() - begin
+
+
+def _open_sockets() -> Iterator[tuple[str, int]]:
+    for number in os.listdir(DESCRIPTORS):
+        with suppress(OSError):
+            name = os.readlink(DESCRIPTORS / number)
+            if name.startswith("socket:"):
+                yield name, int(number)
+
+
+def _since(before: dict[str, int]) -> dict[str, int]:
+    """Return the sockets opened since then, for a process that is halted while it makes its groups."""
+    return {name: number for name, number in _open_sockets() if name not in before}
+
+
+def _cut(name: str, number: int) -> bool:
+    """Shut a connection down, if the descriptor is still that of this socket, and no listener or local one."""
+    with suppress(OSError):
+        if os.readlink(DESCRIPTORS / str(number)) != name:
+            return False
+        with socket.socket(fileno=os.dup(number)) as connection:
+            network = connection.family in (socket.AF_INET, socket.AF_INET6)
+            if not network or connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                return False
+            connection.shutdown(socket.SHUT_RDWR)
+            return True
+    return False

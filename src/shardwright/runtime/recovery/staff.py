@@ -1,0 +1,184 @@
+"""The worker processes of one machine, started from a process that has PyTorch loaded: a new one is there at once."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from shardwright.runtime.job.settings import Settings
+from shardwright.runtime.recovery.channel import Channel, LostError, Message, RefusedError
+
+PRELOADED = ["shardwright.runtime.recovery.worker"]
+
+
+@dataclass(kw_only=True, eq=False)
+class Hand:
+    """A worker process. `slot` is the number of its GPU once it is assigned a rank."""
+
+    token: int
+    process: Any
+    channel: asyncio.Future[Channel]
+    slot: int | None = None
+    trained: bool = False
+
+
+@dataclass(kw_only=True)
+class Staff:
+    """The workers of a machine. `on_gone` is called where one that has a rank dies."""
+
+    host: str
+    port: int
+    settings: Settings
+    on_gone: Callable[[int, str], None]
+    hands: dict[int, Hand] = field(default_factory=dict)
+    tokens: Any = field(default_factory=count)
+    ending: bool = False
+
+    async def start(self, number: int) -> None:
+        """Start so many workers."""
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(PRELOADED)
+        for _ in range(number):
+            await self._hire()
+
+    def arrived(self, token: int, channel: Channel) -> None:
+        """Know the connection of a worker. Raises KeyError for a process that is none of ours."""
+        hand = self.hands[token]
+        channel.on_lost = lambda *_: kill(hand.process.pid)  # dead already, or silent: stopped or stuck
+        if not hand.channel.done():
+            hand.channel.set_result(channel)
+
+    def slot_of(self, channel: Channel) -> int | None:
+        """Return the GPU of the worker behind a connection."""
+        for hand in self.hands.values():
+            if hand.channel.done() and not hand.channel.cancelled() and hand.channel.result() is channel:
+                return hand.slot
+        return None
+
+    async def halt(self, generation: int, seconds: float) -> dict[int, Message]:
+        """Return the reports of the workers by GPU; those that give none in time are killed."""
+        assigned = [hand for hand in self.hands.values() if hand.slot is not None]
+        answers = await asyncio.gather(*(self._halted(hand, generation, seconds) for hand in assigned))
+        return {
+            hand.slot: report
+            for hand, report in zip(assigned, answers, strict=True)
+            if report and hand.slot is not None
+        }
+
+    async def settle(self, orders: Mapping[int, Message], seconds: float) -> set[int]:
+        """Give workers their orders by GPU, and return the GPUs whose state reached the step."""
+        found = [hand for hand in self.hands.values() if hand.slot in orders]
+        answers = await asyncio.gather(*(self._told(hand, orders[hand.slot or 0], seconds) for hand in found))
+        for hand in found:
+            hand.trained = False
+        return {hand.slot or 0 for hand, answer in zip(found, answers, strict=True) if answer.get("kept")}
+
+    async def assign(self, orders: Mapping[int, Message], seconds: float) -> bool:
+        """Give each GPU its rank, and return whether all are ready to train."""
+        for hand in self.hands.values():
+            if hand.slot not in orders:
+                hand.slot = None
+        taken = {hand.slot for hand in self.hands.values()}
+        free = [hand for hand in self.hands.values() if hand.slot is None]
+        for slot in orders.keys() - taken:
+            hand = free.pop(0) if free else await self._hire()
+            hand.slot = slot
+        assigned = [hand for hand in self.hands.values() if hand.slot is not None]
+        answers = [asyncio.create_task(self._told(hand, orders[hand.slot or 0], seconds)) for hand in assigned]
+        for answer in asyncio.as_completed(answers):
+            if not (await answer).get("ready"):
+                return False  # the others wait for one that will not come, until they are halted
+        return True
+
+    def processes(self) -> dict[int, int]:
+        """Return the process of each GPU that has a rank."""
+        return {hand.slot: hand.process.pid for hand in self.hands.values() if hand.slot is not None}
+
+    async def stop(self) -> None:
+        """Ask all workers to stop after their step."""
+        for hand in self.hands.values():
+            if hand.channel.done():
+                await hand.channel.result().tell("stop")
+
+    async def end(self) -> None:
+        """End all workers."""
+        self.ending = True
+        for hand in list(self.hands.values()):
+            await self._told(hand, {"op": "end"}, 1.0) if hand.channel.done() else None
+            kill(hand.process.pid)
+        for hand in list(self.hands.values()):
+            await asyncio.to_thread(hand.process.join, 5.0)
+
+    async def _hire(self) -> Hand:
+        token, loop = next(self.tokens), asyncio.get_running_loop()
+        process = self.context.Process(target=_work, args=(self.host, self.port, token, self.settings), daemon=True)
+        hand = Hand(token=token, process=process, channel=loop.create_future())
+        self.hands[token] = hand
+        await asyncio.to_thread(process.start)
+        loop.add_reader(process.sentinel, self._died, hand)
+        return hand
+
+    def _died(self, hand: Hand) -> None:
+        asyncio.get_running_loop().remove_reader(hand.process.sentinel)
+        hand.process.join(1.0)
+        self.hands.pop(hand.token, None)
+        if hand.channel.done():
+            hand.channel.result().close("the process ended")
+        else:
+            hand.channel.cancel()
+        if self.ending:
+            return
+        task = asyncio.get_running_loop().create_task(self._hire())
+        task.add_done_callback(lambda done: done.exception())
+        if hand.slot is not None:
+            self.on_gone(hand.slot, _how(hand.process.exitcode))
+
+    async def _halted(self, hand: Hand, generation: int, seconds: float) -> Message | None:
+        try:
+            reply, _ = await hand.channel.result().call("halt", generation=generation, timeout=seconds)
+            return dict(reply["report"])
+        except (LostError, RefusedError):
+            kill(hand.process.pid)
+            return None
+
+    async def _told(self, hand: Hand, order: Message, seconds: float) -> Message:
+        try:
+            channel = await asyncio.wait_for(asyncio.shield(hand.channel), seconds)
+            fields = {name: value for name, value in order.items() if name != "op"}
+            reply, _ = await channel.call(order["op"], timeout=seconds, **fields)
+            return reply
+        except (LostError, RefusedError, TimeoutError, asyncio.CancelledError):
+            if not hand.channel.cancelled() and asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                raise
+            kill(hand.process.pid)
+            return {}
+
+
+def kill(process: int | None) -> None:
+    """Kill a process that may be gone, or stopped."""
+    if process is not None:
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+
+def _work(host: str, port: int, token: int, settings: Settings) -> None:
+    """Begin as a worker; this module does not need PyTorch, the process it runs in has it."""
+    from shardwright.runtime.recovery.worker import work
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the keeper decides
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    work(host, port, token, settings)
+
+
+def _how(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with status {code}"

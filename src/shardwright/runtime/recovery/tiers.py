@@ -1,0 +1,182 @@
+"""The slower tiers: this machine's disk, and the object store that all machines reach. No PyTorch.
+
+Either has the format of checkpoints (`storage.manifest`), a step in a folder of its own. On disk a machine has its own
+part of a step; in the object store all machines have put theirs before the manifest comes, and a step without a
+manifest is none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shardwright.errors import SpecError, bad
+from shardwright.files import write_atomically
+from shardwright.recovery.transfer import CLOUD, DISK
+from shardwright.runtime.recovery.inventory import Held, held_of, held_row
+from shardwright.runtime.storage.manifest import (
+    MANIFEST,
+    Manifest,
+    manifest_text,
+    parse_manifest,
+    step_folder,
+    working_folder,
+)
+from shardwright.runtime.storage.pieces import StoredPiece
+
+PART = "part.json"
+KEPT_STEPS = 2
+
+
+class DiskTier:
+    """The steps on a machine's disk, newest two."""
+
+    def __init__(self, folder: Path, machine: str, run: str) -> None:
+        self.folder, self._machine, self._run = folder, machine, run
+        self._held: dict[int, tuple[Held, ...]] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted(folder.glob("step-*")):
+            with suppress(OSError, ValueError, KeyError):
+                part = json.loads((path / PART).read_text(encoding="utf-8"))
+                if part["run"] == run:
+                    self._held[part["step"]] = tuple(held_of(row) for row in part["held"])
+
+    def holdings(self) -> Iterator[Held]:
+        """Yield every piece on disk."""
+        for held in self._held.values():
+            yield from held
+
+    def drop(self, stored: StoredPiece) -> None:
+        """Forget a piece that is damaged."""
+        self._held = {
+            step: tuple(item for item in held if (item.stored.file, item.stored.offset) != (stored.file, stored.offset))
+            for step, held in self._held.items()
+        }
+
+    def write(self, step: int, memory: Path, held: Sequence[Held]) -> None:
+        """Copy the pieces of a step from memory; the step is there whole or not at all. Raises OSError where the disk
+        is full or fails; the steps before stay."""
+        working, final = working_folder(self.folder, step), step_folder(self.folder, step)
+        shutil.rmtree(working, ignore_errors=True)
+        working.mkdir(parents=True)
+        name, rows, offset = f"{self._machine}.state", [], 0
+        try:
+            with (working / name).open("wb") as out:
+                for item in held:
+                    with (memory / item.stored.file).open("rb", buffering=0) as source:
+                        out.write(os.pread(source.fileno(), item.stored.bytes, item.stored.offset))
+                    where = replace(item.stored, file=f"{final.name}/{name}", offset=offset)
+                    rows.append(replace(item, tier=DISK, stored=where))
+                    offset += item.stored.bytes
+                out.flush()
+                os.fsync(out.fileno())
+            part = {"run": self._run, "step": step, "held": [held_row(row) for row in rows]}
+            write_atomically(working / PART, json.dumps(part))
+            shutil.rmtree(final, ignore_errors=True)
+            os.replace(working, final)
+        except SpecError as error:
+            raise OSError(str(error)) from None
+        finally:
+            shutil.rmtree(working, ignore_errors=True)
+        self._held[step] = tuple(rows)
+
+    def keep_newest(self) -> None:
+        """Delete all but the newest steps."""
+        for step in sorted(self._held)[:-KEPT_STEPS]:
+            del self._held[step]
+            shutil.rmtree(step_folder(self.folder, step), ignore_errors=True)
+
+
+class Cloud:
+    """The steps under a URL that fsspec understands. All calls block, and raise OSError where the store fails."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec
+        except ImportError:
+            raise bad(f"upload={url}", "object stores need fsspec", "pip install 'shardwright[runtime]'") from None
+        try:
+            self._files, self._root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise bad(f"upload={url}", str(error), "see fsspec's documentation for its URLs") from None
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write a file whole."""
+        path = f"{self._root}/{name}"
+        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._files.pipe_file(path, content)
+
+    def claim(self, name: str, owner: str) -> bool:
+        """Create a file that one owner alone can have, and return whether it is this one."""
+        path = f"{self._root}/{name}"
+        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        try:
+            self._files.pipe_file(path, owner.encode(), mode="create")
+        except FileExistsError:
+            return bool(self._files.cat_file(path) == owner.encode())
+        return True
+
+    def put_part(self, step: int, machine: str, memory: Path, held: Sequence[Held]) -> tuple[StoredPiece, ...]:
+        """Upload a machine's part of a step, and return its pieces as they lie there."""
+        content, pieces = bytearray(), []
+        for item in held:
+            with (memory / item.stored.file).open("rb", buffering=0) as source:
+                pieces.append(replace(item.stored, file=f"{machine}.state", offset=len(content)))
+                content += os.pread(source.fileno(), item.stored.bytes, item.stored.offset)
+        if content:
+            self.put(f"step-{step:08d}/{machine}.state", bytes(content))
+        return tuple(pieces)
+
+    def read(self, name: str, start: int, stop: int) -> bytes:
+        """Return bytes [start, stop) of a file."""
+        content: bytes = self._files.cat_file(f"{self._root}/{name}", start=start, end=stop)
+        return content
+
+    def steps(self) -> list[int]:
+        """Return the steps that have a manifest, oldest first."""
+        try:
+            found = self._files.glob(f"{self._root}/step-*/{MANIFEST}")
+        except FileNotFoundError:
+            return []
+        return sorted(int(path.split("/")[-2].removeprefix("step-")) for path in found)
+
+    def manifest(self, step: int) -> Manifest:
+        """Return the manifest of a step. Raises SpecError where it was changed."""
+        name = f"step-{step:08d}/{MANIFEST}"
+        return parse_manifest(self._files.cat_file(f"{self._root}/{name}").decode(), name)
+
+    def commit(self, manifest: Manifest) -> None:
+        """Write the manifest of a step, all files of which are there."""
+        self.put(f"step-{manifest.step:08d}/{MANIFEST}", manifest_text(manifest).encode())
+
+    def held(self, model: str) -> Iterator[Held]:
+        """Yield the pieces of the newest step of a model that is whole."""
+        for step in reversed(self.steps()):
+            try:
+                manifest = self.manifest(step)
+            except (SpecError, OSError, ValueError):
+                continue
+            if manifest.model != model:
+                continue
+            for stored in manifest.pieces:
+                where = replace(stored, file=f"step-{step:08d}/{stored.file}")
+                yield Held(machine="", tier=CLOUD, step=step, generation=0, stored=where)
+            return
+
+    def keep_newest(self, number: int = KEPT_STEPS) -> None:
+        """Delete all but the newest steps, the manifest first."""
+        for step in self.steps()[:-number]:
+            folder = f"{self._root}/step-{step:08d}"
+            self._files.rm_file(f"{folder}/{MANIFEST}")
+            self._files.rm(folder, recursive=True)
+
+
+def scale_of(manifest: Manifest) -> dict[str, Any] | None:
+    """Return the loss scale of a step."""
+    return None if manifest.loss_scale is None else dict(manifest.loss_scale)

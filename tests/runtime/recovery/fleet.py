@@ -1,0 +1,219 @@
+"""Machines as process groups with folders of their own, which share no path: started, killed, stopped, cut off."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.golden.plans import cluster_of
+from tests.runtime.samples import plan_of, replica, stage, tiny_model
+
+from shardwright.plans.document import save
+from shardwright.plans.plan import Plan
+from shardwright.runtime.storage.data import write_tokens
+from shardwright.spec.cluster import Cluster
+
+PATIENCE_SECONDS = 120.0
+MODEL = tiny_model(4, vocab=257)
+
+
+def machines(nodes: int, gpus: int) -> Cluster:
+    (pool,) = cluster_of(1).pools
+    return Cluster(pools=(replace(pool, nodes=nodes, gpus_per_node=gpus),), name="fleet")
+
+
+def pipelines(nodes: int = 2, gpus: int = 2, **options: Any) -> Plan:
+    """Two copies of a pipeline of two stages, a stage on each machine."""
+    return plan_of(
+        MODEL, replica(stage((0, 2)), stage((2, 4)), count=2, micro_batches=2), cluster=machines(nodes, gpus), **options
+    )
+
+
+def copies(nodes: int = 3, **options: Any) -> Plan:
+    """A copy of the model on each of several machines of one GPU, six micro-batches in all."""
+    whole = replica(stage((0, 4)), count=nodes, micro_batches=6 // nodes)
+    return plan_of(MODEL, whole, cluster=machines(nodes, 1), **options)
+
+
+class Fleet:
+    """A run on several machines, each with a keeper; `folder` has a folder for each."""
+
+    def __init__(
+        self,
+        folder: Path,
+        plan: Plan,
+        steps: int,
+        *,
+        every: int = 5,
+        silence: float = 8.0,
+        extra: Sequence[object] = (),
+    ) -> None:
+        self.extra = extra
+        self.folder, self.plan, self.steps, self.every, self.silence = folder, plan, steps, every, silence
+        self.count = sum(pool.nodes for pool in plan.cluster.pools)
+        self.ports = _free_ports(self.count)
+        self.running: dict[int, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Fleet:
+        for index in range(self.count):
+            self.start(index)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for index in list(self.running):
+            self.lose(index)
+
+    def place(self, index: int) -> Path:
+        return self.folder / f"machine-{index}"
+
+    def start(self, index: int, *options: object) -> None:
+        """Start the keeper of a machine, which has a copy of plan and data of its own."""
+        place = self.place(index)
+        place.mkdir(parents=True, exist_ok=True)
+        save(self.plan, place / "plan.json")
+        (place / "a.txt").write_text(
+            "It is a truth universally acknowledged, that a single man. " * 50, encoding="utf-8"
+        )
+        write_tokens(place / "c.bin", [place / "a.txt"])
+        arguments = [
+            place / "plan.json",
+            "--data",
+            place / "c.bin",
+            "--out",
+            place / "out",
+            "--memory",
+            place / "memory",
+        ]
+        arguments += [
+            "--steps",
+            self.steps,
+            "--snapshot-every",
+            self.every,
+            "--silence",
+            self.silence,
+            "--device",
+            "cpu",
+        ]
+        arguments += ["--elastic", "--name", f"machine-{index}", "--listen", f"127.0.0.1:{self.ports[index]}"]
+        arguments += ["--join", ",".join(f"127.0.0.1:{port}" for port in self.ports), *self.extra, *options]
+        with (place / "log").open("ab") as log:
+            self.running[index] = subprocess.Popen(
+                [sys.executable, "-m", "shardwright", "train", *map(str, arguments)],
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+
+    def lose(self, index: int) -> None:
+        """Kill all processes of a machine at once, and lose its memory and disk."""
+        process = self.running.pop(index)
+        for pid in [process.pid, *descendants(process.pid)]:
+            _signal(pid, signal.SIGKILL)
+        process.wait()
+        for name in ("memory", "out/state"):
+            shutil.rmtree(self.place(index) / name, ignore_errors=True)
+
+    def workers(self, index: int) -> list[int]:
+        """Return the processes that have a rank on a machine."""
+        path = self.place(index) / "out" / "elastic.json"
+        return [int(pid) for pid in json.loads(path.read_text())["workers"].values()]
+
+    def signal_worker(self, index: int, number: int, chosen: random.Random) -> None:
+        _signal(chosen.choice(self.workers(index)), number)
+
+    def signal_machine(self, index: int, number: int) -> None:
+        """Send a signal to all processes of a machine."""
+        process = self.running[index]
+        for pid in [process.pid, *descendants(process.pid)]:
+            _signal(pid, number)
+
+    def step(self, index: int = 0) -> int:
+        return max((int(row["step"]) for row in self.rows(index)), default=0)
+
+    def rows(self, index: int = 0) -> list[dict[str, str]]:
+        path = self.place(index) / "out" / "metrics.csv"
+        try:
+            with path.open(newline="") as file:
+                return [row for row in csv.DictReader(file) if row["peak_memory_bytes"]]
+        except FileNotFoundError:
+            return []
+
+    def losses(self, index: int = 0) -> list[float]:
+        return [float(row["loss"]) for row in self.rows(index)]
+
+    def recoveries(self) -> list[dict[str, Any]]:
+        """Return what all coordinators recorded, by generation."""
+        paths = self.folder.glob("machine-*/out/recoveries.jsonl")
+        found = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        return sorted(found, key=lambda one: int(one["generation"]))
+
+    def generation(self) -> int:
+        """Return the newest generation that any machine went on in."""
+        return max((one["generation"] for one in self.recoveries()), default=0)
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something. Fails with the logs where it does not come."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            assert time.monotonic() < end and not self._failed(), f"{what}:\n{self.logs()}"
+            time.sleep(0.02)
+
+    def finish(self) -> None:
+        """Wait until all machines have ended well."""
+        self.until(lambda: all(process.poll() is not None for process in self.running.values()), "the end")
+
+    def logs(self) -> str:
+        return "\n".join(f"{path}:\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("machine-*/log")))
+
+    def _failed(self) -> bool:
+        return any(process.poll() not in (None, 0) for process in self.running.values())
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] + _of_threads(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def descendants(pid: int) -> list[int]:
+    found = children(pid)
+    return [*found, *(other for child in found for other in descendants(child))]
+
+
+def _of_threads(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        if task.name != str(pid):
+            found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for item in sockets:
+        item.bind(("127.0.0.1", 0))
+    ports = [item.getsockname()[1] for item in sockets]
+    for item in sockets:
+        item.close()
+    return ports

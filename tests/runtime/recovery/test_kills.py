@@ -1,0 +1,58 @@
+"""Runs in which workers and machines are killed: they end with the losses of the run that nothing happened to."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+
+import pytest
+from tests.runtime.recovery.fleet import Fleet, copies, pipelines
+
+KILLS, BETWEEN = 10, 8
+STEPS = (KILLS + 2) * BETWEEN
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of a run that nothing happens to."""
+    with Fleet(tmp_path_factory.mktemp("undisturbed"), pipelines(), STEPS) as fleet:
+        fleet.finish()
+        return fleet.losses()
+
+
+def test_workers_killed_and_stopped_one_after_another_change_no_loss(tmp_path: Path, undisturbed: list[float]) -> None:
+    """Each time a worker of some machine dies at some moment, or falls silent; no step is lost: every shard has another
+    holder, whose state is newer than the snapshots."""
+    chosen = random.Random(5)
+    with Fleet(tmp_path, pipelines(), STEPS, silence=4.0) as fleet:
+        for kill in range(KILLS):
+            fleet.until(lambda due=(kill + 1) * BETWEEN: fleet.step() >= due, f"kill {kill}")
+            before, generation = fleet.step(), fleet.generation()
+            number = signal.SIGSTOP if kill == KILLS - 1 else signal.SIGKILL
+            while fleet.generation() == generation:
+                fleet.signal_worker(chosen.randrange(2), number, chosen)
+                fleet.until(lambda now=generation: fleet.generation() > now, f"recovery {kill}")
+            assert fleet.recoveries()[-1]["step"] >= before
+        fleet.finish()
+        assert [fleet.losses(0), fleet.losses(1)] == [undisturbed, undisturbed]
+
+
+def test_the_coordinators_machine_is_lost_and_another_takes_its_place(tmp_path: Path) -> None:
+    """Two of three machines go on under a new plan, at the step where they were; a new machine brings the old plan."""
+    with Fleet(tmp_path, copies(), 100, extra=("--wait", 3600)) as fleet:
+        fleet.until(lambda: fleet.step(1) >= 12, "steps")
+        before, generation = fleet.step(1), fleet.generation()
+        fleet.lose(0)
+        fleet.until(lambda: fleet.generation() > generation, "a successor")
+        found = fleet.recoveries()[-1]
+        assert (sorted(found["machines"]), found["ranks"]) == (["machine-1", "machine-2"], 2)
+        assert found["step"] >= before
+        fleet.start(0)
+        fleet.until(lambda: fleet.generation() > found["generation"], "the new machine")
+        assert fleet.recoveries()[-1]["ranks"] == 3
+        fleet.finish()
+        losses = fleet.losses(1)
+    with Fleet(tmp_path / "undisturbed", copies(), 100) as fleet:
+        fleet.finish()
+        assert losses == pytest.approx(fleet.losses(1), rel=1e-5)
