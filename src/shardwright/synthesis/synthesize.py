@@ -26,7 +26,7 @@ from shardwright.synthesis.rounding import rounded
 
 TURNS = 6
 ENOUGH = 1e-4  # relative; what improves less ends the turns
-GAP = 1e-3
+GAP = 2e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +150,6 @@ def _remedy(graph: Graph, net: Machines) -> str:
     state = 4.0 * sum(nodes[ref.node].outputs[0].size_bytes for ref in graph.parameters.values())
     there = sum(machine.gpus * machine.device.memory_bytes for machine in net.machines)
     return (
-        f"parameters and optimizer state take {state / 2**30:.0f} GiB, all devices have {there / 2**30:.0f} GiB: "
-        "use a smaller batch, more devices, or offload the optimizer"
+        f"parameters and optimizer state take {state / 2**30:.3g} GiB and activations the rest of the "
+        f"{there / 2**30:.3g} GiB of all devices: use a smaller batch, more devices, or offload the optimizer"
     )
