@@ -148,7 +148,8 @@ def events(these: Decisions, costs: Prices, rules: Ints, sent: Floats) -> Events
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Program:
     """Rows and costs, and what rows of time are made of: for columns x and y, by node of the short graph, how often
-    they occur before it [N + 1, columns]."""
+    they occur before it [N + 1, columns]. `once` [N] marks the nodes that occur once: inside a stretch that stands for
+    several occurrences there is no time before which each of its nodes has run as often as it ever does."""
 
     rows: Rows
     costs: Floats
@@ -160,6 +161,7 @@ class _Program:
     sent_before: Ints
     edges: dict[Edge, int]
     unit: float
+    once: Bools
 
     def row(self, coefficients: Floats) -> Floats:
         """Return the coefficients of T ≥ Σ coefficient · (x, y)."""
@@ -189,6 +191,7 @@ def _program(these: Decisions, costs: Prices) -> _Program:
     program = _Program(
         rows=rows, costs=objective, compute=costs.compute[:, kept], waited=waited, behind=behind, ahead=ahead,
         before=before, sent_before=sent_before, edges=edges, unit=unit,
+        once=np.array(these.weights) == 1,
     )  # fmt: skip
     _times(program)
     _memory(rows, costs, len(objective))
@@ -285,7 +288,7 @@ def _row(program: _Program, early: int, start: int, stop: int, one: int) -> Floa
 def _times(program: _Program) -> None:
     """Add row 4, and row 5 for the first node (all that is sent) and some others."""
     last = len(program.before) - 1
-    deferred = np.flatnonzero(np.diff(program.sent_before @ (program.behind > 0)))
+    deferred = np.flatnonzero((np.diff(program.sent_before @ (program.behind > 0)) > 0) & program.once)
     places = np.unique(np.concatenate([[0], deferred[:: -max(1, len(deferred) // TIME_ROWS)]]))
     for one in range(program.compute.shape[1]):
         compute = program.compute[:, one] * program.before[last]
@@ -306,8 +309,8 @@ def _broken(program: _Program, solution: Solution, gap: float) -> bool:
     for one in range(program.compute.shape[1]):
         done = program.before @ (program.compute[:, one] * x[:count])
         # T(j, k) = ahead[j] - done[j-1] + done[k] + behind[-1] - behind[k-1], j ≤ k
-        gains = ahead[1:] - done[:-1]
-        ends = done[1:] + behind[-1] - behind[:-1]
+        gains = np.where(program.once, ahead[1:] - done[:-1], -np.inf)
+        ends = np.where(program.once, done[1:] + behind[-1] - behind[:-1], -np.inf)
         top = np.maximum.accumulate(gains)
         stop = int(np.argmax(top + ends))
         if waited + top[stop] + ends[stop] > time * (1 + gap):

@@ -213,7 +213,7 @@ def _stages(
 def _behind(rows: Rows, layout: _Layout, flow: _Affine, weights: Floats) -> None:
     """Add row 4 at nodes after which something is deferred."""
     later = (flow.fixed[DEFERRED] > 0) | (flow.sent[DEFERRED].sum(axis=1) > 0)
-    places = np.flatnonzero(later)
+    places = np.flatnonzero(later & (weights == 1))
     waited, fixed = weights @ flow.sent[BLOCKING], float(weights @ flow.fixed[BLOCKING])
     for place in places[:: -max(1, len(places) // POINTS)].tolist():
         before, after = weights[: place + 1], weights[place:]
