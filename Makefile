@@ -44,6 +44,7 @@ docs: $(EXTRAS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python docs/make_folder_map.py
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_model_families.py
 	$(BIN)/python -m tests.docs.output
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shardwright.spec.read.families import FAMILIES, SYNONYMS
+
 OUT = Path(__file__).with_name("transformers_counts.json")
 BOILERPLATE = (
     "transformers_version", "output_hidden_states", "output_attentions", "return_dict", "dtype", "id2label", "label2id",
@@ -41,6 +43,24 @@ DEEPSEEK: dict[str, Any] = BASE | {
 GLM_MOE: dict[str, Any] = BASE | {
     "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
     "first_k_dense_replace": 1,
+}  # fmt: skip
+SHARED = {"shared_expert_intermediate_size": 80}
+LOCAL: dict[str, Any] = BASE | {"num_local_experts": 6, "num_experts_per_tok": 2}
+LATENT: dict[str, Any] = BASE | {
+    "num_key_value_heads": 8, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+}  # fmt: skip
+GPTJ: dict[str, Any] = {
+    "vocab_size": 1000, "n_embd": 64, "n_layer": 3, "n_head": 8, "n_positions": 128, "rotary_dim": 4
+}  # fmt: skip
+ERNIE_MOE: dict[str, Any] = BASE | {
+    "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 40, "moe_num_shared_experts": 2,
+    "moe_layer_start_index": 2, "moe_layer_end_index": 4,
+}  # fmt: skip
+SPARSE = ["dense", *["sparse"] * 5]
+LLAMA4: dict[str, Any] = LOCAL | {
+    "head_dim": 16, "intermediate_size": 40, "intermediate_size_mlp": 172, "interleave_moe_layer_step": 2,
+    "attention_chunk_size": 32,
 }  # fmt: skip
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", BASE),
@@ -100,32 +120,140 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("bert", ENCODER | {"architectures": ["BertModel"]}),
     ("bert", ENCODER | {"architectures": ["BertForMaskedLM"], "type_vocab_size": 3}),
     ("bert", ENCODER | {"architectures": ["BertForPreTraining"]}),
-)
+    ("apertus", BASE),
+    ("apertus", BASE | {"attention_bias": True}),
+    ("arcee", BASE),
+    ("arcee", BASE | {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
+    ("aria_text", BASE | {"moe_num_experts": 6, "moe_topk": 2, "moe_num_shared_experts": 2}),
+    ("axk1", DEEPSEEK | {"mlp_layer_types": SPARSE}),
+    ("biogpt", ENCODER),
+    ("codegen", GPTJ),
+    ("cohere", BASE),
+    ("cohere", BASE | {"use_qk_norm": True, "attention_bias": True, "tie_word_embeddings": False}),
+    ("cohere2", BASE | {"head_dim": 16, "sliding_window": 32}),
+    ("cohere2_moe", BASE | {"head_dim": 16, "sliding_window": 32, "num_experts": 6, "num_experts_per_tok": 2}),
+    ("cwm", BASE | {"head_dim": 16, "sliding_window": 32}),
+    ("dots1", GLM_MOE | {"head_dim": 16, "n_group": 2, "topk_group": 1}),
+    ("emu3_text_model", BASE | {"architectures": ["Emu3ForCausalLM"]}),
+    ("ernie4_5", BASE | {"head_dim": 16}),
+    ("ernie4_5", BASE | {"head_dim": 16, "use_bias": True, "tie_word_embeddings": False}),
+    ("ernie4_5_moe", ERNIE_MOE),
+    ("ernie4_5_moe", ERNIE_MOE | {"use_bias": False, "moe_layer_interval": 2}),
+    ("exaone4", BASE | {"sliding_window": 32}),
+    ("exaone_moe", BASE | EXPERTS | {"num_shared_experts": 1, "sliding_window": 32, "mlp_layer_types": SPARSE}),
+    ("flex_olmo", BASE | {"num_experts": 6, "num_experts_per_tok": 2}),
+    ("flint", BASE | EXPERTS | SHARED | {
+        "head_dim": 16, "mlp_only_layers": [0, 1], "sliding_window": 32,
+        "layer_types": ["full_attention"] * 2 + ["sliding_attention"] * 3 + ["full_attention"],
+    }),
+    ("glm4_moe_lite", LATENT | EXPERTS | {"n_routed_experts": 6, "n_shared_experts": 1, "mlp_layer_types": SPARSE}),
+    ("gpt_bigcode", GPT2),
+    ("gpt_bigcode", GPT2 | {"multi_query": False, "n_inner": 100}),
+    ("gpt_neo", {"vocab_size": 1000, "hidden_size": 64, "num_layers": 4, "num_heads": 8, "window_size": 32,
+                 "attention_types": [[["global", "local"], 2]], "max_position_embeddings": 128}),
+    ("gpt_oss", LOCAL | {"head_dim": 16, "sliding_window": 32}),
+    ("gptj", GPTJ),
+    ("granite_swa", BASE | {"sliding_window": 32}),
+    ("granitemoe", LOCAL),
+    ("granitemoe_swa", LOCAL | {"sliding_window": 32}),
+    ("granitemoeshared", LOCAL | {"shared_intermediate_size": 80, "tie_word_embeddings": True}),
+    ("helium", BASE | {"head_dim": 8}),
+    ("hunyuan_v1_dense", BASE | {"head_dim": 16}),
+    ("hunyuan_v1_moe", BASE | {"head_dim": 16, "num_experts": 6, "moe_topk": [2] * 6}),
+    ("hy_v3", BASE | EXPERTS | {"head_dim": 16, "num_shared_experts": 1, "mlp_layer_types": SPARSE}),
+    ("hyperclovax", BASE),
+    ("internlm3", BASE | {"head_dim": 16}),
+    ("iquestcoder", BASE | {"head_dim": 16}),
+    ("jais2", BASE | {"head_dim": 16}),
+    ("jais2", BASE | {"head_dim": 16, "attention_bias": False, "mlp_bias": False}),
+    ("kolibri1", LOCAL | SHARED | {"head_dim": 16, "moe_intermediate_size": 40, "sliding_window": 32}),
+    ("llama4_text", LLAMA4),
+    ("llama4_text", LLAMA4 | {"interleave_moe_layer_step": 1, "attention_bias": True}),
+    ("mellum", LOCAL | {"head_dim": 16, "moe_intermediate_size": 40}),
+    ("minicpm3", LATENT),
+    ("minimax_m2", LOCAL | {"head_dim": 16}),
+    ("ministral", BASE | {"head_dim": 16, "sliding_window": 32}),
+    ("ministral3", BASE | {"head_dim": 16}),
+    ("mpt", {"vocab_size": 1000, "d_model": 64, "n_layers": 3, "n_heads": 8, "max_seq_len": 128}),
+    ("nanochat", BASE),
+    ("olmo", BASE),
+    ("olmo2", BASE | {"attention_bias": True}),
+    ("olmo3", BASE | {"sliding_window": 32}),
+    ("olmoe", BASE | {"num_experts": 6, "num_experts_per_tok": 2}),
+    ("openai-gpt", GPT2),
+    ("persimmon", ENCODER),
+    ("persimmon", ENCODER | {"qk_layernorm": False}),
+    ("phimoe", LOCAL | {"sliding_window": 32}),
+    ("phimoe", LOCAL | {"attention_bias": True, "lm_head_bias": True}),
+    ("seed_oss", BASE | {"head_dim": 16}),
+    ("smollm3", BASE),
+    ("solar_open", GLM_MOE | {"head_dim": 16, "first_k_dense_replace": 0}),
+    ("stablelm", BASE),
+    ("stablelm", BASE | {"qk_layernorm": True, "use_qkv_bias": True, "use_parallel_residual": True}),
+    ("vaultgemma", BASE | {"head_dim": 32, "sliding_window": 32}),
+    ("xglm", {"vocab_size": 1000, "d_model": 64, "num_layers": 3, "attention_heads": 8, "ffn_dim": 200}),
+    ("youtu", LATENT),
+)  # fmt: skip
 
 
-def counted() -> Iterator[dict[str, Any]]:
-    """Yield config and parameters of each case. The bias that balances experts is a buffer there, and counts."""
-    import torch
+def cases() -> Iterator[dict[str, Any]]:
+    """Yield config and parameters of each case."""
     import transformers  # type: ignore[import-not-found]
 
     for model_type, fields in CASES:
         config = transformers.CONFIG_MAPPING[model_type](**{"pad_token_id": 0, **fields})
         named = (fields.get("architectures") or [""])[0]
-        build = getattr(transformers, named) if named else transformers.AutoModelForCausalLM.from_config
-        with torch.device("meta"):
-            model = build(config)
-        model.tie_weights()
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        parameters += sum(b.numel() for name, b in model.named_buffers() if "e_score_correction_bias" in name)
-        written = {key: value for key, value in config.to_dict().items() if key not in BOILERPLATE}
-        yield {"given": {"model_type": model_type, **fields}, "config": written, "parameters": parameters}
+        yield {
+            "given": {"model_type": model_type, **fields},
+            "config": written(config),
+            "parameters": parameters(config, named),
+        }
+
+
+def defaults() -> Iterator[dict[str, Any]]:
+    """Yield every causal language model that transformers builds without being told a size: its config, and its
+    parameters where we read the family."""
+    import transformers
+    from transformers.models.auto.modeling_auto import (  # type: ignore[import-not-found]
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    )
+
+    for model_type in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        row: dict[str, Any] = {"model_type": model_type}
+        if SYNONYMS.get(model_type, model_type) in FAMILIES:
+            try:
+                config = transformers.CONFIG_MAPPING[model_type]()
+                row |= {"parameters": parameters(config, ""), "config": written(config)}
+            except (AttributeError, KeyError, TypeError, ValueError) as error:  # a default that its own code rejects
+                row["unbuilt"] = type(error).__name__
+        yield row
+
+
+def parameters(config: Any, named: str) -> int:
+    """Return the parameters of a model on the meta device. The bias that balances experts is a buffer there, and
+    counts."""
+    import torch
+    import transformers
+
+    build = getattr(transformers, named) if named else transformers.AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        model = build(config)
+    model.tie_weights()
+    balancing = (b.numel() for name, b in model.named_buffers() if "e_score_correction_bias" in name)
+    return sum(parameter.numel() for parameter in model.parameters()) + sum(balancing)
+
+
+def written(config: Any) -> dict[str, Any]:
+    """Return what transformers writes into `config.json`, without what says nothing of the model."""
+    return {key: value for key, value in config.to_dict().items() if key not in BOILERPLATE}
 
 
 def main() -> None:
     import transformers
 
-    lines = ",\n".join("  " + json.dumps(row) for row in counted())
-    OUT.write_text(f'{{"transformers": "{transformers.__version__}", "models": [\n{lines}\n]}}\n', encoding="utf-8")
+    models, causal = (",\n".join("  " + json.dumps(row) for row in rows) for rows in (cases(), defaults()))
+    text = f'{{"transformers": "{transformers.__version__}", "models": [\n{models}\n], "causal": [\n{causal}\n]}}\n'
+    OUT.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
+from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface import model_of_config
 from shardwright.spec.read.model import load_model
 from shardwright.spec.read.model_yaml import model_of_dimensions
@@ -46,10 +47,56 @@ def test_yaml_and_config_agree() -> None:
     assert yaml.parameters == config.parameters
 
 
-def test_unknown_family_says_what_it_assumed() -> None:
-    model = model_of_config({**LLAMA, "model_type": "brandnew"}, "config.json")
-    assert model.layers == model_of_config(LLAMA, "config.json").layers
+def test_an_unknown_family_is_no_guess_of_ours() -> None:
+    text = problems({**LLAMA, "model_type": "brandnew"})
+    assert "'brandnew' is not known" in text
+    assert "accept_guess=True" in text
+
+
+def test_an_accepted_guess_comes_before_all_that_is_assumed() -> None:
+    config = {**LLAMA, "model_type": "brandnew", "num_local_experts": 4}
+    model = model_of_config(config, "config.json", accept_guess=True)
     assert "brandnew" in model.assumed[0]
+    assert model.assumed[: len(model.guesses)] == tuple(f"guess: {words}" for words in model.guesses)
+    assert "2 experts for each token" in model.assumed[len(model.guesses) :]
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu2", "xielu"])
+def test_a_rectifier_has_no_gate(activation: str) -> None:
+    config = {**LLAMA, "model_type": "brandnew", "hidden_act": activation, "rms_norm_eps": 1e-6}
+    layer = model_of_config(config, "config.json", accept_guess=True).layers[0]
+    assert layer.mlp is not None
+    assert not layer.mlp.gated
+
+
+def test_an_unknown_kind_of_layer_is_no_guess_of_ours() -> None:
+    kinds = ["full_attention", "linear_attention"] * 2
+    assert "linear_attention" in problems({**LLAMA, "layer_types": kinds})
+    assert model_of_config({**LLAMA, "layer_types": kinds}, "config.json", accept_guess=True).guesses
+
+
+def model_beside(folder: Path, config: dict[str, Any], *, factor: float) -> Model:
+    """Return the model of a folder whose index has `factor` times the bytes of `config` in bf16."""
+    size = int(2 * factor * model_of_config(LLAMA, "config.json").parameters)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": size}}))
+    return load_model(folder)
+
+
+@pytest.mark.parametrize("factor", [0.985, 1.0, 1.015])
+def test_weights_that_agree(tmp_path: Path, factor: float) -> None:
+    assert model_beside(tmp_path, {**LLAMA, "dtype": "bfloat16"}, factor=factor).assumed == ()
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.97, 1.03])
+def test_weights_that_disagree(tmp_path: Path, factor: float) -> None:
+    with pytest.raises(SpecError, match=r"index\.json.*has .* parameters"):
+        model_beside(tmp_path, {**LLAMA, "torch_dtype": "bfloat16"}, factor=factor)
+
+
+@pytest.mark.parametrize("more", [{}, {"dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"}}])
+def test_weights_that_cannot_be_compared(tmp_path: Path, more: dict[str, Any]) -> None:
+    assert "is not compared" in model_beside(tmp_path, {**LLAMA, **more}, factor=0.5).assumed[-1]
 
 
 def test_text_model_of_a_multimodal_one() -> None:

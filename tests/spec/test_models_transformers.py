@@ -6,15 +6,22 @@
 from __future__ import annotations
 
 import json
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardwright.spec.read.families import FAMILIES
+from shardwright.errors import SpecError
+from shardwright.spec.read.families import FAMILIES, SYNONYMS
 from shardwright.spec.read.huggingface import model_of_config
+from shardwright.spec.read.refused_families import REFUSED
 
-COUNTS = json.loads(Path(__file__).with_name("transformers_counts.json").read_text(encoding="utf-8"))["models"]
+DATA = json.loads(Path(__file__).with_name("transformers_counts.json").read_text(encoding="utf-8"))
+COUNTS, CAUSAL = DATA["models"], DATA["causal"]
+TOWERS = ("vision_config", "vq_config", "audio_config")  # transformers counts more than the text model
+DEFAULTS = [row for row in CAUSAL if "parameters" in row and not any(name in row["config"] for name in TOWERS)]
+UNEVEN = "glm4_moe"  # by default its 96 heads do not divide its hidden size of 4096, and it has no head_dim
 
 
 def label(row: dict[str, Any]) -> str:
@@ -36,6 +43,31 @@ def test_the_config_that_transformers_writes_is_the_same_model(row: dict[str, An
 
 def test_every_family_but_one_is_compared() -> None:
     assert set(FAMILIES) - {label(row) for row in COUNTS} == {"chatglm"}  # not in transformers
+
+
+@pytest.mark.parametrize("row", DEFAULTS, ids=itemgetter("model_type"))
+def test_the_default_config_of_a_family_has_as_many_parameters_as_in_transformers(row: dict[str, Any]) -> None:
+    shape = {"head_dim": 4096 // 96} if row["model_type"] == UNEVEN else {}
+    assert model_of_config({**row["config"], **shape}, "config.json").parameters == pytest.approx(
+        row["parameters"], rel=1e-3
+    )
+
+
+def test_every_causal_model_of_transformers_is_read_or_refused_by_name() -> None:
+    names = {row["model_type"] for row in CAUSAL}
+    read = {name for name in names if SYNONYMS.get(name, name) in FAMILIES}
+    assert names - read - set(REFUSED) == set()
+    assert not set(FAMILIES) & set(REFUSED)
+    assert len(read) >= 70
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_refused_family_is_refused_with_its_reason(name: str) -> None:
+    llama = next(row for row in COUNTS if label(row) == "llama")["given"]
+    with pytest.raises(SpecError) as caught:
+        model_of_config({**llama, "model_type": name}, "config.json", accept_guess=True)
+    assert name in str(caught.value)
+    assert REFUSED[name] in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -70,5 +102,5 @@ def test_windows_as_transformers_lists_them() -> None:
         if types:
             layers = model_of_config(row["given"], "config.json").layers
             assert [layer.attention.window is not None for layer in layers] == [
-                kind == "sliding_attention" for kind in types
+                kind != "full_attention" for kind in types
             ], label(row)

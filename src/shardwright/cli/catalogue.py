@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardwright.cli.options import AcceptGuess
 from shardwright.cli.output import terminal_width, write, write_json
 
 if TYPE_CHECKING:
@@ -59,13 +60,14 @@ def models(
     name: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="Preset, config.json or YAML; all presets if not given.")
     ] = None,
+    accept_guess: AcceptGuess = False,
     json: AsJson = False,
 ) -> None:
     from shardwright.reports.text.catalogue import model_text, models_text
     from shardwright.spec.read.model import load_model
     from shardwright.spec.read.presets import find_preset, preset_names, preset_source
 
-    found = [load_model(preset) for preset in (preset_names() if name is None else (name,))]
+    found = [load_model(preset, accept_guess=accept_guess) for preset in (preset_names() if name is None else (name,))]
     sources = {model.name: preset_source(preset) for model in found if (preset := find_preset(model.name))}
     if json:
         write_json([_model_document(model, sources.get(model.name, "")) for model in found])
@@ -83,6 +85,7 @@ def _model_document(model: Model, source: str) -> dict[str, object]:
         "hidden": model.hidden,
         "layers": len(model.layers),
         "vocab": model.vocab,
+        "particular": model.particular,
         "assumed": list(model.assumed),
         "source": source,
     }

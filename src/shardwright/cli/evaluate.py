@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
+from shardwright.cli.options import AcceptGuess
 from shardwright.cli.output import json_text, progress, terminal_width, write
 from shardwright.errors import Problem, SpecError, bad
 
@@ -45,6 +46,7 @@ def evaluate(
         str | None,
         typer.Option(metavar="MODEL", help="Preset, config.json or YAML, if the arguments do not describe the model."),
     ] = None,
+    accept_guess: AcceptGuess = False,
     profile: Profiles = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
 ) -> None:
@@ -56,7 +58,7 @@ def evaluate(
     if (plan is None) == (megatron_args is None):
         raise bad("evaluate", "needs either a plan file or --megatron-args FILE", "see `shardwright evaluate --help`")
     if megatron_args is not None:
-        mine, notes = _from_arguments(megatron_args, cluster, model)
+        mine, notes = _from_arguments(megatron_args, cluster, model, accept_guess=accept_guess)
     else:
         assert plan is not None, "one of the two is given"
         for option, value in (("--cluster", cluster), ("--model", model)):
@@ -96,7 +98,9 @@ def _answer(
     return evaluation_text(result, problems, notes, terminal_width())
 
 
-def _from_arguments(path: Path, cluster: str | None, model: str | None) -> tuple[Plan, tuple[str, ...]]:
+def _from_arguments(
+    path: Path, cluster: str | None, model: str | None, *, accept_guess: bool
+) -> tuple[Plan, tuple[str, ...]]:
     """Return the plan of a Megatron-LM launch script, and notes on how it was read."""
     from shardwright.exporters.megatron.read_args import plan_from_megatron
     from shardwright.spec.read.cluster import load_cluster
@@ -108,7 +112,7 @@ def _from_arguments(path: Path, cluster: str | None, model: str | None) -> tuple
     reading = plan_from_megatron(
         read_text(path),
         cluster=load_cluster(cluster),
-        model=None if model is None else load_model(model),
+        model=None if model is None else load_model(model, accept_guess=accept_guess),
         name=str(path),
     )
     return reading.plan, reading.notes

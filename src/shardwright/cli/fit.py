@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from shardwright.cli.options import AcceptGuess
 from shardwright.cli.output import terminal_width, write, write_json
 from shardwright.errors import bad
 
@@ -34,6 +35,7 @@ def fit(
     precision: Annotated[str, typer.Option(metavar="NAME", help="bf16, fp16 or fp32.")] = "bf16",
     optimizer: Annotated[str, typer.Option(metavar="NAME", help="adam or sgd.")] = "adam",
     framework: Annotated[str, typer.Option(metavar="NAME", help="Software that trains, as for `plan`.")] = "fsdp",
+    accept_guess: AcceptGuess = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
 ) -> None:
     from shardwright.reports.text.sizing import sizing_document, sizing_text
@@ -45,7 +47,7 @@ def fit(
     for option, count in (("--gpus", gpus), ("--nodes", nodes), ("--micro-batch", micro_batch)):
         if count < 1:
             raise bad(f"{option} {count}", "is not above 0", "give 1 or more")
-    found = load_model(model)
+    found = load_model(model, accept_guess=accept_guess)
     cluster = load_cluster(f"{nodes}x{gpus}x{gpu}")
     job = make_job(
         global_batch=cluster.gpus * micro_batch,

@@ -77,13 +77,13 @@ def read_measurements(paths: Sequence[Path] | None) -> Measurements:
     return Measurements(machines=tuple(machines), layers=layers[0] if layers else None)
 
 
-def model_of(source: str | None, measurements: Measurements, precision: str) -> Model:
+def model_of(source: str | None, measurements: Measurements, precision: str, *, accept_guess: bool = False) -> Model:
     """Return the model that the user names, else one of the sizes of the measured layers. Raises SpecError."""
     from shardwright.spec.read.model import load_model
     from shardwright.spec.read.profile_stand_ins import stand_in_model
 
     if source is not None:
-        return load_model(source)
+        return load_model(source, accept_guess=accept_guess)
     if measurements.layers is None:
         raise bad(
             "--model", "is missing", "name a preset (`shardwright models`), a config.json or a YAML of dimensions"

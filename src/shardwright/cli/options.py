@@ -14,6 +14,12 @@ Model = Annotated[
         help="Preset (see `shardwright models`), config.json or its folder, or YAML; measured layers need none.",
     ),
 ]
+AcceptGuess = Annotated[
+    bool,
+    typer.Option(
+        "--accept-guess", help="Plan a model of an unknown family as its fields suggest; each guess is listed."
+    ),
+]
 Precision = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="bf16, fp16, fp8 or fp32; by default bf16, or that of measured layers."),

@@ -39,6 +39,7 @@ def plan(
     ],
     global_batch: Annotated[int, typer.Option(metavar="N", help="Samples of one optimizer step, e.g. 512.")],
     model: options.Model = None,
+    accept_guess: options.AcceptGuess = False,
     seq_len: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens of one sample, e.g. 4096; of measured layers, by default.")
     ] = None,
@@ -117,7 +118,7 @@ def plan(
     require_writable(out, [model, cluster, rules, prices, *(profile or ())], json=json)
     measurements = read_measurements(profile)
     precision = measurements.precision(precision)
-    found_model = model_of(model, measurements, precision)
+    found_model = model_of(model, measurements, precision, accept_guess=accept_guess)
     unknown = measurements.unknown_gpus(found_model, precision)
     found_cluster = load_cluster(cluster, prices=load_prices(prices) if prices else (), measured=unknown)
     job = make_job(

@@ -33,6 +33,7 @@ Examples:
 def shop(
     tokens: Annotated[str, typer.Option(metavar="COUNT", help="Tokens of the whole run, e.g. 300B or 1T.")],
     model: options.Model = None,
+    accept_guess: options.AcceptGuess = False,
     offers: Annotated[
         Path | None,
         typer.Option(
@@ -101,7 +102,7 @@ def shop(
     require_writable(out, [model, offers, prices, *(profile or ())], json=json)
     measurements = read_measurements(profile)
     precision = measurements.precision(precision)
-    found_model = model_of(model, measurements, precision)
+    found_model = model_of(model, measurements, precision, accept_guess=accept_guess)
     measured_length = measurements.layers.seq_len if measurements.layers else None
     length, batch, assumed = _sizes(found_model, seq_len or measured_length, global_batch)
     job = make_job(

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+GUESS = "guess: "
+"""What each word of `Model.assumed` begins with that a user accepted without anybody knowing it."""
 Norm = Literal["rmsnorm", "layernorm"]
 Position = Literal["rope", "learned", "alibi", "none"]
 
@@ -121,13 +123,15 @@ class Layer:
     """One kind of transformer layer. Exactly one of `mlp` and `moe` is set.
 
     `norms` counts the norms over the hidden width (2 as a rule; 4 with Gemma's post-norms; 1 in a parallel block
-    with one norm).
+    with one norm). `vector_parameters` counts weights outside matrices and these norms: attention sinks, norms over
+    whole projections, biases of experts; no arithmetic worth counting depends on them.
     """
 
     attention: Attention
     mlp: Mlp | None
     moe: Moe | None
     norms: int = 2
+    vector_parameters: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +142,9 @@ class Model:
     contains (token types, pooler). `embedding_width` is set only where the embedding is narrower than `hidden` and
     projected (OPT-350m). `rotary_fraction` of each head's dimensions are rotated. In a `parallel_block` attention and
     feed-forward block read the same residual and are added to it together. `dropout` says whether pre-training keeps
-    dropout masks. `assumed` lists, in words, what the source of the description left open.
+    dropout masks. `norm_vectors` is set where a norm has other than the usual weights (LayerNorm two vectors, RMSNorm
+    one). `particular` says in words what the forward pass has that no field tells and no cost depends on: exporters
+    and the runtime refuse it. `assumed` lists, in words, what the source of the description left open.
     """
 
     name: str
@@ -162,10 +168,17 @@ class Model:
     embedding_width: int | None = None
     rotary_fraction: float = 1.0
     parallel_block: bool = False
+    norm_vectors: int | None = None
+    particular: str | None = None
     assumed: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Model {self.name}: {self.parameters:,} parameters in {len(self.layers)} layers>"
+
+    @property
+    def guesses(self) -> tuple[str, ...]:
+        """What was guessed of an unknown family, in words."""
+        return tuple(words.removeprefix(GUESS) for words in self.assumed if words.startswith(GUESS))
 
     @cached_property
     def kinds(self) -> tuple[Layer, ...]:
@@ -181,14 +194,16 @@ class Model:
     @property
     def norm_parameters(self) -> int:
         """Parameters of one norm over the hidden width."""
-        return self.hidden * (2 if self.norm == "layernorm" else 1)
+        usual = 2 if self.norm == "layernorm" else 1
+        return self.hidden * (usual if self.norm_vectors is None else self.norm_vectors)
 
     def dense_layer_parameters(self, layer: Layer) -> int:
         """Return the parameters of `layer` that every token uses (all but the routed experts)."""
         feed_forward = layer.mlp.parameters(self.hidden) if layer.mlp else 0
         if layer.moe:
             feed_forward += layer.moe.dense_parameters(self.hidden)
-        return layer.attention.parameters(self.hidden) + feed_forward + layer.norms * self.norm_parameters
+        vectors = layer.norms * self.norm_parameters + (layer.vector_parameters or 0)
+        return layer.attention.parameters(self.hidden) + feed_forward + vectors
 
     def expert_layer_parameters(self, layer: Layer) -> int:
         """Return the parameters of the routed experts of `layer`."""

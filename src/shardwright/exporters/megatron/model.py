@@ -170,6 +170,8 @@ def model_faults(model: Model) -> Iterator[Problem]:
         "model.embedding_norm": "a norm after the embedding" if model.embedding_norm else "",
         "model.head_bias": "a bias of the output projection" if model.head_bias else "",
         "model.final_norm": "a model without final norm" if not model.final_norm else "",
+        "model.particular": f"what no argument tells: {model.particular}" if model.particular else "",
+        "model.norm_vectors": "norms with other weights than usual" if model.norm_vectors is not None else "",
         "model.extra_parameters": "parameters beside the transformer's" if model.extra_parameters else "",
         "model.rotary_base": "" if model.rotary_base == int(model.rotary_base) else "a rotary base that is not whole",
     }
@@ -193,6 +195,8 @@ def _kind_faults(model: Model, hint: str) -> Iterator[Problem]:
             yield Problem(
                 f"{path}.attention.causal", "attends in both directions", "that is pretrain_bert.py's to train"
             )
+        if kind.vector_parameters:
+            yield Problem(f"{path}.vector_parameters", "has weights beside its matrices and norms", hint)
         if kind.norms != 2:
             yield Problem(f"{path}.norms", f"has {kind.norms} norms in a layer", hint)
         if attention.latent is None and attention.value_head_dim != attention.head_dim:

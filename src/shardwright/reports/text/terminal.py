@@ -45,10 +45,11 @@ def _risk_text(best: Plan, width: int) -> str:
 
 
 def heading(model: Model, cluster: Cluster, job: Job, width: int) -> str:
-    """Return what was planned for."""
+    """Return what was planned for, headed by what was guessed of the model."""
     lines = (describe.model_line(model), describe.cluster_line(cluster), describe.job_line(job))
+    guessed = [f"Guessed, not known: {words}" for words in model.guesses]
     note = describe.beyond_positions(model, job)
-    return "\n".join(wrapped(line, "", width) for line in (*lines, note) if line)
+    return "\n".join(wrapped(line, "", width) for line in (*guessed, *lines, note) if line)
 
 
 def summary_text(best: Plan, baselines: Sequence[Baseline], width: int) -> str:

@@ -6,6 +6,9 @@
 * `config_fields`: its fields under their many spellings
 * `huggingface_layers`: its layers
 * `families`: what a family has that the config does not say
+* `guesses`: a family that nobody knows
+* `refused_families`: families whose layers cannot be costed, with the reason
+* `published_weights`: a model's count against the files beside its config
 * `model_yaml`: a YAML of dimensions
 * `cluster`: a cluster file or short form
 * `pool_defaults`: what the catalogue adds to a group of machines

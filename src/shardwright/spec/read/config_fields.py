@@ -13,17 +13,18 @@ MOST_SIZE, MOST_WIDTH, MOST_LAYERS = 100_000_000, 1_000_000, 10_000
 # Spellings by family of models, the common one first.
 HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-HEADS = ("num_attention_heads", "n_head", "n_heads")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "n_head_kv")
-WIDTH = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff")
+WIDTH = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "dff")
+DENSE_WIDTH = ("intermediate_size_mlp",)  # of layers without experts, where `intermediate_size` is that of experts
 VOCAB = ("padded_vocab_size", "vocab_size")
 HEAD_DIM = ("head_dim", "kv_channels")
 POSITIONS = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length", "max_seq_len")
-ACTIVATION = ("hidden_activation", "hidden_act", "activation_function", "activation")
+ACTIVATION = ("hidden_activation", "hidden_act", "activation_function", "activation", "afn")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 EXPERT_WIDTH = ("moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size")
-SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "num_shared_expert")
+SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
 SHARED_WIDTH = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
 PREDICTED = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_layers")
 ROTARY_BASE = ("rope_theta", "rotary_emb_base")
@@ -43,6 +44,7 @@ class ConfigFields:
 
     section: Section
     assumed: list[str] = field(default_factory=list)
+    guessed: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, config: Mapping[str, object], name: str) -> ConfigFields:
@@ -114,8 +116,17 @@ class ConfigFields:
         if not isinstance(value, Mapping):
             self.section.report(name, f"expected a mapping, got {shown(value)}", "write it as {field: value, …}")
             return None
-        return ConfigFields(Section(self.section.place_of(name), value, self.problems), self.assumed)
+        return self.over(value, place=self.section.place_of(name))
+
+    def over(self, fields: Mapping[str, object], *, place: str | None = None) -> ConfigFields:
+        """Return other fields that share problems, assumptions and guesses with these."""
+        section = Section(place or self.section.place, fields, self.problems)
+        return ConfigFields(section, self.assumed, self.guessed)
 
     def assume(self, words: str) -> None:
-        """Record what the config leaves open."""
+        """Record what the config leaves open, and a known family settles."""
         self.assumed.append(words)
+
+    def guess(self, words: str) -> None:
+        """Record what nobody knows: the user must accept it."""
+        self.guessed.append(words)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from shardwright.errors import SpecError, bad
@@ -11,19 +12,20 @@ from shardwright.spec.model import Layer, Model
 from shardwright.spec.read import config_fields as spelled
 from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigFields
 from shardwright.spec.read.families import FAMILIES, SYNONYMS, Family
+from shardwright.spec.read.guesses import guessed_family, settle_guesses
 from shardwright.spec.read.huggingface_layers import layers_of, stated
-from shardwright.spec.text.fields import Section, shown
+from shardwright.spec.read.refused_families import reject_refused
+from shardwright.spec.text.fields import shown
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
-RECURRENT = ("mamba_d_state", "ssm_cfg", "ssm_state_size", "linear_num_key_heads", "hybrid_override_pattern")
-GATES = ("silu", "swish", "swiglu", "geglu", "reglu", "glu")
 
 
-def model_of_config(config: object, name: str, *, title: str | None = None) -> Model:
+def model_of_config(config: object, name: str, *, title: str | None = None, accept_guess: bool = False) -> Model:
     """Return the model that a config describes; of a multimodal one the text model.
 
-    An unknown `model_type` is read by the fields it has, and `Model.assumed` says so. Raises SpecError with every
-    problem; `name` is the place they name.
+    With `accept_guess` an unknown `model_type` is read by the fields it has, and `Model.assumed` begins with each
+    guess. Raises SpecError with every problem, for a family whose layers cannot be costed, and for an unknown one;
+    `name` is the place they name.
     """
     if not isinstance(config, Mapping):
         raise bad(name, f"expected a mapping of fields, got {shown(config)}", "give a Hugging Face config.json")
@@ -32,13 +34,14 @@ def model_of_config(config: object, name: str, *, title: str | None = None) -> M
     fields = _text_fields(ConfigFields.of(config, name))
     model_type = fields.text("model_type", default="")
     model_type = SYNONYMS.get(model_type, model_type)
-    family = FAMILIES.get(model_type) or _guessed(fields, model_type)
+    reject_refused(fields, model_type)
+    family = FAMILIES.get(model_type) or guessed_family(fields, model_type)
     fields = _with_usual_sizes(fields, family, model_type)
     family, fields = _with_config(fields, family, model_type)
     model = _model(fields, family, model_type or "unknown", title or name)
     if fields.problems:
         raise SpecError(*dict.fromkeys(fields.problems))
-    return model
+    return replace(model, assumed=(*settle_guesses(fields, accept=accept_guess), *model.assumed))
 
 
 def _text_fields(fields: ConfigFields) -> ConfigFields:
@@ -51,38 +54,7 @@ def _text_fields(fields: ConfigFields) -> ConfigFields:
         raise SpecError(*fields.problems)
     outer = {key: fields.section.fields[key] for key in ("model_type", "tie_word_embeddings") if fields.has((key,))}
     fields.assume("only the text model of a multimodal one is described")
-    return ConfigFields(replace(inner.section, fields={**outer, **inner.section.fields}), fields.assumed)
-
-
-def _guessed(fields: ConfigFields, model_type: str) -> Family:
-    """Return the traits of an unknown family, by its fields and otherwise those of Llama, and say so."""
-    activation = fields.text(*spelled.ACTIVATION, default="silu").casefold()
-    root_mean_square = fields.has(("rms_norm_eps", "rms_norm_epsilon")) is not None
-    mean_too = fields.has(("layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon")) is not None
-    gated = activation in GATES or root_mean_square
-    layer_norm = not root_mean_square and (mean_too or not gated)
-    linear_bias = fields.flag("use_bias", default=fields.flag("add_bias_linear", default=False))
-    family = Family(
-        gated=gated,
-        norm="layernorm" if layer_norm else "rmsnorm",
-        position="alibi" if fields.flag("alibi", default=False) else "rope",
-        qkv_bias=fields.flag("attention_bias", default=fields.flag("use_qkv_bias", default=linear_bias)),
-        out_bias=fields.flag("attention_bias", default=linear_bias),
-        mlp_bias=fields.flag("mlp_bias", default=linear_bias),
-        qk_norm=any(fields.flag(name, default=False) for name in ("qk_norm", "use_qk_norm", "qk_layernorm")),
-        windows="all",
-        width_factor=None if gated else 4,
-    )
-    kind = f"model_type {model_type!r} is not known" if model_type else "no model_type is given"
-    biases = "biases where the config says so" if family.qkv_bias or family.mlp_bias else "no biases"
-    block, norm = "gated" if gated else "plain", "LayerNorm" if layer_norm else "RMSNorm"
-    positions = "ALiBi" if family.position == "alibi" else "rotary positions"
-    fields.assume(f"{kind}: {block} feed-forward, two {norm}s a layer, {positions}, {biases}")
-    if fields.section.fields.get("tie_word_embeddings") is None:
-        fields.assume("the output projection is not tied to the embedding")
-    if fields.has(RECURRENT):
-        fields.assume("layers with a recurrent state are taken as attention")
-    return family
+    return inner.over({**outer, **inner.section.fields})
 
 
 def _with_usual_sizes(fields: ConfigFields, family: Family, model_type: str) -> ConfigFields:
@@ -92,12 +64,12 @@ def _with_usual_sizes(fields: ConfigFields, family: Family, model_type: str) -> 
         fields.assume(f"{key} {size}, the default of {model_type}")
     if not missing:
         return fields
-    return ConfigFields(replace(fields.section, fields={**fields.section.fields, **missing}), fields.assumed)
+    return fields.over({**fields.section.fields, **missing})
 
 
 def _with_config(fields: ConfigFields, family: Family, model_type: str) -> tuple[Family, ConfigFields]:
     """Return traits and fields after what is particular to a family."""
-    overlay: dict[str, object] = {}
+    overlay: Mapping[str, object] = {}
     if model_type == "falcon":
         new = fields.flag("new_decoder_architecture", default=False)
         parallel = fields.flag("parallel_attn", default=True)
@@ -125,9 +97,42 @@ def _with_config(fields: ConfigFields, family: Family, model_type: str) -> tuple
         family = replace(family, head_bias=_bert_heads(fields)[0])
     elif model_type in ("gpt_neox", "gpt2", "bloom"):
         overlay = dict.fromkeys(spelled.KV_HEADS)
-    return family, ConfigFields(
-        Section(fields.section.place, {**fields.section.fields, **overlay}, fields.problems), fields.assumed
-    )
+    elif model_type in CONFIGURED:
+        family, overlay = CONFIGURED[model_type](fields, family)
+    return family, fields.over({**fields.section.fields, **overlay})
+
+
+def _gpt_bigcode(fields: ConfigFields, family: Family) -> tuple[Family, Mapping[str, object]]:
+    return family, {"num_key_value_heads": 1 if fields.flag("multi_query", default=True) else None}
+
+
+def _gpt_neo(fields: ConfigFields, family: Family) -> tuple[Family, Mapping[str, object]]:
+    """Global and local attention take turns unless `attention_layers` says otherwise."""
+    count = fields.size(*spelled.LAYERS, most=MOST_LAYERS) or 1
+    kinds = fields.layer_list("attention_layers") or ("global", "local") * (count // 2) + ("global",) * (count % 2)
+    types = ["sliding_attention" if kind == "local" else "full_attention" for kind in kinds]
+    return family, {"layer_types": types, "sliding_window": fields.size("window_size") or 256}
+
+
+def _stablelm(fields: ConfigFields, family: Family) -> tuple[Family, Mapping[str, object]]:
+    return replace(family, norms=1 if stated(fields, family.parallel) else 2), {}
+
+
+def _hunyuan(fields: ConfigFields, family: Family) -> tuple[Family, Mapping[str, object]]:
+    """Sizes may be listed by layer; equal entries are one size."""
+    names = ("moe_topk", "moe_intermediate_size", "num_shared_expert")
+    listed = {name: fields.section.fields.get(name) for name in names}
+    same = {
+        name: sizes[0]
+        for name, sizes in listed.items()
+        if isinstance(sizes, list) and sizes and sizes == sizes[:1] * len(sizes)
+    }
+    return family, same
+
+
+CONFIGURED: Mapping[str, Callable[[ConfigFields, Family], tuple[Family, Mapping[str, object]]]] = MappingProxyType(
+    {"gpt_bigcode": _gpt_bigcode, "gpt_neo": _gpt_neo, "stablelm": _stablelm, "hunyuan_v1_moe": _hunyuan}
+)
 
 
 def _model(fields: ConfigFields, family: Family, model_type: str, title: str) -> Model:
@@ -138,7 +143,7 @@ def _model(fields: ConfigFields, family: Family, model_type: str, title: str) ->
     learned = family.position == "learned"
     positions = fields.required(*spelled.POSITIONS) if learned else fields.size(*spelled.POSITIONS) or 0
     rates = [fields.fraction(name, most=1.0) for name in spelled.DROPOUT if fields.has((name,))]
-    base, fraction = _rotary(fields, family)
+    base, fraction = _rotary(fields, family, layers[0].attention.head_dim)
     latent = any(layer.attention.latent for layer in layers)
     return Model(
         name=title,
@@ -155,18 +160,20 @@ def _model(fields: ConfigFields, family: Family, model_type: str, title: str) ->
         tied_embeddings=fields.flag("tie_word_embeddings", default=family.tied),
         final_norm=family.final_norm,
         embedding_norm=family.embedding_norm,
-        head_bias=family.head_bias,
+        head_bias=stated(fields, family.head_bias),
         dropout=any(rates) if rates else family.dropout > 0.0,
         mtp_layers=fields.count(*spelled.PREDICTED, most=MOST_LAYERS),
         activation=fields.text(*spelled.ACTIVATION, default=family.activation),
         extra_parameters=_extra_parameters(fields, model_type, family, hidden, layers),
         embedding_width=_embedding_width(fields, model_type, hidden),
         parallel_block=stated(fields, family.parallel),
+        norm_vectors=family.norm_vectors,
+        particular=family.particular,
         assumed=tuple(dict.fromkeys(fields.assumed)),
     )
 
 
-def _rotary(fields: ConfigFields, family: Family) -> tuple[float, float]:
+def _rotary(fields: ConfigFields, family: Family, head_dim: int) -> tuple[float, float]:
     """Return the base of rotary positions, of the layers without window where layers differ, and the rotated part."""
     nested = fields.inner("rope_parameters")
     if nested is not None and nested.has(("full_attention",)):
@@ -176,6 +183,9 @@ def _rotary(fields: ConfigFields, family: Family) -> tuple[float, float]:
     fractions = [source.fraction(*spelled.ROTARY_FRACTION, most=1.0) for source in sources]
     base = next((base for base in bases if base), family.rotary_base)
     ratio = fields.section.number("rope_ratio") or 1.0
+    width = fields.size("rotary_dim", most=MOST_WIDTH)
+    if width is not None and head_dim:
+        fractions.insert(0, min(width / head_dim, 1.0))
     return base * ratio, next((part for part in fractions if part is not None), family.rotary_fraction)
 
 
@@ -208,6 +218,6 @@ def _extra_parameters(
     for attention in (layer.attention for layer in layers):
         if attention.latent and attention.qkv_bias:  # on the down-projections alone
             extra += (attention.latent.query_rank or 0) + attention.latent.kv_rank + attention.latent.rope_head_dim
-        if attention.qk_norm and family.norm == "layernorm":  # its biases
+        if attention.qk_norm and family.norm == "layernorm" and family.qk_norm_over == "head":  # its biases
             extra += 2 * attention.head_dim
     return extra

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.errors import suggestion
 from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Moe
 from shardwright.spec.read.config_fields import (
+    DENSE_WIDTH,
     EXPERT_WIDTH,
     EXPERTS,
     HEAD_DIM,
@@ -23,6 +25,12 @@ from shardwright.spec.read.config_fields import (
 from shardwright.spec.read.families import Family, Stated
 from shardwright.spec.text.fields import shown
 
+MARKS: Mapping[str, tuple[object, object]] = {"moe_layer_freq": (0, 1), "mlp_layer_types": ("dense", "sparse")}
+FIRST_SPARSE, LAST_SPARSE = (
+    ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"),
+    "moe_layer_end_index",
+)
+SPARSE_STEP = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
@@ -40,7 +48,8 @@ def layers_of(fields: ConfigFields, family: Family, hidden: int, count: int) -> 
             attention=replace(attention, window=kind[0]),
             mlp=None if kind[1] else dense,
             moe=moe if kind[1] else None,
-            norms=family.norms,
+            norms=family.norms + (1 if kind[1] and family.expert_norm else 0),
+            vector_parameters=_vectors(family, attention, moe if kind[1] else None, hidden) or None,
         )
         for kind in set(zip(windows, sparse, strict=True))
     }
@@ -50,6 +59,16 @@ def layers_of(fields: ConfigFields, family: Family, hidden: int, count: int) -> 
 def stated(fields: ConfigFields, trait: Stated) -> bool:
     """Return a trait of the family, as the config states it where it may."""
     return trait if isinstance(trait, bool) else fields.flag(trait[0], default=trait[1])
+
+
+def _vectors(family: Family, attention: Attention, moe: Moe | None, hidden: int) -> int:
+    """Return the weights of a layer outside its matrices and norms over the hidden width."""
+    count = family.scalars + (attention.heads if family.sinks else 0)
+    if attention.qk_norm and family.qk_norm_over == "projection":
+        count += attention.query_width + attention.key_width - 2 * attention.head_dim
+    if moe and family.expert_bias:
+        count += moe.experts * ((moe.matrices - 1) * moe.expert_width + hidden)
+    return count
 
 
 def _attention(fields: ConfigFields, family: Family, hidden: int) -> Attention:
@@ -91,9 +110,9 @@ def _latent(fields: ConfigFields) -> LatentAttention | None:
 
 
 def _dense(fields: ConfigFields, family: Family, hidden: int) -> Mlp | None:
-    width = fields.size(*WIDTH)
+    width = fields.size(*DENSE_WIDTH, *WIDTH)
     if width is None and family.width_factor:
-        width = family.width_factor * hidden
+        width = int((fields.section.number("expansion_ratio") or family.width_factor) * hidden)
     return None if width is None else Mlp(width=width, gated=family.gated, bias=stated(fields, family.mlp_bias))
 
 
@@ -106,19 +125,22 @@ def _windows(fields: ConfigFields, family: Family, count: int) -> tuple[int | No
     elif listed:
         return tuple(_window(fields, kind) for kind in _layer_types(fields, listed))
     pattern = fields.size("sliding_window_pattern", "_sliding_window_pattern", most=MOST_LAYERS) or family.windows
+    if pattern == "listed":
+        fields.section.report("layer_types", "is missing", "list the type of every layer: full_attention, …")
     if pattern == "none" or not fields.flag("use_sliding_window", default=pattern != "later"):
         return (None,) * count
-    window = fields.count("sliding_window") or None
+    window = fields.count("sliding_window", "attention_chunk_size") or None
     first = fields.count("max_window_layers") if pattern == "later" else 0
     every = pattern if isinstance(pattern, int) else 0
-    return tuple(None if layer < first or (every and (layer + 1) % every == 0) else window for layer in range(count))
+    last = 1 if every > 0 else 0
+    return tuple(None if layer < first or (every and (layer + last) % every == 0) else window for layer in range(count))
 
 
 def _layer_types(fields: ConfigFields, listed: tuple[object, ...]) -> tuple[str, ...]:
-    """Return the types of the layers; of an unknown one it is said that it counts as full attention."""
+    """Return the types of the layers; it is a guess that an unknown one counts as full attention."""
     for kind in dict.fromkeys(kind for kind in listed if isinstance(kind, str)):
         if kind not in (FULL, SLIDING, CHUNKED):
-            fields.assume(f"layers of type {shown(kind)} are taken as full attention")
+            fields.guess(f"layers of type {shown(kind)} are taken as full attention")
     wrong = next((kind for kind in listed if not isinstance(kind, str)), None)
     if wrong is not None or None in listed:
         message = f"expected names of layer types, got {shown(wrong)}"
@@ -150,22 +172,29 @@ def _moe(fields: ConfigFields, family: Family) -> Moe | None:
         top_k=top_k,
         expert_width=width,
         gated=family.gated,
-        shared_width=shared_width or fields.count(*SHARED_EXPERTS) * width,
-        shared_gate=shared_width > 0 and fields.has(("shared_expert_intermediate_size",)) is not None,
+        shared_width=shared_width or (fields.count(*SHARED_EXPERTS) or family.shared_experts) * width,
+        shared_gate=family.shared_gate and shared_width > 0 and fields.has((SHARED_WIDTH[0],)) is not None,
         router_bias=fields.text("topk_method", default="noaux_tc" if family.router_bias else "") == "noaux_tc",
     )
 
 
 def _sparse_layers(fields: ConfigFields, count: int) -> tuple[bool, ...]:
-    """Return which layers have experts: every n-th after the first dense ones, or those that a list marks."""
-    first = fields.count("first_k_dense_replace")
+    """Return which layers have experts: those that a list marks or names, else every n-th after the first dense ones
+    (Llama 4 and ERNIE count so that the n-th is the first of them, and ERNIE has a last one)."""
+    for name, marks in MARKS.items():
+        listed = fields.section.fields.get(name)
+        if isinstance(listed, list):
+            if len(listed) != count or any(mark not in marks for mark in listed):
+                words = " or ".join(map(str, marks))
+                fields.section.report(name, f"is no list of {count} times {words}", "write one for each layer")
+                return (False,) * count
+            return tuple(mark == marks[1] for mark in listed)
+    if named := fields.layer_list("moe_layers"):
+        return tuple(layer in named for layer in range(count))
     plain = fields.layer_list("mlp_only_layers")
-    frequency = fields.section.fields.get("moe_layer_freq")
-    if isinstance(frequency, list):
-        if len(frequency) != count or any(mark not in (0, 1) for mark in frequency):
-            fields.section.report("moe_layer_freq", f"is no list of {count} zeros and ones", "write one for each layer")
-            return (False,) * count
-        return tuple(bool(mark) for mark in frequency)
-    every = fields.size("decoder_sparse_step", "moe_layer_freq", most=MOST_LAYERS) or 1
-    after = 1 if fields.has(("decoder_sparse_step",)) else 0
-    return tuple(layer >= first and layer not in plain and (layer + after) % every == 0 for layer in range(count))
+    first, last = fields.count(*FIRST_SPARSE), fields.count(LAST_SPARSE) or count
+    every = fields.size(*SPARSE_STEP, "moe_layer_freq", most=MOST_LAYERS) or 1
+    after = 1 if fields.has(SPARSE_STEP) else 0
+    return tuple(
+        first <= layer <= last and layer not in plain and (layer + after) % every == 0 for layer in range(count)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from shardwright.errors import bad, suggestion
@@ -11,6 +12,7 @@ from shardwright.spec.read.config_fields import HIDDEN
 from shardwright.spec.read.huggingface import TEXT_CONFIGS, model_of_config
 from shardwright.spec.read.model_yaml import model_of_dimensions
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
+from shardwright.spec.read.published_weights import weights_checked
 from shardwright.spec.text.fields import shown
 from shardwright.spec.text.reading import parse_json, parse_yaml, read_text
 
@@ -19,11 +21,13 @@ JSON, YAML = ".json", (".yaml", ".yml")
 CONFIG_KEYS = ("model_type", *HIDDEN, *TEXT_CONFIGS)
 
 
-def load_model(source: str | Path) -> Model:
+def load_model(source: str | Path, *, accept_guess: bool = False) -> Model:
     """Return the model that `source` names: a file, a folder with a `config.json`, or else a preset.
 
     A file's content says what it is: a mapping with `model_type` or `hidden_size` is a Hugging Face config, any other
-    one gives dimensions. Raises SpecError naming file, field and remedy.
+    one gives dimensions. An unknown family is refused, or with `accept_guess` read by its fields, and `Model.assumed`
+    begins with each guess. A config is compared with the index of weights beside it. Raises SpecError naming file,
+    field and remedy.
     """
     name = str(source)
     path = _file(source)
@@ -41,7 +45,9 @@ def load_model(source: str | Path) -> Model:
     if not isinstance(data, Mapping):
         raise bad(str(path), f"expected a mapping, got {shown(data)}", "give a config.json, or a YAML of dimensions")
     if any(key in data for key in CONFIG_KEYS):
-        return model_of_config(data, str(path), title=title or None)
+        model = model_of_config(data, str(path), title=title or None, accept_guess=accept_guess)
+        open_question = weights_checked(model, data, path.parent)
+        return model if open_question is None else replace(model, assumed=(*model.assumed, open_question))
     return model_of_dimensions(data, str(path), title=title or None)
 
 

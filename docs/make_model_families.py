@@ -1,0 +1,77 @@
+"""Writes docs/model-families.md: which families of models are read, and which are refused and why.
+
+.venv/bin/python docs/make_model_families.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from shardwright.files import write_atomically
+from shardwright.spec.read.families import FAMILIES, SYNONYMS
+from shardwright.spec.read.huggingface import model_of_config
+from shardwright.spec.read.refused_families import REFUSED
+
+PAGE = Path(__file__).with_name("model-families.md")
+COUNTS = Path(__file__).parents[1] / "tests" / "spec" / "transformers_counts.json"
+LEAD = """# Families of models
+
+Made by `docs/make_model_families.py`. A family is the `model_type` of a Hugging Face `config.json`. Counts are those of
+transformers {version}, whose classes `tests/spec/count_with_transformers.py` builds on the meta device: small models of
+every family, and of each that has one its default configuration. {equal} families are read, and {refused} are refused
+by name. Any other `model_type` is refused unless `--accept-guess` is given; then every report begins with each guess.
+
+## Read
+
+"Particular" is what the forward pass has beyond what is costed: it moves neither parameters nor FLOPs that count, but
+neither `export` nor `train` takes such a model.
+
+| family | configurations compared | largest difference | particular |
+|---|---|---|---|
+"""
+REFUSALS = """
+## Refused
+
+| what they have that cannot be costed | families |
+|---|---|
+"""
+
+
+def main() -> None:
+    """Write the page."""
+    write_atomically(PAGE, page())
+
+
+def page() -> str:
+    """Return the whole page."""
+    data = json.loads(COUNTS.read_text(encoding="utf-8"))
+    compared: defaultdict[str, list[float]] = defaultdict(list)
+    for row in data["models"]:
+        compared[row["config"]["model_type"]].append(_difference(row))
+    lead = LEAD.format(version=data["transformers"], equal=len(FAMILIES), refused=len(REFUSED))
+    rows = [_read(name, compared.get(name, [])) for name in sorted(FAMILIES)]
+    reasons: defaultdict[str, list[str]] = defaultdict(list)
+    for name, reason in REFUSED.items():
+        reasons[reason].append(name)
+    refused = [f"| {reason} | {', '.join(sorted(names))} |" for reason, names in reasons.items()]
+    return lead + "\n".join(rows) + "\n" + REFUSALS + "\n".join(refused) + "\n"
+
+
+def _difference(row: dict[str, Any]) -> float:
+    """Return how far our count is from that of transformers, as a share."""
+    ours = model_of_config(row["config"], "config.json").parameters
+    return float(abs(ours / row["parameters"] - 1.0))
+
+
+def _read(name: str, differences: list[float]) -> str:
+    also = sorted(other for other, meant in SYNONYMS.items() if meant == name)
+    names = f"{name} ({', '.join(also)})" if also else name
+    worst = f"{max(differences):.2%}" if differences else "not in transformers"
+    return f"| {names} | {len(differences)} | {worst} | {FAMILIES[name].particular or ''} |"
+
+
+if __name__ == "__main__":
+    main()
