@@ -66,6 +66,7 @@ def _heading(result: Shopping, model: Model, job: Job, width: int) -> str:
     offers = result.offers.offers
     most = ", ".join(f"{offer.pool.gpus} {offer.name} at ${offer.dollars_per_hour:,.2f}" for offer in offers)
     lines = (
+        *(f"Guessed, not known: {words}" for words in model.guesses),
         describe.model_line(model),
         f"{describe.counted(len(offers), 'offer')} (most GPUs, a machine's hour): {most}",
         describe.job_line(job),

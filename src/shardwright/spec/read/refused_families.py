@@ -66,5 +66,5 @@ def reject_refused(fields: ConfigFields, model_type: str) -> None:
         raise bad(
             fields.section.place_of("model_type"),
             f"{model_type} has {REFUSED[model_type]}, which cannot be costed",
-            "measure its layers and give them with --profile, or plan a model of a known family",
+            "plan from its measured layers, or take a model of a known family",
         )
