@@ -23,6 +23,7 @@ from shardwright.spec.read import pool_defaults as defaults
 from shardwright.spec.read.custom_gpu import custom_gpu, reference_machine
 from shardwright.spec.read.sites import assumed_links, connected, named_by_site, unreachable
 from shardwright.spec.text.fields import Section, shown
+from shardwright.spec.text.lines import located
 from shardwright.spec.text.reading import parse_json, parse_yaml, read_text
 from shardwright.units import GIBIBYTE, GIGA
 
@@ -59,7 +60,9 @@ def load_cluster(
             raise bad(source, "is neither a file nor a cluster in short form", SHORT_FORM)
     text = read_text(path)
     parse = parse_json if path.suffix.casefold() == ".json" else parse_yaml
-    return build_cluster(parse(text, str(path)), str(path), prices=prices, measured=measured)
+    data = parse(text, str(path))
+    with located(text, str(path)):
+        return build_cluster(data, str(path), prices=prices, measured=measured)
 
 
 def _exists(path: Path) -> bool:

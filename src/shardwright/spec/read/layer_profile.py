@@ -11,6 +11,7 @@ from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.spec.catalog.catalog import resolve_gpu
 from shardwright.spec.layer_profile import EXTRAS, TIMES, Column, LayerProfile, LayerTimes, LinkCurve, Scope
 from shardwright.spec.text.fields import Section, number_problem, shown
+from shardwright.spec.text.lines import located
 from shardwright.spec.text.reading import parse_json, read_text
 
 VERSION = 1
@@ -29,7 +30,10 @@ def is_layer_profile(data: object) -> bool:
 
 def load_layer_profile(path: Path) -> LayerProfile:
     """Return the layer profile that a file holds. Raises SpecError, naming every faulty field."""
-    return layer_profile(parse_json(read_text(path), str(path)), str(path))
+    text = read_text(path)
+    data = parse_json(text, str(path))
+    with located(text, str(path)):
+        return layer_profile(data, str(path))
 
 
 def layer_profile(data: object, name: str = "profile") -> LayerProfile:

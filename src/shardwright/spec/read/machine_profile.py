@@ -30,6 +30,7 @@ from shardwright.spec.catalog.catalog import resolve_gpu
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.read.custom_gpu import custom_gpu, description
 from shardwright.spec.text.fields import Section, shown
+from shardwright.spec.text.lines import located
 from shardwright.spec.text.reading import parse_json, read_text
 
 VERSION = 1
@@ -137,7 +138,10 @@ def save_profile(profile: MachineProfile, path: Path) -> None:
 def load_profile(path: Path) -> MachineProfile:
     """Return the profile that a file holds. Raises SpecError, naming every faulty field, for any other file."""
     name = str(path)
-    return from_document(parse_json(read_text(path), name), name)
+    text = read_text(path)
+    data = parse_json(text, name)
+    with located(text, name):
+        return from_document(data, name)
 
 
 def from_document(data: object, name: str = "profile") -> MachineProfile:

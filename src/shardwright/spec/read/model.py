@@ -14,6 +14,7 @@ from shardwright.spec.read.model_yaml import model_of_dimensions
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
 from shardwright.spec.read.published_weights import weights_checked
 from shardwright.spec.text.fields import shown
+from shardwright.spec.text.lines import located
 from shardwright.spec.text.reading import parse_json, parse_yaml, read_text
 
 CONFIG = "config.json"
@@ -44,11 +45,12 @@ def load_model(source: str | Path, *, accept_guess: bool = False) -> Model:
     data = parse_json(text, str(path)) if is_json else parse_yaml(text, str(path))
     if not isinstance(data, Mapping):
         raise bad(str(path), f"expected a mapping, got {shown(data)}", "give a config.json, or a YAML of dimensions")
-    if any(key in data for key in CONFIG_KEYS):
+    with located(text, str(path)):
+        if not any(key in data for key in CONFIG_KEYS):
+            return model_of_dimensions(data, str(path), title=title or None)
         model = model_of_config(data, str(path), title=title or None, accept_guess=accept_guess)
-        open_question = weights_checked(model, data, path.parent)
-        return model if open_question is None else replace(model, assumed=(*model.assumed, open_question))
-    return model_of_dimensions(data, str(path), title=title or None)
+    open_question = weights_checked(model, data, path.parent)
+    return model if open_question is None else replace(model, assumed=(*model.assumed, open_question))
 
 
 def _file(source: str | Path) -> Path | None:

@@ -32,6 +32,7 @@ from shardwright.spec.read.cluster import (
 from shardwright.spec.read.custom_gpu import reference_machine
 from shardwright.spec.read.sites import connected
 from shardwright.spec.text.fields import Section, shown
+from shardwright.spec.text.lines import located
 from shardwright.spec.text.reading import parse_json, parse_yaml, read_text
 from shardwright.units import GIGA
 
@@ -54,7 +55,10 @@ def load_offers(source: str | Path, *, prices: Sequence[MachinePrice] = ()) -> O
     """
     path = Path(source)
     parse = parse_json if path.suffix.casefold() == ".json" else parse_yaml
-    return build_offers(parse(read_text(path), str(path)), str(path), prices=prices)
+    text = read_text(path)
+    data = parse(text, str(path))
+    with located(text, str(path)):
+        return build_offers(data, str(path), prices=prices)
 
 
 def build_offers(data: object, name: str, *, prices: Sequence[MachinePrice] = ()) -> Offers:

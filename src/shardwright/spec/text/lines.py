@@ -1,0 +1,69 @@
+"""Which line of a file a field stands on, for messages about what a document says.
+
+Readers check plain data, which has no lines; a problem names its field by its path (`cluster.yaml: nodes[1].gpu`). Only
+when something is wrong is the text looked at again, and the path followed through it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardwright.errors import Problem, SpecError
+
+if TYPE_CHECKING:
+    import yaml
+
+STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+
+
+@contextmanager
+def located(text: str, name: str) -> Iterator[None]:
+    """Put the line into the place of every problem raised inside that names a field of the YAML or JSON `text`:
+    `cluster.yaml: line 5: nodes[1].gpu`. A field that is missing has the line of the mapping that lacks it."""
+    try:
+        yield
+    except SpecError as error:
+        raise SpecError(*_with_lines(error.problems, text, name)) from None
+
+
+def _with_lines(problems: tuple[Problem, ...], text: str, name: str) -> Iterator[Problem]:
+    import yaml
+
+    prefix = f"{name}: "
+    if not any(problem.path.startswith(prefix) for problem in problems):
+        yield from problems
+        return
+    try:
+        root = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError:
+        root = None
+    for problem in problems:
+        field = problem.path.removeprefix(prefix)
+        line = None if field == problem.path or field.startswith("line ") else _line(root, field)
+        yield problem if line is None else replace(problem, path=f"{prefix}line {line}: {field}")
+
+
+def _line(root: yaml.Node | None, field: str) -> int | None:
+    """Return the line of a field, or of the nearest thing around it, counted from 1; None where nothing is found."""
+    import yaml
+
+    node, line = root, None
+    for index, key in STEP.findall(field):
+        found: yaml.Node | None = None
+        if index and isinstance(node, yaml.SequenceNode) and int(index) < len(node.value):
+            found = node.value[int(index)]
+            line = found.start_mark.line + 1
+        elif key and isinstance(node, yaml.MappingNode):
+            for key_node, value_node in node.value:
+                if key_node.value == key:
+                    found, line = value_node, key_node.start_mark.line + 1
+        if found is None:
+            break
+        node = found
+    if line is None and isinstance(root, yaml.CollectionNode):
+        return int(root.start_mark.line) + 1
+    return line
