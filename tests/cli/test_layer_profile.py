@@ -41,7 +41,7 @@ def test_a_profile_alone_is_enough(files: tuple[str, str], tmp_path: Path) -> No
 
 def test_the_report_says_what_stands_in(files: tuple[str, str]) -> None:
     profile, cluster = files
-    outcome = run(["plan", "--profile", profile, "--cluster", cluster, "--global-batch", "64", *GAP])
+    outcome = run(["plan", "--profile", profile, "--cluster", cluster, "--global-batch", "64", "--details", *GAP])
     assert outcome.code == 0, outcome.err
     for words in ("a GPT of the sizes in the profile: hidden 1024", "not in the layer profile", "Fast", "Slow"):
         assert words in outcome.out

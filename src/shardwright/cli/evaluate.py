@@ -65,8 +65,9 @@ def evaluate(
             if value is not None:
                 raise bad(option, "goes with --megatron-args; a plan file has its own", f"leave {option} out")
         mine, notes = load_plan(plan), ()
-    problems = check(mine) or tuple(framework_problems(mine))
-    efficiency = efficiency_of(read_measurements(profile), mine.model, mine.cluster, mine.job)
+    measurements = read_measurements(profile)
+    problems = check(mine) or (() if measurements.layers else tuple(framework_problems(mine)))  # measured layers ran
+    efficiency = efficiency_of(measurements, mine.model, mine.cluster, mine.job)
     try:
         with warnings.catch_warnings():
             if problems:

@@ -169,9 +169,10 @@ def measurable(context: Context, space: Space) -> Space:
 
 
 def runnable(context: Context, space: Space) -> Space:
-    """Return the space without what the job's framework cannot run on the GPUs of the context."""
+    """Return the space without what the job's framework cannot run on the GPUs of the context. Measured layers
+    have run."""
     gpu, able = context.pool.gpu, {}
-    if not flash_attention_runs(gpu, context.job):
+    if "flash" not in context.source.only and not flash_attention_runs(gpu, context.job):
         able["flash"] = space.allowed("flash", (0,))
     if not user_buffers_run(context.pool):
         able["overlap_tp"] = space.allowed("overlap_tp", (0,))

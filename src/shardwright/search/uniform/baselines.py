@@ -102,7 +102,7 @@ def _row(context: Context, **given: Any) -> dict[str, Any] | None:
     if experts and tp > 1 and not sequence:
         return None
     sharding = given.get("sharding", ZERO1) if dp > 1 else UNSHARDED
-    fused = flash_attention_runs(context.pool.gpu, job)
+    fused = "flash" in only or flash_attention_runs(context.pool.gpu, job)
     base: dict[str, Any] = {
         "cp": 1, "dp": dp, "ep": ep, "etp": 1, "vpp": vpp, "micro_batch": micro, "rank_order": 0,
         "sequence_parallel": sequence, "flash": fused, "overlap_tp": False, "overlap_pp": vpp > 1,
