@@ -20,6 +20,7 @@ from shardwright.cli import (
     plan,
     prices,
     profile,
+    recover,
     report,
     shop,
     spmd,
@@ -65,6 +66,7 @@ app.command("profile", short_help="Measure this machine, to plan with its own fi
 app.command("mcp", short_help="Serve the planner to an assistant (Model Context Protocol).")(mcp.mcp)
 app.command("train", short_help="Run a plan on torch.distributed.")(train.train)
 app.add_typer(spmd.app, short_help="Shard any PyTorch module over unequal GPUs.")
+app.command("recover", short_help="Show what a recovery would move.")(recover.recover)
 app.command("tokens", short_help="Make a token file to train on from texts.")(train.tokens)
 app.command("gpus", short_help="List GPUs, with sources and dates.")(catalogue.gpus)
 app.command("models", short_help="List models, or show how one is understood.")(catalogue.models)

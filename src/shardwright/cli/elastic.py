@@ -41,12 +41,12 @@ def run_elastic(
     from shardwright.runtime.recovery.keeper import keep
     from shardwright.runtime.recovery.options import KeeperOptions
 
-    host, port = _address("--listen", listen)
+    host, port = address_of("--listen", listen)
     gpu, gpus = _gpus(plan, gpu)
     name = name or socket.gethostname()
     settings.out.mkdir(parents=True, exist_ok=True)
     machine = Machine(name=name, host=host, port=port, gpu=gpu, gpus=gpus, zone=zone)
-    others = [_address("--join", item) for item in join.split(",") if item]
+    others = [address_of("--join", item) for item in join.split(",") if item]
     return keep(
         KeeperOptions(
             machine=machine,
@@ -64,7 +64,8 @@ def run_elastic(
     )
 
 
-def _address(option: str, text: str) -> tuple[str, int]:
+def address_of(option: str, text: str) -> tuple[str, int]:
+    """Return HOST:PORT as a pair. Raises SpecError where it is none."""
     host, _, port = text.strip().rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
         raise bad(f"{option} {text}", "is no HOST:PORT", "give a name or address that the other machines know")

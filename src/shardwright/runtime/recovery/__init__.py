@@ -20,6 +20,7 @@ A keeper on each machine holds snapshots and starts workers. Keepers have no PyT
 * `fetch`: reading pieces from where a plan says
 * `settlement`: the step that all survivors reach
 * `replanning`: the plan for the machines that are there
+* `rehearsal`: a recovery that only shows what it would do
 * `record`: what a recovery took
 * `worker`: the process of a GPU (PyTorch)
 * `link`: its thread to the keeper

@@ -350,7 +350,7 @@ class Coordinator:
             return self._plan
         from shardwright.runtime.recovery.replanning import plan_for
 
-        choice = await asyncio.to_thread(plan_for, self._plan, self._options.plan, machines, self._options.wait_seconds)
+        choice = await asyncio.to_thread(plan_for, self._plan, self._options.plan, machines)
         print(choice.reason, file=sys.stderr, flush=True)
         if choice.plan is None:
             raise WaitError(choice.reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from shardwright.plans.plan import Plan
 from shardwright.recovery.decide import Way, decide
@@ -35,11 +36,11 @@ def cluster_of(first: Plan, machines: Sequence[Machine]) -> Cluster:
     return replace(first.cluster, pools=tuple(pools))
 
 
-def plan_for(now: Plan, first: Plan, machines: Sequence[Machine], wait_seconds: float) -> Choice:
+def plan_for(now: Plan, first: Plan, machines: Sequence[Machine], arrival_seconds: float = inf) -> Choice:
     """Return the plan to go on with on these machines, or None to wait for more, and why.
 
     The plan before, the run's first plan and a new one are compared, and with fewer machines than before also waiting
-    for `wait_seconds` until there are as many again.
+    until there are as many again, in `arrival_seconds`: unless that is known, nobody waits where a plan fits.
     """
     found = {"stay": now} if fits(now, machines) else {}
     if fits(first, machines) and first != now:
@@ -60,7 +61,7 @@ def plan_for(now: Plan, first: Plan, machines: Sequence[Machine], wait_seconds: 
         for name, rate in zip(found, rates, strict=False)
     ]
     if not fits(now, machines):
-        waiting = max(wait_seconds, REFORM_SECONDS)
+        waiting = max(arrival_seconds, REFORM_SECONDS)
         ways.append(Way(name="wait", tokens_per_second=rates[-1], dollars_per_hour=price, pause_seconds=waiting))
     decision = decide(ways, HORIZON_SECONDS)
     return Choice(plan=[*found.values(), None][decision.chosen], reason=decision.reason)

@@ -1,0 +1,68 @@
+"""`shardwright recover`: what a recovery would move, asked of a running job's keepers and changing nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardwright.cli.output import write, write_json
+from shardwright.errors import bad
+
+if TYPE_CHECKING:
+    from shardwright.runtime.recovery.rehearsal import Rehearsal
+
+HELP = """Show what would move from where if machines of an elastic run were lost now. Nothing is touched.
+
+\b
+  shardwright recover --dry-run --join 10.0.0.1:29400 --lose machine-2
+  shardwright recover --dry-run --join 10.0.0.1:29400 --lose machine-1,machine-2 --json
+"""
+
+
+def recover(
+    join: Annotated[str, typer.Option(metavar="HOST:PORT", help="The keeper of any machine of the run.")],
+    lose: Annotated[str, typer.Option(metavar="NAME,…", help="The machines that are lost.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it; a run recovers by itself.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> int:
+    from shardwright.cli.elastic import address_of
+    from shardwright.runtime.recovery.rehearsal import rehearse
+
+    if not dry_run:
+        raise bad("--dry-run", "is missing", "a run recovers by itself; this command shows what it would do")
+    found = rehearse(address_of("--join", join), tuple(name for name in lose.split(",") if name))
+    if json:
+        write_json(_document(found))
+    else:
+        write(_text(found))
+    return 0
+
+
+def _document(found: Rehearsal) -> dict[str, Any]:
+    return {
+        "generation": found.generation,
+        "step": found.step,
+        "machines": list(found.machines),
+        "ranks": found.ranks,
+        "bytes": found.moved_bytes,
+        "seconds": found.seconds,
+        "bound_seconds": found.bound_seconds,
+        "decision": found.decision,
+    }
+
+
+def _text(found: Rehearsal) -> str:
+    from shardwright.units import format_bytes, format_seconds
+
+    lines = [
+        f"generation {found.generation}, {len(found.machines)} machines left: {', '.join(found.machines)}",
+        found.decision,
+        f"{found.ranks} ranks go on at step {found.step}",
+        *(f"{format_bytes(size):>12} from {name}" for name, size in found.moved_bytes.items()),
+        f"moved in {format_seconds(found.seconds)}; no plan takes less than {format_seconds(found.bound_seconds)}",
+    ]
+    return "\n".join(lines)
+
+
+recover.__doc__ = HELP

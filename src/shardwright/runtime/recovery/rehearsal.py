@@ -1,0 +1,93 @@
+"""A recovery as it would be if machines were lost now, from what the keepers of a run say. No PyTorch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardwright.errors import bad
+from shardwright.plans.document import from_document
+from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.recovery.channel import LostError, Message, RefusedError, connect, refuse
+from shardwright.runtime.recovery.inventory import held_of, newest_state
+from shardwright.runtime.recovery.moves import bandwidths_of
+from shardwright.runtime.recovery.needs import machine_needs, movement, seats
+from shardwright.runtime.recovery.options import Rates
+from shardwright.runtime.recovery.record import Recovery
+from shardwright.runtime.recovery.replanning import plan_for
+from shardwright.runtime.recovery.rows import machine_of
+from shardwright.runtime.storage.holdings import parameter_shapes
+
+ASK_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What a recovery would do: the machines left, the plan decided on, the step it goes on at, the bytes from each
+    kind of source, and the seconds of moving with their lower bound."""
+
+    generation: int
+    machines: tuple[str, ...]
+    ranks: int
+    step: int
+    decision: str
+    moved_bytes: Mapping[str, int]
+    seconds: float
+    bound_seconds: float
+
+
+def rehearse(address: tuple[str, int], lost: tuple[str, ...]) -> Rehearsal:
+    """Return the recovery from the loss of machines. Raises SpecError where the run cannot be reached, a machine is
+    none of it, or its state would not survive."""
+    try:
+        first, answers = asyncio.run(_asked(address, lost))
+    except (LostError, RefusedError) as error:
+        raise bad(f"{address[0]}:{address[1]}", str(error), "name the keeper of a machine of the run") from None
+    machines = [machine_of(item) for item in first["machines"] if item["name"] not in lost]
+    unknown = set(lost) - {item["name"] for item in first["machines"]}
+    if unknown:
+        known = ", ".join(item["name"] for item in first["machines"])
+        raise bad(", ".join(sorted(unknown)), "is no machine of the run", f"its machines are {known}")
+    now = from_document(first["plan"])
+    choice = plan_for(now, now, machines)
+    if choice.plan is None:
+        raise bad("recover", choice.reason, "the run would wait for machines")
+    held = [held_of(row) for answer in answers for row in answer["held"]]
+    kinds = tuple(sorted({item.stored.piece.kind for item in held}))
+    layout = layout_of(choice.plan)
+    shapes = parameter_shapes(layout)
+    state = newest_state(held, shapes, kinds)
+    if state is None or not kinds:
+        raise bad("recover", "the snapshots of the machines left are not whole", "the object store would be read")
+    names = [machine.name for machine in machines]
+    needs = machine_needs(layout, seats(choice.plan, machines), kinds, state, shapes)
+    moves = movement(state, needs, names, bandwidths_of(len(names), Rates()))
+    record = Recovery(cause="", began=0.0)
+    record.moved(moves)
+    return Rehearsal(
+        generation=first["generation"],
+        machines=tuple(names),
+        ranks=choice.plan.gpus,
+        step=state.step,
+        decision=choice.reason,
+        moved_bytes=record.moved_bytes,
+        seconds=moves.plan.seconds,
+        bound_seconds=moves.plan.bound_seconds,
+    )
+
+
+async def _asked(address: tuple[str, int], lost: tuple[str, ...]) -> tuple[Message, list[Message]]:
+    """Return what one keeper says of the run, and what each machine that is left holds."""
+    first = await _inventory(*address)
+    left = [machine_of(item) for item in first["machines"] if item["name"] not in lost]
+    return first, list(await asyncio.gather(*(_inventory(machine.host, machine.port) for machine in left)))
+
+
+async def _inventory(host: str, port: int) -> Message:
+    channel = await connect(host, port, refuse, timeout=ASK_SECONDS)
+    try:
+        reply, _ = await channel.call("inventory", timeout=ASK_SECONDS)
+        return reply
+    finally:
+        channel.close()

@@ -1,0 +1,58 @@
+"""What survives on several machines: the newest step that is whole, each element once, damage left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.recovery.transfer import DISK, MEMORY
+from shardwright.runtime.recovery.inventory import Held, cover, disagreements, held_of, held_row, newest_state
+from shardwright.runtime.storage.pieces import CutShape, StatePiece, StoredPiece
+
+SHAPES = {"a": CutShape(shape=(8, 2))}
+
+
+def held(machine: str, step: int, low: int, high: int, *, content: str = "", generation: int = 1) -> Held:
+    """Elements [low, high) of the whole parameter."""
+    piece = StatePiece(kind="weight", parameter="a", start=0, stop=8, low=low, high=high)
+    size = 4 * (high - low)
+    stored = StoredPiece(
+        piece=piece, file="f", offset=0, bytes=size, dtype="float32", hash=content or f"{step}-{low}-{high}"
+    )
+    return Held(machine=machine, tier=MEMORY, step=step, generation=generation, stored=stored)
+
+
+def test_the_newest_step_that_is_whole_wins() -> None:
+    old = [held("m0", 10, 0, 8), held("m1", 10, 8, 16)]
+    half = [held("m0", 20, 0, 8)]
+    state = newest_state([*old, *half], SHAPES, ["weight"])
+    assert state is not None and state.step == 10
+    state = newest_state([*old, *half, held("m2", 20, 8, 16)], SHAPES, ["weight"])
+    assert state is not None and state.step == 20
+    assert newest_state(half, SHAPES, ["weight"]) is None
+
+
+def test_all_holders_of_a_piece_are_known() -> None:
+    found = cover([held("m0", 10, 0, 16), replace(held("m1", 10, 0, 16), tier=DISK)], SHAPES, ["weight"])
+    assert found is not None
+    ((_, holders),) = found.items()
+    assert {(item.machine, item.tier) for item in holders} == {("m0", MEMORY), ("m1", DISK)}
+
+
+def test_pieces_of_one_generation_are_taken_together() -> None:
+    old = [held("m0", 10, 0, 8), held("m0", 10, 8, 16)]
+    new = [held("m1", 10, 0, 4, generation=2), held("m1", 10, 4, 16, generation=2)]
+    found = cover([*old, *new], SHAPES, ["weight"])
+    assert found is not None and {key[0].low for key in found} == {0, 4}
+
+
+def test_where_content_differs_most_machines_are_right_and_it_is_told() -> None:
+    items = [held("m0", 10, 0, 16, content="bad"), held("m1", 10, 0, 16), held("m2", 10, 0, 16)]
+    found = cover(items, SHAPES, ["weight"])
+    assert found is not None and [key[1] for key in found] == ["10-0-16"]
+    (words,) = disagreements(items)
+    assert words == "step 10: the weight of a[0:8] elements 0:16 differs between m0 and m1"
+
+
+def test_rows_carry_all_of_a_holding() -> None:
+    item = held("m0", 10, 0, 16)
+    assert held_of(held_row(item)) == item
