@@ -16,6 +16,7 @@ from shardwright.exporters.megatron.export import to_megatron
 from shardwright.exporters.megatron.launch import OWN_SETTINGS, launch_script
 from shardwright.exporters.megatron.limits import unsupported
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule
+from shardwright.spec.catalog.catalog import find_gpu
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
@@ -101,7 +102,48 @@ def test_flash_attention_is_refused_before_ampere() -> None:
     job = Job(global_batch=64, seq_len=2048, precision="fp16")
     plan = uniform_plan(GPT_3_175B, nodes=8, job=job, micro_batch=1, tp=8, pp=8, counts=(12,) * 8, gpu=VOLTA)
     assert [problem.path for problem in unsupported(plan)] == ["flash_attention"]
-    assert to_megatron(replace(plan, flash_attention=False)).arguments[-2:] == ("--attention-backend", "unfused")
+    words = to_megatron(replace(plan, flash_attention=False)).arguments
+    assert words[words.index("--attention-backend") + 1] == "unfused"
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_kernel_of_attention_is_never_named_where_it_is_fused(name: str) -> None:
+    """`flash` forbids cuDNN's kernels, so latent attention would have none."""
+    plan = PLANS[name]
+    assert ("--attention-backend" in to_megatron(plan).arguments) is not plan.flash_attention
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_export_logs_its_throughput_and_makes_no_mask(name: str) -> None:
+    words = to_megatron(PLANS[name]).arguments
+    assert "--no-create-attention-mask-in-dataloader" in words
+    assert words[words.index("--log-interval") - 1 :][:3] == ("--log-throughput", "--log-interval", "1")
+
+
+@pytest.mark.parametrize(("kv_heads", "exchange"), [(32, "a2a"), (8, "a2a"), (4, "all_gather")])
+def test_windows_do_not_go_round_the_ring(kv_heads: int, exchange: str) -> None:
+    plan = PLANS["llama-3.1-8b-context"]
+    assert "--cp-comm-type" not in to_megatron(plan).arguments
+    layer = plan.model.layers[0]
+    attention = replace(layer.attention, window=4096, kv_heads=kv_heads)
+    model = replace(plan.model, layers=(replace(layer, attention=attention),) * len(plan.model.layers))
+    words = to_megatron(replace(plan, model=model)).arguments
+    assert words[words.index("--cp-comm-type") + 1] == exchange
+
+
+def test_amd_has_one_hardware_queue() -> None:
+    plan = uniform_plan(LLAMA_2_70B, nodes=8, job=BASE.job, micro_batch=1, tp=8, pp=8, counts=(10,) * 8,
+                        gpu=find_gpu("MI300X"))  # fmt: skip
+    assert dict(to_megatron(plan).environment)["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+
+
+def test_delayed_scaling_has_a_history() -> None:
+    job = replace(BASE.job, precision="fp8", fp8_recipe="delayed")
+    words = to_megatron(replace(BASE, job=job)).arguments
+    assert words[words.index("--fp8-amax-history-len") + 1] == "1024"
+    assert (
+        "--fp8-amax-history-len" not in to_megatron(replace(BASE, job=replace(job, fp8_recipe="tensorwise"))).arguments
+    )
 
 
 def test_offload_is_adams() -> None:

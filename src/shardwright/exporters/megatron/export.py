@@ -20,6 +20,7 @@ from shardwright.plans.plan import Plan, Recompute
 
 MEGATRON_VERSION = "core_v0.19"
 FP8_RECIPE = "delayed"
+LOG: Arguments = (("--log-throughput",), ("--log-interval", "1"))
 FP8_FORMAT = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3"}
 SHARDING_STRATEGY = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
 
@@ -80,7 +81,8 @@ def to_megatron(plan: Plan) -> MegatronExport:
         ArgumentGroup(title="Optimizer and data parallelism", arguments=_optimizer_arguments(plan)),
         ArgumentGroup(title="Overlap of communication", arguments=_overlap_arguments(plan)),
         ArgumentGroup(title="Batch and length", arguments=_batch_arguments(plan), note=_batch_note(plan)),
-        ArgumentGroup(title="Precision and kernels", arguments=_precision_arguments(plan)),
+        ArgumentGroup(title="Precision and kernels", arguments=_precision_arguments(plan), note=_kernel_note(plan)),
+        ArgumentGroup(title="Log", arguments=LOG, note="Each step's time and FLOPs, to hold against the plan's."),
     )
     return MegatronExport(
         version=MEGATRON_VERSION,
@@ -105,9 +107,20 @@ def _parallel_arguments(plan: Plan) -> Arguments:
     if len(stages) > 1:
         counts = layer_counts_of_ranges([stage.layers for stage in stages])
         arguments.append(("--pipeline-model-parallel-layout", layout_text(counts, plan.model.mtp_layers)))
+    if stage.context_parallel > 1 and any(kind.attention.window for kind in plan.model.kinds):
+        arguments.append(("--cp-comm-type", _windowed_exchange(plan)))
     if plan.rank_order == "tp-cp-ep-pp-dp":
         arguments.append(("--use-tp-pp-dp-mapping",))
     return tuple(arguments)
+
+
+def _windowed_exchange(plan: Plan) -> str:
+    """Return how context-parallel ranks exchange keys and values under a window: the ring (p2p) takes none. The
+    exchange of heads needs as many on every rank (TransformerEngine@v2.8:
+    transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py)."""
+    stage = first_stage(plan)
+    groups = [kind.attention.kv_heads // stage.tensor_parallel for kind in plan.model.kinds]
+    return "a2a" if all(count % stage.context_parallel == 0 and count for count in groups) else "all_gather"
 
 
 def _recompute_arguments(recompute: Recompute) -> Arguments:
@@ -155,6 +168,7 @@ def _batch_arguments(plan: Plan) -> Arguments:
         ("--micro-batch-size", str(plan.micro_batch)),
         ("--global-batch-size", str(job.global_batch)),
         ("--seq-length", str(job.seq_len)),
+        ("--no-create-attention-mask-in-dataloader",),
     ]
     if job.iterations is not None:
         arguments.append(("--train-iters", str(math.ceil(job.iterations))))
@@ -169,19 +183,28 @@ def _precision_arguments(plan: Plan) -> Arguments:
     if job.precision == "fp8":
         recipe = job.fp8_recipe or FP8_RECIPE
         arguments += [("--fp8-format", FP8_FORMAT[recipe]), ("--fp8-recipe", recipe)]
-    arguments.append(("--attention-backend", "flash" if plan.flash_attention else "unfused"))
+        if recipe == "delayed":  # Megatron's own history is one step
+            arguments += [("--fp8-amax-history-len", "1024"), ("--fp8-amax-compute-algo", "max")]
+    if not plan.flash_attention:
+        arguments.append(("--attention-backend", "unfused"))
     return tuple(arguments)
 
 
 def _environment(plan: Plan) -> tuple[tuple[str, str | None], ...]:
-    """One hardware queue keeps tensor parallel kernels behind their communication, before Blackwell; FSDP wants more
-    (arguments.py 1143 and 1411-1439 of core_v0.19.2)."""
+    """One hardware queue keeps tensor parallel kernels behind their communication, before Blackwell and on AMD; FSDP
+    wants more (arguments.py 1143 and 1411-1439 of core_v0.19.2)."""
     stage = first_stage(plan)
     if plan.optimizer.sharding in SHARDING_STRATEGY:
         return (("CUDA_DEVICE_MAX_CONNECTIONS", None),)
-    if stage.gpus > 1 and capability(gpu_of(plan)) < 10:
+    gpu = gpu_of(plan)
+    if stage.gpus > 1 and (gpu.vendor == "amd" or capability(gpu) < 10):
         return (("CUDA_DEVICE_MAX_CONNECTIONS", "1"),)
     return ()
+
+
+def _kernel_note(plan: Plan) -> str:
+    """Naming FlashAttention would switch cuDNN's off, which alone takes heads of unequal widths (latent attention)."""
+    return "Transformer Engine chooses the kernel of attention." if plan.flash_attention else ""
 
 
 def _model_note(plan: Plan) -> str:
