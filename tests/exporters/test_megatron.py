@@ -18,7 +18,7 @@ from shardwright.exporters.megatron.limits import unsupported
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule
 from shardwright.spec.catalog.catalog import find_gpu
 from shardwright.spec.job import Job
-from shardwright.spec.model import Model
+from shardwright.spec.model import Model, RotaryScaling
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "megatron"
 BASE = PLANS["llama-2-70b-interleaved"]
@@ -129,6 +129,27 @@ def test_windows_do_not_go_round_the_ring(kv_heads: int, exchange: str) -> None:
     model = replace(plan.model, layers=(replace(layer, attention=attention),) * len(plan.model.layers))
     words = to_megatron(replace(plan, model=model)).arguments
     assert words[words.index("--cp-comm-type") + 1] == exchange
+
+
+@pytest.mark.parametrize(
+    ("scaling", "words"),
+    [
+        (RotaryScaling(kind="llama3", factor=8.0), "--use-rope-scaling --rope-scaling-factor 8.0"),
+        (RotaryScaling(kind="linear", factor=4.0), "--rotary-seq-len-interpolation-factor 4"),
+    ],
+)
+def test_what_only_training_needs_is_exported(scaling: RotaryScaling, words: str) -> None:
+    text = " ".join(to_megatron(with_model(replace(LLAMA_2_70B, norm_epsilon=1e-6, rotary_scaling=scaling))).arguments)
+    assert words in text
+    assert "--norm-epsilon 1e-06" in text
+
+
+@pytest.mark.parametrize(
+    "scaling", [RotaryScaling(kind="yarn", factor=40.0), RotaryScaling(kind="llama3", factor=8.0, high_factor=2.0)]
+)
+def test_a_scaling_without_argument_is_noted(scaling: RotaryScaling) -> None:
+    export = to_megatron(with_model(replace(LLAMA_2_70B, rotary_scaling=scaling)))
+    assert f"scales rotary positions ({scaling.kind}" in export.groups[0].note
 
 
 def test_amd_has_one_hardware_queue() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
-from shardwright.spec.model import Model
+from shardwright.spec.model import Model, RotaryScaling
 from shardwright.spec.read.huggingface import model_of_config
 from shardwright.spec.read.model import load_model
 from shardwright.spec.read.model_yaml import model_of_dimensions
@@ -130,6 +130,17 @@ def test_new_and_old_spelling_of_the_rotary_base() -> None:
     old = model_of_config({**LLAMA, "rope_theta": 5e5}, "config.json")
     new = model_of_config({**LLAMA, "rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3"}}, "config.json")
     assert old.rotary_base == new.rotary_base == 5e5
+
+
+def test_details_of_training_are_kept() -> None:
+    scaling = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 4096, "rope_theta": 5e5}
+    config = {**LLAMA, "rms_norm_eps": 1e-6, "rope_parameters": scaling}
+    model = model_of_config(config, "config.json")
+    assert model.norm_epsilon == 1e-6
+    assert model.rotary_scaling == RotaryScaling(kind="llama3", factor=8.0, original_positions=4096)
+    old = model_of_config({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2}}, "config.json")
+    assert old.rotary_scaling == RotaryScaling(kind="linear", factor=2.0)
+    assert model_of_config(LLAMA, "config.json").rotary_scaling is None
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,19 @@ class Moe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RotaryScaling:
+    """How the frequencies of rotary positions are stretched: by `factor` (linear), or as in Llama 3.1: long waves by
+    `factor`, short ones not, those between smoothly. Source: huggingface/transformers@v5.23:modeling_rope_utils.py.
+    Other kinds (yarn, longrope) are named, and have more numbers than these."""
+
+    kind: str = "default"
+    factor: float = 1.0
+    low_factor: float = 1.0
+    high_factor: float = 4.0
+    original_positions: int = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """One kind of transformer layer. Exactly one of `mlp` and `moe` is set.
 
@@ -143,8 +156,9 @@ class Model:
     projected (OPT-350m). `rotary_fraction` of each head's dimensions are rotated. In a `parallel_block` attention and
     feed-forward block read the same residual and are added to it together. `dropout` says whether pre-training keeps
     dropout masks. `norm_vectors` is set where a norm has other than the usual weights (LayerNorm two vectors, RMSNorm
-    one). `particular` says in words what the forward pass has that no field tells and no cost depends on: exporters
-    and the runtime refuse it. `assumed` lists, in words, what the source of the description left open.
+    one). `norm_epsilon` and `rotary_scaling` are for training alone: nothing is costed by them. `particular` says in
+    words what the forward pass has that no field tells and no cost depends on: exporters and the runtime refuse it.
+    `assumed` lists, in words, what the source of the description left open.
     """
 
     name: str
@@ -169,6 +183,8 @@ class Model:
     rotary_fraction: float = 1.0
     parallel_block: bool = False
     norm_vectors: int | None = None
+    norm_epsilon: float | None = None
+    rotary_scaling: RotaryScaling | None = None
     particular: str | None = None
     assumed: tuple[str, ...] = ()
 

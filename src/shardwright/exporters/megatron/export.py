@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shardwright.errors import SpecError
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
 from shardwright.exporters.megatron.limits import first_stage, gpu_of, unsupported
-from shardwright.exporters.megatron.model import Arguments, model_arguments, moe_arguments
+from shardwright.exporters.megatron.model import Arguments, model_arguments, moe_arguments, scaling_arguments
 from shardwright.plans.abilities import capability
 from shardwright.plans.check import check
 from shardwright.plans.placement import machine_sizes, placement_of
@@ -208,7 +208,10 @@ def _kernel_note(plan: Plan) -> str:
 
 
 def _model_note(plan: Plan) -> str:
-    if plan.model.position == "rope":
+    scaling = plan.model.rotary_scaling
+    if scaling is not None and not scaling_arguments(plan.model):
+        return f"The config scales rotary positions ({scaling.kind}, factor {scaling.factor:g}): add its arguments."
+    if plan.model.position == "rope" and scaling is None:
         return "Plain rotary positions; to go on from a checkpoint with scaled ones, add its scaling arguments."
     return ""
 

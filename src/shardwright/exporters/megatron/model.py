@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from shardwright.errors import Problem
-from shardwright.spec.model import Attention, Layer, Model, Moe
+from shardwright.spec.model import Attention, Layer, Model, Moe, RotaryScaling
 
 Arguments = tuple[tuple[str, ...], ...]
 VOCABULARY_MULTIPLE = 128
@@ -28,6 +28,8 @@ def model_arguments(model: Model, seq_len: int) -> Arguments:
     arguments += _window_arguments(model)
     arguments += _position_arguments(model, seq_len)
     arguments.append(("--normalization", "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm"))
+    if model.norm_epsilon is not None:
+        arguments.append(("--norm-epsilon", repr(model.norm_epsilon)))
     arguments += _activation_arguments(model)
     arguments += _bias_arguments(attention)
     if not model.tied_embeddings:
@@ -130,7 +132,20 @@ def _position_arguments(model: Model, seq_len: int) -> Arguments:
     plain: Arguments = (("--rope-type", "rope"),) if model.kinds[0].attention.latent else ()
     base = ("--rotary-base", str(int(model.rotary_base)))
     share: Arguments = (("--rotary-percent", str(model.rotary_fraction)),) if model.rotary_fraction != 1.0 else ()
-    return (("--position-embedding-type", "rope"), *plain, base, *share, longest)
+    return (("--position-embedding-type", "rope"), *plain, base, *share, *scaling_arguments(model), longest)
+
+
+def scaling_arguments(model: Model) -> Arguments:
+    """Return the scaling of rotary positions, nothing where there is none or no argument for it: that of Llama 3.1,
+    whose other numbers Megatron-LM fixes (rotary_pos_embedding.py of core_v0.19), or linear by a whole factor."""
+    scaling = model.rotary_scaling
+    if scaling is None:
+        return ()
+    if scaling == RotaryScaling(kind="llama3", factor=scaling.factor):
+        return (("--use-rope-scaling",), ("--rope-scaling-factor", repr(scaling.factor)))
+    if scaling.kind == "linear" and scaling.factor == int(scaling.factor):
+        return (("--rotary-seq-len-interpolation-factor", str(int(scaling.factor))),)
+    return ()
 
 
 def _activation_arguments(model: Model) -> Arguments:

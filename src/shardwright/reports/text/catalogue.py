@@ -96,6 +96,10 @@ def model_text(model: Model, source: str, width: int = WIDTH) -> str:
         number = sum(layer == kind for layer in model.layers)
         lines += [(f"{number} layer" + ("s" if number > 1 else ""), _layer_words(kind))]
     lines += [("source", source)] if source else []
+    lines += [("norm epsilon", f"{model.norm_epsilon:g}")] if model.norm_epsilon is not None else []
+    if model.rotary_scaling is not None:
+        scaling = model.rotary_scaling
+        lines += [("scaling", f"rotary positions {scaling.kind}, factor {scaling.factor:g}")]
     lines += [("particular", model.particular)] if model.particular else []
     lines += [("assumed", words) for words in model.assumed]
     return "\n".join([model.name, *(labelled(name, words, width) for name, words in lines)])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardwright.errors import bad
-from shardwright.spec.model import Model
+from shardwright.spec.model import Model, RotaryScaling
 from shardwright.spec.text.fields import shown
 
 ROTARY_KINDS = ("default", "linear", "llama3")
@@ -14,23 +14,11 @@ EPSILON_FIELDS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RotaryScaling:
-    """How the frequencies of rotary positions are stretched: by `factor` (linear), or as in Llama 3.1: long waves by
-    `factor`, short ones not, those between smoothly. Source: huggingface/transformers@v5.23:modeling_rope_utils.py."""
-
-    kind: str = "default"
-    factor: float = 1.0
-    low_factor: float = 1.0
-    high_factor: float = 4.0
-    original_positions: int = 8192
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Details:
     """The numbers of a forward pass beside the sizes. `renormalise`: the weights of a token's experts sum to 1."""
 
     norm_epsilon: float = 1e-5
-    rotary: RotaryScaling = RotaryScaling()
+    rotary: RotaryScaling = field(default_factory=RotaryScaling)
     renormalise: bool = True
 
 

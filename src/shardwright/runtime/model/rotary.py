@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from shardwright.runtime.model.details import RotaryScaling
+from shardwright.spec.model import RotaryScaling
 
 
 def rotary_table(

@@ -26,6 +26,14 @@ TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "t
 EXPERT_WIDTH = ("moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size")
 SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
 SHARED_WIDTH = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
+EPSILON = (
+    "rms_norm_eps",
+    "rms_norm_epsilon",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "layernorm_epsilon",
+    "norm_epsilon",
+)
 PREDICTED = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_layers")
 ROTARY_BASE = ("rope_theta", "rotary_emb_base")
 ROTARY_FRACTION = ("partial_rotary_factor", "rotary_pct", "rope_percent")

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from shardwright.errors import SpecError, bad
-from shardwright.spec.model import Layer, Model
+from shardwright.spec.model import Layer, Model, RotaryScaling
 from shardwright.spec.read import config_fields as spelled
 from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigFields
 from shardwright.spec.read.families import FAMILIES, SYNONYMS, Family
@@ -168,6 +168,8 @@ def _model(fields: ConfigFields, family: Family, model_type: str, title: str) ->
         embedding_width=_embedding_width(fields, model_type, hidden),
         parallel_block=stated(fields, family.parallel),
         norm_vectors=family.norm_vectors,
+        norm_epsilon=fields.fraction(*spelled.EPSILON, most=1.0),
+        rotary_scaling=_rotary_scaling(fields),
         particular=family.particular,
         assumed=tuple(dict.fromkeys(fields.assumed)),
     )
@@ -187,6 +189,24 @@ def _rotary(fields: ConfigFields, family: Family, head_dim: int) -> tuple[float,
     if width is not None and head_dim:
         fractions.insert(0, min(width / head_dim, 1.0))
     return base * ratio, next((part for part in fractions if part is not None), family.rotary_fraction)
+
+
+def _rotary_scaling(fields: ConfigFields) -> RotaryScaling | None:
+    """Return how rotary positions are scaled, None where they are not."""
+    nested = next((inner for name in ("rope_parameters", "rope_scaling") if (inner := fields.inner(name))), None)
+    if nested is not None and nested.has(("full_attention",)):
+        nested = nested.inner("full_attention")
+    kind = "default" if nested is None else nested.text("rope_type", "type", default="default")
+    if nested is None or kind == "default":
+        return None
+    usual = RotaryScaling()
+    return RotaryScaling(
+        kind=kind,
+        factor=nested.section.number("factor") or usual.factor,
+        low_factor=nested.section.number("low_freq_factor") or usual.low_factor,
+        high_factor=nested.section.number("high_freq_factor") or usual.high_factor,
+        original_positions=nested.size("original_max_position_embeddings") or usual.original_positions,
+    )
 
 
 def _embedding_width(fields: ConfigFields, model_type: str, hidden: int) -> int | None:
