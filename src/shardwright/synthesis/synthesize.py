@@ -65,7 +65,18 @@ def search(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = Tru
     if not kept:
         raise bad("spmd", "no program fits the memory of the devices", _remedy(graph, net))
     (exact, _), (choice, shares) = min(kept, key=lambda one: one[1][0].seconds.total)
-    return Synthesis(these=these, exact=exact, shares=shares, choice=choice)
+    return Synthesis(these=these, exact=exact, shares=shares, choice=_bounded(these, net, choice, shares, gap, overlap))
+
+
+def _bounded(these: Decisions, net: Machines, choice: Choice, shares: Shares, gap: float, overlap: bool) -> Choice:
+    """Return the choice, or a better one, with the bound of all choices at its final shares: the bound that it came
+    with is of the shares that the last integer program had, before they were improved and rounded."""
+    final = best(these, prices(these, net, shares, overlap=overlap), gap=gap)
+    if final is None:
+        return replace(choice, bound_seconds=0.0)
+    if final.seconds.total < choice.seconds.total:
+        return final
+    return replace(choice, bound_seconds=min(final.bound_seconds, choice.seconds.total))
 
 
 def in_whole_units(
