@@ -144,6 +144,17 @@ def test_what_only_training_needs_is_exported(scaling: RotaryScaling, words: str
     assert "--norm-epsilon 1e-06" in text
 
 
+def test_the_router_travels() -> None:
+    plan = PLANS["mixtral-8x7b-experts"]
+    layer = plan.model.layers[0]
+    assert layer.moe is not None
+    moe = replace(layer.moe, router_groups=4, router_top_groups=2, router_scaling=2.5, pre_softmax=True)
+    model = replace(plan.model, layers=(replace(layer, moe=moe),) * len(plan.model.layers))
+    text = " ".join(to_megatron(replace(plan, model=model)).arguments)
+    assert "--moe-router-num-groups 4 --moe-router-group-topk 2 --moe-router-topk-scaling-factor 2.5" in text
+    assert "--moe-router-pre-softmax" in text
+
+
 @pytest.mark.parametrize(
     "scaling", [RotaryScaling(kind="yarn", factor=40.0), RotaryScaling(kind="llama3", factor=8.0, high_factor=2.0)]
 )

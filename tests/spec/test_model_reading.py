@@ -143,6 +143,16 @@ def test_details_of_training_are_kept() -> None:
     assert model_of_config(LLAMA, "config.json").rotary_scaling is None
 
 
+def test_the_router_is_kept() -> None:
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    router = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": False}
+    moe = model_of_config({**LLAMA, **experts, **router}, "config.json").layers[0].moe
+    assert moe is not None
+    assert (moe.router_groups, moe.router_top_groups, moe.router_scaling, moe.pre_softmax) == (4, 2, 2.5, True)
+    plain = model_of_config({**LLAMA, **experts}, "config.json").layers[0].moe
+    assert plain == replace(moe, router_groups=None, router_top_groups=None, router_scaling=None, pre_softmax=None)
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [

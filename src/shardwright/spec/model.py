@@ -93,7 +93,9 @@ class Moe:
     """A mixture of experts: `experts` of inner width `expert_width`, `top_k` of them for each token.
 
     `shared_width` is the summed inner width of the experts that every token visits; `shared_gate` a learned scalar
-    gate on them (Qwen2-MoE); `router_bias` a learned or balancing bias per expert.
+    gate on them (Qwen2-MoE); `router_bias` a learned or balancing bias per expert. What follows is for training alone:
+    a token's experts come from the best `router_top_groups` of `router_groups` groups (DeepSeek-V2, arXiv 2405.04434
+    §2.2.2), their weights are times `router_scaling`, and with `pre_softmax` are not made to sum to one.
     """
 
     experts: int
@@ -103,6 +105,10 @@ class Moe:
     shared_width: int = 0
     shared_gate: bool = False
     router_bias: bool = False
+    router_groups: int | None = None
+    router_top_groups: int | None = None
+    router_scaling: float | None = None
+    pre_softmax: bool | None = None
 
     @property
     def matrices(self) -> int:

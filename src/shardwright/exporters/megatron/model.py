@@ -60,7 +60,7 @@ def moe_arguments(model: Model, *, grouped_gemm: bool) -> Arguments:
         arguments.append(("--moe-shared-expert-intermediate-size", str(moe.shared_width)))
     if moe.shared_gate:
         arguments.append(("--moe-shared-expert-gate",))
-    arguments += _router_arguments(moe)
+    arguments += _router_arguments(moe) + _group_arguments(moe)
     arguments.append(("--moe-token-dispatcher-type", "alltoall"))
     if grouped_gemm:
         arguments.append(("--moe-grouped-gemm",))
@@ -168,7 +168,19 @@ def _router_arguments(moe: Moe) -> Arguments:
         bias = (("--moe-router-score-function", "sigmoid"), ("--moe-router-enable-expert-bias",))
         return (*bias, ("--moe-router-load-balancing-type", "none"), ("--moe-router-dtype", "fp32"))
     balance = (("--moe-router-load-balancing-type", "aux_loss"), ("--moe-aux-loss-coeff", "0.01"))
-    return (*balance, ("--moe-router-pre-softmax",)) if moe.top_k == 1 else balance
+    return (*balance, ("--moe-router-pre-softmax",)) if moe.top_k == 1 or moe.pre_softmax else balance
+
+
+def _group_arguments(moe: Moe) -> Arguments:
+    """Groups of experts, and the factor of their weights."""
+    groups: Arguments = ()
+    if moe.router_groups and moe.router_top_groups:
+        groups = (
+            ("--moe-router-num-groups", str(moe.router_groups)),
+            ("--moe-router-group-topk", str(moe.router_top_groups)),
+        )
+    scaling = moe.router_scaling
+    return groups if scaling is None else (*groups, ("--moe-router-topk-scaling-factor", repr(scaling)))
 
 
 def _gated(layer: Layer) -> bool:

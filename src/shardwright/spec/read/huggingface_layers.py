@@ -167,6 +167,8 @@ def _moe(fields: ConfigFields, family: Family) -> Moe | None:
         name = fields.has(TOP_K) or TOP_K[0]
         fields.section.report(name, f"{top_k} experts for each token of {experts}", "give at most that many")
     shared_width = fields.count(*SHARED_WIDTH)
+    groups = fields.size("n_group", most=MOST_WIDTH)
+    scaling = fields.section.number("routed_scaling_factor")
     return Moe(
         experts=experts,
         top_k=top_k,
@@ -175,6 +177,10 @@ def _moe(fields: ConfigFields, family: Family) -> Moe | None:
         shared_width=shared_width or (fields.count(*SHARED_EXPERTS) or family.shared_experts) * width,
         shared_gate=family.shared_gate and shared_width > 0 and fields.has((SHARED_WIDTH[0],)) is not None,
         router_bias=fields.text("topk_method", default="noaux_tc" if family.router_bias else "") == "noaux_tc",
+        router_groups=groups if groups and groups > 1 else None,
+        router_top_groups=fields.size("topk_group", most=MOST_WIDTH) if groups and groups > 1 else None,
+        router_scaling=None if scaling == 1.0 else scaling,
+        pre_softmax=True if not fields.flag("norm_topk_prob", default=True) else None,
     )
 
 
