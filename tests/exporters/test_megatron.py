@@ -144,6 +144,12 @@ def test_what_only_training_needs_is_exported(scaling: RotaryScaling, words: str
     assert "--norm-epsilon 1e-06" in text
 
 
+def test_interleaved_positions_are_exported() -> None:
+    glm = with_model(replace(LLAMA_2_70B, rotary_interleaved=True, rotary_fraction=0.5))
+    assert "--rotary-interleaved" in to_megatron(glm).arguments
+    assert "--rotary-interleaved" not in to_megatron(BASE).arguments
+
+
 def test_the_router_travels() -> None:
     plan = PLANS["mixtral-8x7b-experts"]
     layer = plan.model.layers[0]

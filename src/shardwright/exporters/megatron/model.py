@@ -132,6 +132,8 @@ def _position_arguments(model: Model, seq_len: int) -> Arguments:
     plain: Arguments = (("--rope-type", "rope"),) if model.kinds[0].attention.latent else ()
     base = ("--rotary-base", str(int(model.rotary_base)))
     share: Arguments = (("--rotary-percent", str(model.rotary_fraction)),) if model.rotary_fraction != 1.0 else ()
+    if model.rotary_interleaved:
+        share = (*share, ("--rotary-interleaved",))
     return (("--position-embedding-type", "rope"), *plain, base, *share, *scaling_arguments(model), longest)
 
 

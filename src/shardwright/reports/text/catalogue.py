@@ -100,6 +100,7 @@ def model_text(model: Model, source: str, width: int = WIDTH) -> str:
     if model.rotary_scaling is not None:
         scaling = model.rotary_scaling
         lines += [("scaling", f"rotary positions {scaling.kind}, factor {scaling.factor:g}")]
+    lines += [("rotary", "even and odd dimensions interleave")] if model.rotary_interleaved else []
     lines += [("particular", model.particular)] if model.particular else []
     lines += [("assumed", words) for words in model.assumed]
     return "\n".join([model.name, *(labelled(name, words, width) for name, words in lines)])

@@ -44,6 +44,7 @@ class Family:
     position_offset: int = 0
     rotary_base: float = 10000.0
     rotary_fraction: float = 1.0
+    rotary_interleaved: bool = False
     qkv_bias: Stated = False
     out_bias: Stated = False
     mlp_bias: Stated = False
@@ -83,7 +84,7 @@ _GEMMA = Family(
     qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True,
     activation="gelu_pytorch_tanh", sizes={"head_dim": 256},
 )  # fmt: skip
-_GLM = Family(qkv_bias=("attention_bias", True), rotary_fraction=0.5)
+_GLM = Family(qkv_bias=("attention_bias", True), rotary_fraction=0.5, rotary_interleaved=True)
 _GPT = Family(
     gated=False, activation="gelu", norm="layernorm", qkv_bias=True, out_bias=True, mlp_bias=True, width_factor=4
 )
@@ -94,16 +95,16 @@ _OLMO2 = Family(
 )  # fmt: skip
 _COHERE = Family(
     norm="layernorm", norms=1, norm_vectors=1, parallel=True, tied=True, qkv_bias=("attention_bias", False),
-    out_bias=("attention_bias", False), particular="rotary positions interleave, and logits are scaled",
+    out_bias=("attention_bias", False), rotary_interleaved=True, particular="logits are scaled",
 )  # fmt: skip
 _ERNIE = Family(
     qkv_bias=("use_bias", False), out_bias=("use_bias", False), mlp_bias=("use_bias", False), tied=True,
-    rotary_base=5e5, particular="rotary positions interleave",
+    rotary_base=5e5, rotary_interleaved=True,
 )  # fmt: skip
 _EXAONE = Family(qk_norm=True, windows=4, particular=f"{NORMS_AFTER}; {PARTLY_ROTARY}")
 _GPT_J = replace(
     _GPT, norms=1, parallel=True, head_bias=True, qkv_bias=False, out_bias=False, activation="gelu_new",
-    particular="rotary positions interleave",
+    rotary_interleaved=True,
 )  # fmt: skip
 _FAIRSEQ = replace(
     _GPT, position="learned", position_offset=2, tied=True, dropout=0.1, particular="embeddings are scaled"
@@ -131,11 +132,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "glm": _GLM,
         "glm4": replace(_GLM, norms=4),
         "glm4_moe": replace(
-            _GLM, qkv_bias=("attention_bias", False), qk_norm=("use_qk_norm", False), router_bias=True
+            _GLM, qkv_bias=("attention_bias", False), qk_norm=("use_qk_norm", False), router_bias=True,
+            rotary_interleaved=False,
         ),
         "chatglm": Family(
             qkv_bias=("add_qkv_bias", False), out_bias=("add_bias_linear", False), mlp_bias=("add_bias_linear", False),
-            rotary_fraction=0.5,
+            rotary_fraction=0.5, rotary_interleaved=True,
         ),
         "phi": replace(
             _GPT, norms=1, parallel=True, head_bias=True, qk_norm=("qk_layernorm", False), activation="gelu_new",
@@ -206,7 +208,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             _GRANITE, mlp_bias=False, windows=-4, sinks=True, particular=f"{SINKS}; {MULTIPLIERS}"
         ),
         "granitemoeshared": replace(_GRANITE, mlp_bias=False),
-        "helium": replace(_LLAMA, rotary_base=1e5, sizes={"head_dim": 128}, particular="rotary positions interleave"),
+        "helium": replace(_LLAMA, rotary_base=1e5, sizes={"head_dim": 128}, rotary_interleaved=True),
         "hunyuan_v1_dense": replace(_LLAMA, mlp_bias=False, qk_norm=True),
         "hunyuan_v1_moe": replace(_LLAMA, mlp_bias=False, qk_norm=True, shared_experts=1),
         "hy_v3": replace(_LLAMA, qk_norm=True, router_bias=True),

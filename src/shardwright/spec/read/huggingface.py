@@ -170,6 +170,7 @@ def _model(fields: ConfigFields, family: Family, model_type: str, title: str) ->
         norm_vectors=family.norm_vectors,
         norm_epsilon=fields.fraction(*spelled.EPSILON, most=1.0),
         rotary_scaling=_rotary_scaling(fields),
+        rotary_interleaved=True if family.rotary_interleaved else None,
         particular=family.particular,
         assumed=tuple(dict.fromkeys(fields.assumed)),
     )
