@@ -150,6 +150,11 @@ def test_interleaved_positions_are_exported() -> None:
     assert "--rotary-interleaved" not in to_megatron(BASE).arguments
 
 
+def test_weights_of_norms_about_one_are_exported() -> None:
+    assert "--apply-layernorm-1p" in to_megatron(with_model(replace(LLAMA_2_70B, norm_about_one=True))).arguments
+    assert "--apply-layernorm-1p" not in to_megatron(BASE).arguments
+
+
 def test_the_router_travels() -> None:
     plan = PLANS["mixtral-8x7b-experts"]
     layer = plan.model.layers[0]

@@ -80,6 +80,7 @@ def test_a_refused_family_is_refused_with_its_reason(name: str) -> None:
         ("falcon", "parallel_block", True),
         ("glm", "rotary_fraction", 0.5),
         ("glm", "rotary_interleaved", True),
+        ("nemotron", "norm_about_one", True),
         ("glm4_moe", "rotary_interleaved", None),
         ("llama", "rotary_interleaved", None),
         ("cohere", "norm_vectors", 1),

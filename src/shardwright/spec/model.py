@@ -162,8 +162,9 @@ class Model:
     projected (OPT-350m). `rotary_fraction` of each head's dimensions are rotated. In a `parallel_block` attention and
     feed-forward block read the same residual and are added to it together. `dropout` says whether pre-training keeps
     dropout masks. `norm_vectors` is set where a norm has other than the usual weights (LayerNorm two vectors, RMSNorm
-    one). `norm_epsilon` and `rotary_…` are for training alone: nothing is costed by them. `particular` says in
-    words what the forward pass has that no field tells and no cost depends on: exporters and the runtime refuse it.
+    one). `norm_epsilon`, `norm_about_one` (weights of norms are kept less one) and `rotary_…` but the base and the
+    fraction are for training alone: nothing is costed by them. `particular` says in words what the forward pass has
+    that no field tells and no cost depends on: exporters and the runtime refuse it.
     `assumed` lists, in words, what the source of the description left open.
     """
 
@@ -190,6 +191,7 @@ class Model:
     parallel_block: bool = False
     norm_vectors: int | None = None
     norm_epsilon: float | None = None
+    norm_about_one: bool | None = None
     rotary_scaling: RotaryScaling | None = None
     rotary_interleaved: bool | None = None
     particular: str | None = None

@@ -30,6 +30,8 @@ def model_arguments(model: Model, seq_len: int) -> Arguments:
     arguments.append(("--normalization", "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm"))
     if model.norm_epsilon is not None:
         arguments.append(("--norm-epsilon", repr(model.norm_epsilon)))
+    if model.norm_about_one:
+        arguments.append(("--apply-layernorm-1p",))
     arguments += _activation_arguments(model)
     arguments += _bias_arguments(attention)
     if not model.tied_embeddings:

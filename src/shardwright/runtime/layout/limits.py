@@ -28,6 +28,7 @@ def _model(plan: Plan) -> Iterator[Problem]:
     lacking = {
         f"models of family {model.family}": model.family in FAMILIES_WITH_MORE,
         f"what is particular to the model ({model.particular})": model.particular is not None,
+        "norms whose weights are kept less one": bool(model.norm_about_one),
         "interleaved rotary positions": bool(model.rotary_interleaved),
         "norms with other weights than usual": model.norm_vectors is not None,
         "weights beside matrices and norms": any(kind.vector_parameters for kind in model.kinds),

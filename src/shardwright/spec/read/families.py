@@ -30,7 +30,7 @@ class Family:
     feed-forward width where none is given; `position_offset` rows of the position table are beyond its positions.
     Queries and keys have norms over each head, with the same weights, or `qk_norm_over` the whole projection. Layers
     with experts may have an `expert_norm` more; `sinks` are learned scores, one a head; `scalars` loose numbers of a
-    layer. `norm_vectors` and `particular` are those of `Model`.
+    layer. `norm_…` and `particular` are those of `Model`.
     """
 
     gated: bool = True
@@ -38,6 +38,7 @@ class Family:
     norm: Norm = "rmsnorm"
     norms: int = 2
     norm_vectors: int | None = None
+    norm_about_one: bool = False
     final_norm: bool = True
     embedding_norm: bool = False
     position: Position = "rope"
@@ -162,6 +163,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "nemotron": replace(
             _GPT, qkv_bias=("attention_bias", False), out_bias=("attention_bias", False),
             mlp_bias=("mlp_bias", False), activation="relu2", rotary_fraction=0.5, width_factor=None,
+            norm_about_one=True,
         ),
         "starcoder2": replace(
             _GPT, qkv_bias=("use_bias", True), out_bias=("use_bias", True), mlp_bias=("use_bias", True), tied=True,

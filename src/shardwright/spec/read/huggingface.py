@@ -169,6 +169,7 @@ def _model(fields: ConfigFields, family: Family, model_type: str, title: str) ->
         parallel_block=stated(fields, family.parallel),
         norm_vectors=family.norm_vectors,
         norm_epsilon=fields.fraction(*spelled.EPSILON, most=1.0),
+        norm_about_one=True if family.norm_about_one else None,
         rotary_scaling=_rotary_scaling(fields),
         rotary_interleaved=True if family.rotary_interleaved else None,
         particular=family.particular,
