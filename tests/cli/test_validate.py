@@ -105,7 +105,7 @@ def test_bad_files_are_one_message_and_exit_2(rows, tmp_path: Path) -> None:
         ([words], "line 2, n_gpus"),
         ([str(KNOWN), "--quality", "Z"], "there is no Z"),
         ([str(KNOWN), "--failed", str(empty)], "lacks the columns"),
-        ([str(KNOWN), "--plot", str(tmp_path / "no" / "folder.svg")], "cannot be written"),
+        ([str(KNOWN), "--plot", str(tmp_path / "no" / "folder.svg")], "does not exist"),
         ([unmeasured, "--plot", str(tmp_path / "plot.svg")], "no run has both"),
     ):
         assert message in refused(run(["validate", *arguments]))

@@ -51,7 +51,7 @@ def test_the_least_state_is_a_floor_for_every_framework(framework, precision, le
             for working in (none, 0.3 * one):
                 offload = one * (sharding == ZERO1)
                 found = state_bytes(job, one, none, one * ranks, one, np.array([sharding]), offload, working)
-                least = least_state_bytes(job, one * ranks, one == 1, np.array([sharding > ZERO1]))
+                least = least_state_bytes(job, one * ranks, np.array([sharding > ZERO1]))
                 assert found.weights + found.gradients + found.optimizer >= least - 1e-12
 
 

@@ -12,6 +12,7 @@ from tests.search import oracle_uniform as oracle
 
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.evaluate import Verdict, evaluate
+from shardwright.cost.money.risk import pool_stretch
 from shardwright.cost.strategies import COLUMNS, Strategies
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
@@ -180,7 +181,7 @@ def limited(problem: Problem, verdict: Verdict) -> Context:
     fitting = np.flatnonzero(peaks <= capacity)
     if problem.limit is None or not len(fitting) or where.job.iterations is None:
         return where
-    hours = verdict.seconds * where.job.iterations / 3600
+    hours = verdict.seconds * where.job.iterations / 3600 * longer(where, verdict)
     if problem.limit_is_budget:
         machines = np.ceil(verdict.rows.gpus / where.pool.gpus_per_node)
         dollars = hours * machines * (where.pool.dollars_per_node_hour or 0.0)
@@ -204,7 +205,7 @@ def solved(problem: Problem) -> tuple[Context, Verdict]:
     where = limited(problem, verdict)
     job, seconds = where.job, verdict.seconds
     fits = verdict.peak_bytes <= where.pool.memory_bytes
-    hours = seconds * (job.iterations or 0.0) / 3600
+    hours = seconds * (job.iterations or 0.0) / 3600 * longer(where, verdict)
     if job.deadline_hours is not None:
         fits &= hours <= job.deadline_hours
     if job.budget_dollars is not None:
@@ -220,7 +221,15 @@ def values(where: Context, verdict: Verdict) -> np.ndarray:
     """Return what the job minimises: seconds or dollars of an iteration."""
     if where.job.objective == "time":
         return verdict.seconds
-    return verdict.seconds / 3600 * dollars_per_hour(where, verdict)
+    return verdict.seconds / 3600 * dollars_per_hour(where, verdict) * longer(where, verdict)
+
+
+def longer(where: Context, verdict: Verdict) -> np.ndarray:
+    """Return by what failures lengthen a run on the machines of each row; 1 where it has no length."""
+    if where.job.tokens is None:
+        return np.ones(len(verdict.seconds))
+    machines = np.ceil(verdict.rows.gpus / where.pool.gpus_per_node).astype(np.int64)
+    return pool_stretch(where.model, where.job, where.pool, machines)
 
 
 def some_candidates(problem: Problem, most: int) -> Strategies:

@@ -120,7 +120,7 @@ def expected(plan: Plan) -> dict[str, Any]:
         "mtp_num_layers": plan.model.mtp_layers or None,
         "multi_latent_attention": attention.latent is not None,
         "layers_of_stages": layers if len(replica.stages) > 1 else None,
-        "attention_backend": "flash" if plan.flash_attention else "unfused",
+        "attention_backend": "auto" if plan.flash_attention else "unfused",
         "num_query_groups": attention.kv_heads,
         "gated": plan.model.activation in ("silu", "quick_gelu"),
         "bias": [attention.out_bias, attention.qkv_bias],
