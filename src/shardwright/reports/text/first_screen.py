@@ -31,7 +31,7 @@ def first_screen(ranking: Ranking, out: Path | None = None, width: int = WIDTH) 
 def _answers(ranking: Ranking) -> Iterator[tuple[str, str]]:
     best = ranking.best
     yield "run", f"{mixed.gpu_words(best)}: {describe.degrees_words(best)}; {runs_on(best)}"
-    yield from (("idle", words) for words in [mixed.idle_sentence(best)] if words)
+    yield from (("idle", words) for words in [mixed.idle_sentence(best, ranking.search)] if words)
     yield "speed", _speed(best)
     yield from (("whole run", words) for words in [whole_run(best)] if words)
     yield "memory", _memory(best)
@@ -84,9 +84,11 @@ def _good(ranking: Ranking) -> Iterator[str]:
         rival = min(rivals, key=value)
         better = value(best) < 0.9995 * value(rival)
         yield (f"{saving(rival, best)} than" if better else "as good as") + " the best rule of thumb"
-    count = f"{ranking.search.candidates:,} candidates"
-    gap = ranking.search.gap
-    yield f"proved the best of {count}" if not gap or gap < 5e-5 else f"proved within {gap:.2%} of the best of {count}"
+    gap, beyond = ranking.search.gap, ranking.search.not_covered
+    if gap is not None:
+        near = "the best" if gap < 5e-5 else f"within {gap:.2%} of the best"
+        outside = "; --details has what these leave out" if beyond else ""
+        yield f"proved {near} of {ranking.search.candidates:,} candidates{outside}"
 
 
 def _next(best: Plan, out: Path | None) -> Iterator[tuple[str, str]]:

@@ -25,7 +25,7 @@ def ranking_text(ranking: Ranking, width: int = WIDTH) -> str:
     best = ranking.best
     parts = [
         heading(best.model, best.cluster, best.job, width),
-        summary_text(best, ranking.baselines, width),
+        summary_text(best, ranking.baselines, width, ranking.search),
         plans_table(ranking.plans, width),
         plan_text(best, "Best plan", width),
         _risk_text(best, width),
@@ -52,7 +52,7 @@ def heading(model: Model, cluster: Cluster, job: Job, width: int) -> str:
     return "\n".join(wrapped(line, "", width) for line in (*guessed, *lines, note) if line)
 
 
-def summary_text(best: Plan, baselines: Sequence[Baseline], width: int) -> str:
+def summary_text(best: Plan, baselines: Sequence[Baseline], width: int, report: SearchReport | None = None) -> str:
     """Return the answer in two or three sentences."""
     found = predicted(best)
     seconds = found.iteration_seconds
@@ -62,7 +62,7 @@ def summary_text(best: Plan, baselines: Sequence[Baseline], width: int) -> str:
     )
     if run := whole_run(best):
         words += f" All tokens in {run}."
-    if left := mixed.idle_sentence(best):
+    if left := mixed.idle_sentence(best, report):
         words += f" {left}"
     rivals = [entry.plan for entry in baselines if entry.plan is not None]
     if rivals:

@@ -24,12 +24,29 @@ from shardwright.search.mixed.dollars.machines import bill_of
 from shardwright.search.mixed.drafts.costing import fitting_seconds
 from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
 from shardwright.search.mixed.tables.model_tables import tables
-from shardwright.search.mixed.tables.settings import not_covered, settings
+from shardwright.search.mixed.tables.settings import Setting, not_covered, rows_of, settings
 from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space
 from shardwright.spec.cluster import Cluster
 from shardwright.units import SECONDS_PER_HOUR
+
+# Variables of rules that a setting decides, or that are the same in every mixed plan.
+SETTING_VARIABLES = frozenset(
+    {
+        "tensor_model_parallel_size",
+        "micro_batch_size",
+        "sequence_parallel",
+        "tp_comm_overlap",
+        "context_parallel_size",
+        "expert_model_parallel_size",
+        "virtual_stages",
+        "use_flash_attn",
+        "overlap_p2p_comm",
+        "optimizer_offload_fraction",
+    }
+)
+PLAN_AXES = ("pp", "rank_order", "overlap_grad", "overlap_param")  # that drafts decide, not settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +77,7 @@ def mixed_search(
 
     `gap` is how far above the bound the best plan may be. Raises SpecError where a GPU type has no figures.
     """
-    chosen = settings(contexts, space)
+    chosen = _unruled(settings(contexts, space, filters.axes), contexts, filters)
     found_tables = tables(contexts, chosen, cluster.site_links)
     known: Known = {}
 
@@ -68,7 +85,7 @@ def mixed_search(
         return plan.costed(predict(plan, contexts[0].efficiency, known=known))
 
     def allowed(plan: Plan) -> bool:
-        return _deep(plan, space) and not _dropped(plan, contexts, filters)
+        return _keeps_pins(plan, space) and not _dropped(plan, contexts, filters)
 
     uniform = _best_uniform(contexts, uniform_plans(contexts, cluster, chosen, found_tables), known)
     shown = None if uniform is None else costed(uniform)
@@ -136,9 +153,26 @@ def _best_uniform(contexts: Sequence[Context], plans: Sequence[Plan], known: Kno
     return min(timed, key=lambda item: item[0])[1] if timed else None
 
 
-def _deep(plan: Plan, space: Space) -> bool:
-    """Return whether all pipelines of a plan have a length that the pins allow."""
-    return "pp" not in space.pins or all(len(replica.stages) in space.pins["pp"] for replica in plan.replicas)
+def _unruled(chosen: Sequence[Setting], contexts: Sequence[Context], filters: Filters) -> list[Setting]:
+    """Return the settings without those that rules drop on every GPU type, whatever the plan."""
+    rules = tuple(rule for rule in filters.rules if SETTING_VARIABLES.issuperset(rule.variables))
+    if not rules or not chosen:
+        return list(chosen)
+    of_settings, model = Filters(rules=rules), contexts[0].model
+    dropped = [
+        of_settings.mask(context, rows_of([setting.on(place) for setting in chosen], model, stages=1, copies=1))
+        for place, context in enumerate(contexts)
+    ]
+    return [setting for setting, gone in zip(chosen, np.all(dropped, axis=0).tolist(), strict=True) if not gone]
+
+
+def _keeps_pins(plan: Plan, space: Space) -> bool:
+    """Return whether a plan has what is pinned of whole plans; settings have the rest."""
+    pins = [(axis, space.pins[axis]) for axis in PLAN_AXES if axis in space.pins]
+    if not pins:
+        return True
+    rows = [stage_rows(plan, replica) for replica in plan.replicas]
+    return all(bool(np.isin(getattr(row, axis), values).all()) for axis, values in pins for row in rows)
 
 
 def _dropped(plan: Plan, contexts: Sequence[Context], filters: Filters) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -24,9 +24,19 @@ SEARCHED = (
     "dp",
     "recompute",
     "sharding",
+    "rank_order",
 )
 # What a mixed plan always has; a pin to anything else leaves it nothing to search.
-FIXED = {"cp": 1, "ep": 1, "vpp": 1, "flash": 1, "overlap_pp": 0, "offload": 0.0}
+FIXED = {
+    "cp": 1,
+    "ep": 1,
+    "vpp": 1,
+    "flash": 1,
+    "overlap_pp": 0,
+    "overlap_grad": 1,
+    "overlap_param": 1,
+    "offload": 0.0,
+}
 NOT_COVERED = (
     NotCovered.VIRTUAL_STAGES,
     NotCovered.CONTEXT_OR_EXPERTS,
@@ -83,15 +93,15 @@ def _words(axis: str, values: Sequence[float]) -> str:
     return ",".join(names.get(int(value), f"{value:g}") for value in values)
 
 
-def settings(contexts: Sequence[Context], space: Space) -> list[Setting]:
+def settings(contexts: Sequence[Context], space: Space, ruled: Collection[str] = ()) -> list[Setting]:
     """Return every setting that at least one pool can run, in a fixed order: those with one degree for all types, then,
-    if the space has them, those of unequal degrees."""
+    if the space has them, those of unequal degrees. `ruled` are axes of which the user's rules speak."""
     degrees = [*_equal_degrees(contexts, space), *_unequal_degrees(contexts, space)]
     found = [
         Setting(tp=tp, micro_batch=size, sequence_parallel=sequence, overlap_tp=overlap)
         for tp in degrees
         for size in _micro_batches(contexts, space)
-        for sequence, overlap in _switches(contexts[0], space, tp)
+        for sequence, overlap in _switches(contexts[0], space, tp, ruled)
     ]
     return [setting for setting in found if setting.symmetric or _differs(contexts, setting)]
 
@@ -117,7 +127,9 @@ def _unequal_degrees(contexts: Sequence[Context], space: Space) -> list[tuple[in
     return [tp for tp in product(*each) if len(set(tp)) > 1]
 
 
-def _switches(context: Context, space: Space, tp: tuple[int, ...]) -> Iterator[tuple[bool, bool]]:
+def _switches(
+    context: Context, space: Space, tp: tuple[int, ...], ruled: Collection[str]
+) -> Iterator[tuple[bool, bool]]:
     """Yield what sequence parallelism and overlap of tensor parallelism may be for types of degrees `tp`."""
     experts = any(kind.moe is not None for kind in context.model.kinds)
     split = max(tp) > 1
@@ -127,8 +139,10 @@ def _switches(context: Context, space: Space, tp: tuple[int, ...]) -> Iterator[t
         wanted = sequence in space.allowed("sequence_parallel", (0, 1)) and overlap in space.allowed(
             "overlap_tp", (0, 1)
         )
-        # Overlap is never slower where it is legal, so the setting without is searched only if it is pinned.
-        dominated = sequence and not overlap and 1 in space.allowed("overlap_tp", (0, 1))
+        # Overlap is never slower where it is legal, so the setting without is searched only if it is pinned or a rule
+        # may drop that with it.
+        free = "overlap_tp" not in ruled and 1 in space.allowed("overlap_tp", (0, 1))
+        dominated = sequence and not overlap and free
         if legal and wanted and not dominated:
             yield bool(sequence), bool(overlap)
 
