@@ -192,3 +192,34 @@ def mixed_plans(draw: Any) -> Plan:
     replicas = (replica, Replica(count=1, micro_batches=5, stages=(other,)))
     label, prediction = draw(st.text(max_size=10)), draw(st.none() | predictions())
     return replace(plan, cluster=cluster, replicas=replicas, label=label, prediction=prediction)
+
+
+@st.composite
+def layered_plans(draw: Any) -> Plan:
+    """Legal plans of uneven FSDP: one to four kinds of GPU shares on two types."""
+    base = draw(mixed_plans())
+    names = ("H100-SXM", "other")
+    counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    replicas = []
+    for index, count in enumerate(counts):
+        micro_batches = draw(st.integers(1, 4))
+        stage = replace(base.replicas[1].stages[0], gpu=names[index % 2], tensor_parallel=1, context_parallel=1)
+        stage = replace(stage, expert_parallel=1, expert_tensor_parallel=1, recompute=Recompute())
+        rows, state = draw(st.integers(micro_batches, 12)), draw(st.integers(0, 50))
+        replicas.append(Replica(count=count, micro_batches=micro_batches, stages=(stage,), rows=rows, state=state))
+    parts = sum(replica.count * (replica.state or 0) for replica in replicas)
+    last = replicas.pop()
+    state = (last.state or 0) + (1 if parts == 0 else 0)
+    replicas.append(replace(last, state=state))
+    parts = sum(replica.count * (replica.state or 0) for replica in replicas)
+    rows_in_all = sum(replica.count * (replica.rows or 0) for replica in replicas)
+    return replace(
+        base,
+        replicas=tuple(replicas),
+        job=replace(base.job, global_batch=rows_in_all),
+        micro_batch=max(replica.sizes(1)[0] for replica in replicas),
+        schedule=Schedule(kind="layered"),
+        optimizer=OptimizerPlan(sharding="zero3", parts=parts),
+        overlap=Overlap(grad_reduce=True, param_gather=True),
+        sequence_parallel=False,
+    )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.golden.plans import PLANS
-from tests.plans.random_plans import mixed_plans
+from tests.plans.random_plans import layered_plans, mixed_plans
 
 from shardwright.errors import SpecError
 from shardwright.plans.document import dumps, from_document, load_plan, save, to_document
@@ -27,6 +27,23 @@ def test_a_plan_survives_its_file(plan: Plan) -> None:
     again = from_document(json.loads(text))
     assert again == plan
     assert dumps(again) == text
+
+
+@FEW
+@given(layered_plans())
+def test_shares_survive_the_file(plan: Plan) -> None:
+    text = dumps(plan)
+    assert from_document(json.loads(text)) == plan
+    replica = json.loads(text)["replicas"][0]
+    assert (replica["rows"], replica["state"]) == (plan.replicas[0].rows, plan.replicas[0].state)
+
+
+@FEW
+@given(mixed_plans())
+def test_plans_of_version_1_still_load(plan: Plan) -> None:
+    document = json.loads(dumps(plan))
+    assert not {"rows", "state"} & set(document["replicas"][0]) and "parts" not in document["optimizer"]
+    assert from_document(document | {"version": 1}) == plan
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -48,7 +65,7 @@ def test_the_promised_shape() -> None:
         "replicas",
         "optimizer",
     ]
-    assert document["version"] == 1
+    assert document["version"] == 2
     assert document["job"]["global_batch"] == 512 and document["job"]["seq_len"] == 4096
     assert document["schedule"] == {"kind": "interleaved", "virtual_stages": 2}
     assert document["optimizer"]["distributed"] is True and document["optimizer"]["offload"] == 0.0
@@ -86,7 +103,7 @@ STAGE = ["replicas", 0, "stages", 1]
 @pytest.mark.parametrize(
     ("path", "value", "place"),
     [
-        (["version"], 2, "plan: version"),
+        (["version"], 3, "plan: version"),
         (["version"], True, "plan: version"),
         (["version"], ..., "plan: version"),
         (["micro_batch"], "1", "plan: micro_batch"),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from shardwright.errors import Problem, suggestion
 from shardwright.plans.plan import Plan, Recompute, Replica, Stage
+from shardwright.plans.shares import share_problems
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model
@@ -35,6 +36,7 @@ def check(plan: Plan) -> tuple[Problem, ...]:
         _framework,
         _precision,
         _positions,
+        share_problems,
     )
     return tuple(problem for rule in rules for problem in rule(plan))
 
@@ -80,10 +82,11 @@ def _sizes(plan: Plan) -> Iterator[Problem]:
 
 
 def _batch(plan: Plan) -> Iterator[Problem]:
-    samples = sum(replica.count * replica.micro_batches for replica in plan.replicas) * plan.micro_batch
+    samples = sum(replica.count * replica.samples(plan.micro_batch) for replica in plan.replicas)
     if samples != plan.job.global_batch:
         message = f"the replicas take {samples} samples a step, but job.global_batch is {plan.job.global_batch}"
-        yield Problem("replicas", message, "sum of count * micro_batches, times micro_batch, must equal it")
+        hint = "sum of count * micro_batches, times micro_batch, must equal it"
+        yield Problem("replicas", message, "the sum of count * rows must equal it" if plan.layered else hint)
 
 
 def _gpus(plan: Plan) -> Iterator[Problem]:

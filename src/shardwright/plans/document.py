@@ -1,8 +1,9 @@
 """The plan file: versioned JSON that holds all of a `Plan`, so that it can be read without any other file.
 
 The file is deterministic: equal plans give equal bytes. Runs of equal layers of the model are written once with a
-`count`. `optimizer.distributed` and `prediction.memory_bytes` repeat, for the reader's convenience, what `sharding`
-and the memory terms say; they are checked when a file is read, and may be missing.
+`count`. Version 1 has no shares of rows and state (`Replica.rows`, `Replica.state`, `OptimizerPlan.parts`) and no
+schedule `layered`; it is read like version 2. `optimizer.distributed` and `prediction.memory_bytes` repeat, for the
+reader's convenience, what `sharding` and the memory terms say; they are checked when a file is read, and may be missing.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from shardwright.spec.text.reading import parse_json, read_text
 
 LARGEST_PLAN_BYTES = 64_000_000
 MOST_LAYERS = 100_000
+READ_VERSIONS = (1, PLAN_VERSION)
 Problems = list[Problem]
 
 
@@ -99,8 +101,9 @@ def _plan_in(document: object, name: str, problems: Problems) -> Any:
     if not isinstance(document, Mapping):
         return wrong(problems, name, f"expected a mapping, got {shown(document)}", "is this a plan file?")
     version = document.get("version")
-    if version != PLAN_VERSION or isinstance(version, bool):
-        hint = f"this release reads version {PLAN_VERSION}; make the plan anew with `shardwright plan`"
+    if version not in READ_VERSIONS or isinstance(version, bool):
+        known = " and ".join(map(str, READ_VERSIONS))
+        hint = f"this release reads versions {known}; make the plan anew with `shardwright plan`"
         return wrong(problems, f"{name}: version", f"is {shown(version)}", hint)
     data = {key: value for key, value in document.items() if key != "version"}
     readers = {"model": _model_in, "replicas": _replicas_in, "optimizer": _optimizer_in, "prediction": _prediction_in}

@@ -15,7 +15,7 @@ Granularity = Literal["none", "selective", "full"]
 Method = Literal["uniform", "block"]
 Sharding = Literal["none", "zero1", "zero2", "zero3"]
 RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,32 +58,51 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """`count` equal data-parallel copies of the model, each a pipeline that takes `micro_batches` a step."""
+    """`count` equal data-parallel copies of the model, each a pipeline that takes `micro_batches` a step.
+
+    In a layered plan each copy is one GPU with two shares: it takes `rows` samples a step, in micro-batches as equal as
+    can be, and keeps `state` of the `OptimizerPlan.parts` of weights, gradients and optimizer state.
+    """
 
     count: int
     micro_batches: int
     stages: tuple[Stage, ...]
+    rows: int | None = None
+    state: int | None = None
 
     @property
     def gpus(self) -> int:
         return self.count * sum(stage.gpus for stage in self.stages)
 
+    def samples(self, micro_batch: int) -> int:
+        """Return the samples that a copy takes a step, where the plan's micro-batch has `micro_batch`."""
+        return self.micro_batches * micro_batch if self.rows is None else self.rows
+
+    def sizes(self, micro_batch: int) -> tuple[int, ...]:
+        """Return the samples of each micro-batch of a copy, larger ones first."""
+        each, more = divmod(self.samples(micro_batch), self.micro_batches)
+        return (each + 1,) * more + (each,) * (self.micro_batches - more)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The pipeline schedule: `1f1b` with one virtual stage per rank, `interleaved` with more."""
+    """The order of passes. Of pipelines: `1f1b` with one virtual stage per rank, `interleaved` with more. `layered`
+    has none: all GPUs take all micro-batches through a layer before the next layer, so that each layer's weights are
+    gathered once a pass whatever the micro-batches of each GPU (uneven FSDP; Cephalo, arXiv 2411.01075 §3)."""
 
-    kind: Literal["1f1b", "interleaved"] = "1f1b"
+    kind: Literal["1f1b", "interleaved", "layered"] = "1f1b"
     virtual_stages: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerPlan:
     """What data-parallel ranks shard (`zero1` is Megatron's distributed optimizer, `zero2` adds gradients, `zero3`
-    adds weights: FSDP) and the fraction of the optimizer state that lives in host memory."""
+    adds weights: FSDP) and the fraction of the optimizer state that lives in host memory. In a layered plan the shards
+    are unequal: every replica says how many of the `parts` each of its copies keeps."""
 
     sharding: Sharding = "none"
     offload: float = 0.0
+    parts: int | None = None
 
     @property
     def distributed(self) -> bool:
@@ -220,13 +239,19 @@ class Plan:
 
     @cached_property
     def uniform(self) -> bool:
-        """Whether all replicas are alike and every stage has the same GPU type and parallel degrees."""
+        """Whether all replicas are alike and every stage has the same GPU type and parallel degrees, in a schedule of
+        pipelines."""
         stages = {
             (s.gpu, s.tensor_parallel, s.context_parallel, s.expert_parallel, s.expert_tensor_parallel)
             for replica in self.replicas
             for s in replica.stages
         }
-        return len(self.replicas) == 1 and len(stages) == 1
+        return len(self.replicas) == 1 and len(stages) == 1 and not self.layered
+
+    @cached_property
+    def layered(self) -> bool:
+        """Whether this is uneven FSDP: whole copies of the model on single GPUs, with shares of rows and of state."""
+        return self.schedule.kind == "layered"
 
     def __repr__(self) -> str:
         used = " + ".join(f"{count} {gpu}" for gpu, count in self.gpus_by_type.items())
@@ -234,6 +259,8 @@ class Plan:
         time = "not costed" if found is None else f"{found.iteration_seconds:.4g} s an iteration"
         depths = "/".join(str(depth) for depth in sorted({len(replica.stages) for replica in self.replicas}))
         degrees = f"pipeline {depths} × data {self.data_parallel}, micro-batch {self.micro_batch}"
+        if self.layered:
+            degrees = f"uneven FSDP × {self.data_parallel}"
         return f"<Plan of {self.model.name} on {used}: {degrees}, {time}>"
 
     def costed(self, prediction: Prediction) -> Plan:
