@@ -3,7 +3,7 @@
 The file is deterministic: equal plans give equal bytes. Runs of equal layers of the model are written once with a
 `count`. Version 1 has no shares of rows and state (`Replica.rows`, `Replica.state`, `OptimizerPlan.parts`) and no
 schedule `layered`; it is read like version 2. `optimizer.distributed` and `prediction.memory_bytes` repeat, for the
-reader's convenience, what `sharding` and the memory terms say; they are checked when a file is read, and may be missing.
+reader's convenience, what `sharding` and the memory terms say; they are checked when a file is read and may be missing.
 """
 
 from __future__ import annotations
