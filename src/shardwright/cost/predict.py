@@ -10,7 +10,8 @@ import numpy as np
 
 from shardwright.cost.compute.efficiency import Efficiency, peak_flops
 from shardwright.cost.compute.flops import iteration_flops
-from shardwright.cost.iteration.lanes import Known, lane_of
+from shardwright.cost.iteration.lanes import Known, contexts_of, lane_of
+from shardwright.cost.iteration.layered.plan import layered_breakdown
 from shardwright.cost.iteration.links import Contexts
 from shardwright.cost.iteration.mixed import Mixed, ReplicaTime, mixed_iteration, pipeline_seconds
 from shardwright.cost.iteration.step import per_rank, ranged
@@ -44,7 +45,10 @@ def predict(
     slowest = int(coarse(np.array([replica.busy_seconds for replica in found.replicas])).argmax())
     stages = found.replicas[slowest].undisturbed
     rank = int(coarse((stages.forward + stages.backward).sum(axis=1)[0]).argmax())
-    time = _breakdown(plan, found, slowest, rank)
+    if plan.layered:
+        time = layered_breakdown(plan, found, contexts or contexts_of(plan, efficiency))
+    else:
+        time = _breakdown(plan, found, slowest, rank)
     memory = tuple(_memory(plan, replica, own) for replica, own in zip(plan.replicas, found.replicas, strict=True))
     seconds, job, used = time.total_seconds, plan.job, plan.gpus_by_type
     peaks = {

@@ -5,6 +5,8 @@
 * `footprint`: peak memory of every rank, and the recomputation that fits
 * `evaluate`: the verdict on many rows
 * `mixed`: the exact iteration of any plan
+* `layered/`: the iteration of uneven FSDP
+* `replica_time`: what an iteration takes, replica by replica
 * `timeline`: its events in time
 * `lanes`: its stages as uniform pipelines
 * `places`: its stages as columns

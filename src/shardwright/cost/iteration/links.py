@@ -116,6 +116,17 @@ def once_seconds(plan: Plan, places: Places, contexts: Contexts, dense: Floats, 
     return seconds
 
 
+def holder_links(plan: Plan, places: Places, contexts: Contexts) -> tuple[tuple[Fabric, Group], ...]:
+    """Return the links among all GPUs of a plan whose stages have all layers, as each GPU type finds them."""
+    domain_gpus = np.array([contexts[name].pool.domain_gpus for name in places.types])[places.kind]
+    local = np.minimum(_least_in_a_domain(places, domain_gpus), plan.gpus)
+    size = np.array([plan.gpus])
+    return tuple(
+        (links, Group(size=size, local=local[at].min(keepdims=True)))
+        for links, at in _by_links(plan, places, contexts).items()
+    )
+
+
 def _least_in_a_domain(places: Places, domain_gpus: Ints) -> Ints:
     """Return how many ranks the domain with fewest of them has, among those with holders of a stage's layers, [S]."""
     stages = len(places.kind)

@@ -7,7 +7,7 @@ is simulated with the unequal stages that this gives. Gradients of a layer are r
 speed of the slowest link among them; as they wait for each other, what a replica cannot hide counts from its own end,
 and only the replica that is done last counts. GPUs of a type are given out in order: replica by replica, stage by
 stage, the copies of a stage next to each other (or those of a replica, where the rank order of the plan has data
-outermost).
+outermost). Uneven FSDP has no pipelines; its account is in `layered`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from shardwright.cost.frameworks.overheads import Calibration
 from shardwright.cost.iteration.batch import beside_transfers
 from shardwright.cost.iteration.footprint import Footprint, Held, fixed_bytes, footprint, held_parameters
 from shardwright.cost.iteration.lanes import Known, Lanes, contexts_of, lane_of, lanes_of, of_pipelines, of_stages
+from shardwright.cost.iteration.layered.plan import layered_iteration
 from shardwright.cost.iteration.links import Contexts, move_seconds, once_seconds
 from shardwright.cost.iteration.places import Places, places_of
+from shardwright.cost.iteration.replica_time import Mixed as Mixed
+from shardwright.cost.iteration.replica_time import ReplicaTime as ReplicaTime
 from shardwright.cost.iteration.shards import copied_bytes
 from shardwright.cost.iteration.step import (
     StageTimes,
@@ -44,42 +47,6 @@ from shardwright.cost.pipeline.schedule import Order, interleaved, one_f_one_b
 from shardwright.cost.pipeline.simulate import Timeline, simulate, timeline
 from shardwright.cost.strategies import Floats
 from shardwright.plans.plan import Plan, Replica
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaTime:
-    """One replica: stage times [1, v, P], as they are beside transfers and `undisturbed`, transfers [v * P - 1] and the
-    simulated pipeline; tails [P] of gradients and weights, the optimizer step [P], and the memory of each stage [P]."""
-
-    stages: StageTimes
-    undisturbed: StageTimes
-    transfers: Floats
-    pipeline_seconds: float
-    tails: Floats
-    gathers: Floats
-    optimizer: Floats
-    tied_seconds: float
-    memory: Footprint
-
-    @property
-    def peak_bytes(self) -> Floats:
-        """The peak of each stage, [P]."""
-        return self.memory.total
-
-    @property
-    def busy_seconds(self) -> float:
-        """The pipeline, and what of the communication it does not hide."""
-        return self.pipeline_seconds + float(self.tails.max()) + float(self.gathers.max()) + self.tied_seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mixed:
-    """The iteration of a plan and its replicas' parts; `norm_seconds` are those of the global gradient norm."""
-
-    seconds: float
-    norm_seconds: float
-    replicas: tuple[ReplicaTime, ...]
-    lanes: tuple[Lanes, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +79,8 @@ def mixed_iteration(
     calls for plans of one model, job, cluster and efficiency; `contexts` are those of its GPU types, where a search has
     them."""
     contexts = contexts or contexts_of(plan, efficiency, calibration)
+    if plan.layered:
+        return layered_iteration(plan, contexts)
     lanes, places = lanes_of(plan, contexts, known), places_of(plan)
     held = [held_parameters(each.context, each.rows, each.shards, each.starts) for each in lanes]
     stages = _stages(plan, lanes, held, places)

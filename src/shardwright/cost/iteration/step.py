@@ -239,15 +239,20 @@ def optimizer_seconds(context: Context, rows: Strategies, dense: Floats, expert:
     groups = data_parallel(context, rows)
     held = dense / groups.dense.size[:, None] + expert / groups.expert.size[:, None]
     held = np.where((rows.sharding == UNSHARDED)[:, None], dense + expert, held)
-    width = trained_share(context.job) * STATE_BYTES[context.job.optimizer]
-    rate = pool.gpu.memory_bytes_per_second * UPDATE_EFFICIENCY / context.software.optimizer
     offload = rows.offload[:, None]
-    on_gpu = held * (1.0 - offload) * width / rate
+    on_gpu = update_seconds(context, held * (1.0 - offload))
     widths = widths_of(context.job)
     passed = widths.gradient_reduction + widths.weight_gather
     moved = held * offload * passed / (pool.gpu.pcie_bytes_per_second * PCIE_EFFICIENCY)
     host = pool.host_memory_bytes_per_second * HOST_EFFICIENCY / pool.gpus_per_node
     return np.maximum(on_gpu, np.maximum(moved, held * offload * HOST_STATE_BYTES / host))
+
+
+def update_seconds(context: Context, elements: Floats) -> Floats:
+    """Return the time to update parameters on the GPU that holds their state."""
+    width = trained_share(context.job) * STATE_BYTES[context.job.optimizer]
+    rate = context.pool.gpu.memory_bytes_per_second * UPDATE_EFFICIENCY / context.software.optimizer
+    return np.asarray(elements * width / rate)
 
 
 def norm_seconds(context: Context, rows: Strategies) -> Floats:

@@ -1,0 +1,53 @@
+"""Gathers and scatters of uneven shards among all GPUs.
+
+The runtime pads: every rank sends a part as large as the largest, so a gather of P parameters among n GPUs, of which
+the largest keeps a share s, moves n·s·P. With equal shares that is P.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.frameworks.widths import widths_of
+from shardwright.cost.iteration.layered.units import layered_rows
+from shardwright.cost.iteration.links import Contexts, holder_links
+from shardwright.cost.iteration.places import places_of
+from shardwright.cost.iteration.step import norm_seconds
+from shardwright.cost.memory.sizes import trained_share
+from shardwright.cost.network.collectives import Fabric, Group, gather_seconds
+from shardwright.cost.strategies import Floats
+from shardwright.plans.plan import Plan
+from shardwright.spec.job import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Everyone:
+    """All GPUs of a plan as one group: its links as each GPU type finds them, and the seconds of the gradient norm."""
+
+    gpus: int
+    links: tuple[tuple[Fabric, Group], ...]
+    norm_seconds: float
+
+
+def everyone_of(plan: Plan, contexts: Contexts) -> Everyone:
+    """Return the group of all GPUs of a plan whose replicas are single GPUs."""
+    rows = layered_rows([1], plan.gpus, flash=plan.flash_attention)
+    norm = max(float(norm_seconds(contexts[name], rows)[0]) for name in plan.gpus_by_type)
+    return Everyone(gpus=plan.gpus, links=holder_links(plan, places_of(plan), contexts), norm_seconds=norm)
+
+
+def moved_seconds(everyone: Everyone, job: Job, parameters: Floats, largest_state: Floats) -> tuple[Floats, Floats]:
+    """Return the seconds of gathering each unit's weights and of scattering its gradients, [N, U], where the largest
+    shares of the state are `largest_state` [N]."""
+    padded = np.maximum(largest_state[:, None] * everyone.gpus, 1.0) * parameters[None, :]
+    widths = widths_of(job)
+    return (
+        _slowest(everyone, widths.weight_gather * padded),
+        _slowest(everyone, widths.gradient_reduction * trained_share(job) * padded),
+    )
+
+
+def _slowest(everyone: Everyone, size_bytes: Floats) -> Floats:
+    return np.asarray(np.max([gather_seconds(links, group, size_bytes) for links, group in everyone.links], axis=0))

@@ -1,0 +1,114 @@
+"""The iteration of a layered plan, in the account of all plans."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+
+from shardwright.cost.context import Context
+from shardwright.cost.iteration.footprint import Footprint
+from shardwright.cost.iteration.layered.network import everyone_of, moved_seconds
+from shardwright.cost.iteration.layered.seconds import beside, pass_seconds
+from shardwright.cost.iteration.layered.shares import Passes, RowShares, memory, passes, state_total
+from shardwright.cost.iteration.layered.units import Units, units_of
+from shardwright.cost.iteration.links import Contexts
+from shardwright.cost.iteration.replica_time import Mixed, ReplicaTime
+from shardwright.cost.iteration.step import StageTimes, update_seconds
+from shardwright.cost.strategies import RECOMPUTE, Floats
+from shardwright.plans.plan import Plan, Replica, TimeBreakdown
+
+
+def layered_iteration(plan: Plan, contexts: Contexts) -> Mixed:
+    """Return the iteration of a legal layered plan."""
+    everyone = everyone_of(plan, contexts)
+    parts = float(plan.optimizer.parts or 1)
+    largest = np.array([max(replica.state or 0 for replica in plan.replicas) / parts])
+    units = [_units(plan, replica, contexts) for replica in plan.replicas]
+    taken = [
+        passes(_context(replica, contexts), own, _shares(plan, replica))
+        for replica, own in zip(plan.replicas, units, strict=True)
+    ]
+    gather, scatter = moved_seconds(everyone, plan.job, units[0].parameters, largest)
+    forward, backward = (np.max([getattr(each, name) for each in taken], axis=0) for name in ("forward", "backward"))
+    overlap = plan.overlap.param_gather and plan.overlap.grad_reduce
+    seconds = float(pass_seconds(forward, backward, beside(gather, scatter), overlap=overlap)[0])
+    replicas = []
+    for replica, own, each in zip(plan.replicas, units, taken, strict=True):
+        context, state = _context(replica, contexts), np.array([(replica.state or 0) / parts])
+        found = memory(context, own, _shares(plan, replica), state, largest, everyone.gpus)
+        held = state * state_total(context, own)
+        replicas.append(_replica_time(replica, each, seconds, update_seconds(context, held), found))
+    update = max(float(each.optimizer.max()) for each in replicas)
+    total = seconds + update + everyone.norm_seconds
+    return Mixed(seconds=total, norm_seconds=everyone.norm_seconds, replicas=tuple(replicas), lanes=())
+
+
+def layered_breakdown(plan: Plan, found: Mixed, contexts: Contexts) -> TimeBreakdown:
+    """Return where the time goes, seen from the GPU that computes most. Waiting for other GPUs at a unit counts as
+    data-parallel communication, of which it is part."""
+    slowest = slowest_replica(found)
+    replica, times = plan.replicas[slowest], found.replicas[slowest]
+    software = _context(replica, contexts).software
+    count = replica.micro_batches
+    forward, backward, again = (
+        count * float(each.sum()) for each in (times.stages.forward, times.stages.backward, times.stages.recompute)
+    )
+    launching = count * software.pass_seconds
+    return TimeBreakdown(
+        forward_seconds=forward - launching,
+        backward_seconds=backward - again - launching,
+        recompute_seconds=again,
+        tensor_parallel_seconds=0.0,
+        context_parallel_seconds=0.0,
+        expert_parallel_seconds=0.0,
+        pipeline_seconds=0.0,
+        bubble_seconds=0.0,
+        data_parallel_seconds=max(times.busy_seconds - forward - backward, 0.0),
+        optimizer_seconds=max(float(each.optimizer.max()) for each in found.replicas)
+        + found.norm_seconds
+        - software.step_seconds,
+        framework_seconds=2.0 * launching + software.step_seconds,
+    )
+
+
+def slowest_replica(found: Mixed) -> int:
+    """Return the replica whose GPUs compute longest."""
+    return int(np.argmax([replica.pipeline_seconds for replica in found.replicas]))
+
+
+def _context(replica: Replica, contexts: Contexts) -> Context:
+    return contexts[replica.stages[0].gpu]
+
+
+def _units(plan: Plan, replica: Replica, contexts: Contexts) -> Units:
+    sizes = sorted(set(replica.sizes(plan.micro_batch)))
+    return units_of(_context(replica, contexts), sizes, plan.gpus, flash=plan.flash_attention)
+
+
+def _shares(plan: Plan, replica: Replica) -> RowShares:
+    again = replica.stages[0].recompute
+    return RowShares(
+        rows=np.array([replica.samples(plan.micro_batch)]),
+        micro_batches=np.array([replica.micro_batches]),
+        recompute=np.array([RECOMPUTE.index(again.method or again.granularity)]),
+        recompute_layers=np.array([again.layers or 0]),
+    )
+
+
+def _replica_time(replica: Replica, taken: Passes, seconds: float, optimizer: Floats, found: Footprint) -> ReplicaTime:
+    """Return the times of a replica: of its own passes, and of what it waits for and cannot hide."""
+    each = {field.name: getattr(taken, field.name).sum() / replica.micro_batches for field in fields(Passes)}
+    stages = StageTimes(**{name: np.full((1, 1, 1), value) for name, value in each.items()})
+    own = float(taken.total[0])
+    return ReplicaTime(
+        stages=stages,
+        undisturbed=stages,
+        transfers=np.zeros(0),
+        pipeline_seconds=own,
+        tails=np.array([max(seconds - own, 0.0)]),
+        gathers=np.zeros(1),
+        optimizer=optimizer,
+        tied_seconds=0.0,
+        memory=found,
+    )

@@ -1,0 +1,138 @@
+"""What GPUs with given shares take: seconds of each unit's passes, and bytes.
+
+A GPU with r rows in k micro-batches runs each unit k times forward and k times backward, with ⌈r/k⌉ or ⌊r/k⌋ rows. It
+keeps for the backward pass what its r rows leave in every layer, or the layers' inputs where these run again; of the
+head, which goes forward and backward at once, one micro-batch. Memory of a GPU with share s of the state
+(Cephalo, arXiv 2411.01075 §2.3, with the terms of `cost.memory`):
+
+    M = s · state + two units gathered + their gradients + activations of r rows + one micro-batch's working set
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.arrays import Columns
+from shardwright.cost.context import Context
+from shardwright.cost.iteration.footprint import Footprint
+from shardwright.cost.iteration.layered.units import Units
+from shardwright.cost.memory.sizes import gradient_bytes, reserved_bytes, state_bytes, weight_bytes
+from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, ZERO3, Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowShares(Columns):
+    """Rows of the batch on one GPU, the micro-batches that they go in, and recomputation (codes of `cost.strategies`),
+    columns [N]."""
+
+    rows: Ints
+    micro_batches: Ints
+    recompute: Ints
+    recompute_layers: Ints
+
+    @property
+    def largest(self) -> Ints:
+        """The rows of the largest micro-batch, [N]."""
+        return -(-self.rows // self.micro_batches)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """Seconds of each unit's passes of one GPU, [N, U]: `backward` has what it computes again, which is `recompute`.
+    The head's passes are in `forward` and `backward` of the last unit."""
+
+    forward: Floats
+    backward: Floats
+    recompute: Floats
+
+    @property
+    def total(self) -> Floats:
+        """All passes of a GPU, [N]."""
+        return np.asarray((self.forward + self.backward).sum(axis=1))
+
+
+def passes(context: Context, units: Units, shares: RowShares) -> Passes:
+    """Return the seconds of the passes of GPUs of one type; infinite where a size of micro-batch was not measured."""
+    forward, core = _over_sizes(units, units.forward, shares), _over_sizes(units, units.core_seconds, shares)
+    again = np.where(_again(units, shares), forward, np.where((shares.recompute == SELECTIVE)[:, None], core, 0.0))
+    starts = shares.micro_batches[:, None] * context.software.pass_seconds / units.count
+    backward = _over_sizes(units, units.backward, shares)
+    return Passes(forward=forward + starts, backward=backward + again + starts, recompute=again)
+
+
+def _over_sizes(units: Units, values: Floats, shares: RowShares) -> Floats:
+    """Return the sum of `values` [M, U] over the micro-batches of each share, [N, U]."""
+    each, more = np.divmod(shares.rows, shares.micro_batches)
+    fewer = shares.micro_batches - more
+    found = np.zeros((len(shares), units.count))
+    for size, count in ((each + 1, more), (each, fewer)):
+        row, known = units.at(size)
+        scale = count * np.where(count > 0, known, 0.0)
+        found += scale[:, None] * values[row]
+    return found
+
+
+def _again(units: Units, shares: RowShares) -> Floats:
+    """Return which units run forward again in the backward pass, [N, U]."""
+    layer = np.arange(units.count)
+    inside = (layer > 0) & (layer < units.count - 1)
+    last = np.where(shares.recompute == UNIFORM, units.count, shares.recompute_layers)[:, None]
+    full = ((shares.recompute == UNIFORM) | (shares.recompute == BLOCK))[:, None]
+    return np.asarray(full & inside & (layer <= last))
+
+
+def activation_bytes(units: Units, shares: RowShares) -> tuple[Floats, Floats]:
+    """Return what a GPU keeps of all its rows with the working set of one micro-batch, and the logits beyond that, [N].
+    Between two units every row has an activation, or its gradient."""
+    row, _ = units.at(shares.largest)
+    scale = shares.rows / units.sizes[row]
+    again = _again(units, shares)
+    kept = units.kept[row] - np.where((shares.recompute == SELECTIVE)[:, None], units.core[row], 0.0)
+    kept = np.where(again, units.inputs[row], kept)
+    inside = kept[:, :-1].sum(axis=1) + units.boundary[row]
+    working = units.gradients[row] + again.any(axis=1) * units.widest[row]
+    head = np.maximum(kept[:, -1] + units.logits[row] - working, 0.0)
+    return scale * inside + working, head
+
+
+def state_total(context: Context, units: Units) -> float:
+    """Return the parameters of the model, a tied embedding once."""
+    tied = context.model.token_table_parameters if context.model.tied_embeddings else 0.0
+    return float(units.parameters.sum() - tied)
+
+
+def memory(
+    context: Context, units: Units, shares: RowShares, state: Floats, largest_state: Floats, gpus: int
+) -> Footprint:
+    """Return the bytes on GPUs with `state` [N] of the state, [N] each term. Where the largest of all `gpus` parts is
+    above an equal one, gathers and scatters go through buffers of `gpus` parts as large as it."""
+    job = context.job
+    held = np.full(len(shares), state_total(context, units) - units.expert.sum())
+    expert = np.full(len(shares), units.expert.sum())
+    ranks = 1.0 / np.maximum(state, 1e-12)
+    none, working = np.zeros(len(shares)), np.full(len(shares), _gathered(units))
+    found = state_bytes(job, held, expert, ranks, ranks, np.full(len(shares), ZERO3), none, working)
+    padded = padding(largest_state, gpus) * float(units.parameters.max()) * (weight_bytes(job) + gradient_bytes(job))
+    activations, logits = activation_bytes(units, shares)
+    terms = {
+        "weights": found.weights,
+        "gradients": found.gradients,
+        "optimizer": found.optimizer,
+        "activations": activations,
+        "logits": logits,
+        "buffers": np.broadcast_to(padded, none.shape),
+    }
+    return Footprint(**terms, context=reserved_bytes(job, np.asarray(sum(terms.values()))))
+
+
+def padding(largest_state: Floats, gpus: int) -> Floats:
+    """Return the size of a buffer of `gpus` parts of the largest size, beside that of their sum; 0 where all are equal
+    and no such buffer is needed. Shares are whole parts, so equal ones may differ by rounding."""
+    return np.where(largest_state * gpus > 1.0 + 1e-9, largest_state * gpus, 0.0)
+
+
+def _gathered(units: Units) -> float:
+    """Return the most parameters that are gathered at a time: those of a unit and of the next."""
+    return float((units.parameters[:-1] + units.parameters[1:]).max())

@@ -1,0 +1,90 @@
+"""Seconds and bytes of each unit on one GPU, by the size of the micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.context import Context, sharded
+from shardwright.cost.memory.sizes import logit_bytes
+from shardwright.cost.strategies import NONE, PIPELINE_OUTERMOST, ZERO3, Floats, Ints, Strategies, strategies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """For micro-batches of each of `sizes` [M], ascending: forward and backward seconds of each unit and, of these,
+    those of core attention [M, U]; bytes that a unit keeps for its backward pass, of these of core attention, and of
+    its input alone [M, U]; the gradients of activations that live together, the most that a layer keeps, an activation
+    between layers and the logits [M]. `parameters` [U] are those gathered for a unit, `expert` [U] part of them."""
+
+    sizes: Ints
+    forward: Floats
+    backward: Floats
+    core_seconds: Floats
+    kept: Floats
+    core: Floats
+    inputs: Floats
+    gradients: Floats
+    widest: Floats
+    boundary: Floats
+    logits: Floats
+    parameters: Floats
+    expert: Floats
+
+    @property
+    def count(self) -> int:
+        return len(self.parameters)
+
+    def at(self, size: Ints) -> tuple[Ints, Floats]:
+        """Return the row of each size, and 1 where it is there or infinity where it is not."""
+        row = np.minimum(np.searchsorted(self.sizes, size), len(self.sizes) - 1)
+        return row, np.where(self.sizes[row] == size, 1.0, np.inf)
+
+
+def layered_rows(sizes: Sequence[int], gpus: int, *, flash: bool) -> Strategies:
+    """Return micro-batches of given sizes on `gpus` GPUs as strategies."""
+    fixed = {
+        **dict.fromkeys(("tp", "cp", "pp", "ep", "etp", "vpp", "first_layers", "last_layers"), 1),
+        "dp": gpus,
+        "rank_order": PIPELINE_OUTERMOST,
+        "flash": flash,
+        **dict.fromkeys(("sequence_parallel", "overlap_tp", "overlap_pp"), False),
+        "recompute": NONE,
+        "recompute_layers": 0,
+        "sharding": ZERO3,
+        "offload": 0.0,
+        "overlap_grad": True,
+        "overlap_param": True,
+    }
+    return strategies([fixed | {"micro_batch": size} for size in sizes])
+
+
+def units_of(context: Context, sizes: Sequence[int], gpus: int, *, flash: bool) -> Units:
+    """Return the units on one GPU type for micro-batches of `sizes`, ascending, those left out of which a layer profile
+    has no times. Raises SpecError where it has none."""
+    rows = layered_rows(sizes, gpus, flash=flash)
+    known = context.timed(rows)
+    rows = rows.take(np.flatnonzero(known)) if known.any() else rows
+    found = sharded(context, rows)
+    table = found.table.take(found.row)
+
+    def each(running: Floats) -> Floats:
+        return np.diff(running, axis=1)
+
+    return Units(
+        sizes=rows.micro_batch,
+        forward=each(table.forward),
+        backward=each(table.backward),
+        core_seconds=each(table.core_seconds),
+        kept=each(table.activations),
+        core=each(table.core),
+        inputs=each(table.inputs),
+        gradients=table.gradients,
+        widest=table.widest,
+        boundary=table.boundary,
+        logits=logit_bytes(context.model, context.job, rows.micro_batch, rows.cp, rows.tp),
+        parameters=each(table.dense)[0] + each(table.expert)[0],
+        expert=each(table.expert)[0],
+    )

@@ -1,0 +1,47 @@
+"""What an iteration takes, replica by replica: the result of costing a plan exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.cost.iteration.footprint import Footprint
+from shardwright.cost.iteration.lanes import Lanes
+from shardwright.cost.iteration.step import StageTimes
+from shardwright.cost.strategies import Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaTime:
+    """One replica: stage times [1, v, P], as they are beside transfers and `undisturbed`, transfers [v * P - 1] and the
+    simulated pipeline; tails [P] of gradients and weights, the optimizer step [P], and the memory of each stage [P]."""
+
+    stages: StageTimes
+    undisturbed: StageTimes
+    transfers: Floats
+    pipeline_seconds: float
+    tails: Floats
+    gathers: Floats
+    optimizer: Floats
+    tied_seconds: float
+    memory: Footprint
+
+    @property
+    def peak_bytes(self) -> Floats:
+        """The peak of each stage, [P]."""
+        return self.memory.total
+
+    @property
+    def busy_seconds(self) -> float:
+        """The pipeline, and what of the communication it does not hide."""
+        return self.pipeline_seconds + float(self.tails.max()) + float(self.gathers.max()) + self.tied_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixed:
+    """The iteration of a plan and its replicas' parts; `norm_seconds` are those of the global gradient norm. A layered
+    plan has no lanes."""
+
+    seconds: float
+    norm_seconds: float
+    replicas: tuple[ReplicaTime, ...]
+    lanes: tuple[Lanes, ...]

@@ -1,0 +1,146 @@
+"""Uneven FSDP: its time against a loop over units, its limits, and what shares do to time and memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shardwright
+from shardwright.cost.iteration.layered.seconds import beside, pass_seconds
+from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
+from shardwright.plans.check import check
+from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
+from shardwright.search.planner import predict
+
+MIXED = "1x4xA100-SXM-40 + 1x4xV100-SXM2"
+MODEL = shardwright.load_model("llama-3.2-1b")
+Shares = tuple[str, int, int, int, int]  # GPU type, count, rows, micro-batches, state
+
+
+def layered_plan(cluster: str, shares: list[Shares], recompute: Recompute | None = None) -> Plan:
+    replicas = []
+    for gpu, count, rows, micro_batches, state in shares:
+        stage = Stage(
+            gpu=gpu,
+            tensor_parallel=1,
+            context_parallel=1,
+            expert_parallel=1,
+            expert_tensor_parallel=1,
+            layers=((0, len(MODEL.layers)),),
+            recompute=recompute or Recompute(),
+        )
+        replicas.append(Replica(count=count, micro_batches=micro_batches, stages=(stage,), rows=rows, state=state))
+    plan = Plan(
+        model=MODEL,
+        job=shardwright.make_job(
+            global_batch=sum(count * rows for _, count, rows, _, _ in shares), seq_len=2048, precision="fp16"
+        ),
+        cluster=shardwright.load_cluster(cluster),
+        micro_batch=max(replica.sizes(1)[0] for replica in replicas),
+        schedule=Schedule(kind="layered"),
+        replicas=tuple(replicas),
+        optimizer=OptimizerPlan(sharding="zero3", parts=sum(count * state for _, count, _, _, state in shares)),
+        overlap=Overlap(grad_reduce=True, param_gather=True),
+        sequence_parallel=False,
+        flash_attention=False,
+    )
+    assert check(plan) == ()
+    return predict(plan)
+
+
+def seconds_of(plan: Plan) -> float:
+    assert plan.prediction is not None
+    return plan.prediction.iteration_seconds
+
+
+@given(st.data(), st.integers(3, 6))
+def test_the_time_is_that_of_a_walk_over_units(data: st.DataObject, units: int) -> None:
+    """The pass through a unit lasts as long as the longer of computing and what runs beside it, and a part more."""
+    column = st.lists(st.floats(1e-4, 1.0), min_size=units, max_size=units)
+    forward, backward, gather, scatter = (data.draw(column) for _ in range(4))
+
+    def longer(compute: float, moved: float) -> float:
+        return max(compute, moved) + OVERLAP_SLOWDOWN * min(compute, moved)
+
+    last = units - 1
+    total = gather[0]
+    for unit in range(last):
+        total += longer(forward[unit], gather[unit + 1])
+    total += longer(forward[last] + backward[last], gather[last - 1])
+    for unit in reversed(range(last)):
+        total += longer(backward[unit], (gather[unit - 1] if unit else 0.0) + scatter[unit + 1])
+    total += scatter[0]
+    rows = [np.array([each]) for each in (forward, backward, gather, scatter)]
+    found = float(pass_seconds(rows[0], rows[1], beside(rows[2], rows[3]))[0])
+    assert found == pytest.approx(total)
+    apart = float(pass_seconds(rows[0], rows[1], beside(rows[2], rows[3]), overlap=False)[0])
+    assert apart >= found - 1e-12
+
+
+def test_equal_shares_are_fsdp() -> None:
+    """With equal shares, one micro-batch and nothing to hide, passes, state and update are those of ZeRO-3."""
+    layered = layered_plan("1x8xA100-SXM-40", [("A100-SXM-40", 8, 2, 1, 1)])
+    replica = replace(layered.replicas[0], rows=None, state=None)
+    plain = replace(layered, schedule=Schedule(), replicas=(replica,), optimizer=OptimizerPlan(sharding="zero3"))
+    assert check(plain) == ()
+    one, other = layered.prediction, predict(plain).prediction
+    assert one is not None and other is not None
+    for name in ("forward_seconds", "backward_seconds", "optimizer_seconds", "framework_seconds"):
+        assert getattr(one.time, name) == pytest.approx(getattr(other.time, name))
+    assert one.memory[0][0].optimizer_bytes == other.memory[0][0].optimizer_bytes
+    assert one.memory[0][0].buffers_bytes == 0.0
+    assert one.iteration_seconds == pytest.approx(other.iteration_seconds, rel=0.05)
+
+
+def test_parts_add_up() -> None:
+    plan = layered_plan(MIXED, [("A100-SXM-40", 4, 11, 3, 14), ("V100-SXM2", 4, 5, 5, 11)])
+    assert plan.prediction is not None
+    assert plan.prediction.time.total_seconds == pytest.approx(plan.prediction.iteration_seconds)
+    assert plan.prediction.iteration_seconds >= plan.prediction.lower_bound_seconds
+
+
+def test_rows_move_time_and_state_moves_memory() -> None:
+    base = layered_plan(MIXED, [("A100-SXM-40", 4, 8, 2, 10), ("V100-SXM2", 4, 8, 2, 10)])
+    rows = layered_plan(MIXED, [("A100-SXM-40", 4, 12, 3, 10), ("V100-SXM2", 4, 4, 1, 10)])
+    state = layered_plan(MIXED, [("A100-SXM-40", 4, 8, 2, 15), ("V100-SXM2", 4, 8, 2, 5)])
+    assert seconds_of(rows) < 0.8 * seconds_of(base)
+    assert seconds_of(state) > seconds_of(base), "padding of unequal shards has a price"
+    assert base.prediction is not None and state.prediction is not None
+    before, after = ([row[0] for row in each.prediction.memory] for each in (base, state) if each.prediction)
+    assert after[0].optimizer_bytes == pytest.approx(1.5 * before[0].optimizer_bytes)
+    assert after[1].optimizer_bytes == pytest.approx(0.5 * before[1].optimizer_bytes)
+    assert after[1].buffers_bytes > before[1].buffers_bytes == 0.0
+    assert after[0].activations_bytes == before[0].activations_bytes
+
+
+def test_more_micro_batches_gather_no_more() -> None:
+    """Passes go layer by layer: smaller micro-batches cost their own efficiency, but no more communication."""
+    few = layered_plan("1x8xA100-SXM-40", [("A100-SXM-40", 8, 8, 2, 1)])
+    many = layered_plan("1x8xA100-SXM-40", [("A100-SXM-40", 8, 8, 8, 1)])
+    assert few.prediction is not None and many.prediction is not None
+    assert many.prediction.time.data_parallel_seconds <= few.prediction.time.data_parallel_seconds * 1.05
+    assert many.prediction.memory[0][0].total_bytes < few.prediction.memory[0][0].total_bytes
+
+
+def test_recomputation_trades_time_for_memory() -> None:
+    shares: list[Shares] = [("A100-SXM-40", 4, 8, 2, 10), ("V100-SXM2", 4, 4, 2, 10)]
+    kept = layered_plan(MIXED, shares)
+    again = layered_plan(MIXED, shares, Recompute(granularity="full", method="uniform", layers=1))
+    assert seconds_of(again) > 1.15 * seconds_of(kept)
+    assert kept.prediction is not None and again.prediction is not None
+    assert again.prediction.memory[0][0].activations_bytes < 0.3 * kept.prediction.memory[0][0].activations_bytes
+    assert again.prediction.time.recompute_seconds > 0.0
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 3), st.integers(0, 40))
+def test_no_iteration_is_shorter_than_the_computing_of_a_gpu(rows: int, micro_batches: int, state: int) -> None:
+    plan = layered_plan(MIXED, [("A100-SXM-40", 4, rows, min(micro_batches, rows), state), ("V100-SXM2", 4, 4, 2, 10)])
+    assert plan.prediction is not None
+    time = plan.prediction.time
+    assert time.forward_seconds + time.backward_seconds + time.framework_seconds <= time.total_seconds + 1e-9
+    assert all(row[0].total_bytes > 0.0 for row in plan.prediction.memory)
