@@ -1,7 +1,12 @@
 """What recovery decides, without PyTorch.
 
 * `quorum`: who goes on after a loss
-* `decide`: stay, replan, or wait
+* `seats`: which machine each rank sits on
+* `rates`: how fast bytes move
+* `outlook`: how often machines are expected to be lost
+* `repairs`: plans that are quick to repair to
+* `ways`: the ways in which a run can go on, and the one taken
+* `decide`: the cheapest of them by useful tokens
 * `transfer`: which machine reads which shard from where
 * `transfer_program`: the linear program behind that
 """

@@ -1,9 +1,14 @@
 """Whether a run goes on as it was, under a new plan, or waits for machines: by expected dollars per useful token.
 
-Over the H seconds until machines are expected to change again, a way that pauses for p seconds and then trains r tokens
-a second gives r (H - p) useful tokens, and costs the price of all machines that are kept for H seconds:
+Over the H seconds that a decision looks ahead, a way that pauses for p seconds and then trains r tokens a second gives
+r (H - p) useful tokens, if nothing is lost. Where machines that it uses are lost λ times a second, and it then goes on
+after another q seconds with s tokens a second, the expected tokens are, with L = H - p and L' = max(L - q, 0),
 
-    dollars per token = price_per_hour H / 3600 / (r max(H - p, 0))
+    r (1 - exp(-λ L)) / λ  +  s (L' - (1 - exp(-λ L')) / λ)
+
+the liveput of Parcae (Duan et al., NSDI '24) for one loss. It costs the price of all machines that are kept:
+
+    dollars per token = price_per_hour H / 3600 / expected tokens
 
 The rates and prices are those that plans are chosen by, so what happens in a run and what planning expects agree.
 """
@@ -12,19 +17,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import expm1, inf
 
 from shardwright.units import SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A way to go on: what it is, in words, what it trains and costs, and for how long nothing is trained before."""
+    """A way to go on: what it is, in words, what it trains and costs, for how long nothing is trained before, how often
+    a machine that it uses is lost, and what it trains after the first such loss and another pause."""
 
     name: str
     tokens_per_second: float
     dollars_per_hour: float
     pause_seconds: float
+    losses_per_hour: float = 0.0
+    then_tokens_per_second: float = 0.0
+    then_pause_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +44,21 @@ class Decision:
     reason: str
 
 
+def expected_tokens(way: Way, horizon_seconds: float) -> float:
+    """Return the useful tokens that a way is expected to give."""
+    left = max(horizon_seconds - way.pause_seconds, 0.0)
+    rate = way.losses_per_hour / SECONDS_PER_HOUR
+    if not rate:
+        return way.tokens_per_second * left
+    after = max(left - way.then_pause_seconds, 0.0)
+    return way.tokens_per_second * _before_loss(rate, left) + way.then_tokens_per_second * (
+        after - _before_loss(rate, after)
+    )
+
+
 def dollars_per_token(way: Way, horizon_seconds: float) -> float:
-    """Return the expected dollars per useful token of a way until machines change again."""
-    tokens = way.tokens_per_second * max(horizon_seconds - way.pause_seconds, 0.0)
+    """Return the expected dollars per useful token of a way."""
+    tokens = expected_tokens(way, horizon_seconds)
     return way.dollars_per_hour * horizon_seconds / SECONDS_PER_HOUR / tokens if tokens else inf
 
 
@@ -47,6 +68,11 @@ def decide(ways: Sequence[Way], horizon_seconds: float) -> Decision:
     chosen = min(range(len(ways)), key=lambda number: (costs[number], number))
     shown = [f"{way.name} {_words(cost)}" for way, cost in zip(ways, costs, strict=True)]
     return Decision(chosen=chosen, reason=f"{ways[chosen].name}: dollars per million tokens are {', '.join(shown)}")
+
+
+def _before_loss(rate: float, seconds: float) -> float:
+    """Return the expected seconds until the first loss, or until `seconds` are over."""
+    return -expm1(-rate * seconds) / rate
 
 
 def _words(cost: float) -> str:

@@ -59,8 +59,9 @@ class Fleet:
         every: int = 5,
         silence: float = 8.0,
         extra: Sequence[object] = (),
+        mortal: bool = False,
     ) -> None:
-        self.extra = extra
+        self.extra, self.mortal = extra, mortal
         self.folder, self.plan, self.steps, self.every, self.silence = folder, plan, steps, every, silence
         self.count = sum(pool.nodes for pool in plan.cluster.pools)
         self.ports = _free_ports(self.count)
@@ -113,16 +114,30 @@ class Fleet:
                 [sys.executable, "-m", "shardwright", "train", *map(str, arguments)],
                 stdout=log,
                 stderr=log,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | (self._mortal(index) if self.mortal else {}),
                 start_new_session=True,
             )
 
-    def lose(self, index: int) -> None:
+    def _mortal(self, index: int) -> dict[str, str]:
+        """Return the environment of a machine, some function of which may be its last (`deaths/sitecustomize.py`)."""
+        (self.place(index) / "deaths").mkdir(exist_ok=True)
+        paths = [str(Path(__file__).with_name("deaths")), os.environ.get("PYTHONPATH", "")]
+        return {"DEATHS": str(self.place(index) / "deaths"), "PYTHONPATH": ":".join(filter(None, paths))}
+
+    def arm(self, index: int, place: str) -> Path:
+        """Have the next process of a machine that comes to a place die there; the file is gone when it has."""
+        path = self.place(index) / "deaths" / place
+        path.touch()
+        return path
+
+    def lose(self, index: int, *, memory_too: bool = True) -> None:
         """Kill all processes of a machine at once, and lose its memory and disk."""
         process = self.running.pop(index)
         for pid in [process.pid, *descendants(process.pid)]:
             _signal(pid, signal.SIGKILL)
         process.wait()
+        if not memory_too:
+            return
         for name in ("memory", "out/state"):
             shutil.rmtree(self.place(index) / name, ignore_errors=True)
 
@@ -179,7 +194,8 @@ class Fleet:
         return "\n".join(f"{path}:\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("machine-*/log")))
 
     def _failed(self) -> bool:
-        return any(process.poll() not in (None, 0) for process in self.running.values())
+        well = (None, 0, -signal.SIGKILL) if self.mortal else (None, 0)
+        return any(process.poll() not in well for process in self.running.values())
 
 
 def children(pid: int) -> list[int]:

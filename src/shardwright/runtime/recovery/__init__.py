@@ -5,7 +5,11 @@ A keeper on each machine holds snapshots and starts workers. Keepers have no PyT
 * `options`: what a keeper is told
 * `course`: what must be the same on all machines of a run
 * `keeper`: the process of a machine
-* `coordinator`: the way from one generation of machines to the next
+* `coordinator`: takes machines in, and decides when the next generation begins
+* `members`: the machines that have joined it
+* `passage`: the way from one generation to the next
+* `base`: where that way begins
+* `uploads`: steps in the object store
 * `duties`: what a keeper does for the coordinator
 * `desk`: what a keeper does for workers and other keepers
 * `staff`: the worker processes of a machine
@@ -19,7 +23,6 @@ A keeper on each machine holds snapshots and starts workers. Keepers have no PyT
 * `moves`: a plan of transfers as orders
 * `fetch`: reading pieces from where a plan says
 * `settlement`: the step that all survivors reach
-* `replanning`: the plan for the machines that are there
 * `rehearsal`: a recovery that only shows what it would do
 * `record`: what a recovery took
 * `worker`: the process of a GPU (PyTorch)

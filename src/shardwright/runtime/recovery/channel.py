@@ -102,6 +102,7 @@ class Channel:
                 self.heard += late
             if time.monotonic() - self.heard > silence_seconds:
                 self.close(f"silent for {silence_seconds:g} s")
+                return  # closing cancels every task but the one that closes
 
     async def _read(self) -> None:
         reason = "the connection was closed"

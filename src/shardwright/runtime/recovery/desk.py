@@ -48,6 +48,7 @@ class Desk:
         self.values: dict[int, Values] = {}
         self.writers, self.complete = 0, -1
         self._handed: dict[int, set[str]] = {}
+        self._hashing: set[str] = set()
         self.protect: Callable[[int], Awaitable[None]] | None = None
 
     async def answer(self, channel: Channel, message: Message, payload: bytes) -> Reply:
@@ -83,6 +84,8 @@ class Desk:
 
     async def _begin(self, message: Message) -> str:
         """Return the file that a worker may write, once the step before is one that all machines have."""
+        async with self._snapshots.changed:  # what is being hashed is not written over
+            await self._snapshots.changed.wait_for(lambda: message["writer"] not in self._hashing)
         handed = [step for step in self._handed if self._snapshots.committed < step < message["step"]]
         if handed:
             await self._committed(max(handed))
@@ -104,14 +107,8 @@ class Desk:
         snapshot = Snapshot(
             file=file, step=step, generation=message["generation"], origin="", pieces=pieces, scale=message["scale"]
         )
-        try:
-            known = await asyncio.to_thread(hashed, self._snapshots.folder, snapshot)
-        except (SpecError, OSError) as error:
-            print(f"step {step} is not protected: {error}", file=sys.stderr, flush=True)
-            raise RefusedError(str(error)) from None
-        if known.pieces:
-            self._snapshots.done(known)
         writers = self._handed.setdefault(step, set())
+        await self._hashed(writer, snapshot)
         writers.add(writer)
         if len(writers) == self.writers and self.protect is not None:
             self.complete = step
@@ -119,6 +116,21 @@ class Desk:
             for old in [number for number in self._handed if number < step]:
                 del self._handed[old]
             await self.tell("held", step=step, generation=message["generation"])
+
+    async def _hashed(self, writer: str, snapshot: Snapshot) -> None:
+        """Know a snapshot with its hashes. Raises RefusedError where it is not worth keeping, or cannot be read."""
+        self._hashing.add(writer)
+        try:
+            known = await asyncio.to_thread(hashed, self._snapshots.folder, snapshot)
+            if known.pieces:
+                self._snapshots.done(known)
+        except (SpecError, OSError) as error:
+            print(f"step {snapshot.step} is not protected: {error}", file=sys.stderr, flush=True)
+            raise RefusedError(str(error)) from None
+        finally:
+            async with self._snapshots.changed:
+                self._hashing.discard(writer)
+                self._snapshots.changed.notify_all()
 
     async def release(self) -> None:
         """Let workers go that wait for a step to be one that all machines have: the generation is over."""

@@ -17,15 +17,17 @@ from typing import Any
 from shardwright.files import write_atomically
 from shardwright.plans.document import from_document, to_document
 from shardwright.recovery.quorum import Generation, Machine
+from shardwright.recovery.seats import Seat
 from shardwright.recovery.transfer import CLOUD, DISK, MEMORY
 from shardwright.runtime.job import metrics
 from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.recovery.base import Base
 from shardwright.runtime.recovery.channel import LostError, Message, RefusedError, Reply, connect, refuse
 from shardwright.runtime.recovery.course import Run
 from shardwright.runtime.recovery.desk import Desk
 from shardwright.runtime.recovery.fetch import Fetched, Reader, Source, Wanted, fetch
 from shardwright.runtime.recovery.inventory import Held, held_row
-from shardwright.runtime.recovery.needs import Seat, held_pieces
+from shardwright.runtime.recovery.needs import held_pieces
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.rows import machine_data, machine_of, pieces_of, rows_of, wanted_of
 from shardwright.runtime.recovery.settlement import Settlement, reaches, report_of
@@ -42,7 +44,7 @@ COPY_SECONDS = 60.0
 
 
 class Duties:
-    """Answers the coordinator. `generation` is the one that this keeper last started."""
+    """Answers the coordinator. `base` is the generation that this keeper last started, with its plan."""
 
     def __init__(
         self,
@@ -57,15 +59,15 @@ class Duties:
         self._end = end
         self._disk = DiskTier(options.disk, options.machine.name, run.name) if options.disk else None
         self._cloud = Cloud(options.upload) if options.upload else None
-        self.generation = Generation(number=0, machines=())
+        self.base = Base(generation=Generation(number=0, machines=()), plan=options.plan)
         self._promised = 0
         self._saving: asyncio.Task[None] | None = None
         self._saved = -1
         self._reports: dict[int, Message] = {}
         self._ranks: dict[int, int] = {}
-        self._plan: Message = to_document(options.plan)
         self._partner: Machine | None = None
         self._lonely: frozenset[Any] = frozenset()
+        self._state: tuple[StoredPiece, ...] = ()
         desk.protect = self._protect
 
     async def answer(self, message: Message) -> Reply:
@@ -130,9 +132,18 @@ class Duties:
 
     def _inventory(self) -> Message:
         """Say what this machine knows, to someone who asks and changes nothing."""
-        machines = [machine_data(machine) for machine in self.generation.machines]
+        generation = self.base.generation
+        machines = [machine_data(machine) for machine in generation.machines]
         held = [held_row(item) for item in self._holdings()]
-        return {"generation": self.generation.number, "machines": machines, "plan": self._plan, "held": held}
+        plan = to_document(self.base.plan)
+        seated = [machine_data(machine) for machine in self.base.seated]
+        return {
+            "generation": generation.number,
+            "machines": machines,
+            "seated": seated,
+            "plan": plan,
+            "held": held,
+        }
 
     def _holdings(self) -> Iterator[Held]:
         yield from self._snapshots.holdings()
@@ -146,6 +157,7 @@ class Duties:
         sound = await asyncio.gather(*(asyncio.to_thread(is_sound, self._folder(tier), s) for s, tier in own))
         me = self._options.machine.name
         damaged = [stored for (stored, _), good in zip(own, sound, strict=True) if not good]
+        self._state = tuple(self._whole_path(stored, tier) for stored, tier in own)
         failed = [[rows_of([stored])[0], [me], "it is damaged"] for stored in damaged]
         file = f"{message['generation']:06d}-{FETCHED}.0.bin"
         wanted = [wanted_of(item, file) for item in message["wanted"]]
@@ -164,6 +176,7 @@ class Duties:
                 scale=message["scale"],
             )
         )
+        self._state += tuple(self._whole_path(stored, MEMORY) for stored in found.pieces)
         return {"failed": failed + [[rows_of([s])[0], list(machines), why] for s, machines, why in found.failed]}
 
     async def _start(self, message: Message) -> Message:
@@ -175,10 +188,8 @@ class Duties:
         self._ranks = {slot: rank for rank, slot in mine.items()}
         self._desk.begin_generation(len(mine))
         self._protected_by(plan, where, machines)
-        self._plan = message["plan"]
         out = self._options.settings.out
         metrics.begin(out / metrics.FILE, message["step"] + 1)
-        located = self._located(message["step"])
         orders = {
             slot: {
                 "op": "assign",
@@ -190,7 +201,7 @@ class Duties:
                 "store": message["store"],
                 "step": message["step"],
                 "scale": message["scale"],
-                "pieces": rows_of(located),
+                "pieces": rows_of(self._state),
                 "folder": str(self._snapshots.folder),
                 "snapshot_every": self._options.snapshot_every,
                 "operation_seconds": self._options.operation_seconds,
@@ -199,20 +210,16 @@ class Duties:
         }
         ready = await self._staff.assign(orders, self._options.operation_seconds)
         if ready:
-            self.generation = Generation(number=message["generation"], machines=machines)
+            generation = Generation(number=message["generation"], machines=machines)
+            by_name = {machine.name: machine for machine in machines}
+            self.base = Base(generation=generation, plan=plan, seated=tuple(by_name[n] for n in message["seated"]))
             workers = {str(slot): process for slot, process in sorted(self._staff.processes().items())}
-            status = {"generation": self.generation.number, "machines": self.generation.names, "workers": workers}
+            status = {"generation": generation.number, "machines": generation.names, "workers": workers}
             write_atomically(out / STATUS, json.dumps(status) + "\n")
         return {"ready": ready}
 
-    def _located(self, step: int) -> tuple[StoredPiece, ...]:
-        """Return the pieces of a step on this machine, memory before disk, each once, with whole paths."""
-        found: dict[Any, StoredPiece] = {}
-        for item in sorted(self._holdings(), key=lambda item: (item.tier, -item.generation)):
-            if item.step == step:
-                path = str((self._folder(item.tier) / item.stored.file).resolve())
-                found.setdefault(item.stored.piece, _in(item.stored, path))
-        return tuple(found.values())
+    def _whole_path(self, stored: StoredPiece, tier: int) -> StoredPiece:
+        return _in(stored, str((self._folder(tier) / stored.file).resolve()))
 
     def _protected_by(self, plan: Any, where: Sequence[Seat], machines: Sequence[Machine]) -> None:
         """Find the pieces that no other machine holds, and the machine that shall have a copy of them: the next one, of
@@ -255,17 +262,20 @@ class Duties:
                     rows=rows_of(pieces),
                     step=step,
                     scale=scale,
-                    of_generation=self.generation.number,
+                    of_generation=self.base.generation.number,
                 )
             finally:
                 channel.close()
         except (LostError, RefusedError) as error:
-            if self._promised > self.generation.number:
+            if self._promised > self.base.generation.number:
                 return  # another step takes its place
             print(f"step {step} of {me.name} has no copy on {partner.name}: {error}", file=sys.stderr, flush=True)
 
     async def _copy(self, message: Message) -> Reply:
-        """Have a copy of another machine's pieces in this one's memory."""
+        """Have a copy of another machine's pieces in this one's memory. Raises RefusedError during a recovery, which
+        counts on what this machine said that it holds."""
+        if message["of_generation"] < self._promised:
+            raise RefusedError(f"generation {message['of_generation']} is over")
         origin = machine_of(message["machine"])
         pieces, address = pieces_of(message["rows"]), (origin.host, origin.port)
         file = self._snapshots.begin(f"copy-of-{origin.name}", message["of_generation"])
@@ -299,7 +309,7 @@ class Duties:
 
     async def _commit(self, message: Message) -> None:
         """Know that all machines have a step; then bring it to the slower tiers, unless they are busy with another."""
-        await self._snapshots.commit(message["step"], self.generation.number)
+        await self._snapshots.commit(message["step"], self.base.generation.number)
         if self._saving is None or self._saving.done():
             self._saved = message["step"]
             self._saving = asyncio.get_running_loop().create_task(self._save(message["step"]))

@@ -102,13 +102,15 @@ def _machines(items: Sequence[Held]) -> int:
 
 
 def disagreements(held: Iterable[Held]) -> list[str]:
-    """Return in words where machines hold different content of the same piece of the same step."""
-    contents: dict[tuple[int, StatePiece], dict[str, set[str]]] = {}
+    """Return in words where machines hold different content of the same piece of the same step of one generation: what
+    two generations computed of a step may differ in the order of its sums."""
+    contents: dict[tuple[int, int, StatePiece], dict[str, set[str]]] = {}
     for item in held:
-        contents.setdefault((item.step, item.stored.piece), {}).setdefault(item.stored.hash, set()).add(item.machine)
+        place = item.step, item.generation, item.stored.piece
+        contents.setdefault(place, {}).setdefault(item.stored.hash, set()).add(item.machine)
     return [
         f"step {step}: the {piece.name} differs between {' and '.join(sorted(min(m) for m in by_hash.values()))}"
-        for (step, piece), by_hash in sorted(contents.items())
+        for (step, _, piece), by_hash in sorted(contents.items())
         if len(by_hash) > 1
     ]
 

@@ -41,6 +41,7 @@ class Keeper:
         self.leading: Coordinator | None = None
         self._leader: Channel | None = None
         self._was_member = False
+        self._leads_at: tuple[str, int] | None = None
 
     async def serve(self) -> int:
         """Serve until the end, and return the exit status."""
@@ -87,10 +88,10 @@ class Keeper:
         return await self.duties.answer(message)
 
     def _joined(self, channel: Channel, message: Message) -> Message:
-        """Take a machine in, if this is the coordinator."""
+        """Take a machine in, if this is the coordinator; else say who is."""
         if self.leading is not None:
             return self.leading.join(channel, message)
-        return {"taken": False}
+        return {"taken": False, "leader": self._leads_at if self._leader is not None else None}
 
     async def _follow(self) -> None:
         """Be a member of the generation, and its coordinator where that falls to this machine."""
@@ -102,9 +103,9 @@ class Keeper:
                 if address == self.options.address:
                     self._lead(lost)
                 if await self._joined_at(address):
-                    if self._begins_alone():
+                    if not self.duties.base.generation.machines:
                         continue
-                    lost = lost if self.duties.generation.machines else set()
+                    lost = lost if self.duties.base.generation.machines else set()
                     break
                 lost = {address} if self._was_member else lost | {address}
                 self._was_member = False
@@ -112,25 +113,21 @@ class Keeper:
                 lost = set()
                 await asyncio.sleep(RETRY_SECONDS)
 
-    def _begins_alone(self) -> bool:
-        """Return whether this is the machine that begins the run where no other coordinates yet."""
-        return not self.duties.generation.machines and self.options.join[0] == self.options.address
-
     def _candidates(self) -> list[tuple[str, int]]:
         """Return where the coordinator may be, in the order in which machines become it. A machine of no generation
         asks the others first: the run may have begun without it. The first of all that are named begins it."""
-        machines, me = self.duties.generation.machines, self.options.address
+        machines, me = self.duties.base.generation.machines, self.options.address
         if not machines:
-            others = [address for address in self.options.join if address != me]
+            others = [each for each in (self._leads_at, *self.options.join) if each is not None and each != me]
             return [*others, me] if self.options.join[0] == me else others
         known = [(machine.host, machine.port) for machine in machines]
-        return known if self.options.machine.name in self.duties.generation.names else [a for a in known if a != me]
+        return (
+            known if self.options.machine.name in self.duties.base.generation.names else [a for a in known if a != me]
+        )
 
     def _lead(self, lost: set[tuple[str, int]]) -> None:
         if self.leading is None or self.leading.closed:
-            self.leading = Coordinator(
-                self.options, self.run_identity, self.duties.generation, lost, self._stepped_down
-            )
+            self.leading = Coordinator(self.options, self.run_identity, self.duties.base, lost, self._stepped_down)
 
     def _stepped_down(self, reason: str, status: int | None) -> None:
         self.leading = None
@@ -147,7 +144,7 @@ class Keeper:
         except LostError:
             return False
         try:
-            me, generation = machine_data(self.options.machine), self.duties.generation
+            me, generation = machine_data(self.options.machine), self.duties.base.generation
             members = [machine_data(machine) for machine in generation.machines]
             reply, _ = await channel.call(
                 "join",
@@ -162,9 +159,10 @@ class Keeper:
                 self._ended(BAD_INPUT)
                 return False
             if not reply.get("taken"):
+                self._leads_at = tuple(reply["leader"]) if reply.get("leader") else None
                 await asyncio.sleep(RETRY_SECONDS)
                 return True
-            self._leader, self._was_member = channel, True
+            self._leader, self._leads_at, self._was_member = channel, address, True
             channel.watch(self.options.beat_seconds, self.options.silence_seconds)
             await _first(over.wait(), self.over)
             return False
@@ -179,7 +177,7 @@ class Keeper:
 
     def _worker_gone(self, slot: int, how: str) -> None:
         reason = f"the worker of GPU {slot} on {self.options.machine.name} {how}"
-        generation = self.duties.generation.number
+        generation = self.duties.base.generation.number
         task = asyncio.get_running_loop().create_task(
             self.tell_coordinator("stuck", reason=reason, generation=generation)
         )

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from shardwright.recovery.quorum import Machine
-from shardwright.recovery.transfer import CLOUD, DISK, MEMORY, NOWHERE, Bandwidths
+from shardwright.recovery.transfer import CLOUD, DISK, MEMORY, NOWHERE
 from shardwright.runtime.recovery.fetch import Source, Wanted
 from shardwright.runtime.recovery.inventory import State
 from shardwright.runtime.recovery.needs import Movement, holder
-from shardwright.runtime.recovery.options import Rates
 from shardwright.runtime.recovery.rows import Rows, rows_of, wanted_row
 
 Range = tuple[int, int, int, int]
@@ -59,14 +56,3 @@ def _source(
     remote = tier != CLOUD and name != target
     address = (machines[name].host, machines[name].port) if remote else None
     return Source(machine=name, address=address, tier=tier, file=held.file, offset=held.offset, start=start, stop=stop)
-
-
-def bandwidths_of(machines: int, rates: Rates) -> Bandwidths:
-    """Return the rates of so many machines, which are taken to be alike."""
-    return Bandwidths(
-        up=np.full(machines, rates.link),
-        down=np.full(machines, rates.link),
-        memory=np.full(machines, rates.memory),
-        disk=np.full(machines, rates.disk),
-        cloud=np.full(machines, rates.cloud),
-    )

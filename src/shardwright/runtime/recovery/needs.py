@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.plans.placement import placement_of
 from shardwright.plans.plan import Plan
 from shardwright.recovery.quorum import Machine
+from shardwright.recovery.seats import Seat, seated, seats, stand_ins
 from shardwright.recovery.transfer import CLOUD, Bandwidths, Holdings, Needs, TransferPlan, plan_transfers
-from shardwright.runtime.layout.groups import Layout
+from shardwright.runtime.layout.groups import Layout, layout_of
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.recovery.inventory import Held, Key, Shapes, State
 from shardwright.runtime.state.buckets import buckets_of
@@ -21,39 +21,9 @@ from shardwright.runtime.storage.pieces import WEIGHT, StatePiece, overlaps
 MOMENTS = {"adamw": ("first", "second"), "sgd": ("first",)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """Where a rank runs: the machine and the number of its GPU there."""
-
-    machine: str
-    slot: int
-
-
 def kinds_of(method: str) -> tuple[str, ...]:
     """Return the kinds of state of an optimizer."""
     return (WEIGHT, *MOMENTS[method])
-
-
-def seats(plan: Plan, machines: Sequence[Machine]) -> tuple[Seat, ...]:
-    """Return the seat of every rank: the machines of each GPU type, in their order, are those of the plan's cluster."""
-    placement = placement_of(plan)
-    kind = placement.type[np.repeat(np.arange(len(placement.size)), placement.size * placement.count)]
-    found = []
-    for index in np.lexsort((placement.gpu, kind)).tolist():
-        gpu, number = placement.types[kind[index]], int(placement.gpu[index])
-        sizes = [pool.gpus_per_node for pool in plan.cluster.pools if pool.gpu.name == gpu for _ in range(pool.nodes)]
-        machine = int(np.searchsorted(np.cumsum(sizes), number, side="right"))
-        names = [m.name for m in machines if m.gpu == gpu]
-        found.append(Seat(machine=names[machine], slot=number - sum(sizes[:machine])))
-    return tuple(found)
-
-
-def fits(plan: Plan, machines: Sequence[Machine]) -> bool:
-    """Return whether machines are enough for a plan as it is."""
-    return all(
-        sum(m.gpu == pool.gpu.name and m.gpus >= pool.gpus_per_node for m in machines) >= pool.nodes
-        for pool in plan.cluster.pools
-    )
 
 
 def held_pieces(layout: Layout, place: Place, kinds: Iterable[str]) -> tuple[StatePiece, ...]:
@@ -78,6 +48,23 @@ def machine_needs(
     for place in layout.places:
         wanted[where[place.rank].machine].update(held_pieces(layout, place, kinds))
     return {machine: _touched(pieces, by_place, shapes) for machine, pieces in wanted.items()}
+
+
+def chairs_of(
+    plan: Plan, machines: Sequence[Machine], state: State | None, kinds: Sequence[str], shapes: Shapes
+) -> tuple[Machine, ...]:
+    """Return the machines in an order of seats in which little of a state moves."""
+    if state is None:
+        return tuple(machines)
+    places = stand_ins(plan.cluster)
+    needs = machine_needs(layout_of(plan), seats(plan, places), kinds, state, shapes)
+    number = {machine.name: row for row, machine in enumerate(machines)}
+    kept = np.zeros((len(machines), len(places)))
+    for column, place in enumerate(places):
+        for key in needs.get(place.name, ()):
+            rows = {number[held.machine] for held in state.pieces[key] if held.machine in number}
+            kept[list(rows), column] += key_bytes(state, key)
+    return seated(plan, machines, kept)
 
 
 def _touched(

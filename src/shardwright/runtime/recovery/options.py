@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardwright.plans.plan import Plan
 from shardwright.recovery.quorum import Machine
+from shardwright.recovery.rates import Rates
 from shardwright.runtime.job.settings import Settings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """Bytes per second of this machine's parts, by which transfers are planned: its link in either direction, its
-    memory, its disk, and the way from the object store."""
-
-    link: float = 1.25e9
-    memory: float = 8e9
-    disk: float = 1.5e9
-    cloud: float = 2.5e8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +31,7 @@ class KeeperOptions:
     silence_seconds: float = 5.0
     operation_seconds: float = 600.0
     wait_seconds: float = 600.0
-    rates: Rates = Rates()
+    rates: Rates = field(default_factory=Rates)
 
     @property
     def address(self) -> tuple[str, int]:

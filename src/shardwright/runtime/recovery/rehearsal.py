@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 from shardwright.errors import bad
 from shardwright.plans.document import from_document
+from shardwright.recovery.outlook import Outlook
+from shardwright.recovery.rates import Rates, bandwidths_of
+from shardwright.recovery.seats import seats
+from shardwright.recovery.ways import Run, choose
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.recovery.channel import LostError, Message, RefusedError, connect, refuse
 from shardwright.runtime.recovery.inventory import held_of, newest_state
-from shardwright.runtime.recovery.moves import bandwidths_of
-from shardwright.runtime.recovery.needs import machine_needs, movement, seats
-from shardwright.runtime.recovery.options import Rates
+from shardwright.runtime.recovery.needs import chairs_of, machine_needs, movement
 from shardwright.runtime.recovery.record import Recovery
-from shardwright.runtime.recovery.replanning import plan_for
 from shardwright.runtime.recovery.rows import machine_of
 from shardwright.runtime.storage.holdings import parameter_shapes
 
@@ -50,7 +51,8 @@ def rehearse(address: tuple[str, int], lost: tuple[str, ...]) -> Rehearsal:
         known = ", ".join(item["name"] for item in first["machines"])
         raise bad(", ".join(sorted(unknown)), "is no machine of the run", f"its machines are {known}")
     now = from_document(first["plan"])
-    choice = plan_for(now, now, machines)
+    before = tuple(machine_of(item) for item in first["seated"])
+    choice = choose(Run(now=now, seated=before, first=now), machines, Outlook(), {})
     if choice.plan is None:
         raise bad("recover", choice.reason, "the run would wait for machines")
     held = [held_of(row) for answer in answers for row in answer["held"]]
@@ -61,7 +63,8 @@ def rehearse(address: tuple[str, int], lost: tuple[str, ...]) -> Rehearsal:
     if state is None or not kinds:
         raise bad("recover", "the snapshots of the machines left are not whole", "the object store would be read")
     names = [machine.name for machine in machines]
-    needs = machine_needs(layout, seats(choice.plan, machines), kinds, state, shapes)
+    chairs = chairs_of(choice.plan, machines, state, kinds, shapes)
+    needs = machine_needs(layout, seats(choice.plan, chairs), kinds, state, shapes)
     moves = movement(state, needs, names, bandwidths_of(len(names), Rates()))
     record = Recovery(cause="", began=0.0)
     record.moved(moves)

@@ -149,9 +149,13 @@ def _initial(layout: Layout, settings: Settings) -> Any:
 
 
 def _restored(engine: Engine, message: Message) -> None:
+    """Have the state that the keeper gathered. Raises RuntimeError where it is not whole: a recovery begins anew."""
     pieces = pieces_of(message["pieces"])
     shapes = parameter_shapes(engine.layout)
-    take_back(engine, by_parameter(pieces), shapes, partial(read_piece, Path("/")), message["scale"])
+    try:
+        take_back(engine, by_parameter(pieces), shapes, partial(read_piece, Path("/")), message["scale"])
+    except SpecError as error:
+        raise RuntimeError(str(error)) from None
 
 
 def _train(link: Link, message: Message, course: Course, samples: Samples, settings: Settings) -> None:

@@ -1,0 +1,126 @@
+"""Which machine of a run each rank of a plan sits on, and so which copies of the model a lost machine breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.plans.placement import Placement, placement_of
+from shardwright.plans.plan import Plan
+from shardwright.recovery.quorum import Machine
+from shardwright.spec.cluster import Cluster
+
+Ints = NDArray[np.int64]
+Copy = tuple[int, int]
+"""A copy of the model: the number of its replica in the plan, and its own among the equal ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Where a rank runs: the machine and the number of its GPU there."""
+
+    machine: str
+    slot: int
+
+
+def seats(plan: Plan, machines: Sequence[Machine]) -> tuple[Seat, ...]:
+    """Return the seat of every rank: the machines of each GPU type, in their order, are those of the plan's cluster."""
+    placement = placement_of(plan)
+    kind, node, slot = _nodes(plan, placement)
+    names = [[m.name for m in machines if m.gpu == gpu] for gpu in placement.types]
+    order = np.lexsort((placement.gpu, kind))
+    return tuple(Seat(machine=names[kind[at]][node[at]], slot=int(slot[at])) for at in order.tolist())
+
+
+def copies_on(plan: Plan, machines: Sequence[Machine]) -> dict[str, frozenset[Copy]]:
+    """Return for each machine that has a rank which copies of the model have one there."""
+    placement = placement_of(plan)
+    kind, node, _ = _nodes(plan, placement)
+    stage = _stage_of_columns(placement)
+    replica = np.repeat(np.arange(len(plan.replicas)), [len(item.stages) for item in plan.replicas])[stage]
+    copy = (np.arange(len(stage)) - placement.begin[stage]) // placement.size[stage]
+    names = [[m.name for m in machines if m.gpu == gpu] for gpu in placement.types]
+    found: dict[str, set[Copy]] = {}
+    for gpu, number, first, second in zip(kind.tolist(), node.tolist(), replica.tolist(), copy.tolist(), strict=True):
+        found.setdefault(names[gpu][number], set()).add((first, second))
+    return {machine: frozenset(copies) for machine, copies in found.items()}
+
+
+def kept_share(plan: Plan, broken: Collection[Copy]) -> float:
+    """Return the part of the micro-batches of a step that is taken by copies that are not broken."""
+    whole = sum(item.count * item.micro_batches for item in plan.replicas)
+    return 1.0 - sum(plan.replicas[replica].micro_batches for replica, _ in broken) / whole
+
+
+def share_after_a_loss(plan: Plan) -> float:
+    """Return `kept_share` where one of the machines that the plan uses is lost, on average over them."""
+    copies = copies_on(plan, stand_ins(plan.cluster))
+    return float(np.mean([kept_share(plan, broken) for broken in copies.values()]))
+
+
+def stand_ins(cluster: Cluster) -> tuple[Machine, ...]:
+    """Return a machine for each of a cluster's, which stands nowhere."""
+    return tuple(
+        Machine(name=f"{place}.{number}", host="", port=0, gpu=pool.gpu.name, gpus=pool.gpus_per_node)
+        for place, pool in enumerate(cluster.pools)
+        for number in range(pool.nodes)
+    )
+
+
+def seated(plan: Plan, machines: Sequence[Machine], kept_bytes: NDArray[np.float64]) -> tuple[Machine, ...]:
+    """Return the machines in an order in which little of their state moves.
+
+    `kept_bytes` [M, N] is what each machine holds of what each of the N machines of the plan's cluster (`stand_ins`)
+    needs. The largest goes first, and takes machine and place out; what is left keeps its order.
+    """
+    places = stand_ins(plan.cluster)
+    alike = np.array([[m.gpu == p.gpu and m.gpus >= p.gpus for p in places] for m in machines])
+    bytes_left = np.where(alike, kept_bytes, -1.0)
+    found: list[Machine | None] = [None] * len(places)
+    left = list(range(len(machines)))
+    for _ in places:
+        machine, place = divmod(int(bytes_left.argmax()), len(places))
+        if bytes_left[machine, place] < 0.0:
+            break
+        found[place] = machines[machine]
+        left.remove(machine)
+        bytes_left[machine, :] = bytes_left[:, place] = -1.0
+    return (*(machine for machine in found if machine is not None), *(machines[number] for number in left))
+
+
+def fits(plan: Plan, machines: Sequence[Machine]) -> bool:
+    """Return whether machines are enough for a plan as it is."""
+    return all(
+        sum(m.gpu == pool.gpu.name and m.gpus >= pool.gpus_per_node for m in machines) >= pool.nodes
+        for pool in plan.cluster.pools
+    )
+
+
+def cluster_of(first: Plan, machines: Sequence[Machine]) -> Cluster:
+    """Return the cluster of the machines that are there, each as a pool of the first plan's cluster describes it."""
+    pools = []
+    for pool in first.cluster.pools:
+        there = sum(m.gpu == pool.gpu.name and m.gpus >= pool.gpus_per_node for m in machines)
+        if there:
+            pools.append(replace(pool, nodes=there))
+    return replace(first.cluster, pools=tuple(pools))
+
+
+def _nodes(plan: Plan, placement: Placement) -> tuple[Ints, Ints, Ints]:
+    """Return for every GPU of a placement its type, the number of its machine within the type, and its own there."""
+    kind = placement.type[_stage_of_columns(placement)]
+    node, slot = np.empty_like(kind), np.empty_like(kind)
+    for number, name in enumerate(placement.types):
+        pools = [pool for pool in plan.cluster.pools if pool.gpu.name == name]
+        sizes = np.repeat([pool.gpus_per_node for pool in pools], [pool.nodes for pool in pools])
+        ends, own = np.cumsum(sizes), kind == number
+        node[own] = np.searchsorted(ends, placement.gpu[own], side="right")
+        slot[own] = placement.gpu[own] - (ends - sizes)[node[own]]
+    return kind, node, slot
+
+
+def _stage_of_columns(placement: Placement) -> Ints:
+    return np.repeat(np.arange(len(placement.size)), placement.size * placement.count)

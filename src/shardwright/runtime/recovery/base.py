@@ -1,0 +1,22 @@
+"""Where a passage to the next generation begins. No PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shardwright.plans.plan import Plan
+from shardwright.recovery.outlook import Outlook
+from shardwright.recovery.quorum import Generation, Machine
+from shardwright.recovery.ways import Templates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The generation before with its plan and the machines in the order of its seats, what is expected of machines, and
+    new plans that were made before."""
+
+    generation: Generation
+    plan: Plan
+    seated: tuple[Machine, ...] = ()
+    outlook: Outlook = field(default_factory=Outlook)
+    templates: Templates = field(default_factory=dict)

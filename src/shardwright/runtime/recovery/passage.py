@@ -1,0 +1,192 @@
+"""The way from one generation to the next: halt every machine, bring the survivors to one step, find what survives,
+make a plan for who is there, move what is needed, start. Nothing of it is kept: whoever does it anew asks the machines,
+and knows as much. No PyTorch."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardwright.plans.document import to_document
+from shardwright.plans.plan import Plan
+from shardwright.recovery.quorum import Generation, Machine, next_generation, quorum
+from shardwright.recovery.rates import bandwidths_of
+from shardwright.recovery.seats import Seat, fits, seats
+from shardwright.recovery.ways import Run as Now
+from shardwright.recovery.ways import choose
+from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.recovery.base import Base
+from shardwright.runtime.recovery.channel import Message
+from shardwright.runtime.recovery.course import Run
+from shardwright.runtime.recovery.inventory import State, disagreements, held_of, newest_state
+from shardwright.runtime.recovery.members import BeginAgainError, Members
+from shardwright.runtime.recovery.moves import orders_of
+from shardwright.runtime.recovery.needs import chairs_of, machine_needs, movement
+from shardwright.runtime.recovery.options import KeeperOptions
+from shardwright.runtime.recovery.record import Recovery
+from shardwright.runtime.recovery.rows import machine_data
+from shardwright.runtime.recovery.settlement import report_of, settle
+from shardwright.runtime.recovery.tiers import Cloud
+
+
+class WaitError(Exception):
+    """Nothing is trained until there are more machines."""
+
+
+class MinorityError(Exception):
+    """Others may be going on without these machines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Where the next generation starts: its base, who sits where, after which step, with which loss scale."""
+
+    base: Base
+    seats: tuple[Seat, ...]
+    step: int
+    scale: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """What every passage of a run needs beside its base."""
+
+    options: KeeperOptions
+    run: Run
+    members: Members
+    cloud: Cloud | None
+
+    async def prepare(self, base: Base, number: int, recovery: Recovery) -> Ready:
+        """Bring the run from a generation to where the next, number `number`, can start.
+
+        Raises BeginAgainError, LostError or RefusedError where it must begin anew, WaitError where no plan fits the
+        machines, MinorityError where others may go on.
+        """
+        halted = await self.members.ask_all("halt", generation=number)
+        recovery.lap("detect")
+        await self._require_quorum(base.generation)
+        machines = [self.members.by_name[name].machine for name in halted]
+        generation = Generation(number=number, machines=next_generation(base.generation, machines).machines)
+        answers = await self._settled(halted, number)
+        recovery.lap("re-form")
+        state = await self._surviving(answers)
+        plan = await self._plan_for(base, generation.machines)
+        chairs = chairs_of(plan, generation.machines, state, self.run.kinds, self.run.shapes)
+        where, scale = seats(plan, chairs), _scale(answers, state)
+        recovery.lap("plan")
+        if state is not None:
+            await self._move(recovery, generation, plan, where, state, scale)
+        recovery.lap("move")
+        step = 0 if state is None else state.step
+        recovery.reached(generation, step, plan)
+        after = replace(base, generation=generation, plan=plan, seated=chairs)
+        return Ready(base=after, seats=where, step=step, scale=scale)
+
+    async def start(self, ready: Ready) -> None:
+        """Have all machines train. Raises as `prepare`."""
+        base = ready.base
+        await self.members.ask_all(
+            "start",
+            generation=base.generation.number,
+            plan=to_document(base.plan),
+            machines=[machine_data(machine) for machine in base.generation.machines],
+            seated=[machine.name for machine in base.seated],
+            seats=[[seat.machine, seat.slot] for seat in ready.seats],
+            store=list(self.options.address),
+            step=ready.step,
+            scale=ready.scale,
+        )
+
+    async def _require_quorum(self, before: Generation) -> None:
+        """Raise MinorityError where others may go on without these machines. The object store is the arbiter: one
+        coordinator alone can claim to follow a generation. A majority goes on where it cannot be reached."""
+        found = quorum(before, list(self.members.by_name))
+        claimed = not found.needs_arbiter
+        if self.cloud is not None and before.number:
+            name = f"generations/{self.run.name}-after-{before.number:06d}"
+            try:
+                claimed = await asyncio.to_thread(self.cloud.claim, name, self.options.machine.name)
+            except Exception as error:  # object stores raise what they like
+                print(f"the object store is no arbiter now: {error}", file=sys.stderr, flush=True)
+        if not found.may_go_on or not claimed:
+            raise MinorityError(f"{found.reason}; this machine waits for the others")
+
+    async def _settled(self, halted: Mapping[str, Message], number: int) -> dict[str, Message]:
+        """Bring all survivors to one step, and return what each machine then holds."""
+        reports = [report_of(report) for reply in halted.values() for report in reply["reports"].values()]
+        settled = settle([report for report in reports if report.step >= 0])
+        return await self.members.ask_all("settle", generation=number, step=settled.step, vote=settled.vote)
+
+    async def _surviving(self, answers: Mapping[str, Message]) -> State | None:
+        """Return the newest step that survives on these machines, or with the help of the object store."""
+        held = [held_of(row) for reply in answers.values() for row in reply["held"]]
+        for words in disagreements(held):
+            print(f"warning: {words}", file=sys.stderr, flush=True)
+        state = newest_state(held, self.run.shapes, self.run.kinds)
+        if state is not None or self.cloud is None:
+            return state
+        cloud = self.cloud
+        try:
+            stored = await asyncio.to_thread(lambda: list(cloud.held(self.run.settings["model"])))
+        except Exception as error:  # object stores raise what they like
+            raise BeginAgainError(f"the object store cannot be read: {error}") from None
+        return newest_state([*held, *stored], self.run.shapes, self.run.kinds)
+
+    async def _plan_for(self, base: Base, machines: Sequence[Machine]) -> Plan:
+        """Return the plan to go on with on these machines. Raises WaitError while there are too few for any."""
+        first = self.options.plan
+        if base.plan == first and fits(first, machines):
+            return first
+        now = Now(now=base.plan, seated=base.seated, first=first)
+        choice = await asyncio.to_thread(choose, now, machines, base.outlook, base.templates, self.options.rates)
+        print(choice.reason, file=sys.stderr, flush=True)
+        if choice.plan is None:
+            raise WaitError(choice.reason)
+        return choice.plan
+
+    async def _move(
+        self,
+        recovery: Recovery,
+        generation: Generation,
+        plan: Plan,
+        where: Sequence[Seat],
+        state: State,
+        scale: Any,
+    ) -> None:
+        """Have every machine what it needs of a state."""
+        needs = machine_needs(layout_of(plan), where, self.run.kinds, state, self.run.shapes)
+        moves = movement(state, needs, generation.names, bandwidths_of(len(generation.machines), self.options.rates))
+        if len(moves.plan.lost):
+            raise BeginAgainError("pieces of the state survive nowhere")
+        recovery.moved(moves)
+        orders = orders_of(moves, state, generation.machines)
+        fields = {"generation": generation.number, "step": state.step, "scale": scale}
+        fields["of_generation"] = max(item.generation for items in state.pieces.values() for item in items)
+        replies = await self.members.ask_each("fetch", {name: orders[name] | fields for name in generation.names})
+        failed = [(name, item) for name, reply in replies.items() for item in reply["failed"]]
+        for words, rows in _by_reason(failed).items():
+            print(
+                f"{len(rows)} pieces, among them the {rows[0][0]} of {rows[0][1]}: {words}", file=sys.stderr, flush=True
+            )
+            await self.members.ask_all("damaged", rows=rows, generation=generation.number)
+        if failed:
+            raise BeginAgainError(f"{len(failed)} pieces were damaged or did not arrive")
+
+
+def _scale(answers: Mapping[str, Message], state: State | None) -> Any:
+    if state is None:
+        return None
+    return next(
+        (reply["scales"][str(state.step)] for reply in answers.values() if str(state.step) in reply["scales"]), None
+    )
+
+
+def _by_reason(failed: Sequence[tuple[str, Sequence[Any]]]) -> dict[str, list[Any]]:
+    """Return the rows of pieces that did not arrive, by where they were to come from and go, and why not."""
+    found: dict[str, list[Any]] = {}
+    for name, (row, sources, why) in failed:
+        found.setdefault(f"from {' and '.join(sources)} to {name}: {why}", []).append(row)
+    return found

@@ -1,0 +1,72 @@
+"""Steps in the object store: they are there when all machines have put their parts and the manifest is written. No
+PyTorch."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardwright.recovery.transfer import CLOUD
+from shardwright.runtime.recovery.channel import Message
+from shardwright.runtime.recovery.course import Run
+from shardwright.runtime.recovery.inventory import Held, cover
+from shardwright.runtime.recovery.options import KeeperOptions
+from shardwright.runtime.recovery.rows import pieces_of
+from shardwright.runtime.recovery.tiers import Cloud
+from shardwright.runtime.storage.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uploads:
+    """The parts of steps that have come, by step and machine, and the manifests that are being written."""
+
+    options: KeeperOptions
+    run: Run
+    cloud: Cloud
+    parts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def take(self, name: str, message: Message, machines: Collection[str]) -> None:
+        """Note that a machine has put its part of a step; when all have, the step is one."""
+        step = message["step"]
+        parts = self.parts.setdefault(step, {})
+        parts[name] = message["rows"]
+        if parts.keys() >= set(machines):
+            for old in [number for number in self.parts if number <= step]:
+                del self.parts[old]
+            rows = [row for part in parts.values() for row in part]
+            task = asyncio.get_running_loop().create_task(asyncio.to_thread(self._commit, step, rows, message["scale"]))
+            self.tasks.add(task)
+            task.add_done_callback(self._told)
+
+    async def finished(self) -> None:
+        """Wait for the manifests that are being written."""
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    def _commit(self, step: int, rows: Sequence[Any], scale: Any) -> None:
+        held = [Held(machine="", tier=CLOUD, step=step, generation=0, stored=stored) for stored in pieces_of(rows)]
+        pieces = cover(held, self.run.shapes, self.run.kinds)
+        if pieces is None:
+            print(f"step {step} in the object store is not whole, and is not committed", file=sys.stderr, flush=True)
+            return
+        self.cloud.commit(
+            Manifest(
+                step=step,
+                model=self.run.settings["model"],
+                settings=dict(self.run.settings),
+                data={"samples": step * self.options.plan.job.global_batch},
+                random={"seed": self.options.settings.seed},
+                loss_scale=scale,
+                parameters=self.run.shapes,
+                pieces=tuple(items[0].stored for items in pieces.values()),
+            )
+        )
+        self.cloud.keep_newest()
+
+    def _told(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            print(f"the object store failed: {task.exception()}", file=sys.stderr, flush=True)

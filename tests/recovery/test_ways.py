@@ -1,0 +1,133 @@
+"""Ways to go on: who breaks with a machine, what repairs keep, who sits where, what the future is expected to bring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp, inf
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardwright
+from shardwright.plans.check import check
+from shardwright.plans.plan import Plan
+from shardwright.recovery.decide import Way, dollars_per_token, expected_tokens
+from shardwright.recovery.outlook import Change, Outlook, outlook_of
+from shardwright.recovery.quorum import Machine
+from shardwright.recovery.repairs import without
+from shardwright.recovery.seats import copies_on, kept_share, seated, seats, share_after_a_loss, stand_ins
+from shardwright.recovery.ways import COPIES_LEFT, REFILL, Run, broken_copies, choose
+from shardwright.search.planner import predict
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """Four copies of three stages, each stage four GPUs: a copy on one and a half machines of eight."""
+    model, cluster = shardwright.load_model("llama-2-7b"), shardwright.load_cluster("6x8xA100-SXM-80")
+    found = shardwright.plan(model, cluster, shardwright.make_job(global_batch=512, seq_len=4096)).best
+    (replica,) = found.replicas
+    stage = replace(replica.stages[0], tensor_parallel=4, expert_tensor_parallel=4, expert_parallel=1)
+    cuts = ((0, 11), (11, 22), (22, 32))
+    stages = tuple(replace(stage, layers=(cut,)) for cut in cuts)
+    pipelines = replace(replica, count=4, micro_batches=512 // found.micro_batch // 4, stages=stages)
+    made = replace(found, replicas=(pipelines,), rank_order="tp-cp-ep-pp-dp", prediction=None)
+    assert not check(made)
+    return predict(made)
+
+
+def named(plan: Plan) -> tuple[Machine, ...]:
+    return tuple(replace(machine, name=f"m{n}") for n, machine in enumerate(stand_ins(plan.cluster)))
+
+
+def test_a_machine_breaks_the_copies_that_have_a_rank_there(plan: Plan) -> None:
+    copies = copies_on(plan, named(plan))
+    assert copies == {
+        "m0": {(0, 0)},
+        "m1": {(0, 0), (0, 1)},
+        "m2": {(0, 1)},
+        "m3": {(0, 2)},
+        "m4": {(0, 2), (0, 3)},
+        "m5": {(0, 3)},
+    }
+    assert kept_share(plan, copies["m0"]) == 0.75 and kept_share(plan, copies["m1"]) == 0.5
+    assert share_after_a_loss(plan) == pytest.approx((4 * 0.75 + 2 * 0.5) / 6)
+
+
+def test_copies_left_take_all_micro_batches(plan: Plan) -> None:
+    found = without(plan, {(0, 1)}, plan.cluster)
+    assert found is not None and not check(found) and found.prediction is not None
+    assert found.data_parallel == 3
+    assert sum(r.count * r.micro_batches for r in found.replicas) == 4 * plan.replicas[0].micro_batches
+    assert max(r.micro_batches for r in found.replicas) - min(r.micro_batches for r in found.replicas) <= 1
+    assert without(plan, {(0, n) for n in range(4)}, plan.cluster) is None
+
+
+def test_the_choice_names_all_ways_in_a_line(plan: Plan) -> None:
+    machines = named(plan)
+    run = Run(now=plan, seated=machines, first=plan)
+    left = machines[:1] + machines[2:]  # two copies are broken, and two machines have nothing whole
+    assert broken_copies(run, left) == {(0, 0), (0, 1)}
+    choice = choose(run, left, Outlook(), {})
+    assert choice.plan is not None and "\n" not in choice.reason
+    for words in (COPIES_LEFT, REFILL, "replan", "wait infinite"):
+        assert words in choice.reason
+    assert sum(pool.nodes for pool in choice.plan.cluster.pools) == 5
+
+
+def test_where_machines_come_back_at_once_waiting_is_taken(plan: Plan) -> None:
+    machines = named(plan)
+    run = Run(now=plan, seated=machines, first=plan)
+    soon = Outlook(arrivals_per_hour=3600.0)
+    assert choose(run, machines[1:], soon, {}).plan is None
+    assert choose(run, machines[1:], Outlook(arrivals_per_hour=0.1), {}).plan is not None
+
+
+def test_with_frequent_losses_many_small_copies_are_worth_more() -> None:
+    """Liveput: the plan that is slower undisturbed wins where machines are lost often, as a loss takes less of it."""
+    one = Way(name="one", tokens_per_second=110.0, dollars_per_hour=10.0, pause_seconds=10.0)
+    many = Way(name="many", tokens_per_second=100.0, dollars_per_hour=10.0, pause_seconds=10.0)
+    assert dollars_per_token(one, 3600.0) < dollars_per_token(many, 3600.0)
+    one = replace(one, losses_per_hour=2.0, then_tokens_per_second=0.0)
+    many = replace(many, losses_per_hour=2.0, then_tokens_per_second=88.0, then_pause_seconds=10.0)
+    assert dollars_per_token(one, 3600.0) > dollars_per_token(many, 3600.0)
+
+
+@given(rate=st.floats(0.1, 50.0), pause=st.floats(0.0, 500.0), then=st.floats(0.0, 90.0), wait=st.floats(0.0, 500.0))
+def test_expected_tokens_are_the_mean_over_the_moment_of_the_loss(
+    rate: float, pause: float, then: float, wait: float
+) -> None:
+    way = Way(
+        name="", tokens_per_second=100.0, dollars_per_hour=1.0, pause_seconds=pause, losses_per_hour=rate,
+        then_tokens_per_second=then, then_pause_seconds=wait,
+    )  # fmt: skip
+    left = 3600.0 - pause
+    moment = (np.arange(200_000) + 0.5) / 200_000 * left
+    density = rate / 3600.0 * np.exp(-rate / 3600.0 * moment) * left / len(moment)
+    lost = density @ (100.0 * moment + then * np.maximum(left - wait - moment, 0.0))
+    assert expected_tokens(way, 3600.0) == pytest.approx(lost + exp(-rate / 3600.0 * left) * 100.0 * left, rel=1e-4)
+
+
+def test_outlook_counts_batches_of_losses_and_arrivals_while_machines_are_missing() -> None:
+    changes = [
+        Change(seconds=0.0, machines=8, lost=0, came=8),
+        Change(seconds=36_000.0, machines=5, lost=3, came=0),
+        Change(seconds=39_600.0, machines=8, lost=0, came=3),
+    ]
+    found = outlook_of(changes, 8, 43_200.0)
+    assert found.losses_per_machine_hour == pytest.approx((1 + 1) / (80 + 5 + 8 + 100))
+    assert found.arrivals_per_hour == pytest.approx(3.0 / 1.25)
+    assert found.arrival_seconds(3) == pytest.approx(1.25 * 3600.0)
+    assert Outlook().arrival_seconds(1) == inf
+
+
+def test_machines_are_seated_where_their_state_is(plan: Plan) -> None:
+    machines = named(plan)
+    rng = np.random.default_rng(3)
+    order = rng.permutation(6)
+    kept = rng.random((6, 6))
+    kept[order, np.arange(6)] += 10.0
+    found = seated(plan, machines, kept)
+    assert [machine.name for machine in found] == [f"m{n}" for n in order]
+    assert {seat.machine for seat in seats(plan, found)} == {f"m{n}" for n in range(6)}
