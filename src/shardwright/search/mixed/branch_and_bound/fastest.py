@@ -34,6 +34,7 @@ from shardwright.search.mixed.drafts.costing import under_each_order
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.heuristics.attempts import Drafter, attempt, drafter, solve_within
 from shardwright.search.mixed.heuristics.equal import equal_replicas
+from shardwright.search.mixed.heuristics.side_by_side import side_by_side
 from shardwright.search.mixed.master.answer import Infeasible, Solved
 from shardwright.search.mixed.master.column_pool import ColumnPool
 from shardwright.search.mixed.master.regions import bounded, parts, shortest
@@ -125,6 +126,8 @@ def search(problem: Problem, incumbent: float, allowed: Callable[[Plan], bool]) 
         cutoff=lambda: run.cutoff,
         spent=lambda _: run.regions >= problem.effort.regions or problem.effort.spent(run.gaps),
     )
+    if bound < run.cutoff:
+        _side_by_side(run, drafters)
     return Found(
         plans=tuple(sorted(run.best.values(), key=lambda item: item[0])),
         lower_bound_seconds=bound,
@@ -213,6 +216,15 @@ def _numbered(instance: Instance, space: Space) -> list[Region]:
     whole = [replace(root, fewest=number, most=number) for root in roots for number in numbers]
     pure = [replace(part, used=(kind,)) for part in whole for kind in np.flatnonzero(units >= part.fewest).tolist()]
     return whole + pure
+
+
+def _side_by_side(run: _Run, drafters: Sequence[Drafter]) -> None:
+    """Make plans of replicas of one type each, whatever the setting: the tree, which follows the bounds, may have spent
+    itself on settings whose bounds are far below their plans."""
+    space = run.problem.space
+    whole = [(by, region) for by in drafters for region in _whole(by.instance, space)]
+    open_ones = [(by, region) for by, region in whole if by.instance.quickest(region) < run.cutoff]
+    side_by_side(open_ones, space, lambda: run.incumbent, partial(_offer, run))
 
 
 def _attempt(run: _Run, by: Drafter, region: Region, bound: float, columns: ColumnPool) -> None:

@@ -1,0 +1,106 @@
+"""Plans whose replicas are of one type each, all types at work side by side, each with as many micro-batches as it is
+fast: what the halves of a cluster do, too, so that a larger cluster is not behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.strategies import Bools, Ints
+from shardwright.rounding import coarse
+from shardwright.search.mixed.bounds.compositions import Columns, alone, columns, joined, micro_batches
+from shardwright.search.mixed.drafts.draft import Draft
+from shardwright.search.mixed.drafts.realise import Composition
+from shardwright.search.mixed.heuristics.attempts import Drafter
+from shardwright.search.mixed.tables.region import Region
+from shardwright.search.space.axes import Space
+
+BEST = 4  # plans that are made, of those of all settings
+STEPS = 20  # of the bisection for how long one takes
+
+
+@dataclass(frozen=True, slots=True)
+class _Guess:
+    """Compositions of one type each, and the seconds that they take at least."""
+
+    seconds: float
+    by: Drafter
+    chosen: tuple[Composition, ...]
+
+
+def side_by_side(
+    drafters: Sequence[tuple[Drafter, Region]],
+    space: Space,
+    incumbent: Callable[[], float],
+    offer: Callable[[Draft], float],
+) -> None:
+    """Offer the plans that look best, of the settings of all `drafters` in their regions: with pipelines of whatever
+    depth, and with the shortest that hold the model."""
+    guesses = [guess for by, region in drafters for guess in _guesses(by, region, space, incumbent())]
+    guesses.sort(key=lambda guess: guess.seconds)
+    for guess in guesses[:BEST]:
+        if guess.seconds < incumbent():
+            draft = guess.by.workshop.draft(guess.chosen, guess.by.instance.total)
+            if draft is not None:
+                offer(draft)
+
+
+def _guesses(by: Drafter, region: Region, space: Space, longest: float) -> list[_Guess]:
+    """Return what a setting can do within `longest` seconds."""
+    each = by.instance
+    found = _pure(by, region, space, longest)
+    made = []
+    for rows in (np.arange(len(found.stages)), np.flatnonzero(_shallowest(found))):
+        of = found.take(rows)
+        copies = np.minimum(each.table.units[of.counts.argmax(axis=1)] // of.stages, each.total)
+        seconds = _shortest(of, copies, each.total, each.quickest(region), longest)
+        if seconds < longest:
+            chosen = _best_of_each_type(of, copies, seconds)
+            if region.fewest <= sum(number for _, number, _ in chosen) <= region.most:
+                made.append(_Guess(seconds, by, chosen))
+    return made[:1] if len(made) == 2 and made[0].chosen == made[1].chosen else made
+
+
+def _pure(by: Drafter, region: Region, space: Space, longest: float) -> Columns:
+    """Return the pipelines of one type, of all depths that are allowed."""
+    each, units = by.instance, by.instance.table.units
+    depths = [np.arange(2, min(int(count), each.depth) + 1) for count in units]
+    rows = np.concatenate([depth[:, None] * (np.arange(len(units)) == kind) for kind, depth in enumerate(depths)])
+    parts = [alone(each.table, each.layers, region)]
+    if len(rows):
+        table = each.capacity(region, longest, few=False)
+        parts.append(columns(each.table, each.layers, table, rows, region, few=False))
+    found = joined(parts)
+    return found.take(np.flatnonzero(np.isin(found.stages, space.allowed("pp", found.stages.tolist()))))
+
+
+def _shallowest(found: Columns) -> Bools:
+    """Return which rows have the fewest stages of their type."""
+    least = np.where(found.counts > 0, found.counts, np.iinfo(np.int64).max).min(axis=0, initial=np.iinfo(np.int64).max)
+    return np.asarray(found.stages == least[found.counts.argmax(axis=1)])
+
+
+def _finished(found: Columns, copies: Ints, seconds: float) -> Ints:
+    """Return the micro-batches that all copies of the best composition of each type finish, [G]."""
+    done = np.zeros(found.counts.shape[1], dtype=np.int64)
+    np.maximum.at(done, found.counts.argmax(axis=1), copies * micro_batches(found, seconds))
+    return done
+
+
+def _shortest(found: Columns, copies: Ints, total: int, low: float, high: float) -> float:
+    """Return the seconds in which the types together finish `total` micro-batches, infinite beyond `high`."""
+    if not len(found.stages) or _finished(found, copies, high).sum() < total:
+        return np.inf
+    for _ in range(STEPS):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if _finished(found, copies, middle).sum() >= total else (middle, high)
+    return coarse(high)
+
+
+def _best_of_each_type(found: Columns, copies: Ints, seconds: float) -> tuple[Composition, ...]:
+    sizes = micro_batches(found, seconds)
+    kinds, done = found.counts.argmax(axis=1), sizes * copies
+    best = [rows[done[rows].argmax()] for kind in np.unique(kinds) for rows in [np.flatnonzero(kinds == kind)]]
+    return tuple((tuple(found.counts[row].tolist()), int(copies[row]), int(sizes[row])) for row in best if done[row])
