@@ -13,6 +13,7 @@ from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 from shardwright.search.planner import plan, predict
 from shardwright.search.replan import Kept, replan
+from shardwright.search.space.axes import parse_pins
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job
@@ -132,3 +133,12 @@ def test_machines_of_other_types_have_a_plan_where_the_setting_fits_them():
     found = replan(on_fast, load_cluster("6x8xV100-SXM2+2x8xA10G"))
     assert found is not None
     assert check(found) == ()
+
+
+@pytest.mark.parametrize("changed", ["2x8xA100-SXM-80", "3x8xA100-SXM-80", "4x8xA100-SXM-80+1x8xH20"])
+def test_an_interleaved_plan_can_be_replanned(changed):
+    space = parse_pins(["pp=4", "vpp=2"])
+    interleaved = plan(MODEL, load_cluster("4x8xA100-SXM-80"), JOB, space=space, efficiency=EFFICIENCY).best
+    assert interleaved.schedule.virtual_stages == 2
+    found = replan(interleaved, load_cluster(changed), efficiency=EFFICIENCY)
+    assert found is not None and check(found) == ()

@@ -22,6 +22,7 @@ from shardwright.cli import (
     profile,
     recover,
     report,
+    serve,
     shop,
     spmd,
     train,
@@ -63,6 +64,7 @@ app.command("check", short_help="List everything that is wrong with a plan.")(ch
 app.command("validate", short_help="Predict training runs and compare with what was measured.")(validate.validate)
 app.command("discover", short_help="Write the cluster file of the machines at hand.")(discover.discover)
 app.command("profile", short_help="Measure this machine, to plan with its own figures.")(profile.profile)
+app.command("serve", short_help="Serve a page on which the plan follows the question.")(serve.serve)
 app.command("mcp", short_help="Serve the planner to an assistant (Model Context Protocol).")(mcp.mcp)
 app.command("train", short_help="Run a plan on torch.distributed.")(train.train)
 app.add_typer(spmd.app, short_help="Shard any PyTorch module over unequal GPUs.")

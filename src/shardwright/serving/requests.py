@@ -6,10 +6,11 @@ reaches the file system. Every request carries all that it needs; the same reque
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from shardwright.errors import bad
+from shardwright.errors import Problem, SpecError, bad
 from shardwright.plans.ranking import Ranking
 from shardwright.search.market.result import Shopping
 from shardwright.search.market.shop import shop
@@ -25,10 +26,17 @@ from shardwright.spec.read.cluster import parse_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.offers import narrowed, offers_from_prices
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
+from shardwright.spec.text.fields import Section
 
 MOST_GPUS = 65_536
 MOST_PINS, MOST_TYPES = 20, 8
 MOST_CHARACTERS = 400  # of any text
+MOST_SAMPLES = 10**9
+
+# What a JSON document may say: the fields of a `PlanRequest` by their kind.
+REQUEST_TEXTS = ("model", "cluster", "tokens", "precision", "objective", "framework")
+REQUEST_SIZES = ("global_batch", "seq_len")
+REQUEST_LIMITS = ("budget_dollars", "deadline_hours")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +56,25 @@ class PlanRequest:
     pins: tuple[str, ...] = ()
 
 
+def plan_request(fields: object) -> PlanRequest:
+    """Return the request that a JSON document makes. Raises SpecError with every field that is missing, unknown or of
+    another kind."""
+    problems: list[Problem] = []
+    section = Section("request", fields if isinstance(fields, Mapping) else {}, problems)
+    section.reject_unknown(REQUEST_TEXTS + REQUEST_SIZES + REQUEST_LIMITS)
+    texts = {name: value for name in REQUEST_TEXTS if (value := section.text(name)) is not None}
+    sizes = {name: section.integer(name, most=MOST_SAMPLES) for name in REQUEST_SIZES}
+    limits = {name: section.number(name) for name in REQUEST_LIMITS}
+    for name in ("model", "cluster", *REQUEST_SIZES):
+        section.require(name, "say which")
+    if problems:
+        raise SpecError(*problems)
+    return PlanRequest(**texts, **sizes, **limits)  # type: ignore[arg-type]
+
+
 def planned(request: PlanRequest, *, top: int = 3) -> Ranking:
     """Return the plans for a request. Raises SpecError for what is not known or beyond the limits."""
-    model, cluster, job = _described(request)
+    model, cluster, job = described(request)
     if len(request.pins) > MOST_PINS:
         raise bad("pins", f"are {len(request.pins)}", f"at most {MOST_PINS}")
     space = parse_pins([_short("pins", pin) for pin in request.pins])
@@ -95,7 +119,8 @@ def shopped(request: ShopRequest) -> Shopping:
     return shop(_model(request.model), narrowed(offers, gpus, markets), job)
 
 
-def _described(request: PlanRequest) -> tuple[Model, Cluster, Job]:
+def described(request: PlanRequest) -> tuple[Model, Cluster, Job]:
+    """Return what a request describes. Raises SpecError for what is not known or beyond the limits."""
     job = make_job(
         global_batch=request.global_batch,
         seq_len=request.seq_len,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from shardwright.arrays import packed
 from shardwright.cost.context import Context, ShardIndex, shard_index
-from shardwright.cost.iteration.batch import exact_seconds, iteration
+from shardwright.cost.iteration.batch import Iteration, bound_seconds, exact_seconds, iteration
 from shardwright.cost.iteration.footprint import footprint
 from shardwright.cost.pipeline.splits import boundaries
 from shardwright.cost.strategies import Array, Bools, Floats, Ints, Strategies
@@ -31,6 +31,23 @@ class Verdict:
 
 def evaluate(context: Context, rows: Strategies) -> Verdict:
     """Return the verdict on `rows`, of any shapes."""
+    return _verdict(context, rows, exact_seconds)
+
+
+def bounded(context: Context, rows: Strategies) -> Verdict:
+    """Return the verdict on `rows` at once: its seconds are lower bounds, as no pipeline is simulated."""
+    return _verdict(context, rows, bound_seconds)
+
+
+def simulated_seconds(context: Context, rows: Strategies, index: ShardIndex) -> Floats:
+    """Return the exact seconds of an iteration, [N]. `index` is a layer table that covers `rows`."""
+    return _seconds(context, rows, index, exact_seconds)
+
+
+Timed = Callable[[Context, Strategies, Iteration], Floats]
+
+
+def _verdict(context: Context, rows: Strategies, timed: Timed) -> Verdict:
     index = shard_index(context, rows)
     shards = index.of(rows)
     peak, tensors = np.zeros(len(rows)), np.zeros((3, len(rows)))
@@ -39,10 +56,9 @@ def evaluate(context: Context, rows: Strategies) -> Verdict:
         found = footprint(context, rows.take(group), of_part, starts)
         peak[group] = found.total.max(axis=1)
         tensors[:, group] = found.tensors.max(axis=1), found.tensors[:, 0], found.tensors[:, -1]
-    seconds = simulated_seconds(context, rows, index)
     return Verdict(
         rows=rows,
-        seconds=seconds,
+        seconds=_seconds(context, rows, index, timed),
         peak_bytes=peak,
         fits=peak <= context.memory_limit_bytes,
         tensor_bytes=tensors[0],
@@ -51,13 +67,12 @@ def evaluate(context: Context, rows: Strategies) -> Verdict:
     )
 
 
-def simulated_seconds(context: Context, rows: Strategies, index: ShardIndex) -> Floats:
-    """Return the exact seconds of an iteration, [N]. `index` is a layer table that covers `rows`."""
+def _seconds(context: Context, rows: Strategies, index: ShardIndex, timed: Timed) -> Floats:
     shards = index.of(rows)
     seconds = np.zeros(len(rows))
     for group, starts in _shapes(context, rows):
         part, of_part = rows.take(group), replace(shards, row=shards.row[group])
-        seconds[group] = exact_seconds(context, part, iteration(context, part, of_part, starts))
+        seconds[group] = timed(context, part, iteration(context, part, of_part, starts))
     return seconds
 
 

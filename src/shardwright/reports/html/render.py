@@ -19,15 +19,15 @@ ASSETS = files("shardwright.reports.html").joinpath("assets")
 
 def rendered(page: Page) -> str:
     """Return the HTML of a page."""
-    charts = {section.name: _chart_data(section) for section in page.sections if section.chart is not None}
+    charts = charts_of(page.sections)
     body = [
         f'<header><p class="brand">Shardwright</p><h1>{escape(page.answer)}</h1>',
         *(f'<p class="context">{escape(line)}</p>' for line in page.context),
-        _figures(page.figures),
+        figures_html(page.figures),
         "</header>",
         _contents(page.sections),
         "<main>",
-        *(_section(section) for section in page.sections),
+        *(section_html(section) for section in page.sections),
         '<div id="shelf" class="files"></div></main>',
     ]
     return "\n".join(
@@ -37,18 +37,30 @@ def rendered(page: Page) -> str:
             '<meta name="color-scheme" content="light dark">',
             '<link rel="icon" href="data:,">',
             f"<title>{escape(page.title)}</title>",
-            f"<style>{_asset('page.css')}</style></head><body>",
+            f"<style>{asset('page.css')}</style></head><body>",
             *body,
             _data("charts", charts),
             _data("files", dict(page.files)),
-            f"<script>{_asset('echarts.js')}</script>" if charts else "",
-            f"<script>{_asset('page.js')}</script>",
+            *(
+                f"<script>{asset(name)}</script>"
+                for name in (*(("echarts.js",) if charts else ()), "charts.js", "page.js")
+            ),
             "</body></html>\n",
         ]
     )
 
 
-def _asset(name: str) -> str:
+def charts_of(sections: Iterable[Section]) -> dict[str, object]:
+    """Return the data of the charts of sections by name, as the script draws them."""
+    return {
+        section.name: {"kind": section.chart.kind, **section.chart.data}
+        for section in sections
+        if section.chart is not None
+    }
+
+
+def asset(name: str) -> str:
+    """Return a style sheet or script that ships with the package."""
     return ASSETS.joinpath(name).read_text(encoding="utf-8")
 
 
@@ -57,12 +69,8 @@ def _data(name: str, value: object) -> str:
     return f'<script type="application/json" id="{name}">{text.replace("<", chr(92) + "u003c")}</script>'
 
 
-def _chart_data(section: Section) -> dict[str, object]:
-    assert section.chart is not None, "asked for sections with a chart alone"
-    return {"kind": section.chart.kind, **section.chart.data}
-
-
-def _figures(found: Iterable[Figure]) -> str:
+def figures_html(found: Iterable[Figure]) -> str:
+    """Return key figures as HTML."""
     cells = "".join(
         f"<div><dt>{escape(each.label)}</dt><dd>{escape(each.value)}"
         + (f"<small>{escape(each.note)}</small>" if each.note else "")
@@ -77,7 +85,8 @@ def _contents(sections: Iterable[Section]) -> str:
     return f'<nav aria-label="Contents">{links}</nav>'
 
 
-def _section(section: Section) -> str:
+def section_html(section: Section) -> str:
+    """Return a section as HTML; its chart is drawn by the script."""
     name = escape(section.name)
     parts = [f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(section.title)}</h2>']
     if section.lead:

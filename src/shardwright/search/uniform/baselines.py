@@ -29,10 +29,35 @@ class Tried:
     failure: Failure | Shortage | None = None
 
 
+Rows = list[dict[str, Any]]
+
+
 def baselines(context: Context) -> tuple[tuple[Tried, ...], Verdict | None]:
     """Return the plans of all rules on the whole pool, each rule with the first or best of its rows that fits, and
     the verdict on all rows."""
-    rules = [
+    found = _rules(context)
+    rows = [row for _, wanted, _ in found for row in wanted]
+    if not rows:
+        return tuple(
+            Tried(rule=rule, row=None, seconds=np.inf, failure=Failure.NO_LEGAL_SETTING) for rule, _, _ in found
+        ), None
+    verdict = evaluate(context, strategies(rows))
+    tried, offset = [], 0
+    for rule, wanted, best in found:
+        tried.append(_chosen(context, rule, verdict, range(offset, offset + len(wanted)), best=best))
+        offset += len(wanted)
+    return tuple(tried), verdict
+
+
+def rows_tried(context: Context) -> Strategies | None:
+    """Return the rows of all rules on the whole pool, or None where none is legal."""
+    rows = [row for _, wanted, _ in _rules(context) for row in wanted]
+    return strategies(rows) if rows else None
+
+
+def _rules(context: Context) -> list[tuple[str, Rows, bool]]:
+    """Return the rules, each with its rows, and whether the best of them counts, not the first that fits."""
+    return [
         ("smallest tp × pp that fits, tp inside a machine (Megatron-LM guide)", _smallest(context, NONE), False),
         (
             "the same with full recomputation (Megatron-LM guide, out-of-memory advice)",
@@ -52,17 +77,6 @@ def baselines(context: Context) -> tuple[tuple[Tried, ...], Verdict | None]:
             True,
         ),
     ]
-    rows = [row for _, wanted, _ in rules for row in wanted]
-    if not rows:
-        return tuple(
-            Tried(rule=rule, row=None, seconds=np.inf, failure=Failure.NO_LEGAL_SETTING) for rule, _, _ in rules
-        ), None
-    verdict = evaluate(context, strategies(rows))
-    tried, offset = [], 0
-    for rule, wanted, best in rules:
-        tried.append(_chosen(context, rule, verdict, range(offset, offset + len(wanted)), best=best))
-        offset += len(wanted)
-    return tuple(tried), verdict
 
 
 def _chosen(context: Context, rule: str, verdict: Verdict, places: Sequence[int], *, best: bool) -> Tried:

@@ -23,14 +23,17 @@ from shardwright.spec.cluster import Cluster
 
 def remaining(previous: Plan, task: Task) -> tuple[Plan, Mixed] | None:
     """Return the plan `previous` on the cluster of a task with its iteration: without the replicas whose machines are
-    gone, and with some on machines that have nothing to do where that is faster. None where it does not fit."""
+    gone, and with some on machines that have nothing to do where that is faster. None where it does not fit, and where
+    an interleaved schedule, which runs only some numbers of micro-batches, would have to share them out anew."""
     numbers = _numbers(previous, task.cluster)
     left = [replace(replica, count=count) for replica, count in zip(previous.replicas, numbers, strict=True) if count]
     if not left:
         return None
     plan = replace(previous, cluster=task.cluster, replicas=tuple(left), prediction=None)
-    more = _more(plan, task)
-    lost = plan.replicas != previous.replicas
+    lost, interleaved = plan.replicas != previous.replicas, plan.schedule.virtual_stages > 1
+    if lost and interleaved:
+        return None
+    more = () if interleaved else _more(plan, task)
     chosen = [plan.replicas] if lost else []
     chosen += [(*plan.replicas, *more)] if more else []
     options = [] if lost else [(0.0, plan)]

@@ -1,0 +1,47 @@
+"""`shardwright serve`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+
+from shardwright.cli.output import note, write
+
+HELP = """Serve a page on this machine on which you change the question by hand, and the plan follows.
+
+Choose model and GPUs, drag their numbers, the batch, deadline and budget; a first plan is there at once, and better as
+the search ends. The address of the page holds the question: copy it to share or keep it.
+
+Examples:
+
+\b
+  shardwright serve
+  shardwright serve --port 0 --open
+"""
+LOOPBACK, PORT = "127.0.0.1", 8639
+
+
+def serve(
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; other machines reach no loopback.")] = (
+        LOOPBACK
+    ),
+    port: Annotated[int, typer.Option(metavar="N", help="The port; 0 takes a free one.")] = PORT,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    import webbrowser
+
+    from shardwright.serving.what_if.server import Server
+
+    with Server(host, port) as server:
+        if server.exposed:
+            note(f"warning: whoever reaches {host} can use this page; it has no password")
+        write(f"{server.url}  (Ctrl-C ends)")
+        if open_page:
+            webbrowser.open(server.url)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+serve.__doc__ = HELP

@@ -1,0 +1,11 @@
+"""A page in the browser on which a question is changed by hand, and the plan follows.
+
+* `steps`: what the page is told about a request, one step after the other
+* `front`: the same run on fewer of the machines
+* `downloads`: files to take along
+* `page`: the page itself
+* `server`: HTTP on this machine
+* `assets/`: its styles and script
+
+The page has all state, in its address; the server has none. A request carries all that it needs, as in `requests`.
+"""

@@ -1,0 +1,202 @@
+"""HTTP for the what-if page: the standard library's server, a thread for each request, a process for each search.
+
+The page is for the person at this machine. Who can reach the port can ask for plans, within limits of size and time,
+and for nothing else: no path, no expression and no name of a file from a request is ever opened or evaluated. Against
+other pages in the same browser, which could send requests here: a `Host` that is a name but this machine's own is
+refused (DNS rebinding), a request from another origin is refused, and questions are JSON, which no foreign form can
+send.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from multiprocessing.connection import wait
+from threading import BoundedSemaphore
+from time import monotonic
+from typing import cast
+from urllib.parse import urlsplit
+
+from shardwright.errors import SpecError, bad
+from shardwright.serving.answers import Answer
+from shardwright.serving.what_if.downloads import download
+from shardwright.serving.what_if.page import FILES
+from shardwright.serving.what_if.steps import steps
+from shardwright.serving.worker import Question, asked, prepare
+from shardwright.spec.text.reading import parse_json
+
+MOST_BYTES = 16_384  # of a question
+MOST_SECONDS = 60.0  # of an answer
+MOST_AT_ONCE = 4  # searches
+PATIENCE_SECONDS = 10.0  # for a question to arrive, and for a free place among the searches
+LATE: Answer = {
+    "step": "late",
+    "errors": [
+        {
+            "path": "",
+            "field": "",
+            "message": f"stopped after {MOST_SECONDS:.0f} s",
+            "hint": "what stands here was found by then",
+        }
+    ],
+}
+SAFE = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the page until it is closed. Raises SpecError where the address cannot be had."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host = host
+        self.places = BoundedSemaphore(MOST_AT_ONCE)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            super().__init__((host, port), _Handler)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise bad(
+                "`port=`", f"{host}:{port} cannot be had: {reason}", "choose another; 0 takes a free one"
+            ) from None
+        prepare()
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.server_address[1]}/"
+
+    @property
+    def exposed(self) -> bool:
+        """Return whether other machines can reach the page."""
+        try:
+            return not ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host != "localhost"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = PATIENCE_SECONDS
+    server_version, sys_version = "shardwright", ""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: the terminal is the user's."""
+
+    def do_GET(self) -> None:
+        file = FILES.get(self.path.partition("?")[0])
+        if not self._from_here():
+            return
+        if file is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        content = file.content()
+        self._head(file.type, length=len(content))
+        self.wfile.write(content)
+
+    def do_POST(self) -> None:
+        length = int(told) if (told := self.headers.get("Content-Length", "")).isdecimal() else 0
+        if not self._from_here():
+            return
+        if self.path not in ("/answer", "/download"):
+            self.send_error(HTTPStatus.NOT_FOUND)
+        elif self.headers.get_content_type() != "application/json":
+            self.send_error(HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+        elif not 0 < length <= MOST_BYTES:
+            self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        else:
+            self._question(self.rfile.read(length))
+
+    def _question(self, body: bytes) -> None:
+        try:
+            fields = parse_json(body.decode("utf-8", "replace"), "request")
+        except SpecError as error:
+            self.send_error(HTTPStatus.BAD_REQUEST, explain=str(error))
+            return
+        places = self._server.places
+        if not places.acquire(timeout=PATIENCE_SECONDS):
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, explain="too many searches at once")
+            return
+        try:
+            (self._stream if self.path == "/answer" else self._file)(fields)
+        except OSError:  # the page has gone, or asks something else by now
+            self.close_connection = True
+        finally:
+            places.release()
+
+    def _stream(self, fields: object) -> None:
+        """Send every answer as a line of JSON as soon as it is there."""
+        self._head("application/x-ndjson")
+        for answer in self._answers(steps, fields):
+            self.wfile.write(json.dumps(answer, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+
+    def _file(self, fields: object) -> None:
+        for answer in self._answers(download, fields):
+            if "content" in answer:
+                self._head(answer["type"], name=answer["name"], length=len(answer["content"]))
+                self.wfile.write(answer["content"])
+            else:
+                text = json.dumps(answer, ensure_ascii=False).encode()
+                self._head("application/json", status=HTTPStatus.UNPROCESSABLE_ENTITY, length=len(text))
+                self.wfile.write(text)
+
+    def _answers(self, question: Question, fields: object) -> Iterator[Answer]:
+        """Yield answers until they end, time is up, or the other side closes its connection."""
+        end = monotonic() + MOST_SECONDS
+        with asked(question, fields) as answers:
+            while True:
+                ready = wait([answers, self.connection], end - monotonic())
+                if self.connection in ready:
+                    return
+                if not ready:
+                    yield LATE
+                    return
+                try:
+                    yield answers.recv()
+                except EOFError:
+                    return
+
+    @property
+    def _server(self) -> Server:
+        return cast("Server", self.server)
+
+    def _head(self, kind: str, *, name: str = "", length: int | None = None, status: int = HTTPStatus.OK) -> None:
+        self.send_response(status)
+        told = {"Content-Type": kind, "Cache-Control": "no-store", **SAFE}
+        if length is not None:
+            told["Content-Length"] = str(length)
+        if name:
+            told["Content-Disposition"] = f'attachment; filename="{name}"'
+        for field, value in told.items():
+            self.send_header(field, value)
+        self.end_headers()
+
+    def _from_here(self) -> bool:
+        """Return whether a request is one that the page itself, or its user by hand, could have sent."""
+        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
+        if _own(host, self._server.host) and origin in (None, f"http://{host}"):
+            return True
+        self.send_error(HTTPStatus.FORBIDDEN, explain="only for the page itself")
+        return False
+
+
+def _own(host: str, bound: str) -> bool:
+    """Return whether a `Host` header is an address, or a name of this machine: no foreign name leads here then."""
+    name = urlsplit(f"//{host}").hostname or ""
+    if name in ("localhost", bound.casefold(), socket.gethostname().casefold()):
+        return True
+    try:
+        return bool(ip_address(name))
+    except ValueError:
+        return False

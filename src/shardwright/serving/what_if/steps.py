@@ -1,0 +1,131 @@
+"""What the page is told about a request, one step after the other: plans at once, then the front, then the best plan
+with how good it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from shlex import quote
+
+from shardwright.cost.learned import default_efficiency
+from shardwright.errors import Problem, SpecError
+from shardwright.plans.plan import Plan
+from shardwright.plans.ranking import Ranking
+from shardwright.reports.html import plan_sections
+from shardwright.reports.html.cluster_map import map_section
+from shardwright.reports.html.page_of import answer, context_lines
+from shardwright.reports.html.render import charts_of, figures_html, section_html
+from shardwright.reports.html.section import Section
+from shardwright.reports.html.timeline import timeline_section
+from shardwright.reports.words import in_words
+from shardwright.search.renting.expected import run_totals
+from shardwright.search.replan import Kept
+from shardwright.search.sketch import sketches
+from shardwright.serving.answers import Answer, plan_figures
+from shardwright.serving.requests import PlanRequest, described, plan_request, planned
+from shardwright.serving.what_if.front import front_section
+from shardwright.units import format_count, format_seconds
+
+
+def steps(fields: object) -> Iterator[Answer]:
+    """Yield the answers to the JSON of a request. `step` says what an answer is: `first` plans, the `front`, the
+    `best` plan or `none`, or `errors`."""
+    try:
+        request = plan_request(fields)
+        yield from _steps(request)
+    except SpecError as error:
+        yield {"step": "errors", "errors": [_error(problem, fields) for problem in error.problems]}
+
+
+def _steps(request: PlanRequest) -> Iterator[Answer]:
+    model, cluster, job = described(request)
+    kept: Kept = {}
+    quick: Plan | None = None
+    for quick in sketches(model, cluster, job, kept=kept):
+        yield _told("first", quick, _at_once(quick))
+    if quick is None:
+        yield _no_plan("Nothing fits by rule of thumb; searching further…", ())
+    else:
+        yield _sections("front", [front_section(quick, request.cluster, kept)])
+    ranking = planned(request, top=1)
+    if ranking.infeasible is not None:
+        remedies = map(in_words, ranking.infeasible.remedies)
+        yield _no_plan(f"No plan: {in_words(ranking.infeasible.reason)}.", remedies)
+        return
+    best = ranking.best
+    efficiency = default_efficiency()
+    whole = [*_at_once(best), map_section(best), timeline_section(best, efficiency)]
+    yield _told("best", best, whole) | {"search": _search_words(ranking), "command": command_line(request)}
+    yield _sections("front", [front_section(best, request.cluster, kept)])
+
+
+def _at_once(plan: Plan) -> list[Section]:
+    return [
+        plan_sections.settings_section(plan),
+        plan_sections.time_section([("this plan", plan)]),
+        plan_sections.memory_section(plan),
+    ]
+
+
+def _told(step: str, plan: Plan, sections: Iterable[Section]) -> Answer:
+    return {
+        **_sections(step, sections),
+        "answer": answer(plan),
+        "context": list(context_lines(plan)),
+        "key_figures": figures_html(plan_sections.figures(plan)),
+        "figures": {"gpus": plan.gpus, **plan_figures(plan)},
+        "misses": list(_misses(plan)),
+    }
+
+
+def _no_plan(words: str, remedies: Iterable[str]) -> Answer:
+    return {"step": "none", "answer": words, "next": list(remedies)}
+
+
+def _sections(step: str, sections: Iterable[Section]) -> Answer:
+    found = list(sections)
+    return {
+        "step": step,
+        "sections": {section.name: section_html(section) for section in found},
+        "charts": charts_of(found),
+    }
+
+
+def _misses(plan: Plan) -> Iterator[str]:
+    """Yield what a plan that keeps not all limits says of them."""
+    hours, dollars = run_totals(plan)
+    deadline, budget = plan.job.deadline_hours, plan.job.budget_dollars
+    if deadline is not None and hours is not None and hours > deadline:
+        yield "misses the deadline"
+    if budget is not None and dollars is not None and dollars > budget:
+        yield "is over the budget"
+
+
+def _search_words(ranking: Ranking) -> str:
+    report = ranking.search
+    words = f"best of {format_count(report.candidates)} candidates, in {format_seconds(report.seconds)}"
+    return words if report.gap is None else f"proved within {report.gap:.2%} of the {words}"
+
+
+def command_line(request: PlanRequest) -> str:
+    """Return the command that makes the same plan."""
+    words = {
+        "model": request.model,
+        "cluster": request.cluster,
+        "global-batch": request.global_batch,
+        "seq-len": request.seq_len,
+        "tokens": request.tokens,
+        "precision": None if request.precision == "bf16" else request.precision,
+        "objective": None if request.objective == "time" else request.objective,
+        "budget": request.budget_dollars and f"{request.budget_dollars:.12g}",
+        "deadline": request.deadline_hours and f"{request.deadline_hours:.12g}",
+    }
+    told = [f"--{name} {quote(str(value))}" for name, value in words.items() if value is not None]
+    return " ".join(["shardwright plan", *told, "--out plan.json"])
+
+
+def _error(problem: Problem, fields: object) -> Answer:
+    """Return a problem with the field of the page that it is about."""
+    place = problem.path.strip("`").removeprefix("request: ").removesuffix("=")
+    cluster = fields.get("cluster") if isinstance(fields, dict) else None
+    about = "cluster" if isinstance(cluster, str) and place.startswith(cluster) else place
+    return {"field": about, "message": problem.message, "hint": problem.hint}
