@@ -4,7 +4,7 @@ rest. Start reading at `planner`.
 * `planner`: one call from a description to ranked plans, and from a plan to its evaluation
 * `objective`: what is best: time or dollars, within budget and deadline
 * `sizing`: ways to train on some GPUs, and the memory of each
-* `sketch`: plans at once, unproved
+* `first_plans`: plans at once, unproved
 * `replan`: a new plan after machines went or came
 * `space/`: what is searched
 * `uniform/`: one GPU type, exact

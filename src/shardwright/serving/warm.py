@@ -4,7 +4,9 @@ that is forked from it has its tables read and its code compiled."""
 from __future__ import annotations
 
 from shardwright.reports.html import page_of, render  # noqa: F401
-from shardwright.search.sketch import sketches
+from shardwright.search.first_plans import first_plans
 from shardwright.serving.requests import PlanRequest, described
 
-WARMED = list(sketches(*described(PlanRequest(model="opt-350m", cluster="1x8xH100-SXM", global_batch=8, seq_len=1024))))
+WARMED = list(
+    first_plans(*described(PlanRequest(model="opt-350m", cluster="1x8xH100-SXM", global_batch=8, seq_len=1024)))
+)

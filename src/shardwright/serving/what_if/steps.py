@@ -17,9 +17,9 @@ from shardwright.reports.html.render import charts_of, figures_html, section_htm
 from shardwright.reports.html.section import Section
 from shardwright.reports.html.timeline import timeline_section
 from shardwright.reports.words import in_words
+from shardwright.search.first_plans import first_plans
 from shardwright.search.renting.expected import run_totals
 from shardwright.search.replan import Kept
-from shardwright.search.sketch import sketches
 from shardwright.serving.answers import Answer, plan_figures
 from shardwright.serving.requests import PlanRequest, described, plan_request, planned
 from shardwright.serving.what_if.front import front_section
@@ -40,7 +40,7 @@ def _steps(request: PlanRequest) -> Iterator[Answer]:
     model, cluster, job = described(request)
     kept: Kept = {}
     quick: Plan | None = None
-    for quick in sketches(model, cluster, job, kept=kept):
+    for quick in first_plans(model, cluster, job, kept=kept):
         yield _told("first", quick, _at_once(quick))
     if quick is None:
         yield _no_plan("Nothing fits by rule of thumb; searching further…", ())

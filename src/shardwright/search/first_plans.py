@@ -29,7 +29,7 @@ from shardwright.spec.model import Model
 STARTS = 2  # rules of thumb, of different degrees, from which mixed plans are looked for
 
 
-def sketches(
+def first_plans(
     model: Model,
     cluster: Cluster,
     job: Job,
@@ -110,5 +110,5 @@ def _different(starts: Sequence[_Start]) -> list[_Start]:
 def _order(plan: Plan) -> tuple[bool, float]:
     """Return what orders plans: those that keep the limits first, then by what the job minimises."""
     value = affordable_value(plan)
-    assert plan.prediction is not None, "a sketch is costed"
+    assert plan.prediction is not None, "these plans are costed"
     return (True, plan.prediction.iteration_seconds) if value is None else (False, value)
