@@ -3,9 +3,8 @@
 * `steps`: what the page is told about a request, one step after the other
 * `front`: the same run on fewer of the machines
 * `downloads`: files to take along
-* `page`: the page itself
+* `page`: the page itself, with the styles and script of `assets/`
 * `server`: HTTP on this machine
-* `assets/`: its styles and script
 
 The page has all state, in its address; the server has none. A request carries all that it needs, as in `requests`.
 """
