@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
+from shardwright.cli.destination import require_writable
 from shardwright.cli.output import write, write_json
 from shardwright.errors import SpecError, bad
 from shardwright.runtime.job.settings import CHANGES
@@ -109,6 +110,10 @@ def train(
         Path | None, typer.Option(metavar="FILE", help="Write a layer profile of the first steps, to plan with.")
     ] = None,
     profile_steps: Annotated[int, typer.Option(metavar="N", help="Steps to measure for it.")] = 3,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Write the second step, and the predicted one, for ui.perfetto.dev."),
+    ] = None,
     patience: Annotated[
         float, typer.Option(metavar="SECONDS", help="A rank silent or stuck for longer counts as lost.")
     ] = 120.0,
@@ -175,6 +180,8 @@ def train(
         _require_measurable(found)
         if not profile.absolute().parent.is_dir():
             raise bad(f"--profile {profile}", "is in no folder that exists", "make the folder, or name another")
+    if trace is not None:
+        require_writable(trace, [plan, data, profile], option="--trace")
     method = optimizer or ("sgd" if found.job.optimizer == "sgd" else "adamw")
     if method not in ("adamw", "sgd"):
         raise bad(f"--optimizer {method}", "is not known", "adamw or sgd")
@@ -210,6 +217,7 @@ def train(
         patience_seconds=patience,
         profile=profile,
         profile_steps=profile_steps,
+        trace=trace,
     )
     if elastic:
         _require_positive(snapshot_every=snapshot_every, silence=silence, wait=wait)

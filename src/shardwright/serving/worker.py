@@ -20,13 +20,13 @@ from shardwright.serving.answers import Answer, error_answer
 Question = Callable[[Any], Iterator[Answer]]
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 _CONTEXT = multiprocessing.get_context(_METHOD)
-if _METHOD == "forkserver":
-    _CONTEXT.set_forkserver_preload(["shardwright.serving.warm"])
 _STARTING = Lock()
 
 
 def prepare() -> None:
     """Start what makes processes, so that the first question does not wait for it."""
+    if _METHOD == "forkserver":
+        _CONTEXT.set_forkserver_preload(["__main__", "shardwright.serving.warm"])
     with asked(_nothing, None) as answers, suppress(EOFError):
         answers.recv()
 

@@ -1,4 +1,6 @@
 """Traces for Perfetto and chrome://tracing.
 
-* `trace`: one predicted iteration
+* `trace`: a predicted iteration, and a measured one beside it
+* `measured`: what the ranks of a run did in a step
+* `format`: events of the trace format
 """

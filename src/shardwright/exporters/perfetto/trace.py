@@ -1,14 +1,9 @@
-"""A plan's predicted iteration as a trace in the Chrome trace format, which https://ui.perfetto.dev and chrome://tracing
-open: a process for each kind of replica, a thread for each stage.
-
-The format: "Trace Event Format" (Google, docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
-Complete events ("X") have start and length in microseconds.
-"""
+"""A plan's iteration as a trace, which https://ui.perfetto.dev and chrome://tracing open: the predicted one, a process
+for each kind of replica and a thread for each stage, and beside it a measured one."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.iteration.mixed import mixed_iteration
@@ -16,13 +11,12 @@ from shardwright.cost.iteration.timeline import Event, events
 from shardwright.cost.learned import default_efficiency
 from shardwright.errors import SpecError
 from shardwright.exporters.exported import Exported
+from shardwright.exporters.perfetto.format import FORMAT, MICROSECONDS, complete, named, ordered, trace_text
+from shardwright.exporters.perfetto.measured import RankTrace, measured_events
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 
-FORMAT = "Chrome trace event format"
 NAMES = {"synchronise": "gradients and weights between replicas"}
-MICROSECONDS = 1e6
-DIGITS = 3  # of a microsecond
 
 
 def export_trace(plan: Plan, efficiency: Efficiency | None = None) -> Exported:
@@ -30,36 +24,36 @@ def export_trace(plan: Plan, efficiency: Efficiency | None = None) -> Exported:
     if problems := check(plan):
         raise SpecError(*problems)
     found = mixed_iteration(plan, efficiency or default_efficiency())
-    document = {
-        "displayTimeUnit": "ms",
-        "otherData": {"model": plan.model.name, "iteration_seconds": found.seconds},
-        "traceEvents": [*_names(plan), *_events(events(plan, found))],
-    }
-    text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+    about = {"model": plan.model.name, "iteration_seconds": found.seconds}
+    text, document = trace_text(about, [*_names(plan), *_events(events(plan, found))])
     return Exported(target="perfetto", version=FORMAT, files={"trace.json": text}, document={"trace": document})
+
+
+def measured_trace(plan: Plan, ranks: Sequence[RankTrace], efficiency: Efficiency | None = None) -> str:
+    """Return the trace of a measured step as text, with the predicted one beside it unless a GPU of the plan is one of
+    which nothing is known without a profile."""
+    try:
+        found = mixed_iteration(plan, efficiency or default_efficiency())
+    except SpecError:
+        predicted: list[dict[str, object]] = []
+    else:
+        predicted = [*_names(plan), *_events(events(plan, found))]
+    return trace_text({"model": plan.model.name}, [*predicted, *measured_events(ranks)])[0]
 
 
 def _names(plan: Plan) -> Iterator[dict[str, object]]:
     """Yield what processes and threads are called."""
     for number, replica in enumerate(plan.replicas):
-        words = f"predicted: replica {number + 1} ({replica.count} ×)"
-        yield {"ph": "M", "pid": number, "name": "process_name", "args": {"name": words}}
+        yield named("process", number, f"predicted: replica {number + 1} ({replica.count} ×)")
         for place, stage in enumerate(replica.stages):
-            name = f"stage {place}: {stage.gpus} {stage.gpu}, {stage.layer_count} layers"
-            yield {"ph": "M", "pid": number, "tid": place, "name": "thread_name", "args": {"name": name}}
-            yield {"ph": "M", "pid": number, "tid": place, "name": "thread_sort_index", "args": {"sort_index": place}}
+            words = f"stage {place}: {stage.gpus} {stage.gpu}, {stage.layer_count} layers"
+            yield named("thread", number, words, thread=place)
+            yield ordered("thread", number, place, thread=place)
 
 
 def _events(found: Iterable[Event]) -> Iterator[dict[str, object]]:
     for each in found:
         of_pass = {} if each.micro_batch < 0 else {"micro_batch": each.micro_batch, "virtual_stage": each.virtual_stage}
-        yield {
-            "ph": "X",
-            "pid": each.replica,
-            "tid": each.stage,
-            "name": NAMES.get(each.kind, each.kind) + (f" {each.micro_batch}" if of_pass else ""),
-            "cat": each.kind,
-            "ts": round(each.start_seconds * MICROSECONDS, DIGITS),
-            "dur": round((each.end_seconds - each.start_seconds) * MICROSECONDS, DIGITS),
-            "args": of_pass,
-        }
+        name = NAMES.get(each.kind, each.kind) + (f" {each.micro_batch}" if of_pass else "")
+        start, length = each.start_seconds * MICROSECONDS, (each.end_seconds - each.start_seconds) * MICROSECONDS
+        yield complete(each.replica, each.stage, name, each.kind, start, length, of_pass)

@@ -19,11 +19,13 @@ from shardwright.runtime.job import metrics
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.worker import peak_memory_bytes
 from shardwright.runtime.step.engine import DTYPES, Engine
+from shardwright.runtime.step.pipeline import Event
 from shardwright.runtime.storage.checkpoint import open_checkpoint, problems_of_all, save_checkpoint
 from shardwright.runtime.storage.manifest import Course
 from shardwright.runtime.storage.steps import checkpoints
 from shardwright.runtime.storage.weights import save_weights, write_index
 from shardwright.runtime.timing.layer_profile import Measured, medians, profile_document
+from shardwright.runtime.timing.step_trace import trace_of_ranks
 from shardwright.runtime.timing.stopwatch import StageTime, Stopwatch
 from shardwright.runtime.timing.summary import RankSummary, summary_document
 
@@ -34,7 +36,7 @@ STATUS, STOP_REQUEST, METRICS = "status.json", "stop-request", metrics.FILE
 @dataclass(slots=True, kw_only=True)
 class Record:
     """What a rank measured on the way, an entry a step, and what could not be written; the stopwatch has the steps
-    measured unit by unit."""
+    measured unit by unit, `events` are those of the last step, `trace` is that of the one that was traced."""
 
     stopwatch: Stopwatch
     step_seconds: list[float] = field(default_factory=list)
@@ -42,6 +44,8 @@ class Record:
     update_seconds: list[float] = field(default_factory=list)
     unsaved: list[str] = field(default_factory=list)
     metrics_lost: bool = False
+    events: list[Event] = field(default_factory=list)
+    trace: dict[str, Any] | None = None
 
 
 def end_training(
@@ -64,6 +68,9 @@ def end_training(
             measured = [_measured(item["measured"]) for item in ranks]
             text = json.dumps(profile_document(engine.layout.plan, measured), indent=1) + "\n"
             record.unsaved += _written(settings.profile, text)
+        if settings.trace is not None and record.trace is not None:
+            text = trace_of_ranks(engine.layout, [item["trace"] for item in ranks])
+            record.unsaved += _written(settings.trace, text)
     there = checkpoints(settings.out)
     document |= {"checkpoint": str(there[-1]) if there else None, "unsaved": record.unsaved}
     if engine.place.rank == 0:
@@ -119,7 +126,7 @@ def _own(engine: Engine, record: Record) -> dict[str, Any]:
         recomputed=_recomputed(engine),
         update_seconds_each=median(record.update_seconds or [0.0]) / updated,
     )
-    return {"summary": asdict(summary), "measured": asdict(measured)}
+    return {"summary": asdict(summary), "measured": asdict(measured), "trace": record.trace}
 
 
 def _measured(data: Mapping[str, Any]) -> Measured:

@@ -26,6 +26,7 @@ from shardwright.runtime.storage.checkpoint import prune, save_checkpoint
 from shardwright.runtime.storage.data import Samples
 from shardwright.runtime.storage.manifest import Course, step_of
 from shardwright.runtime.storage.steps import checkpoints
+from shardwright.runtime.timing.step_trace import rank_document, spans, traced
 from shardwright.runtime.timing.stopwatch import Stopwatch, clock, stage_time
 
 WARM_UP_STEPS = 1
@@ -68,7 +69,10 @@ def run_steps(run: Run) -> dict[str, Any]:
         number = done - run.start.step - WARM_UP_STEPS
         measured = settings.profile is not None and 0 <= number < settings.profile_steps
         run.watch.begin(done + 1)
-        result = _step(run, done, record, measured=measured)
+        if settings.trace is not None and number == 0:
+            result = _traced(run, done, record, measured=measured)
+        else:
+            result = _step(run, done, record, measured=measured)
         done, stopped = done + 1, result.stop
         if run.leads:
             _tell(run, record, result, done)
@@ -97,6 +101,14 @@ def batch_of(engine: Engine, samples: Samples, step: int, origin: int = 0) -> Ba
     return batch
 
 
+def _traced(run: Run, step: int, record: Record, *, measured: bool) -> StepResult:
+    """Train a step under the profiler, and keep what it saw."""
+    with traced(run.engine.pipeline.device) as trace:
+        result = _step(run, step, record, measured=measured)
+    record.trace = rank_document(trace, spans(trace, record.events, result))
+    return result
+
+
 def _step(run: Run, step: int, record: Record, *, measured: bool) -> StepResult:
     events: list[Event] = []
 
@@ -117,6 +129,7 @@ def _step(run: Run, step: int, record: Record, *, measured: bool) -> StepResult:
     )
     record.step_seconds.append(time.perf_counter() - begin)
     record.stages.append(stage_time(events))
+    record.events = events
     record.update_seconds.append(result.update_seconds)
     return result
 

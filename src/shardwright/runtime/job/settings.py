@@ -18,7 +18,7 @@ class Settings:
     alone, `keep` 0 keeps all. `resume` is a folder of checkpoints, of whose course `accept_change` names what may be
     another (of `CHANGES`), `weights` one of Hugging Face files. A rank that is
     silent for `patience_seconds`, or computes for twice as long, counts as lost. `profile_steps` are measured layer by
-    layer."""
+    layer; the step after the first is traced, where `trace` names a file."""
 
     data: Path
     out: Path
@@ -37,3 +37,4 @@ class Settings:
     patience_seconds: float = 120.0
     profile: Path | None = None
     profile_steps: int = 3
+    trace: Path | None = None

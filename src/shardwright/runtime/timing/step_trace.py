@@ -1,0 +1,119 @@
+"""One step of a rank as spans in time: what its schedule did, and the operators that PyTorch's profiler saw in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from shardwright.cost.pipeline.schedule import FORWARD
+from shardwright.exporters.perfetto.measured import DEVICE, HOST, RankTrace, Span
+from shardwright.exporters.perfetto.trace import measured_trace
+from shardwright.runtime.layout.groups import Layout
+from shardwright.runtime.step.engine import StepResult
+from shardwright.runtime.step.pipeline import Event
+from shardwright.runtime.step.timestamps import Moment, moment, seconds_between
+
+MOST_OPERATORS = 20_000  # of a rank: the longest
+ANCHOR = "shardwright: step"
+SECONDS_PER_MICROSECOND = 1e-6
+
+
+@dataclass(slots=True, kw_only=True)
+class StepTrace:
+    """When a step began, by the machine's clock and as a moment of the device, and the operators inside it."""
+
+    wall_seconds: float
+    began: Moment
+    operators: list[Span] = field(default_factory=list)
+
+
+@contextmanager
+def traced(device: torch.device) -> Iterator[StepTrace]:
+    """Watch a step: operators are there when it is over, on a GPU its kernels too."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    with profile(activities=activities, acc_events=True) as profiler:
+        trace = StepTrace(wall_seconds=time.time(), began=moment(device))
+        with record_function(ANCHOR):
+            yield trace
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+    trace.operators += _operators(profiler.events() or [])
+
+
+def spans(trace: StepTrace, events: Sequence[Event], result: StepResult) -> list[Span]:
+    """Return the passes of a traced step that is over, the waiting between them, and what follows them."""
+    found: list[Span] = []
+    for event in events:
+        _, virtual_stage, micro_batch = event.operation
+        name = "forward" if event.operation.kind == FORWARD else "backward"
+        asked, began, ended = (seconds_between(trace.began, each) for each in (event.asked, event.began, event.ended))
+        if began > asked:
+            found.append(Span(name="wait for a message", kind="wait", begin=asked, end=began))
+        found.append(
+            Span(
+                name=f"{name} {micro_batch}", kind=name, begin=began, end=ended, args=_pass(micro_batch, virtual_stage)
+            )
+        )
+    begin = max([result.pass_seconds, *(span.end for span in found)])
+    for name, kind, seconds in (
+        ("wait for gradient sums", "synchronise", result.sync_seconds),
+        ("optimizer and updated weights", "optimizer", result.update_seconds),
+    ):
+        found.append(Span(name=name, kind=kind, begin=begin, end=begin + seconds))
+        begin += seconds
+    return found + trace.operators
+
+
+def _pass(micro_batch: int, virtual_stage: int) -> dict[str, int]:
+    return {"micro_batch": micro_batch, "virtual_stage": virtual_stage}
+
+
+def _operators(events: Sequence[Any]) -> list[Span]:
+    """Return the longest operators and kernels inside the anchor, in seconds from its beginning."""
+    anchors = [event for event in events if event.name == ANCHOR]
+    if not anchors:
+        return []
+    origin, cpu = anchors[0].time_range.start, anchors[0].device_type
+    longest = sorted(
+        (event for event in events if event.name != ANCHOR and event.time_range.start >= origin),
+        key=lambda event: event.time_range.start - event.time_range.end,
+    )[:MOST_OPERATORS]
+    return [
+        Span(
+            name=event.name,
+            kind="operator",
+            begin=(event.time_range.start - origin) * SECONDS_PER_MICROSECOND,
+            end=(event.time_range.end - origin) * SECONDS_PER_MICROSECOND,
+            lane=DEVICE if event.device_type != cpu else HOST,
+            thread=int(event.thread),
+        )
+        for event in sorted(longest, key=lambda event: event.time_range.start)
+    ]
+
+
+def rank_document(trace: StepTrace, found: Sequence[Span]) -> dict[str, Any]:
+    """Return what rank 0 needs of a rank to join the traces of all."""
+    return {"wall_seconds": trace.wall_seconds, "spans": [each.row() for each in found]}
+
+
+def trace_of_ranks(layout: Layout, documents: Sequence[Mapping[str, Any]]) -> str:
+    """Return the trace of a step from the documents of all ranks, with what the plan predicts beside it."""
+    ranks = [
+        RankTrace(
+            rank=place.rank,
+            process=(place.replica, place.copy),
+            name=f"stage {place.stage}, {place.gpu}",
+            wall_seconds=document["wall_seconds"],
+            spans=[Span(**row) for row in document["spans"]],
+        )
+        for place, document in zip(layout.places, documents, strict=True)
+    ]
+    return measured_trace(layout.plan, ranks)
