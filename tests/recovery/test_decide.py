@@ -6,10 +6,15 @@ from math import inf
 
 import pytest
 
-from shardwright.recovery.decide import Way, decide, dollars_per_token
+from shardwright.recovery.decide import Phase, Way, decide, dollars_per_token
 
-FULL = Way(name="wait", tokens_per_second=100.0, dollars_per_hour=10.0, pause_seconds=900.0)
-LESS = Way(name="replan", tokens_per_second=60.0, dollars_per_hour=6.5, pause_seconds=60.0)
+
+def way(name: str, tokens_per_second: float, dollars_per_hour: float, pause_seconds: float) -> Way:
+    phase = Phase(tokens_per_second=tokens_per_second, pause_seconds=pause_seconds)
+    return Way(name=name, dollars_per_hour=dollars_per_hour, phases=(phase,))
+
+
+FULL, LESS = way("wait", 100.0, 10.0, 900.0), way("replan", 60.0, 6.5, 60.0)
 
 
 def test_dollars_per_token_by_hand() -> None:

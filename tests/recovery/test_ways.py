@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 import shardwright
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
-from shardwright.recovery.decide import Way, dollars_per_token, expected_tokens
+from shardwright.recovery.decide import Phase, Way, dollars_per_token, expected_tokens
 from shardwright.recovery.outlook import Change, Outlook, outlook_of
 from shardwright.recovery.quorum import Machine
 from shardwright.recovery.repairs import without
 from shardwright.recovery.seats import copies_on, kept_share, seated, seats, share_after_a_loss, stand_ins
-from shardwright.recovery.ways import COPIES_LEFT, REFILL, Run, broken_copies, choose
+from shardwright.recovery.ways import COPIES_LEFT, REFILL, REFORM_SECONDS, Run, broken_copies, choose
 from shardwright.search.planner import predict
 
 
@@ -76,37 +76,44 @@ def test_the_choice_names_all_ways_in_a_line(plan: Plan) -> None:
     assert sum(pool.nodes for pool in choice.plan.cluster.pools) == 5
 
 
-def test_where_machines_come_back_at_once_waiting_is_taken(plan: Plan) -> None:
+def test_one_waits_only_for_machines_that_come_before_going_on_pays(plan: Plan) -> None:
+    """To go on with fewer machines until more come costs a pause more."""
     machines = named(plan)
     run = Run(now=plan, seated=machines, first=plan)
-    soon = Outlook(arrivals_per_hour=3600.0)
-    assert choose(run, machines[1:], soon, {}).plan is None
-    assert choose(run, machines[1:], Outlook(arrivals_per_hour=0.1), {}).plan is not None
+    soon = choose(run, machines[1:], Outlook(arrivals_per_hour=1000.0), {})
+    assert soon.plan is None and soon.again_seconds == REFORM_SECONDS
+    assert choose(run, machines[1:], Outlook(arrivals_per_hour=6.0), {}).plan is not None
 
 
 def test_with_frequent_losses_many_small_copies_are_worth_more() -> None:
     """Liveput: the plan that is slower undisturbed wins where machines are lost often, as a loss takes less of it."""
-    one = Way(name="one", tokens_per_second=110.0, dollars_per_hour=10.0, pause_seconds=10.0)
-    many = Way(name="many", tokens_per_second=100.0, dollars_per_hour=10.0, pause_seconds=10.0)
-    assert dollars_per_token(one, 3600.0) < dollars_per_token(many, 3600.0)
+
+    def way(phase: Phase) -> Way:
+        return Way(name="", dollars_per_hour=10.0, phases=(phase,))
+
+    one, many = (Phase(tokens_per_second=rate, pause_seconds=10.0) for rate in (110.0, 100.0))
+    assert dollars_per_token(way(one), 3600.0) < dollars_per_token(way(many), 3600.0)
     one = replace(one, losses_per_hour=2.0, then_tokens_per_second=0.0)
     many = replace(many, losses_per_hour=2.0, then_tokens_per_second=88.0, then_pause_seconds=10.0)
-    assert dollars_per_token(one, 3600.0) > dollars_per_token(many, 3600.0)
+    assert dollars_per_token(way(one), 3600.0) > dollars_per_token(way(many), 3600.0)
 
 
 @given(rate=st.floats(0.1, 50.0), pause=st.floats(0.0, 500.0), then=st.floats(0.0, 90.0), wait=st.floats(0.0, 500.0))
 def test_expected_tokens_are_the_mean_over_the_moment_of_the_loss(
     rate: float, pause: float, then: float, wait: float
 ) -> None:
-    way = Way(
-        name="", tokens_per_second=100.0, dollars_per_hour=1.0, pause_seconds=pause, losses_per_hour=rate,
-        then_tokens_per_second=then, then_pause_seconds=wait,
+    first = Phase(
+        tokens_per_second=100.0, pause_seconds=pause, losses_per_hour=rate, then_tokens_per_second=then,
+        then_pause_seconds=wait,
     )  # fmt: skip
-    left = 3600.0 - pause
+    later = Phase(tokens_per_second=7.0, pause_seconds=100.0, begin_seconds=2000.0)
+    left = 2000.0 - pause
     moment = (np.arange(200_000) + 0.5) / 200_000 * left
     density = rate / 3600.0 * np.exp(-rate / 3600.0 * moment) * left / len(moment)
     lost = density @ (100.0 * moment + then * np.maximum(left - wait - moment, 0.0))
-    assert expected_tokens(way, 3600.0) == pytest.approx(lost + exp(-rate / 3600.0 * left) * 100.0 * left, rel=1e-4)
+    whole = lost + exp(-rate / 3600.0 * left) * 100.0 * left + 7.0 * 1500.0
+    found = expected_tokens(Way(name="", dollars_per_hour=1.0, phases=(first, later)), 3600.0)
+    assert found == pytest.approx(whole, rel=1e-4)
 
 
 def test_outlook_counts_batches_of_losses_and_arrivals_while_machines_are_missing() -> None:

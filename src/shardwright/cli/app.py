@@ -24,6 +24,7 @@ from shardwright.cli import (
     report,
     serve,
     shop,
+    simulate_spot,
     spmd,
     train,
     validate,
@@ -69,6 +70,9 @@ app.command("mcp", short_help="Serve the planner to an assistant (Model Context 
 app.command("train", short_help="Run a plan on torch.distributed.")(train.train)
 app.add_typer(spmd.app, short_help="Shard any PyTorch module over unequal GPUs.")
 app.command("recover", short_help="Show what a recovery would move.")(recover.recover)
+app.command("simulate-spot", short_help="Replay which spot machines were there over a plan.")(
+    simulate_spot.simulate_spot
+)
 app.command("tokens", short_help="Make a token file to train on from texts.")(train.tokens)
 app.command("gpus", short_help="List GPUs, with sources and dates.")(catalogue.gpus)
 app.command("models", short_help="List models, or show how one is understood.")(catalogue.models)

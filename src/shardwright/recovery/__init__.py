@@ -9,4 +9,5 @@
 * `decide`: the cheapest of them by useful tokens
 * `transfer`: which machine reads which shard from where
 * `transfer_program`: the linear program behind that
+* `simulation/`: plans replayed over traces of spot machines
 """

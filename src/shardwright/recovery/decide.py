@@ -1,12 +1,14 @@
 """Whether a run goes on as it was, under a new plan, or waits for machines: by expected dollars per useful token.
 
-Over the H seconds that a decision looks ahead, a way that pauses for p seconds and then trains r tokens a second gives
-r (H - p) useful tokens, if nothing is lost. Where machines that it uses are lost λ times a second, and it then goes on
-after another q seconds with s tokens a second, the expected tokens are, with L = H - p and L' = max(L - q, 0),
+A way to go on has phases: fewer machines now, for example, and all of them once others have come. In a phase of l
+seconds that begins with a pause of p seconds and then trains r tokens a second, machines are lost λ times a second;
+after the first loss it pauses for q seconds and goes on with s tokens a second. The useful tokens expected of it are,
+with L = max(l - p, 0) and L' = max(L - q, 0),
 
     r (1 - exp(-λ L)) / λ  +  s (L' - (1 - exp(-λ L')) / λ)
 
-the liveput of Parcae (Duan et al., NSDI '24) for one loss. It costs the price of all machines that are kept:
+the liveput of Parcae (Duan et al., NSDI '24) for one loss. Over the H seconds that a decision looks ahead, a way costs
+the price of all machines that are kept:
 
     dollars per token = price_per_hour H / 3600 / expected tokens
 
@@ -23,17 +25,25 @@ from shardwright.units import SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """A way to go on: what it is, in words, what it trains and costs, for how long nothing is trained before, how often
-    a machine that it uses is lost, and what it trains after the first such loss and another pause."""
+class Phase:
+    """From `begin_seconds` on: a pause, then so many tokens a second; how often an hour a machine in use is lost, and
+    what is trained after the first such loss and another pause."""
 
-    name: str
     tokens_per_second: float
-    dollars_per_hour: float
     pause_seconds: float
+    begin_seconds: float = 0.0
     losses_per_hour: float = 0.0
     then_tokens_per_second: float = 0.0
     then_pause_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A way to go on: what it is, in words, what it costs, and its phases in order of time."""
+
+    name: str
+    dollars_per_hour: float
+    phases: tuple[Phase, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +56,18 @@ class Decision:
 
 def expected_tokens(way: Way, horizon_seconds: float) -> float:
     """Return the useful tokens that a way is expected to give."""
-    left = max(horizon_seconds - way.pause_seconds, 0.0)
-    rate = way.losses_per_hour / SECONDS_PER_HOUR
+    ends = [min(phase.begin_seconds, horizon_seconds) for phase in way.phases[1:]] + [horizon_seconds]
+    return sum(_of_phase(phase, end - phase.begin_seconds) for phase, end in zip(way.phases, ends, strict=True))
+
+
+def _of_phase(phase: Phase, seconds: float) -> float:
+    left = max(seconds - phase.pause_seconds, 0.0)
+    after = max(left - phase.then_pause_seconds, 0.0)
+    rate = phase.losses_per_hour / SECONDS_PER_HOUR
     if not rate:
-        return way.tokens_per_second * left
-    after = max(left - way.then_pause_seconds, 0.0)
-    return way.tokens_per_second * _before_loss(rate, left) + way.then_tokens_per_second * (
-        after - _before_loss(rate, after)
-    )
+        return phase.tokens_per_second * left
+    lost = after - _before_loss(rate, after)
+    return phase.tokens_per_second * _before_loss(rate, left) + phase.then_tokens_per_second * lost
 
 
 def dollars_per_token(way: Way, horizon_seconds: float) -> float:

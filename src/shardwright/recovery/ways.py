@@ -4,11 +4,12 @@ loss and arrival, and in a simulation of one (`simulation`), by the same functio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
 from shardwright.cost.money.risk import checkpoint_bytes
 from shardwright.plans.plan import Plan
-from shardwright.recovery.decide import Way, decide
+from shardwright.recovery.decide import Phase, Way, decide
 from shardwright.recovery.outlook import Outlook
 from shardwright.recovery.quorum import Machine
 from shardwright.recovery.rates import Rates
@@ -35,10 +36,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The plan to go on with, None to wait, and why in a line."""
+    """The plan to go on with, None to wait, and why in a line. Who waits decides anew when something changes, and after
+    `again_seconds`: the longer nothing comes, the less is expected."""
 
     plan: Plan | None
     reason: str
+    again_seconds: float = inf
 
 
 def choose(
@@ -46,24 +49,28 @@ def choose(
 ) -> Choice:
     """Return the plan to go on with on these machines, or None to wait for more, and why.
 
-    The plan before, repairs of it, the first plan and a new one are compared, and where the plan before does not fit
-    also waiting until there are as many machines again. `templates` are used and added to.
+    The plan before, repairs of it, the first plan and a new one are compared, each until as many machines have come as
+    the first plan has, and where some are missing also to wait for them. `templates` are used and added to.
     """
     plans = _plans(run, machines, templates)
     if not plans:
         return Choice(plan=None, reason=f"wait: no plan fits {len(machines)} machines")
-    known = all(plan.prediction for plan in (*plans.values(), run.now))
+    known = all(plan.prediction for plan in (*plans.values(), run.first))
     price, moving = dollars_per_hour(run.first, machines), move_seconds(run.first, len(machines), rates or Rates())
+    missing = sum(pool.nodes for pool in run.first.cluster.pools) - len(machines)
+    arrival = outlook.arrival_seconds(missing) if missing > 0 else inf
+    pauses = {name: REFORM_SECONDS + (moving if name in MOVING else 0.0) for name in plans}
+    later = _phase(run.first, known, outlook, REFORM_SECONDS + moving, begin_seconds=arrival)
     ways = [
-        _way(name, plan, known, price, REFORM_SECONDS + (moving if name in MOVING else 0.0), outlook)
+        Way(name=name, dollars_per_hour=price, phases=(_phase(plan, known, outlook, pauses[name]), later))
         for name, plan in plans.items()
     ]
-    if not fits(run.now, machines):
-        missing = sum(pool.nodes for pool in run.now.cluster.pools) - len(machines)
-        pause = max(outlook.arrival_seconds(max(missing, 1)), REFORM_SECONDS)
-        ways.append(_way("wait", run.now, known, price, pause, outlook))
+    if missing > 0:
+        waiting = replace(later, begin_seconds=arrival, pause_seconds=REFORM_SECONDS)
+        ways.append(Way(name="wait", dollars_per_hour=price, phases=(waiting,)))
     decision = decide(ways, outlook.horizon_seconds)
-    return Choice(plan=[*plans.values(), None][decision.chosen], reason=decision.reason)
+    plan = [*plans.values(), None][decision.chosen]
+    return Choice(plan=plan, reason=decision.reason, again_seconds=max(arrival, REFORM_SECONDS))
 
 
 STAY, FIRST, REPLAN = "stay", "take back the first plan", "replan"
@@ -114,13 +121,12 @@ def _left_over(run: Run, machines: Sequence[Machine], broken: frozenset[Copy]) -
     return [machine for machine in machines if copies.get(machine.name, frozenset()) <= broken]
 
 
-def _way(name: str, plan: Plan, known: bool, price: float, pause: float, outlook: Outlook) -> Way:
+def _phase(plan: Plan, known: bool, outlook: Outlook, pause: float, begin_seconds: float = 0.0) -> Phase:
     rate = plan.prediction.tokens_per_second if known and plan.prediction else float(plan.gpus)
     machines = sum(pool.nodes for pool in plan.cluster.pools)
-    return Way(
-        name=name,
+    return Phase(
         tokens_per_second=rate,
-        dollars_per_hour=price,
+        begin_seconds=begin_seconds,
         pause_seconds=pause,
         losses_per_hour=outlook.losses_per_machine_hour * machines,
         then_tokens_per_second=rate * share_after_a_loss(plan),

@@ -2,5 +2,6 @@
 
 * `ranking`: rankings and evaluations
 * `shop`: a search over offers
+* `spot`: a simulation of spot machines
 * `validation`: predicted against measured
 """

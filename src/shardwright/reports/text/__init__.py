@@ -8,6 +8,7 @@
 * `describe`: a plan in a few words
 * `mixed`: a plan whose replicas differ
 * `shop`: offers
+* `spot`: a simulation of spot machines
 * `risk`: interruptions
 * `validation`: measured runs
 * `measured`: a machine profile

@@ -17,7 +17,7 @@ from shardwright.runtime.recovery.channel import Channel, LostError, Message, Re
 from shardwright.runtime.recovery.course import Run
 from shardwright.runtime.recovery.members import BeginAgainError, Members
 from shardwright.runtime.recovery.options import KeeperOptions
-from shardwright.runtime.recovery.passage import MinorityError, Passage, WaitError
+from shardwright.runtime.recovery.passage import BehindError, MinorityError, Passage, WaitError
 from shardwright.runtime.recovery.record import Recovery
 from shardwright.runtime.recovery.rows import machine_of
 from shardwright.runtime.recovery.tiers import Cloud
@@ -25,7 +25,7 @@ from shardwright.runtime.recovery.uploads import Uploads
 
 ATTEMPTS = 12
 ENDED, GAVE_UP, BAD_INPUT = 0, 1, 2
-GOODBYE_SECONDS = 2.0
+GOODBYE_SECONDS, LONGEST_WAIT_SECONDS = 2.0, 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +133,10 @@ class Coordinator:
             self._cause, self._noticed = cause, time.monotonic()
         self._event.set()
 
+    def _waited(self, number: int) -> None:
+        if number == self._highest and not self.closed:
+            self._because("no machine has come")
+
     def _held(self, name: str, step: int) -> None:
         """Note that a machine has a step; when all have, they are told."""
         generation = self._current
@@ -214,8 +218,13 @@ class Coordinator:
             self._cause = ""
             try:
                 await self._attempt(recovery)
-            except WaitError:
-                return  # the next machine that comes begins a recovery
+            except WaitError as error:  # the next machine that comes begins a recovery, or that none has come
+                again = min(error.again_seconds, LONGEST_WAIT_SECONDS)
+                asyncio.get_running_loop().call_later(again, self._waited, self._highest)
+                return
+            except BehindError as error:
+                self._highest, self._cause = max(self._highest, error.promised), self._cause or recovery.cause
+                continue
             except (BeginAgainError, LostError, RefusedError) as error:
                 self._cause = self._cause or str(error)
                 print(f"recovery begins anew: {self._cause}", file=sys.stderr, flush=True)

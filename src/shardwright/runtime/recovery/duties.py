@@ -75,6 +75,8 @@ class Duties:
         op, number = message["op"], message.get("generation", self._promised)
         if op in ("copy", "inventory"):
             return await self._copy(message) if op == "copy" else (self._inventory(), b"")
+        if number < self._promised and op == "halt":
+            return {"promised": self._promised, "reports": {}}, b""
         if number < self._promised:
             raise RefusedError(f"generation {number} is over, {self._promised} is promised")
         phases = {"halt": self._halt, "settle": self._settle, "fetch": self._fetch, "start": self._start}

@@ -31,19 +31,35 @@ from shardwright.runtime.recovery.rows import machine_data
 from shardwright.runtime.recovery.settlement import report_of, settle
 from shardwright.runtime.recovery.tiers import Cloud
 
+MAJORITY, MINORITY = "with a majority", "with a minority"
+
 
 class WaitError(Exception):
-    """Nothing is trained until there are more machines."""
+    """Nothing is trained until there are more machines, or `again_seconds` are over."""
+
+    def __init__(self, reason: str, again_seconds: float) -> None:
+        super().__init__(reason)
+        self.again_seconds = again_seconds
 
 
 class MinorityError(Exception):
     """Others may be going on without these machines."""
 
 
+class BehindError(BeginAgainError):
+    """A machine has promised itself to a newer generation than the one that was to come."""
+
+    def __init__(self, promised: int) -> None:
+        super().__init__(f"generation {promised} is promised")
+        self.promised = promised
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Where the next generation starts: its base, who sits where, after which step, with which loss scale."""
+    """Where the next generation starts after the one before: its base, who sits where, after which step, with which
+    loss scale."""
 
+    before: Generation
     base: Base
     seats: tuple[Seat, ...]
     step: int
@@ -66,8 +82,11 @@ class Passage:
         machines, MinorityError where others may go on.
         """
         halted = await self.members.ask_all("halt", generation=number)
+        promised = max(reply.get("promised", number) for reply in halted.values())
+        if promised > number:
+            raise BehindError(promised)
         recovery.lap("detect")
-        await self._require_quorum(base.generation)
+        self._require_quorum(base.generation)
         machines = [self.members.by_name[name].machine for name in halted]
         generation = Generation(number=number, machines=next_generation(base.generation, machines).machines)
         answers = await self._settled(halted, number)
@@ -83,11 +102,12 @@ class Passage:
         step = 0 if state is None else state.step
         recovery.reached(generation, step, plan)
         after = replace(base, generation=generation, plan=plan, seated=chairs)
-        return Ready(base=after, seats=where, step=step, scale=scale)
+        return Ready(before=base.generation, base=after, seats=where, step=step, scale=scale)
 
     async def start(self, ready: Ready) -> None:
         """Have all machines train. Raises as `prepare`."""
         base = ready.base
+        await self._claim(ready.before)
         await self.members.ask_all(
             "start",
             generation=base.generation.number,
@@ -100,19 +120,28 @@ class Passage:
             scale=ready.scale,
         )
 
-    async def _require_quorum(self, before: Generation) -> None:
-        """Raise MinorityError where others may go on without these machines. The object store is the arbiter: one
-        coordinator alone can claim to follow a generation. A majority goes on where it cannot be reached."""
+    def _require_quorum(self, before: Generation) -> None:
+        """Raise MinorityError where others may go on without these machines, and nothing can decide."""
         found = quorum(before, list(self.members.by_name))
-        claimed = not found.needs_arbiter
-        if self.cloud is not None and before.number:
-            name = f"generations/{self.run.name}-after-{before.number:06d}"
-            try:
-                claimed = await asyncio.to_thread(self.cloud.claim, name, self.options.machine.name)
-            except Exception as error:  # object stores raise what they like
-                print(f"the object store is no arbiter now: {error}", file=sys.stderr, flush=True)
-        if not found.may_go_on or not claimed:
+        if not found.may_go_on or (found.needs_arbiter and self.cloud is None):
             raise MinorityError(f"{found.reason}; this machine waits for the others")
+
+    async def _claim(self, before: Generation) -> None:
+        """Raise MinorityError where others have gone on. The object store is the arbiter: one claim alone can be the
+        first to follow a generation. It stands against a minority, and that of a minority against all; two majorities
+        have a machine in common, which goes on with the newer one. A majority goes on where the store is down."""
+        if self.cloud is None or not before.number:
+            return
+        found = quorum(before, list(self.members.by_name))
+        mine = f"{self.options.machine.name} {MINORITY if found.needs_arbiter else MAJORITY}"
+        name = f"generations/{self.run.name}-after-{before.number:06d}"
+        try:
+            first = await asyncio.to_thread(self.cloud.claim, name, mine)
+        except Exception as error:  # object stores raise what they like
+            print(f"the object store is no arbiter now: {error}", file=sys.stderr, flush=True)
+            first = "" if found.needs_arbiter else mine
+        if first != mine and (found.needs_arbiter or not first.endswith(MAJORITY)):
+            raise MinorityError(f"{found.reason}, and {first or 'nobody'} is to go on; this machine waits")
 
     async def _settled(self, halted: Mapping[str, Message], number: int) -> dict[str, Message]:
         """Bring all survivors to one step, and return what each machine then holds."""
@@ -144,7 +173,7 @@ class Passage:
         choice = await asyncio.to_thread(choose, now, machines, base.outlook, base.templates, self.options.rates)
         print(choice.reason, file=sys.stderr, flush=True)
         if choice.plan is None:
-            raise WaitError(choice.reason)
+            raise WaitError(choice.reason, choice.again_seconds)
         return choice.plan
 
     async def _move(

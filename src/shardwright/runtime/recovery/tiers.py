@@ -112,15 +112,15 @@ class Cloud:
         self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._files.pipe_file(path, content)
 
-    def claim(self, name: str, owner: str) -> bool:
-        """Create a file that one owner alone can have, and return whether it is this one."""
+    def claim(self, name: str, content: str) -> str:
+        """Create a file that can be created once alone, and return its content: this one, or that of who was first."""
         path = f"{self._root}/{name}"
         self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         try:
-            self._files.pipe_file(path, owner.encode(), mode="create")
+            self._files.pipe_file(path, content.encode(), mode="create")
         except FileExistsError:
-            return bool(self._files.cat_file(path) == owner.encode())
-        return True
+            return str(self._files.cat_file(path).decode())
+        return content
 
     def put_part(self, step: int, machine: str, memory: Path, held: Sequence[Held]) -> tuple[StoredPiece, ...]:
         """Upload a machine's part of a step, and return its pieces as they lie there."""

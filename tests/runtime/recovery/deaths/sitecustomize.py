@@ -22,9 +22,9 @@ PLACES = {
         ("start", "Duties._start", MACHINE),
         ("settle", "Duties._settle", MACHINE),
     ],
-    f"{RECOVERY}.coordinator": [
-        ("plan", "Coordinator._surviving", MACHINE),
-        ("quorum", "Coordinator._require_quorum", MACHINE),
+    f"{RECOVERY}.passage": [
+        ("plan", "Passage._surviving", MACHINE),
+        ("quorum", "Passage._claim", MACHINE),
     ],
 }
 

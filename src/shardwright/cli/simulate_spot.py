@@ -1,0 +1,82 @@
+"""`shardwright simulate-spot`: a plan on machines that come and go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardwright.cli.destination import deliver, require_writable
+from shardwright.cli.output import write, write_json
+from shardwright.errors import bad
+
+if TYPE_CHECKING:
+    from shardwright.plans.plan import Plan
+    from shardwright.recovery.simulation.traces import Trace
+
+HELP = """Replay over a plan which spot machines were there and what they cost: useful tokens, dollars, hours lost
+to each cause. What is done about losses is decided by the code that decides in `train --elastic`, and compared
+with reloading everything from the cloud, restarts without a new plan, and machines on demand.
+
+\b
+  shardwright simulate-spot plan.json --trace trace.csv -o spot.svg
+  shardwright simulate-spot plan.json --market batches --days 7 --seed 1 --json
+  shardwright simulate-spot plan.json --market capped --save-trace trace.csv
+
+A trace has the columns seconds,zone,gpu,machines,dollars_per_machine_hour: from then on, so many machines could be had.
+"""
+
+
+def simulate_spot(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")],
+    trace: Annotated[
+        Path | None, typer.Option(metavar="TRACE.csv", help="What could be had when, at which price.")
+    ] = None,
+    market: Annotated[
+        str, typer.Option(metavar="NAME", help="Make a trace instead: calm, batches (by zone) or capped (at 24 h).")
+    ] = "",
+    days: Annotated[float, typer.Option(metavar="N", help="Days of a trace that is made.")] = 7.0,
+    zones: Annotated[int, typer.Option(metavar="N", help="Zones of a trace that is made.")] = 4,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of a trace that is made, and of which machines go.")] = 0,
+    save_trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the trace that was made here.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE.svg", help="Write a picture here.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> int:
+    from shardwright.plans.document import load_plan
+    from shardwright.recovery.simulation.replay import simulate
+    from shardwright.recovery.simulation.traces import read_trace, write_trace
+    from shardwright.reports.documents.spot import spot_document
+    from shardwright.reports.svg.spot import picture
+    from shardwright.reports.text.spot import spot_text
+
+    require_writable(out, [plan, trace], json=json)
+    require_writable(save_trace, [plan, trace], option="--save-trace")
+    if (trace is None) == (not market):
+        raise bad("--trace", "give either a trace or --market", "--market batches makes one")
+    found = load_plan(plan)
+    events = read_trace(trace) if trace is not None else _made(found, market, days=days, zones=zones, seed=seed)
+    if save_trace is not None:
+        write_trace(save_trace, events)
+    outcomes = simulate(events, found, seed=seed)
+    if out is not None:
+        deliver(picture(events, outcomes), out)
+    if json:
+        write_json(spot_document(events, outcomes))
+    else:
+        write(spot_text(events, outcomes))
+    return 0
+
+
+def _made(plan: Plan, market: str, *, days: float, zones: int, seed: int) -> Trace:
+    from shardwright.recovery.simulation.generator import MARKETS, generate_for
+
+    kinds = {item.name: item for item in MARKETS}
+    if market not in kinds:
+        raise bad(f"--market {market}", "is not known", f"one of {', '.join(kinds)}")
+    if not (days > 0 and zones > 0):
+        raise bad("--days, --zones", "must be above 0", "for example --days 7 --zones 4")
+    return generate_for(plan, kinds[market], days=days, zones=zones, seed=seed)
+
+
+simulate_spot.__doc__ = HELP

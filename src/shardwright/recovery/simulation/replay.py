@@ -1,0 +1,202 @@
+"""One strategy over the spans of a trace.
+
+Work is counted in tokens. Training adds to it; a recovery goes back to where its state is from, and what is lost so is
+done anew. Snapshots are taken at the interval that costs least (Daly) for how often this trace loses machines, uploads
+as often as the link to the object store allows, but no more often than snapshots.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import numpy as np
+
+from shardwright.cost.money.risk import checkpoint_bytes, optimal_interval_seconds
+from shardwright.errors import bad
+from shardwright.plans.plan import Plan
+from shardwright.recovery.outlook import Change, outlook_of
+from shardwright.recovery.quorum import Machine
+from shardwright.recovery.rates import Rates
+from shardwright.recovery.simulation.outcome import CAUSES, USEFUL, Outcome, on_demand
+from shardwright.recovery.simulation.presence import Span, spans
+from shardwright.recovery.simulation.strategies import NOW, SNAPSHOT, STRATEGIES, Situation, Strategy
+from shardwright.recovery.simulation.traces import Trace
+from shardwright.recovery.ways import Run, Templates
+from shardwright.units import SECONDS_PER_HOUR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """The part of the time that snapshots stop training for, and the seconds between two snapshots and two uploads."""
+
+    stalled: float
+    snapshot_seconds: float
+    upload_seconds: float
+
+
+@dataclass(kw_only=True)
+class _Course:
+    """Where a run is: its plan (None: it waits), its machines by seat, tokens done, those in the last snapshot and
+    upload, seconds trained since then, and what was counted on the way."""
+
+    run: Run
+    plan: Plan | None = None
+    tokens: float = 0.0
+    in_snapshot: float = 0.0
+    in_upload: float = 0.0
+    since_snapshot: float = 0.0
+    since_upload: float = 0.0
+    changes: list[Change] = field(default_factory=list)
+    pauses: list[tuple[str, float]] = field(default_factory=list)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    moved: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    rates: list[tuple[float, float]] = field(default_factory=list)
+    recoveries: int = 0
+    decide_at: float = inf
+
+
+def simulate(trace: Trace, plan: Plan, *, seed: int = 0, rates: Rates | None = None) -> list[Outcome]:
+    """Return what comes of each strategy, and of machines on demand where their price is known. Raises SpecError for a
+    plan that is not predicted, or a trace of other GPUs."""
+    if plan.prediction is None:
+        raise bad("plan", "has no prediction", "write it by `shardwright plan --out`")
+    found, templates = spans(trace, plan, seed), Templates()
+    speed = rates or Rates(link=plan.cluster.pools[0].inter_bytes_per_second)
+    saving = saving_of(plan, found, speed)
+    outcomes = [replay(strategy, plan, found, templates, speed, saving) for strategy in STRATEGIES]
+    reference = on_demand(plan, trace.hours)
+    return [*outcomes, reference] if reference else outcomes
+
+
+def saving_of(plan: Plan, found: Sequence[Span], rates: Rates) -> Saving:
+    """Return how often a run on a trace should save. A snapshot stops training while a machine copies its part."""
+    machines = sum(pool.nodes for pool in plan.cluster.pools)
+    part = checkpoint_bytes(plan.model, plan.job) / machines
+    seconds = sum(span.length for span in found)
+    rate = max(sum(span.lost > 0 for span in found), 1) / seconds
+    stall = part / rates.memory
+    interval = float(optimal_interval_seconds(np.array([rate]), np.array([stall]))[0])
+    return Saving(
+        stalled=stall / (interval + stall),
+        snapshot_seconds=interval + stall,
+        upload_seconds=max(part / rates.cloud, interval + stall),
+    )
+
+
+def replay(
+    strategy: Strategy, plan: Plan, found: Sequence[Span], templates: Templates, rates: Rates, saving: Saving
+) -> Outcome:
+    """Return what comes of a strategy."""
+    course = _Course(run=Run(now=plan, seated=(), first=plan))
+    before: tuple[Machine, ...] = ()
+    for number, span in enumerate(found):
+        if span.machines != before or number == 0:
+            came = len({m.name for m in span.machines} - {m.name for m in before})
+            there = len(span.machines)
+            course.changes.append(Change(seconds=span.seconds, machines=there, lost=span.lost, came=came))
+            before, course.decide_at = span.machines, span.seconds
+        now, end = span.seconds, span.seconds + span.length
+        while course.decide_at < end:
+            _trained(course, now, course.decide_at, saving)
+            now = course.decide_at
+            _decided(course, strategy, span.machines, now, templates, rates)
+        _trained(course, now, end, saving)
+    prediction, end = plan.prediction, found[-1].seconds + found[-1].length
+    assert prediction is not None, "simulate asks for one"
+    hours = {cause: course.seconds[cause] / SECONDS_PER_HOUR for cause in CAUSES}
+    hours[USEFUL] = course.tokens / prediction.tokens_per_second / SECONDS_PER_HOUR
+    return Outcome(
+        strategy=strategy.name,
+        tokens=course.tokens,
+        dollars=sum(span.dollars_per_hour * span.length for span in found) / SECONDS_PER_HOUR,
+        hours=hours,
+        losses=sum(span.lost for span in found),
+        recoveries=course.recoveries,
+        moved_bytes=dict(course.moved),
+        rates=(*course.rates, (end, 0.0)),
+    )
+
+
+def _decided(
+    course: _Course, strategy: Strategy, machines: tuple[Machine, ...], now: float, templates: Templates, rates: Rates
+) -> None:
+    """Decide how to go on with the machines that are there now."""
+    wanted = sum(pool.nodes for pool in course.run.first.cluster.pools)
+    situation = Situation(
+        run=course.run,
+        machines=machines,
+        outlook=outlook_of(course.changes, wanted, now),
+        templates=templates,
+        rates=rates,
+    )
+    choice = strategy.decide(situation)
+    chosen = choice.plan
+    course.decide_at = now + choice.again_seconds if chosen is None else inf
+    used = {machine.name for machine in situation.used}
+    if chosen is not None and chosen == course.plan and used <= {machine.name for machine in machines}:
+        return  # a machine more that the plan has no use for
+    course.plan, course.pauses = chosen, []
+    if chosen is None:
+        return
+    done = strategy.recover(situation, chosen)
+    _gone_back(course, done.since)
+    course.run = replace(course.run, now=chosen, seated=done.seated)
+    for source, size in done.moved_bytes.items():
+        course.moved[source] += size
+    course.recoveries += 1
+    course.pauses = [("re-forming", done.reform_seconds), ("moving state", done.move_seconds)]
+
+
+def _gone_back(course: _Course, since: str) -> None:
+    """Go on from where the state is from: what was done after it is lost."""
+    if since == NOW:
+        return
+    point = course.in_snapshot if since == SNAPSHOT else course.in_upload
+    prediction = course.run.first.prediction
+    assert prediction is not None, "simulate asks for one"
+    course.seconds["work done anew"] += (course.tokens - point) / prediction.tokens_per_second
+    course.tokens = course.in_snapshot = point
+    course.since_snapshot = 0.0
+    if since != SNAPSHOT:
+        course.since_upload = 0.0
+
+
+def _trained(course: _Course, begin: float, end: float, saving: Saving) -> None:
+    """Train from `begin` to `end` for what pauses leave of it."""
+    first, plan = course.run.first.prediction, course.plan
+    if end <= begin:
+        return
+    if plan is None or plan.prediction is None or first is None:
+        course.seconds["waiting"] += end - begin
+        course.rates.append((begin, 0.0))
+        return
+    left = _paused(course, end - begin)
+    share = plan.prediction.tokens_per_second / first.tokens_per_second
+    course.rates += [(begin, 0.0), (end - left, plan.prediction.tokens_per_second)]
+    course.seconds["snapshots"] += left * share * saving.stalled
+    course.seconds["fewer machines"] += left * (1.0 - share)
+    rate = plan.prediction.tokens_per_second * (1.0 - saving.stalled)
+    course.tokens += rate * left
+    course.since_snapshot += left
+    course.since_upload += left
+    if course.since_snapshot >= saving.snapshot_seconds:
+        course.since_snapshot %= saving.snapshot_seconds
+        course.in_snapshot = course.tokens - rate * course.since_snapshot
+    if course.since_upload >= saving.upload_seconds:
+        course.since_upload %= saving.upload_seconds
+        course.in_upload = course.tokens - rate * course.since_upload
+
+
+def _paused(course: _Course, seconds: float) -> float:
+    """Pause for what is left of the pauses, and return what that leaves of so many seconds."""
+    rest = []
+    for cause, wanted in course.pauses:
+        taken = min(wanted, seconds)
+        course.seconds[cause] += taken
+        seconds -= taken
+        rest.append((cause, wanted - taken))
+    course.pauses = rest
+    return seconds

@@ -1,0 +1,40 @@
+"""A simulation of spot machines on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from shardwright.recovery.simulation.outcome import CAUSES, Outcome
+from shardwright.recovery.simulation.traces import Trace
+from shardwright.reports.text.layout import table
+from shardwright.units import format_bytes, format_count, format_dollars
+
+
+def spot_text(trace: Trace, outcomes: Sequence[Outcome]) -> str:
+    """Return what came of each strategy on a trace, and where its hours went."""
+    return "\n\n".join(_parts(trace, outcomes))
+
+
+def _parts(trace: Trace, outcomes: Sequence[Outcome]) -> Iterator[str]:
+    zones = len({zone for zone, _ in trace.places})
+    first = outcomes[0]
+    yield (
+        f"trace {trace.name}: {trace.hours / 24:.3g} days, {zones} zones; the run lost {first.losses} machines, "
+        f"and {first.strategy} trained {format_count(first.tokens)} useful tokens"
+    )
+    rows = [
+        (
+            item.strategy,
+            format_count(item.tokens),
+            format_dollars(item.dollars),
+            f"{item.dollars_per_million_tokens:.4f}",
+            f"{item.dollars_per_million_tokens / first.dollars_per_million_tokens:.3f}",
+            str(item.recoveries),
+            format_bytes(item.moved_bytes.get("cloud", 0.0)),
+        )
+        for item in outcomes
+    ]
+    header = ("strategy", "useful tokens", "dollars", "$ / million", "ratio", "recoveries", "from cloud")
+    yield table(header, rows, words=("strategy",))
+    hours = [(item.strategy, *(f"{item.hours[cause]:.2f}" for cause in CAUSES)) for item in outcomes]
+    yield "Hours by cause:\n\n" + table(("strategy", *CAUSES), hours, words=("strategy",))

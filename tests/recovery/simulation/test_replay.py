@@ -1,0 +1,101 @@
+"""Replays: every hour has its cause, by hand where nothing happens, and local state first is never the dearer one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.cli.running import run
+
+import shardwright
+from shardwright.cost.money.risk import checkpoint_bytes
+from shardwright.plans.document import save
+from shardwright.plans.plan import Plan
+from shardwright.recovery.rates import Rates
+from shardwright.recovery.seats import stand_ins
+from shardwright.recovery.simulation import strategies
+from shardwright.recovery.simulation.generator import MARKETS, generate_for
+from shardwright.recovery.simulation.outcome import ON_DEMAND, USEFUL
+from shardwright.recovery.simulation.presence import BOOT_SECONDS, spans
+from shardwright.recovery.simulation.replay import saving_of, simulate
+from shardwright.recovery.simulation.shards import from_cloud, moved, survival
+from shardwright.recovery.simulation.traces import trace_of
+from shardwright.recovery.ways import REFORM_SECONDS, choose
+from shardwright.search.replan import replan
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    model, cluster = shardwright.load_model("llama-2-7b"), shardwright.load_cluster("4x8xA100-SXM-80")
+    return shardwright.plan(model, cluster, shardwright.make_job(global_batch=256, seq_len=4096)).best
+
+
+def test_where_nothing_happens_all_is_useful_but_booting_and_saving(plan: Plan) -> None:
+    gpu = plan.cluster.pools[0].gpu.name
+    trace = trace_of("steady", {(time, ("a", gpu)): (4, 10.0) for time in (0.0, 360_000.0)})
+    local, *_, steady = simulate(trace, plan)
+    saving = saving_of(plan, spans(trace, plan), Rates())
+    read = from_cloud(plan, stand_ins(plan.cluster), Rates(link=plan.cluster.pools[0].inter_bytes_per_second))
+    trained = 360_000.0 - BOOT_SECONDS - REFORM_SECONDS - read.seconds
+    assert plan.prediction is not None
+    assert local.tokens == pytest.approx(trained * (1 - saving.stalled) * plan.prediction.tokens_per_second, rel=1e-9)
+    assert local.dollars == pytest.approx(40.0 * (100.0 - BOOT_SECONDS / 3600.0))
+    assert steady.strategy == ON_DEMAND and steady.hours[USEFUL] < 100.0
+
+
+@pytest.mark.parametrize("market", range(len(MARKETS)))
+def test_every_hour_has_a_cause_and_local_state_is_cheapest(plan: Plan, market: int) -> None:
+    trace = generate_for(plan, MARKETS[market], days=3.0, zones=3, seed=market)
+    local, cloud, restart, _ = simulate(trace, plan)
+    for item in (local, cloud, restart):
+        assert sum(item.hours.values()) == pytest.approx(trace.hours, rel=1e-9)
+        assert item.dollars == pytest.approx(local.dollars)
+    assert local.dollars_per_million_tokens <= 1.0001 * cloud.dollars_per_million_tokens
+    assert local.dollars_per_million_tokens <= 1.0001 * restart.dollars_per_million_tokens
+    assert local.moved_bytes["cloud"] < cloud.moved_bytes["cloud"]
+
+
+def test_the_decision_is_that_of_a_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def noted(*arguments: object) -> object:
+        asked.append(arguments)
+        return choose(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(strategies, "choose", noted)
+    trace = generate_for(plan, MARKETS[1], days=1.0, zones=3, seed=0)
+    local, *_ = simulate(trace, plan)
+    assert len(asked) >= local.recoveries > 0
+
+
+def test_what_machines_hold_is_the_whole_state_and_moves_only_where_it_must(plan: Plan) -> None:
+    machines = stand_ins(plan.cluster)
+    whole = checkpoint_bytes(plan.model, plan.job)
+    stays = moved(plan, machines, plan, machines, Rates())
+    assert stays.bytes["peers' memory"] == stays.bytes["cloud"] == 0.0
+    assert stays.bytes["own memory"] == pytest.approx(whole, rel=1e-6)
+    less = replan(plan, shardwright.load_cluster("3x8xA100-SXM-80"))
+    assert less is not None
+    shrunk = moved(plan, machines, less, machines[:3], Rates())
+    assert shrunk.bytes["cloud"] == 0.0  # the copy that another machine has of what the lost one held
+    assert sum(shrunk.bytes.values()) == pytest.approx(whole, rel=1e-6)
+    after = survival(plan, machines, machines[:3])
+    assert (after.now, after.in_snapshots) == (not plan.optimizer.distributed, True)
+    assert not survival(plan, machines, machines[:1]).in_snapshots or not plan.optimizer.distributed
+
+
+def test_the_command_prints_a_table_a_document_and_a_picture(plan: Plan, tmp_path: Path) -> None:
+    save(plan, tmp_path / "plan.json")
+    trace, picture = tmp_path / "trace.csv", tmp_path / "spot.svg"
+    told = ["simulate-spot", str(tmp_path / "plan.json"), "--days", "1", "--zones", "2", "--market", "batches"]
+    shown = run([*told, "--save-trace", str(trace), "-o", str(picture)])
+    assert shown.code == 0 and "local first" in shown.out and picture.read_text().startswith("<svg")
+    again = run(["simulate-spot", str(tmp_path / "plan.json"), "--trace", str(trace), "--json"])
+    found = json.loads(again.out)
+    assert [item["strategy"] for item in found["strategies"]][:2] == ["local first", "reload from the cloud"]
+    assert np.isclose(sum(found["strategies"][0]["hours"].values()), 24.0)
+    for wrong in (["--market", "wild"], [], ["--market", "calm", "--trace", str(trace)]):
+        failed = run(["simulate-spot", str(tmp_path / "plan.json"), *wrong])
+        assert failed.code == 2 and "Traceback" not in failed.err
