@@ -62,7 +62,7 @@ def simulate(trace: Trace, plan: Plan, *, seed: int = 0, rates: Rates | None = N
     """Return what comes of each strategy, and of machines on demand where their price is known. Raises SpecError for a
     plan that is not predicted, or a trace of other GPUs."""
     if plan.prediction is None:
-        raise bad("plan", "has no prediction", "write it by `shardwright plan --out`")
+        raise bad("plan", "has no prediction", "use a plan file that a search wrote")
     found, templates = spans(trace, plan, seed), Templates()
     speed = rates or Rates(link=plan.cluster.pools[0].inter_bytes_per_second)
     saving = saving_of(plan, found, speed)
