@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.synthesis import baselines
+from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.graph import Graph
-from shardwright.synthesis.integer_program import best
 from shardwright.synthesis.machines import Device, Machine, Machines
 from shardwright.synthesis.models.transformers import BERT_BASE, GPT2, LLAMA_1B, Transformer, language_model, vision
 from shardwright.synthesis.models.vgg import fully_connected, vgg19
-from shardwright.synthesis.prices import Prices, Shares, prices
+from shardwright.synthesis.prices import Shares, prices
 from shardwright.synthesis.properties import COMPUTE, STATE
 from shardwright.synthesis.synthesize import in_whole_units, search
 
@@ -117,7 +117,7 @@ def main() -> None:
 def report(case: Case) -> None:
     """Print one row."""
     graph = case.graph(case.rows * case.net.ranks)
-    these = decisions(graph, state_ratio=True)
+    these = decisions(graph, ranks=case.net.ranks, state_ratio=True)
     row = {}
     for name, start, overlap, rules in rivals(case.net):
         seconds = rival(these, case.net, start, overlap=overlap, rules=rules)
@@ -128,14 +128,14 @@ def report(case: Case) -> None:
     row["ours"] = found.choice.seconds.total
     cells = "".join(f"{row[name]:8.3f}" if np.isfinite(row[name]) else f"{'no fit':>8}" for name in COLUMNS)
     mark = "*" if case.expected else " "
-    print(f"{case.name + mark:<26}{case.input:<15}{case.rows:>8} {cells}{found.exact.bound_seconds:7.3f}{spent:7.1f}s")
+    print(f"{case.name + mark:<26}{case.input:<15}{case.rows:>8} {cells}{found.choice.bound_seconds:7.3f}{spent:7.1f}s")
     better = min(row["DDP-CP"], row["FSDP"])
     gains = ("DP-EV", "DDP-EV", "HAP", "HAP+ov")
     said = ", ".join(f"{name} {row[name] / row['ours']:.2f}×" for name in gains)
     print(f"    over {said}, the better of DDP-CP and FSDP {better / row['ours']:.2f}×", flush=True)
 
 
-def rivals(net: Machines) -> list[tuple[str, tuple[float, ...], bool, Callable[[Decisions, Prices], np.ndarray]]]:
+def rivals(net: Machines) -> list[tuple[str, tuple[float, ...], bool, baselines.Rules]]:
     """Return name, shares, overlap and rules of each rival; of several of one name the best counts."""
     even, proportional = net.even(), net.proportional()
     return [
@@ -153,7 +153,7 @@ def rivals(net: Machines) -> list[tuple[str, tuple[float, ...], bool, Callable[[
 
 def rival(
     these: Decisions, net: Machines, start: tuple[float, ...], *, overlap: bool,
-    rules: Callable[[Decisions, Prices], np.ndarray],
+    rules: baselines.Rules,
 ) -> float:  # fmt: skip
     """Return the seconds of the best program that takes only some rules; infinity if it does not fit."""
     shares = Shares(exact={COMPUTE: start, STATE: net.even()})

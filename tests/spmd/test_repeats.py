@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.spmd.models import Bert, next_token, tokens
+from tests.spmd.models import SEQUENCE, Bert, Everything, next_token, tokens
 
 from shardwright.spmd.trace import trace
 
@@ -29,6 +29,19 @@ def test_layers_of_two_kinds_repeat_in_pairs() -> None:
     (repeat,) = graph.repeats
     assert repeat.count == 2
     assert len(set().union(*repeat.occurrences)) == sum(map(len, repeat.occurrences))
+
+
+def test_the_steps_of_a_loop_are_blocks_with_their_slices_of_the_sequence() -> None:
+    graph = trace(Everything(12), tokens(), next_token)
+    (repeat,) = graph.repeats
+    nodes = graph.by_name()
+    assert repeat.count >= SEQUENCE - 2
+    for block in repeat.occurrences:
+        assert nodes[block[0]].op == "slice.Tensor"
+        assert sum(nodes[name].op == "addmm" for name in block) == 1
+        assert sum(nodes[name].op == "tanh_backward" for name in block) == 1
+    positions = [nodes[block[0]].args[2] for block in repeat.occurrences]
+    assert len(set(positions)) == repeat.count
 
 
 def test_a_model_of_one_layer_has_no_blocks() -> None:

@@ -6,9 +6,10 @@ import pytest
 from tests.synthesis.clusters import unequal
 from tests.synthesis.test_synthesize import GRAPHS
 
-from shardwright.synthesis.integer_program import best
+from shardwright.synthesis.best_rules import best
+from shardwright.synthesis.decisions import decisions
 from shardwright.synthesis.prices import prices
-from shardwright.synthesis.synthesize import search
+from shardwright.synthesis.synthesize import search, starts
 
 
 @pytest.mark.parametrize("gap", [2e-3, 5e-2])
@@ -21,3 +22,17 @@ def test_no_choice_at_the_final_shares_is_below_the_bound(name: str, gap: float)
     assert 0.0 < found.choice.bound_seconds <= optimum.seconds.total * (1 + 1e-6)
     assert optimum.seconds.total <= found.choice.seconds.total * (1 + 1e-6)
     assert found.choice.seconds.total <= found.choice.bound_seconds * (1 + 2 * gap)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "wide"])
+def test_what_an_earlier_search_left_does_not_change_the_answer(name: str) -> None:
+    net = unequal()
+    these = decisions(GRAPHS[name](), ranks=net.ranks, state_ratio=True)
+    first, second = starts(net)[:2]
+    before = best(these, prices(these, net, first))
+    costs = prices(these, net, second)
+    assert before is not None
+    alone, helped = best(these, costs), best(these, costs, hint=before.hint)
+    assert alone is not None and helped is not None
+    assert helped.bound_seconds <= alone.seconds.total and alone.bound_seconds <= helped.seconds.total
+    assert helped.seconds.total == pytest.approx(alone.seconds.total, rel=1e-3)

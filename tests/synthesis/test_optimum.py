@@ -10,9 +10,9 @@ import pytest
 from tests.synthesis.clusters import unequal
 
 from shardwright.synthesis.a_star import a_star
+from shardwright.synthesis.best_rules import best, time_of
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.graph import Graph
-from shardwright.synthesis.integer_program import best, time_of
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.models.tape import Tape
 from shardwright.synthesis.models.transformers import Transformer, language_model

@@ -12,9 +12,9 @@ from tests.synthesis.clusters import FAST, unequal
 
 from shardwright.errors import SpecError
 from shardwright.synthesis import baselines
+from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import decisions
 from shardwright.synthesis.extract import replicated_share
-from shardwright.synthesis.integer_program import best
 from shardwright.synthesis.machines import Machine, Machines
 from shardwright.synthesis.models.transformers import Transformer, language_model, vision
 from shardwright.synthesis.models.vgg import fully_connected, vgg19

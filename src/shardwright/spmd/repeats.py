@@ -131,9 +131,39 @@ def _joined(graph: Graph, body: Sequence[Node], forward: _Run, backward: _Run) -
             [body[index].name for run, n in ((forward, number), (backward, total - number)) for index in run.stretch(n)]
             for number in numbers
         ]
+        blocks = _with_feeders(graph, blocks)
         if len(blocks) > 1 and _alike(graph, blocks):
             return Repeat(occurrences=tuple(map(tuple, _with_leaves(graph, blocks))))
     return None
+
+
+def _with_feeders(graph: Graph, blocks: list[list[str]]) -> list[list[str]]:
+    """Return the blocks, each after the operators outside that it alone reads, in the order of execution: the slice of
+    a sequence that a step of a loop takes. What not all blocks have belongs to none."""
+    place: dict[str, tuple[int, Any]] = {
+        name: (number, index) for number, block in enumerate(blocks) for index, name in enumerate(block)
+    }
+    nodes = graph.by_name()
+    readers: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for node in graph.nodes:
+        for slot, ref in enumerate(node.inputs):
+            readers[ref.node].append((node.name, slot))
+    kept = {ref.node for table in (graph.gradients, graph.buffer_updates) for ref in table.values()}
+    own: list[dict[Any, str]] = [{} for _ in blocks]
+    for node in reversed(graph.nodes):
+        read = readers[node.name]
+        fed = {place[name][0] if name in place else -1 for name, _ in read}
+        if node.name not in place and node.inputs and node.name not in kept and len(fed) == 1 and min(fed) >= 0:
+            name, slot = read[0]
+            where = ("feeder", place[name][1], slot, node.op, node.outputs)
+            place[node.name] = (min(fed), where)
+            own[min(fed)][where] = node.name
+    common = [where for where in reversed(own[-1]) if all(where in each for each in own)]
+    order = {node: number for number, node in enumerate(nodes)}
+    return [
+        [*sorted((each[where] for where in common), key=lambda name: order[name]), *block]
+        for each, block in zip(own, blocks, strict=True)
+    ]
 
 
 def _alike(graph: Graph, blocks: Sequence[Sequence[str]]) -> bool:

@@ -24,7 +24,8 @@ What it costs:
 How it is chosen:
 
 * `linear`: linear and integer programs
-* `integer_program`: the best rules at fixed shares
+* `integer_program`: rules at fixed shares as an integer program
+* `best_rules`: its best solution
 * `a_star`: the same by A*, as HAP has it
 * `ratios`: the best shares for fixed rules
 * `rounding`: whole units for exact shares

@@ -15,8 +15,8 @@ from typing import TypeAlias
 import numpy as np
 
 from shardwright.cost.strategies import Ints
+from shardwright.synthesis.best_rules import Relaxed, relaxed
 from shardwright.synthesis.decisions import Decisions, Use
-from shardwright.synthesis.integer_program import Relaxed, relaxed
 from shardwright.synthesis.prices import Prices
 from shardwright.synthesis.properties import Property
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from shardwright.synthesis.properties import STATE, Replicated
 from shardwright.synthesis.rules.signature import Rule
 from shardwright.synthesis.work import product
 
+Rules: TypeAlias = Callable[[Decisions, Prices], Bools]
+
 
 def batch_of(these: Decisions) -> int:
     """Return the rows of the batch: the first dimension of the first input."""
@@ -28,7 +31,7 @@ def batch_of(these: Decisions) -> int:
 
 
 def _by_rows(rule: Rule, rows: int) -> bool:
-    return rule.cut is not None and rule.cut.units == rows and rule.cut.outer == 1
+    return rule.cut is not None and rule.cut.units == rows
 
 
 def data_parallel(these: Decisions, costs: Prices) -> Bools:

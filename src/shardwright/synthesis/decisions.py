@@ -83,10 +83,11 @@ class _Root:
         return asked if self.behind is None else self.behind[asked]
 
 
-def decisions(graph: Graph, *, state_ratio: bool = False) -> Decisions:
-    """Return the decisions of `graph`. With `state_ratio`, parameters may also be stored by the ratio of state."""
+def decisions(graph: Graph, *, ranks: int = 2, state_ratio: bool = False) -> Decisions:
+    """Return the decisions of `graph` on `ranks` devices. With `state_ratio`, parameters may also be stored by the
+    ratio of state."""
     short = shorten(graph)
-    chosen = choices(short.graph)
+    chosen = choices(short.graph, ranks)
     rules = {name: _stored(some, node, state_ratio) for name, some, node in _named(chosen.rules, short.graph)}
     roots = _roots(short.graph, rules)
     values = {Ref(node.name, n): one for node in short.graph.nodes for n, one in enumerate(node.outputs)}

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.synthesis.best_rules import Choice
 from shardwright.synthesis.collectives import conversion
 from shardwright.synthesis.decisions import Decisions, side_nodes
 from shardwright.synthesis.graph import Graph, Node, Ref, Value
-from shardwright.synthesis.integer_program import Choice
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.prices import Shares
 from shardwright.synthesis.program import Communication, Program, Step

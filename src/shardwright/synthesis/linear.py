@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from shardwright.cost.strategies import Bools, Floats
+from shardwright.cost.strategies import Bools, Floats, Ints
 
 NODES = 60  # of a branch and bound; what is left open then is in the gap
 INFINITY = float("inf")
@@ -71,6 +72,51 @@ def solve(
     """Return the least value of Σ costs · columns. `integer` marks columns that take whole numbers."""
     import highspy
 
+    solver = _solver(costs, rows, lower, upper, integer)
+    for name, setting in {**SETTINGS, "mip_rel_gap": gap, "mip_abs_gap": 1e-12, "mip_max_nodes": most_nodes}.items():
+        solver.setOptionValue(name, setting)
+    if start is not None:
+        solution = highspy.HighsSolution()
+        solution.col_value = start.tolist()
+        solver.setSolution(solution)
+    solver.run()
+    return _read(solver, integer is not None)
+
+
+class Relaxation:
+    """A linear program that stays in the solver, so that a row or a bound more costs a few pivots. `start` is the
+    `basis` of one with the same columns and first rows."""
+
+    def __init__(self, costs: Floats, rows: Rows, *, lower: Floats, upper: Floats, start: Any = None) -> None:
+        self._solver = _solver(costs, rows, lower, upper, None)
+        for name, setting in {"output_flag": False, "threads": 1, "random_seed": 0, "presolve": "off"}.items():
+            self._solver.setOptionValue(name, setting)
+        if start is not None:
+            self._solver.setBasis(start)
+
+    def solve(self) -> Solution:
+        """Return the least value."""
+        self._solver.run()
+        return _read(self._solver, False)
+
+    def basis(self) -> Any:
+        """Return where the solver stands."""
+        return self._solver.getBasis()
+
+    def add(self, row: Floats, low: float) -> None:
+        """Add a row low ≤ Σ coefficient · column."""
+        some = np.flatnonzero(row).astype(np.int32)
+        self._solver.addRow(low, INFINITY, len(some), some, row[some])
+
+    def fix(self, columns: Ints, value: float) -> None:
+        """Hold columns at a value."""
+        held = np.full(len(columns), value)
+        self._solver.changeColsBounds(len(columns), columns.astype(np.int32), held, held)
+
+
+def _solver(costs: Floats, rows: Rows, lower: Floats, upper: Floats, integer: Bools | None) -> Any:
+    import highspy
+
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = len(costs), len(rows.low)
     lp.col_cost_, lp.col_lower_, lp.col_upper_ = costs, lower, upper
@@ -83,22 +129,16 @@ def solve(
         kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
         lp.integrality_ = [kinds[int(one)] for one in integer]
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
-    for name, setting in {**SETTINGS, "mip_rel_gap": gap, "mip_abs_gap": 1e-12, "mip_max_nodes": most_nodes}.items():
-        solver.setOptionValue(name, setting)
+    solver.setOptionValue("output_flag", False)
     solver.passModel(lp)
-    if start is not None:
-        solution = highspy.HighsSolution()
-        solution.col_value = start.tolist()
-        solver.setSolution(solution)
-    solver.run()
-    return _read(solver, integer is not None)
+    return solver
 
 
-def _read(solver: object, is_integer: bool) -> Solution:
+def _read(solver: Any, is_integer: bool) -> Solution:
     import highspy
 
-    status, info = solver.getModelStatus(), solver.getInfo()  # type: ignore[attr-defined]
-    solution = solver.getSolution()  # type: ignore[attr-defined]
+    status, info = solver.getModelStatus(), solver.getInfo()
+    solution = solver.getSolution()
     infeasible = status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
     word = "infeasible" if infeasible else "optimal" if status == highspy.HighsModelStatus.kOptimal else "stopped"
     objective = float(info.objective_function_value)

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cost.strategies import Floats
+from shardwright.synthesis.best_rules import Choice
 from shardwright.synthesis.decisions import Decisions
-from shardwright.synthesis.integer_program import Choice
 from shardwright.synthesis.linear import Rows, solve
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.prices import BLOCKING, DEFERRED, EARLY, Prices, Shares, prices

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.errors import bad
-from shardwright.synthesis.baselines import data_parallel
+from shardwright.synthesis.baselines import Rules, data_parallel, fsdp, hap
+from shardwright.synthesis.best_rules import Choice, best, time_of
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.extract import program, replicated_share, unknown
 from shardwright.synthesis.graph import Graph
-from shardwright.synthesis.integer_program import Choice, best, time_of
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.prices import Prices, Shares, prices
 from shardwright.synthesis.program import Program
@@ -58,9 +58,13 @@ def synthesize(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool =
 
 def search(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = True) -> Synthesis:
     """Return the best rules and shares found. Raises `SpecError` if none fits the memory."""
-    these = decisions(graph, state_ratio=True)
+    these = decisions(graph, ranks=net.ranks, state_ratio=True)
     found = [turns(these, net, start, gap=gap, overlap=overlap) for start in starts(net)]
-    found += [_plain(these, net, start, gap=gap, overlap=overlap) for start in starts(net)[:2]]
+    found += [
+        _limited(these, net, start, rules, gap=gap, overlap=overlap)
+        for start in starts(net)[:2]
+        for rules in (data_parallel, fsdp, hap)
+    ]
     kept = [(one, in_whole_units(these, net, *one, overlap=overlap)) for one in found if one is not None]
     if not kept:
         raise bad("spmd", "no program fits the memory of the devices", _remedy(graph, net))
@@ -71,7 +75,7 @@ def search(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = Tru
 def _bounded(these: Decisions, net: Machines, choice: Choice, shares: Shares, gap: float, overlap: bool) -> Choice:
     """Return the choice, or a better one, with the bound of all choices at its final shares: the bound that it came
     with is of the shares that the last integer program had, before they were improved and rounded."""
-    final = best(these, prices(these, net, shares, overlap=overlap), gap=gap)
+    final = best(these, prices(these, net, shares, overlap=overlap), gap=gap, hint=choice.hint)
     if final is None:
         return replace(choice, bound_seconds=0.0)
     if final.seconds.total < choice.seconds.total:
@@ -88,12 +92,12 @@ def in_whole_units(
     return replace(choice, seconds=time_of(these, costs, choice.rules, choice.sent)), whole
 
 
-def _plain(
-    these: Decisions, net: Machines, shares: Shares, *, gap: float, overlap: bool
+def _limited(
+    these: Decisions, net: Machines, shares: Shares, rules: Rules, *, gap: float, overlap: bool
 ) -> tuple[Choice, Shares] | None:
-    """Return plain data parallelism: what is found must never be slower than that, not even by the gap."""
+    """Return what others would run: what is found must never be slower than that, not even by the gap."""
     costs = prices(these, net, shares, overlap=overlap)
-    choice = best(these, costs, gap=gap, allowed=data_parallel(these, costs))
+    choice = best(these, costs, gap=gap, allowed=rules(these, costs), branch=False)
     return None if choice is None else (choice, shares)
 
 
@@ -109,10 +113,11 @@ def turns(
     these: Decisions, net: Machines, start: Shares, *, gap: float, overlap: bool = True
 ) -> tuple[Choice, Shares] | None:
     """Return the best choice and shares to which turns from one start lead."""
-    shares, found = start, None
+    shares, found, hint = start, None, None
     for _ in range(TURNS):
         costs = prices(these, net, shares, overlap=overlap)
-        choice = best(these, costs, gap=gap)
+        choice = best(these, costs, gap=gap, hint=hint, branch=False)
+        hint = choice.hint if choice else None
         if choice is None or (found and choice.seconds.total > found[0].seconds.total * (1 - ENOUGH)):
             break
         found = (choice, shares)

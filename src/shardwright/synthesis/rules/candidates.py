@@ -43,8 +43,9 @@ class _Field:
     readers: Mapping[Ref, list[str]]
 
 
-def choices(graph: Graph) -> Choices:
-    """Return the rules among which the search chooses, for each node of `graph`."""
+def choices(graph: Graph, ranks: int = 2) -> Choices:
+    """Return the rules among which the search chooses, for each node of `graph`. Rows of inputs aside, nothing is cut
+    into fewer units than there are `ranks`: most ranks would idle."""
     values = {Ref(node.name, number): one for node in graph.nodes for number, one in enumerate(node.outputs)}
     signatures, readers = {}, defaultdict(list)
     for node in graph.nodes:
@@ -54,7 +55,7 @@ def choices(graph: Graph) -> Choices:
         for ref in dict.fromkeys(node.inputs):
             readers[ref].append(node.name)
     where = _Field(graph.by_name(), signatures, readers)
-    kept = _useful(_families(where, graph), where)
+    kept = _useful(_families(where, graph, ranks), where)
     cuts: dict[str, list[Cut]] = defaultdict(list)
     for family in kept:
         for name, cut in sorted(family.cuts, key=lambda one: (one[0], one[1].axis, one[1].outer, one[1].units)):
@@ -70,16 +71,16 @@ def _rules(node: Node, one: Signature | None, cuts: list[Cut]) -> tuple[Rule, ..
     return (whole, *(cut_rule(one, cut) for cut in cuts), *linear_rules(one))
 
 
-def _families(where: _Field, graph: Graph) -> list[Family]:
+def _families(where: _Field, graph: Graph, ranks: int) -> list[Family]:
     """Return the families of all seeds, in the order of the nodes."""
     inputs = {ref.node for ref in graph.inputs.values()}
     found: list[Family] = []
     done: set[tuple[str, Cut]] = set()
     for name, one in where.signatures.items():
-        axes = sorted(one.anchors) + (["0"] if name in inputs else [])
-        for axis in axes:
+        axes = [(axis, max(2, ranks)) for axis in sorted(one.anchors)] + [("0", 2)] * (name in inputs)
+        for axis, least in axes:
             seed = (name, Cut(axis, one.sizes.get(axis, 1)))
-            if seed[1].units > 1 and seed not in done:
+            if seed[1].units >= least and seed not in done:
                 family = _follow(seed, where)
                 done |= family.cuts
                 found.append(family)

@@ -1,0 +1,232 @@
+"""The best rules at fixed shares: the integer program's linear relaxation first, then whole numbers near it, and branch
+and bound only where those are further from the bound than asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from shardwright.cost.strategies import Bools, Floats, Ints
+from shardwright.synthesis.decisions import Decisions
+from shardwright.synthesis.integer_program import (
+    Edge,
+    IntegerProgram,
+    TimeRow,
+    broken,
+    integer_program,
+    spans,
+    time_row,
+)
+from shardwright.synthesis.linear import Relaxation, solve
+from shardwright.synthesis.prices import BLOCKING, DEFERRED, EARLY, Prices
+from shardwright.synthesis.timeline import Events, StepSeconds, step_seconds
+
+ROUNDS = 12  # of adding rows that a solution breaks
+SURE = 0.9  # what a relaxation takes to this part is taken at once
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """What a search leaves to the next at other shares: the rows of time that mattered, and the basis it ended with."""
+
+    rows: tuple[TimeRow, ...]
+    basis: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A rule for each decision [decisions], the conversions made [C], the time of the step, and a lower bound of the
+    time of any choice at these shares. `nodes` of the branch and bound were visited."""
+
+    rules: Ints
+    sent: Floats
+    seconds: StepSeconds
+    bound_seconds: float
+    nodes: int = 0
+    hint: Hint | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def gap(self) -> float:
+        """By how much the time exceeds the bound, as a part of the time."""
+        return 1.0 - self.bound_seconds / self.seconds.total if self.seconds.total else 0.0
+
+
+def best(
+    these: Decisions, costs: Prices, *, gap: float = 1e-3, allowed: Bools | None = None, hint: Hint | None = None,
+    branch: bool = True,
+) -> Choice | None:  # fmt: skip
+    """Return the best choice among `allowed` rules [R], None if none fits the memory. Without `branch` whole numbers
+    near the relaxation are all that is tried, unless there are none."""
+    program = integer_program(these, costs)
+    width = len(program.costs)
+    lower, upper = np.zeros(width), np.ones(width)
+    upper[-1] = np.inf
+    if allowed is not None:
+        upper[: len(allowed)] = allowed
+    known = [row for row in (hint.rows if hint else ()) if row[3] < program.compute.shape[1]]
+    for row in known:
+        program.rows.add_dense(time_row(program, row), low=0.0)
+    fits = hint is not None and len(hint.basis.row_status) == len(program.rows.low)
+    relaxation = Relaxation(
+        program.costs, program.rows, lower=lower, upper=upper, start=hint.basis if hint and fits else None
+    )
+    bound = 0.0
+    for _ in range(ROUNDS):
+        solution = relaxation.solve()
+        if solution.status == "infeasible":
+            return None
+        bound = max(bound, solution.bound * program.unit)
+        more = broken(program, solution.values, gap / 4)
+        if not more:
+            break
+        known += more
+        for row in more:
+            program.rows.add_dense(time_row(program, row), low=0.0)
+            relaxation.add(time_row(program, row), 0.0)
+    left = Hint(tuple(known), relaxation.basis())
+    values = _dive(program, relaxation, solution.values, costs)
+    found = None if values is None else _chosen(these, costs, values, bound)
+    if found is None or (branch and found.gap > gap):
+        found = _branched(these, costs, program, lower, upper, gap, bound, found, values)
+    return None if found is None else replace(found, hint=left)
+
+
+def _dive(program: IntegerProgram, relaxation: Relaxation, values: Floats, costs: Prices) -> Floats | None:
+    """Return columns with a rule for each decision: what the relaxation is sure of is held, with the surest of the
+    rest, and the relaxation solved again; None if that leads nowhere."""
+    starts = costs.first
+    ends = np.append(starts[1:], len(costs.decision))
+    free = np.ones(len(starts), dtype=bool)
+    while True:
+        x = values[: len(costs.decision)]
+        most = np.maximum.reduceat(x, starts)
+        free &= ends - starts > 1
+        open_ = free & (most < 1 - 1e-6)
+        if not open_.any():
+            return values
+        sure = free & (most >= SURE)
+        if not (sure & open_).any():
+            sure[np.argmax(np.where(open_, most, -1.0))] = True
+        picked = [int(starts[one] + np.argmax(x[starts[one] : ends[one]])) for one in np.flatnonzero(sure)]
+        relaxation.fix(np.array(picked), 1.0)
+        free &= ~sure
+        solution = relaxation.solve()
+        if solution.status != "optimal":
+            return None
+        values = solution.values
+
+
+def _branched(
+    these: Decisions, costs: Prices, program: IntegerProgram, lower: Floats, upper: Floats, gap: float, bound: float,
+    found: Choice | None, values: Floats | None,
+) -> Choice | None:  # fmt: skip
+    """Return the best choice of branch and bound, starting from what was found; rows of time are added as they are
+    broken."""
+    integer = np.zeros(len(program.costs), dtype=bool)
+    integer[: len(costs.decision)] = True
+    nodes = 0
+    for _ in range(ROUNDS):
+        start = None
+        if found is not None and values is not None:
+            slowed = float(program.costs[:-1] @ values[:-1])
+            start = np.append(values[:-1], found.seconds.total / program.unit - slowed)
+        solution = solve(program.costs, program.rows, lower=lower, upper=upper, integer=integer, gap=gap, start=start)
+        if solution.status == "infeasible" or not len(solution.values):
+            return found
+        bound, nodes = max(bound, solution.bound * program.unit), nodes + solution.nodes
+        choice = _chosen(these, costs, solution.values, bound)
+        if found is None or choice.seconds.total < found.seconds.total:
+            found, values = choice, solution.values
+        more = broken(program, solution.values, gap / 2)
+        if not more or found.seconds.total <= bound * (1 + gap):
+            break
+        for row in more:
+            program.rows.add_dense(time_row(program, row), low=0.0)
+    assert found is not None
+    return replace(found, bound_seconds=min(bound, found.seconds.total), nodes=nodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relaxed:
+    """The linear relaxation: a lower bound of the time, and by how much each column adds to it if it is taken."""
+
+    bound_seconds: float
+    rules: Floats
+    sent: Floats
+    edges: dict[Edge, float]
+
+
+def relaxed(these: Decisions, costs: Prices) -> Relaxed:
+    """Return the linear relaxation (rows 1 to 5 and 7). A choice takes at least the bound and the reduced costs of all
+    that it takes."""
+    program = integer_program(these, costs)
+    width, count, sent = len(program.costs), len(costs.decision), len(costs.conversions)
+    solution = solve(program.costs, program.rows, lower=np.zeros(width), upper=np.full(width, np.inf))
+    extra = np.maximum(solution.reduced_costs, 0.0) * program.unit
+    return Relaxed(
+        bound_seconds=solution.bound * program.unit,
+        rules=extra[:count],
+        sent=extra[count : count + sent],
+        edges={edge: float(extra[column]) for edge, column in program.edges.items()},
+    )
+
+
+def _chosen(these: Decisions, costs: Prices, values: Floats, bound: float) -> Choice:
+    """Return the choice that whole columns make."""
+    x = values[: len(costs.decision)]
+    rules = np.array([int(np.argmax(x[start:stop])) for start, stop in spans(costs)])
+    sent = sent_by(these, costs, rules)
+    seconds = time_of(these, costs, rules, sent)
+    return Choice(rules=rules, sent=sent, seconds=seconds, bound_seconds=min(bound, seconds.total))
+
+
+def sent_by(these: Decisions, costs: Prices, rules: Ints) -> Floats:
+    """Return which conversions [C] a choice of rules needs: of one that is asked for in time and later again, the first
+    serves both."""
+    ways = costs.conversions
+    needed: dict[tuple[int, Any, Any], int] = {}
+    for number, use in enumerate(these.uses):
+        made = these.decisions[use.decision].rules[int(rules[use.decision])].outputs[use.output]
+        for reader in use.readers:
+            asked = reader.asked[int(rules[reader.decision])]
+            if asked != made:
+                kind = EARLY if use.early else DEFERRED if reader.side else BLOCKING
+                key = (number, made, asked)
+                needed[key] = min(needed.get(key, kind), kind)
+    found: dict[tuple[int, Any, Any], tuple[bool, float, int]] = {}
+    for one, key in enumerate(zip(ways.use.tolist(), ways.source, ways.target, strict=True)):
+        if key in needed:
+            way = (int(ways.kind[one]) != needed[key], float(ways.seconds[one]), one)
+            found[key] = min(found.get(key, way), way)
+    sent = np.zeros(len(ways))
+    sent[[one for _, _, one in found.values()]] = 1.0
+    return sent
+
+
+def time_of(these: Decisions, costs: Prices, rules: Ints, sent: Floats) -> StepSeconds:
+    """Return the time of the step that a choice makes."""
+    return step_seconds(events(these, costs, rules, sent))
+
+
+def events(these: Decisions, costs: Prices, rules: Ints, sent: Floats) -> Events:
+    """Return what happens at each node of the short graph under a choice."""
+    count = len(these.order)
+    row = costs.first + rules
+    picked = np.array(these.order)
+    there = picked >= 0
+    compute = np.zeros((count, costs.compute.shape[1]))
+    compute[there] = costs.compute[row[picked[there]]]
+    blocking, deferred, early = np.zeros(count), np.zeros(count), np.zeros(count)
+    blocking[there] = costs.sends[row[picked[there]]]
+    ways = costs.conversions
+    for one in np.flatnonzero(sent > 0.5):
+        use, kind, seconds = these.uses[ways.use[one]], ways.kind[one], ways.seconds[one]
+        places = np.minimum(use.first, count - 1) if kind == EARLY else use.places
+        np.add.at({BLOCKING: blocking, DEFERRED: deferred, EARLY: early}[int(kind)], np.array(places), seconds)
+    return Events(
+        compute=compute, blocking=blocking, deferred=deferred, early=early,
+        weights=np.array(these.weights, dtype=np.float64),
+    )  # fmt: skip
