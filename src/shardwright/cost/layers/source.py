@@ -18,7 +18,7 @@ from shardwright.cost.layers.table import LayerTable, layer_table
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.network.curves import LinkTimes
 from shardwright.cost.strategies import Bools, Ints
-from shardwright.cost.trust.evidence import Setting, distances, nearest, published, unpublished
+from shardwright.cost.trust.evidence import Setting, nearest, unpublished
 from shardwright.cost.trust.interval import interval_at
 from shardwright.plans.plan import Evidence
 from shardwright.spec.cluster import Gpu, NodePool
@@ -110,10 +110,10 @@ class Predicted:
 
     def basis(self, seconds: float, settings: Sequence[Setting]) -> Basis:
         """Return the widest of the intervals of `settings`, and the published runs nearest to any of them."""
-        far = [float(distances(setting, published()).min()) for setting in settings]
+        known = [nearest(setting) for setting in settings]
         intervals = [
-            interval_at(seconds, setting.framework, distance, unseen=bool(unpublished([setting.gpu])))
-            for setting, distance in zip(settings, far, strict=True)
+            interval_at(seconds, setting.framework, runs[0].distance, unseen=bool(unpublished([setting.gpu])))
+            for setting, runs in zip(settings, known, strict=True)
         ]
         interval = min(low for low, _ in intervals), max(high for _, high in intervals)
-        return interval, nearest(settings[far.index(min(far))])
+        return interval, min(known, key=lambda runs: runs[0].distance)

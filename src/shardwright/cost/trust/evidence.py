@@ -90,8 +90,12 @@ def published() -> Published:
 
 def unpublished(gpus: Iterable[str]) -> tuple[str, ...]:
     """Return those GPU types of which no published run is known."""
-    known = set(map(str, published().names[:, NAMES.index("gpu")]))
-    return tuple(gpu for gpu in gpus if gpu not in known)
+    return tuple(gpu for gpu in gpus if gpu not in _published_gpus())
+
+
+@lru_cache
+def _published_gpus() -> frozenset[str]:
+    return frozenset(map(str, published().names[:, NAMES.index("gpu")]))
 
 
 def distances(setting: Setting, runs: Published) -> Floats:
@@ -106,6 +110,7 @@ def distances(setting: Setting, runs: Published) -> Floats:
     return coarse(np.sqrt(square))
 
 
+@lru_cache(maxsize=256)
 def nearest(setting: Setting, count: int = 3) -> tuple[Evidence, ...]:
     """Return the `count` nearest published runs, one of each source and setting, nearest first."""
     runs = published()

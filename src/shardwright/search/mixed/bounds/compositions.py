@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import picked
 from shardwright.cost.strategies import Floats, Ints
 from shardwright.rounding import weighed
 from shardwright.search.mixed.bounds.capacity import Capacity
@@ -53,7 +54,8 @@ class Columns:
     most: Ints
 
     def take(self, rows: Ints) -> Columns:
-        return Columns(**{name: getattr(self, name)[rows] for name in self.__slots__})
+        taken = {name: getattr(self, name) for name in self.__slots__}
+        return Columns(**{name: picked(of, rows) if of.ndim > 1 else of[rows] for name, of in taken.items()})
 
 
 def joined(parts: list[Columns]) -> Columns:
@@ -113,7 +115,7 @@ def columns(
     places = np.full(len(arranged.counts), len(found.seconds))
     places[rows] = high
     possible = np.flatnonzero(places.reshape(shape).min(axis=0) < len(found.seconds))
-    counts, places = counts[possible], places.reshape(shape)[:, possible]
+    counts, places = picked(counts, possible), places.reshape(shape)[:, possible]
     arranged = arranged.take((np.arange(len(places))[:, None] * shape[1] + possible).ravel())
     least_place = places.min(axis=0)
     least = found.seconds[np.maximum(least_place - 1, 0)]

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
 from shardwright.cost.iteration.step import BUCKET_SHARE
 from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
-from shardwright.cost.network.collectives import Group, gather_seconds
+from shardwright.cost.network.collectives import Fabric, Group, gather_seconds
 from shardwright.cost.strategies import Bools, Floats, Ints
 from shardwright.search.mixed.tables.columns import Layers, Table
 from shardwright.search.mixed.tables.orders import Arrangement
@@ -33,16 +34,23 @@ def byte_seconds(table: Table, parameters: Floats, fewest: int, link: float, *, 
     `beside`, not all stand in one domain, and their links and domains count, too."""
     if fewest < 2:
         return np.zeros(table.types)
-    found, others = np.zeros(table.types), list(beside)
+    found, others = [], list(beside)
     link = min(link, float(table.links[others].min(initial=np.inf)))
     for kind, fabric in enumerate(table.fabrics):
-        pace = min(fabric.inter_bytes_per_second, link / table.wide[kind])
-        links = replace(fabric, inter_bytes_per_second=pace)
+        pace = min(fabric.inter_bytes_per_second, link / float(table.wide[kind]))
         most = int(min([table.local[kind], *table.local[others]] if others else [table.local[kind], fewest]))
-        local = np.arange(1, most + 1)
-        groups = Group(size=np.maximum(fewest, local + 1 if others else local), local=local)
-        found[kind] = gather_seconds(links, groups, parameters[kind]).min() / parameters[kind]
-    return found
+        found.append(_least_gather(fabric, pace, most, fewest, bool(others), float(parameters[kind])))
+    return np.array(found) / parameters
+
+
+@lru_cache(maxsize=1024)
+def _least_gather(fabric: Fabric, pace: float, most: int, fewest: int, apart: bool, size_bytes: float) -> float:
+    """Return the least seconds to gather from `fewest` copies, 1 to `most` of them in a domain, at `pace` between
+    domains. If `apart`, not all stand in one."""
+    local = np.arange(1, most + 1)
+    groups = Group(size=np.maximum(fewest, local + 1 if apart else local), local=local)
+    links = replace(fabric, inter_bytes_per_second=pace)
+    return float(gather_seconds(links, groups, np.array(size_bytes)).min())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 
+from shardwright.arrays import picked
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.strategies import Ints
@@ -183,7 +184,7 @@ def _scout(run: _Run, drafters: Sequence[Drafter]) -> None:
                 if each.quickest(region) >= min(high, run.cutoff):
                     continue
                 counts = _sampled(run, each) if counts is None else counts
-                allowed = counts[usable(each.table, counts, region)]
+                allowed = picked(counts, usable(each.table, counts, region))
                 columns = ColumnPool(each, region, allowed, run.incumbent, ordered=False)
                 if columns.limit(high) >= each.total:
                     seconds, _ = shortest(columns.limit, each.total, each.quick, high)
@@ -201,7 +202,7 @@ def _scout(run: _Run, drafters: Sequence[Drafter]) -> None:
 def _sampled(run: _Run, instance: Instance) -> Ints:
     """Return the compositions to scout with."""
     counts = instance.compositions(run.problem.space)
-    return counts[instance.samples(counts)]
+    return picked(counts, instance.samples(counts))
 
 
 def _whole(instance: Instance, space: Space) -> list[Region]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from shardwright.arrays import picked
 from shardwright.cost.strategies import Bools, Floats, Ints
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import Columns, alone, columns, joined, micro_batches
@@ -38,7 +39,7 @@ class ColumnPool:
         self.instance, self.region, self.longest = instance, region, longest
         self.ordered = ordered
         self.listed = alone(instance.table, instance.layers, region)
-        self.unlisted = counts[np.argsort(counts.sum(axis=1), kind="stable")]
+        self.unlisted = picked(counts, np.argsort(counts.sum(axis=1), kind="stable"))
         self.narrow = counts[:0]
         self.possible: dict[tuple[int, int], float] = {}  # rows and micro-batches for which some split may do
         self.too_many: list[tuple[float, int, int]] = []  # seconds, row and micro-batches for which no split does
@@ -127,9 +128,9 @@ class ColumnPool:
         """Return the compositions of two stages or more, listed or not, that can be in a solution, [N, G]."""
         relaxed = self.relaxed(seconds)
         slack = max(relaxed.value - self.total, 0.0)
-        kept = self.listed.counts[(relaxed.reduced_costs <= slack + CLOSE) & (self.listed.stages > 1)]
-        again = self.narrow[needed(self.narrow, relaxed.prices, slack) < self.narrow.sum(axis=1)]
-        rest = self.unlisted[self._in_solutions(seconds, relaxed.prices, slack)]
+        kept = picked(self.listed.counts, (relaxed.reduced_costs <= slack + CLOSE) & (self.listed.stages > 1))
+        again = picked(self.narrow, needed(self.narrow, relaxed.prices, slack) < self.narrow.sum(axis=1))
+        rest = picked(self.unlisted, self._in_solutions(seconds, relaxed.prices, slack))
         return np.unique(np.concatenate([kept, again, rest]), axis=0)
 
     def _in_solutions(self, seconds: float, prices: Floats, slack: float) -> Bools:
@@ -140,7 +141,7 @@ class ColumnPool:
         for rows in (np.flatnonzero(few & (least <= self.total)), np.flatnonzero(~few & (least <= self.total))):
             if len(rows):
                 table = instance.capacity(self.region, self.longest, few=True) if few[rows[0]] else self.capacity
-                counts, wanted = self.unlisted[rows], least[rows]
+                counts, wanted = picked(self.unlisted, rows), least[rows]
                 chosen[rows[possible(instance.table, instance.layers, table, counts, self.region, wanted, seconds)]] = (
                     True
                 )
@@ -161,8 +162,8 @@ class ColumnPool:
 
     def _list(self, chosen: Bools) -> None:
         """List rows that are not."""
-        counts, instance, steady = self.unlisted[chosen], self.instance, self.capacity.steady
-        self.unlisted = self.unlisted[~chosen]
+        counts, instance, steady = picked(self.unlisted, chosen), self.instance, self.capacity.steady
+        self.unlisted = picked(self.unlisted, ~chosen)
         more = columns(
             instance.table, instance.layers, self.capacity, counts, self.region, few=False, ordered=self.ordered
         )
@@ -175,8 +176,8 @@ class ColumnPool:
         asked = needed(self.narrow, prices, slack) < self.narrow.sum(axis=1)
         if not asked.any():
             return False
-        instance, counts = self.instance, self.narrow[asked]
-        self.narrow = self.narrow[~asked]
+        instance, counts = self.instance, picked(self.narrow, asked)
+        self.narrow = picked(self.narrow, ~asked)
         table = instance.capacity(self.region, self.longest, few=True)
         self._join(columns(instance.table, instance.layers, table, counts, self.region, few=True, ordered=self.ordered))
         return True

@@ -146,4 +146,4 @@ def master_problem(counts: Ints, units: Ints, fewest: int, most: int) -> MasterP
 
 
 def _rows(counts: Ints) -> Ints:
-    return np.column_stack([counts, np.ones(len(counts), dtype=np.int64)])
+    return np.concatenate([counts.T, np.ones((1, len(counts)), dtype=np.int64)]).T

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardwright.arrays import picked
 from shardwright.cost.strategies import Ints
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import alone, micro_batches
@@ -39,7 +40,7 @@ def bounded(
     least = max(known, instance.quickest(region))
     if least >= cutoff:
         return Infeasible()
-    counts = counts[usable(instance.table, counts, region)]
+    counts = picked(counts, usable(instance.table, counts, region))
     if too_slow(instance, region, counts, cutoff):
         return Infeasible()
     columns = ColumnPool(instance, region, counts, incumbent)
@@ -66,7 +67,9 @@ def too_slow(instance: Instance, region: Region, counts: Ints, seconds: float) -
         rows = rows[least[rows] <= instance.total]
         if len(rows):
             found = instance.capacity(region, seconds, few=some)
-            if len(possible(instance.table, instance.layers, found, counts[rows], region, least[rows], seconds)):
+            if len(
+                possible(instance.table, instance.layers, found, picked(counts, rows), region, least[rows], seconds)
+            ):
                 return False
     return True
 

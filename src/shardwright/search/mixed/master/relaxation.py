@@ -98,17 +98,19 @@ class Relaxation:
 
 
 def inverse(matrix: Floats) -> Floats:
-    """Return the inverse of a small matrix [R, R], by Gauss and Jordan with the largest pivots."""
+    """Return the inverse of a small matrix [R, R], by Gauss and Jordan with the largest pivots. It has as
+    few rows as there are GPU types: plain numbers are faster than arrays."""
     rows = len(matrix)
-    both = np.concatenate([matrix, np.eye(rows)], axis=1)
+    both: list[list[float]] = np.concatenate([matrix, np.eye(rows)], axis=1).tolist()
     for place in range(rows):
-        pivot = place + int(np.abs(np.round(both[place:, place], DIGITS)).argmax())
-        both[[place, pivot]] = both[[pivot, place]]
-        both[place] /= both[place, place]
-        factors = both[:, place].copy()
-        factors[place] = 0.0
-        both -= factors[:, None] * both[place]
-    return np.ascontiguousarray(both[:, rows:])
+        pivot = max(range(place, rows), key=lambda row: abs(round(both[row][place], DIGITS)))
+        chosen = both[pivot]
+        both[pivot] = both[place]
+        both[place] = [value / chosen[place] for value in chosen]
+        for row in {*range(rows)} - {place}:
+            factor = both[row][place]
+            both[row] = [value - factor * taken for value, taken in zip(both[row], both[place], strict=True)]
+    return np.array(both)[:, rows:]
 
 
 def relaxation(columns: Array, limits: Array) -> Relaxation:

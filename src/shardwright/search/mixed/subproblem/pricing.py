@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardwright.arrays import picked
 from shardwright.cost.strategies import Floats, Ints
 from shardwright.rounding import weighed
 from shardwright.search.mixed.bounds.capacity import Capacity
@@ -55,15 +56,15 @@ def possible(
             break
         place = np.searchsorted(found.seconds, longest * (1.0 - SMALL))
         place = np.minimum(place, len(found.seconds) - 1)
-        kept = layers_held(found, counts[rows], place) >= layers.total - 1e-6
+        kept = layers_held(found, picked(counts, rows), place) >= layers.total - 1e-6
         rows = rows[kept]
-        arranged = any_order(counts[rows])
+        arranged = any_order(picked(counts, rows))
         work[rows] = least_work(table, layers, found, arranged, place[kept])
         held = held_of(found, arranged, place[kept])
         tail = least_tail(needs, arranged, held, found.seconds[place[kept]], layers)
         left[rows] = np.minimum(left[rows], np.broadcast_to(seconds, left.shape)[rows] - tied[rows] - tail)
-    if len(rows) and few_orders(counts[rows]):
-        arranged = every_order(counts[rows])
+    if len(rows) and few_orders(picked(counts, rows)):
+        arranged = every_order(picked(counts, rows))
         place = np.minimum(np.searchsorted(found.seconds, longest * (1.0 - SMALL)), len(found.seconds) - 1)
         held = held_of(found, arranged, np.tile(place, len(arranged.counts) // len(rows))).sum(axis=1)
         rows = rows[held.reshape(-1, len(rows)).max(axis=0) >= layers.total - 1e-6]

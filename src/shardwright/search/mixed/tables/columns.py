@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
+from shardwright.arrays import picked
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, SHARPNESS, launched_seconds
 from shardwright.cost.network.collectives import Fabric, group, reduce_seconds
 from shardwright.cost.strategies import Floats, Ints
@@ -122,12 +124,9 @@ class Table:
     def norm_seconds(self, units: Ints | int) -> Floats:
         """Return what a stage of each type does once an iteration, [N, G], where its pipeline and the copies of it have
         `units` [N] units together: it agrees on the norm of all gradients, and does what the framework does."""
-        units, found = np.atleast_1d(np.asarray(units)), []
-        for links, local in zip(self.fabrics, self.local.tolist(), strict=True):
-            ranks = units * (links.domain_gpus // local)
-            everyone = group(links, ranks, np.ones_like(ranks))
-            found.append(reduce_seconds(links, everyone, np.zeros(len(ranks))))
-        return np.stack(found, axis=1) + self.step_seconds
+        units = np.atleast_1d(np.asarray(units))
+        most = 1 << int(units.max(initial=1)).bit_length()
+        return picked(_agreement_seconds(self.fabrics, tuple(self.local.tolist()), most), units) + self.step_seconds
 
     def laid_out(self) -> Table:
         """Return the table with weights laid out twice, where copies of a layer differ in degree."""
@@ -136,6 +135,17 @@ class Table:
     @property
     def types(self) -> int:
         return int(self.forward.shape[0])
+
+
+@lru_cache(maxsize=64)
+def _agreement_seconds(fabrics: tuple[Fabric, ...], local: tuple[int, ...], most: int) -> Floats:
+    """Return the seconds in which 0 to `most` units of each type agree on a number, [most + 1, G]; `local` of them
+    share a domain."""
+    found = []
+    for links, together in zip(fabrics, local, strict=True):
+        ranks = np.maximum(np.arange(most + 1), 1) * (links.domain_gpus // together)
+        found.append(reduce_seconds(links, group(links, ranks, np.ones_like(ranks)), np.zeros(most + 1)))
+    return np.array(found).T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

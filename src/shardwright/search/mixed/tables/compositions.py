@@ -6,6 +6,7 @@ from math import comb
 
 import numpy as np
 
+from shardwright.arrays import picked
 from shardwright.cost.strategies import Ints
 
 MOST = 6_000  # compositions of a setting
@@ -32,4 +33,4 @@ def compositions(units: Ints, depth: int, shortest: int = 2) -> Ints:
         total = np.repeat(total, limit + 1) + rows[:, -1]
         keep = total <= depth
         rows, total = rows[keep], total[keep]
-    return rows[total >= shortest]
+    return picked(rows, total >= shortest)

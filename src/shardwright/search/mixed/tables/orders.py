@@ -8,6 +8,7 @@ from math import factorial
 
 import numpy as np
 
+from shardwright.arrays import picked
 from shardwright.cost.strategies import Bools, Ints
 
 MOST_ORDERED = 6_000  # compositions times orders of types, up to which each order is looked at
@@ -26,18 +27,20 @@ class Arrangement:
     known: bool
 
     def take(self, rows: Ints) -> Arrangement:
-        parts = {name: getattr(self, name)[rows] for name in ("counts", "stages", "start", "begins", "ends")}
-        return Arrangement(**parts, known=self.known)
+        parts = {name: picked(getattr(self, name), rows) for name in ("counts", "start", "begins", "ends")}
+        return Arrangement(**parts, stages=self.stages[rows], known=self.known)
 
 
 def any_order(counts: Ints) -> Arrangement:
     """Return compositions in whatever order of their types is best for each."""
-    stages, no = counts.sum(axis=1), np.zeros(counts.shape, dtype=bool)
+    counts = np.asfortranarray(counts)
+    stages, no = counts.sum(axis=1), np.zeros_like(counts, dtype=bool)
     return Arrangement(counts=counts, stages=stages, start=stages[:, None] - counts, begins=no, ends=no, known=False)
 
 
 def every_order(counts: Ints) -> Arrangement:
     """Return each composition in all orders of its types: rows of the first order, then those of the next one."""
+    counts = np.asfortranarray(counts)
     stages = counts.sum(axis=1)
     parts = []
     for order in permutations(np.flatnonzero(counts.any(axis=0)).tolist()):
@@ -47,7 +50,7 @@ def every_order(counts: Ints) -> Arrangement:
             at = at + counts[:, kind]
         parts.append(start)
     start = np.concatenate(parts)
-    counts, stages = np.tile(counts, (len(parts), 1)), np.tile(stages, len(parts))
+    counts, stages = np.concatenate([counts] * len(parts)), np.tile(stages, len(parts))
     there = counts > 0
     return Arrangement(
         counts=counts,
