@@ -42,7 +42,7 @@ def test_json_is_one_document_with_the_promised_keys() -> None:
     assert set(document) >= {"plans", "search"}
     assert set(document["search"]) >= {"candidates", "seconds", "rejected"}
     best = document["plans"][0]
-    assert best["version"] == 1
+    assert best["version"] == 2
     assert best["job"]["global_batch"] == 32
     for key in ("iteration_seconds", "interval", "tokens_per_second", "mfu", "memory_bytes", "fit_probability",
                 "dollars_per_hour", "dollars_total", "lower_bound_seconds"):  # fmt: skip

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwright
-from shardwright.cost.iteration.layered.seconds import beside, pass_seconds
+from shardwright.cost.iteration.layered.seconds import pass_seconds, slots
 from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
 from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
@@ -21,7 +21,7 @@ MODEL = shardwright.load_model("llama-3.2-1b")
 Shares = tuple[str, int, int, int, int]  # GPU type, count, rows, micro-batches, state
 
 
-def layered_plan(cluster: str, shares: list[Shares], recompute: Recompute | None = None) -> Plan:
+def layered_plan(cluster: str, shares: list[Shares], recompute: Recompute | None = None, waves: int = 1) -> Plan:
     replicas = []
     for gpu, count, rows, micro_batches, state in shares:
         stage = Stage(
@@ -41,7 +41,7 @@ def layered_plan(cluster: str, shares: list[Shares], recompute: Recompute | None
         ),
         cluster=shardwright.load_cluster(cluster),
         micro_batch=max(replica.sizes(1)[0] for replica in replicas),
-        schedule=Schedule(kind="layered"),
+        schedule=Schedule(kind="layered", waves=waves),
         replicas=tuple(replicas),
         optimizer=OptimizerPlan(sharding="zero3", parts=sum(count * state for _, count, _, _, state in shares)),
         overlap=Overlap(grad_reduce=True, param_gather=True),
@@ -75,9 +75,9 @@ def test_the_time_is_that_of_a_walk_over_units(data: st.DataObject, units: int) 
         total += longer(backward[unit], (gather[unit - 1] if unit else 0.0) + scatter[unit + 1])
     total += scatter[0]
     rows = [np.array([each]) for each in (forward, backward, gather, scatter)]
-    found = float(pass_seconds(rows[0], rows[1], beside(rows[2], rows[3]))[0])
+    found = float(pass_seconds(slots(*rows))[0])
     assert found == pytest.approx(total)
-    apart = float(pass_seconds(rows[0], rows[1], beside(rows[2], rows[3]), overlap=False)[0])
+    apart = float(pass_seconds(slots(*rows), overlap=False)[0])
     assert apart >= found - 1e-12
 
 
@@ -144,3 +144,17 @@ def test_no_iteration_is_shorter_than_the_computing_of_a_gpu(rows: int, micro_ba
     time = plan.prediction.time
     assert time.forward_seconds + time.backward_seconds + time.framework_seconds <= time.total_seconds + 1e-9
     assert all(row[0].total_bytes > 0.0 for row in plan.prediction.memory)
+
+
+def test_waves_trade_gathers_for_memory() -> None:
+    shares: list[Shares] = [("A100-SXM-40", 4, 12, 4, 10), ("V100-SXM2", 4, 6, 4, 10)]
+    one, two, four = (layered_plan(MIXED, shares, waves=waves) for waves in (1, 2, 4))
+    assert one.prediction is not None
+    moved, kept, first = [], [], one.prediction.time.forward_seconds
+    for plan in (one, two, four):
+        assert plan.prediction is not None
+        moved.append(plan.prediction.time.data_parallel_seconds)
+        kept.append(plan.prediction.memory[0][0].activations_bytes)
+        assert plan.prediction.time.forward_seconds == pytest.approx(first)
+    assert moved[0] < moved[1] < moved[2]
+    assert kept[0] > kept[1] > kept[2]

@@ -134,7 +134,7 @@ def _memory_words(stage: StageMemory) -> str:
 def _strategy(plan: Plan) -> Iterator[Figure]:
     on = [name for name in type(plan.overlap).__slots__ if getattr(plan.overlap, name)]
     switches = [
-        f"{plan.schedule.kind} {plan.schedule.virtual_stages}",
+        f"{plan.schedule.kind} {plan.schedule.waves or plan.schedule.virtual_stages}",
         f"sharding {plan.optimizer.sharding}",
         f"offload {number(plan.optimizer.offload)}",
         f"overlap {' '.join(on) or 'none'}",
@@ -145,13 +145,19 @@ def _strategy(plan: Plan) -> Iterator[Figure]:
     yield "micro-batch", str(plan.micro_batch)
     yield "switches", ", ".join(switches)
     for replica in plan.replicas:
-        yield "replicas", _replica_words(replica)
+        yield "replicas", _replica_words(replica) + _share_words(plan, replica)
 
 
 def _replica_words(replica: Replica) -> str:
     stages = [(len(list(same)), words) for words, same in groupby(map(_stage_words, replica.stages))]
     pipeline = " → ".join(words if count == 1 else f"{count} × ({words})" for count, words in stages)
     return f"{replica.count} × {replica.micro_batches} micro-batches: {pipeline}"
+
+
+def _share_words(plan: Plan, replica: Replica) -> str:
+    if not plan.layered:
+        return ""
+    return f", rows {replica.rows} of {plan.job.global_batch}, state {replica.state} of {plan.optimizer.parts}"
 
 
 def _stage_words(stage: Stage) -> str:

@@ -200,9 +200,9 @@ def layered_plans(draw: Any) -> Plan:
     base = draw(mixed_plans())
     names = ("H100-SXM", "other")
     counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
-    replicas = []
+    replicas, waves = [], draw(st.integers(1, 3))
     for index, count in enumerate(counts):
-        micro_batches = draw(st.integers(1, 4))
+        micro_batches = waves * draw(st.integers(1, 3))
         stage = replace(base.replicas[1].stages[0], gpu=names[index % 2], tensor_parallel=1, context_parallel=1)
         stage = replace(stage, expert_parallel=1, expert_tensor_parallel=1, recompute=Recompute())
         rows, state = draw(st.integers(micro_batches, 12)), draw(st.integers(0, 50))
@@ -218,7 +218,7 @@ def layered_plans(draw: Any) -> Plan:
         replicas=tuple(replicas),
         job=replace(base.job, global_batch=rows_in_all),
         micro_batch=max(replica.sizes(1)[0] for replica in replicas),
-        schedule=Schedule(kind="layered"),
+        schedule=Schedule(kind="layered", waves=waves),
         optimizer=OptimizerPlan(sharding="zero3", parts=parts),
         overlap=Overlap(grad_reduce=True, param_gather=True),
         sequence_parallel=False,

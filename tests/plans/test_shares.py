@@ -23,7 +23,7 @@ UNEVEN = replace(
     BASE,
     job=replace(BASE.job, global_batch=40),
     micro_batch=4,
-    schedule=Schedule(kind="layered"),
+    schedule=Schedule(kind="layered", waves=1),
     replicas=(
         Replica(count=3, micro_batches=2, stages=(STAGE,), rows=7, state=20),
         Replica(count=1, micro_batches=5, stages=(STAGE,), rows=19, state=40),
@@ -44,6 +44,9 @@ def test_random_layered_plans_are_legal(plan: Plan) -> None:
 def test_micro_batches_are_as_equal_as_can_be() -> None:
     assert check(UNEVEN) == ()
     assert [replica.sizes(4) for replica in UNEVEN.replicas] == [(4, 3), (4, 4, 4, 4, 3)]
+    assert UNEVEN.replicas[1].waves(4, 5) == ((4,), (4,), (4,), (4,), (3,))
+    six = replace(UNEVEN.replicas[1], micro_batches=6)
+    assert six.waves(4, 3) == ((4, 3), (3, 3), (3, 3))
 
 
 def changed(index: int, **changes: Any) -> Plan:
@@ -71,6 +74,9 @@ def with_stage(**changes: Any) -> Plan:
             "replicas[1].stages[0].recompute.layers",
         ),
         (replace(UNEVEN, micro_batch=5), "micro_batch"),
+        (replace(UNEVEN, schedule=Schedule(kind="layered")), "schedule.waves"),
+        (replace(UNEVEN, schedule=Schedule(kind="layered", waves=2)), "replicas[1].micro_batches"),
+        (replace(BASE, schedule=replace(BASE.schedule, waves=1)), "schedule.waves"),
         (replace(UNEVEN, optimizer=OptimizerPlan(sharding="zero3")), "optimizer.parts"),
         (replace(UNEVEN, optimizer=OptimizerPlan(sharding="zero2", parts=100)), "optimizer.sharding"),
         (replace(UNEVEN, optimizer=OptimizerPlan(sharding="zero3", parts=100, offload=0.5)), "optimizer.offload"),

@@ -9,6 +9,7 @@ import pytest
 from tests.search.shop.samples import A100, A100_SPOT, H100, JOB, offers
 
 from shardwright.cost.compute.efficiency import Analytic
+from shardwright.plans.plan import PLAN_VERSION
 from shardwright.reports.documents.shop import shop_document
 from shardwright.reports.text.shop import chances, chosen, shop_text
 from shardwright.search.market.result import Shopping
@@ -75,7 +76,7 @@ def test_the_document_is_json_with_every_choice(result: Shopping) -> None:
         assert choice["dollars"] == pytest.approx(
             sum(r["machines"] * r["dollars_per_machine_hour"] for r in choice["rent"]) * choice["hours"]
         )
-        assert choice["plan"]["version"] == 1
+        assert choice["plan"]["version"] == PLAN_VERSION
 
 
 def test_beside_spot_stands_the_cheapest_on_demand_within_the_deadline_with_its_chance(result: Shopping) -> None:

@@ -225,7 +225,7 @@ def test_bad_arguments_are_named(argument: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     ("pin", "words"),
-    [("vpp=2", "vpp=2"), ("sharding=zero3", "sharding=zero3"), ("rank_order=tp-cp-ep-pp-dp", "rank_order=tp-cp-ep-pp")],
+    [("vpp=2", "vpp=2"), ("sharding=zero2", "sharding=zero2"), ("rank_order=tp-cp-ep-pp-dp", "rank_order=tp-cp-ep-pp")],
 )
 def test_pins_that_mixed_plans_lack_leave_the_plans_of_one_type(pin: str, words: str) -> None:
     cluster = load_cluster("1x8xA100-SXM-80+1x8xV100-SXM2-32")
@@ -233,6 +233,18 @@ def test_pins_that_mixed_plans_lack_leave_the_plans_of_one_type(pin: str, words:
     ranking = plan(load_model("llama-2-7b"), cluster, job, space=parse_pins([pin]), top=1)
     assert len({stage.gpu for replica in ranking.best.replicas for stage in replica.stages}) == 1
     assert any(words in in_words(kind) for kind in ranking.search.not_covered)
+
+
+def test_full_sharding_over_several_types_is_uneven_fsdp() -> None:
+    cluster = load_cluster("1x8xA100-SXM-80+1x8xV100-SXM2-32")
+    job = make_job(global_batch=64, seq_len=2048, precision="fp16")
+    ranking = plan(load_model("llama-2-7b"), cluster, job, space=parse_pins(["sharding=zero3"]), top=1)
+    assert ranking.best.layered and len(ranking.best.gpus_by_type) == 2
+    assert any("pipelines" in in_words(kind) for kind in ranking.search.not_covered)
+    pipelines, uneven, even = ranking.kinds
+    assert pipelines.plan is None and uneven.plan is not None
+    assert uneven.plan.replicas == ranking.best.replicas
+    assert even.plan is None or seconds(even.plan) >= seconds(ranking.best)
 
 
 def test_a_pinned_pipeline_length_holds_in_mixed_plans() -> None:

@@ -56,10 +56,12 @@ class DeeperPipelines:
 
 @dataclass(frozen=True, slots=True)
 class MixedPlans:
-    """Not covered: plans that mix GPU types, which have none of the pinned `settings`, or which `target` cannot run."""
+    """Not covered: plans that mix GPU types, or `pipelines` alone that do, which have none of the pinned `settings`, or
+    which `target` cannot run."""
 
     settings: tuple[str, ...] = ()
     target: str = ""
+    pipelines: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,15 +83,21 @@ class Replica:
         each, more = divmod(self.samples(micro_batch), self.micro_batches)
         return (each + 1,) * more + (each,) * (self.micro_batches - more)
 
+    def waves(self, micro_batch: int, waves: int) -> tuple[tuple[int, ...], ...]:
+        """Return the samples of the micro-batches of each of `waves` waves, as equal as can be."""
+        return tuple(self.sizes(micro_batch)[wave::waves] for wave in range(waves))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """The order of passes. Of pipelines: `1f1b` with one virtual stage per rank, `interleaved` with more. `layered`
-    has none: all GPUs take all micro-batches through a layer before the next layer, so that each layer's weights are
-    gathered once a pass whatever the micro-batches of each GPU (uneven FSDP; Cephalo, arXiv 2411.01075 §3)."""
+    has none: all GPUs take all micro-batches of a wave through a layer before the next layer, so that each layer's
+    weights are gathered once a pass whatever the micro-batches of each GPU (uneven FSDP; Cephalo, arXiv 2411.01075 §3).
+    One of `waves` waves is on its way at a time: fewer gather less, more keep less for the backward pass."""
 
     kind: Literal["1f1b", "interleaved", "layered"] = "1f1b"
     virtual_stages: int = 1
+    waves: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

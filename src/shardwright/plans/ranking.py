@@ -53,12 +53,14 @@ class NoPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """Plans, best first (none if `infeasible` is set), with the baselines they were compared to."""
+    """Plans, best first (none if `infeasible` is set), with the baselines they were compared to. Where plans of several
+    kinds span GPU types, `kinds` has the best of each."""
 
     plans: tuple[Plan, ...]
     baselines: tuple[Baseline, ...]
     search: SearchReport
     infeasible: NoPlan | None = None
+    kinds: tuple[Baseline, ...] = ()
 
     @property
     def best(self) -> Plan:

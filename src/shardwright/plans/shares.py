@@ -29,6 +29,7 @@ def share_problems(plan: Plan) -> Iterator[Problem]:
         return
     for index, replica in enumerate(plan.replicas):
         yield from _replica_problems(f"replicas[{index}]", replica)
+    yield from _wave_problems(plan)
     yield from _micro_batch_problems(plan)
     yield from _state_problems(plan)
     if plan.optimizer.sharding != "zero3":
@@ -40,6 +41,8 @@ def share_problems(plan: Plan) -> Iterator[Problem]:
 
 def _no_shares(plan: Plan) -> Iterator[Problem]:
     hint = "leave it out, or use schedule layered"
+    if plan.schedule.waves is not None:
+        yield Problem("schedule.waves", f"is set with schedule {plan.schedule.kind}", hint)
     if plan.optimizer.parts is not None:
         yield Problem("optimizer.parts", f"is set with schedule {plan.schedule.kind}", hint)
     for index, replica in enumerate(plan.replicas):
@@ -70,6 +73,17 @@ def _stage_problems(place: str, stage: Stage) -> Iterator[Problem]:
     if again.method == "uniform" and again.layers != 1:
         message = f"groups of {again.layers} layers with schedule layered"
         yield Problem(f"{place}.recompute.layers", message, "write 1: passes go layer by layer")
+
+
+def _wave_problems(plan: Plan) -> Iterator[Problem]:
+    waves = plan.schedule.waves
+    if not waves:
+        yield Problem("schedule.waves", "is missing" if waves is None else "is 0", "write 1 or more")
+        return
+    for index, replica in enumerate(plan.replicas):
+        if replica.micro_batches % waves:
+            message = f"{replica.micro_batches} micro-batches do not divide by the {waves} waves"
+            yield Problem(f"replicas[{index}].micro_batches", message, "every wave has as many: write a multiple")
 
 
 def _micro_batch_problems(plan: Plan) -> Iterator[Problem]:

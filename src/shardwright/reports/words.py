@@ -130,7 +130,7 @@ def _(found: DeeperPipelines) -> str:
 @in_words.register
 def _(found: MixedPlans) -> str:
     why = f"which have no {' and '.join(found.settings)}" if found.settings else f"which {found.target} cannot run"
-    return f"plans that mix GPU types, {why}"
+    return f"{'pipelines' if found.pipelines else 'plans'} that mix GPU types, {why}"
 
 
 @in_words.register

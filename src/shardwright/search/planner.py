@@ -23,18 +23,22 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, Evaluation, NoPlan, Ranking, SearchReport
 from shardwright.search.advice.infeasible import explain
 from shardwright.search.advice.remedies import remedies
-from shardwright.search.mixed.entry import Outcome, affordable_value, largest_pools, mixed_search
+from shardwright.search.mixed.entry import Outcome, affordable_value, dropped, largest_pools, mixed_search
 from shardwright.search.mixed.tables.settings import pinned_away
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.rules.rules import Rule
 from shardwright.search.space.axes import Space, measurable, runnable
+from shardwright.search.uneven.search import EVEN_RULE, away, uneven_fsdp
+from shardwright.search.uneven.search import Found as UnevenFound
 from shardwright.search.uniform.baselines import Tried, baselines
 from shardwright.search.uniform.search import Found, search
 from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
+MOST_UNEVEN = 3  # plans of uneven FSDP that are costed in full
+PIPELINES, UNEVEN = "pipelines over several types", "uneven FSDP over several types"
 EXPORTABLE = ("megatron",)  # every uniform plan is one that Megatron-LM can be told to run
 
 
@@ -86,19 +90,22 @@ def plan(
         context = Context(model=model, pool=pool, job=job, efficiency=model_of_time, headroom=room)
         results.append(_search_pool(context, space, filters, top))
     mixed = None if exportable_to else _mixed(results, cluster, space, filters, gap, top)
-    values, plans = _best_plans(results, cluster, top, mixed)
-    bound = min([*values[:1], *([mixed.outcome.bound] if mixed else [])], default=np.inf)
+    uneven = None if exportable_to else _uneven(results, cluster, space, filters)
+    values, plans = _best_plans(results, cluster, top, mixed, uneven)
+    bounds = [*([mixed.outcome.bound] if mixed else []), *([uneven.bound] if uneven else [])]
+    bound = min([*values[:1], *bounds], default=np.inf)
     if job.objective == "time":
         plans = tuple(_with_bound(plan, bound) for plan in plans)
-    unmixed = () if mixed else tuple(_unmixed(results, space, exportable_to))
-    report = _report(results, begin, mixed, unmixed, values[0] if plans else None, bound)
+    unmixed = () if mixed else tuple(_unmixed(results, space, exportable_to, pipelines=uneven is not None))
+    report = _report(results, begin, mixed, uneven, unmixed, values[0] if plans else None, bound)
     shown = _shown_baselines(results, cluster, plans, mixed)
     infeasible: NoPlan | None = None
     if not plans:
         contexts = [result.context for result in results]
         freed = partial(_freed, results, cluster, space, filters, gap) if mixed else _no_plan
         infeasible = explain(contexts, space, filters, report, freed)
-    return Ranking(plans=plans, baselines=shown, search=report, infeasible=infeasible)
+    kinds = () if uneven is None else tuple(_kinds(mixed, uneven))
+    return Ranking(plans=plans, baselines=shown, search=report, infeasible=infeasible, kinds=kinds)
 
 
 def _able(cluster: Cluster, job: Job) -> Sequence[NodePool]:
@@ -139,10 +146,53 @@ def _mixed(
     return _Mixed(outcome, time.perf_counter() - begin)
 
 
-def _unmixed(results: Sequence[_PoolResult], space: Space, exportable_to: str | None) -> Iterator[MixedPlans]:
-    """Yield why plans that mix the types of a cluster were left out, if it has several."""
+@dataclass(frozen=True, slots=True)
+class _Uneven:
+    """What uneven FSDP reaches: costed plans, the one with even shares, and what none beats."""
+
+    plans: tuple[Plan, ...]
+    even: Plan | None
+    bound: float
+    candidates: int
+    seconds: float
+
+
+def _uneven(results: Sequence[_PoolResult], cluster: Cluster, space: Space, filters: Filters) -> _Uneven | None:
+    """Return what uneven FSDP over machines of several types reaches, or None where there is none in the space."""
+    contexts = [result.context for result in results]
+    if len({context.pool.gpu.name for context in contexts}) < 2 or away(space):
+        return None
+    begin, efficiency = time.perf_counter(), contexts[0].efficiency
+    found: UnevenFound = uneven_fsdp(
+        largest_pools(contexts), cluster, space, lambda plan: not dropped(plan, contexts, filters)
+    )
+
+    def costed(plan: Plan) -> Plan:
+        return plan.costed(prediction_of(plan, efficiency))
+
+    return _Uneven(
+        plans=tuple(costed(plan) for plan in found.plans[:MOST_UNEVEN]),
+        even=None if found.even is None else costed(found.even),
+        bound=found.bound,
+        candidates=found.costed,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def _kinds(mixed: _Mixed | None, uneven: _Uneven) -> Iterator[Baseline]:
+    """Yield the best plan of each kind over machines of several types, and FSDP as it is without shares."""
+    pipelines = () if mixed is None else mixed.outcome.plans
+    for kind, plans in ((PIPELINES, pipelines), (UNEVEN, uneven.plans), (EVEN_RULE, (uneven.even,))):
+        plan = next((plan for plan in plans if plan is not None), None)
+        yield Baseline(rule=kind, plan=plan, failure=Failure.DOES_NOT_FIT if plan is None else None)
+
+
+def _unmixed(
+    results: Sequence[_PoolResult], space: Space, exportable_to: str | None, *, pipelines: bool
+) -> Iterator[MixedPlans]:
+    """Yield why plans that mix the types of a cluster, or `pipelines` alone, were left out, if it has several."""
     if len({result.context.pool.gpu.name for result in results}) > 1:
-        yield MixedPlans(settings=pinned_away(space), target=exportable_to or "")
+        yield MixedPlans(settings=pinned_away(space), target=exportable_to or "", pipelines=pipelines)
 
 
 def _freed(
@@ -165,12 +215,12 @@ def _no_plan(job: Job, incumbent: float) -> Plan | None:
 
 
 def _best_plans(
-    results: Sequence[_PoolResult], cluster: Cluster, top: int, mixed: _Mixed | None
+    results: Sequence[_PoolResult], cluster: Cluster, top: int, mixed: _Mixed | None, uneven: _Uneven | None
 ) -> tuple[tuple[float, ...], tuple[Plan, ...]]:
-    """Return the best rows of all pools, and the best mixed plans, as plans with their values."""
+    """Return the best rows of all pools, and the best plans over several types, as plans with their values."""
     found = _uniform_plans(results, cluster, top)
-    if mixed is not None:
-        found += [(value, plan) for plan in mixed.outcome.plans if (value := affordable_value(plan)) is not None]
+    several = (*(mixed.outcome.plans if mixed else ()), *(uneven.plans if uneven else ()))
+    found += [(value, plan) for plan in several if (value := affordable_value(plan)) is not None]
     best = sorted(found, key=lambda item: item[0])[:top]
     return tuple(value for value, _ in best), tuple(plan for _, plan in best)
 
@@ -203,6 +253,7 @@ def _report(
     results: Sequence[_PoolResult],
     begin: float,
     mixed: _Mixed | None,
+    uneven: _Uneven | None,
     unmixed: tuple[MixedPlans, ...],
     value: float | None,
     bound: float,
@@ -225,6 +276,10 @@ def _report(
         costed += mixed.outcome.costed
         if mixed.outcome.candidates > mixed.outcome.costed:
             rejected[Rejection(Cause.NOT_NEEDED)] = mixed.outcome.candidates - mixed.outcome.costed
+    if uneven is not None:
+        phases["uneven FSDP"] = uneven.seconds
+        candidates += uneven.candidates
+        costed += uneven.candidates
     by_time = results[0].context.job.objective == "time"
     seconds = time.perf_counter() - begin
     phases["predict"] = max(seconds - sum(phases.values()), 0.0)

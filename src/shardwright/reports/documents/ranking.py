@@ -27,6 +27,8 @@ def ranking_document(ranking: Ranking) -> Document:
     if any(risks):
         document["risk"] = [None if choice is None else risk_document(choice) for choice in risks]
     document["baselines"] = [_baseline(entry) for entry in ranking.baselines]
+    if ranking.kinds:
+        document["kinds"] = [_baseline(entry) for entry in ranking.kinds]
     document["search"] = _search(ranking.search)
     return document
 

@@ -9,8 +9,8 @@ from shardwright.plans.plan import Plan, Prediction, StageMemory
 from shardwright.reports.html.cluster_map import map_section
 from shardwright.reports.html.section import Chart, Figure, Section, Table
 from shardwright.reports.html.timeline import timeline_section
-from shardwright.reports.text import describe, mixed
-from shardwright.reports.text.plans import predicted
+from shardwright.reports.text import describe
+from shardwright.reports.text.plans import predicted, settings_of
 from shardwright.search.renting.expected import choice_on_cluster, run_totals
 from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_count, format_dollars, format_seconds
 
@@ -55,7 +55,7 @@ def figures(plan: Plan) -> Iterator[Figure]:
 
 def settings_section(plan: Plan) -> Section:
     """Return what to set."""
-    rows = tuple((name, words) for name, words in (describe if plan.uniform else mixed).settings(plan))
+    rows = tuple((name, words) for name, words in settings_of(plan))
     return Section(
         name="plan",
         title="The plan",

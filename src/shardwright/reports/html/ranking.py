@@ -22,7 +22,10 @@ MOST_BARS = 14  # of alternatives
 def ranking_page(document: Mapping[str, Any], efficiency: Efficiency, *, command: str = "") -> Page:
     """Return the page of what `plan --json` printed, which has at least one plan."""
     plans = [from_document(data, f"plans[{place}]") for place, data in enumerate(document["plans"])]
-    more = (*_alternatives(plans, document["baselines"]), *_search(plans[0], document["search"]))
+    more = (
+        *_alternatives(plans, [*document["baselines"], *document.get("kinds", [])]),
+        *_search(plans[0], document["search"]),
+    )
     return plan_page(plans[0], efficiency, command=command, more=more)
 
 
@@ -63,7 +66,11 @@ def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iter
 
 
 def _short(plan: Plan) -> str:
-    return describe.degrees_words(plan) if plan.uniform else f"{mixed.gpu_words(plan)}, dp {plan.data_parallel}"
+    return (
+        describe.degrees_words(plan)
+        if plan.uniform or plan.layered
+        else f"{mixed.gpu_words(plan)}, dp {plan.data_parallel}"
+    )
 
 
 def _search(best: Plan, report: Mapping[str, Any]) -> Iterator[Section]:

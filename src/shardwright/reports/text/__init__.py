@@ -7,6 +7,8 @@
 * `explain`: how two plans differ
 * `describe`: a plan in a few words
 * `mixed`: a plan whose replicas differ
+* `shares`: rows and state of each GPU under uneven FSDP
+* `kinds`: kinds of plans over several GPU types
 * `shop`: offers
 * `spot`: a simulation of spot machines
 * `risk`: interruptions

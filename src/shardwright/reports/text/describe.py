@@ -113,6 +113,20 @@ def split_words(plan: Plan) -> str:
     return _split_words(plan.replicas[0])
 
 
+def _waves_words(plan: Plan) -> str:
+    return f"{plan.schedule.kind}, {counted(plan.schedule.waves or 1, 'wave')}"
+
+
+def _rows_words(plan: Plan) -> str:
+    """Return the samples that each copy of the model takes a step: 11 / 5."""
+    return _several(str(replica.samples(plan.micro_batch)) for replica in plan.replicas)
+
+
+def _state_words(plan: Plan) -> str:
+    parts = plan.optimizer.parts
+    return "equal" if parts is None else _several(f"{(each.state or 0) / parts:.1%}" for each in plan.replicas)
+
+
 def _several(words: Iterable[str]) -> str:
     return " / ".join(dict.fromkeys(words))
 
@@ -149,6 +163,8 @@ def tensor_parallel_words(plan: Plan) -> str:
 
 def degrees_words(plan: Plan) -> str:
     """Return the degrees of a plan that are not 1, and its micro-batch: tp 4, pp 8, dp 8, micro-batch 1."""
+    if plan.layered:
+        return f"uneven FSDP over {plan.gpus} GPUs, rows {_rows_words(plan)}, micro-batch up to {plan.micro_batch}"
     stage = plan.replicas[0].stages[0]
     degrees = {
         "tp": tensor_parallel_words(plan),
@@ -175,6 +191,9 @@ def switches(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "expert tensor parallel", str(stage.expert_tensor_parallel)
     yield "virtual stages", str(plan.schedule.virtual_stages)
     yield "micro-batch", str(plan.micro_batch)
+    yield "schedule", plan.schedule.kind if plan.schedule.waves is None else _waves_words(plan)
+    yield "rows of a copy", _rows_words(plan)
+    yield "state of a GPU", _state_words(plan)
     yield "micro-batches a step", _several(str(replica.micro_batches) for replica in plan.replicas)
     yield "layers per pipeline rank", _several(_split_words(replica) for replica in plan.replicas)
     yield "recomputation", recompute_words(plan)

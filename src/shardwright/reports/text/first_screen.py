@@ -9,7 +9,7 @@ from pathlib import Path
 from shardwright.cost.trust.evidence import unpublished
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
-from shardwright.reports.text import describe, mixed
+from shardwright.reports.text import describe, kinds, mixed
 from shardwright.reports.text.explain import saving, value
 from shardwright.reports.text.layout import WIDTH, labelled
 from shardwright.reports.text.plans import FAR, predicted, whole_run
@@ -44,7 +44,8 @@ def runs_on(plan: Plan) -> str:
     """Return which software runs a plan, and which one it is priced as."""
     if plan.uniform:
         return f"priced as {plan.job.framework} runs it"
-    return f"`shardwright train` alone runs unequal stages; priced with the habits of {plan.job.framework}"
+    unequal = "shares" if plan.layered else "stages"
+    return f"`shardwright train` alone runs unequal {unequal}; priced with the habits of {plan.job.framework}"
 
 
 def _speed(best: Plan) -> str:
@@ -84,6 +85,7 @@ def _good(ranking: Ranking) -> Iterator[str]:
         rival = min(rivals, key=value)
         better = value(best) < 0.9995 * value(rival)
         yield (f"{saving(rival, best)} than" if better else "as good as") + " the best rule of thumb"
+    yield from (words for words in [kinds.kinds_words(ranking.kinds, best)] if words)
     gap, beyond = ranking.search.gap, ranking.search.not_covered
     if gap is not None:
         near = "the best" if gap < 5e-5 else f"within {gap:.2%} of the best"

@@ -7,7 +7,7 @@ from functools import partial
 
 from shardwright.cost.trust.chance import carried
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory
-from shardwright.reports.text import describe, mixed
+from shardwright.reports.text import describe, mixed, shares
 from shardwright.reports.text.layout import bar, labelled, table, wrapped
 from shardwright.search.renting.expected import choice_on_cluster, run_totals
 from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_count, format_dollars, format_seconds
@@ -115,11 +115,18 @@ def plan_text(plan: Plan, title: str, width: int) -> str:
 
 
 def _settings(plan: Plan) -> Iterator[tuple[str, str]]:
-    gpus, *others = (describe if plan.uniform else mixed).settings(plan)
+    gpus, *others = settings_of(plan)
     yield gpus
     if words := mixed.idle_words(plan):
         yield "idle", words
     yield from others
+
+
+def settings_of(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield the strategy of any plan in labelled lines."""
+    if plan.layered:
+        return shares.settings(plan)
+    return describe.settings(plan) if plan.uniform else mixed.settings(plan)
 
 
 def _evidence_lines(found: Prediction, width: int) -> Iterator[str]:

@@ -85,11 +85,11 @@ def mixed_search(
         return plan.costed(predict(plan, contexts[0].efficiency, known=known))
 
     def allowed(plan: Plan) -> bool:
-        return _keeps_pins(plan, space) and not _dropped(plan, contexts, filters)
+        return _keeps_pins(plan, space) and not dropped(plan, contexts, filters)
 
     uniform = _best_uniform(contexts, uniform_plans(contexts, cluster, chosen, found_tables), known)
     shown = None if uniform is None else costed(uniform)
-    rivals = [shown] if shown is not None and not space.pins and not _dropped(shown, contexts, filters) else []
+    rivals = [shown] if shown is not None and not space.pins and not dropped(shown, contexts, filters) else []
     incumbent = min([incumbent, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
     problem = Problem(
         tuple(contexts), cluster, space, gap, tuple(chosen), tuple(found_tables), known, effort_for(cluster)
@@ -175,7 +175,7 @@ def _keeps_pins(plan: Plan, space: Space) -> bool:
     return all(bool(np.isin(getattr(row, axis), values).all()) for axis, values in pins for row in rows)
 
 
-def _dropped(plan: Plan, contexts: Sequence[Context], filters: Filters) -> bool:
+def dropped(plan: Plan, contexts: Sequence[Context], filters: Filters) -> bool:
     """Return whether a rule drops any stage of a plan."""
     if not filters.rules:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.footprint import Footprint
 from shardwright.cost.iteration.layered.network import everyone_of, moved_seconds
-from shardwright.cost.iteration.layered.seconds import beside, pass_seconds
+from shardwright.cost.iteration.layered.seconds import pass_seconds, slots
 from shardwright.cost.iteration.layered.shares import Passes, RowShares, memory, passes, state_total
 from shardwright.cost.iteration.layered.units import Units, units_of
 from shardwright.cost.iteration.links import Contexts
@@ -25,23 +26,33 @@ def layered_iteration(plan: Plan, contexts: Contexts) -> Mixed:
     parts = float(plan.optimizer.parts or 1)
     largest = np.array([max(replica.state or 0 for replica in plan.replicas) / parts])
     units = [_units(plan, replica, contexts) for replica in plan.replicas]
-    taken = [
-        passes(_context(replica, contexts), own, _shares(plan, replica))
+    kinds = [
+        (_context(replica, contexts), own, _shares(plan, replica))
         for replica, own in zip(plan.replicas, units, strict=True)
     ]
-    gather, scatter = moved_seconds(everyone, plan.job, units[0].parameters, largest)
-    forward, backward = (np.max([getattr(each, name) for each in taken], axis=0) for name in ("forward", "backward"))
+    moved = moved_seconds(everyone, plan.job, units[0].parameters, largest)
     overlap = plan.overlap.param_gather and plan.overlap.grad_reduce
-    seconds = float(pass_seconds(forward, backward, beside(gather, scatter), overlap=overlap)[0])
+    waves = range(plan.schedule.waves or 1)
+    seconds = float(sum(wave_seconds(kinds, moved, wave, overlap=overlap)[0] for wave in waves))
     replicas = []
-    for replica, own, each in zip(plan.replicas, units, taken, strict=True):
-        context, state = _context(replica, contexts), np.array([(replica.state or 0) / parts])
+    for replica, own, kind in zip(plan.replicas, units, kinds, strict=True):
+        each, context, state = passes(*kind), kind[0], np.array([(replica.state or 0) / parts])
         found = memory(context, own, _shares(plan, replica), state, largest, everyone.gpus)
         held = state * state_total(context, own)
         replicas.append(_replica_time(replica, each, seconds, update_seconds(context, held), found))
     update = max(float(each.optimizer.max()) for each in replicas)
     total = seconds + update + everyone.norm_seconds
     return Mixed(seconds=total, norm_seconds=everyone.norm_seconds, replicas=tuple(replicas), lanes=())
+
+
+def wave_seconds(
+    kinds: Sequence[tuple[Context, Units, RowShares]], moved: tuple[Floats, Floats], wave: int, *, overlap: bool = True
+) -> Floats:
+    """Return the seconds of the passes of one wave, [N], where the GPUs of each of `kinds` have N shares; `moved` are
+    gathers and scatters of each unit, [N, U]."""
+    taken = [passes(*kind, wave) for kind in kinds]
+    forward, backward = (np.max([getattr(each, name) for each in taken], axis=0) for name in ("forward", "backward"))
+    return pass_seconds(slots(forward, backward, *moved), overlap=overlap)
 
 
 def layered_breakdown(plan: Plan, found: Mixed, contexts: Contexts) -> TimeBreakdown:
@@ -91,6 +102,7 @@ def _shares(plan: Plan, replica: Replica) -> RowShares:
     return RowShares(
         rows=np.array([replica.samples(plan.micro_batch)]),
         micro_batches=np.array([replica.micro_batches]),
+        waves=np.array([plan.schedule.waves or 1]),
         recompute=np.array([RECOMPUTE.index(again.method or again.granularity)]),
         recompute_layers=np.array([again.layers or 0]),
     )

@@ -22,28 +22,32 @@ from shardwright.cost.strategies import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """Communication of an iteration, [N, U] each: what runs beside the forward and the backward pass of each unit (the
-    head's is in `backward`), and what nothing hides, [N]."""
+class Slots:
+    """The slots of an iteration in order: forward passes of all units but the head, those of the head both ways, and
+    backward passes. Seconds of computing and of the communication beside it, [N, 2 U - 1] each, and of what nothing
+    hides, [N]."""
 
-    forward: Floats
-    backward: Floats
+    compute: Floats
+    traffic: Floats
     alone: Floats
 
 
-def beside(gather: Floats, scatter: Floats) -> Beside:
-    """Return where the gathers and scatters of units run. The head is there when its backward pass begins."""
-    zero = np.zeros_like(gather[:, :1])
-    forward = np.concatenate([gather[:, 1:], zero], axis=1)
-    before = np.concatenate([zero, gather[:, :-1]], axis=1)
-    after = np.concatenate([scatter[:, 1:], zero], axis=1)
-    return Beside(forward=forward, backward=before + after, alone=gather[:, 0] + scatter[:, 0])
-
-
-def pass_seconds(forward: Floats, backward: Floats, moved: Beside, *, overlap: bool = True) -> Floats:
-    """Return the seconds of all passes, [N], where the slowest GPU takes `forward` and `backward` at each unit."""
+def slots(forward: Floats, backward: Floats, gather: Floats, scatter: Floats) -> Slots:
+    """Return the slots where the slowest GPU takes `forward` and `backward` at each unit. The head's weights are there
+    when its backward pass begins."""
     head = forward[:, -1:] + backward[:, -1:]
-    compute = np.concatenate([forward[:, :-1], backward[:, :-1], head], axis=1)
-    traffic = np.concatenate([moved.forward[:, :-1], moved.backward], axis=1)
-    hidden = exposed_seconds(traffic, compute, slowdown=OVERLAP_SLOWDOWN) if overlap else traffic
-    return np.asarray((compute + hidden).sum(axis=1) + moved.alone)
+    back, before, after = (values[:, ::-1] for values in (backward[:, :-1], gather[:, :-1], scatter[:, 1:]))
+    none = np.zeros_like(gather[:, :1])
+    return Slots(
+        compute=np.concatenate([forward[:, :-1], head, back], axis=1),
+        traffic=np.concatenate([gather[:, 1:], before[:, :1], np.concatenate([before[:, 1:], none], 1) + after], 1),
+        alone=gather[:, 0] + scatter[:, 0],
+    )
+
+
+def pass_seconds(found: Slots, *, overlap: bool = True) -> Floats:
+    """Return the seconds of all passes, [N]."""
+    hidden = found.traffic
+    if overlap:
+        hidden = exposed_seconds(found.traffic, found.compute, slowdown=OVERLAP_SLOWDOWN)
+    return np.asarray((found.compute + hidden).sum(axis=1) + found.alone)

@@ -1,11 +1,11 @@
 """What GPUs with given shares take: seconds of each unit's passes, and bytes.
 
 A GPU with r rows in k micro-batches runs each unit k times forward and k times backward, with ⌈r/k⌉ or ⌊r/k⌋ rows. It
-keeps for the backward pass what its r rows leave in every layer, or the layers' inputs where these run again; of the
-head, which goes forward and backward at once, one micro-batch. Memory of a GPU with share s of the state
+keeps for the backward pass what the rows of a wave leave in every layer, or the layers' inputs where these run again;
+of the head, which goes forward and backward at once, one micro-batch. Memory of a GPU with share s of the state
 (Cephalo, arXiv 2411.01075 §2.3, with the terms of `cost.memory`):
 
-    M = s · state + two units gathered + their gradients + activations of r rows + one micro-batch's working set
+    M = s · state + two units gathered + their gradients + activations of a wave + one micro-batch's working set
 """
 
 from __future__ import annotations
@@ -20,15 +20,19 @@ from shardwright.cost.iteration.footprint import Footprint
 from shardwright.cost.iteration.layered.units import Units
 from shardwright.cost.memory.sizes import gradient_bytes, reserved_bytes, state_bytes, weight_bytes
 from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, ZERO3, Floats, Ints
+from shardwright.spec.job import Job
+
+EQUAL = 1e-9  # shares that differ by less are equal but for rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowShares(Columns):
-    """Rows of the batch on one GPU, the micro-batches that they go in, and recomputation (codes of `cost.strategies`),
-    columns [N]."""
+    """Rows of the batch on one GPU, the micro-batches that they go in, a multiple of the waves, and recomputation
+    (codes of `cost.strategies`), columns [N]."""
 
     rows: Ints
     micro_batches: Ints
+    waves: Ints
     recompute: Ints
     recompute_layers: Ints
 
@@ -36,6 +40,12 @@ class RowShares(Columns):
     def largest(self) -> Ints:
         """The rows of the largest micro-batch, [N]."""
         return -(-self.rows // self.micro_batches)
+
+    @property
+    def rows_at_once(self) -> Ints:
+        """The rows of the largest wave, the first, [N]."""
+        each, more = np.divmod(self.rows, self.micro_batches)
+        return np.asarray(each * (self.micro_batches // self.waves) + -(-more // self.waves))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,24 +63,38 @@ class Passes:
         return np.asarray((self.forward + self.backward).sum(axis=1))
 
 
-def passes(context: Context, units: Units, shares: RowShares) -> Passes:
-    """Return the seconds of the passes of GPUs of one type; infinite where a size of micro-batch was not measured."""
-    forward, core = _over_sizes(units, units.forward, shares), _over_sizes(units, units.core_seconds, shares)
+def passes(context: Context, units: Units, shares: RowShares, wave: int | None = None) -> Passes:
+    """Return the seconds of the passes of GPUs of one type, of all waves or of one of them; infinite where a size of
+    micro-batch was not measured."""
+    larger, others = _sizes(shares, wave)
+
+    def total(values: Floats) -> Floats:
+        return _over_sizes(units, values, shares, larger, others)
+
+    forward, core = total(units.forward), total(units.core_seconds)
     again = np.where(_again(units, shares), forward, np.where((shares.recompute == SELECTIVE)[:, None], core, 0.0))
-    starts = shares.micro_batches[:, None] * context.software.pass_seconds / units.count
-    backward = _over_sizes(units, units.backward, shares)
-    return Passes(forward=forward + starts, backward=backward + again + starts, recompute=again)
+    starts = (larger + others)[:, None] * context.software.pass_seconds / units.count
+    return Passes(forward=forward + starts, backward=total(units.backward) + again + starts, recompute=again)
 
 
-def _over_sizes(units: Units, values: Floats, shares: RowShares) -> Floats:
-    """Return the sum of `values` [M, U] over the micro-batches of each share, [N, U]."""
-    each, more = np.divmod(shares.rows, shares.micro_batches)
-    fewer = shares.micro_batches - more
+def _sizes(shares: RowShares, wave: int | None) -> tuple[Ints, Ints]:
+    """Return how many larger and how many other micro-batches there are, in all or in one wave, [N] each. Waves take
+    micro-batches in turn, larger ones first."""
+    more = shares.rows % shares.micro_batches
+    if wave is None:
+        return more, shares.micro_batches - more
+    larger = np.maximum(-(-(more - wave) // shares.waves), 0)
+    return larger, shares.micro_batches // shares.waves - larger
+
+
+def _over_sizes(units: Units, values: Floats, shares: RowShares, larger: Ints, others: Ints) -> Floats:
+    """Return the sum of `values` [M, U] over so many micro-batches of either size, [N, U]."""
+    each = shares.rows // shares.micro_batches
     found = np.zeros((len(shares), units.count))
-    for size, count in ((each + 1, more), (each, fewer)):
+    for size, count in ((each + 1, larger), (each, others)):
         row, known = units.at(size)
-        scale = count * np.where(count > 0, known, 0.0)
-        found += scale[:, None] * values[row]
+        found += count[:, None] * values[row]
+        found[(count > 0) & ~known] = np.inf
     return found
 
 
@@ -84,10 +108,10 @@ def _again(units: Units, shares: RowShares) -> Floats:
 
 
 def activation_bytes(units: Units, shares: RowShares) -> tuple[Floats, Floats]:
-    """Return what a GPU keeps of all its rows with the working set of one micro-batch, and the logits beyond that, [N].
-    Between two units every row has an activation, or its gradient."""
+    """Return what a GPU keeps of the rows of a wave with the working set of one micro-batch, and the logits beyond
+    that, [N]. Between two units every row has an activation, or its gradient."""
     row, _ = units.at(shares.largest)
-    scale = shares.rows / units.sizes[row]
+    scale = shares.rows_at_once / units.sizes[row]
     again = _again(units, shares)
     kept = units.kept[row] - np.where((shares.recompute == SELECTIVE)[:, None], units.core[row], 0.0)
     kept = np.where(again, units.inputs[row], kept)
@@ -114,7 +138,7 @@ def memory(
     ranks = 1.0 / np.maximum(state, 1e-12)
     none, working = np.zeros(len(shares)), np.full(len(shares), _gathered(units))
     found = state_bytes(job, held, expert, ranks, ranks, np.full(len(shares), ZERO3), none, working)
-    padded = padding(largest_state, gpus) * float(units.parameters.max()) * (weight_bytes(job) + gradient_bytes(job))
+    padded = padded_bytes(job, units, largest_state, gpus)
     activations, logits = activation_bytes(units, shares)
     terms = {
         "weights": found.weights,
@@ -127,10 +151,19 @@ def memory(
     return Footprint(**terms, context=reserved_bytes(job, np.asarray(sum(terms.values()))))
 
 
-def padding(largest_state: Floats, gpus: int) -> Floats:
-    """Return the size of a buffer of `gpus` parts of the largest size, beside that of their sum; 0 where all are equal
-    and no such buffer is needed. Shares are whole parts, so equal ones may differ by rounding."""
-    return np.where(largest_state * gpus > 1.0 + 1e-9, largest_state * gpus, 0.0)
+def share_bytes(context: Context, units: Units) -> float:
+    """Return the bytes of the whole state, of which each GPU keeps its share."""
+    one, expert = np.ones(1), np.full(1, units.expert.sum())
+    held = np.full(1, state_total(context, units)) - expert
+    found = state_bytes(context.job, held, expert, one, one, np.full(1, ZERO3), np.zeros(1), np.zeros(1))
+    return float((found.weights + found.gradients + found.optimizer)[0])
+
+
+def padded_bytes(job: Job, units: Units, largest_state: Floats, gpus: int) -> Floats:
+    """Return the bytes of the buffers of `gpus` parts of the largest size through which a unit's weights and gradients
+    go; 0 where all parts are equal."""
+    size = np.where(largest_state * gpus > 1.0 + EQUAL, largest_state * gpus, 0.0)
+    return np.asarray(size * float(units.parameters.max()) * (weight_bytes(job) + gradient_bytes(job)))
 
 
 def _gathered(units: Units) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardwright.cost.context import Context, sharded
 from shardwright.cost.memory.sizes import logit_bytes
-from shardwright.cost.strategies import NONE, PIPELINE_OUTERMOST, ZERO3, Floats, Ints, Strategies, strategies
+from shardwright.cost.strategies import NONE, PIPELINE_OUTERMOST, ZERO3, Bools, Floats, Ints, Strategies, strategies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +37,10 @@ class Units:
     def count(self) -> int:
         return len(self.parameters)
 
-    def at(self, size: Ints) -> tuple[Ints, Floats]:
-        """Return the row of each size, and 1 where it is there or infinity where it is not."""
+    def at(self, size: Ints) -> tuple[Ints, Bools]:
+        """Return the row of each size, and whether it is there."""
         row = np.minimum(np.searchsorted(self.sizes, size), len(self.sizes) - 1)
-        return row, np.where(self.sizes[row] == size, 1.0, np.inf)
+        return row, np.asarray(self.sizes[row] == size)
 
 
 def layered_rows(sizes: Sequence[int], gpus: int, *, flash: bool) -> Strategies:

@@ -1,0 +1,111 @@
+"""Rows of every GPU at given shares of the state: the least time of the slowest GPU, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.arrays import Columns
+from shardwright.cost.iteration.layered.network import Everyone, moved_seconds
+from shardwright.cost.iteration.layered.plan import wave_seconds
+from shardwright.cost.iteration.layered.shares import padded_bytes, state_total
+from shardwright.cost.iteration.step import update_seconds
+from shardwright.cost.strategies import Bools, Floats, Ints
+from shardwright.rounding import coarse
+from shardwright.search.uneven.options import GpuOptions, most_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows(Columns):
+    """For each of N shares of the state: the most rows of a GPU of each type and the way it runs them [N, G], the
+    seconds of the passes of the slowest GPU, and whether the batch can be shared so at all [N]."""
+
+    rows: Ints
+    option: Ints
+    seconds: Floats
+    possible: Bools
+
+
+def shared_rows(options: Sequence[GpuOptions], state: Floats, *, relaxed: bool = False) -> Rows:
+    """Return the rows with which the slowest GPU is fastest, where one of each type keeps `state` [N, G] of the whole.
+
+    Bisection over all times that occur: a time is enough where the most rows that each type can take in it add up to
+    the batch. `relaxed`: times and bytes may be smaller than the true ones, for a bound.
+    """
+    batch = options[0].context.job.global_batch
+    room = [_room(own, state[:, place], _largest(state, relaxed=relaxed)) for place, own in enumerate(options)]
+    tables = [_monotone(own, relaxed=relaxed) for own in options]
+    times = np.unique(np.concatenate([table[np.isfinite(table)] for table in tables]))
+    low, high = np.zeros(len(state), dtype=np.int64), np.full(len(state), len(times) - 1)
+    counts = np.array([own.count for own in options])
+
+    def taken(limit: Floats) -> tuple[Ints, Ints]:
+        found = [_taken(table, most, limit) for table, most in zip(tables, room, strict=True)]
+        return np.stack([rows for rows, _ in found], axis=1), np.stack([way for _, way in found], axis=1)
+
+    def enough(limit: Floats) -> Bools:
+        rows, _ = taken(limit)
+        return np.asarray((rows @ counts >= batch) & (rows >= options[0].fewest_rows).all(axis=1))
+
+    if not len(times):
+        zero = np.zeros(state.shape, dtype=np.int64)
+        return Rows(rows=zero, option=zero, seconds=np.full(len(state), np.inf), possible=np.zeros(len(state), bool))
+    possible = enough(times[high])
+    while (low < high).any():
+        middle = (low + high) // 2
+        good = enough(times[middle])
+        high, low = np.where(good, middle, high), np.where(good, low, np.minimum(middle + 1, high))
+    rows, option = taken(times[high])
+    return Rows(rows=rows, option=option, seconds=np.where(possible, times[high], np.inf), possible=possible)
+
+
+def iteration_seconds(options: Sequence[GpuOptions], everyone: Everyone, found: Rows, state: Floats) -> Floats:
+    """Return the seconds of an iteration with such rows and shares of the state, [N]; infinite where impossible."""
+    seconds = np.full(len(state), np.inf)
+    (chosen,) = np.nonzero(found.possible)
+    if not len(chosen):
+        return seconds
+    rows, option, part = found.rows[chosen], found.option[chosen], state[chosen]
+    kinds = [(own.context, own.units, own.way(option[:, place], rows[:, place])) for place, own in enumerate(options)]
+    moved = moved_seconds(everyone, options[0].context.job, options[0].units.parameters, part.max(axis=1))
+    waves = np.sum([wave_seconds(kinds, moved, wave) for wave in range(options[0].waves)], axis=0)
+    seconds[chosen] = waves + after_seconds(options, everyone, part)
+    return coarse(seconds)
+
+
+def after_seconds(options: Sequence[GpuOptions], everyone: Everyone, state: Floats) -> Floats:
+    """Return the seconds of the update and of the gradient norm, [N]."""
+    total = state_total(options[0].context, options[0].units)
+    updates = [update_seconds(own.context, state[:, place] * total) for place, own in enumerate(options)]
+    return np.asarray(np.max(updates, axis=0) + everyone.norm_seconds)
+
+
+def _largest(state: Floats, *, relaxed: bool) -> Floats:
+    return np.zeros(len(state)) if relaxed else np.asarray(state.max(axis=1))
+
+
+def _room(own: GpuOptions, state: Floats, largest: Floats) -> Ints:
+    """Return the most rows that fit in each way, [N, O]."""
+    padded = padded_bytes(own.context.job, own.units, largest, own.gpus)
+    return most_rows(own, state, padded)
+
+
+def _monotone(own: GpuOptions, *, relaxed: bool) -> Floats:
+    """Return times that do not fall with the rows, [O, R]: no less than the true ones or, relaxed, no more. Rows too
+    few to be legal count as no time."""
+    seconds = own.seconds.copy()
+    seconds[:, : own.fewest_rows - 1] = 0.0
+    if relaxed:
+        return np.minimum.accumulate(seconds[:, ::-1], axis=1)[:, ::-1]
+    return np.maximum.accumulate(seconds, axis=1)
+
+
+def _taken(table: Floats, most: Ints, limit: Floats) -> tuple[Ints, Ints]:
+    """Return the most rows within a time and the memory, and the first way to take as many in least time, [N]."""
+    in_time = np.stack([np.searchsorted(each, limit, side="right") for each in table], axis=1)
+    rows = np.minimum(in_time, most)
+    best = rows.max(axis=1)
+    needed = table[:, np.maximum(best, 1) - 1].T
+    return best, np.where(rows >= best[:, None], needed, np.inf).argmin(axis=1)

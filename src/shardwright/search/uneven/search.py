@@ -1,0 +1,183 @@
+"""The best shares of uneven FSDP over machines of several types, with a bound; and FSDP with even shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from shardwright.cost.context import Context
+from shardwright.cost.iteration.layered.network import Everyone, everyone_of
+from shardwright.cost.money.price import dollars_per_hour
+from shardwright.cost.strategies import ZERO3, Floats, Ints
+from shardwright.plans.plan import Plan
+from shardwright.search.space.axes import Space
+from shardwright.search.uneven.bound import bound_seconds
+from shardwright.search.uneven.draft import Shares, plan_of
+from shardwright.search.uneven.options import GpuOptions, gpu_options
+from shardwright.search.uneven.rows import Rows, iteration_seconds, shared_rows
+from shardwright.search.uneven.states import FINER, around, grid, parts_of, shares_of, steps_for
+from shardwright.spec.cluster import Cluster
+from shardwright.units import SECONDS_PER_HOUR
+
+MOST_SETS = 4  # types of which all sets are tried; of more, the sets of the fastest; chosen
+WAVES = (1, 2, 4, 8, 16, 32)
+SAME = 0.001  # even shares of the state are taken where uneven ones gain no more; chosen
+REFINED = 3  # points of the grid around which it is refined; chosen
+# What these plans always have; a pin to anything else leaves none.
+FIXED = {
+    **dict.fromkeys(("tp", "cp", "pp", "ep", "etp", "vpp"), 1),
+    "sequence_parallel": 0,
+    "flash": 1,
+    "overlap_tp": 0,
+    "overlap_pp": 0,
+    "overlap_grad": 1,
+    "overlap_param": 1,
+    "sharding": ZERO3,
+    "offload": 0.0,
+}
+SEARCHED = ("micro_batch", "recompute", "recompute_layers", "gpus", "dp")
+EVEN_RULE = "FSDP with even shares over all machines"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Plans of the best shares on each set of GPU types and number of waves, best first by their own seconds; the plan
+    with even shares, if one fits; what no shares beat, in what the job minimises; and how many shares were costed."""
+
+    plans: tuple[Plan, ...]
+    even: Plan | None
+    bound: float
+    costed: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    seconds: float
+    plan: Plan
+
+
+def away(space: Space) -> bool:
+    """Return whether pins leave no plan of uneven FSDP."""
+    return any(axis not in SEARCHED and FIXED.get(axis) not in values for axis, values in space.pins.items())
+
+
+def uneven_fsdp(contexts: Sequence[Context], cluster: Cluster, space: Space, allowed: Callable[[Plan], bool]) -> Found:
+    """Return the best plans of uneven FSDP over two types of `contexts` and more, one context for each type."""
+    plans: list[_Best] = []
+    evens: list[_Best] = []
+    costed, bounds = 0, [np.inf]
+    for chosen in _sets(contexts):
+        batch, gpus = chosen[0].job.global_batch, sum(context.pool.gpus for context in chosen)
+        if not all(gpus in space.pins.get(axis, (gpus,)) for axis in ("gpus", "dp")):
+            continue
+        everyone: Everyone | None = None
+        for waves in (waves for waves in WAVES if waves * gpus <= batch):
+            options = [gpu_options(context, space, gpus, waves, flash=True) for context in chosen]
+            if not all(len(own.seconds) for own in options):
+                break
+            everyone = everyone or _everyone(options, cluster)
+            best, count = _best(options, everyone, cluster)
+            costed += count
+            plans += [each for each in best if allowed(each.plan)]
+            bounds.append(_bound(options, everyone))
+            if len(chosen) == len(contexts):
+                evens += _even(options, everyone, cluster)
+    plans.sort(key=lambda each: each.seconds)
+    even = min(evens, key=lambda each: each.seconds).plan if evens else None
+    return Found(plans=tuple(each.plan for each in plans), even=even, bound=min(bounds), costed=costed)
+
+
+def _sets(contexts: Sequence[Context]) -> Iterator[Sequence[Context]]:
+    """Yield the sets of two types and more, all of them first."""
+    types = len(contexts)
+    if types <= MOST_SETS:
+        for size in range(types, 1, -1):
+            yield from combinations(contexts, size)
+        return
+    fastest = sorted(contexts, key=lambda each: -(each.pool.gpu.peak(each.job.precision) or 0.0))
+    yield from (fastest[:size] for size in range(types, 1, -1))
+
+
+def _everyone(options: Sequence[GpuOptions], cluster: Cluster) -> Everyone:
+    """Return all GPUs as one group, from a plan over them: where they stand does not depend on shares."""
+    ones = np.full(len(options), options[0].fewest_rows)
+    total = sum(own.count for own in options)
+    small = replace(options[0].context.job, global_batch=total * options[0].fewest_rows)
+    shares = Shares(rows=ones, option=0 * ones, state=(1,) * len(options), parts=total)
+    least = [replace(own, context=replace(own.context, job=small)) for own in options]
+    contexts = {own.context.pool.gpu.name: own.context for own in options}
+    return everyone_of(plan_of(least, cluster, shares, flash=True), contexts)
+
+
+def _best(options: Sequence[GpuOptions], everyone: Everyone, cluster: Cluster) -> tuple[list[_Best], int]:
+    """Return the plan of the best shares, none where nothing fits, and how many shares of the state were costed."""
+    counts = [own.count for own in options]
+    total, steps = sum(counts), steps_for(len(options))
+    coarse = [(point, steps) for point in grid(len(options), steps)]
+    tried = [(np.array(counts), total), *coarse]  # even shares first, which need no buffers
+    seconds, rows = _costed(options, everyone, tried)
+    best = np.argsort(seconds, kind="stable")[:REFINED]
+    finer = [
+        (point, steps * FINER)
+        for place in best.tolist()
+        if place and np.isfinite(seconds[place])
+        for point in around(tried[place][0], steps)
+    ]
+    more, further = _costed(options, everyone, finer) if finer else (np.zeros(0), rows.take(slice(0, 0)))
+    seconds, rows, tried = np.concatenate([seconds, more]), Rows.concatenated([rows, further]), [*tried, *finer]
+    first = int(seconds.argmin())
+    if seconds[0] <= seconds[first] * (1.0 + SAME):
+        first = 0
+    if not np.isfinite(seconds[first]):
+        return [], len(tried)
+    state, parts = parts_of(*tried[first], counts)
+    shares = Shares(rows=rows.rows[first], option=rows.option[first], state=state, parts=parts)
+    return [_Best(float(seconds[first]), plan_of(options, cluster, shares, flash=True))], len(tried)
+
+
+def _costed(
+    options: Sequence[GpuOptions], everyone: Everyone, tried: Sequence[tuple[Ints, int]]
+) -> tuple[Floats, Rows]:
+    counts = [own.count for own in options]
+    state = np.concatenate([shares_of(point[None], steps, counts) for point, steps in tried])
+    rows = shared_rows(options, state)
+    return iteration_seconds(options, everyone, rows, state), rows
+
+
+def _bound(options: Sequence[GpuOptions], everyone: Everyone) -> float:
+    """Return what no shares on these machines beat: seconds, or dollars of an iteration where these are minimised."""
+    lean = [replace(own, held=own.needed) for own in options]
+    seconds = bound_seconds(lean, everyone, steps_for(len(options)))
+    if options[0].context.job.objective == "time":
+        return seconds
+    rates = [dollars_per_hour(own.context.pool, np.array([own.count])) for own in options]
+    known = [float(rate[0]) for rate in rates if rate is not None]
+    return seconds * sum(known) / SECONDS_PER_HOUR if len(known) == len(rates) else np.inf
+
+
+def _even(options: Sequence[GpuOptions], everyone: Everyone, cluster: Cluster) -> list[_Best]:
+    """Return the best plan in which all GPUs have equal shares and run them in the same way, none where none fits;
+    first types take the rows that are left over."""
+    counts = np.array([own.count for own in options])
+    total, job = int(counts.sum()), options[0].context.job
+    each, over = divmod(job.global_batch, total)
+    ways = min(len(own.seconds) for own in options)
+    more = np.clip(over - (np.cumsum(counts) - counts), 0, counts)
+    rows = np.tile(each + (more > 0), (ways, 1))
+    option = np.tile(np.arange(ways)[:, None], (1, len(options)))
+    state = np.full(rows.shape, 1.0 / total)
+    fits = [
+        (own.held[np.arange(ways), rows[:, place] - 1] <= own.room - own.state_bytes / total)
+        for place, own in enumerate(options)
+    ]
+    possible = np.all(fits, axis=0) & (each >= options[0].fewest_rows)
+    found = Rows(rows=rows, option=option, seconds=np.zeros(ways), possible=possible)
+    seconds = iteration_seconds(options, everyone, found, state)
+    first = int(seconds.argmin())
+    if not np.isfinite(seconds[first]):
+        return []
+    shares = Shares(rows=rows[first], option=option[first], state=(1,) * len(options), parts=total)
+    return [_Best(float(seconds[first]), plan_of(options, cluster, shares, flash=True, label=EVEN_RULE))]
