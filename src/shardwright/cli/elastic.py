@@ -35,10 +35,12 @@ def run_elastic(
     snapshot_every: int,
     silence_seconds: float,
     wait_seconds: float,
+    notices: str,
 ) -> int:
     """Keep this machine until the training is done, and return the exit status."""
     from shardwright.recovery.quorum import Machine
     from shardwright.runtime.recovery.keeper import keep
+    from shardwright.runtime.recovery.notices import service_of
     from shardwright.runtime.recovery.options import KeeperOptions
 
     host, port = address_of("--listen", listen)
@@ -60,6 +62,7 @@ def run_elastic(
             silence_seconds=silence_seconds,
             beat_seconds=min(silence_seconds / 8, 0.5),
             wait_seconds=wait_seconds,
+            notices=tuple(service_of(item) for item in notices.split(",") if item),
         )
     )
 

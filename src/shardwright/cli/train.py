@@ -145,6 +145,12 @@ def train(
     wait: Annotated[
         float, typer.Option(metavar="SECONDS", help="Wait so long for machines that a plan needs (--elastic).")
     ] = 600.0,
+    notices: Annotated[
+        str,
+        typer.Option(
+            metavar="CLOUD,…", help="Watch for the notice of aws, gcp or azure that it takes this machine (--elastic)."
+        ),
+    ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show every rank's layers, groups, neighbours and memory; run nothing.")
     ] = False,
@@ -234,6 +240,7 @@ def train(
             snapshot_every=snapshot_every,
             silence_seconds=silence,
             wait_seconds=wait,
+            notices=notices,
         )
     return _run(found, layout, settings, json=json)
 

@@ -47,7 +47,7 @@ def test_hundreds_of_kills(tmp_path: Path) -> None:
             assert first["step"] >= before - 2 * EVERY, f"{kind}: {before} steps were done; {first}\n{fleet.logs()}"
             print(f"{done.total()} kills: {kind} after {before} steps, goes on at {first['step']}", flush=True)
         for process in fleet.running.values():
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
         fleet.finish()
         found = [{int(row["step"]): float(row["loss"]) for row in fleet.rows(index)} for index in range(MACHINES)]
     last = max(step for rows in found for step in rows)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field, replace
 
 from shardwright.recovery.outlook import Change, outlook_of
@@ -25,6 +25,8 @@ from shardwright.runtime.recovery.uploads import Uploads
 
 ATTEMPTS = 12
 ENDED, GAVE_UP, BAD_INPUT = 0, 1, 2
+GATHERING = 2.0
+"""Times the silence after which a machine is lost: for so long a new coordinator waits for those of the generation."""
 GOODBYE_SECONDS, LONGEST_WAIT_SECONDS = 2.0, 3600.0
 
 
@@ -46,7 +48,7 @@ class Coordinator:
     """Coordinates from its creation until it is closed. `step_down` is called with the reason, and with an exit status
     where the whole run is over."""
 
-    HEARS = frozenset(("held", "finished", "stuck", "bad input", "uploaded"))
+    HEARS = frozenset(("held", "finished", "stuck", "bad input", "uploaded", "leaving"))
 
     def __init__(
         self,
@@ -67,8 +69,10 @@ class Coordinator:
         self._highest = before.number
         self._cause, self._noticed = "the run begins", time.monotonic()
         if before.machines:
-            self._cause = f"{before.names[0]} is lost, which coordinated"
+            first = before.names[0]
+            self._cause = f"{'another' if first == options.machine.name else first} is gone, which coordinated"
         self._changes: list[Change] = []
+        self._leaving: set[str] = set()
         self._event = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._task = asyncio.get_running_loop().create_task(self._lead())
@@ -87,6 +91,8 @@ class Coordinator:
         channel.watch(self._options.beat_seconds, self._options.silence_seconds)
         self._changed(came=1)
         self._because(f"{machine.name} came")
+        if message.get("leaving"):
+            self._leaves(machine.name, message["leaving"])
         return {"taken": True}
 
     def hear(self, channel: Channel, message: Message) -> Message:
@@ -94,6 +100,8 @@ class Coordinator:
         name = self._members.name_of(channel)
         if message["op"] == "bad input":
             self._give_up(f"error: {message['reason']}", BAD_INPUT)
+        elif message["op"] == "leaving":
+            self._leaves(name, message["why"])
         elif message.get("generation") != self._highest:
             return {}  # of a generation that is over
         elif message["op"] == "stuck":
@@ -120,6 +128,23 @@ class Coordinator:
             if not self.closed:
                 self._changed(lost=1)
                 self._because(f"{name} is lost: {reason}")
+
+    def _leaves(self, name: str, why: str) -> None:
+        """Go on without a machine that is taken away soon; where all are, stop with a snapshot."""
+        self._leaving.add(name)
+        if self._members.by_name.keys() <= self._leaving:
+            self._begin(self._members.tell_all("stop", GOODBYE_SECONDS))
+        else:
+            self._because(f"{name} is taken away ({why})")
+
+    async def _goodbye(self, leaving: Collection[str]) -> None:
+        """Let machines go that have given what they had."""
+        channels = [self._members.by_name.pop(name).channel for name in leaving if name in self._members.by_name]
+        self._leaving -= set(leaving)
+        if channels:
+            self._changed(lost=len(channels))
+        calls = (channel.call("end", status=ENDED, timeout=GOODBYE_SECONDS) for channel in channels)
+        await asyncio.gather(*calls, return_exceptions=True)
 
     def _changed(self, *, lost: int = 0, came: int = 0) -> None:
         """Note for the outlook that machines changed; before anything trains, those that join are no arrivals."""
@@ -198,7 +223,8 @@ class Coordinator:
     async def _gathered(self) -> None:
         """Wait for the machines of the generation before, or at the beginning for as many as the plan needs."""
         before = self._base.generation
-        end = time.monotonic() + (self._options.silence_seconds if before.machines else self._options.wait_seconds)
+        limit = GATHERING * self._options.silence_seconds if before.machines else self._options.wait_seconds
+        end = time.monotonic() + limit
         while time.monotonic() < end and not self._all_there():
             self._event.clear()
             with_limit = asyncio.wait_for(self._event.wait(), max(end - time.monotonic(), 0.01))
@@ -215,12 +241,13 @@ class Coordinator:
         """Bring the run to the next generation."""
         for _ in range(ATTEMPTS):
             recovery = Recovery(cause=self._cause, began=self._noticed)
-            self._cause = ""
+            self._cause, leaving = "", frozenset(self._leaving & self._members.by_name.keys())
             try:
-                await self._attempt(recovery)
+                await self._attempt(recovery, leaving)
             except WaitError as error:  # the next machine that comes begins a recovery, or that none has come
                 again = min(error.again_seconds, LONGEST_WAIT_SECONDS)
                 asyncio.get_running_loop().call_later(again, self._waited, self._highest)
+                await self._goodbye(leaving)
                 return
             except BehindError as error:
                 self._highest, self._cause = max(self._highest, error.promised), self._cause or recovery.cause
@@ -231,14 +258,15 @@ class Coordinator:
                 await asyncio.sleep(0.05)
                 continue
             recovery.tell(self._options.settings.out)
+            await self._goodbye(leaving)
             return
         self._give_up(f"error: {ATTEMPTS} attempts to recover failed: {self._cause}", GAVE_UP)
 
-    async def _attempt(self, recovery: Recovery) -> None:
+    async def _attempt(self, recovery: Recovery, leaving: Collection[str]) -> None:
         self._highest = max(self._highest, self._base.generation.number) + 1
         wanted = sum(pool.nodes for pool in self._options.plan.cluster.pools)
         base = replace(self._base, outlook=outlook_of(self._changes, wanted, time.monotonic()))
-        ready = await self._passage.prepare(base, self._highest, recovery)
+        ready = await self._passage.prepare(base, self._highest, recovery, leaving)
         self._current, self._progress = ready.base.generation, Progress(ranks=len(ready.seats))
         await self._passage.start(ready)
         recovery.lap("start")

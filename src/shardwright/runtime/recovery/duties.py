@@ -89,6 +89,8 @@ class Duties:
                 self._damaged(message)
             case "flush":
                 await self._flush(message)
+            case "stop":
+                await self._staff.stop()
             case "end":
                 self._end(message["status"])
             case _:
@@ -317,7 +319,8 @@ class Duties:
             self._saving = asyncio.get_running_loop().create_task(self._save(message["step"]))
 
     async def _flush(self, message: Message) -> None:
-        """Have the last step in all tiers."""
+        """Have the last step in all tiers, and with another machine."""
+        await self._protect(message["step"])
         await self._commit(message)
         if self._saving is not None:
             await self._saving

@@ -18,13 +18,14 @@ from shardwright.runtime.recovery.coordinator import Coordinator
 from shardwright.runtime.recovery.course import run_of
 from shardwright.runtime.recovery.desk import Desk
 from shardwright.runtime.recovery.duties import Duties
+from shardwright.runtime.recovery.notices import Notice, watch
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.rows import machine_data
 from shardwright.runtime.recovery.snapshots import Snapshots
 from shardwright.runtime.recovery.staff import Staff
 
 FINISHED, FAILED, BAD_INPUT = 0, 1, 2
-RETRY_SECONDS, CONNECT_SECONDS = 0.1, 2.0
+RETRY_SECONDS = 0.1
 
 
 class Keeper:
@@ -42,14 +43,17 @@ class Keeper:
         self._leader: Channel | None = None
         self._was_member = False
         self._leads_at: tuple[str, int] | None = None
+        self._leaving = ""
 
     async def serve(self) -> int:
         """Serve until the end, and return the exit status."""
         host, port = self.options.address
         server = await asyncio.start_server(self._accept, host, port)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signalled)
+        loop.add_signal_handler(signal.SIGINT, self._signalled)
+        notice = Notice(source="SIGTERM", seconds=self.options.notice_seconds)
+        loop.add_signal_handler(signal.SIGTERM, lambda: loop.create_task(self._noticed(notice)))
+        watching = [loop.create_task(watch(service, self._noticed)) for service in self.options.notices]
         hiring = loop.create_task(self.staff.start(self.options.machine.gpus + self.options.spares))
         following = loop.create_task(self._follow())
         try:
@@ -59,7 +63,8 @@ class Keeper:
             await hiring
             return self.over.result()
         finally:
-            following.cancel()
+            for task in (following, *watching):
+                task.cancel()
             if self.leading is not None:
                 self.leading.close()
             await self.staff.end()
@@ -138,9 +143,9 @@ class Keeper:
     async def _joined_at(self, address: tuple[str, int]) -> bool:
         """Join the coordinator at an address and be a member until it is lost; False where nobody is there any more.
         A machine that is not the coordinator may become it, so it is asked again."""
-        over = asyncio.Event()
+        over, limit = asyncio.Event(), self.options.silence_seconds
         try:
-            channel = await connect(*address, self._from_leader, timeout=CONNECT_SECONDS, on_lost=lambda *_: over.set())
+            channel = await connect(*address, self._from_leader, timeout=limit, on_lost=lambda *_: over.set())
         except LostError:
             return False
         try:
@@ -148,11 +153,12 @@ class Keeper:
             members = [machine_data(machine) for machine in generation.machines]
             reply, _ = await channel.call(
                 "join",
-                timeout=CONNECT_SECONDS,
+                timeout=limit,
                 machine=me,
                 number=generation.number,
                 members=members,
                 run=self.run_identity.name,
+                leaving=self._leaving,
             )
             if "refused" in reply:
                 print(f"error: {reply['refused']}", file=sys.stderr, flush=True)
@@ -187,6 +193,14 @@ class Keeper:
         print("stopping after this step, with a snapshot", file=sys.stderr, flush=True)
         task = asyncio.get_running_loop().create_task(self.staff.stop())
         task.add_done_callback(lambda done: done.exception())
+
+    async def _noticed(self, notice: Notice) -> None:
+        """Have this machine's part handed over to the others before it is taken away."""
+        self._leaving = f"{notice.source}, in {notice.seconds:.0f} s"
+        print(f"{self.options.machine.name} is taken away: {self._leaving}", file=sys.stderr, flush=True)
+        if self._leader is None and not self.duties.base.generation.machines:
+            self._ended(FINISHED)  # nothing has begun
+        await self.tell_coordinator("leaving", why=self._leaving)
 
     def _ended(self, status: int) -> None:
         if not self.over.done():

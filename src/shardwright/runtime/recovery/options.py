@@ -9,6 +9,7 @@ from shardwright.plans.plan import Plan
 from shardwright.recovery.quorum import Machine
 from shardwright.recovery.rates import Rates
 from shardwright.runtime.job.settings import Settings
+from shardwright.runtime.recovery.notices import SIGNAL_SECONDS, Service
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,7 @@ class KeeperOptions:
     """`machine` as others reach it; `join` where they may be, its own address first on the one that begins. Snapshots
     are taken every `snapshot_every` steps into `memory`, written to `disk` and to the URL `upload` where these are
     given. A machine or worker silent for `silence_seconds` is lost. With fewer machines than any plan needs, the others
-    wait `wait_seconds` for more."""
+    wait `wait_seconds` for more. `notices` say when the machine is taken away; SIGTERM: in `notice_seconds`."""
 
     machine: Machine
     join: tuple[tuple[str, int], ...]
@@ -31,6 +32,8 @@ class KeeperOptions:
     silence_seconds: float = 5.0
     operation_seconds: float = 600.0
     wait_seconds: float = 600.0
+    notices: tuple[Service, ...] = ()
+    notice_seconds: float = SIGNAL_SECONDS
     rates: Rates = field(default_factory=Rates)
 
     @property

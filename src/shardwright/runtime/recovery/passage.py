@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,8 +75,9 @@ class Passage:
     members: Members
     cloud: Cloud | None
 
-    async def prepare(self, base: Base, number: int, recovery: Recovery) -> Ready:
-        """Bring the run from a generation to where the next, number `number`, can start.
+    async def prepare(self, base: Base, number: int, recovery: Recovery, leaving: Collection[str] = ()) -> Ready:
+        """Bring the run from a generation to where the next, number `number`, can start. Machines that are `leaving`
+        give what they have and are none of it.
 
         Raises BeginAgainError, LostError or RefusedError where it must begin anew, WaitError where no plan fits the
         machines, MinorityError where others may go on.
@@ -87,17 +88,23 @@ class Passage:
             raise BehindError(promised)
         recovery.lap("detect")
         self._require_quorum(base.generation)
-        machines = [self.members.by_name[name].machine for name in halted]
+        going = [self.members.by_name[name].machine for name in halted if name in leaving]
+        machines = [self.members.by_name[name].machine for name in halted if name not in leaving]
         generation = Generation(number=number, machines=next_generation(base.generation, machines).machines)
         answers = await self._settled(halted, number)
         recovery.lap("re-form")
         state = await self._surviving(answers)
-        plan = await self._plan_for(base, generation.machines)
+        try:
+            plan = await self._plan_for(base, generation.machines)
+        except WaitError:
+            if going and state is not None:
+                await self.members.ask_all("flush", step=state.step, generation=number)
+            raise
         chairs = chairs_of(plan, generation.machines, state, self.run.kinds, self.run.shapes)
         where, scale = seats(plan, chairs), _scale(answers, state)
         recovery.lap("plan")
         if state is not None:
-            await self._move(recovery, generation, plan, where, state, scale)
+            await self._move(recovery, generation, going, plan, where, state, scale)
         recovery.lap("move")
         step = 0 if state is None else state.step
         recovery.reached(generation, step, plan)
@@ -115,7 +122,7 @@ class Passage:
             machines=[machine_data(machine) for machine in base.generation.machines],
             seated=[machine.name for machine in base.seated],
             seats=[[seat.machine, seat.slot] for seat in ready.seats],
-            store=list(self.options.address),
+            store=[base.generation.machines[0].host, base.generation.machines[0].port],
             step=ready.step,
             scale=ready.scale,
         )
@@ -180,6 +187,7 @@ class Passage:
         self,
         recovery: Recovery,
         generation: Generation,
+        going: Sequence[Machine],
         plan: Plan,
         where: Sequence[Seat],
         state: State,
@@ -187,11 +195,13 @@ class Passage:
     ) -> None:
         """Have every machine what it needs of a state."""
         needs = machine_needs(layout_of(plan), where, self.run.kinds, state, self.run.shapes)
-        moves = movement(state, needs, generation.names, bandwidths_of(len(generation.machines), self.options.rates))
+        machines = (*generation.machines, *going)
+        names = [machine.name for machine in machines]
+        moves = movement(state, needs, names, bandwidths_of(len(machines), self.options.rates))
         if len(moves.plan.lost):
             raise BeginAgainError("pieces of the state survive nowhere")
         recovery.moved(moves)
-        orders = orders_of(moves, state, generation.machines)
+        orders = orders_of(moves, state, machines)
         fields = {"generation": generation.number, "step": state.step, "scale": scale}
         fields["of_generation"] = max(item.generation for items in state.pieces.values() for item in items)
         replies = await self.members.ask_each("fetch", {name: orders[name] | fields for name in generation.names})
