@@ -109,6 +109,7 @@ def plan(
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
     from shardwright.search.planner import plan as search
+    from shardwright.search.planner import with_nearby
     from shardwright.search.rules.rules import load_rules
     from shardwright.search.space.axes import parse_pins
     from shardwright.spec.catalog.catalog import load_prices
@@ -151,6 +152,7 @@ def plan(
             efficiency=efficiency,
             gap=part(gap, "--gap"),
         )
+        ranking = with_nearby(ranking, space=space, rules=limits, fit=fit, efficiency=efficiency)
     if exportable_to and ranking.plans:
         refuse_unexportable(ranking.best, exportable_to)
     if out is not None and ranking.plans:

@@ -52,15 +52,29 @@ class NoPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Nearby:
+    """What the best plan for another batch or on other numbers of GPUs reaches: `tokens_per_second` of all GPUs, and a
+    `gain` in tokens per second and GPU. `shares` are the micro-batches of unequal replicas, empty where these are
+    equal."""
+
+    global_batch: int
+    gpus: int
+    tokens_per_second: float
+    gain: float
+    shares: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
     """Plans, best first (none if `infeasible` is set), with the baselines they were compared to. Where plans of several
-    kinds span GPU types, `kinds` has the best of each."""
+    kinds span GPU types, `kinds` has the best of each; `nearby` is what `planner.with_nearby` found to pay."""
 
     plans: tuple[Plan, ...]
     baselines: tuple[Baseline, ...]
     search: SearchReport
     infeasible: NoPlan | None = None
     kinds: tuple[Baseline, ...] = ()
+    nearby: tuple[Nearby, ...] = ()
 
     @property
     def best(self) -> Plan:

@@ -22,6 +22,7 @@ from shardwright.plans.findings import Cause, Failure, MixedPlans, Rejection, or
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, Evaluation, NoPlan, Ranking, SearchReport
 from shardwright.search.advice.infeasible import explain
+from shardwright.search.advice.nearby import nearby
 from shardwright.search.advice.remedies import remedies
 from shardwright.search.mixed.entry import Outcome, affordable_value, dropped, largest_pools, mixed_search
 from shardwright.search.mixed.tables.settings import pinned_away
@@ -106,6 +107,26 @@ def plan(
         infeasible = explain(contexts, space, filters, report, freed)
     kinds = () if uneven is None else tuple(_kinds(mixed, uneven))
     return Ranking(plans=plans, baselines=shown, search=report, infeasible=infeasible, kinds=kinds)
+
+
+def with_nearby(
+    ranking: Ranking,
+    *,
+    space: Space | None = None,
+    rules: Sequence[Rule] = (),
+    fit: float = 0.9,
+    efficiency: Efficiency | None = None,
+) -> Ranking:
+    """Return a ranking with what batches and numbers of machines nearby pay, found as its plans were (`plan`)."""
+    if not ranking.plans or ranking.best.job.objective != "time":
+        return ranking
+    model = ranking.best.model
+
+    def search_for(cluster: Cluster, job: Job) -> Plan | None:
+        found = plan(model, cluster, job, space=space, rules=rules, top=1, fit=fit, efficiency=efficiency)
+        return found.plans[0] if found.plans else None
+
+    return replace(ranking, nearby=nearby(ranking.best, search_for, partial(predict, efficiency=efficiency)))
 
 
 def _able(cluster: Cluster, job: Job) -> Sequence[NodePool]:

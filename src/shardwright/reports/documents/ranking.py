@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from shardwright.errors import Problem
 from shardwright.plans.document import to_document
@@ -30,6 +31,7 @@ def ranking_document(ranking: Ranking) -> Document:
     if ranking.kinds:
         document["kinds"] = [_baseline(entry) for entry in ranking.kinds]
     document["search"] = _search(ranking.search)
+    document["nearby"] = [asdict(row) for row in ranking.nearby]
     return document
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardwright.cost.trust.evidence import unpublished
 from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Ranking
+from shardwright.plans.ranking import Nearby, Ranking
 from shardwright.reports.text import describe, kinds, mixed
 from shardwright.reports.text.explain import saving, value
 from shardwright.reports.text.layout import WIDTH, labelled
@@ -38,6 +38,7 @@ def _answers(ranking: Ranking) -> Iterator[tuple[str, str]]:
     yield "bottleneck", predicted(best).binding
     yield "how sure", "; ".join(_sure(best))
     yield "how good", "; ".join(_good(ranking))
+    yield from (("nearby", words) for words in ["; ".join(map(partial(_near, best), ranking.nearby))] if words)
 
 
 def runs_on(plan: Plan) -> str:
@@ -91,6 +92,16 @@ def _good(ranking: Ranking) -> Iterator[str]:
         near = "the best" if gap < 5e-5 else f"within {gap:.2%} of the best"
         outside = "; --details has what these leave out" if beyond else ""
         yield f"proved {near} of {ranking.search.candidates:,} candidates{outside}"
+
+
+def _near(best: Plan, row: Nearby) -> str:
+    speed = f"{format_count(row.tokens_per_second)} tokens/s ({row.gain:+.0%}"
+    if row.shares:
+        shares = " and ".join(map(str, row.shares))
+        return f"this batch in shares of {shares} micro-batches: {speed}; --framework train runs it)"
+    if row.gpus != best.cluster.gpus:
+        return f"{row.gpus} GPUs: {speed} a GPU)"
+    return f"batch {row.global_batch}: {speed})"
 
 
 def _next(best: Plan, out: Path | None) -> Iterator[tuple[str, str]]:

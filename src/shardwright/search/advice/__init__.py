@@ -2,4 +2,5 @@
 
 * `infeasible`: why, and the smallest changes that give one
 * `remedies`: single changes, each tried
+* `nearby`: other batches and numbers of machines that pay
 """

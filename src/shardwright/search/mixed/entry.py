@@ -78,6 +78,16 @@ def mixed_search(
     `gap` is how far above the bound the best plan may be. Raises SpecError where a GPU type has no figures.
     """
     chosen = _unruled(settings(contexts, space, filters.axes), contexts, filters)
+    if not chosen:
+        return Outcome(
+            plans=(),
+            uniform=None,
+            uniform_rule=RULE,
+            bound=np.inf,
+            candidates=0,
+            costed=0,
+            not_covered=not_covered(space),
+        )
     found_tables = tables(contexts, chosen, cluster.site_links)
     known: Known = {}
 
