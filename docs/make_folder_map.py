@@ -13,7 +13,19 @@ from shardwright.files import write_atomically
 PAGE = Path(__file__).with_name("architecture.md")
 PACKAGE = Path(__file__).parents[1] / "src" / "shardwright"
 BEGIN, END = "<!-- folder map: docs/make_folder_map.py -->", "<!-- end of the folder map -->"
-FLOORS = ("spec", "plans", "cost", "synthesis", "search", "recovery", "spmd", "runtime", "exporters", "reports")
+FLOORS = (
+    "spec",
+    "plans",
+    "cost",
+    "synthesis",
+    "search",
+    "recovery",
+    "spmd",
+    "runtime",
+    "exporters",
+    "importers",
+    "reports",
+)
 FLOORS += ("validation", "measure", "discovery", "serving", "calibrate", "cli")
 
 

@@ -120,7 +120,7 @@ def test_only_spmd_and_runtime_import_torch() -> None:
 
 
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
-COMMAND_LINES = {"cli", "exporters", "reports", "calibrate"}  # and the words in which people read
+COMMAND_LINES = {"cli", "exporters", "importers", "reports", "calibrate"}  # and the words in which people read
 
 
 def test_flags_are_named_in_words_for_people_alone() -> None:

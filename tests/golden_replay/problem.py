@@ -14,7 +14,7 @@ from tests.golden_replay.figures import Figure, evaluation_figures, plan_figures
 from shardwright.cost.layers.measured import measured_layers
 from shardwright.cost.learned import default_efficiency
 from shardwright.errors import SpecError
-from shardwright.exporters.megatron.read_args import plan_from_megatron
+from shardwright.importers.megatron.read import plan_from_megatron
 from shardwright.plans.ranking import Ranking
 from shardwright.search import planner
 from shardwright.search.market.shop import shop

@@ -12,7 +12,7 @@ from tests.reports.costed import SEARCH, costed, flat, ranking_of
 
 from shardwright.errors import Problem
 from shardwright.plans.findings import Change, MoreMachines, MoreMemory, PinsTooTight, Shortage
-from shardwright.plans.ranking import Baseline, Evaluation, NoPlan, Ranking
+from shardwright.plans.ranking import Baseline, Evaluation, NoPlan, Origin, Ranking
 from shardwright.reports.documents.ranking import evaluation_document, ranking_document
 from shardwright.reports.text.evaluation import evaluation_text
 from shardwright.reports.text.plans import plan_text
@@ -143,7 +143,7 @@ def test_an_evaluation_shows_both_plans_and_every_second() -> None:
     best = costed()
     mine = costed(seconds={"recompute_seconds": 3.0}, sequence_parallel=False)
     result = Evaluation(plan=mine, best=ranking_of(best))
-    text = flat(evaluation_text(result, (), ("read --foo as 3",)))
+    text = flat(evaluation_text(result, (), Origin(("read --foo as 3",))))
     for words in (
         "the best plan takes 15.000 s an iteration, 17% less time (1.20 times as fast)",
         "sequence parallel off on",
@@ -153,7 +153,7 @@ def test_an_evaluation_shows_both_plans_and_every_second() -> None:
         "read --foo as 3",
     ):
         assert words in text, words
-    document: Any = evaluation_document(result, (), ())
+    document: Any = evaluation_document(result, (), Origin())
     assert document["fits"] is document["legal"] is True
     assert document["terms"]["recompute_seconds"] == {"plan": 3.0, "best": 0.0, "difference": 3.0}
     assert document["settings"] == {"sequence parallel": {"plan": "off", "best": "on"}}
@@ -163,12 +163,12 @@ def test_a_plan_that_does_not_fit_is_told_what_would_make_it_fit() -> None:
     mine = costed(gib=(100.0,))
     result = Evaluation(plan=mine, best=ranking_of(costed()), remedies=(Change.SELECTIVE_RECOMPUTATION,))
     problem = Problem("micro_batch", "is 3", "use 2")
-    text = evaluation_text(result, (problem,), ())
+    text = evaluation_text(result, (problem,), Origin())
     assert text.index("Not legal\n  - micro_batch: is 3 (use 2)") < text.index("Your plan")
     assert "stage 0 needs 100.0 GiB of 80.0 GiB" in text
     assert text.count("too much") == 4
     assert "it fits with selective recomputation" in text
-    document: Any = evaluation_document(result, (problem,), ())
+    document: Any = evaluation_document(result, (problem,), Origin())
     assert document["fits"] is document["legal"] is False
     assert document["violations"] == [{"path": "micro_batch", "message": "is 3", "hint": "use 2"}]
     assert len(document["shortage"]) == 4

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardwright.cli import options
+from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
 from shardwright.cli.options import AcceptGuess
 from shardwright.cli.output import json_text, progress, terminal_width, write
@@ -15,7 +18,12 @@ from shardwright.errors import Problem, SpecError, bad
 
 if TYPE_CHECKING:
     from shardwright.cost.compute.efficiency import Efficiency
+    from shardwright.importers.reading import Reading
     from shardwright.plans.plan import Plan
+    from shardwright.plans.ranking import Evaluation, Origin
+    from shardwright.reports.text.ladder import Rung
+    from shardwright.search.rules.rules import Rule
+    from shardwright.search.space.axes import Space
 
 HELP = """Predict time, memory and money of your own plan, and explain the difference to the best, term by term.
 
@@ -23,24 +31,36 @@ Examples:
 
 \b
   shardwright evaluate plan.json
-  shardwright evaluate --megatron-args run.sh --cluster 32x8xA100-SXM-80
-  shardwright evaluate --megatron-args run.sh --cluster cluster.yaml --model llama-2-70b --json
+  shardwright evaluate --launch run.sh --cluster 32x8xA100-SXM-80
+  shardwright evaluate --launch run.sh --cluster cluster.yaml --env TP=8 -- dsw 8B 1
+  shardwright evaluate --launch run.sh --cluster cluster.yaml --model llama-2-70b --json
 """
 
 
 def evaluate(
-    plan: Annotated[
-        Path | None, typer.Argument(metavar="[PLAN.json]", help="A plan file, as `plan --out` writes it.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PLAN.json | ARGUMENTS…]",
+            help="A plan file, as `plan --out` writes it; with --launch the arguments of the script.",
+        ),
     ] = None,
-    megatron_args: Annotated[
+    launch: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="A Megatron-LM launch script or a file of its arguments, instead of a plan file."
+            "--launch",
+            "--megatron-args",
+            metavar="FILE",
+            help="A launch script, instead of a plan file. It is read as bash would run it; nothing is executed.",
         ),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME=VALUE", help="A variable that the script is run with; may be repeated."),
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="CLUSTER", help="Cluster file or short form, e.g. 4x8xH100-SXM (with --megatron-args)."),
+        typer.Option(metavar="CLUSTER", help="Cluster file or short form, e.g. 4x8xH100-SXM (with --launch)."),
     ] = None,
     model: Annotated[
         str | None,
@@ -48,23 +68,38 @@ def evaluate(
     ] = None,
     accept_guess: AcceptGuess = False,
     profile: Profiles = None,
+    settings: options.Pins = None,
+    rules: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Rules that every better plan keeps (docs/rules.md).")
+    ] = None,
+    measured: Annotated[
+        str | None,
+        typer.Option(metavar="SECONDS", help="What a step of yours takes, e.g. 15.6s; scales the times of the ladder."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write the best plan to this file, e.g. best.json."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
 ) -> None:
     from shardwright.plans.abilities import framework_problems
     from shardwright.plans.check import check
-    from shardwright.plans.document import load_plan
+    from shardwright.plans.document import dumps, load_plan
+    from shardwright.plans.ranking import Origin
     from shardwright.reports.text.problems import merged
 
-    if (plan is None) == (megatron_args is None):
-        raise bad("evaluate", "needs either a plan file or --megatron-args FILE", "see `shardwright evaluate --help`")
-    if megatron_args is not None:
-        mine, notes = _from_arguments(megatron_args, cluster, model, accept_guess=accept_guess)
+    if launch is not None:
+        read = _read_launch(launch, tuple(words or ()), env or [], cluster, model, accept_guess=accept_guess)
+        mine, notes, uncounted = read.plan, read.notes, read.uncounted
     else:
-        assert plan is not None, "one of the two is given"
-        for option, value in (("--cluster", cluster), ("--model", model)):
+        if not words or len(words) > 1:
+            raise bad("evaluate", "needs a plan file or --launch FILE", "see `shardwright evaluate --help`")
+        for option, value in (("--cluster", cluster), ("--model", model), ("--env", env)):
             if value is not None:
-                raise bad(option, "goes with --megatron-args; a plan file has its own", f"leave {option} out")
-        mine, notes = load_plan(plan), ()
+                raise bad(option, "goes with --launch; a plan file has its own", f"leave {option} out")
+        mine, notes, uncounted = load_plan(Path(words[0])), (), ()
+    require_writable(out, [launch, rules, *(profile or ())], json=json)
+    wanted = Wanted(settings=tuple(settings or ()), rules=rules, measured=_seconds(measured))
     measurements = read_measurements(profile)
     problems = check(mine) or (() if measurements.layers else tuple(framework_problems(mine)))  # measured layers ran
     efficiency = efficiency_of(measurements, mine.model, mine.cluster, mine.job)
@@ -72,7 +107,9 @@ def evaluate(
         with warnings.catch_warnings():
             if problems:
                 warnings.simplefilter("ignore")
-            answer = _answer(mine, problems, notes, efficiency, json=json)
+            result, answer = _answer(mine, problems, Origin(notes, uncounted), efficiency, wanted, json=json)
+            if out is not None and result.best.plans:
+                deliver(dumps(result.best.best), out)
     except Exception:
         if not problems:
             raise
@@ -83,40 +120,108 @@ def evaluate(
         raise typer.Exit(2)
 
 
-def _answer(
-    mine: Plan, problems: tuple[Problem, ...], notes: tuple[str, ...], efficiency: Efficiency | None, *, json: bool
-) -> str:
-    from shardwright.search.planner import evaluate as assess
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a better plan must keep, and the user's own seconds of a step."""
 
+    settings: tuple[str, ...]
+    rules: Path | None
+    measured: float | None
+
+
+def _seconds(text: str | None) -> float | None:
+    """Return the seconds of `15.6s` or `15.6`. Raises SpecError for anything else."""
+    try:
+        value = float(text.removesuffix("s")) if text else None
+    except ValueError:
+        value = 0.0
+    if value is not None and not 0.0 < value < float("inf"):
+        raise bad(f"--measured {text}", "is not a number of seconds", "write --measured 15.6s")
+    return value
+
+
+def _answer(
+    mine: Plan,
+    problems: tuple[Problem, ...],
+    origin: Origin,
+    efficiency: Efficiency | None,
+    wanted: Wanted,
+    *,
+    json: bool,
+) -> tuple[Evaluation, str]:
+    from shardwright.search.planner import evaluate as assess
+    from shardwright.search.rules.rules import load_rules
+    from shardwright.search.space.axes import parse_pins
+
+    space = parse_pins(wanted.settings)
+    gpu_names = [pool.gpu.kind for pool in mine.cluster.pools]
+    limits = load_rules(wanted.rules, gpu_names) if wanted.rules else ()
     with progress(f"searching for the best plan of {mine.model.name} on {mine.cluster.gpus} GPUs"):
-        result = assess(mine, efficiency=efficiency)
+        result = assess(mine, efficiency=efficiency, space=space, rules=limits)
+        rungs = () if problems else _rungs(result.plan, efficiency, space, limits)
     if json:
         from shardwright.reports.documents.ranking import evaluation_document
 
-        return json_text(evaluation_document(result, problems, notes))
+        return result, json_text(evaluation_document(result, problems, origin, rungs))
     from shardwright.reports.text.evaluation import evaluation_text
 
-    return evaluation_text(result, problems, notes, terminal_width())
+    return result, evaluation_text(result, problems, origin, terminal_width(), rungs, wanted.measured)
 
 
-def _from_arguments(
-    path: Path, cluster: str | None, model: str | None, *, accept_guess: bool
-) -> tuple[Plan, tuple[str, ...]]:
-    """Return the plan of a Megatron-LM launch script, and notes on how it was read."""
-    from shardwright.exporters.megatron.read_args import plan_from_megatron
+def _rungs(mine: Plan, efficiency: Efficiency | None, space: Space, limits: tuple[Rule, ...]) -> tuple[Rung, ...]:
+    """Return the steps to better plans, with the arguments of Megatron-LM where it runs the plan."""
+    from shardwright.exporters.megatron.difference import difference
+    from shardwright.exporters.megatron.limits import unsupported
+    from shardwright.reports.text.ladder import Rung
+    from shardwright.search.ladder import ladder
+    from shardwright.search.rules.filters import Filters
+
+    megatron = mine.job.framework == "megatron" and mine.uniform and not unsupported(mine)
+    steps = ladder(
+        mine,
+        efficiency=efficiency,
+        space=space,
+        filters=Filters(rules=limits),
+        accepted=lambda plan: not (megatron and unsupported(plan)),
+    )
+    rungs, before = [], mine
+    for step in steps:
+        change = difference(before, step.plan) if megatron else None
+        added, removed = (change.added, change.removed) if change else ((), ())
+        rungs.append(Rung(plan=step.plan, free=step.free, added=added, removed=removed))
+        before = step.plan
+    return tuple(rungs)
+
+
+def _read_launch(
+    path: Path,
+    arguments: tuple[str, ...],
+    env: list[str],
+    cluster: str | None,
+    model: str | None,
+    *,
+    accept_guess: bool,
+) -> Reading:
+    """Return the plan of a launch script, with notes on how it was read."""
+    from shardwright.importers.launch import plan_from_launch
     from shardwright.spec.read.cluster import load_cluster
     from shardwright.spec.read.model import load_model
-    from shardwright.spec.text.reading import read_text
 
     if cluster is None:
         raise bad("--cluster", "is missing", "say on which machines: --cluster 32x8xA100-SXM-80")
-    reading = plan_from_megatron(
-        read_text(path),
+    environment = {}
+    for word in env:
+        name, sign, value = word.partition("=")
+        if not sign or not name.isidentifier():
+            raise bad(f"--env {word}", "is not NAME=VALUE", "write --env TP=8")
+        environment[name] = value
+    return plan_from_launch(
+        path,
         cluster=load_cluster(cluster),
         model=None if model is None else load_model(model, accept_guess=accept_guess),
-        name=str(path),
+        arguments=arguments,
+        environment=environment,
     )
-    return reading.plan, reading.notes
 
 
 evaluate.__doc__ = HELP

@@ -5,7 +5,7 @@
 * `runner`: what machines start, for targets that only bring machines together
 * `trainer_arguments`: what a Hugging Face Trainer is told
 * `yaml_text`: YAML as a person would write it
-* `megatron/`: Megatron-LM, both ways
+* `megatron/`: Megatron-LM
 * `torchtitan/`: torchtitan
 * `accelerate/`: Hugging Face Accelerate
 * `deepspeed/`: DeepSpeed

@@ -104,6 +104,14 @@ class Ranking:
         return str(self.infeasible.reason) if self.infeasible else "none was found"
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a plan came from: `notes` on how it was read, and what of it moves time or memory without being priced."""
+
+    notes: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """A user's own plan with its prediction, and the best plans for the same model, machines and job. `remedies` are

@@ -5,6 +5,7 @@ rest. Start reading at `planner`.
 * `objective`: what is best: time or dollars, within budget and deadline
 * `sizing`: ways to train on some GPUs, and the memory of each
 * `first_plans`: plans at once, unproved
+* `ladder`: from a plan to better ones, a change at a time
 * `replan`: a new plan after machines went or came
 * `space/`: what is searched
 * `uniform/`: one GPU type, exact

@@ -378,13 +378,28 @@ def predict(plan: Plan, *, efficiency: Efficiency | None = None) -> Plan:
     return plan.costed(prediction_of(plan, efficiency or default_efficiency()))
 
 
-def evaluate(user_plan: Plan, *, top: int = 1, efficiency: Efficiency | None = None) -> Evaluation:
-    """Return the prediction of a plan, the best plans for the same model, machines and job, and what would make it
-    fit if it does not."""
+def evaluate(
+    user_plan: Plan,
+    *,
+    top: int = 1,
+    efficiency: Efficiency | None = None,
+    space: Space | None = None,
+    rules: Sequence[Rule] = (),
+) -> Evaluation:
+    """Return the prediction of a plan, the best plans for the same model, machines and job that keep the pins of
+    `space` and the `rules`, and what would make it fit if it does not."""
     model_of_time = efficiency or default_efficiency()
     degrees = {stage.tensor_parallel for replica in user_plan.replicas for stage in replica.stages}
-    space = Space(tp_per_type=len(degrees) > 1)
-    best = plan(user_plan.model, user_plan.cluster, user_plan.job, space=space, top=top, efficiency=model_of_time)
+    space = replace(space or Space(), tp_per_type=len(degrees) > 1)
+    best = plan(
+        user_plan.model,
+        user_plan.cluster,
+        user_plan.job,
+        space=space,
+        rules=rules,
+        top=top,
+        efficiency=model_of_time,
+    )
     mine = predict(user_plan, efficiency=model_of_time)
     if best.plans and best.plans[0].prediction and mine.prediction and user_plan.job.objective == "time":
         bound = min(best.plans[0].prediction.lower_bound_seconds, mine.prediction.iteration_seconds)

@@ -1,13 +1,10 @@
-"""Plans to and from Megatron-LM core_v0.19.
+"""Plans for Megatron-LM core_v0.19. `importers.megatron` is the way back.
 
 * `export`: a plan as arguments
 * `files`: what `export --to megatron` writes
 * `launch`: as a launch script
-* `flags`: the arguments that say something about a plan
 * `layout`: layers of each stage
 * `model`: the model as arguments
+* `difference`: what to change on a command line
 * `limits`: what Megatron-LM cannot run
-* `read_args`: a plan from a launch line
-* `read_model`: a model from arguments
-* `shell`: the words of a script, without running it
 """

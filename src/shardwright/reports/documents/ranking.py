@@ -7,8 +7,9 @@ from dataclasses import asdict
 
 from shardwright.errors import Problem
 from shardwright.plans.document import to_document
-from shardwright.plans.ranking import Baseline, Evaluation, Ranking, SearchReport
+from shardwright.plans.ranking import Baseline, Evaluation, Origin, Ranking, SearchReport
 from shardwright.reports.text.explain import changes, differences, gaps, shortage, verdict
+from shardwright.reports.text.ladder import Rung
 from shardwright.reports.text.risk import risk_document
 from shardwright.reports.words import in_words
 from shardwright.search.renting.expected import choice_on_cluster
@@ -57,7 +58,9 @@ def _search(report: SearchReport) -> Document:
     }
 
 
-def evaluation_document(result: Evaluation, problems: Sequence[Problem], notes: Sequence[str]) -> Document:
+def evaluation_document(
+    result: Evaluation, problems: Sequence[Problem], origin: Origin, rungs: Sequence[Rung] = ()
+) -> Document:
     """Return what `evaluate --json` prints."""
     mine, best = result.plan, result.best.plans[0] if result.best.plans else None
     missing = list(shortage(mine))
@@ -68,12 +71,14 @@ def evaluation_document(result: Evaluation, problems: Sequence[Problem], notes: 
         "fits": not missing,
         "shortage": missing,
         "remedies": [in_words(remedy) for remedy in result.remedies],
+        "ladder": [_rung(rung) for rung in rungs],
         "best": None,
         "verdict": verdict(mine, best, legal=not problems, gap=result.best.search.gap),
         "settings": {},
         "terms": {},
         "differences": [],
-        "notes": list(notes),
+        "notes": list(origin.notes),
+        "not_counted": list(origin.uncounted),
     }
     if best is not None:
         document["best"] = to_document(best)
@@ -86,6 +91,15 @@ def evaluation_document(result: Evaluation, problems: Sequence[Problem], notes: 
         }
         document["differences"] = list(differences(mine, best))
     return document
+
+
+def _rung(rung: Rung) -> Document:
+    return {
+        "plan": to_document(rung.plan),
+        "free": rung.free,
+        "arguments": list(rung.added),
+        "without": list(rung.removed),
+    }
 
 
 def problem_documents(problems: Sequence[Problem]) -> list[Document]:

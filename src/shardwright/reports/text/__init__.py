@@ -4,6 +4,7 @@
 * `terminal`: a search in full
 * `plans`: plans as a table and in full
 * `evaluation`: a user's own plan
+* `ladder`: the way from a plan to better ones
 * `explain`: how two plans differ
 * `describe`: a plan in a few words
 * `mixed`: a plan whose replicas differ

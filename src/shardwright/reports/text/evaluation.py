@@ -7,9 +7,10 @@ from functools import partial
 
 from shardwright.errors import Problem
 from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Evaluation
+from shardwright.plans.ranking import Evaluation, Origin
 from shardwright.reports.text import describe
 from shardwright.reports.text.explain import changes, gaps, reasons, shortage, verdict
+from shardwright.reports.text.ladder import Rung, ladder_text
 from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.reports.text.plans import plan_text, plans_table, predicted
 from shardwright.reports.text.problems import merged
@@ -19,8 +20,16 @@ from shardwright.reports.words import in_words
 SURE_FIT = 0.9  # the probability to fit that a search asks for by default
 
 
-def evaluation_text(result: Evaluation, problems: Sequence[Problem], notes: Sequence[str], width: int = WIDTH) -> str:
-    """Return the report of an evaluation."""
+def evaluation_text(
+    result: Evaluation,
+    problems: Sequence[Problem],
+    origin: Origin,
+    width: int = WIDTH,
+    rungs: Sequence[Rung] = (),
+    measured: float | None = None,
+) -> str:
+    """Return the report of an evaluation; `rungs` lead from the plan to better ones, `measured` is what a step of it
+    took the user."""
     mine, best = result.plan, result.best.plans[0] if result.best.plans else None
     parts = [
         heading(mine.model, mine.cluster, mine.job, width),
@@ -28,8 +37,10 @@ def evaluation_text(result: Evaluation, problems: Sequence[Problem], notes: Sequ
         plan_text(mine, "Your plan", width),
         _memory_text(mine, [in_words(remedy) for remedy in result.remedies], width),
         wrapped(f"Against the best: {verdict(mine, best, legal=not problems, gap=result.best.search.gap)}", "", width),
+        ladder_text(mine, rungs, width, measured),
         "" if best is None else _comparison(mine, best, width),
-        listed("Read from the arguments", notes, width),
+        listed("Not counted: moves time or memory, and is not modelled", origin.uncounted, width),
+        listed("How the launch was read", origin.notes, width),
         assumptions_text(mine.model, mine.cluster, width),
     ]
     return "\n\n".join(part for part in parts if part)

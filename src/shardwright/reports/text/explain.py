@@ -164,7 +164,10 @@ def verdict(mine: Plan, best: Plan | None, *, legal: bool = True, gap: float | N
         if room <= 0.001:
             return "no plan of the space is better by more than 0.1%"
         return f"no better plan was found; it is proved that none of the space is better by more than {room:.1%}"
-    return f"{found}, {saving(mine, best)}"
+    near = ""
+    if predicted(mine).iteration_seconds <= predicted(best).interval[1] and mine.job.objective == "time":
+        near = "; yours lies within the interval of the best"
+    return f"{found}, {saving(mine, best)}{near}"
 
 
 def shortage(mine: Plan) -> Iterator[str]:

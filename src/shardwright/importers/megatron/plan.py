@@ -1,22 +1,18 @@
-"""A plan from a Megatron-LM launch line or script, so that it can be judged beside others."""
+"""A plan from Megatron-LM's arguments."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
-from shardwright.errors import Problem, SpecError, bad
-from shardwright.exporters.megatron.flags import LENGTHS, Flags, scan
+from shardwright.errors import bad
 from shardwright.exporters.megatron.layout import (
     EvenSplit,
     layer_counts_of_layout,
     layer_counts_of_split,
     stage_ranges,
 )
-from shardwright.exporters.megatron.read_model import read_model
-from shardwright.exporters.megatron.shell import Script, read_script
-from shardwright.plans.check import check
+from shardwright.importers.megatron.flags import Flags
 from shardwright.plans.plan import (
     Granularity,
     OptimizerPlan,
@@ -29,108 +25,23 @@ from shardwright.plans.plan import (
     Stage,
 )
 from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Fp8Recipe, Job, Optimizer, Precision
+from shardwright.spec.job import Fp8Recipe, Job, Precision
 from shardwright.spec.model import Model
 
-PROGRAM = re.compile(r"(.*/)?[\w.-]+\.py", re.S)
-COMMAND_ENDS = re.compile(r"[;&|]+|[0-9]?>.*")
 STRATEGIES: dict[str, Sharding] = {
     "no_shard": "none",
     "optim": "zero1",
     "optim_grads": "zero2",
     "optim_grads_params": "zero3",
 }
+STAGES: tuple[Sharding, ...] = ("none", "zero1", "zero2", "zero3")
 
 
-@dataclass(frozen=True, slots=True)
-class MegatronReading:
-    """A plan read from arguments, and what was passed over: notes for the user, and flags that decide nothing."""
-
-    plan: Plan
-    notes: tuple[str, ...]
-    ignored: tuple[str, ...]
-
-
-def plan_from_megatron(
-    text: str,
-    *,
-    cluster: Cluster,
-    model: Model | None = None,
-    job: Job | None = None,
-    name: str = "megatron arguments",
-) -> MegatronReading:
-    """Return the plan that the launch line or script `text` runs on `cluster`, which has one GPU type.
-
-    `model` replaces the one that the arguments describe. `job` supplies what the arguments leave open: tokens,
-    objective, budget and deadline. The world is what the launcher is told, else the whole cluster. Flags that are
-    missing have Megatron-LM's defaults (core_v0.19). Raises SpecError with every reason why no plan can be read: a
-    value that cannot be read, a variable that the text does not assign, degrees that do not divide.
-    """
-    problems: list[Problem] = []
-    flags = _flags(read_script(text, name), name, problems)
-    gpu = _one_gpu(cluster, name, problems)
-    model = _model(flags, model, name, problems)
-    if problems or model is None:
-        raise SpecError(*problems)
-    world = _world(flags, cluster, name)
-    plan = _plan(flags, model, cluster, gpu, world, job, name)
-    problems += [Problem(f"{name}: {fault.path}", fault.message, fault.hint) for fault in check(plan)]
-    if problems:
-        raise SpecError(*problems)
-    return MegatronReading(plan, _notes(flags, cluster, world), flags.ignored)
-
-
-def _flags(script: Script, name: str, problems: list[Problem]) -> Flags:
-    """The flags of the command that runs a Python program; of all words where there is none."""
-    words = script.words
-    if not any(word.startswith("--") for word in words):
-        words = tuple(word for _, value in script.variables for word in value)
-    programs = [index for index, word in enumerate(words) if PROGRAM.fullmatch(word)]
-    start = 1 + next((i for i in reversed(programs) if "pretrain" in words[i]), programs[0] if programs else -1)
-    end = next((i for i in range(start, len(words)) if COMMAND_ENDS.fullmatch(words[i])), len(words))
-    launcher = scan(words[:start], name, []).launcher
-    flags = scan(words[start:end], name, problems)
-    if not flags.given and not problems:
-        problems.append(Problem(name, "contains no Megatron-LM argument", "give the launch command or its arguments"))
-    return Flags(flags.given, launcher | flags.launcher, flags.ignored)
-
-
-def _one_gpu(cluster: Cluster, name: str, problems: list[Problem]) -> str:
-    types = sorted({pool.gpu.name for pool in cluster.pools})
-    if len(types) == 1:
-        return types[0]
-    message = f"Megatron-LM runs on one GPU type, the cluster has {', '.join(types) or 'none'}"
-    problems.append(Problem(name, message, "give a cluster of the type that the arguments are for"))
-    return ""
-
-
-def _model(flags: Flags, model: Model | None, name: str, problems: list[Problem]) -> Model | None:
-    """The model of the arguments, or the given one, where they do not contradict it."""
-    if model is None:
-        return read_model(flags, name, problems)
-    stated = {
-        "--num-layers": len(model.layers),
-        "--hidden-size": model.hidden,
-        "--num-attention-heads": model.max_heads,
-    }
-    for flag, own in stated.items():
-        if flag in flags.given and flags[flag] != own:
-            message = f"is {flags[flag]}, but the model {model.name} has {own}"
-            problems.append(Problem(f"{name}: {flag}", message, "name the model that the arguments are for"))
-    return model
-
-
-def _world(flags: Flags, cluster: Cluster, name: str) -> int:
-    """GPUs of the run: what the launcher is told, else all of the cluster."""
-    told = flags.launcher
-    world = told.get("gpus") or told.get("nodes", 1) * told.get("gpus_per_node", 0) or cluster.gpus
-    if world > cluster.gpus:
-        hint = "give a larger cluster, or the launch of a smaller run"
-        raise bad(name, f"the launcher starts {world} processes, the cluster has {cluster.gpus} GPUs", hint)
-    return world
-
-
-def _plan(flags: Flags, model: Model, cluster: Cluster, gpu: str, world: int, job: Job | None, name: str) -> Plan:
+def plan_of_flags(
+    flags: Flags, model: Model, cluster: Cluster, gpu: str, world: int, job: Job | None, name: str
+) -> Plan:
+    """Return the plan of arguments on `world` GPUs of type `gpu`. Flags that are missing have Megatron-LM's defaults.
+    Raises SpecError for degrees and batches that do not divide; the plan may still be illegal (`plans.check`)."""
     data_parallel = _data_parallel(flags, world, name)
     micro_batch, global_batch, seq_len = _batch(flags, data_parallel, job, name)
     stages = _stages(flags, model, gpu, name)
@@ -165,11 +76,14 @@ def _plan(flags: Flags, model: Model, cluster: Cluster, gpu: str, world: int, jo
 
 def _data_parallel(flags: Flags, world: int, name: str) -> int:
     names = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size")
+    if flags["--ds-sequence-parallel-size"] > 1:
+        message = "sequences split by heads from end to end (Ulysses) are not described"
+        raise bad(f"{name}: --ds-sequence-parallel-size", message, "leave the flag out, or describe a plan")
     size = 1
     for flag in names:
         if flags[flag] < 1:
             raise bad(f"{name}: {flag}", "is 0", "write at least 1")
-        size *= flags[flag]
+        size *= _depth(flags) if flag == "--pipeline-model-parallel-size" else flags[flag]
     if world % size:
         message = f"tensor * pipeline * context parallel = {size} does not divide the {world} GPUs"
         raise bad(name, message, "change a degree, or give the cluster that the arguments are for")
@@ -201,6 +115,8 @@ def _job(flags: Flags, job: Job | None, global_batch: int, seq_len: int, name: s
         tokens = float(flags["--train-iters"]) * global_batch * seq_len
     elif flags["--train-samples"]:
         tokens = float(flags["--train-samples"]) * seq_len
+    elif flags["--train-tokens"]:
+        tokens = float(flags["--train-tokens"])
     base = job or Job(global_batch=global_batch, seq_len=seq_len)
     return replace(
         base,
@@ -209,12 +125,17 @@ def _job(flags: Flags, job: Job | None, global_batch: int, seq_len: int, name: s
         tokens=tokens,
         precision="fp8" if fp8 else precision,
         fp8_recipe=cast("Fp8Recipe", flags["--fp8-recipe"]) if fp8 else None,
-        optimizer=cast("Optimizer", flags["--optimizer"]),
+        optimizer="sgd" if flags["--optimizer"] == "sgd" else "adam",
+        fused_loss=flags["--cross-entropy-loss-fusion"] and flags["--cross-entropy-fusion-impl"] == "linear",
     )
 
 
+def _depth(flags: Flags) -> int:
+    return 1 if flags["--no-pipeline-parallel"] else int(flags["--pipeline-model-parallel-size"])
+
+
 def _stages(flags: Flags, model: Model, gpu: str, name: str) -> tuple[Stage, ...]:
-    pipeline = flags["--pipeline-model-parallel-size"]
+    pipeline = _depth(flags)
     tensor_parallel = flags["--tensor-model-parallel-size"]
     experts = any(kind.moe for kind in model.kinds)
     expert_tensor = flags["--expert-tensor-parallel-size"] or tensor_parallel
@@ -235,7 +156,7 @@ def _stages(flags: Flags, model: Model, gpu: str, name: str) -> tuple[Stage, ...
 
 def _layer_counts(flags: Flags, layers: int, name: str) -> tuple[int, ...]:
     """Layers of each virtual stage in order of execution."""
-    pipeline, layout = flags["--pipeline-model-parallel-size"], flags["--pipeline-model-parallel-layout"]
+    pipeline, layout = _depth(flags), flags["--pipeline-model-parallel-layout"]
     place = f"{name}: --pipeline-model-parallel-" + ("size" if layout is None else "layout")
     try:
         if layout is None:
@@ -252,8 +173,9 @@ def _layer_counts(flags: Flags, layers: int, name: str) -> tuple[int, ...]:
 
 def _split(flags: Flags, layers: int, pipeline: int) -> EvenSplit:
     """How Megatron splits without a layout string. Raises ValueError where virtual stages do not divide."""
-    embedding = flags["--account-for-embedding-in-pipeline-split"]
-    loss = flags["--account-for-loss-in-pipeline-split"]
+    both = flags["--pp-partition-method"] == "type:transformer|embedding"  # Megatron-DeepSpeed
+    embedding = both or flags["--account-for-embedding-in-pipeline-split"]
+    loss = both or flags["--account-for-loss-in-pipeline-split"]
     each, chunks = flags["--num-layers-per-virtual-pipeline-stage"], flags["--num-virtual-stages-per-pipeline-rank"]
     if each and chunks:
         raise ValueError("--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-… exclude each other")
@@ -274,9 +196,13 @@ def _split(flags: Flags, layers: int, pipeline: int) -> EvenSplit:
 
 def _recompute(flags: Flags, name: str) -> Recompute:
     granularity = "selective" if flags["--recompute-activations"] else flags["--recompute-granularity"]
+    method, layers = flags["--recompute-method"], flags["--recompute-num-layers"]
+    if flags["--checkpoint-activations"] or (granularity is None and method is not None and layers):
+        return Recompute(granularity="full", method=method or "uniform", layers=layers or 1)  # Megatron-LM before 3.0
     if granularity is None:
         return Recompute()
-    method, layers = flags["--recompute-method"], flags["--recompute-num-layers"]
+    if method == "uniform" and layers is None:
+        layers = 1  # the default up to core_v0.4
     if granularity == "full" and (method is None or not layers):
         flag = "--recompute-method" if method is None else "--recompute-num-layers"
         raise bad(f"{name}: {flag}", "is missing beside --recompute-granularity full", "Megatron-LM demands it")
@@ -288,22 +214,15 @@ def _optimizer(flags: Flags, name: str) -> OptimizerPlan:
         sharding: Sharding = "zero3"
     elif flags["--use-megatron-fsdp"]:
         sharding = STRATEGIES[flags["--data-parallel-sharding-strategy"]]
+    elif flags["--zero-stage"]:
+        sharding = STAGES[min(flags["--zero-stage"], 3)]
     else:
         sharding = "zero1" if flags["--use-distributed-optimizer"] else "none"
-    offload = flags["--optimizer-offload-fraction"] if flags["--optimizer-cpu-offload"] else 0.0
+    offloads = flags["--optimizer-cpu-offload"] or flags["--optimizer-offload-policy"] == "static"
+    if flags["--optimizer-offload-policy"] not in (None, "static"):
+        message = "how much is offloaded is decided while it runs"
+        raise bad(f"{name}: --optimizer-offload-policy", message, "write static, with a fraction")
+    offload = flags["--optimizer-offload-fraction"] if offloads else 0.0
     if offload > 1:
         raise bad(f"{name}: --optimizer-offload-fraction", f"is {offload:g}", "write a fraction from 0 to 1")
     return OptimizerPlan(sharding=sharding, offload=offload)
-
-
-def _notes(flags: Flags, cluster: Cluster, world: int) -> tuple[str, ...]:
-    notes = []
-    if not {"gpus", "gpus_per_node"} & set(flags.launcher):
-        notes.append(f"the text does not say how many GPUs run; all {world} of the cluster are assumed")
-    elif world < cluster.gpus:
-        notes.append(f"{world} of the cluster's {cluster.gpus} GPUs are used")
-    if not any(flag in flags.given for flag in LENGTHS):
-        notes.append("the text does not say how long the run is")
-    if flags["--sequence-parallel"] and flags["--tensor-model-parallel-size"] == 1:
-        notes.append("--sequence-parallel has no effect without tensor parallelism")
-    return tuple(notes)

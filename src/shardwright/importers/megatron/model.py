@@ -1,4 +1,4 @@
-"""A model from Megatron-LM's arguments: the inverse of `megatron_model`."""
+"""A model from Megatron-LM's arguments: the inverse of `exporters.megatron.model`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shardwright.errors import Problem
-from shardwright.exporters.megatron.flags import MOST_PATTERN, Flags
-from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe, Position
+from shardwright.importers.megatron.flags import MOST_PATTERN, Flags
+from shardwright.importers.megatron.vocabulary import ASSUMED, size_of
+from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe, Position, RotaryScaling
 
 GLU_ROUNDING = 64
 
 
-def read_model(flags: Flags, name: str, problems: list[Problem]) -> Model | None:
-    """Return the model that the arguments describe, or None after adding to `problems` what is missing or wrong."""
+def read_model(flags: Flags, name: str, problems: list[Problem], notes: list[str]) -> Model | None:
+    """Return the model that the arguments describe, or None after adding to `problems` what is missing or wrong. What
+    had to be assumed goes to `notes`."""
     before = len(problems)
     problems += _missing(flags, name)
     if len(problems) > before:
@@ -27,9 +29,9 @@ def read_model(flags: Flags, name: str, problems: list[Problem]) -> Model | None
         name="megatron-arguments",
         family="megatron",
         hidden=flags["--hidden-size"],
-        vocab=flags["--vocab-size"] or flags["--padded-vocab-size"],
+        vocab=_vocabulary(flags, notes),
         layers=layers,
-        norm="rmsnorm" if flags["--normalization"] == "RMSNorm" else "layernorm",
+        norm="rmsnorm" if flags["--normalization"].casefold() == "rmsnorm" else "layernorm",
         position=position,
         rotary_base=float(flags["--rotary-base"]),
         rotary_fraction=flags["--rotary-percent"],
@@ -39,22 +41,48 @@ def read_model(flags: Flags, name: str, problems: list[Problem]) -> Model | None
         dropout=max(flags["--hidden-dropout"], flags["--attention-dropout"]) > 0,
         mtp_layers=flags["--mtp-num-layers"] or 0,
         activation=_activation(flags),
+        embedding_norm=flags["--embed-layernorm"],
+        parallel_block=flags["--parallel-attn"],
+        norm_epsilon=flags["--norm-epsilon"],
+        norm_about_one=flags["--apply-layernorm-1p"] or None,
+        rotary_interleaved=flags["--rotary-interleaved"] or None,
+        rotary_scaling=_scaling(flags),
     )
+
+
+def _vocabulary(flags: Flags, notes: list[str]) -> int:
+    """The size that is said, else that of the tokenizer's name, else a usual one."""
+    stated: int | None = flags["--vocab-size"] or flags["--padded-vocab-size"]
+    if stated:
+        return stated
+    names = [flags[flag] for flag in ("--patch-tokenizer-type", "--tokenizer-model", "--tokenizer-type")]
+    found = size_of(*names, flags["--vocab-file"]) or (None if any(names) else size_of("gpt2"))
+    extra: int = flags["--extra-vocab-size"] or 0
+    if found is None:
+        notes.append(f"no size of the vocabulary is given and the tokenizer's is not known: {ASSUMED:,} is assumed")
+        return ASSUMED
+    told = (
+        next((name for name in names if size_of(name) == found), None)
+        or flags["--vocab-file"]
+        or "GPT-2's, the default"
+    )
+    notes.append(f"the vocabulary is that of the tokenizer {told}: {found + extra:,}")
+    return found + extra
+
+
+def _scaling(flags: Flags) -> RotaryScaling | None:
+    if flags["--use-rope-scaling"]:
+        return RotaryScaling(kind="llama3", factor=flags["--rope-scaling-factor"])
+    factor = flags["--rotary-seq-len-interpolation-factor"]
+    return RotaryScaling(kind="linear", factor=float(factor)) if factor else None
 
 
 def _missing(flags: Flags, name: str) -> Iterator[Problem]:
     for flag in ("--num-layers", "--hidden-size", "--num-attention-heads"):
         if not flags[flag]:
             yield Problem(f"{name}: {flag}", "is missing", "add it, or name the model (--model)")
-    if not (flags["--vocab-size"] or flags["--padded-vocab-size"]):
-        hint = "add it, or name the model (--model)"
-        yield Problem(f"{name}: --vocab-size", "the arguments leave it to the tokenizer", hint)
     if (flags["--num-layers"] or 0) > MOST_PATTERN:
         yield Problem(f"{name}: --num-layers", f"is more than {MOST_PATTERN}", "correct it")
-    if flags["--position-embedding-type"] in ("yarn", "mrope"):
-        yield Problem(
-            f"{name}: --position-embedding-type", "is not one a model describes", "use rope: it costs the same"
-        )
 
 
 def _layers(flags: Flags, name: str, problems: list[Problem]) -> tuple[Layer, ...]:
@@ -104,13 +132,19 @@ def _attention(flags: Flags, name: str, problems: list[Problem]) -> Attention | 
     width = width or hidden // heads
     return Attention(
         heads=heads,
-        kv_heads=flags["--num-query-groups"] if flags["--group-query-attention"] else heads,
+        kv_heads=_kv_heads(flags, heads),
         head_dim=width,
         value_head_dim=width,
         qkv_bias=biased or flags["--add-qkv-bias"],
         out_bias=biased,
         qk_norm=flags["--qk-layernorm"],
     )
+
+
+def _kv_heads(flags: Flags, heads: int) -> int:
+    if flags["--attention-head-type"] == "multiquery":
+        return 1
+    return flags["--num-query-groups"] if flags["--group-query-attention"] else heads
 
 
 def _with_window(attention: Attention, window: int | None) -> Attention:
@@ -128,6 +162,10 @@ def _moe(flags: Flags) -> Moe | None:
         shared_width=flags["--moe-shared-expert-intermediate-size"] or 0,
         shared_gate=flags["--moe-shared-expert-gate"],
         router_bias=flags["--moe-router-enable-expert-bias"],
+        router_groups=flags["--moe-router-num-groups"],
+        router_top_groups=flags["--moe-router-group-topk"],
+        router_scaling=flags["--moe-router-topk-scaling-factor"],
+        pre_softmax=(flags["--moe-router-pre-softmax"] and flags["--moe-router-topk"] > 1) or None,
     )
 
 
@@ -159,14 +197,19 @@ def _of_length(pattern: tuple[bool, ...], count: int, place: str, problems: list
 
 
 def _position(flags: Flags) -> Position:
+    if flags["--attention-alibi"]:
+        return "alibi"
     if flags["--use-rotary-position-embeddings"]:
         return "rope"
-    kinds: dict[str, Position] = {"learned_absolute": "learned", "rope": "rope", "none": "none"}
+    kinds: dict[str, Position] = {
+        "learned_absolute": "learned", "absolute": "learned", "rope": "rope", "rotary": "rope", "yarn": "rope",
+        "mrope": "rope", "none": "none", "alibi": "alibi",
+    }  # fmt: skip
     return kinds[flags["--position-embedding-type"]]
 
 
 def _gated(flags: Flags) -> bool:
-    return bool(flags["--swiglu"] or flags["--quick-geglu"])
+    return bool(flags["--swiglu"] or flags["--quick-geglu"] or flags["--glu-activation"])
 
 
 def _default_width(flags: Flags) -> int:
@@ -176,5 +219,10 @@ def _default_width(flags: Flags) -> int:
 
 
 def _activation(flags: Flags) -> str:
-    names = {"--swiglu": "silu", "--quick-geglu": "quick_gelu", "--squared-relu": "squared_relu"}
+    gated = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "liglu": "linear", None: None}[
+        flags["--glu-activation"]
+    ]
+    if gated is not None:
+        return gated
+    names = {"--swiglu": "silu", "--quick-geglu": "quick_gelu", "--squared-relu": "squared_relu", "--xielu": "xielu"}
     return next((activation for flag, activation in names.items() if flags[flag]), "gelu")

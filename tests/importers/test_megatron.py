@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.golden.plans import H100, LLAMA_2_70B, LLAMA_3_1_8B, PLANS, cluster_of
-from tests.plans.random_plans import uniform_plans
 
 from shardwright.errors import SpecError
 from shardwright.exporters.megatron.export import to_megatron
 from shardwright.exporters.megatron.launch import launch_script
 from shardwright.exporters.megatron.limits import unsupported
-from shardwright.exporters.megatron.read_args import plan_from_megatron
+from shardwright.importers.megatron.read import plan_from_megatron
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute
+from tests.golden.plans import H100, LLAMA_2_70B, LLAMA_3_1_8B, PLANS, cluster_of
+from tests.plans.random_plans import uniform_plans
 
 FEW = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
@@ -106,7 +106,10 @@ def test_a_script_as_people_write_them() -> None:
     assert plan.sequence_parallel and plan.flash_attention
     assert plan.job.tokens == 6400 * 4096 and plan.job.precision == "bf16"
     assert reading.ignored == ("--data-path", "--save", "--log-interval")
-    assert reading.notes == ("16 of the cluster's 32 GPUs are used",)
+    assert reading.notes == (
+        "the script's defaults are taken where the environment decides: SLURM_NNODES=2 (others: --env NAME=value)",
+        "16 of the cluster's 32 GPUs are used",
+    )
 
 
 LINE = (
@@ -157,10 +160,10 @@ def test_a_named_model_stands_in_for_the_arguments() -> None:
         (LINE + "--num-layers", "--num-layers: has no value"),
         (LINE + "--num-layers many", "--num-layers: 'many' cannot be read"),
         (LINE + "--num-layers -3", "--num-layers: '-3' cannot be read"),
-        (LINE + "--tensor-model-parallel-size $TP", "--tensor-model-parallel-size: its value is .*TP=… in the text"),
-        (LINE + "--tensor-model-parallel-size ${TP}", "TP=… in the text"),
-        (LINE + "--global-batch-size $((2*64))", "--global-batch-size: .*write the value itself"),
-        (LINE + "$EXTRA_ARGS", "EXTRA_ARGS may hold arguments"),
+        (LINE + "--tensor-model-parallel-size $TP", "--tensor-model-parallel-size: its value is .*--env TP=…"),
+        (LINE + "--tensor-model-parallel-size ${TP}", "--env TP=…"),
+        (LINE + "--global-batch-size $(nproc)", "--global-batch-size: .*write the value itself"),
+        (LINE + "$EXTRA_ARGS", "EXTRA_ARGS. may hold arguments"),
         (LINE + "--save out ${EXTRA[@]}", "EXTRA.*may hold arguments"),
         (LINE + "--bf16 --fp16", "--fp16: stands beside --bf16"),
         (LINE + "--tensor-model-parallel-size 0", "--tensor-model-parallel-size: is 0"),
@@ -177,14 +180,13 @@ def test_a_named_model_stands_in_for_the_arguments() -> None:
         (LINE + "--hybrid-layer-pattern MM", "--hybrid-layer-pattern: hybrid models are not described"),
         (LINE + "--overlap-param-gather", "overlap.param_gather"),
         (LINE + "--expert-model-parallel-size 2", "no experts"),
-        (LINE + "--num-experts 8 --moe-layer-freq ([0]*3+[1]*4)", "--moe-layer-freq"),
+        (LINE + "--num-experts 8 --moe-layer-freq ([0]*3+[1]*4)", "line 1: not readable as shell text"),
         (LINE + "--num-experts 8 --moe-layer-freq '[0]*3+[1]*4'", "lists 7 layers, the model has 80"),
         (LINE + "--num-experts 8 --moe-layer-freq '__import__(0)'", "--moe-layer-freq: .*cannot be read"),
         (LINE + "--optimizer-cpu-offload --optimizer-offload-fraction 2", "--optimizer-offload-fraction: is 2"),
-        (LINE.replace("--vocab-size 32000", ""), "--vocab-size: the arguments leave it to the tokenizer"),
         (LINE.replace("--micro-batch-size 1", ""), "--micro-batch-size: is missing"),
         ("torchrun --nnodes 99 --nproc_per_node 8 pretrain_gpt.py " + LINE, "starts 792 processes"),
-        (LINE + "'unclosed", "close the quotes"),
+        (LINE + "'unclosed", "line 1: not readable as shell text: the ' is not closed"),
     ],
 )
 def test_errors_name_the_flag_and_the_remedy(line: str, message: str) -> None:

@@ -1,0 +1,8 @@
+"""Plans from what people run today: launch scripts and configurations of trainers. Nothing of them is executed.
+
+* `launch`: a plan from a file that starts training
+* `reading`: what reading a launch gives
+* `launches`: starts of training among the commands of a script
+* `shell/`: the words that a launch script passes
+* `megatron/`: Megatron-LM, and what is made of it
+"""

@@ -1,0 +1,168 @@
+"""Starts of training among the commands of a script: how many processes, which program, with which arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwright.importers.shell.read import ShellScript
+from shardwright.importers.shell.state import Started
+from shardwright.importers.shell.unknown import is_known, shown
+
+PYTHON = re.compile(r"(?:.*/)?python\d?(?:\.\d+)?", re.S)
+LAUNCHERS = {"torchrun": "torchrun", "torchrun-hpc": "torchrun", "deepspeed": "deepspeed", "accelerate": "accelerate"}
+MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+PROGRAM = re.compile(r".*\.py", re.S)
+# Options of launchers that stand alone; all others of theirs take a value.
+SWITCHES = frozenset(
+    (
+        *("--standalone", "--no-python", "-m", "--module", "--run-path", "--use-env", "--multi-gpu", "--use-fsdp"),
+        *("--use-deepspeed", "--debug", "--same-network", "--dynamo-use-fullgraph", "--no-local-rank", "--no-ssh"),
+        *("--force-multi", "--elastic-training", "--save-pid", "--cpu", "--tpu", "--use-megatron-lm", "--quiet", "-q"),
+        *("--use-parallelism-config", "-u", "-O", "-B", "-E", "-I", "-s", "-S", "-v"),
+    )
+)
+NODES = ("--nnodes", "--num-nodes", "--num-machines")
+EACH = ("--nproc-per-node", "--num-gpus")
+ALL = ("--num-processes",)
+TASKS = ("-n", "-np", "--np", "--ntasks", "--n")
+TASK_NODES = ("-N", "--nodes")
+TASKS_EACH = ("--ntasks-per-node", "--npernode", "-ppn", "-npernode", "--tasks-per-node")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One start of a program. Counts are None where they are not said, `unread` has those that are not known.
+    `options` are the launcher's own, by long names with hyphens."""
+
+    launcher: str
+    program: str
+    arguments: tuple[str, ...]
+    nodes: int | None
+    processes_per_node: int | None
+    processes: int | None
+    options: Mapping[str, str]
+    unread: tuple[str, ...]
+    line: int
+
+    @property
+    def gpus(self) -> int | None:
+        """The processes of all machines, one a GPU; None where the script does not say."""
+        if self.processes is not None:
+            return self.processes
+        return None if self.processes_per_node is None else (self.nodes or 1) * self.processes_per_node
+
+
+def launches(script: ShellScript) -> tuple[Launch, ...]:
+    """Return the programs that a script starts with Python, in order."""
+    found = tuple(launch for started in script.started if (launch := _launch(started, script.slurm)) is not None)
+    return found or tuple(_bare(script))
+
+
+def _launch(started: Started, slurm: Mapping[str, str]) -> Launch | None:
+    launcher, words = _launcher(started.words)
+    if launcher is None:
+        return None
+    options, program, arguments = _parts(words)
+    if program is None:
+        return None
+    counts: dict[str, str] = {name: options[name] for name in (*NODES, *EACH, *ALL) if name in options}
+    around = _options(started.around)
+    unread = []
+
+    def number(names: Sequence[str], given: Mapping[str, str]) -> int | None:
+        text = next((given[name] for name in names if name in given), None)
+        if text is None:
+            return None
+        text = text.rsplit(":", 1)[-1] if re.fullmatch(r"\d+:\d+", text) else text
+        if not text.isdigit():
+            unread.append(shown(text))
+            return None
+        return int(text)
+
+    nodes, each, processes = number(NODES, counts), number(EACH, counts), number(ALL, counts)
+    if launcher == "python":
+        nodes = nodes or number(TASK_NODES, around) or number(TASK_NODES, slurm)
+        each = each or number(TASKS_EACH, around) or number(TASKS_EACH, slurm)
+        processes = processes or number(TASKS, around) or (number(TASKS, slurm) if started.around else None)
+    return Launch(
+        launcher=launcher,
+        program=program,
+        arguments=tuple(arguments),
+        nodes=nodes,
+        processes_per_node=each,
+        processes=processes,
+        options=options,
+        unread=tuple(unread),
+        line=started.line,
+    )
+
+
+def _launcher(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
+    """Return what starts the processes, and the words after it."""
+    name = words[0].rsplit("/", 1)[-1] if words else ""
+    if name in LAUNCHERS:
+        return LAUNCHERS[name], words[2:] if name == "accelerate" and words[1:2] == ("launch",) else words[1:]
+    if name == "accelerate-launch":
+        return "accelerate", words[1:]
+    if not PYTHON.fullmatch(name):
+        return None, words
+    place = next((i for i in range(1, len(words)) if words[i] == "-m" or not words[i].startswith("-")), None)
+    module = words[place + 1] if place is not None and words[place] == "-m" and place + 1 < len(words) else ""
+    return (MODULES[module], words[(place or 0) + 2 :]) if module in MODULES else ("python", words[1:])
+
+
+def _parts(words: Sequence[str]) -> tuple[dict[str, str], str | None, Sequence[str]]:
+    """Return a launcher's options, the program and its arguments."""
+    options: dict[str, str] = {}
+    position = 0
+    while position < len(words):
+        word = words[position]
+        if not word.startswith("-"):
+            return options, word, words[position + 1 :]
+        name, sign, value = word.partition("=")
+        name = name.replace("_", "-")
+        position += 1
+        if name in ("-m", "--module") and position < len(words):
+            return options, words[position], words[position + 1 :]
+        if name == "-c":
+            return options, None, ()
+        if not sign and name not in SWITCHES and position < len(words) and not PROGRAM.fullmatch(words[position]):
+            value = words[position]
+            position += 1
+        options[name] = value
+    return options, None, ()
+
+
+def _options(words: Sequence[str]) -> dict[str, str]:
+    """Return the options among words of `srun` or `mpirun`."""
+    found: dict[str, str] = {}
+    for place, word in enumerate(words):
+        name, sign, value = word.partition("=")
+        if sign and name.startswith("-"):
+            found[name] = value
+        elif word.startswith("-") and place + 1 < len(words):
+            found[word] = words[place + 1]
+        if match := re.fullmatch(r"(-[nN])(\d+)", word):
+            found[match[1]] = match[2]
+    return found
+
+
+def _bare(script: ShellScript) -> Iterator[Launch]:
+    """Arguments alone: a command that begins with one, or arrays and variables that hold them."""
+    words = next((started.words for started in script.started if started.words[0].startswith("--")), None)
+    if words is None:
+        items = [item for values in script.arrays.values() for item in values]
+        words = tuple(word for item in items for word in (item.split() if item.strip().startswith("--") else [item]))
+    if any(word.startswith("--") and is_known(word) for word in words):
+        launch = Launch(
+            launcher="", program="", arguments=tuple(words), nodes=None, processes_per_node=None, processes=None,
+            options={}, unread=(), line=1,
+        )  # fmt: skip
+        yield launch

@@ -1,0 +1,9 @@
+"""Launch lines of Megatron-LM core_v0.19, of older releases, and of trainers that are made of it.
+
+* `read`: a plan from a launch script
+* `plan`: a plan from flags
+* `model`: a model from flags
+* `flags`: the arguments that say something about a plan
+* `flag_table`: every argument, and what it means for a plan
+* `vocabulary`: the size of a tokenizer's vocabulary
+"""

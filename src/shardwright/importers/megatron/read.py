@@ -1,0 +1,176 @@
+"""A plan from a Megatron-LM launch line or script, so that it can be judged beside others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from shardwright.errors import Problem, SpecError, bad
+from shardwright.importers.launches import Launch, launches
+from shardwright.importers.megatron.flags import LENGTHS, Flags, scan
+from shardwright.importers.megatron.model import read_model
+from shardwright.importers.megatron.plan import plan_of_flags
+from shardwright.importers.reading import Reading
+from shardwright.importers.shell.read import ShellScript, read_script
+from shardwright.importers.shell.unknown import shown
+from shardwright.plans.check import check
+from shardwright.spec.cluster import Cluster
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+
+OTHER_PROGRAMS = re.compile(
+    r"(?:.*/)?\w*(?:t5|bert|vision|retro|ict|biencoder|mamba|vlm|mimo|hybrid|realm|dino)\w*\.py"
+)
+DECISIVE = ("--micro-batch-size", "--tensor-model-parallel-size", "--num-layers", "--seq-length")
+DEFAULTS_SHOWN = 12
+
+
+def plan_from_megatron(
+    text: str,
+    *,
+    cluster: Cluster,
+    model: Model | None = None,
+    job: Job | None = None,
+    name: str = "megatron arguments",
+    arguments: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Reading:
+    """Return the plan that the launch line or script `text` runs on `cluster`, which has one GPU type.
+
+    The script is read as bash would run it with `arguments` and the variables of `environment`, and nothing is run;
+    what it sources is read from `folder`. `model` replaces the one that the arguments describe. `job` supplies what the
+    arguments leave open: tokens, objective, budget and deadline. The world is what the launcher is told, else all of
+    the cluster. Flags that are missing have Megatron-LM's defaults (core_v0.19). Raises SpecError with every reason
+    why no plan can be read: a value that cannot be read, a variable that is not known, degrees that do not divide.
+    """
+    script = read_script(text, name, arguments=arguments, environment=environment, folder=folder)
+    launch = training_of(launches(script), name)
+    return reading_of_launch(launch, script, cluster=cluster, model=model, job=job, name=name)
+
+
+def training_of(found: tuple[Launch, ...], name: str) -> Launch:
+    """Return the launch of a script that trains: the only one that says anything of a plan. Raises SpecError for none,
+    and for several that differ."""
+    training = [launch for launch in found if _decisive(launch)]
+    if not training:
+        training = [launch for launch in found if any(word.startswith("--") for word in launch.arguments)][-1:]
+    if not training:
+        hint = "give the launch command or its arguments"
+        raise bad(name, "contains no Megatron-LM argument", hint)
+    said = {tuple(scan(launch.arguments, name, []).given.items()) for launch in training}
+    if len(said) > 1:
+        lines = ", ".join(str(launch.line) for launch in training)
+        raise bad(name, f"starts several trainings that differ (lines {lines})", "give a script that starts one")
+    return training[-1]
+
+
+def _decisive(launch: Launch) -> bool:
+    flags = {word.partition("=")[0].replace("_", "-") for word in launch.arguments}
+    return bool(flags & set(DECISIVE)) or "pretrain" in launch.program
+
+
+def reading_of_launch(
+    launch: Launch, script: ShellScript, *, cluster: Cluster, model: Model | None, job: Job | None, name: str
+) -> Reading:
+    """Return the plan of one launch with Megatron-LM's arguments."""
+    if OTHER_PROGRAMS.fullmatch(launch.program):
+        program = shown(launch.program).rsplit("/", 1)[-1]
+        raise bad(name, f"{program} trains no decoder-only model of text", "give a launch of pretrain_gpt.py")
+    problems: list[Problem] = []
+    flags = scan(launch.arguments, name, problems, script.reasons)
+    if not flags.given and not problems:
+        problems.append(Problem(name, "contains no Megatron-LM argument", "give the launch command or its arguments"))
+    notes = _assumed(script)
+    return reading_of_flags(flags, launch, notes, problems, cluster=cluster, model=model, job=job, name=name)
+
+
+def reading_of_flags(
+    flags: Flags,
+    launch: Launch | None,
+    notes: list[str],
+    problems: list[Problem],
+    *,
+    cluster: Cluster,
+    model: Model | None,
+    job: Job | None,
+    name: str,
+) -> Reading:
+    """Return the plan of flags that any trainer's configuration was put into; `problems` are those found so far."""
+    gpu = _one_gpu(cluster, name, problems)
+    stated = len(problems)
+    model = _model(flags, model, name, problems, notes)
+    if stated and len(problems) > stated:
+        problems = problems[:stated]  # what is missing follows from what could not be read
+    if problems or model is None:
+        raise SpecError(*problems)
+    world = _world(launch, cluster, name)
+    plan = plan_of_flags(flags, model, cluster, gpu, world, job, name)
+    problems += [Problem(f"{name}: {fault.path}", fault.message, fault.hint) for fault in check(plan)]
+    if problems:
+        raise SpecError(*problems)
+    return Reading(plan, (*notes, *_notes(flags, launch, cluster, world)), flags.ignored, flags.uncounted)
+
+
+def _one_gpu(cluster: Cluster, name: str, problems: list[Problem]) -> str:
+    types = sorted({pool.gpu.name for pool in cluster.pools})
+    if len(types) == 1:
+        return types[0]
+    message = f"Megatron-LM runs on one GPU type, the cluster has {', '.join(types) or 'none'}"
+    problems.append(Problem(name, message, "give a cluster of the type that the arguments are for"))
+    return ""
+
+
+def _model(flags: Flags, model: Model | None, name: str, problems: list[Problem], notes: list[str]) -> Model | None:
+    """The model of the arguments, or the given one, where they do not contradict it."""
+    if model is None:
+        return read_model(flags, name, problems, notes)
+    stated = {
+        "--num-layers": len(model.layers),
+        "--hidden-size": model.hidden,
+        "--num-attention-heads": model.max_heads,
+    }
+    for flag, own in stated.items():
+        if flag in flags.given and flags[flag] != own:
+            message = f"is {flags[flag]}, but the model {model.name} has {own}"
+            problems.append(Problem(f"{name}: {flag}", message, "name the model that the arguments are for"))
+    return model
+
+
+def _world(launch: Launch | None, cluster: Cluster, name: str) -> int:
+    """GPUs of the run: what the launcher is told, else all of the cluster."""
+    world = (launch.gpus if launch else None) or cluster.gpus
+    if world > cluster.gpus:
+        hint = "give a larger cluster, or the launch of a smaller run"
+        raise bad(name, f"the launcher starts {world} processes, the cluster has {cluster.gpus} GPUs", hint)
+    return world
+
+
+def _assumed(script: ShellScript) -> list[str]:
+    """Say which variables of the environment were taken to be unset, and with which defaults."""
+    defaults = [f"{name}={shown(value)}" for name, value in script.assumed.items() if value and not name.isdigit()]
+    if not defaults:
+        return []
+    more = f" and {len(defaults) - DEFAULTS_SHOWN} more" if len(defaults) > DEFAULTS_SHOWN else ""
+    shown_first = ", ".join(defaults[:DEFAULTS_SHOWN])
+    return [
+        f"the script's defaults are taken where the environment decides: {shown_first}{more} (others: --env NAME=value)"
+    ]
+
+
+def _notes(flags: Flags, launch: Launch | None, cluster: Cluster, world: int) -> tuple[str, ...]:
+    notes = []
+    if launch is None or launch.gpus is None:
+        notes.append(f"the text does not say how many GPUs run; all {world} of the cluster are assumed")
+    elif world < cluster.gpus:
+        notes.append(f"{world} of the cluster's {cluster.gpus} GPUs are used")
+    if not any(flag in flags.given for flag in LENGTHS):
+        notes.append("the text does not say how long the run is")
+    if flags["--rampup-batch-size"]:
+        start, step, samples = (*flags["--rampup-batch-size"].split(), "?", "?")[:3]
+        words = f"the batch grows from {start} by {step} over {samples} samples; the final one is priced"
+        notes.append(words)
+    if flags["--sequence-parallel"] and flags["--tensor-model-parallel-size"] == 1:
+        notes.append("--sequence-parallel has no effect without tensor parallelism")
+    return tuple(notes)

@@ -1,0 +1,22 @@
+"""Launch scripts, read as bash would run them, without running anything.
+
+* `read`: a script as the commands that it starts
+* `interpreter`: the walk through a script
+* `parser`: text as commands
+* `lexer`: blanks, here-documents and operators
+* `syntax`: commands as trees
+* `words`: words as trees
+* `expansion`: what words become
+* `assignment`: assignments
+* `arithmetic`: `$((…))`
+* `conditions`: `[ … ]` and `[[ … ]]`
+* `redirection`: input, and files that are written
+* `builtins`: commands of the shell itself
+* `filters`: programs that only turn text into text
+* `slurm`: what Slurm tells a job
+* `wrappers`: programs that start other programs
+* `description`: conditions, as a person would write them
+* `state`: what a shell knows on the way
+* `control`: ends of loops, functions and scripts
+* `unknown`: text of which a part is not known
+"""

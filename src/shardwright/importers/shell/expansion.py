@@ -1,0 +1,395 @@
+"""What words become: references, arithmetic and substitutions put in, and split where they are not quoted."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from shardwright.importers.shell.arithmetic import ArithmeticFaultError, UnknownValueError, compute
+from shardwright.importers.shell.state import MOST_CHARACTERS, State, TooMuchError
+from shardwright.importers.shell.unknown import is_known, shown, unknown
+from shardwright.importers.shell.words import EMPTY, Arithmetic, Reference, Substitution, Text, Word, read_word
+
+BLANK = " \t\n"
+BRACES = re.compile(r"^(.*?)\{([^{}]*(?:,|\.\.)[^{}]*)\}(.*)$", re.S)
+MOST_BRACES = 4096
+Part = Text | Reference | Arithmetic | Substitution
+
+
+class DemandedError(ValueError):
+    """`${name:?message}` of a variable that is empty: the script ends there."""
+
+
+class _Fields:
+    """Words in the making: `solid` text makes a word even where it is empty, as quotes do."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.text: list[str] = []
+        self.solid = False
+
+    def add(self, text: str, *, solid: bool) -> None:
+        self.text.append(text)
+        self.solid |= solid
+
+    def end(self, *, always: bool = False) -> None:
+        text = "".join(self.text)
+        if text or self.solid or always:
+            self.done.append(text)
+        self.text, self.solid = [], False
+
+
+def fields(word: Word, state: State) -> list[str]:
+    """Return the words that one word becomes, none where it vanishes."""
+    if (literal := word.literal) is not None and "{" in literal:
+        return _braces(literal)
+    found = _Fields()
+    size = 0
+    for part in word.parts:
+        many = _many(part, state) if isinstance(part, Reference) else None
+        values = [_value(part, state)] if many is None else many
+        size += sum(map(len, values))
+        if size > MOST_CHARACTERS:
+            raise TooMuchError
+        for index, value in enumerate(values):
+            if index:
+                found.end()
+            if part.quoted or isinstance(part, Text):
+                found.add(value, solid=True)
+            else:
+                _add_split(value, found, state)
+    found.end()
+    return found.done
+
+
+def _add_split(value: str, found: _Fields, state: State) -> None:
+    """Add a value that is not quoted: its separators end words."""
+    separators = state.get("IFS")
+    separators = BLANK if separators is None or not is_known(separators) else separators
+    if not separators:
+        found.add(value, solid=False)
+        return
+    blanks = re.escape("".join(sign for sign in separators if sign in BLANK))
+    others = re.escape("".join(sign for sign in separators if sign not in BLANK))
+    soft = f"[{blanks}]+" if blanks else "(?!)"
+    hard = (f"[{blanks}]*[{others}][{blanks}]*" if blanks else f"[{others}]") if others else "(?!)"
+    for piece in re.split(f"({hard}|{soft})", value):
+        if piece and re.fullmatch(hard, piece):
+            found.end(always=True)
+        elif piece and re.fullmatch(soft, piece):
+            found.end()
+        else:
+            found.add(piece, solid=False)
+
+
+def text_of(word: Word, state: State) -> str:
+    """Return what a word becomes where it is not split: in an assignment, say."""
+    pieces = []
+    for part in word.parts:
+        values = _many(part, state) if isinstance(part, Reference) else None
+        pieces.append(" ".join(values) if values is not None else _value(part, state))
+    text = "".join(pieces)
+    if len(text) > MOST_CHARACTERS:
+        raise TooMuchError
+    return text
+
+
+def pattern_of(word: Word, state: State) -> str | None:
+    """Return the regular expression of a pattern of file names, None where it is not known."""
+    found = []
+    for part in word.parts:
+        value = _value(part, state)
+        if not is_known(value):
+            return None
+        found.append(re.escape(value) if part.quoted else glob(value))
+    return "".join(found)
+
+
+def regex_of(word: Word, state: State) -> str | None:
+    """Return a regular expression as `=~` takes it, None where it is not known."""
+    found = []
+    for part in word.parts:
+        value = _value(part, state)
+        if not is_known(value):
+            return None
+        literal = part.quoted and isinstance(part, Text)
+        found.append(re.escape(value) if literal else value)
+    return "".join(found).replace("[[:space:]]", r"\s").replace("[[:digit:]]", r"\d").replace("[:digit:]", "0-9")
+
+
+def glob(text: str) -> str:
+    """Return a pattern such as `*.json` as a regular expression."""
+    found, position = [], 0
+    while position < len(text):
+        letter = text[position]
+        end = text.find("]", position + 2) if letter == "[" else -1
+        if letter == "*":
+            found.append(".*")
+        elif letter == "?":
+            found.append(".")
+        elif end > 0:
+            inner = text[position + 1 : end].replace("\\", "\\\\")
+            found.append(f"[{'^' + inner[1:] if inner[0] in '!^' else inner}]")
+            position = end
+        else:
+            found.append(re.escape(letter))
+        position += 1
+    return "".join(found)
+
+
+def number_of(expression: Word, state: State) -> int | None:
+    """Return the value of an arithmetic expression, None where it is not known."""
+    text = text_of(expression, state)
+    try:
+        return compute(_subscripts(text, state), lambda name: state.read(name), state.put)
+    except (UnknownValueError, ArithmeticFaultError):
+        return None
+
+
+def _subscripts(text: str, state: State) -> str:
+    """Put the elements of arrays into an expression, where names stand without a dollar sign."""
+    return re.sub(
+        r"([A-Za-z_]\w*)\[([^\[\]]*)\]",
+        lambda match: _element(match[1], match[2], state) or "0",
+        text,
+    )
+
+
+def _element(name: str, index: str, state: State) -> str:
+    value = state.variables.get(name)
+    if not isinstance(value, dict):
+        return state.read(name) if index == "0" else ""
+    if index in value:
+        return value[index]
+    number = number_of(Word((Text(index, quoted=True),)), state)
+    if number is None:
+        return unknown(f"${{{name}[{shown(index)}]}}")
+    if number < 0:
+        keys = [int(key) for key in value if key.isdigit()]
+        number += max(keys, default=-1) + 1
+    return value.get(str(number), "")
+
+
+def _many(part: Reference, state: State) -> list[str] | None:
+    """Return the elements of `$@` and `${name[@]}`, None for what is one value."""
+    if part.prefix == "#" or (part.prefix == "!" and part.index is None and part.operator != "@"):
+        return None
+    subscript = _subscript(part)
+    if part.name in ("@", "*"):
+        values = list(state.arguments)
+    elif subscript in ("@", "*"):
+        if part.prefix == "!":
+            value = state.variables.get(part.name)
+            return list(value) if isinstance(value, dict) else []
+        values = state.items(part.name)
+    else:
+        return None
+    if part.operator == ":" and part.operand is not None:
+        values = _slice([*([state.name] if part.name in "@*" else []), *values], text_of(part.operand, state), state)
+    elif part.operator in (":-", "-", ":+", "+"):
+        there = bool(values) if ":" not in part.operator else bool("".join(values))
+        if there != (part.operator[-1] == "-"):
+            values = fields(part.operand or EMPTY, state) if part.operand and part.operand.parts else []
+    elif part.operator:
+        values = [_changed(value, part, state) for value in values]
+    return [" ".join(values)] if (part.name == "*" or subscript == "*") and part.quoted else values
+
+
+def _slice(values: list[str], bounds: str, state: State) -> list[str]:
+    start, _, length = bounds.partition(":")
+    first = number_of(Word((Text(start, quoted=True),)), state) or 0
+    count = number_of(Word((Text(length, quoted=True),)), state) if length else None
+    return values[first:] if count is None else values[first : first + count]
+
+
+def _subscript(part: Reference) -> str:
+    if part.index is None or len(part.index.parts) != 1 or not isinstance(part.index.parts[0], Text):
+        return ""
+    return part.index.parts[0].value
+
+
+def _value(part: Part, state: State) -> str:
+    if isinstance(part, Text):
+        return part.value
+    if isinstance(part, Arithmetic):
+        number = number_of(part.expression, state)
+        return str(number) if number is not None else unknown(f"$(({shown(text_of(part.expression, state)).strip()}))")
+    if isinstance(part, Substitution):
+        return state.substitute(part.script, state)
+    return _reference(part, state)
+
+
+def _reference(part: Reference, state: State) -> str:
+    if part.prefix == "#":
+        return _length(part, state)
+    if part.prefix == "!":
+        target = state.read(part.name)
+        if not is_known(target) or not re.fullmatch(r"\w+", target):
+            return unknown(f"${{!{part.name}}}")
+        part = Reference(target, index=part.index, operator=part.operator, operand=part.operand, quoted=part.quoted)
+    if part.operator in (":-", "-", ":=", "=", ":?", "?", ":+", "+"):
+        return _conditional(part, state)
+    value = _plain(part, state)
+    return _changed(value, part, state) if part.operator else value
+
+
+def _length(part: Reference, state: State) -> str:
+    if part.name in ("@", "*"):
+        return str(len(state.arguments))
+    if _subscript(part) in ("@", "*"):
+        return str(len(state.items(part.name)))
+    value = _plain(part, state)
+    return str(len(value)) if is_known(value) else unknown(f"${{#{part.name}}}")
+
+
+def _plain(part: Reference, state: State) -> str:
+    """Return the value of a name, with its subscript."""
+    special = _special(part.name, state)
+    if special is not None:
+        return special
+    if part.index is None:
+        return state.read(part.name)
+    if part.name not in state.variables:
+        return state.read(part.name) if part.name not in state.own else ""
+    return _element(part.name, text_of(part.index, state), state)
+
+
+def _special(name: str, state: State) -> str | None:
+    if name.isdigit():
+        number = int(name)
+        if number == 0:
+            return state.name
+        if number <= len(state.arguments):
+            return state.arguments[number - 1]
+        return "" if state.asking or state.arguments_given else unknown(f"${name}")
+    fixed = {"#": str(len(state.arguments)), "?": "0", "-": "hB", "@": " ".join(state.arguments)}
+    if name in fixed:
+        return fixed[name]
+    if name in ("$", "!"):
+        return unknown(f"${name}")
+    return state.name if name == "BASH_SOURCE" and name not in state.variables else None
+
+
+def _is_set(part: Reference, state: State) -> str | None:
+    """Return the value of a name that is set, else None."""
+    if part.name.isdigit() or part.name in "@*#?$!-":
+        return _special(part.name, state) if not part.name.isdigit() or int(part.name) <= len(state.arguments) else None
+    if part.index is not None:
+        return _element(part.name, text_of(part.index, state), state) if part.name in state.variables else None
+    return state.get(part.name)
+
+
+def _conditional(part: Reference, state: State) -> str:
+    """`${name:-default}` and the like: what the script does not set is taken as unset, and that is noted."""
+    value = _is_set(part, state)
+    operand = part.operand or EMPTY
+    there = value is not None and (value != "" or ":" not in part.operator)
+    if part.operator[-1] == "+":
+        if value is None and part.name not in state.own:
+            state.assumed.setdefault(part.name, "")
+        return text_of(operand, state) if there else ""
+    if there:
+        return value or ""
+    if part.operator[-1] == "?":
+        if part.name in state.own or value == "":
+            raise DemandedError(f"{part.name}: {text_of(operand, state) or 'is not set'}")
+        return state.read(part.name)
+    default = text_of(operand, state)
+    if part.name not in state.own or (value is None and not part.name.isdigit()):
+        state.assumed.setdefault(part.name, default)
+    if part.operator[-1] == "=":
+        state.put(part.name, default)
+    return default
+
+
+def _changed(value: str, part: Reference, state: State) -> str:
+    """`${name#pattern}`, `${name/pattern/text}`, `${name:offset:length}`, `${name^^}`."""
+    operand = part.operand or EMPTY
+    if not is_known(value):
+        return unknown(f"${{{part.name}{part.operator}…}}")
+    if part.operator in ("^^", ",,", "^", ","):
+        change = str.upper if part.operator[0] == "^" else str.lower
+        return change(value) if len(part.operator) == 2 else change(value[:1]) + value[1:]
+    if part.operator in (":", "::"):
+        return _substring(value, text_of(operand, state), state)
+    if part.operator in ("#", "##", "%", "%%"):
+        pattern = pattern_of(operand, state)
+        return (
+            unknown(f"${{{part.name}{part.operator}…}}") if pattern is None else _trimmed(value, pattern, part.operator)
+        )
+    if part.operator in ("/", "//", "/#", "/%"):
+        return _replaced(value, part, state)
+    return value
+
+
+def _substring(value: str, bounds: str, state: State) -> str:
+    start, _, length = bounds.partition(":")
+    first = number_of(Word((Text(start, quoted=True),)), state) or 0
+    first = max(len(value) + first, 0) if first < 0 else first
+    if not length:
+        return value[first:]
+    count = number_of(Word((Text(length, quoted=True),)), state) or 0
+    return value[first : first + count] if count >= 0 else value[first:count]
+
+
+def _trimmed(value: str, pattern: str, operator: str) -> str:
+    lengths = range(len(value) + 1)
+    longest = len(operator) == 2
+    for length in reversed(lengths) if longest else lengths:
+        part = value[:length] if operator[0] == "#" else value[len(value) - length :]
+        if re.fullmatch(pattern, part, re.S):
+            return value[length:] if operator[0] == "#" else value[: len(value) - length]
+    return value
+
+
+def _replaced(value: str, part: Reference, state: State) -> str:
+    """The operand is `pattern/text`, where the pattern has no unquoted slash."""
+    source = part.operand or EMPTY
+    head: list[Part] = []
+    tail: list[Part] = []
+    found = False
+    for piece in source.parts:
+        if not found and isinstance(piece, Text) and not (piece.quoted and not part.quoted) and "/" in piece.value:
+            before, after = piece.value.split("/", 1)
+            head.append(Text(before, piece.quoted and not part.quoted))
+            tail.append(Text(after, quoted=True))
+            found = True
+        else:
+            (tail if found else head).append(piece)
+    if part.quoted:
+        head = [Text(piece.value) if isinstance(piece, Text) else piece for piece in head]
+    pattern, text = pattern_of(Word(tuple(head)), state), text_of(Word(tuple(tail)), state)
+    if pattern is None:
+        return unknown(f"${{{part.name}/…}}")
+    anchored = {"/#": f"^(?:{pattern})", "/%": f"(?:{pattern})$"}.get(part.operator, pattern)
+    count = 0 if part.operator == "//" else 1
+    return re.sub(anchored, lambda _: text, value, count=count, flags=re.S) if pattern else value
+
+
+def _braces(text: str) -> list[str]:
+    """Return what `a{b,c}` and `{1..4}` become."""
+    match = BRACES.match(text)
+    if match is None:
+        return [text]
+    head, body, tail = match.groups()
+    numbers = re.fullmatch(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?", body)
+    if numbers:
+        first, last, step = int(numbers[1]), int(numbers[2]), abs(int(numbers[3] or 1)) or 1
+        if abs(last - first) // step > MOST_BRACES:
+            raise TooMuchError
+        step = step if last >= first else -step
+        items = [str(number) for number in range(first, last + (1 if step > 0 else -1), step)]
+    elif "," in body:
+        items = body.split(",")
+    else:
+        return [text]
+    found = [head + item + rest for item, rest in itertools.product(items, _braces(tail))]
+    if len(found) > MOST_BRACES:
+        raise TooMuchError
+    return found
+
+
+def words_of(text: str, state: State) -> list[str]:
+    """Return text of the user as the words that a shell makes of it."""
+    word, _ = read_word(text, 0, "")
+    return fields(word, state)

@@ -1,0 +1,156 @@
+"""What a shell knows while a script is read: variables, functions, arguments, files that the script writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+
+from shardwright.importers.shell.syntax import Command
+from shardwright.importers.shell.unknown import unknown, unknown_variable
+
+Value = str | dict[str, str]  # an array has its subscripts as text
+MOST_CHARACTERS = 4_000_000
+TAKEN = ("variables", "exported", "functions", "arguments", "files", "assumed", "reasons", "started", "output")
+ALWAYS_SET = frozenset(("PWD", "HOME", "USER", "HOSTNAME", "UID", "RANDOM", "PATH", "SECONDS", "OLDPWD", "SHELL"))
+
+
+class TooMuchError(ValueError):
+    """The script grows beyond all reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A command that the script starts: its words, with what is unknown marked, the variables that it is given, and
+    the program (`srun`, `mpirun`) that starts it on other machines, as words."""
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+    around: tuple[str, ...]
+    line: int
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """`own` are the names that the script gives a value somewhere: such a variable is empty until then. Any other
+    comes from outside: it is unknown where its value is used, and unset where the script asks whether it is set, which
+    `assumed` notes. `reasons` says of a variable why it is not known."""
+
+    name: str
+    own: frozenset[str]
+    substitute: Callable[[str, State], str]
+    variables: dict[str, Value] = field(default_factory=dict)
+    exported: set[str] = field(default_factory=set)
+    functions: dict[str, Command] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+    arguments_given: bool = False
+    files: dict[str, str] = field(default_factory=dict)
+    assumed: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    started: list[Started] = field(default_factory=list)
+    output: list[str] | None = None
+    asking: bool = False
+
+    def copy(self) -> State:
+        """Return a state of its own, as a subshell has."""
+        return replace(
+            self,
+            variables={name: dict(v) if isinstance(v, dict) else v for name, v in self.variables.items()},
+            exported=set(self.exported),
+            functions=dict(self.functions),
+            files=dict(self.files),
+            assumed=dict(self.assumed),
+            reasons=dict(self.reasons),
+            started=list(self.started),
+            output=None if self.output is None else list(self.output),
+        )
+
+    def take(self, other: State) -> None:
+        """Become what `other` is."""
+        for name in TAKEN:
+            setattr(self, name, getattr(other, name))
+
+    def put(self, name: str, value: Value) -> None:
+        """Assign a variable; to an array its first element."""
+        size = len(value) if isinstance(value, str) else sum(map(len, value.values()))
+        if size > MOST_CHARACTERS:
+            raise TooMuchError
+        held = self.variables.get(name)
+        if isinstance(held, dict) and isinstance(value, str):
+            held["0"] = value
+        else:
+            self.variables[name] = value
+
+    def get(self, name: str) -> str | None:
+        """Return the value of a variable, of an array its first element; None where it is not set."""
+        value = self.variables.get(name)
+        if isinstance(value, dict):
+            return value.get("0", next(iter(value.values()), ""))
+        return value
+
+    def read(self, name: str) -> str:
+        """Return the value that a reference to a variable has."""
+        value = self.get(name)
+        if value is not None:
+            return value
+        if name in self.own or name in self.assumed:
+            return ""
+        if self.asking and name not in ALWAYS_SET:
+            self.assumed[name] = ""
+            return ""
+        return unknown_variable(name)
+
+    def items(self, name: str) -> list[str]:
+        """Return the elements of an array, or the value of a variable as one."""
+        value = self.variables.get(name)
+        if isinstance(value, dict):
+            return list(value.values())
+        return [self.read(name)] if value is not None or name not in self.own | set(self.assumed) else []
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that a program is given."""
+        return {name: value for name in sorted(self.exported) if (value := self.get(name)) is not None}
+
+
+def merged(one: State, other: State, why: str) -> State:
+    """Return what is known after either of two branches: what they disagree on is not. `why` says what decides."""
+    found = one.copy()
+    for name in sorted(set(one.variables) | set(other.variables)):
+        mine, theirs = one.variables.get(name), other.variables.get(name)
+        if mine == theirs:
+            continue
+        found.reasons[name] = why
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            found.variables[name] = _common(mine, theirs, name)
+        elif isinstance(mine, str) and isinstance(theirs, str):
+            found.variables[name] = _common_words(mine, theirs, name)
+        else:
+            found.variables[name] = unknown_variable(name)
+    found.exported |= other.exported
+    found.functions = {**other.functions, **one.functions}
+    found.files = {path: text for path, text in one.files.items() if other.files.get(path) == text}
+    found.assumed |= other.assumed
+    found.reasons |= {name: text for name, text in other.reasons.items() if name not in found.reasons}
+    found.started += [item for item in other.started if item not in found.started]
+    if one.output is not None and one.output != other.output:
+        found.output = [unknown(f"what depends on {why}")]
+    return found
+
+
+def _common_words(mine: str, theirs: str, name: str) -> str:
+    """The words that two texts begin with, and one unknown that stands for the others."""
+    words = [
+        one
+        for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine.split(" "), theirs.split(" "), strict=False))
+    ]
+    return " ".join([*words, unknown_variable(name)])
+
+
+def _common(mine: dict[str, str], theirs: dict[str, str], name: str) -> dict[str, str]:
+    """The elements that two arrays begin with, and one that stands for the others."""
+    found: dict[str, str] = {}
+    for (key, value), other in zip(mine.items(), theirs.items(), strict=False):
+        if (key, value) != other:
+            break
+        found[key] = value
+    return {**found, str(len(found)): unknown_variable(name)}

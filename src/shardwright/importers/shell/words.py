@@ -1,0 +1,314 @@
+"""Words of the shell as trees: literal text, references, arithmetic and command substitutions, in order."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+SPECIAL = "@*#?$!-"
+REFERENCE = re.compile(r"(?P<prefix>[#!]?)(?P<name>[A-Za-z_]\w*|\d+|[@*#?$!-])", re.S)
+OPERATORS = (
+    *("::", ":-", ":=", ":?", ":+", "##", "%%", "//", "/#", "/%", "^^", ",,"),
+    *("-", "=", "?", "+", "#", "%", "/", "^", ",", ":", "@"),
+)
+ANSI = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "e": "\x1b"}
+DEEPEST = 50
+
+
+class ShellSyntaxError(ValueError):
+    """The text is no shell script that can be read. `position` is the index of the character where that shows."""
+
+    def __init__(self, message: str, position: int) -> None:
+        super().__init__(message)
+        self.position = position
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Literal text. What is quoted is neither split nor matched as a pattern."""
+
+    value: str
+    quoted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """`${name}` in any of its forms: `prefix` is `#` (length), `!` (indirect) or nothing, `operator` what follows the
+    name, `operand` what follows that, `index` the subscript of an array."""
+
+    name: str
+    prefix: str = ""
+    index: Word | None = None
+    operator: str = ""
+    operand: Word | None = None
+    quoted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """`$((…))`."""
+
+    expression: Word
+    quoted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Substitution:
+    """`$(…)`: the output of a script, whose text this is."""
+
+    script: str
+    quoted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """The parts of a word, in order."""
+
+    parts: tuple[Text | Reference | Arithmetic | Substitution, ...]
+
+    @property
+    def literal(self) -> str | None:
+        """The text of a word in which nothing is quoted or put in, else None: reserved words are such."""
+        if all(isinstance(part, Text) and not part.quoted for part in self.parts):
+            return "".join(part.value for part in self.parts if isinstance(part, Text))
+        return None
+
+
+EMPTY = Word(())
+
+
+def read_word(text: str, start: int, stops: str, depth: int = 0) -> tuple[Word, int]:
+    """Return the word at `start`, which ends before the first unquoted character of `stops`, and the position after
+    it. Raises ShellSyntaxError for quotes and brackets that do not close."""
+    if depth > DEEPEST:
+        raise ShellSyntaxError("is nested too deeply", start)
+    parts: list[Text | Reference | Arithmetic | Substitution] = []
+    position = start
+    while position < len(text):
+        letter = text[position]
+        if letter in stops and not (letter in "<>" and text.startswith("(", position + 1)):
+            break
+        if letter == "\\":
+            if position + 1 < len(text) and text[position + 1] != "\n":
+                parts.append(Text(text[position + 1], quoted=True))
+            position += 2
+        elif letter == "'":
+            end = _closing(text, "'", position + 1)
+            parts.append(Text(text[position + 1 : end], quoted=True))
+            position = end + 1
+        elif letter == '"':
+            end = _end_of_double_quotes(text, position + 1)
+            inner = read_quoted(text[position + 1 : end], depth + 1)
+            parts += inner.parts or (Text("", quoted=True),)
+            position = end + 1
+        elif text.startswith("$'", position):
+            value, position = _ansi(text, position + 2)
+            parts.append(Text(value, quoted=True))
+        elif text.startswith('$"', position):
+            position += 1
+        elif letter == "$" or letter == "`":
+            part, position = _reference(text, position, quoted=False, depth=depth)
+            parts.append(part)
+        elif letter in "<>" and text.startswith("(", position + 1):
+            end = end_of_parentheses(text, position + 2)
+            parts.append(Text("/dev/fd/63", quoted=True))
+            position = end + 1
+        else:
+            parts.append(Text(letter))
+            position += 1
+    return Word(_merged(parts)), min(position, len(text))
+
+
+def read_quoted(text: str, depth: int = 0) -> Word:
+    """Return the parts of text as between double quotes."""
+    if depth > DEEPEST:
+        raise ShellSyntaxError("is nested too deeply", 0)
+    parts: list[Text | Reference | Arithmetic | Substitution] = []
+    position = 0
+    while position < len(text):
+        letter = text[position]
+        if letter == "\\" and position + 1 < len(text) and text[position + 1] in '$`"\\\n':
+            parts.append(Text("" if text[position + 1] == "\n" else text[position + 1], quoted=True))
+            position += 2
+        elif letter in "$`":
+            part, position = _reference(text, position, quoted=True, depth=depth)
+            parts.append(part)
+        else:
+            parts.append(Text(letter, quoted=True))
+            position += 1
+    return Word(_merged(parts))
+
+
+def _merged(
+    parts: list[Text | Reference | Arithmetic | Substitution],
+) -> tuple[Text | Reference | Arithmetic | Substitution, ...]:
+    """Return the parts with neighbouring texts joined."""
+    found: list[Text | Reference | Arithmetic | Substitution] = []
+    run: list[str] = []
+    quoted = False
+    for part in parts:
+        if isinstance(part, Text) and run and part.quoted == quoted:
+            run.append(part.value)
+            continue
+        if run:
+            found.append(Text("".join(run), quoted))
+            run = []
+        if isinstance(part, Text):
+            run, quoted = [part.value], part.quoted
+        else:
+            found.append(part)
+    if run:
+        found.append(Text("".join(run), quoted))
+    return tuple(found)
+
+
+def _reference(
+    text: str, position: int, *, quoted: bool, depth: int
+) -> tuple[Text | Reference | Arithmetic | Substitution, int]:
+    """Return what begins with a dollar sign or a backquote at `position`."""
+    if text[position] == "`":
+        end = _closing(text, "`", position + 1)
+        script = re.sub(r"\\([$`\\])", r"\1", text[position + 1 : end])
+        return Substitution(script, quoted), end + 1
+    if text.startswith("$((", position):
+        end = end_of_parentheses(text, position + 2)
+        inner = end_of_parentheses(text, position + 3)
+        if inner + 1 == end:
+            return Arithmetic(read_quoted(text[position + 3 : inner], depth + 1), quoted), end + 1
+    if text.startswith("$(", position):
+        end = end_of_parentheses(text, position + 2)
+        return Substitution(text[position + 2 : end], quoted), end + 1
+    if text.startswith("${", position):
+        end = _end_of_braces(text, position + 2)
+        return _braced(text[position + 2 : end], position, quoted=quoted, depth=depth), end + 1
+    match = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]").match(text, position + 1)
+    if match is None:
+        return Text("$", quoted), position + 1
+    return Reference(match[0], quoted=quoted), match.end()
+
+
+def _braced(body: str, position: int, *, quoted: bool, depth: int) -> Reference:
+    """Return the reference that stands between braces."""
+    match = REFERENCE.match(body)
+    if match is not None and match["prefix"] and match.end() == len(match["prefix"]):
+        match = None
+    if match is None:
+        raise ShellSyntaxError(f"${{{body[:30]}}} cannot be read", position)
+    prefix, name, rest = match["prefix"], match["name"], body[match.end() :]
+    index = None
+    if rest.startswith("["):
+        end = end_of_brackets(rest, 1)
+        index, rest = read_quoted(rest[1:end], depth + 1), rest[end + 1 :]
+    if not rest:
+        return Reference(name, prefix, index, quoted=quoted)
+    operator = next((sign for sign in OPERATORS if rest.startswith(sign)), None)
+    if operator is None:
+        raise ShellSyntaxError(f"${{{body[:30]}}} cannot be read", position)
+    operand = _operand(rest[len(operator) :], quoted=quoted, depth=depth)
+    return Reference(name, prefix, index, operator, operand, quoted)
+
+
+def _operand(text: str, *, quoted: bool, depth: int) -> Word:
+    """Between double quotes, quotes inside of braces still quote, and are removed."""
+    if quoted and "'" in text and '"' not in text:
+        return read_quoted(text, depth + 1)
+    word, _ = read_word(text, 0, "", depth + 1)
+    return word
+
+
+def _closing(text: str, sign: str, start: int) -> int:
+    position = start
+    while position < len(text):
+        if text[position] == "\\" and sign != "'":
+            position += 1
+        elif text[position] == sign:
+            return position
+        position += 1
+    raise ShellSyntaxError(f"the {sign} is not closed", start - 1)
+
+
+def _ansi(text: str, start: int) -> tuple[str, int]:
+    """Return the value of `$'…'`, and the position after it."""
+    value, position = [], start
+    while position < len(text) and text[position] != "'":
+        if text[position] == "\\" and position + 1 < len(text):
+            value.append(ANSI.get(text[position + 1], "\\" + text[position + 1]))
+            position += 1
+        else:
+            value.append(text[position])
+        position += 1
+    if position >= len(text):
+        raise ShellSyntaxError("the ' is not closed", start - 1)
+    return "".join(value), position + 1
+
+
+def _end_of_double_quotes(text: str, start: int) -> int:
+    position = start
+    while position < len(text):
+        letter = text[position]
+        if letter == '"':
+            return position
+        position = _skip(text, position) if letter in "\\$`" else position + 1
+    raise ShellSyntaxError('the " is not closed', start - 1)
+
+
+def _skip(text: str, position: int) -> int:
+    """Return the position after the escape, the substitution or the quotes at `position`."""
+    letter = text[position]
+    if letter == "\\":
+        return position + 2
+    if letter == "'":
+        return _closing(text, "'", position + 1) + 1
+    if letter == '"':
+        return _end_of_double_quotes(text, position + 1) + 1
+    if letter == "`":
+        return _closing(text, "`", position + 1) + 1
+    if text.startswith("$(", position):
+        return end_of_parentheses(text, position + 2) + 1
+    if text.startswith("${", position):
+        return _end_of_braces(text, position + 2) + 1
+    return position + 1
+
+
+def end_of_parentheses(text: str, start: int) -> int:
+    """Return the position of the parenthesis that closes what opened before `start`."""
+    position, depth, fresh = start, 1, True
+    while position < len(text):
+        letter = text[position]
+        if letter == "#" and fresh:
+            end = text.find("\n", position)
+            position = len(text) if end < 0 else end
+            continue
+        fresh = letter in " \t\n;("
+        if letter in "()":
+            depth += 1 if letter == "(" else -1
+            if depth == 0:
+                return position
+        position = _skip(text, position) if letter in "\\'\"`$" else position + 1
+    raise ShellSyntaxError("the ( is not closed", start - 1)
+
+
+def _end_of_braces(text: str, start: int) -> int:
+    position = start
+    while position < len(text):
+        letter = text[position]
+        if letter == "}":
+            return position
+        if letter == "'":  # an apostrophe in the text of a message, where it does not close
+            end = text.find("'", position + 1)
+            position = end + 1 if end >= 0 and "}" not in text[position:end] else position + 1
+        else:
+            position = _skip(text, position) if letter in '\\"`$' else position + 1
+    raise ShellSyntaxError("the { is not closed", start - 1)
+
+
+def end_of_brackets(text: str, start: int) -> int:
+    position, depth = start, 1
+    while position < len(text):
+        letter = text[position]
+        if letter in "[]":
+            depth += 1 if letter == "[" else -1
+            if depth == 0:
+                return position
+        position = _skip(text, position) if letter in "\\'\"`$" else position + 1
+    raise ShellSyntaxError("the [ is not closed", start - 1)

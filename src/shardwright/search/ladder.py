@@ -1,0 +1,234 @@
+"""From a user's plan to better ones, one change at a time: each step the one that gains most, free ones first.
+
+A change is free where it moves no degree, no batch and no memory that training needs: overlaps, kernels, the
+distributed optimizer, less recomputation. Every step keeps the pins and rules of the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.cost.context import Context
+from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.iteration.lanes import contexts_of
+from shardwright.cost.learned import default_efficiency
+from shardwright.cost.memory.fit_probability import headroom
+from shardwright.cost.predict import predict as prediction_of
+from shardwright.cost.strategies import (
+    BLOCK,
+    COLUMNS,
+    NONE,
+    SELECTIVE,
+    UNIFORM,
+    UNSHARDED,
+    ZERO1,
+    ZERO2,
+    ZERO3,
+    plan_of_row,
+    row_of,
+    strategies,
+)
+from shardwright.plans.abilities import framework_problems
+from shardwright.plans.check import check
+from shardwright.plans.plan import Plan
+from shardwright.search.rules.filters import Filters
+from shardwright.search.space.axes import Space, divisors, expert_degrees, virtual_stages, within
+from shardwright.search.space.layouts import even_split
+
+LEAST_GAIN = 0.003  # of the time; a smaller one is no step
+MOST_STEPS = 10
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One change and the plan after it, with its prediction. `free` says whether the change costs nothing."""
+
+    plan: Plan
+    free: bool
+
+
+def ladder(
+    plan: Plan,
+    *,
+    efficiency: Efficiency | None = None,
+    space: Space | None = None,
+    filters: Filters | None = None,
+    fit: float = 0.9,
+    accepted: Callable[[Plan], bool] = lambda plan: True,
+) -> tuple[Step, ...]:
+    """Return steps from a uniform, legal `plan`, each with one change against the one before; none for other plans.
+
+    Where the plan does not fit with probability `fit`, the first steps are those that make it. `accepted` says whether
+    a target can run a plan. The steps end where no single change gains more than 0.3 %.
+    """
+    if not plan.uniform or check(plan):
+        return ()
+    model_of_time = efficiency or default_efficiency()
+    (found,) = contexts_of(plan, model_of_time).values()
+    context = replace(found, headroom=headroom(fit, plan.job))
+    climb = _Climb(context, space or Space(), filters or Filters(), plan, accepted)
+    row = {name: getattr(row_of(plan), name)[0].item() for name in COLUMNS}
+    steps: list[Step] = []
+    while len(steps) < MOST_STEPS and (following := climb.best(row)) is not None:
+        row, free = following
+        chosen = climb.plan_of(row)
+        name = context.pool.gpu.name
+        costed = chosen.costed(prediction_of(chosen, model_of_time, contexts={name: context}))
+        steps.append(Step(plan=costed, free=free))
+    return tuple(steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Climb:
+    context: Context
+    space: Space
+    filters: Filters
+    start: Plan
+    accepted: Callable[[Plan], bool]
+
+    def plan_of(self, row: Row) -> Plan:
+        gpu = self.context.pool.gpu.name
+        return plan_of_row(strategies([row]), self.start.model, self.start.job, self.start.cluster, gpu)
+
+    def best(self, row: Row) -> tuple[Row, bool] | None:
+        """Return the change that gains most and whether it is free; None where none gains."""
+        changes = [(new, free) for new, free in _changes(self.context, row) if new != row]
+        rows = strategies([row, *(new for new, _ in changes)])
+        kept = within(self.space, rows) & ~self.filters.mask(self.context, rows)
+        legal = [0, *(i for i in range(1, len(rows)) if kept[i] and self.runs(changes[i - 1][0]))]
+        verdict = evaluate(self.context, rows.take(np.array(legal)))
+        seconds, fits, peak = verdict.seconds, verdict.fits, verdict.peak_bytes
+        if not fits[0]:
+            able = np.flatnonzero(fits) if fits.any() else np.flatnonzero(peak < 0.99 * peak[0])
+            if not len(able):
+                return None
+            order = seconds if fits.any() else peak
+            place = int(able[np.argmin(order[able])])
+            return changes[legal[place] - 1]
+        for wanted in (True, False):
+            kind = [p for p in range(1, len(legal)) if fits[p] and changes[legal[p] - 1][1] == wanted]
+            place = min(kind, key=lambda p: float(seconds[p]), default=0)
+            if seconds[place] < (1.0 - LEAST_GAIN) * seconds[0]:
+                return changes[legal[place] - 1]
+        return None
+
+    def runs(self, row: Row) -> bool:
+        """Whether a row is a plan that is legal, that its framework runs, and that the target takes."""
+        plan = self.plan_of(row)
+        return not check(plan) and not any(framework_problems(plan)) and self.accepted(plan)
+
+
+def _changes(context: Context, row: Row) -> Iterator[tuple[Row, bool]]:
+    """Yield rows with one change each, and whether it is free."""
+    for change in _switches(row):
+        yield {**row, **change}, True
+    for change in _recomputations(context, row):
+        yield {**row, **change}, change["recompute"] == NONE or row["recompute"] in (UNIFORM, BLOCK)
+    for change in (*_states(row), *_batches(context, row), *_pipelines(context, row), *_degrees(context, row)):
+        yield {**row, **change}, False
+
+
+def _switches(row: Row) -> Iterator[Row]:
+    yield {"flash": True}
+    if row["tp"] > 1:
+        yield {"sequence_parallel": True}
+        yield {"sequence_parallel": True, "overlap_tp": True}
+    yield {"rank_order": 1 - row["rank_order"]}
+    if row["vpp"] > 1:
+        yield {"overlap_pp": True}
+    if row["dp"] * row["cp"] > 1:
+        yield {"overlap_grad": True}
+        if row["sharding"] == UNSHARDED:
+            yield {"sharding": ZERO1}
+            yield {"sharding": ZERO1, "overlap_grad": True, "overlap_param": True}
+        else:
+            yield {"overlap_grad": True, "overlap_param": True}
+    if row["offload"] > 0:
+        yield {"offload": 0.0}
+
+
+def _recomputations(context: Context, row: Row) -> Iterator[Row]:
+    yield {"recompute": NONE, "recompute_layers": 0}
+    yield {"recompute": SELECTIVE, "recompute_layers": 0}
+    yield {"recompute": UNIFORM, "recompute_layers": 1}
+    most = -(-context.layer_count // (row["pp"] * row["vpp"]))
+    for layers in sorted({1, most // 4, most // 2, 3 * most // 4, most} - {0}):
+        yield {"recompute": BLOCK, "recompute_layers": layers}
+
+
+def _states(row: Row) -> Iterator[Row]:
+    """Sharding and offload of what a rank keeps."""
+    if row["dp"] * row["cp"] > 1:
+        for sharding in (ZERO1, ZERO2, ZERO3):
+            yield {"sharding": sharding, "overlap_grad": True, "overlap_param": True}
+    for offload in (0.5, 1.0):
+        yield {"offload": offload, "sharding": max(row["sharding"], ZERO1)}
+
+
+def _batches(context: Context, row: Row) -> Iterator[Row]:
+    each = context.job.global_batch // row["dp"]
+    for size in divisors(each, 32):
+        yield {"micro_batch": size}
+
+
+def _pipelines(context: Context, row: Row) -> Iterator[Row]:
+    """Virtual stages, and layers moved from or to the ends."""
+    for vpp in virtual_stages(context, Space(), row["pp"]):
+        first, last = even_split(context, row["pp"] * vpp)
+        yield {"vpp": vpp, "overlap_pp": vpp > 1, "first_layers": first, "last_layers": last}
+    stages = row["pp"] * row["vpp"]
+    if stages > 2:
+        for first in range(-2, 2):
+            for last in range(-3, 2):
+                ends = row["first_layers"] + first, row["last_layers"] + last
+                if min(ends) >= 0 and sum(ends) <= context.layer_count:
+                    yield {"first_layers": ends[0], "last_layers": ends[1]}
+
+
+def _degrees(context: Context, row: Row) -> Iterator[Row]:
+    """Two degrees that trade a factor, and the expert degrees."""
+    names = ("tp", "pp", "dp", "cp")
+    for more in names:
+        for less in names:
+            for factor in (2, 4, 8):
+                if more != less and row[less] % factor == 0:
+                    yield _settled(context, row, {more: row[more] * factor, less: row[less] // factor})
+    for ep in expert_degrees(context):
+        yield {"ep": ep}
+        yield {"ep": ep, "etp": 1}
+
+
+def _settled(context: Context, row: Row, degrees: Row) -> Row:
+    """Return new degrees with what has to follow from them."""
+    new = {**row, **degrees}
+    vpp = new["vpp"] if new["pp"] == row["pp"] else 1
+    first, last = even_split(context, new["pp"] * vpp)
+    if new["pp"] * vpp == row["pp"] * row["vpp"]:
+        first, last = row["first_layers"], row["last_layers"]
+    ranks = new["dp"] * new["cp"]
+    sharding = row["sharding"] if ranks > 1 else UNSHARDED
+    ep = int(np.gcd(row["ep"], ranks))
+    return {
+        **degrees,
+        "vpp": vpp,
+        "overlap_pp": row["overlap_pp"] and vpp > 1,
+        "first_layers": first,
+        "last_layers": last,
+        "sharding": sharding,
+        "offload": row["offload"] if sharding else 0.0,
+        "ep": ep,
+        "etp": min(row["etp"], new["tp"]),
+        "sequence_parallel": new["tp"] > 1 and (row["sequence_parallel"] or row["tp"] == 1),
+        "overlap_tp": row["overlap_tp"] and new["tp"] > 1,
+        "overlap_grad": row["overlap_grad"] and ranks > 1,
+        "overlap_param": row["overlap_param"] and sharding != UNSHARDED,
+        "recompute_layers": min(row["recompute_layers"], -(-context.layer_count // (new["pp"] * vpp)))
+        if row["recompute"] in (UNIFORM, BLOCK)
+        else 0,
+    }

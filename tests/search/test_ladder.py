@@ -1,0 +1,95 @@
+"""The ladder: one change a step, each a gain, all legal, within the user's pins and rules, and ready to paste."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from tests.golden.plans import LLAMA_2_70B, cluster_of
+
+from shardwright.exporters.megatron.difference import difference
+from shardwright.exporters.megatron.export import to_megatron
+from shardwright.exporters.megatron.limits import unsupported
+from shardwright.importers.megatron.read import plan_from_megatron
+from shardwright.plans.check import check
+from shardwright.plans.plan import Plan
+from shardwright.search.ladder import Step, ladder
+from shardwright.search.planner import evaluate, predict
+from shardwright.search.rules.filters import Filters
+from shardwright.search.rules.rules import parse_rules
+from shardwright.search.space.axes import parse_pins
+
+LINE = (
+    "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py --micro-batch-size 1 --global-batch-size 128 "
+    "--seq-length 4096 --bf16 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 8 "
+)
+SLOW = LINE + "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+
+
+def mine(line: str) -> Plan:
+    return predict(plan_from_megatron(line, cluster=cluster_of(8), model=LLAMA_2_70B).plan)
+
+
+def seconds(plan: Plan) -> float:
+    assert plan.prediction is not None
+    return plan.prediction.iteration_seconds
+
+
+@pytest.fixture(scope="module")
+def steps() -> tuple[Step, ...]:
+    return ladder(mine(SLOW), accepted=lambda plan: not unsupported(plan))
+
+
+def test_every_step_gains_and_is_legal(steps: tuple[Step, ...]) -> None:
+    assert len(steps) >= 3
+    before = mine(SLOW)
+    for step in steps:
+        assert not check(step.plan) and not unsupported(step.plan)
+        assert seconds(step.plan) < seconds(before)
+        before = step.plan
+
+
+def test_free_steps_come_first_and_the_end_is_near_the_best(steps: tuple[Step, ...]) -> None:
+    assert steps[0].free
+    best = evaluate(mine(SLOW)).best.best
+    assert seconds(best) <= seconds(steps[-1].plan) * (1 + 1e-9) <= 1.1 * seconds(best)
+
+
+def test_arguments_pasted_at_the_end_of_the_line_make_the_step(steps: tuple[Step, ...]) -> None:
+    plan = mine(SLOW)
+    words = list(to_megatron(plan).arguments)
+    for step in steps:
+        change = difference(plan, step.plan)
+        assert change is not None and (change.added or change.removed)
+        for flag in change.removed:
+            start = words.index(flag)
+            end = next((i for i in range(start + 1, len(words)) if words[i].startswith("--")), len(words))
+            del words[start:end]
+        words += [word for argument in change.added for word in shlex.split(argument)]
+        line = "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py " + shlex.join(words)
+        read = plan_from_megatron(line, cluster=cluster_of(8), model=LLAMA_2_70B).plan
+        assert read.costed(step.plan.prediction) == step.plan  # type: ignore[arg-type]
+        plan = step.plan
+
+
+def test_pins_and_rules_hold_at_every_step() -> None:
+    space = parse_pins(["tp=8", "recompute=uniform"])
+    filters = Filters(rules=parse_rules("$pipeline_model_parallel_size < 4", "rules"))
+    steps = ladder(mine(SLOW), space=space, filters=filters)
+    assert steps
+    for step in steps:
+        stages = step.plan.replicas[0].stages
+        assert stages[0].tensor_parallel == 8 and len(stages) >= 4
+        assert stages[0].recompute.method == "uniform"
+
+
+def test_a_plan_that_does_not_fit_is_made_to_fit_first() -> None:
+    plan = mine(LINE.replace("pipeline-model-parallel-size 8", "pipeline-model-parallel-size 1"))
+    assert plan.prediction is not None and plan.prediction.fit_probability < 0.5
+    steps = ladder(plan)
+    assert any(step.plan.prediction.fit_probability >= 0.9 for step in steps[:3] if step.plan.prediction)
+
+
+def test_the_best_plan_has_no_ladder() -> None:
+    best = evaluate(mine(SLOW)).best.best
+    assert all(seconds(step.plan) >= seconds(best) * (1 - 1e-9) for step in ladder(best))
