@@ -159,10 +159,9 @@ def batch_of(engine: Engine, step: int) -> Any:
     plan, place = engine.layout.plan, engine.place
 
     def batch(micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        first = step * plan.job.global_batch + place.first_sample + micro_batch * plan.micro_batch
-        rows = [
-            torch.from_numpy(tokens_of(first + i, plan.model.vocab, plan.job.seq_len)) for i in range(plan.micro_batch)
-        ]
+        start, count = place.samples(micro_batch)
+        first = step * plan.job.global_batch + start
+        rows = [torch.from_numpy(tokens_of(first + i, plan.model.vocab, plan.job.seq_len)) for i in range(count)]
         both = torch.stack(rows)
         return both[:, :-1], both[:, 1:]
 

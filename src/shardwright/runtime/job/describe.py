@@ -33,14 +33,27 @@ def layout_text(layout: Layout) -> str:
         lines += [
             f"{place.name}, {place.gpu}",
             f"  holds      {_units(layout, place)}",
-            f"  takes      {place.micro_batches} micro-batch{'es' * (place.micro_batches > 1)} of {plan.micro_batch}, "
-            f"from sample {place.first_sample} of each step",
+            f"  takes      {_sizes(place)}, from sample {place.first_sample} of each step",
+            *_state_lines(layout, place),
             f"  memory     {_memory_words(layout, place)}",
             f"  neighbours before {_ranks(before) or '-'}, after {_ranks(after) or '-'}",
             *_group_lines(layout, place),
             "",
         ]
     return "\n".join(lines).rstrip()
+
+
+def _sizes(place: Place) -> str:
+    """Return the micro-batches of a rank: 5 micro-batches of 2, or of 3 and 2."""
+    words = " and ".join(map(str, dict.fromkeys(place.sizes)))
+    return f"{place.micro_batches} micro-batch{'es' * (place.micro_batches > 1)} of {words}"
+
+
+def _state_lines(layout: Layout, place: Place) -> Iterator[str]:
+    plan = layout.plan
+    if plan.optimizer.parts:
+        state = plan.replicas[place.replica].state or 0
+        yield f"  keeps      {state} of {plan.optimizer.parts} parts of weights, gradients and optimizer state"
 
 
 def _rank_document(layout: Layout, place: Place) -> dict[str, Any]:

@@ -94,8 +94,8 @@ def batch_of(engine: Engine, samples: Samples, step: int, origin: int = 0) -> Ba
     plan, place, device = engine.layout.plan, engine.place, engine.pipeline.device
 
     def batch(micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        first = origin + step * plan.job.global_batch + place.first_sample + micro_batch * plan.micro_batch
-        rows = torch.from_numpy(samples.rows(first, plan.micro_batch)).to(device)
+        first, count = place.samples(micro_batch)
+        rows = torch.from_numpy(samples.rows(origin + step * plan.job.global_batch + first, count)).to(device)
         return rows[:, :-1], rows[:, 1:]
 
     return batch

@@ -19,7 +19,7 @@ class Place:
     """One rank: copy `copy` of replica `replica`, stage `stage` of `depth`, context-parallel rank `context_rank` of
     `context_parallel`, tensor-parallel rank `tensor_rank` of `tensor_parallel`. `chunks` has the units of each virtual
     stage; their experts are split over `expert_parallel` ranks and each expert over `expert_tensor_parallel`. The copy
-    takes `micro_batches` micro-batches of each step, from sample `first_sample` of the global batch on."""
+    takes micro-batches of `sizes` samples in each step, from sample `first_sample` of the global batch on."""
 
     rank: int
     gpu: str
@@ -34,8 +34,16 @@ class Place:
     expert_parallel: int
     expert_tensor_parallel: int
     chunks: tuple[tuple[int, ...], ...]
-    micro_batches: int
+    sizes: tuple[int, ...]
     first_sample: int
+
+    @property
+    def micro_batches(self) -> int:
+        return len(self.sizes)
+
+    def samples(self, micro_batch: int) -> tuple[int, int]:
+        """Return the first sample of a micro-batch in the global batch, and how many it has."""
+        return self.first_sample + sum(self.sizes[:micro_batch]), self.sizes[micro_batch]
 
     @property
     def name(self) -> str:
@@ -76,7 +84,7 @@ def units_of(plan: Plan, replica: Replica, stage: int) -> tuple[tuple[int, ...],
 def _of_replica(plan: Plan, index: int, ranks: Iterator[int]) -> Iterator[Place]:
     """Yield the places of a replica's copies in the order of a placement's columns, which `ranks` follow."""
     replica = plan.replicas[index]
-    before = sum(each.count * each.micro_batches for each in plan.replicas[:index])
+    before = sum(each.count * each.samples(plan.micro_batch) for each in plan.replicas[:index])
     for number, stage in enumerate(replica.stages):
         chunks = units_of(plan, replica, number)
         inside = product(range(replica.count), range(stage.context_parallel), range(stage.tensor_parallel))
@@ -95,6 +103,6 @@ def _of_replica(plan: Plan, index: int, ranks: Iterator[int]) -> Iterator[Place]
                 expert_parallel=stage.expert_parallel,
                 expert_tensor_parallel=stage.expert_tensor_parallel,
                 chunks=chunks,
-                micro_batches=replica.micro_batches,
-                first_sample=(before + copy * replica.micro_batches) * plan.micro_batch,
+                sizes=replica.sizes(plan.micro_batch),
+                first_sample=before + copy * replica.samples(plan.micro_batch),
             )

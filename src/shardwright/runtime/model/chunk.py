@@ -131,6 +131,11 @@ def loss_of(chunk: Chunk, x: torch.Tensor, targets: torch.Tensor) -> torch.Tenso
     return summed_loss(logits.view(-1, logits.shape[-1]), targets.reshape(-1), chunk.model.vocab, chunk.tensor)
 
 
+def unit_forward(chunk: Chunk, unit: int, x: torch.Tensor) -> torch.Tensor:
+    """Return what one unit but the head makes of `x`, tokens for the embedding; its weights must be there."""
+    return embed(chunk, x) if unit == 0 else _layer(chunk, unit, x)
+
+
 def _groups(layers: Sequence[int], recompute: Recompute) -> list[tuple[Sequence[int], bool]]:
     """Return runs of layers and whether only the input of each is kept for the backward pass."""
     if recompute.granularity != "full" or recompute.layers is None:

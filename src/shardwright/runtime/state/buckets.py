@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 
+from shardwright.plans.shares import cuts
 from shardwright.runtime.layout.groups import Layout, vocabulary
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.model.parameters import Parameter, Summed, unit_parameters
@@ -57,7 +59,8 @@ class Segment:
 class Bucket:
     """One flat buffer: `ranks` hold it, `elements` is a multiple of their number. It has the `shard`-th of `shards` of
     what it holds of the units: of their experts in a `block`, else (None) of all but experts. `alone` says whether the
-    rank has no other shard of the same, so that its parameters lie in this buffer as they are."""
+    rank has no other shard of the same, so that its parameters lie in this buffer as they are. The part of each rank
+    begins at its entry of `bounds` and ends at the next; without, all parts are equal."""
 
     units: tuple[int, ...]
     block: int | None
@@ -68,22 +71,39 @@ class Bucket:
     segments: tuple[Segment, ...]
     elements: int
     alone: bool
+    bounds: tuple[int, ...] = ()
 
     def own(self, rank: int, *, sharded: bool) -> tuple[int, int]:
-        """Return [start, stop) of the elements that `rank` updates: its equal part of them, or all."""
+        """Return [start, stop) of the elements that `rank` updates: its part of them, or all."""
         if not sharded:
             return 0, self.elements
+        return self.parts[self.ranks.index(rank)]
+
+    @property
+    def parts(self) -> tuple[tuple[int, int], ...]:
+        """[start, stop) of the part of each of the ranks."""
         each = self.elements // len(self.ranks)
-        index = self.ranks.index(rank)
-        return index * each, (index + 1) * each
+        return tuple(pairwise(self.bounds or range(0, self.elements + 1, each)))
 
 
 def buckets_of(layout: Layout, place: Place) -> tuple[Bucket, ...]:
     """Return the buckets of a rank, in the order in which all holders sum them: last units first."""
     held = layout.unit_numbers(place)
     return tuple(
-        bucket for units in unit_runs(layout) if units[0] in held for bucket in _run_buckets(layout, place, units)
+        _shared(layout, bucket)
+        for units in unit_runs(layout)
+        if units[0] in held
+        for bucket in _run_buckets(layout, place, units)
     )
+
+
+def _shared(layout: Layout, bucket: Bucket) -> Bucket:
+    """Return a bucket in parts by the shares of its ranks, under uneven FSDP."""
+    parts = layout.plan.optimizer.parts
+    if parts is None:
+        return bucket
+    states = [layout.plan.replicas[layout.places[rank].replica].state or 0 for rank in bucket.ranks]
+    return replace(bucket, bounds=cuts(bucket.elements, states, parts, ALIGNMENT_ELEMENTS))
 
 
 def _run_buckets(layout: Layout, place: Place, units: tuple[int, ...]) -> Iterator[Bucket]:
@@ -127,9 +147,10 @@ def unit_runs(layout: Layout) -> tuple[tuple[int, ...], ...]:
 
 
 def _alike(layout: Layout, one: int, other: int) -> bool:
-    """Return whether the same ranks hold two units in the same virtual stages. A tied embedding stands alone: its
-    gradient is complete only when the first and the last stage are done."""
-    if layout.units[one].holders != layout.units[other].holders or (layout.plan.model.tied_embeddings and other == 0):
+    """Return whether the same ranks hold two units in the same virtual stages, and not layer by layer. A tied embedding
+    stands alone: its gradient is complete only when the first and the last stage are done."""
+    apart = layout.plan.layered or (layout.plan.model.tied_embeddings and other == 0)
+    if apart or layout.units[one].holders != layout.units[other].holders:
         return False
     holders = {rank for ranks in layout.units[one].holders for rank in ranks}
     return all((one in chunk) == (other in chunk) for rank in holders for chunk in layout.places[rank].chunks)

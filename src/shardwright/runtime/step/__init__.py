@@ -2,6 +2,8 @@
 
 * `engine`: a rank ready to train
 * `pipeline`: passes in the order of the schedule
+* `layered`: passes layer by layer, under uneven FSDP
+* `parts`: gathers and scatters of unequal parts
 * `channels`: messages between stages
 * `unshard`: weights gathered for a unit
 * `sync`: gradients summed layer by layer

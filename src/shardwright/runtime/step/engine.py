@@ -23,6 +23,7 @@ from shardwright.runtime.state.loss_scale import UNSCALED, LossScale
 from shardwright.runtime.state.optimizer import Slot, clip_scale, gather_weights, make_slots, own_square, update
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.state.store import Store, fill, make_store
+from shardwright.runtime.step.layered import run_layered
 from shardwright.runtime.step.pipeline import Batch, Event, Pipeline, make_pipeline, run_step
 from shardwright.runtime.step.sync import GradientSync
 from shardwright.runtime.step.unshard import Passage
@@ -117,7 +118,7 @@ def make_engine(
         Chunk(
             units=units, weights=store.parameters, model=plan.model, details=details, tensor=tensor, experts=experts,
             context=context, recompute=stage.recompute, positions=positions, table=table,
-            way=passage if apart else None,
+            way=passage if apart and not plan.layered else None,
         )
         for units in place.chunks
     ]  # fmt: skip
@@ -150,7 +151,15 @@ def train_step(
     say = note or (lambda _: None)
     begin = time.perf_counter()
     scale = engine.loss_scale.value
-    loss = run_step(engine.pipeline, batch, engine.sync, loss_scale=scale, observe=observe, record=record, note=note)
+    if engine.layout.plan.layered:
+        waves = engine.layout.plan.schedule.waves or 1
+        loss = run_layered(
+            engine.pipeline, batch, engine.sync, engine.passage, waves, loss_scale=scale, record=record, note=note
+        )
+    else:
+        loss = run_step(
+            engine.pipeline, batch, engine.sync, loss_scale=scale, observe=observe, record=record, note=note
+        )
     engine.passage.release()
     passed = time.perf_counter()
     say("waiting for gradient sums")

@@ -21,15 +21,15 @@ from shardwright.runtime.layout.places import Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.model.parallel import reduce_scatter_into
 from shardwright.runtime.state.store import Buffer, Store, local_part
+from shardwright.runtime.step.parts import Scatter, start_scatter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """The gradients of a micro-batch on their way to the ranks that keep them; `out` is this rank's part of the sum."""
+    """The gradients of a micro-batch on their way to the ranks that keep them."""
 
     buffer: Buffer
-    work: Any
-    out: torch.Tensor
+    scatter: Scatter
 
 
 class GradientSync:
@@ -158,16 +158,14 @@ class GradientSync:
 
     def _leave(self, buffer: Buffer) -> None:
         """Start the sum of a micro-batch's gradients, of which this rank adds its part to what it keeps."""
-        out, whole = torch.empty_like(buffer.gradients.kept), buffer.gradients.whole
-        work = reduce_scatter_into(out, whole, group=self._groups[buffer], async_op=True)
-        self._leaving = Leaving(buffer=buffer, work=work, out=out)
+        scatter = start_scatter(buffer.bucket, buffer.gradients.whole, self._place.rank, self._groups[buffer])
+        self._leaving = Leaving(buffer=buffer, scatter=scatter)
         self._open.discard(buffer)
 
     def _settle(self) -> None:
         """Wait for the sum under way, and free what it came from."""
         if self._leaving is not None:
-            self._leaving.work.wait()
-            self._leaving.buffer.gradients.kept.add_(self._leaving.out)
+            self._leaving.buffer.gradients.kept.add_(self._leaving.scatter.wait())
             self._leaving.buffer.gradients.close()
             self._leaving = None
 

@@ -1,6 +1,7 @@
 """The way of the passes through the units: the weights of a unit are gathered for it, its gradients are left behind it.
 
-Only what `sharding.kept_apart` names is gathered. Holders do so together, each at the same unit of the same pass.
+Only what `sharding.kept_apart` names is gathered. Holders do so together, each at the same unit of the same pass, or
+ahead of it where all know which unit is next (`fetch`).
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ import torch
 
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.process_groups import ProcessGroups
-from shardwright.runtime.model.parallel import gather_into
 from shardwright.runtime.state.store import Buffer, Store
+from shardwright.runtime.step.parts import Gather, start_gather
 from shardwright.runtime.step.sync import GradientSync
 
 
@@ -27,6 +28,18 @@ class Passage:
         if layout.plan.model.tied_embeddings and 0 in self._needed:
             self._needed.setdefault(layout.head, []).extend(self._needed[0])
         self._open: list[Buffer] = []
+        self._coming: dict[Buffer, Gather] = {}
+
+    def fetch(self, unit: int) -> None:
+        """Begin to gather the weights of the unit that is next, beside what computes."""
+        for buffer in self._needed.get(unit, []):
+            if buffer not in self._open and buffer not in self._coming:
+                self._coming[buffer] = self._gather(buffer)
+
+    def _gather(self, buffer: Buffer) -> Gather:
+        buffer.weights.open()
+        # `data` has no version: autograd need not know that weights it has saved are there again
+        return start_gather(buffer.bucket, buffer.weights.whole.data, buffer.weights.kept, self._groups[buffer])
 
     def reached(self, unit: int) -> None:
         """Have the weights of a unit there, and those of no other."""
@@ -36,9 +49,8 @@ class Passage:
                 buffer.weights.close()
         for buffer in needed:
             if buffer not in self._open:
-                buffer.weights.open()
-                # `data` has no version: autograd need not know that weights it has saved are there again
-                gather_into(buffer.weights.whole.data, buffer.weights.kept, group=self._groups[buffer])
+                coming = self._coming.pop(buffer, None)
+                (coming or self._gather(buffer)).wait()
         self._open = needed
 
     def leaves(self, unit: int, x: torch.Tensor) -> None:

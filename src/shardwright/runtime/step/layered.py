@@ -1,0 +1,144 @@
+"""One step of uneven FSDP: wave by wave, all micro-batches of a wave go through a unit before the next unit.
+
+So weights are gathered and gradients are summed once for each unit and wave, however many micro-batches each rank has
+(Cephalo, arXiv 2411.01075 §3). While a unit computes, the weights of the next are on their way, and the gradients of
+the one before. The head goes forward and backward at once, so that the logits of one micro-batch are there at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+
+from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, Operation
+from shardwright.plans.plan import Recompute
+from shardwright.runtime.model.chunk import Chunk, loss_of, unit_forward
+from shardwright.runtime.step.pipeline import Batch, Event, Pipeline
+from shardwright.runtime.step.sync import GradientSync
+from shardwright.runtime.step.timestamps import moment
+from shardwright.runtime.step.unshard import Passage
+
+Kept = tuple[torch.Tensor, torch.Tensor | None]
+"""Input and output of a unit for a micro-batch; no output where it runs again before its backward pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Walk:
+    """The way of a wave through the units, shown to whoever measures or waits for it."""
+
+    pipeline: Pipeline
+    passage: Passage
+    record: Callable[[Event], None] | None
+    say: Callable[[str], None]
+    kept: dict[tuple[int, int], Kept] = field(default_factory=dict)
+
+    @property
+    def chunk(self) -> Chunk:
+        return self.pipeline.chunks[0]
+
+    @contextmanager
+    def at(self, unit: int, following: int | None, kind: int, micro_batch: int) -> Iterator[None]:
+        """Have the weights of a unit there, and those of the following one on their way, while it computes."""
+        way = "forward" if kind == FORWARD else "backward"
+        asked = moment(self.pipeline.device)
+        self.say(f"waiting for the weights of unit {unit}, {way}")
+        self.passage.reached(unit)
+        if following is not None:
+            self.passage.fetch(following)
+        self.say(f"computing, {way} of unit {unit}")
+        began = moment(self.pipeline.device)
+        yield
+        if self.record is not None:
+            ended = moment(self.pipeline.device)
+            self.record(Event(operation=Operation(kind, 0, micro_batch), asked=asked, began=began, ended=ended))
+
+
+def run_layered(
+    pipeline: Pipeline,
+    batch: Batch,
+    sync: GradientSync,
+    passage: Passage,
+    waves: int,
+    *,
+    loss_scale: float = 1.0,
+    record: Callable[[Event], None] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> torch.Tensor:
+    """Run all micro-batches of a step in so many waves and return the summed loss. Gradients are those of the loss
+    times `loss_scale`; finishing `sync` is left to the caller. `record` is given each unit's pass of all micro-batches
+    of a wave as one operation, `note` is told what the rank waits for or does."""
+    total = torch.zeros((), dtype=torch.float32, device=pipeline.device)
+    walk = _Walk(pipeline=pipeline, passage=passage, record=record, say=note or (lambda _: None))
+    sync.begin()
+    for wave in range(waves):
+        numbers = range(wave, pipeline.place.micro_batches, waves)
+        targets = {}
+        x = {}
+        for number in numbers:
+            x[number], targets[number] = batch(number)
+        _forward(walk, x)
+        total += _head(walk, x, targets, sync, loss_scale)
+        _backward(walk, x, sync)
+        sync.pass_done()
+    return total
+
+
+def _forward(walk: _Walk, x: dict[int, torch.Tensor]) -> None:
+    """Bring each micro-batch in `x`, tokens, to the head, and keep what its way back needs."""
+    units, again = walk.chunk.units, _again(walk.chunk.units[1:-1], walk.chunk.recompute)
+    for unit, following in pairwise(units):
+        with walk.at(unit, following, FORWARD, min(x)):
+            for number, value in x.items():
+                entering = value if unit == 0 else value.requires_grad_()
+                with torch.set_grad_enabled(unit not in again):
+                    out = unit_forward(walk.chunk, unit, entering)
+                walk.kept[unit, number] = (entering, None if unit in again else out)
+                x[number] = out.detach()
+
+
+def _head(
+    walk: _Walk, x: dict[int, torch.Tensor], targets: dict[int, torch.Tensor], sync: GradientSync, loss_scale: float
+) -> torch.Tensor:
+    """Put the gradient of each activation in its place, and return the summed loss."""
+    units, pipeline = walk.chunk.units, walk.pipeline
+    total = torch.zeros((), dtype=torch.float32, device=pipeline.device)
+    with walk.at(units[-1], units[-2], BACKWARD, min(x)):
+        sync.reached(units[-1])
+        for number, value in x.items():
+            entering = value.requires_grad_()
+            loss = loss_of(walk.chunk, entering, targets[number])
+            total += loss.detach()
+            torch.autograd.backward(loss, torch.full_like(loss, pipeline.scale * loss_scale))
+            x[number] = _gradient(entering)
+    return total
+
+
+def _backward(walk: _Walk, x: dict[int, torch.Tensor], sync: GradientSync) -> None:
+    """Take the gradients in `x` back to the embedding."""
+    back = walk.chunk.units[-2::-1]
+    for unit, following in zip(back, [*back[1:], None], strict=True):
+        with walk.at(unit, following, BACKWARD, min(x)):
+            sync.reached(unit)
+            for number, gradient in x.items():
+                entering, out = walk.kept.pop((unit, number))
+                out = unit_forward(walk.chunk, unit, entering) if out is None else out
+                torch.autograd.backward(out, gradient)
+                if unit:
+                    x[number] = _gradient(entering)
+
+
+def _gradient(entering: torch.Tensor) -> torch.Tensor:
+    gradient, entering.grad = entering.grad, None
+    assert gradient is not None, "every unit but the embedding has an input with a gradient"
+    return gradient
+
+
+def _again(layers: Sequence[int], recompute: Recompute) -> frozenset[int]:
+    """Return the layers of which the input alone is kept."""
+    if recompute.granularity != "full":
+        return frozenset()
+    return frozenset(layers[: recompute.layers] if recompute.method == "block" else layers)

@@ -1,0 +1,124 @@
+"""Uneven FSDP trains as one process does, whatever the shares, and each rank keeps its share alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.runtime.equal import ADAM, SGD, require_equal, require_equal_weights
+from tests.runtime.reference import reference_run
+from tests.runtime.samples import plan_of, replica, stage, tiny_model
+from tests.runtime.workers import Case, Outcome, run_cases
+
+from shardwright.plans.check import check
+from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule
+from shardwright.runtime.job.describe import layout_text
+from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.layout.limits import unrunnable
+from shardwright.runtime.model.initial import seeded
+from shardwright.runtime.state.optimizer import make_slots
+from shardwright.runtime.state.store import fill, make_store
+from shardwright.spec.model import Model
+
+Share = tuple[int, int, int, int]  # GPUs, rows, micro-batches, parts of the state
+SELECTIVE = Recompute(granularity="selective")
+UNIFORM = Recompute(granularity="full", method="uniform", layers=1)
+BLOCK = Recompute(granularity="full", method="block", layers=2)
+LLAMA, GPT2 = tiny_model(4), tiny_model(3, family="gpt2")
+TIED, MIXTURE = tiny_model(3, family="qwen3", tied=True), tiny_model(2, family="qwen2", experts=4, shared=True)
+
+
+def shared(model: Model, *shares: Share, waves: int = 1, recompute: tuple[Recompute, ...] = ()) -> Plan:
+    """A plan of uneven FSDP; GPU types alternate."""
+    modes = recompute or (Recompute(),) * len(shares)
+    replicas = tuple(
+        Replica(
+            count=count,
+            micro_batches=micro_batches,
+            rows=rows,
+            state=state,
+            stages=(stage((0, len(model.layers)), gpu=("H100-SXM", "other")[index % 2], recompute=mode),),
+        )
+        for index, ((count, rows, micro_batches, state), mode) in enumerate(zip(shares, modes, strict=True))
+    )
+    plain = plan_of(model, replica(stage((0, len(model.layers))), micro_batches=1), sharding="zero3")
+    return replace(
+        plain,
+        job=replace(plain.job, global_batch=sum(count * rows for count, rows, _, _ in shares)),
+        micro_batch=max(each.sizes(1)[0] for each in replicas),
+        schedule=Schedule(kind="layered", waves=waves),
+        replicas=replicas,
+        optimizer=OptimizerPlan(sharding="zero3", parts=sum(count * state for count, _, _, state in shares)),
+        overlap=Overlap(grad_reduce=True, param_gather=True),
+    )
+
+
+PLANS = {
+    "two unequal ranks": (shared(LLAMA, (1, 5, 2, 7), (1, 2, 1, 3)), ADAM),
+    "even state, uneven rows": (shared(LLAMA, (2, 3, 3, 1), (2, 1, 1, 1)), SGD),
+    "four unequal ranks, two waves": (
+        shared(GPT2, (1, 5, 4, 1), (1, 4, 2, 5), (2, 2, 2, 2), waves=2, recompute=(UNIFORM, BLOCK, Recompute())),
+        ADAM,
+    ),
+    "one keeps no state": (shared(LLAMA, (1, 1, 1, 0), (2, 4, 2, 3), recompute=(SELECTIVE, UNIFORM)), ADAM),
+    "tied embedding": (shared(TIED, (1, 4, 2, 1), (2, 2, 2, 3), waves=2, recompute=(UNIFORM, Recompute())), ADAM),
+    "experts": (shared(MIXTURE, (1, 5, 2, 2), (1, 2, 1, 5)), ADAM),
+}
+RELAY = {
+    "relay 1": shared(TIED, (1, 4, 2, 7), (1, 2, 1, 3)),
+    "relay 2": plan_of(TIED, replica(stage((0, 2), tp=2), stage((2, 3)), micro_batches=6), sharding="zero1"),
+    "relay 3": shared(TIED, (2, 1, 1, 5), (1, 4, 4, 1), recompute=(Recompute(), UNIFORM)),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Outcome]:
+    cases = [Case(name, plan, recipe) for name, (plan, recipe) in PLANS.items()]
+    for before, (name, plan) in zip(("", *RELAY), RELAY.items(), strict=False):
+        cases.append(Case(name, plan, ADAM, steps=7, load=before, save=name))
+    return run_cases(cases, processes=4)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_training_equals_that_of_one_process(name: str, outcomes: dict[str, Outcome]) -> None:
+    plan, recipe = PLANS[name]
+    assert check(plan) == () and unrunnable(plan) == ()
+    expected = reference_run(plan, recipe, steps=20, seed=7)
+    require_equal(outcomes[name], expected)
+    assert expected.losses[-1] < 0.99 * expected.losses[0]
+
+
+def test_a_checkpoint_goes_on_under_other_shares_and_other_plans(outcomes: dict[str, Outcome]) -> None:
+    expected = reference_run(RELAY["relay 1"], ADAM, steps=7 * len(RELAY), seed=7)
+    losses = [loss for name in RELAY for loss in outcomes[name].losses]
+    assert losses == pytest.approx(expected.losses, rel=1e-5)
+    require_equal_weights(outcomes["relay 3"], expected)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_rank_keeps_its_share_alone(name: str) -> None:
+    """Weights, gradients and optimizer state between steps are the parts that the plan says, and sum to the model."""
+    plan, recipe = PLANS[name]
+    layout, kept = layout_of(plan), []
+    for place in layout.places:
+        store = make_store(layout, place, torch.float32, torch.device("cpu"))
+        fill(store, seeded(plan.model, 7))
+        slots = make_slots(store, place.rank, recipe, sharded=True, offload=0.0)
+        held = sum(flat.kept.numel() for b in store.buffers for flat in (b.weights, b.gradients))
+        memory = sum(flat.whole.untyped_storage().nbytes() for b in store.buffers for flat in (b.weights, b.gradients))
+        assert memory == 0, "nothing is whole between steps"
+        own = sum(slot.stop - slot.start for slot in slots)
+        assert held == 2 * own and sum(m.numel() for slot in slots for m in slot.moments.values()) in (own, 2 * own)
+        total = sum(buffer.bucket.elements for buffer in store.buffers)
+        share = (plan.replicas[place.replica].state or 0) / (plan.optimizer.parts or 1)
+        assert abs(own - share * total) <= 8 * len(store.buffers), "but for rounding to blocks of eight"
+        kept.append(own)
+    assert sum(kept) == total
+
+
+def test_the_layout_tells_the_shares() -> None:
+    text = layout_text(layout_of(PLANS["two unequal ranks"][0]))
+    assert "takes      2 micro-batches of 3 and 2, from sample 0" in text
+    assert "keeps      7 of 10 parts" in text
+    assert "takes      1 micro-batch of 2, from sample 5" in text
