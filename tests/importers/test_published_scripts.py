@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shardwright.errors import SpecError
-from shardwright.importers.megatron.read import plan_from_megatron
+from shardwright.importers.launch import plan_from_launch
 from shardwright.importers.shell.read import read_script
 from shardwright.importers.shell.slurm import slurm_variables
 from shardwright.spec.read.cluster import load_cluster
+from shardwright.spec.read.model import load_model
 from tests.importers.bash_judge import NOTED, passed_by_bash, same, variables_wanted
 
 TRAINING = {"--tensor-model-parallel-size", "--tensor_model_parallel_size", "--num_processes", "--config"}
@@ -32,6 +34,7 @@ class Published:
     expected: tuple[float, ...] | str
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    model: str | None = None
 
 
 CASES = (
@@ -58,6 +61,9 @@ CASES = (
     Published("qwen-next-gdn.sh", "16x8xH100-SXM", "another attention is not described"),
     Published("starcoder-mtf.slurm", "32x8xA100-SXM-80", (256, 4, 4, 16, 1, 512, 16.0)),
     Published("tsubame-345m-mpi.sh", "2x4xH100-SXM", "--optimizer: 'mvlion' is not", (), {"NHOSTS": "2", "JOB_ID": "77"}),
+    Published("epfl-finetune.sh", "1x8xA100-SXM-80", (8, 4, 1, 2, 1, 12, 6.74), ("llama2", "--tp", "4", "--data", "d"), {}, "llama-2-7b"),
+    Published("accelerate-fsdp.sh", "4x4xA100-SXM-80", (16, 1, 1, 16, 2, 32, 8.03), (), {}, "llama-3.1-8b"),
+    Published("torchtitan-multinode.slurm", "4x8xH100-SXM", "is in another package"),
     Published("nvidia-sc21.sh", "8x8xA100-SXM-80", (64, 8, 8, 1, 1, 32, 162.2)),
 )  # fmt: skip
 
@@ -80,14 +86,16 @@ def test_what_is_read_is_what_bash_passes(case: Published, tmp_path: Path) -> No
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.file} {' '.join(case.environment)}")
 def test_the_plan_of_a_published_script(case: Published) -> None:
     path = SCRIPTS / case.file
-    options = {"arguments": case.arguments, "environment": case.environment, "folder": SCRIPTS}
-    text, cluster = path.read_text(encoding="utf-8"), load_cluster(case.cluster)
+    options: dict[str, Any] = {"arguments": case.arguments, "environment": case.environment}
+    if case.model:
+        options["model"] = load_model(case.model)
+    cluster = load_cluster(case.cluster)
     if isinstance(case.expected, str):
         with pytest.raises(SpecError, match=case.expected) as caught:
-            plan_from_megatron(text, cluster=cluster, name=case.file, **options)  # type: ignore[arg-type]
+            plan_from_launch(path, cluster=cluster, **options)
         assert len(caught.value.problems) == 1
         return
-    plan = plan_from_megatron(text, cluster=cluster, name=case.file, **options).plan  # type: ignore[arg-type]
+    plan = plan_from_launch(path, cluster=cluster, **options).plan
     (replica,) = plan.replicas
     stage, depth = replica.stages[0], len(replica.stages)
     found = (plan.gpus, stage.tensor_parallel, depth, replica.count, plan.micro_batch, plan.job.global_batch)

@@ -51,7 +51,7 @@ def evaluate(
             "--launch",
             "--megatron-args",
             metavar="FILE",
-            help="A launch script, instead of a plan file. It is read as bash would run it; nothing is executed.",
+            help="A launch script or a trainer's configuration, instead of a plan file. Nothing of it is executed.",
         ),
     ] = None,
     env: Annotated[
@@ -65,6 +65,9 @@ def evaluate(
     model: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="Preset, config.json or YAML, if the arguments do not describe the model."),
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of a sample, where the launch does not say (with --launch).")
     ] = None,
     accept_guess: AcceptGuess = False,
     profile: Profiles = None,
@@ -89,12 +92,12 @@ def evaluate(
     from shardwright.reports.text.problems import merged
 
     if launch is not None:
-        read = _read_launch(launch, tuple(words or ()), env or [], cluster, model, accept_guess=accept_guess)
+        read = _read_launch(launch, tuple(words or ()), env or [], cluster, model, seq_len, accept_guess=accept_guess)
         mine, notes, uncounted = read.plan, read.notes, read.uncounted
     else:
         if not words or len(words) > 1:
             raise bad("evaluate", "needs a plan file or --launch FILE", "see `shardwright evaluate --help`")
-        for option, value in (("--cluster", cluster), ("--model", model), ("--env", env)):
+        for option, value in (("--cluster", cluster), ("--model", model), ("--env", env), ("--seq-len", seq_len)):
             if value is not None:
                 raise bad(option, "goes with --launch; a plan file has its own", f"leave {option} out")
         mine, notes, uncounted = load_plan(Path(words[0])), (), ()
@@ -199,6 +202,7 @@ def _read_launch(
     env: list[str],
     cluster: str | None,
     model: str | None,
+    seq_len: int | None,
     *,
     accept_guess: bool,
 ) -> Reading:
@@ -219,6 +223,7 @@ def _read_launch(
         path,
         cluster=load_cluster(cluster),
         model=None if model is None else load_model(model, accept_guess=accept_guess),
+        seq_len=seq_len,
         arguments=arguments,
         environment=environment,
     )

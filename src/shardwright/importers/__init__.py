@@ -3,6 +3,9 @@
 * `launch`: a plan from a file that starts training
 * `reading`: what reading a launch gives
 * `launches`: starts of training among the commands of a script
+* `trainers`: DeepSpeed, Accelerate and torchtitan
+* `settings`: fields of configurations as arguments
+* `python_values`: what a Python configuration sets
 * `shell/`: the words that a launch script passes
 * `megatron/`: Megatron-LM, and what is made of it
 """

@@ -190,6 +190,7 @@ SWITCHES = (
     "--parallel-attn",
     "--no-position-embedding",
     "--qk-l2-norm",
+    "--use-checkpoint-args",
 )
 # Other names of the same: of older releases, and of trainers that are made of Megatron-LM.
 ALIASES = {

@@ -124,6 +124,10 @@ def _one_gpu(cluster: Cluster, name: str, problems: list[Problem]) -> str:
 
 def _model(flags: Flags, model: Model | None, name: str, problems: list[Problem], notes: list[str]) -> Model | None:
     """The model of the arguments, or the given one, where they do not contradict it."""
+    if model is None and flags["--use-checkpoint-args"]:
+        place = f"{name}: --use-checkpoint-args"
+        problems.append(Problem(place, "the model is in a checkpoint", "name the model (--model)"))
+        return None
     if model is None:
         return read_model(flags, name, problems, notes)
     stated = {

@@ -1,0 +1,188 @@
+"""Values that a Python configuration sets, read off its syntax tree. Nothing of it is executed.
+
+A recipe is a function that returns a configuration: keyword arguments of constructors, and assignments to its fields.
+Both give paths such as ("model", "tensor_model_parallel_size") with values; a later one overrides an earlier. Names are
+looked up among the constants of the file and the defaults of the function. What is computed otherwise is `COMPUTED`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardwright.errors import bad
+
+Path = tuple[str, ...]
+LARGEST_TEXT = 400_000
+OPERATIONS = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: lambda a, b: a // b,
+}
+LARGEST_RESULT = 100_000
+
+
+class _Computed:
+    """Stands for a value that is known only when the file runs."""
+
+    def __repr__(self) -> str:
+        return "computed"
+
+
+COMPUTED = _Computed()
+
+
+@dataclass(slots=True)
+class PythonValues:
+    """`values` by path; `calls`, names of functions that the file calls, each with its literal arguments; `imports`,
+    the module that each imported name is from."""
+
+    values: dict[Path, Any] = field(default_factory=dict)
+    calls: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    imports: dict[str, str] = field(default_factory=dict)
+
+
+def python_values(text: str, name: str, function: str | None = None) -> PythonValues:
+    """Return what a Python file sets in `function`, by default the last one that it defines, or at its top where it
+    defines none. Raises SpecError for text that is no Python, and for a function that is not there."""
+    if len(text) > LARGEST_TEXT:
+        raise bad(name, f"has more than {LARGEST_TEXT:,} characters", "is this the right file?")
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise bad(name, f"is no Python that can be read: {getattr(error, 'msg', error)}", "correct it") from None
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if function is not None and function not in functions:
+        raise bad(name, f"has no function {function}", f"it has {', '.join(functions) or 'none'}")
+    found, names = PythonValues(), dict[str, Any]()
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            _statement(node, names, found, ())
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.imports |= {alias.asname or alias.name: node.module for alias in node.names}
+    if functions:
+        chosen = functions[function] if function else list(functions.values())[-1]
+        names |= _defaults(chosen, names)
+        for node in chosen.body:
+            _statement(node, names, found, ())
+    return found
+
+
+def _defaults(function: ast.FunctionDef, names: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function.args
+    pairs = list(zip(reversed(arguments.args), reversed(arguments.defaults), strict=False))
+    pairs += [(arg, value) for arg, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value]
+    return {argument.arg: _value(value, names) for argument, value in pairs}
+
+
+def _statement(node: ast.stmt, names: dict[str, Any], found: PythonValues, path: Path) -> None:
+    if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets:
+            _assign(target, node.value, names, found)
+    elif isinstance(node, ast.Return | ast.Expr) and node.value is not None:
+        _gather(node.value, names, found, ())
+    elif isinstance(node, ast.If):
+        truth = _value(node.test, names)
+        for branch, taken in ((node.body, truth), (node.orelse, COMPUTED if truth is COMPUTED else not truth)):
+            own = found if taken is not COMPUTED else PythonValues()
+            if taken is COMPUTED or taken:
+                for inner in branch:
+                    _statement(inner, names, own, path)
+            if taken is COMPUTED:
+                found.values |= dict.fromkeys(own.values, COMPUTED)
+                found.calls += own.calls
+
+
+def _assign(target: ast.expr, value: ast.expr, names: dict[str, Any], found: PythonValues) -> None:
+    path = _path(target)
+    if isinstance(target, ast.Name):
+        names[target.id] = _value(value, names)
+        _gather(value, names, found, ())
+    elif path is not None:
+        if isinstance(value, ast.Call | ast.Dict):
+            found.values[path[1:]] = COMPUTED
+            _gather(value, names, found, path[1:])
+        else:
+            found.values[path[1:]] = _value(value, names)
+
+
+def _path(node: ast.expr) -> Path | None:
+    """Return `cfg.model.x` or `cfg["model"]["x"]` as names."""
+    if isinstance(node, ast.Name):
+        return (node.id,)
+    if isinstance(node, ast.Attribute):
+        inner = _path(node.value)
+        return None if inner is None else (*inner, node.attr)
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        inner = _path(node.value)
+        return None if inner is None else (*inner, str(node.slice.value))
+    return None
+
+
+def _gather(node: ast.expr, names: Mapping[str, Any], found: PythonValues, path: Path) -> None:
+    """Take the keyword arguments of a call, and of the calls among them."""
+    for key, value in _entries(node, found, names):
+        if isinstance(value, ast.Call | ast.Dict):
+            found.values[(*path, key)] = COMPUTED
+            _gather(value, names, found, (*path, key))
+        else:
+            found.values[(*path, key)] = _value(value, names)
+
+
+def _entries(node: ast.expr, found: PythonValues, names: Mapping[str, Any]) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield key.value, value
+    elif isinstance(node, ast.Call):
+        called = _path(node.func)
+        if called is not None:
+            found.calls.append((".".join(called), tuple(_value(argument, names) for argument in node.args)))
+        if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
+            _gather(node.func.value, names, found, ())
+        for keyword in node.keywords:
+            if keyword.arg is not None:
+                yield keyword.arg, keyword.value
+        for argument in node.args:
+            if isinstance(argument, ast.Call):
+                _gather(argument, names, found, ())
+
+
+def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """Return a literal, a known name, or arithmetic of them; else COMPUTED."""
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        pass
+    if isinstance(node, ast.Name):
+        return names.get(node.id, COMPUTED)
+    if isinstance(node, ast.Attribute) and node.attr in ("bfloat16", "float16", "float32"):
+        return node.attr
+    if isinstance(node, ast.List | ast.Tuple):
+        items = [_value(item, names) for item in node.elts]
+        return COMPUTED if COMPUTED in items else items
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
+        left, right = _value(node.left, names), _value(node.right, names)
+        return _operated(node.op, left, right)
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq | ast.NotEq | ast.Is):
+        left, right = _value(node.left, names), _value(node.comparators[0], names)
+        equal = left == right
+        return COMPUTED if COMPUTED in (left, right) else equal != isinstance(node.ops[0], ast.NotEq)
+    return COMPUTED
+
+
+def _operated(operator: ast.operator, left: Any, right: Any) -> Any:
+    if left is COMPUTED or right is COMPUTED:
+        return COMPUTED
+    sizes = [len(value) for value in (left, right) if isinstance(value, list | str)]
+    counts = [value for value in (left, right) if isinstance(value, int)]
+    if sizes and counts and max(sizes) * max(counts) > LARGEST_RESULT:
+        return COMPUTED
+    try:
+        return OPERATIONS[type(operator)](left, right)  # type: ignore[no-untyped-call]
+    except (TypeError, ValueError, ZeroDivisionError, OverflowError):
+        return COMPUTED

@@ -1,0 +1,151 @@
+"""Fields of configurations as Megatron-LM's arguments, in which one reader makes plans of all of them.
+
+Megatron-Bridge, NeMo and Megatron-LM's own YAML name fields as Megatron-LM names its arguments, but for those here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from shardwright.errors import Problem
+from shardwright.importers.megatron.flag_table import known_flags
+from shardwright.importers.megatron.flags import ALIASES, SWITCHES, VALUES
+from shardwright.importers.python_values import COMPUTED, Path
+
+NAMES = {
+    "virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank",
+    "num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
+    "num_layers_in_last_pipeline_stage": "--decoder-last-pipeline-num-layers",
+    "account_for_embedding_in_pipeline_split": "--account-for-embedding-in-pipeline-split",
+    "account_for_loss_in_pipeline_split": "--account-for-loss-in-pipeline-split",
+    "encoder_seq_length": "--seq-length",
+    "seq_len": "--seq-length",
+    "sequence_length": "--seq-length",
+    "activations_checkpoint_granularity": "--recompute-granularity",
+    "activations_checkpoint_method": "--recompute-method",
+    "activations_checkpoint_num_layers": "--recompute-num-layers",
+    "num_moe_experts": "--num-experts",
+    "moe_router_topk": "--moe-router-topk",
+    "fp8": "--fp8-format",
+    "max_steps": "--train-iters",
+    "overlap_grad_sync": "--overlap-grad-reduce",
+    "overlap_param_sync": "--overlap-param-gather",
+    "qk_pos_emb_head_dim": "--qk-pos-emb-head-dim",
+    "cpu_offloading_num_layers": "--cpu-offloading-num-layers",
+}
+WHERE_FALSE = {
+    "share_embeddings_and_output_weights": "--untie-embeddings-and-output-weights",
+    "add_bias_linear": "--disable-bias-linear",
+    "bias": "--disable-bias-linear",
+}
+SECTIONS = frozenset(("model", "ddp", "optimizer", "comm_overlap", "mixed_precision", "train", "model_parallel"))
+PRECISIONS = {"bf16": "--bf16", "16-mixed": "--fp16", "fp16": "--fp16", "16": "--fp16", "bf16-mixed": "--bf16"}
+
+
+def arguments_of(values: Mapping[Path, Any], name: str, problems: list[Problem]) -> tuple[list[str], list[str]]:
+    """Return fields, by path, as Megatron-LM's arguments, and those that are not known here. A field that decides a
+    plan and is computed goes to `problems`."""
+    words: list[str] = []
+    strange: list[str] = []
+    for path, value in values.items():
+        leaf = path[-1]
+        flag = NAMES.get(leaf, "--" + leaf.replace("_", "-"))
+        flag = ALIASES.get(flag, flag)
+        decisive = flag in VALUES or flag in SWITCHES
+        if leaf in ("precision", "mixed_precision", "precision_config"):
+            words += _precision(value)
+        elif value is COMPUTED:
+            if decisive:
+                hint = "write the value itself, or describe the plan in a plan file"
+                problems.append(Problem(f"{name}: {'.'.join(path)}", "is computed when the file runs", hint))
+        elif leaf in WHERE_FALSE:
+            words += [WHERE_FALSE[leaf]] if value is False else []
+        elif leaf in ("activation", "activation_func"):
+            words += _activation(value)
+        elif leaf == "gated_linear_unit":
+            words += ["--swiglu"] if value is True else []
+        elif decisive or flag in known_flags():
+            words += list(_words(flag, value))
+        elif path[0] in SECTIONS and value not in (None, False):
+            strange.append(f"{'.'.join(path)} (not known here)")
+    return words, strange
+
+
+def _words(flag: str, value: Any) -> Iterator[str]:
+    if value is None or value is False or isinstance(value, Mapping):
+        return
+    yield flag
+    if value is not True:
+        yield _text(value)
+    if flag == "--num-query-groups":
+        yield "--group-query-attention"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        items = [_text(item) for item in value]
+        return f"[{','.join(items)}]" if items and all(item in ("0", "1") for item in items) else ",".join(items)
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _precision(value: Any) -> list[str]:
+    text = str(value).casefold()
+    words = [flag for name, flag in PRECISIONS.items() if text == name]
+    if not words and text.startswith("bf16"):
+        words = ["--bf16"]
+    if "fp8" in text or "mxfp8" in text:
+        recipe = "mxfp8" if "mxfp8" in text else "blockwise" if "subchannel" in text else "tensorwise"
+        recipe = "delayed" if "delayed" in text else recipe
+        words += ["--fp8-format", "hybrid", "--fp8-recipe", recipe]
+    return words
+
+
+def _activation(value: Any) -> list[str]:
+    names = {"swiglu": "--swiglu", "fast-swiglu": "--swiglu", "squared-relu": "--squared-relu"}
+    return [names[str(value)]] if str(value) in names else []
+
+
+def flattened(document: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield the fields of nested mappings by path."""
+    if isinstance(document, Mapping):
+        for key, value in document.items():
+            if isinstance(value, Mapping):
+                yield from flattened(value, (*path, str(key)))
+            else:
+                yield (*path, str(key)), value
+
+
+def first(values: Mapping[Path, Any], *leaves: str) -> Any:
+    """Return the value of the first of these fields that is there and said, None where none is."""
+    for leaf in leaves:
+        for path, value in values.items():
+            if path[-1] == leaf and value is not None and value is not COMPUTED:
+                return value
+    return None
+
+
+def overridden(values: Mapping[Path, Any], words: Iterable[str]) -> dict[Path, Any]:
+    """Return fields with those of a command line over them: `model.tensor_model_parallel_size=2`, `--a.b c`."""
+    found = dict(values)
+    for word in words:
+        key, sign, text = word.lstrip("+-~").partition("=")
+        if sign and key.replace(".", "").replace("_", "").replace("-", "").isalnum():
+            path = tuple(key.replace("-", "_").split("."))
+            for old in [old for old in found if old[-1] == path[-1]]:
+                del found[old]
+            found[path] = literal(text)
+    return found
+
+
+def literal(text: str) -> Any:
+    """Return a word of a command line as the value that it means."""
+    plain = text.strip("'\"")
+    if plain.casefold() in ("true", "false", "null", "none"):
+        return {"true": True, "false": False}.get(plain.casefold())
+    for kind in (int, float):
+        try:
+            return kind(plain)
+        except ValueError:
+            continue
+    return plain

@@ -1,0 +1,215 @@
+"""Configurations of other trainers: what their exporters write is read back, and what people write by hand."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardwright
+from shardwright.errors import SpecError
+from shardwright.importers.launch import plan_from_launch
+from shardwright.plans.plan import Plan
+from shardwright.spec.read.cluster import load_cluster
+from tests.golden.plans import LLAMA_3_1_8B, cluster_of
+from tests.targets.plans import torchtitan_plans, trainer_plans
+
+TARGETS = {"torchtitan": torchtitan_plans, "accelerate": trainer_plans, "deepspeed": trainer_plans}
+# Scripts for Accelerate and DeepSpeed hand a file of the Trainer's arguments on, which the launch line does not show.
+TRAINER = "training_arguments.json"
+
+
+def written(plan: Plan, target: str, folder: Path) -> Path:
+    """Write the files of a target; return the one to read."""
+    files = shardwright.export(plan, target).files
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    if target == "torchtitan":
+        return folder / "run.sh"
+    values = json.loads(files[TRAINER])
+    words = " ".join(f"--{key} {value}" for key, value in values.items())
+    if target == "deepspeed":
+        words += " --deepspeed ds_config.json"
+    launch = (
+        "accelerate launch --config_file accelerate.yaml"
+        if target == "accelerate"
+        else (f"torchrun --nproc-per-node {min(plan.gpus, 8)} --nnodes {max(plan.gpus // 8, 1)}")
+    )
+    (folder / "launch.sh").write_text(f"{launch} train.py {words} --max_seq_length {plan.job.seq_len}\n")
+    return folder / "launch.sh"
+
+
+def shape(plan: Plan) -> dict[str, Any]:
+    """What a plan decides that every trainer says."""
+    (replica,) = plan.replicas
+    stage = replica.stages[0]
+    return {
+        "degrees": [plan.gpus, stage.tensor_parallel, stage.context_parallel, len(replica.stages), replica.count],
+        "experts": stage.expert_parallel,
+        "batch": [plan.micro_batch, plan.job.global_batch, plan.job.seq_len],
+        "sharding": plan.optimizer.sharding,
+        "offload": plan.optimizer.offload,
+        "recompute": stage.recompute.granularity,
+    }
+
+
+def exported(target: str) -> dict[str, Plan]:
+    found = {}
+    for name, plan in TARGETS[target]().items():
+        try:
+            shardwright.export(plan, target)
+        except SpecError:
+            continue
+        found[name] = plan
+    return found
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_exported_is_read_back(target: str, tmp_path: Path) -> None:
+    plans = exported(target)
+    assert len(plans) >= 12
+    for number, (name, plan) in enumerate(plans.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        file = written(plan, target, folder)
+        model = None if target == "torchtitan" else plan.model
+        read = plan_from_launch(file, cluster=plan.cluster, model=model).plan
+        assert shape(read) == shape(plan), name
+        assert read.job.framework == {"accelerate": "fsdp"}.get(target, target)
+
+
+def test_torchtitan_toml(tmp_path: Path) -> None:
+    (tmp_path / "llama3_8b.toml").write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 2\nseq_len = 8192\nsteps = 1000\n'
+        "[parallelism]\ndata_parallel_shard_degree = -1\ntensor_parallel_degree = 2\n"
+        '[activation_checkpoint]\nmode = "selective"\n'
+    )
+    (tmp_path / "run.sh").write_text(
+        "CONFIG=${CONFIG:-./llama3_8b.toml}\n"
+        "torchrun --nproc_per_node=8 --nnodes 2 -m torchtitan.train --job.config_file $CONFIG "
+        "--parallelism.tensor_parallel_degree 4\n"
+    )
+    for file, tensor in (("llama3_8b.toml", 2), ("run.sh", 4)):
+        plan = plan_from_launch(tmp_path / file, cluster=cluster_of(2)).plan
+        assert plan.model.parameters == LLAMA_3_1_8B.parameters
+        stage = plan.replicas[0].stages[0]
+        assert (plan.gpus, stage.tensor_parallel, plan.micro_batch, plan.job.seq_len) == (16, tensor, 2, 8192)
+        assert plan.optimizer.sharding == "zero3" and stage.recompute.granularity == "selective"
+
+
+RECIPE = '''
+from megatron.bridge import AutoBridge
+from megatron.bridge.recipes.common import _pretrain_common
+
+def llama3_8b_pretrain_config(tp: int = 2, seq_length: int = 8192) -> ConfigContainer:
+    """Returns a configuration."""
+    cfg = _pretrain_common()
+    cfg.model = AutoBridge.from_hf_pretrained("meta-llama/Meta-Llama-3-8B").to_megatron_provider(load_weights=False)
+    cfg.model.seq_length = seq_length
+    cfg.model.tensor_model_parallel_size = tp
+    cfg.model.pipeline_model_parallel_size = 2 * 1
+    cfg.model.virtual_pipeline_model_parallel_size = None
+    cfg.model.sequence_parallel = True
+    cfg.model.cross_entropy_fusion_impl = "te"
+    cfg.train.train_iters = 1000
+    cfg.train.global_batch_size = 512
+    cfg.train.micro_batch_size = 1
+    cfg.ddp.use_distributed_optimizer = True
+    cfg.ddp.overlap_grad_reduce = True
+    cfg.mixed_precision = "bf16_mixed"
+    cfg.model.unheard_of_switch = True
+    return cfg
+'''
+
+
+def test_a_megatron_bridge_recipe(tmp_path: Path) -> None:
+    file = tmp_path / "llama3.py"
+    file.write_text(RECIPE)
+    read = plan_from_launch(
+        file, cluster=cluster_of(2), arguments=("llama3_8b_pretrain_config", "model.tensor_model_parallel_size=4")
+    )
+    stage = read.plan.replicas[0].stages[0]
+    assert (stage.tensor_parallel, len(read.plan.replicas[0].stages), read.plan.job.global_batch) == (4, 2, 512)
+    assert read.plan.sequence_parallel and read.plan.optimizer.sharding == "zero1" and read.plan.job.precision == "bf16"
+    assert read.plan.model.hidden == 4096
+    assert any("unheard_of_switch" in words for words in read.uncounted)
+    assert any("cross-entropy" in words for words in read.uncounted)
+
+
+def test_what_a_recipe_computes_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.py"
+    file.write_text(RECIPE.replace("2 * 1", "best_depth(tp)").replace("import AutoBridge", "import AutoBridge, os"))
+    with pytest.raises(SpecError, match="pipeline_model_parallel_size: is computed"):
+        plan_from_launch(file, cluster=cluster_of(2))
+
+
+def test_a_nemo_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "gpt.yaml"
+    file.write_text(
+        "trainer: {devices: 8, num_nodes: 2, precision: bf16, max_steps: 100}\n"
+        "model:\n  micro_batch_size: 1\n  global_batch_size: 64\n  tensor_model_parallel_size: 4\n"
+        "  pipeline_model_parallel_size: 2\n  encoder_seq_length: 4096\n  num_layers: 32\n  hidden_size: 4096\n"
+        "  ffn_hidden_size: 11008\n  num_attention_heads: 32\n  activation: fast-swiglu\n  bias: false\n"
+        "  normalization: rmsnorm\n  position_embedding_type: rope\n  share_embeddings_and_output_weights: false\n"
+        "  hidden_dropout: 0.0\n  attention_dropout: 0.0\n  sequence_parallel: true\n"
+        "  activations_checkpoint_granularity: selective\n  tokenizer: {model: /models/llama2.model}\n  vocab_size: 32000\n"
+    )
+    plan = plan_from_launch(file, cluster=cluster_of(2)).plan
+    assert plan.model.parameters == 6_738_415_616
+    assert (plan.gpus, len(plan.replicas[0].stages), plan.replicas[0].count) == (16, 2, 2)
+    assert plan.replicas[0].stages[0].recompute.granularity == "selective"
+    wide = plan_from_launch(file, cluster=cluster_of(2), arguments=("model.tensor_model_parallel_size=8",)).plan
+    assert wide.replicas[0].stages[0].tensor_parallel == 8
+
+
+def test_accelerate_from_slurm(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).parent / "scripts" / "accelerate-fsdp.sh", tmp_path / "submit.sh")
+    (tmp_path / "fsdp_config.yaml").write_text(
+        "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n  fsdp_activation_checkpointing: true\n"
+    )
+    plan = plan_from_launch(tmp_path / "submit.sh", cluster=load_cluster("4x4xA100-SXM-80"), model=LLAMA_3_1_8B).plan
+    assert (plan.gpus, plan.data_parallel, plan.micro_batch, plan.optimizer.sharding) == (16, 16, 2, "zero3")
+    assert plan.job.precision == "fp16" and plan.replicas[0].stages[0].recompute.granularity == "full"
+    (tmp_path / "fsdp_config.yaml").unlink()
+    with pytest.raises(SpecError, match="is not beside it"):
+        plan_from_launch(tmp_path / "submit.sh", cluster=load_cluster("4x4xA100-SXM-80"), model=LLAMA_3_1_8B)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("ds.json", '{"zero_optimization": {"stage": 3}}', "train_micro_batch_size_per_gpu: is missing"),
+        ("ds.json", '{"train_batch_size": 64, "zero_optimization": {"stage": 2}}', "does not describe the model"),
+        ("a.yaml", "distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: true}\n", "fsdp_offload_params"),
+        ("a.toml", "[parallelism\n", "is no TOML"),
+        ("a.py", "def f(:\n", "is no Python"),
+        ("a.py", "x = 1\n", "is missing"),
+    ],
+)
+def test_faults_are_named(name: str, text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError, match=message) as caught:
+        plan_from_launch(tmp_path / name, cluster=cluster_of(1))
+    assert all(problem.hint for problem in caught.value.problems)
+
+
+def test_nothing_is_executed(tmp_path: Path) -> None:
+    """A file that would leave a trace if it ran."""
+    trace = tmp_path / "trace"
+    for name, text in (
+        (
+            "run.sh",
+            f"touch {trace}; X=$(touch {trace}); eval 'touch {trace}'; torchrun pretrain_gpt.py --num-layers 2\n",
+        ),
+        (
+            "recipe.py",
+            f"open({str(trace)!r}, 'w')\ndef f(x=open({str(trace)!r}, 'w')):\n    return g(micro_batch_size=1)\n",
+        ),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(SpecError):
+            plan_from_launch(tmp_path / name, cluster=cluster_of(1))
+    assert not trace.exists()
