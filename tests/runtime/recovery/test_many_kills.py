@@ -17,6 +17,7 @@ KILLS = int(os.environ.get("SHARDWRIGHT_KILLS", "200"))
 MACHINES, EVERY, ENDLESS = 3, 3, 1_000_000
 TRAINING = ("optimizer", "snapshot", "upload", "disk", "copy")
 RECOVERING = ("settle", "quorum", "plan", "transfer", "start", "taking back")
+COORDINATING = ("quorum", "plan")
 KINDS = (
     *("worker", "worker", "worker twice", "worker stopped", "machine", "machine stopped", "keeper", "coordinator"),
     "two machines",
@@ -89,7 +90,7 @@ def struck(fleet: Fleet, kind: str, chosen: random.Random) -> None:
             first = fleet.recoveries()[-1]["machines"][0]
             fleet.lose(int(first.removeprefix("machine-")))
         case _:
-            files = [fleet.arm(index, kind) for index in range(MACHINES)]
+            files = [fleet.arm(index, kind) for index in (range(MACHINES) if kind in COORDINATING else (other,))]
             if kind in RECOVERING:
                 fleet.signal_worker(victim, signal.SIGKILL, chosen)
             fleet.until(lambda: not all(file.exists() for file in files), f"a death in {kind}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from shardwright.plans.plan import Plan
 from shardwright.recovery.outlook import Outlook
@@ -13,10 +14,11 @@ from shardwright.recovery.ways import Templates
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
     """The generation before with its plan and the machines in the order of its seats, what is expected of machines, and
-    new plans that were made before."""
+    new plans that were made before. `alone_since` is when (monotonic) this machine was first in a minority of it."""
 
     generation: Generation
     plan: Plan
     seated: tuple[Machine, ...] = ()
     outlook: Outlook = field(default_factory=Outlook)
     templates: Templates = field(default_factory=dict)
+    alone_since: float = inf

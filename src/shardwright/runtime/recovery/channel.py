@@ -172,6 +172,18 @@ async def connect(host: str, port: int, handler: Handler, *, timeout: float, **o
     return Channel(reader, writer, handler, **options)
 
 
+async def refuses(host: str, port: int, seconds: float = 1.0) -> bool:
+    """Return whether a host answers that nobody listens there. A host that does not answer may be cut off."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), seconds)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return False
+
+
 async def refuse(message: Message, _payload: bytes) -> Reply:
     """Answer every request with a refusal: the handler of those that only ask."""
     raise RefusedError(f"{message['op']} is not answered here")

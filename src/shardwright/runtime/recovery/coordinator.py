@@ -17,7 +17,7 @@ from shardwright.runtime.recovery.channel import Channel, LostError, Message, Re
 from shardwright.runtime.recovery.course import Run
 from shardwright.runtime.recovery.members import BeginAgainError, Members
 from shardwright.runtime.recovery.options import KeeperOptions
-from shardwright.runtime.recovery.passage import BehindError, MinorityError, Passage, WaitError
+from shardwright.runtime.recovery.passage import BehindError, MinorityError, NothingLeftError, Passage, WaitError
 from shardwright.runtime.recovery.record import Recovery
 from shardwright.runtime.recovery.rows import machine_of
 from shardwright.runtime.recovery.tiers import Cloud
@@ -185,6 +185,8 @@ class Coordinator:
                 self._event.clear()
                 if not self._cause and not self._progress.over(self._current.names):
                     await self._event.wait()
+        except NothingLeftError as error:
+            self._give_up(f"error: {error} (begin from a checkpoint, or anew with an empty folder)", GAVE_UP)
         except MinorityError as error:
             self.closed = True
             self._members.close("this coordinator has no majority")

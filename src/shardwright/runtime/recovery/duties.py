@@ -69,6 +69,7 @@ class Duties:
         self._lonely: frozenset[Any] = frozenset()
         self._state: tuple[StoredPiece, ...] = ()
         desk.protect = self._protect
+        self._promised = max((held.generation for held in self._holdings()), default=0)
 
     async def answer(self, message: Message) -> Reply:
         """Answer one request. Raises RefusedError where it is of a generation that is over."""

@@ -10,7 +10,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import time
 from collections.abc import Awaitable
+from dataclasses import replace
+from math import inf
 from typing import Any
 
 from shardwright.runtime.recovery.channel import Channel, LostError, Message, RefusedError, Reply, connect
@@ -43,7 +46,7 @@ class Keeper:
         self._leader: Channel | None = None
         self._was_member = False
         self._leads_at: tuple[str, int] | None = None
-        self._leaving = ""
+        self._leaving, self._alone_since = "", inf
 
     async def serve(self) -> int:
         """Serve until the end, and return the exit status."""
@@ -132,10 +135,11 @@ class Keeper:
 
     def _lead(self, lost: set[tuple[str, int]]) -> None:
         if self.leading is None or self.leading.closed:
-            self.leading = Coordinator(self.options, self.run_identity, self.duties.base, lost, self._stepped_down)
+            base = replace(self.duties.base, alone_since=self._alone_since)
+            self.leading = Coordinator(self.options, self.run_identity, base, lost, self._stepped_down)
 
     def _stepped_down(self, reason: str, status: int | None) -> None:
-        self.leading = None
+        self.leading, self._alone_since = None, min(self._alone_since, time.monotonic())
         print(reason, file=sys.stderr, flush=True)
         if status is not None:
             self._ended(status)
@@ -169,6 +173,8 @@ class Keeper:
                 await asyncio.sleep(RETRY_SECONDS)
                 return True
             self._leader, self._leads_at, self._was_member = channel, address, True
+            if address != self.options.address:
+                self._alone_since = inf
             channel.watch(self.options.beat_seconds, self.options.silence_seconds)
             await _first(over.wait(), self.over)
             return False

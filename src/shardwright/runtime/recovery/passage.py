@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.plans.document import to_document
@@ -18,6 +19,7 @@ from shardwright.recovery.seats import Seat, fits, seats
 from shardwright.recovery.ways import Run as Now
 from shardwright.recovery.ways import choose
 from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.recovery import channel
 from shardwright.runtime.recovery.base import Base
 from shardwright.runtime.recovery.channel import Message
 from shardwright.runtime.recovery.course import Run
@@ -44,6 +46,10 @@ class WaitError(Exception):
 
 class MinorityError(Exception):
     """Others may be going on without these machines."""
+
+
+class NothingLeftError(Exception):
+    """No step of the run survives whole."""
 
 
 class BehindError(BeginAgainError):
@@ -74,6 +80,7 @@ class Passage:
     run: Run
     members: Members
     cloud: Cloud | None
+    damage: list[str] = field(default_factory=list)
 
     async def prepare(self, base: Base, number: int, recovery: Recovery, leaving: Collection[str] = ()) -> Ready:
         """Bring the run from a generation to where the next, number `number`, can start. Machines that are `leaving`
@@ -87,7 +94,7 @@ class Passage:
         if promised > number:
             raise BehindError(promised)
         recovery.lap("detect")
-        self._require_quorum(base.generation)
+        await self._require_quorum(base)
         going = [self.members.by_name[name].machine for name in halted if name in leaving]
         machines = [self.members.by_name[name].machine for name in halted if name not in leaving]
         generation = Generation(number=number, machines=next_generation(base.generation, machines).machines)
@@ -127,11 +134,19 @@ class Passage:
             scale=ready.scale,
         )
 
-    def _require_quorum(self, before: Generation) -> None:
-        """Raise MinorityError where others may go on without these machines, and nothing can decide."""
+    async def _require_quorum(self, base: Base) -> None:
+        """Raise MinorityError where others may go on without these machines. Where no object store can decide, a
+        minority goes on if nobody listens any more where the others were, or once it has waited long enough."""
+        before = base.generation
         found = quorum(before, list(self.members.by_name))
-        if not found.may_go_on or (found.needs_arbiter and self.cloud is None):
+        if found.may_go_on and (not found.needs_arbiter or self.cloud is not None):
+            return
+        absent = [machine for machine in before.machines if machine.name not in self.members.by_name]
+        alone = found.may_go_on and all(await asyncio.gather(*(channel.refuses(m.host, m.port) for m in absent)))
+        waited = time.monotonic() - base.alone_since
+        if not alone and waited < self.options.wait_seconds:
             raise MinorityError(f"{found.reason}; this machine waits for the others")
+        print(f"{found.reason}, and the others are taken to be gone", file=sys.stderr, flush=True)
 
     async def _claim(self, before: Generation) -> None:
         """Raise MinorityError where others have gone on. The object store is the arbiter: one claim alone can be the
@@ -162,14 +177,19 @@ class Passage:
         for words in disagreements(held):
             print(f"warning: {words}", file=sys.stderr, flush=True)
         state = newest_state(held, self.run.shapes, self.run.kinds)
-        if state is not None or self.cloud is None:
-            return state
         cloud = self.cloud
+        if state is None and cloud is None and self.damage:
+            raise NothingLeftError(f"no step survives whole: {'; '.join(self.damage)}")
+        if state is not None or cloud is None:
+            return state
         try:
             stored = await asyncio.to_thread(lambda: list(cloud.held(self.run.settings["model"])))
         except Exception as error:  # object stores raise what they like
             raise BeginAgainError(f"the object store cannot be read: {error}") from None
-        return newest_state([*held, *stored], self.run.shapes, self.run.kinds)
+        state = newest_state([*held, *stored], self.run.shapes, self.run.kinds)
+        if state is None and self.damage:
+            raise NothingLeftError(f"no step survives whole: {'; '.join(self.damage)}")
+        return state
 
     async def _plan_for(self, base: Base, machines: Sequence[Machine]) -> Plan:
         """Return the plan to go on with on these machines. Raises WaitError while there are too few for any."""
@@ -207,9 +227,8 @@ class Passage:
         replies = await self.members.ask_each("fetch", {name: orders[name] | fields for name in generation.names})
         failed = [(name, item) for name, reply in replies.items() for item in reply["failed"]]
         for words, rows in _by_reason(failed).items():
-            print(
-                f"{len(rows)} pieces, among them the {rows[0][0]} of {rows[0][1]}: {words}", file=sys.stderr, flush=True
-            )
+            self.damage.append(f"{len(rows)} pieces, among them the {rows[0][0]} of {rows[0][1]}: {words}")
+            print(self.damage[-1], file=sys.stderr, flush=True)
             await self.members.ask_all("damaged", rows=rows, generation=generation.number)
         if failed:
             raise BeginAgainError(f"{len(failed)} pieces were damaged or did not arrive")

@@ -1,0 +1,296 @@
+"""Damaged state and failing tiers: found, named, had from elsewhere; and a clear stop where it is nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from tests.runtime.recovery.fleet import Fleet, copies
+
+from shardwright.recovery.transfer import CLOUD
+from shardwright.runtime.recovery.fetch import Source, Wanted, fetch
+from shardwright.runtime.recovery.inventory import Held
+from shardwright.runtime.recovery.snapshots import INDEX, Snapshot, Snapshots, hashed, laid_out
+from shardwright.runtime.recovery.tiers import Cloud, DiskTier
+from shardwright.runtime.storage.pieces import StatePiece
+
+FOREVER = 100_000
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def not_numbers(path: Path) -> None:
+    path.write_bytes(np.full(path.stat().st_size // 4, np.nan, np.float32).tobytes())
+
+
+def cut_off(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "corrupt": flipped,
+    "truncated": cut_off,
+    "missing": Path.unlink,
+    "not a number": not_numbers,
+}
+
+
+def test_damaged_snapshots_are_named_and_had_from_another_machine_or_the_run_stops(tmp_path: Path) -> None:
+    """No worker has its state any more, so all of it comes from memory: one machine's is damaged in every way, one way
+    after the other, then everybody's."""
+    with Fleet(tmp_path, copies(3), FOREVER, every=FOREVER) as fleet:
+        fleet.until(lambda: fleet.step() >= 5, "steps")
+        generation = fleet.generation()
+        os.kill(fleet.workers(0)[0], signal.SIGKILL)  # the others hand their state over
+        fleet.until(lambda: fleet.generation() > generation, "snapshots everywhere")
+        step = fleet.recoveries()[-1]["step"]
+        for name, damage in DAMAGES.items():
+            fleet.until(lambda: fleet.step(1) > step, f"steps before {name}")
+            for path in (fleet.place(1) / "memory").glob("*.bin"):
+                damage(path)
+            struck(fleet, name)
+            assert fleet.recoveries()[-1]["step"] == step, name
+            assert (
+                "pieces, among them the " in fleet.logs()
+                and "from machine-1 to machine-1: it is damaged" in fleet.logs()
+            )
+        fleet.until(lambda: fleet.step(1) > step, "steps before the end")
+        for index in range(3):
+            for path in (fleet.place(index) / "memory").glob("*.bin"):
+                flipped(path)
+        for index in range(3):
+            os.kill(fleet.workers(index)[0], signal.SIGKILL)
+        assert [process.wait(60) for process in fleet.running.values()] == [1, 1, 1]
+        assert "error: no step survives whole: " in fleet.logs() and "begin from a checkpoint" in fleet.logs()
+
+
+def struck(fleet: Fleet, what: str) -> None:
+    """Kill every worker at once, and wait until all train again."""
+    generation = fleet.generation()
+    for index in range(fleet.count):
+        os.kill(fleet.workers(index)[0], signal.SIGKILL)
+    fleet.until(lambda: fleet.generation() > generation, f"a recovery from {what}")
+
+
+def test_of_two_machines_the_second_goes_on_where_nobody_listens_at_the_first(tmp_path: Path) -> None:
+    with Fleet(tmp_path, copies(2), FOREVER, every=5) as fleet:
+        fleet.until(lambda: fleet.step(1) >= 10, "steps")
+        before, generation = fleet.step(1), fleet.generation()
+        fleet.lose(0)
+        fleet.until(lambda: fleet.generation() > generation, "the second machine")
+        assert fleet.recoveries()[-1]["machines"] == ["machine-1"] and fleet.recoveries()[-1]["step"] >= before
+
+
+@pytest.mark.nightly
+def test_a_full_disk_ends_nothing(tmp_path: Path) -> None:
+    state = tmp_path / "machine-0" / "out" / "state"
+    state.mkdir(parents=True)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(state)], capture_output=True).returncode:
+        pytest.skip("no rights to mount a small disk")
+    try:
+        with Fleet(tmp_path, copies(1), 20, every=5) as fleet:
+            fleet.finish()
+            assert fleet.step() == 20
+            assert "of machine-0 is not on disk: [Errno 28] No space left on device" in fleet.logs()
+    finally:
+        subprocess.run(["umount", str(state)], check=True)
+
+
+def snapshot_in(folder: Path) -> Snapshot:
+    piece = StatePiece(kind="weight", parameter="a", start=0, stop=64, low=0, high=64)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "a.bin").write_bytes(np.arange(64, dtype=np.float32).tobytes())
+    whole = Snapshot(file="a.bin", step=5, generation=1, origin="", pieces=laid_out([piece], "a.bin"))
+    return hashed(folder, whole)
+
+
+def test_what_another_run_or_a_torn_index_left_is_not_adopted(tmp_path: Path) -> None:
+    """Stale and wrong-model shards: the index says of which run they are."""
+    snapshot = snapshot_in(tmp_path)
+    Snapshots(tmp_path, "m0", "this run").done(snapshot)
+    snapshot_in(tmp_path)
+    mine = Snapshots(tmp_path, "m0", "this run")
+    mine.done(snapshot)
+    assert len(list(Snapshots(tmp_path, "m0", "this run").holdings())) == 1
+    assert not list(Snapshots(tmp_path, "m0", "another model").holdings()) and not (tmp_path / "a.bin").exists()
+    snapshot = snapshot_in(tmp_path)
+    mine.done(snapshot)
+    (tmp_path / INDEX).write_text("{")
+    assert not list(Snapshots(tmp_path, "m0", "this run").holdings())
+    disk = DiskTier(tmp_path / "disk", "m0", "this run")
+    held = Held(machine="m0", tier=0, step=5, generation=1, stored=snapshot_in(tmp_path).pieces[0])
+    disk.write(5, tmp_path, [held])
+    assert len(list(DiskTier(tmp_path / "disk", "m0", "this run").holdings())) == 1
+    assert not list(DiskTier(tmp_path / "disk", "m0", "another model").holdings())
+
+
+class Store(BaseHTTPRequestHandler):
+    """An object store that can be told to fail: `fault` is the way."""
+
+    objects: dict[str, bytes]
+    fault = ""
+
+    def do_PUT(self) -> None:
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        if self._failed():
+            return
+        if self.headers.get("If-None-Match") and self.path in self.objects:
+            self._say(412)
+            return
+        self.objects[self.path] = content
+        self._say(200)
+
+    def do_GET(self) -> None:
+        if self._failed():
+            return
+        content = self.objects.get(self.path)
+        if content is None:
+            self._say(404)
+            return
+        low, high = (int(part) for part in self.headers["Range"].split("-")) if "Range" in self.headers else (0, None)
+        part = content[low:high]
+        if self.fault == "wrong bytes":
+            part = bytes(value ^ 255 for value in part)
+        if self.fault == "truncated":
+            part = part[: len(part) // 2]
+        self._say(200, part)
+
+    def _failed(self) -> bool:
+        if self.fault == "503":
+            self._say(503)
+        elif self.fault == "reset":
+            self.connection.close()
+        else:
+            return False
+        return True
+
+    def _say(self, code: int, content: bytes = b"") -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+
+class Remote(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """That store, as fsspec sees one."""
+
+    protocol = "remote"
+    cachable = False
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path.removeprefix("remote://")
+
+    def _asked(self, method: str, path: str, body: bytes | None = None, **headers: str) -> bytes:
+        host, _, name = self._strip_protocol(path).partition("/")
+        connection = HTTPConnection(host, timeout=2.0)
+        try:
+            connection.request(method, "/" + name, body, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        except Exception as error:
+            raise OSError(f"{host}: {error}") from None
+        finally:
+            connection.close()
+        if answer.status == 412:
+            raise FileExistsError(path)
+        if answer.status != 200:
+            raise OSError(f"{host} answers {answer.status}")
+        return content
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        return
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        headers = {"If-None-Match": "*"} if mode == "create" else {}
+        self._asked("PUT", path, value, **headers)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        return self._asked("GET", path, **({} if start is None else {"Range": f"{start}-{end}"}))
+
+
+@contextmanager
+def store() -> Iterator[tuple[type[Store], Cloud]]:
+    class Mine(Store):
+        objects: dict[str, bytes] = {}  # noqa: RUF012
+
+        def handle(self) -> None:
+            try:
+                super().handle()
+            except (OSError, ValueError):
+                return
+
+    fsspec.register_implementation("remote", Remote, clobber=True)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Mine)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield Mine, Cloud(f"remote://127.0.0.1:{server.server_address[1]}/run")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("fault", ["", "503", "reset", "truncated", "wrong bytes"])
+def test_what_an_object_store_gives_is_verified(tmp_path: Path, fault: str) -> None:
+    """A piece that does not come, or is not what was written, is named with its source; a sound store gives it."""
+    snapshot = snapshot_in(tmp_path)
+    held = Held(machine="m0", tier=0, step=5, generation=1, stored=snapshot.pieces[0])
+    with store() as (server, cloud):
+        (there,) = cloud.put_part(5, "m0", tmp_path, [held])
+        server.fault = fault
+        source = Source(
+            machine="", address=None, tier=CLOUD, file=f"step-00000005/{there.file}", offset=there.offset,
+            start=0, stop=there.bytes,
+        )  # fmt: skip
+
+        async def read(source: Source) -> bytes:
+            return await asyncio.to_thread(cloud.read, source.file, source.offset, source.offset + source.stop)
+
+        wanted = Wanted(stored=replace(there, file="back.bin", offset=0), sources=(source,))
+        found = asyncio.run(fetch([wanted], tmp_path, "back.bin", {CLOUD: read}))
+    if fault:
+        ((stored, _, reason),) = found.failed
+        assert stored.piece == held.stored.piece and reason and not found.pieces
+    else:
+        assert (tmp_path / "back.bin").read_bytes() == (tmp_path / "a.bin").read_bytes() and not found.failed
+
+
+@pytest.mark.parametrize("fault", ["503", "reset"])
+def test_a_store_that_takes_nothing_raises_and_one_claim_alone_is_first(tmp_path: Path, fault: str) -> None:
+    snapshot = snapshot_in(tmp_path)
+    held = Held(machine="m0", tier=0, step=5, generation=1, stored=snapshot.pieces[0])
+    with store() as (server, cloud):
+        assert cloud.claim("generations/after-1", "m0") == "m0"
+        assert cloud.claim("generations/after-1", "m1") == "m0"
+        server.fault = fault
+        with pytest.raises(OSError, match=r"127\.0\.0\.1"):
+            cloud.put_part(5, "m0", tmp_path, [held])
+
+
+@pytest.mark.nightly
+def test_training_goes_on_without_its_object_store(tmp_path: Path) -> None:
+    """The store's folder is a file: every upload fails, each is named, and no step is lost."""
+    (tmp_path / "store").write_text("no folder")
+    with Fleet(tmp_path, copies(1), 12, every=5, extra=["--upload", f"file://{tmp_path}/store/run"]) as fleet:
+        fleet.finish()
+        assert fleet.step() == 12 and "of machine-0 is not in the object store: " in fleet.logs()
