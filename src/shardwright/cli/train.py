@@ -323,6 +323,9 @@ def _require_no_less_than_0(**numbers: float | None) -> None:
 def _require_measurable(plan: Plan) -> None:
     """Raise SpecError where the layers of a plan cannot stand for those of others."""
     stages = [stage for replica in plan.replicas for stage in replica.stages]
+    if plan.layered:
+        message = "under uneven FSDP a unit runs all micro-batches at once, which are not timed one by one"
+        raise bad("--profile", message, "measure under a plan of equal copies on the same machines")
     if any(stage.context_parallel > 1 or stage.expert_parallel > 1 for stage in stages):
         message = "a layer profile has whole sequences and all experts, which ranks of this plan share"
         raise bad("--profile", message, "measure under a plan with context_parallel and expert_parallel 1")

@@ -30,6 +30,7 @@ from shardwright.search.mixed.replanning.remaining import remaining
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import Setting
 from shardwright.search.space.axes import Space
+from shardwright.search.uneven.search import uneven_fsdp
 from shardwright.spec.cluster import Cluster, NodePool
 
 # Layer tables by machines, whatever their number, and links; with the strain of the cluster that they were made for.
@@ -46,6 +47,7 @@ def replan(
     efficiency: Efficiency | None = None,
 ) -> Plan | None:
     """Return a plan for `cluster` with the model, the job and the settings of `previous`, or None where none fits.
+    Uneven FSDP gets the best shares there.
 
     `kept` is filled with layer times, and spares making them again: give the same one at every call for the same
     model, job and efficiency.
@@ -62,6 +64,8 @@ def replan(
     )
     if not contexts:
         return None
+    if previous.layered:
+        return _shared_anew(contexts, cluster)
     for context in contexts:
         context.indexed.extend(_remembered(context, kept))
     setting = _setting(previous, contexts)
@@ -83,6 +87,12 @@ def replan(
         return None
     plan, found = best
     return plan.costed(predict(plan, model_of_time, found=found))
+
+
+def _shared_anew(contexts: Sequence[Context], cluster: Cluster) -> Plan | None:
+    """Return the best shares of uneven FSDP, which are found at once."""
+    found = uneven_fsdp(contexts, cluster, Space(), lambda _: True, fewest_types=1)
+    return found.plans[0].costed(predict(found.plans[0], contexts[0].efficiency)) if found.plans else None
 
 
 def _found(previous: Plan, task: Task) -> tuple[Plan, Mixed] | None:

@@ -19,6 +19,7 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict
 from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Plan, Recompute, Replica, Schedule, Stage
+from shardwright.search.replan import replan
 from shardwright.search.space.axes import Space, parse_pins
 from shardwright.search.uneven.search import Found, away, uneven_fsdp
 from shardwright.search.uneven.states import FINER, around, grid, parts_of, shares_of
@@ -179,6 +180,16 @@ def test_three_types() -> None:
     assert best.bound <= seconds_of(best.plans[0]) <= 1.2 * best.bound
 
 
+def test_what_is_left_of_the_machines_is_shared_anew() -> None:
+    found = contexts("1x2xA100-SXM-40 + 1x2xV100-SXM2", 32, 1024, ROOMY)
+    before, cluster = searched(found).plans[0], cluster_of(found)
+    left = replace(cluster, pools=(replace(cluster.pools[0], gpus_per_node=1), cluster.pools[1]))
+    one_type = replace(cluster, pools=cluster.pools[1:])
+    for machines, gpus in ((left, 3), (one_type, 2)):
+        plan = replan(before, machines)
+        assert plan is not None and plan.layered and plan.gpus == gpus and check(plan) == ()
+
+
 def test_pins_are_kept() -> None:
     found = contexts("1x2xA100-SXM-40 + 1x2xV100-SXM2", 32, 1024, ROOMY)
     plan = searched(found, parse_pins(["micro_batch=1", "recompute=full"])).plans[0]
@@ -188,7 +199,7 @@ def test_pins_are_kept() -> None:
     assert not away(parse_pins(["tp=1,2", "sharding=zero3"]))
 
 
-@given(st.integers(2, 4), st.integers(1, 8))
+@given(st.integers(1, 4), st.integers(1, 8))
 def test_the_grid_is_all_of_the_simplex(types: int, steps: int) -> None:
     points = grid(types, steps)
     wanted = {point for point in product(range(steps + 1), repeat=types) if sum(point) == steps}
@@ -206,3 +217,14 @@ def test_parts_are_the_shares_exactly(counts: list[int], data: st.DataObject) ->
     assert np.allclose(np.array(parts) / total, shares)
     finer = around(point, steps)
     assert (finer.sum(axis=1) == steps * FINER).all() and (abs(finer - point * FINER)[:, :-1] <= FINER).all()
+
+
+def test_waves_take_as_many_rows_as_each_way_allows() -> None:
+    """With one row a micro-batch, the rows of every GPU are a multiple of the waves."""
+    found = contexts("1x2xA100-SXM-40 + 1x2xV100-SXM2", 32, 1024, ROOMY)
+    best = searched(found, parse_pins(["micro_batch=1", "recompute=none"]))
+    waves = {plan.schedule.waves for plan in best.plans}
+    assert waves == {1, 2, 4, 8}
+    for plan in best.plans:
+        assert check(plan) == () and plan.micro_batch == 1
+        assert all((replica.rows or 0) % (plan.schedule.waves or 1) == 0 for replica in plan.replicas)

@@ -24,12 +24,18 @@ class Shares:
     parts: int
 
 
-def plan_of(options: Sequence[GpuOptions], cluster: Cluster, shares: Shares, *, flash: bool, label: str = "") -> Plan:
-    """Return the plan of shares. Rows beyond the batch are taken from the types whose GPUs take longest."""
+def plan_of(
+    options: Sequence[GpuOptions], cluster: Cluster, shares: Shares, *, flash: bool, label: str = ""
+) -> Plan | None:
+    """Return the plan of shares, None where their rows cannot be made the batch's. Rows beyond it are taken from the
+    types whose GPUs take longest."""
+    kinds = _exact(options, shares)
+    if kinds is None:
+        return None
     replicas = [
         _replica(own, int(shares.option[place]), rows, count, shares.state[place])
         for place, own in enumerate(options)
-        for rows, count in _exact(options, shares)[place]
+        for rows, count in kinds[place]
     ]
     context = options[0].context
     return Plan(
@@ -37,7 +43,7 @@ def plan_of(options: Sequence[GpuOptions], cluster: Cluster, shares: Shares, *, 
         job=context.job,
         cluster=cluster,
         micro_batch=max(replica.sizes(1)[0] for replica in replicas),
-        schedule=Schedule(kind="layered", waves=int(options[0].shares.waves[0])),
+        schedule=Schedule(kind="layered", waves=options[0].waves),
         replicas=tuple(replicas),
         optimizer=OptimizerPlan(sharding="zero3", parts=shares.parts),
         overlap=Overlap(grad_reduce=True, param_gather=True),
@@ -47,26 +53,36 @@ def plan_of(options: Sequence[GpuOptions], cluster: Cluster, shares: Shares, *, 
     )
 
 
-def _exact(options: Sequence[GpuOptions], shares: Shares) -> list[list[tuple[int, int]]]:
+def _exact(options: Sequence[GpuOptions], shares: Shares) -> list[list[tuple[int, int]]] | None:
     """Return, for each type, pairs of rows and how many GPUs take so many: their sum is the batch."""
     rows, counts = shares.rows.copy(), np.array([own.count for own in options])
-    batch = options[0].context.job.global_batch
     fewer = np.zeros_like(rows)
-    while (surplus := int(rows @ counts - fewer.sum()) - batch) > 0:
-        times = [
-            own.seconds[option, row - 1] if row > own.fewest_rows and not gone else -1.0
-            for own, option, row, gone in zip(options, shares.option, rows, fewer, strict=True)
-        ]
-        place = int(np.argmax(times))
-        assert times[place] >= 0.0, "a batch has a row for every GPU"
-        if surplus >= counts[place]:
-            rows[place] -= 1
+    lower = _lower(options, shares, rows)
+    surplus = int(rows @ counts) - options[0].context.job.global_batch
+    while surplus > 0:
+        steps = rows - lower
+        open_to = (lower > 0) & (fewer == 0) & (steps <= surplus)
+        if not open_to.any():
+            return None
+        times = [own.seconds[way, row - 1] for own, way, row in zip(options, shares.option, rows, strict=True)]
+        place = int(np.where(open_to, times, -1.0).argmax())
+        taken = min(surplus // int(steps[place]), int(counts[place]))
+        surplus -= taken * int(steps[place])
+        if taken == counts[place]:
+            rows[place] = lower[place]
+            lower = _lower(options, shares, rows)
         else:
-            fewer[place] = surplus
+            fewer[place] = taken
     return [
-        [(most, each) for most, each in ((int(row), int(count - gone)), (int(row) - 1, int(gone))) if each]
-        for row, count, gone in zip(rows, counts, fewer, strict=True)
+        [(most, each) for most, each in ((int(row), int(count - gone)), (int(less), int(gone))) if each]
+        for row, less, count, gone in zip(rows, lower, counts, fewer, strict=True)
     ]
+
+
+def _lower(options: Sequence[GpuOptions], shares: Shares, rows: Ints) -> Ints:
+    """Return the most legal rows below those of each type, 0 where there are none."""
+    pairs = zip(options, shares.option, rows, strict=True)
+    return np.array([own.legal_rows[way, row - 1] for own, way, row in pairs])
 
 
 def _replica(own: GpuOptions, option: int, rows: int, count: int, state: int) -> Replica:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -20,7 +21,7 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 PARTIAL = (0.25, 0.5, 0.75)  # of the layers that run again, beside none and all of them; chosen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GpuOptions:
     """The GPUs of one type, `count` of `gpus` in all, which take from 1 to R rows each in one of O ways: seconds of all
     passes and bytes beside the state [O, R]. `needed` are those of the bytes that any plan needs, for bounds: nothing
@@ -50,6 +51,13 @@ class GpuOptions:
     def fewest_rows(self) -> int:
         """Every wave has a row on every GPU."""
         return self.waves
+
+    @cached_property
+    def legal_rows(self) -> Ints:
+        """The most rows up to each number from 0 to R that are legal: fill their micro-batches, of which there are
+        times, [O, R + 1]; 0 where none are."""
+        rows = np.where(np.isfinite(self.seconds), np.arange(1, self.most_rows + 1), 0)
+        return np.concatenate([np.zeros((len(rows), 1), np.int64), np.maximum.accumulate(rows, axis=1)], axis=1)
 
     def way(self, option: Ints, rows: Ints) -> RowShares:
         """Return the shares of GPUs with given rows in given ways, [N]."""

@@ -42,12 +42,12 @@ def shared_rows(options: Sequence[GpuOptions], state: Floats, *, relaxed: bool =
     counts = np.array([own.count for own in options])
 
     def taken(limit: Floats) -> tuple[Ints, Ints]:
-        found = [_taken(table, most, limit) for table, most in zip(tables, room, strict=True)]
+        found = [_taken(*each, limit) for each in zip(options, tables, room, strict=True)]
         return np.stack([rows for rows, _ in found], axis=1), np.stack([way for _, way in found], axis=1)
 
     def enough(limit: Floats) -> Bools:
         rows, _ = taken(limit)
-        return np.asarray((rows @ counts >= batch) & (rows >= options[0].fewest_rows).all(axis=1))
+        return np.asarray((rows @ counts >= batch) & (rows > 0).all(axis=1))
 
     if not len(times):
         zero = np.zeros(state.shape, dtype=np.int64)
@@ -93,19 +93,18 @@ def _room(own: GpuOptions, state: Floats, largest: Floats) -> Ints:
 
 
 def _monotone(own: GpuOptions, *, relaxed: bool) -> Floats:
-    """Return times that do not fall with the rows, [O, R]: no less than the true ones or, relaxed, no more. Rows too
-    few to be legal count as no time."""
-    seconds = own.seconds.copy()
-    seconds[:, : own.fewest_rows - 1] = 0.0
+    """Return times that do not fall with the rows, [O, R]: no less than the true ones or, relaxed, no more. Rows that
+    are not legal have the times of more rows that are."""
+    least = np.minimum.accumulate(own.seconds[:, ::-1], axis=1)[:, ::-1]
     if relaxed:
-        return np.minimum.accumulate(seconds[:, ::-1], axis=1)[:, ::-1]
-    return np.maximum.accumulate(seconds, axis=1)
+        return least
+    return np.maximum.accumulate(np.where(np.isfinite(own.seconds), own.seconds, least), axis=1)
 
 
-def _taken(table: Floats, most: Ints, limit: Floats) -> tuple[Ints, Ints]:
-    """Return the most rows within a time and the memory, and the first way to take as many in least time, [N]."""
+def _taken(own: GpuOptions, table: Floats, most: Ints, limit: Floats) -> tuple[Ints, Ints]:
+    """Return the most legal rows within a time and the memory, and the first way to take as many in least time, [N]."""
     in_time = np.stack([np.searchsorted(each, limit, side="right") for each in table], axis=1)
-    rows = np.minimum(in_time, most)
+    rows = own.legal_rows[np.arange(len(table)), np.minimum(in_time, most)]
     best = rows.max(axis=1)
     needed = table[:, np.maximum(best, 1) - 1].T
     return best, np.where(rows >= best[:, None], needed, np.inf).argmin(axis=1)

@@ -64,12 +64,19 @@ def away(space: Space) -> bool:
     return any(axis not in SEARCHED and FIXED.get(axis) not in values for axis, values in space.pins.items())
 
 
-def uneven_fsdp(contexts: Sequence[Context], cluster: Cluster, space: Space, allowed: Callable[[Plan], bool]) -> Found:
-    """Return the best plans of uneven FSDP over two types of `contexts` and more, one context for each type."""
+def uneven_fsdp(
+    contexts: Sequence[Context],
+    cluster: Cluster,
+    space: Space,
+    allowed: Callable[[Plan], bool],
+    *,
+    fewest_types: int = 2,
+) -> Found:
+    """Return the best plans of uneven FSDP over `fewest_types` of `contexts` and more, one context for each type."""
     plans: list[_Best] = []
     evens: list[_Best] = []
     costed, bounds = 0, [np.inf]
-    for chosen in _sets(contexts):
+    for chosen in _sets(contexts, fewest_types):
         batch, gpus = chosen[0].job.global_batch, sum(context.pool.gpus for context in chosen)
         if not all(gpus in space.pins.get(axis, (gpus,)) for axis in ("gpus", "dp")):
             continue
@@ -90,15 +97,15 @@ def uneven_fsdp(contexts: Sequence[Context], cluster: Cluster, space: Space, all
     return Found(plans=tuple(each.plan for each in plans), even=even, bound=min(bounds), costed=costed)
 
 
-def _sets(contexts: Sequence[Context]) -> Iterator[Sequence[Context]]:
-    """Yield the sets of two types and more, all of them first."""
+def _sets(contexts: Sequence[Context], fewest: int) -> Iterator[Sequence[Context]]:
+    """Yield the sets of `fewest` types and more, all of them first."""
     types = len(contexts)
     if types <= MOST_SETS:
-        for size in range(types, 1, -1):
+        for size in range(types, fewest - 1, -1):
             yield from combinations(contexts, size)
         return
     fastest = sorted(contexts, key=lambda each: -(each.pool.gpu.peak(each.job.precision) or 0.0))
-    yield from (fastest[:size] for size in range(types, 1, -1))
+    yield from (fastest[:size] for size in range(types, fewest - 1, -1))
 
 
 def _everyone(options: Sequence[GpuOptions], cluster: Cluster) -> Everyone:
@@ -109,7 +116,9 @@ def _everyone(options: Sequence[GpuOptions], cluster: Cluster) -> Everyone:
     shares = Shares(rows=ones, option=0 * ones, state=(1,) * len(options), parts=total)
     least = [replace(own, context=replace(own.context, job=small)) for own in options]
     contexts = {own.context.pool.gpu.name: own.context for own in options}
-    return everyone_of(plan_of(least, cluster, shares, flash=True), contexts)
+    plan = plan_of(least, cluster, shares, flash=True)
+    assert plan is not None, "the batch was made for it"
+    return everyone_of(plan, contexts)
 
 
 def _best(options: Sequence[GpuOptions], everyone: Everyone, cluster: Cluster) -> tuple[list[_Best], int]:
@@ -123,7 +132,7 @@ def _best(options: Sequence[GpuOptions], everyone: Everyone, cluster: Cluster) -
     finer = [
         (point, steps * FINER)
         for place in best.tolist()
-        if place and np.isfinite(seconds[place])
+        if place and np.isfinite(seconds[place]) and len(options) > 1
         for point in around(tried[place][0], steps)
     ]
     more, further = _costed(options, everyone, finer) if finer else (np.zeros(0), rows.take(slice(0, 0)))
@@ -135,7 +144,8 @@ def _best(options: Sequence[GpuOptions], everyone: Everyone, cluster: Cluster) -
         return [], len(tried)
     state, parts = parts_of(*tried[first], counts)
     shares = Shares(rows=rows.rows[first], option=rows.option[first], state=state, parts=parts)
-    return [_Best(float(seconds[first]), plan_of(options, cluster, shares, flash=True))], len(tried)
+    plan = plan_of(options, cluster, shares, flash=True)
+    return [] if plan is None else [_Best(float(seconds[first]), plan)], len(tried)
 
 
 def _costed(
@@ -170,14 +180,16 @@ def _even(options: Sequence[GpuOptions], everyone: Everyone, cluster: Cluster) -
     option = np.tile(np.arange(ways)[:, None], (1, len(options)))
     state = np.full(rows.shape, 1.0 / total)
     fits = [
-        (own.held[np.arange(ways), rows[:, place] - 1] <= own.room - own.state_bytes / total)
+        np.isfinite(own.seconds[np.arange(ways), rows[:, place] - 1])
+        & (own.held[np.arange(ways), rows[:, place] - 1] <= own.room - own.state_bytes / total)
         for place, own in enumerate(options)
     ]
-    possible = np.all(fits, axis=0) & (each >= options[0].fewest_rows)
+    possible = np.all(fits, axis=0)
     found = Rows(rows=rows, option=option, seconds=np.zeros(ways), possible=possible)
     seconds = iteration_seconds(options, everyone, found, state)
     first = int(seconds.argmin())
     if not np.isfinite(seconds[first]):
         return []
     shares = Shares(rows=rows[first], option=option[first], state=(1,) * len(options), parts=total)
-    return [_Best(float(seconds[first]), plan_of(options, cluster, shares, flash=True, label=EVEN_RULE))]
+    plan = plan_of(options, cluster, shares, flash=True, label=EVEN_RULE)
+    return [] if plan is None else [_Best(float(seconds[first]), plan)]

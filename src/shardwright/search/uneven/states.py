@@ -22,6 +22,8 @@ def steps_for(types: int) -> int:
 
 def grid(types: int, steps: int) -> Ints:
     """Return all ways to give `steps` steps of the state to types, [N, G]."""
+    if types == 1:
+        return np.array([[steps]])
     bars = np.array(list(combinations(range(steps + types - 1), types - 1)), dtype=np.int64).reshape(-1, types - 1)
     ends = np.full((len(bars), 1), steps + types - 1)
     return np.diff(np.concatenate([np.full((len(bars), 1), -1), bars, ends], axis=1), axis=1) - 1
