@@ -12,6 +12,7 @@ import pytest
 
 import shardwright
 from shardwright.plans.plan import Plan
+from shardwright.search.space.axes import parse_pins
 
 
 @cache
@@ -51,3 +52,20 @@ def test_events_of_a_thread_do_not_overlap() -> None:
 def test_processes_and_threads_have_names() -> None:
     named = {(each["pid"], each.get("tid")) for each in events() if each["ph"] == "M"}
     assert {(each["pid"], each["tid"]) for each in events() if each["ph"] == "X"} <= named
+
+
+def test_computing_and_communication_of_a_stage_are_those_of_the_prediction() -> None:
+    model, cluster = shardwright.load_model("llama-2-7b"), shardwright.load_cluster("1x8xA100-SXM-80")
+    job, space = shardwright.make_job(global_batch=16, seq_len=2048), parse_pins(["tp=4", "pp=2", "recompute=full"])
+    found = shardwright.plan(model, cluster, job, space=space).best
+    assert found.prediction is not None
+    time = found.prediction.time
+    seconds: Counter[tuple[int, str]] = Counter()
+    for each in json.loads(shardwright.export(found, "perfetto").main)["traceEvents"]:
+        if each["ph"] == "X":
+            seconds[each["tid"], each["cat"]] += each["dur"] / 1e6
+    stage = max(range(2), key=lambda place: sum(value for (at, _), value in seconds.items() if at == place))
+    assert seconds[stage, "forward"] == pytest.approx(time.forward_seconds, rel=1e-3)
+    assert seconds[stage, "backward"] == pytest.approx(time.backward_seconds, rel=1e-3)
+    assert seconds[stage, "recompute"] == pytest.approx(time.recompute_seconds, rel=1e-3, abs=1e-6)
+    assert seconds[stage, "communicate"] >= time.tensor_parallel_seconds > 0

@@ -6,11 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
+from shardwright.cost.iteration.lanes import of_stages
 from shardwright.cost.iteration.mixed import Mixed, pipeline_timeline
+from shardwright.cost.iteration.step import per_rank, ranged
 from shardwright.cost.pipeline.schedule import FORWARD
+from shardwright.cost.pipeline.splits import positions
+from shardwright.cost.strategies import Floats
 from shardwright.plans.plan import Plan
 
-Kind = Literal["forward", "recompute", "backward", "synchronise", "optimizer"]
+Kind = Literal["forward", "recompute", "backward", "communicate", "synchronise", "optimizer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +41,25 @@ def events(plan: Plan, found: Mixed) -> Iterator[Event]:
 
 
 def pass_events(plan: Plan, found: Mixed, number: int) -> Iterator[Event]:
-    """Yield the passes of a replica; a backward pass that computes again what was not kept begins with that."""
+    """Yield the passes of a replica. A backward pass that computes again what was not kept begins with that; what a
+    pass does not compute (collectives inside a layer that nothing hides, and launching) stands at its end, though it is
+    spread over its layers."""
     replica, times = plan.replicas[number], found.replicas[number]
     when = pipeline_timeline(plan, replica, times)
     chunk = when.virtual_stage // len(replica.stages)
     again = times.stages.recompute[0][chunk, when.rank]
-    columns = (when.rank, when.kind, when.start_seconds, when.end_seconds, again, when.micro_batch, chunk)
-    for rank, kind, start, end, repeated, micro, virtual in zip(*(each.tolist() for each in columns), strict=True):
+    rest = np.where(when.kind == FORWARD, *(each[when.rank, chunk] for each in _communication(plan, found, number)))
+    columns = (when.rank, when.kind, when.start_seconds, when.end_seconds, again, rest, when.micro_batch, chunk)
+    for rank, kind, start, end, repeated, apart, micro, virtual in zip(*(c.tolist() for c in columns), strict=True):
         middle = start if kind == FORWARD else start + repeated
-        parts: list[tuple[Kind, float, float]] = [("forward" if kind == FORWARD else "backward", middle, end)]
-        if middle > start:
-            parts.insert(0, ("recompute", start, middle))
+        parts: list[tuple[Kind, float, float]] = [
+            ("recompute", start, middle),
+            ("forward" if kind == FORWARD else "backward", middle, end - apart),
+            ("communicate", end - apart, end),
+        ]
         for name, begin, stop in parts:
+            if stop <= begin and name not in ("forward", "backward"):
+                continue
             yield Event(
                 replica=number,
                 stage=rank,
@@ -56,6 +69,27 @@ def pass_events(plan: Plan, found: Mixed, number: int) -> Iterator[Event]:
                 micro_batch=micro,
                 virtual_stage=virtual,
             )
+
+
+def _communication(plan: Plan, found: Mixed, number: int) -> tuple[Floats, Floats]:
+    """Return what forward and backward passes of a replica's stages do beside computing, [P, v] each."""
+    times, stages = found.replicas[number].stages, len(plan.replicas[number].stages)
+    if not found.lanes:
+        nothing = np.zeros((stages, plan.schedule.virtual_stages))
+        return nothing, nothing
+    first = sum(len(replica.stages) for replica in plan.replicas[:number])
+
+    def computing(column: str) -> Floats:
+        values = []
+        for lane in found.lanes:
+            where = positions(lane.starts, lane.context.layer_count)
+            running = getattr(lane.shards.table, column)
+            values.append(per_rank(ranged(running, lane.shards.row, where[:, :-1], where[:, 1:]), lane.rows))
+        return of_stages(found.lanes, values)[first : first + stages]
+
+    forward = times.forward[0].T - computing("compute_forward")
+    backward = times.backward[0].T - times.recompute[0].T - computing("compute_backward")
+    return np.maximum(forward, 0.0), np.maximum(backward, 0.0)
 
 
 def closing_events(plan: Plan, found: Mixed, number: int) -> Iterator[Event]:

@@ -16,7 +16,7 @@ from shardwright.exporters.perfetto.measured import RankTrace, measured_events
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 
-NAMES = {"synchronise": "gradients and weights between replicas"}
+NAMES = {"communicate": "communication inside the pass", "synchronise": "gradients and weights between replicas"}
 
 
 def export_trace(plan: Plan, efficiency: Efficiency | None = None) -> Exported:

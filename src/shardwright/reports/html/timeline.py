@@ -13,11 +13,12 @@ from shardwright.plans.plan import Plan, Replica, Stage
 from shardwright.reports.html.section import Chart, Section, Table
 from shardwright.units import format_seconds
 
-ORDER: tuple[Kind, ...] = ("forward", "recompute", "backward", "synchronise", "optimizer")
+ORDER: tuple[Kind, ...] = ("forward", "recompute", "backward", "communicate", "synchronise", "optimizer")
 KINDS = (
     {"name": "forward", "colour": 0, "opacity": 0.55, "height": 0.72},
     {"name": "recomputation", "colour": 7, "opacity": 1.0, "height": 0.48},
     {"name": "backward", "colour": 0, "opacity": 1.0, "height": 0.72},
+    {"name": "communication inside the pass", "colour": 3, "opacity": 1.0, "height": 0.72},
     {"name": "gradients and weights between replicas", "colour": 5, "opacity": 0.8, "height": 0.36},
     {"name": "optimizer", "colour": 2, "opacity": 0.9, "height": 0.72},
 )
@@ -50,7 +51,7 @@ def timeline_section(plan: Plan, efficiency: Efficiency) -> Section:
     )
     lead = (
         "What each stage does when, by exact simulation of the schedule. Empty stretches are the pipeline bubble. "
-        "Drag the slider to zoom."
+        "What a pass communicates unhidden stands at its end. Drag the slider to zoom."
     )
     if left_out:
         lead += f" {left_out:,} passes in the middle of the step, which repeats, are left out."
