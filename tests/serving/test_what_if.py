@@ -9,6 +9,7 @@ import multiprocessing
 import time
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from http.client import HTTPConnection
 
 import pytest
@@ -19,7 +20,7 @@ from shardwright.serving.answers import Answer, plan_figures
 from shardwright.serving.requests import plan_request, planned
 from shardwright.serving.what_if import server as module
 from shardwright.serving.what_if.server import MOST_AT_ONCE, MOST_BYTES, Server
-from shardwright.serving.worker import asked
+from shardwright.serving.worker import answer_within, asked
 
 LONG = SMALL | {"model": "llama-3.1-405b", "precision": "bf16", "global_batch": 4096, "tokens": "1T"}
 LONG["cluster"] = "512x8xH100-SXM+512x8xA100-SXM-80+512x8xH200+512x8xB200"
@@ -163,4 +164,10 @@ def test_a_process_ends_with_its_question() -> None:
         assert multiprocessing.active_children()
     with pytest.raises(OSError, match="closed"):
         found.recv()
+    assert not multiprocessing.active_children()
+
+
+def test_an_answer_that_takes_too_long_is_an_error() -> None:
+    told = answer_within(0.0, partial(time.sleep, 3600))  # type: ignore[arg-type]
+    assert "takes more than" in told["errors"][0]["message"]
     assert not multiprocessing.active_children()

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardwright.cli import completion
 from shardwright.cli.options import AcceptGuess
-from shardwright.cli.output import terminal_width, write, write_json
+from shardwright.cli.output import screen_width, terminal_width, write, write_json
 
 if TYPE_CHECKING:
     from shardwright.spec.cluster import Gpu
@@ -33,10 +34,11 @@ Examples:
   shardwright models llama-3.1-8b
   shardwright models ./config.json
 """
+ONE = "One GPU, e.g. H100-SXM; all if not given."
 
 
 def gpus(
-    name: Annotated[str | None, typer.Argument(help="One GPU, e.g. H100-SXM; all if not given.")] = None,
+    name: Annotated[str | None, typer.Argument(help=ONE, autocompletion=completion.gpus)] = None,
     json: AsJson = False,
 ) -> None:
     from shardwright.reports.text.catalogue import gpu_text, gpus_text
@@ -47,7 +49,7 @@ def gpus(
     if json:
         write_json([_gpu_document(gpu) for gpu in found])
     elif name is None:
-        write(gpus_text(found))
+        write(gpus_text(found, screen_width()))
     else:
         write(gpu_text(found[0], [row for row in prices() if row.gpu == found[0].name], terminal_width()))
 
@@ -58,7 +60,12 @@ def _gpu_document(gpu: Gpu) -> dict[str, object]:
 
 def models(
     name: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Preset, config.json or YAML; all presets if not given.")
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="Preset, config.json or YAML; all presets if not given.",
+            autocompletion=completion.models,
+        ),
     ] = None,
     accept_guess: AcceptGuess = False,
     json: AsJson = False,
@@ -72,7 +79,7 @@ def models(
     if json:
         write_json([_model_document(model, sources.get(model.name, "")) for model in found])
     elif name is None:
-        write(models_text(found, sources))
+        write(models_text(found, sources, screen_width()))
     else:
         write(model_text(found[0], sources.get(found[0].name, ""), terminal_width()))
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from shardwright.cli import completion
 from shardwright.cli.destination import deliver, deliver_all, require_writable
 from shardwright.cli.output import note, write, write_json
 
@@ -33,11 +34,12 @@ Examples:
   shardwright export plan.json --to kubernetes -o jobset.yaml
   shardwright export plan.json --to perfetto -o trace.json       # open it at https://ui.perfetto.dev
 """
+TARGET = "One of the targets below."
 
 
 def export(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")],
-    to: Annotated[str, typer.Option(metavar="TARGET", help="One of the targets below.")],
+    to: Annotated[str, typer.Option(metavar="TARGET", help=TARGET, autocompletion=completion.targets)],
     launcher: Annotated[str, typer.Option(metavar="NAME", help="torchrun or slurm.")] = "torchrun",
     out: Annotated[
         Path | None,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from shardwright.cli import completion
 from shardwright.cli.options import AcceptGuess
 from shardwright.cli.output import terminal_width, write, write_json
 from shardwright.errors import bad
@@ -21,11 +22,12 @@ Examples:
   shardwright fit ./config.json --gpu RTX4090 --gpus 4 --seq-len 4096
   shardwright fit llama-3.1-70b --gpu H100-SXM --gpus 8 --nodes 4 --json
 """
+MODEL, GPU = "Preset, config.json or its folder, or YAML.", "GPU type, e.g. RTX3090 (`shardwright gpus`)."
 
 
 def fit(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Preset, config.json or its folder, or YAML.")],
-    gpu: Annotated[str, typer.Option(metavar="GPU", help="GPU type, e.g. RTX3090 (`shardwright gpus`).")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL, autocompletion=completion.models)],
+    gpu: Annotated[str, typer.Option(metavar="GPU", help=GPU, autocompletion=completion.gpus)],
     gpus: Annotated[int, typer.Option(metavar="N", help="GPUs of one machine.")] = 1,
     nodes: Annotated[int, typer.Option(metavar="N", help="Machines.")] = 1,
     seq_len: Annotated[

@@ -8,6 +8,12 @@ HELP = """Serve the planner to an assistant by the Model Context Protocol, over 
 
 Add it to an assistant as a server with the command `shardwright mcp`; docs/assistant.md has a skill text that teaches
 when and how to use it. Needs the extra `mcp`: pip install 'shardwright[mcp]' from a checkout or wheel.
+
+Examples:
+
+\b
+  shardwright mcp
+  claude mcp add shardwright -- shardwright mcp
 """
 
 

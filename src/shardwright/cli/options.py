@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
+from shardwright.cli import completion
+
 Model = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
+        autocompletion=completion.models,
         help="Preset (see `shardwright models`), config.json or its folder, or YAML; measured layers need none.",
     ),
 ]

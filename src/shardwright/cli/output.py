@@ -7,17 +7,21 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from shardwright.errors import Problem, bad
+from shardwright.progress import heard
 
-USUAL_WIDTH, NARROWEST, WIDEST = 110, 80, 160
+USUAL_WIDTH, NARROWEST, WIDEST = 110, 60, 160
 PLAIN = str.maketrans(
     {"█": "#", "·": ".", "×": "x", "–": "-", "─": "-", "…": "...", "µ": "u"} | dict.fromkeys("▏▎▍▌▋▊▉", "+")
 )
 CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "?")  # escape sequences in a name, say
-PATIENCE_SECONDS = 1.0
+WIPE = "\r\033[K"  # a line that is shown for a while
+PATIENCE_SECONDS, REFRESH_SECONDS = 1.0, 0.25
+LEAST_PART = 0.02  # of work, from which on its pace tells when it ends
 
 
 def terminal_width() -> int:
@@ -25,6 +29,11 @@ def terminal_width() -> int:
     if sys.stdout is None or not sys.stdout.isatty():
         return USUAL_WIDTH
     return min(max(shutil.get_terminal_size((USUAL_WIDTH, 24)).columns, NARROWEST), WIDEST)
+
+
+def screen_width() -> int | None:
+    """Return the columns of the terminal, or None where output goes to a file or pipe, which takes any."""
+    return terminal_width() if sys.stdout is not None and sys.stdout.isatty() else None
 
 
 def write(text: str) -> None:
@@ -66,26 +75,47 @@ def json_text(document: object) -> str:
 
 @contextmanager
 def progress(words: str) -> Iterator[None]:
-    """Say on a terminal's standard error what is going on, once it has taken a second, and wipe it out at the end."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    """Say on a terminal's standard error what is going on, once it has taken a second, for how long and how much longer
+    at most, and wipe it out at the end."""
+    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
-    shown = threading.Event()
+    done, begin, told = threading.Event(), time.monotonic(), [0.0]
 
     def show() -> None:
-        shown.set()
-        print(f"\r{words} …", end="", file=sys.stderr, flush=True)
+        wait = PATIENCE_SECONDS
+        while not done.wait(wait):
+            wait = REFRESH_SECONDS
+            line = progress_line(words, time.monotonic() - begin, told[0])
+            width = shutil.get_terminal_size((USUAL_WIDTH, 24)).columns
+            print(f"{WIPE}{line[: width - 1]}", end="", file=sys.stderr, flush=True)
+        if wait < PATIENCE_SECONDS:
+            print(WIPE, end="", file=sys.stderr, flush=True)
 
-    timer = threading.Timer(PATIENCE_SECONDS, show)
-    timer.daemon = True
-    timer.start()
+    def listen(part: float) -> None:
+        told[0] = max(told[0], part)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
     try:
-        yield
+        with heard(listen):
+            yield
     finally:
-        timer.cancel()
-        timer.join()
-        if shown.is_set():
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        done.set()
+        thread.join()
+
+
+def progress_line(words: str, seconds: float, part: float) -> str:
+    """Return what is said of work that has taken so long for a part of it; nothing of what is left where that part is
+    too small to tell."""
+    line = f"{words}, {seconds:.0f} s"
+    return f"{line}, at most {_rounded(seconds * (1.0 - part) / part)} left" if part >= LEAST_PART else f"{line} …"
+
+
+def _rounded(seconds: float) -> str:
+    if seconds < 60.0:
+        return f"{max(round(seconds), 1)} s"
+    return f"{round(seconds / 60.0)} min" if seconds < 5400.0 else f"{seconds / 3600.0:.1f} h"
 
 
 def complain(problems: tuple[Problem, ...]) -> None:

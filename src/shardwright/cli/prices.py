@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from shardwright.cli.output import progress, write, write_json
+from shardwright.cli.output import progress, screen_width, write, write_json
 
 HELP = """List prices of machines in US dollars an hour, on demand and spot, with source and date: those that --refresh
 fetched last, else the dated table that ships.
@@ -41,7 +41,7 @@ def prices(
     if json:
         write_json([asdict(row) for row in found])
     else:
-        write(prices_text(found))
+        write(prices_text(found, screen_width()))
 
 
 def _refresh() -> None:

@@ -16,7 +16,7 @@ HELP = """Show what would move from where if machines of an elastic run were los
 
 \b
   shardwright recover --dry-run --join 10.0.0.1:29400 --lose machine-2
-  shardwright recover --dry-run --join 10.0.0.1:29400 --lose machine-1,machine-2 --json
+  shardwright recover --dry-run --join 10.0.0.1:29400 --lose machine-1,machine-2
 """
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardwright.cli.destination import deliver, require_writable, tell
-from shardwright.cli.output import write, write_json
+from shardwright.cli.output import WIPE, progress, write, write_json
 from shardwright.errors import bad
 
 if TYPE_CHECKING:
@@ -26,6 +26,27 @@ HELP = """Shard any PyTorch module over unequal GPUs: trace it, find the fastest
 
 `train:task` is a function `task` in train.py that returns a shardwright.spmd.task.Task.
 """
+PLAN_HELP = """Find the fastest program for a module on a cluster.
+
+Example:
+
+\b
+  shardwright spmd plan train:task --cluster "1x2x4090 + 1x2x3090" --out step.json
+"""
+SHOW_HELP = """Print a program, operator by operator.
+
+Example:
+
+\b
+  shardwright spmd show step.json --all
+"""
+TRAIN_HELP = """Train by a program, under torchrun.
+
+Example:
+
+\b
+  torchrun --nproc-per-node 4 -m shardwright spmd train step.json train:task --steps 100
+"""
 MEBIBYTE = 1 << 20
 
 app = typer.Typer(name="spmd", help=HELP, rich_markup_mode=None, no_args_is_help=True)
@@ -34,7 +55,7 @@ File = Annotated[Path, typer.Argument(metavar="STEP.json", help="A file of `shar
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
-@app.command("plan", short_help="Find the fastest program for a module on a cluster.")
+@app.command("plan", help=PLAN_HELP, short_help="Find the fastest program for a module on a cluster.")
 def plan(
     task: TaskName,
     cluster: Annotated[str, typer.Option(metavar="FILE|SHORT", help="A cluster file, or 2x8xA100-SXM-80+….")],
@@ -42,7 +63,6 @@ def plan(
     efficiency: Annotated[float, typer.Option(metavar="PART", help="Of their peak, what the GPUs reach.")] = 0.5,
     json: Json = False,
 ) -> None:
-    """Find the fastest program for a module on a cluster."""
     from shardwright.spec.read.cluster import load_cluster
 
     require_writable(out, [], json=json)
@@ -55,7 +75,8 @@ def plan(
     from shardwright.spmd.task import load_task
 
     wanted = load_task(task)
-    found = synthesize(wanted.skeleton(), wanted.batch, wanted.loss, where, efficiency=efficiency, say=_say)
+    with progress("searching for the fastest program"):
+        found = synthesize(wanted.skeleton(), wanted.batch, wanted.loss, where, efficiency=efficiency, say=_say)
     if out is not None:
         deliver(to_text(found), out)
     if json:
@@ -64,13 +85,12 @@ def plan(
         tell(_summary(found), beside=out)
 
 
-@app.command("show", short_help="Print a program, operator by operator.")
+@app.command("show", help=SHOW_HELP, short_help="Print a program, operator by operator.")
 def show(
     step: File,
     every: Annotated[bool, typer.Option("--all", help="Repeated blocks each, not the first alone.")] = False,
     json: Json = False,
 ) -> None:
-    """Print a program, operator by operator."""
     _require_torch()
     from shardwright.spmd.document import load
     from shardwright.synthesis.program import text
@@ -82,7 +102,7 @@ def show(
         write(f"{_summary(found)}\n\n{text(found.graph, found.program, every=every)}")
 
 
-@app.command("train", short_help="Train by a program, under torchrun.")
+@app.command("train", help=TRAIN_HELP, short_help="Train by a program, under torchrun.")
 def train(
     step: File,
     task: TaskName,
@@ -95,7 +115,6 @@ def train(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Train by a program, under torchrun."""
     if steps < 1:
         raise bad(f"--steps {steps}", "is below 1", "train at least one step")
     require_writable(save_weights, [weights], option="--save-weights")
@@ -134,7 +153,7 @@ def _require_torch() -> None:
 
 
 def _say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
+    print(f"{WIPE}{words}" if sys.stderr.isatty() else words, file=sys.stderr, flush=True)
 
 
 def _document(found: Synthesized) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from shardwright.plans.check import position_problems
 from shardwright.plans.findings import Cause, Failure, MixedPlans, Rejection, ordered
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, Evaluation, NoPlan, Ranking, SearchReport
+from shardwright.progress import within
 from shardwright.search.advice.infeasible import explain
 from shardwright.search.advice.nearby import nearby
 from shardwright.search.advice.remedies import remedies
@@ -40,6 +41,7 @@ from shardwright.spec.model import Model
 
 MOST_UNEVEN = 3  # plans of uneven FSDP that are costed in full
 PIPELINES, UNEVEN = "pipelines over several types", "uneven FSDP over several types"
+UNIFORM_SHARE = 0.3  # of a search of several types that its uniform searches take, about
 EXPORTABLE = ("megatron",)  # every uniform plan is one that Megatron-LM can be told to run
 
 
@@ -86,11 +88,14 @@ def plan(
     begin = time.perf_counter()
     space, filters = space or Space(), Filters(rules=tuple(rules))
     model_of_time, room = efficiency or default_efficiency(), headroom(fit, job)
-    results = []
-    for pool in _able(cluster, job):
+    results, able = [], _able(cluster, job)
+    alone = 1.0 if len(able) == 1 else UNIFORM_SHARE
+    for number, pool in enumerate(able):
         context = Context(model=model, pool=pool, job=job, efficiency=model_of_time, headroom=room)
-        results.append(_search_pool(context, space, filters, top))
-    mixed = None if exportable_to else _mixed(results, cluster, space, filters, gap, top)
+        with within(alone * number / len(able), alone * (number + 1) / len(able)):
+            results.append(_search_pool(context, space, filters, top))
+    with within(alone, 1.0):
+        mixed = None if exportable_to else _mixed(results, cluster, space, filters, gap, top)
     uneven = None if exportable_to else _uneven(results, cluster, space, filters)
     values, plans = _best_plans(results, cluster, top, mixed, uneven)
     bounds = [*([mixed.outcome.bound] if mixed else []), *([uneven.bound] if uneven else [])]

@@ -8,17 +8,19 @@ remedies, so that an assistant can mend it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from mcp.server import MCPServer
 
-from shardwright.errors import SpecError, bad
+from shardwright.errors import bad
 from shardwright.exporters.targets import export
 from shardwright.plans.plan import Plan
 from shardwright.reports.words import in_words
-from shardwright.serving.answers import error_answer, plan_answer, plan_figures, shop_answer, sizing_answer
-from shardwright.serving.requests import PlanRequest, ShopRequest, planned, shopped, sized
+from shardwright.serving.answers import Answer, plan_answer, plan_figures, shop_answer, sizing_answer
+from shardwright.serving.requests import MOST_SECONDS, PlanRequest, ShopRequest, planned, shopped, sized
+from shardwright.serving.worker import answer_within
 from shardwright.spec.catalog.catalog import gpus
 from shardwright.spec.read.presets import preset_names
 
@@ -37,17 +39,14 @@ def server() -> MCPServer:
     return found
 
 
-def _answered(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    try:
-        return question()
-    except SpecError as error:
-        return error_answer(error)
+def _answered(question: Callable[[], Answer]) -> Answer:
+    return answer_within(MOST_SECONDS, question)
 
 
 def fit(model: str, gpu: str, gpus: int = 1, nodes: int = 1, seq_len: int = 2048) -> dict[str, Any]:
     """Say which ways to train a model (full, ZeRO, offload, LoRA, QLoRA) fit GPUs in memory, and what would make the
     others fit. `model` is a preset such as llama-3.1-8b, `gpu` a type such as RTX3090."""
-    return _answered(lambda: sizing_answer(sized(model, gpu, gpus, nodes, seq_len)))
+    return _answered(partial(_fit, model, gpu, gpus, nodes, seq_len))
 
 
 def plan_training(
@@ -76,7 +75,7 @@ def plan_training(
         deadline_hours=deadline_hours,
         pins=tuple(pins or ()),
     )
-    return _answered(lambda: plan_answer(planned(request)))
+    return _answered(partial(_plan, request))
 
 
 def shop(
@@ -101,7 +100,7 @@ def shop(
         deadline_hours=deadline_hours,
         budget_dollars=budget_dollars,
     )
-    return _answered(lambda: shop_answer(shopped(request)))
+    return _answered(partial(_shop, request))
 
 
 def export_plan(
@@ -109,31 +108,43 @@ def export_plan(
 ) -> dict[str, Any]:
     """Return the files that make a trainer (megatron, torchtitan, accelerate, deepspeed, skypilot, kubernetes) run the
     best plan for the same request as `plan_training`. What the target cannot express comes back as errors."""
-
-    def files() -> dict[str, Any]:
-        found = export(_best(_request(model, cluster, global_batch, seq_len, pins)), target)
-        return {"target": found.target, "version": found.version, "files": dict(found.files)}
-
-    return _answered(files)
+    return _answered(partial(_export, target, _request(model, cluster, global_batch, seq_len, pins)))
 
 
 def compare(
     model: str, cluster: str, global_batch: int, seq_len: int, pins: list[str], others: list[str]
 ) -> dict[str, Any]:
     """Compare two strategies on the same machines: the best with the settings `pins`, and the best with `others`."""
-
-    def both() -> dict[str, Any]:
-        first = plan_figures(_best(_request(model, cluster, global_batch, seq_len, pins)))
-        second = plan_figures(_best(_request(model, cluster, global_batch, seq_len, others)))
-        ratio = second["iteration_seconds"] / first["iteration_seconds"]
-        return {"answer": f"the second takes {ratio:.3f} times as long", "first": first, "second": second}
-
-    return _answered(both)
+    one, other = (_request(model, cluster, global_batch, seq_len, each) for each in (pins, others))
+    return _answered(partial(_compare, one, other))
 
 
 def catalogue() -> dict[str, Any]:
     """List the models and GPU types that can be named."""
     return {"models": list(preset_names()), "gpus": list(gpus())}
+
+
+def _fit(model: str, gpu: str, gpus: int, nodes: int, seq_len: int) -> Answer:
+    return sizing_answer(sized(model, gpu, gpus, nodes, seq_len))
+
+
+def _plan(request: PlanRequest) -> Answer:
+    return plan_answer(planned(request))
+
+
+def _shop(request: ShopRequest) -> Answer:
+    return shop_answer(shopped(request))
+
+
+def _export(target: str, request: PlanRequest) -> Answer:
+    found = export(_best(request), target)
+    return {"target": found.target, "version": found.version, "files": dict(found.files)}
+
+
+def _compare(one: PlanRequest, other: PlanRequest) -> Answer:
+    first, second = plan_figures(_best(one)), plan_figures(_best(other))
+    ratio = second["iteration_seconds"] / first["iteration_seconds"]
+    return {"answer": f"the second takes {ratio:.3f} times as long", "first": first, "second": second}
 
 
 def _request(model: str, cluster: str, global_batch: int, seq_len: int, pins: list[str] | None) -> PlanRequest:

@@ -29,6 +29,7 @@ from shardwright.spec.read.presets import find_preset, preset_model, preset_name
 from shardwright.spec.text.fields import Section
 
 MOST_GPUS = 65_536
+MOST_SECONDS = 120.0  # of an answer
 MOST_PINS, MOST_TYPES = 20, 8
 MOST_CHARACTERS = 400  # of any text
 MOST_SAMPLES = 10**9

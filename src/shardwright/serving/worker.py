@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any
 
-from shardwright.errors import SpecError
+from shardwright.errors import SpecError, bad
 from shardwright.serving.answers import Answer, error_answer
 
 Question = Callable[[Any], Iterator[Answer]]
@@ -46,6 +46,23 @@ def asked(question: Question, request: Any) -> Iterator[Connection]:
             process.kill()
             process.join()
             process.close()
+
+
+def answer_within(seconds: float, question: Callable[[], Answer]) -> Answer:
+    """Return the one answer of a question, a partial call of a module's function, or errors where it takes longer."""
+    with asked(_once, question) as answers:
+        if not answers.poll(seconds):
+            return error_answer(
+                bad("request", f"takes more than {seconds:.0f} s", "ask for fewer GPUs, or pin settings")
+            )
+        try:
+            return dict(answers.recv())
+        except EOFError:
+            return error_answer(bad("request", "ended without an answer", "standard error has the reason"))
+
+
+def _once(question: Callable[[], Answer]) -> Iterator[Answer]:
+    yield question()
 
 
 def _answer(question: Question, request: Any, answers: Connection) -> None:

@@ -18,6 +18,7 @@ from shardwright.cost.memory.sizes import reserved_bytes
 from shardwright.cost.strategies import NONE, SELECTIVE, UNIFORM, Floats, Ints, strategies
 from shardwright.cost.trust.evidence import Setting, setting_of
 from shardwright.cost.trust.interval import interval_seconds
+from shardwright.progress import tell
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -57,7 +58,8 @@ def forecast(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibra
         mixed = mixed_iteration(case.plan, efficiency, calibration)
         seconds[index] = mixed.seconds
         peak[index] = published[index] = max(float(replica.peak_bytes.max()) for replica in mixed.replicas)
-    for (model, pool, job), members in groups.items():
+    for number, ((model, pool, job), members) in enumerate(groups.items()):
+        tell(number / len(groups))
         given = calibration.of(job.framework, pool.gpu) if calibration else None
         context = Context(model=model, pool=pool, job=job, efficiency=efficiency, measured_overheads=given)
         places = [(index, level) for index in members for level in _levels(cases[index])]

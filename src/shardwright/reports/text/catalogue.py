@@ -13,8 +13,8 @@ from shardwright.units import GIGA, TERA, format_bytes, format_count
 NONE = "–"
 
 
-def gpus_text(gpus: Sequence[Gpu]) -> str:
-    """Return one row a GPU."""
+def gpus_text(gpus: Sequence[Gpu], width: int | None = None) -> str:
+    """Return one row a GPU; within `width` with shortened sources."""
     rows = [
         [
             gpu.name,
@@ -29,7 +29,7 @@ def gpus_text(gpus: Sequence[Gpu]) -> str:
         for gpu in gpus
     ]
     header = ("GPU", "architecture", "bf16 TF/s", "fp16", "fp8", "memory", "GB/s", "link GB/s", "date", "source")
-    return table(header, rows, words=("GPU", "architecture", "date", "source"))
+    return table(header, rows, words=("GPU", "architecture", "date", "source"), cut="source", width=width)
 
 
 def _teraflops(peak: float | None) -> str:
@@ -67,8 +67,8 @@ def _price_range(prices: Sequence[MachinePrice]) -> str:
     return f"{', '.join(found)} a GPU and hour, whole machines of {len({p.provider for p in prices})} providers"
 
 
-def models_text(models: Sequence[Model], sources: Mapping[str, str]) -> str:
-    """Return one row a model."""
+def models_text(models: Sequence[Model], sources: Mapping[str, str], width: int | None = None) -> str:
+    """Return one row a model; within `width` with shortened sources."""
     rows = []
     for model in models:
         attention = model.kinds[0].attention
@@ -78,7 +78,7 @@ def models_text(models: Sequence[Model], sources: Mapping[str, str]) -> str:
             [model.name, *(f"{figure:,}" for figure in figures), heads, f"{model.vocab:,}", sources.get(model.name, "")]
         )
     header = ("model", "parameters", "active", "layers", "hidden", "heads/kv", "vocab", "source")
-    return table(header, rows, words=("model", "source"))
+    return table(header, rows, words=("model", "source"), cut="source", width=width)
 
 
 def model_text(model: Model, source: str, width: int = WIDTH) -> str:
@@ -132,15 +132,16 @@ def _layer_words(layer: Layer) -> str:
     return words + f"; feed-forward of width {layer.mlp.width:,}" + (", gated" if layer.mlp.gated else "")
 
 
-def prices_text(prices: Sequence[MachinePrice]) -> str:
-    """Return one row a price."""
+def prices_text(prices: Sequence[MachinePrice], width: int | None = None) -> str:
+    """Return one row a price; within `width` with shortened sources."""
     rows = [
         [row.provider, row.region, row.machine, f"{row.gpus} × {row.gpu}", _price(row.price.on_demand_per_hour),
          _price(row.price.spot_per_hour), row.price.date, row.price.source]
         for row in prices
     ]  # fmt: skip
     header = ("provider", "region", "machine", "GPUs", "on demand $/h", "spot $/h", "date", "source")
-    return table(header, rows, words=("provider", "region", "machine", "GPUs", "date", "source"))
+    words = ("provider", "region", "machine", "GPUs", "date", "source")
+    return table(header, rows, words=words, cut="source", width=width)
 
 
 def _price(dollars: float | None) -> str:

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Collection, Sequence
 
 WIDTH = 110
+SHORTEST = 12  # of a cell that is shortened
 FULL, EMPTY = "█", "·"
 EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 
@@ -23,17 +24,25 @@ def table(
     *,
     words: Collection[str] = (),
     spare: Sequence[str] = (),
+    cut: str = "",
     width: int | None = None,
 ) -> str:
     """Return an aligned table; the columns named in `words` are flush left, the others right.
 
-    Where it is wider than `width`, it goes without the columns named in `spare`, the first of them first.
+    Where it is wider than `width`, it goes without the columns named in `spare`, the first of them first; then cells
+    of the column named `cut` are shortened; then what is left over stands below, behind the first column once more.
     """
-    columns = list(zip(header, *rows, strict=True))
+    columns = [tuple(column) for column in zip(header, *rows, strict=True)]
     for name in spare:
         if width is None or _table_width(columns) <= width:
             break
         columns = [column for column in columns if column[0] != name]
+    if width is not None and _table_width(columns) > width:
+        columns = [_shortened(column, columns, width) if column[0] == cut else column for column in columns]
+    return "\n\n".join(_aligned(block, words) for block in _blocks(columns, width))
+
+
+def _aligned(columns: Sequence[Sequence[str]], words: Collection[str]) -> str:
     widths = [max(map(len, column)) for column in columns]
     ruled = [(column[0], "─" * size, *column[1:]) for column, size in zip(columns, widths, strict=True)]
     padded = [
@@ -41,6 +50,22 @@ def table(
         for column, size in zip(ruled, widths, strict=True)
     ]
     return "\n".join("  " + "  ".join(cells).rstrip() for cells in zip(*padded, strict=True))
+
+
+def _shortened(column: Sequence[str], columns: Sequence[Sequence[str]], width: int) -> tuple[str, ...]:
+    """Return a column with its cells short enough for the table, as far as that leaves something to read."""
+    size = max(max(map(len, column)) - (_table_width(columns) - width), SHORTEST, len(column[0]))
+    return tuple(cell if len(cell) <= size else cell[: size - 1] + "…" for cell in column)
+
+
+def _blocks(columns: Sequence[Sequence[str]], width: int | None) -> list[list[Sequence[str]]]:
+    """Return the columns in tables that are no wider than `width`, if they can be; all begin with the first column."""
+    blocks = [[columns[0]]]
+    for column in columns[1:]:
+        if width is not None and len(blocks[-1]) > 1 and _table_width([*blocks[-1], column]) > width:
+            blocks.append([columns[0]])
+        blocks[-1].append(column)
+    return blocks
 
 
 def _table_width(columns: Sequence[Sequence[str]]) -> int:

@@ -143,7 +143,7 @@ def _evidence_lines(found: Prediction, width: int) -> Iterator[str]:
 
 
 def _bar_width(width: int) -> int:
-    return 24 if width >= 100 else 12
+    return 24 if width >= 100 else 12 if width >= 72 else 0
 
 
 def _memory_lines(plan: Plan, found: Prediction, width: int) -> Iterator[str]:

@@ -26,7 +26,8 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
         f"Fits: {_verdict(sizing)}.",
     )
     header = ("way to train", *TERMS, "GiB", "of", "sure", "")
-    body = table(header, [_cells(size) for size in sizing.sizes], words=("way to train", ""))
+    rows = [_cells(size) for size in sizing.sizes]
+    body = table(header, rows, words=("way to train", ""), width=width)
     advice = [f"{size.way.name}: {words}" for size in sizing.sizes if not size.fits and (words := _advice(size))]
     return "\n\n".join(
         part

@@ -25,6 +25,7 @@ from shardwright.plans.findings import (
     Uncovered,
 )
 from shardwright.plans.ranking import NoPlan
+from shardwright.progress import within
 from shardwright.search.market.front import Front
 from shardwright.search.market.mixes import Mix, apart, cluster_of, machine_seconds, promising
 from shardwright.search.market.picks import infeasible, picks, steps
@@ -83,8 +84,9 @@ def shop(
     clock.append(("bounds", time.perf_counter()))
     for run in runs:
         probe(run, front)
-    for run in sorted(runs, key=least_dollars):
-        finish(run, front)
+    for number, run in enumerate(sorted(runs, key=least_dollars)):
+        with within(number / len(runs), (number + 1) / len(runs)):
+            finish(run, front)
     clock.append(("search", time.perf_counter()))
     choices = [_choice(runs[0].context, find, offers) for _, find in front.sorted()]
     clock.append(("plans", time.perf_counter()))

@@ -18,6 +18,7 @@ import numpy as np
 from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import bound_seconds, exact_seconds, iteration
 from shardwright.cost.strategies import Floats, Ints, Strategies
+from shardwright.progress import tell
 from shardwright.rounding import coarse
 from shardwright.search.market.front import Front
 from shardwright.search.market.stragglers import lengthened, strained
@@ -130,6 +131,7 @@ def finish(run: Sweep, front: Front[Find]) -> None:
     order = np.argsort(ratios, kind="stable")
     order = order[: np.searchsorted(ratios[order], 1.0)]
     for start in range(0, len(order), LAYOUT_BATCH):
+        tell(start / len(order))
         batch = order[start : start + LAYOUT_BATCH]
         batch = batch[run.bounds[batch] < _cuts(run, front)[run.counts[batch]]]
         if len(batch):

@@ -21,6 +21,7 @@ from shardwright.cost.iteration.batch import bound_seconds, iteration
 from shardwright.cost.iteration.evaluate import Verdict, simulated_seconds
 from shardwright.cost.strategies import Bools, Floats, Ints, Strategies
 from shardwright.plans.findings import Cause, Rejection, ordered
+from shardwright.progress import tell
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, within
@@ -162,6 +163,7 @@ def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> 
         elif unseen < best.threshold:
             batch = order[position : position + LAYOUT_BATCH]
             position += LAYOUT_BATCH
+            tell(position / len(order))
             promising = values[batch] < best.threshold
             run.tally.drop(Cause.BOUND, counts[batch[~promising]].sum())
             batch = batch[promising]

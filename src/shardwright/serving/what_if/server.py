@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from shardwright.errors import SpecError, bad
 from shardwright.serving.answers import Answer
+from shardwright.serving.requests import MOST_SECONDS
 from shardwright.serving.what_if.downloads import download
 from shardwright.serving.what_if.page import FILES
 from shardwright.serving.what_if.steps import steps
@@ -30,7 +31,6 @@ from shardwright.serving.worker import Question, asked, prepare
 from shardwright.spec.text.reading import parse_json
 
 MOST_BYTES = 16_384  # of a question
-MOST_SECONDS = 60.0  # of an answer
 MOST_AT_ONCE = 4  # searches
 PATIENCE_SECONDS = 10.0  # for a question to arrive, and for a free place among the searches
 LATE: Answer = {

@@ -22,9 +22,17 @@ class Effort:
     idle: int
     near: float
 
-    def spent(self, gaps: Sequence[float]) -> bool:
-        """Return whether the search should end, where `gaps` are those before each region that was split."""
-        return len(gaps) > self.patience and gaps[-1] > NARROWED * gaps[-1 - self.patience]
+    def spent(self, regions: int, gaps: Sequence[float]) -> float:
+        """Return which part is spent on so many regions, where `gaps` are those before each that was split; at 1 the
+        search should end."""
+        if len(gaps) > self.patience and gaps[-1] > NARROWED * gaps[-1 - self.patience]:
+            return 1.0
+        return spent_of(regions, self.regions)
+
+
+def spent_of(done: int, most: int) -> float:
+    """Return the part that is done of what may be done at most."""
+    return 1.0 if done >= most else done / most
 
 
 NO_PROOF = Effort(regions=0, patience=1, idle=1, near=1.0)

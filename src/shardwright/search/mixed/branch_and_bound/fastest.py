@@ -125,7 +125,7 @@ def search(problem: Problem, incumbent: float, allowed: Callable[[Plan], bool]) 
         [(by.instance.quick, _Part(by, region)) for by in drafters for region in by.instance.roots(problem.space)],
         partial(_processed, run),
         cutoff=lambda: run.cutoff,
-        spent=lambda _: run.regions >= problem.effort.regions or problem.effort.spent(run.gaps),
+        spent=lambda _: problem.effort.spent(run.regions, run.gaps),
     )
     if bound < run.cutoff:
         _side_by_side(run, drafters)

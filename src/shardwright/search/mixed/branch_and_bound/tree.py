@@ -13,6 +13,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from shardwright.progress import tell
+
 Part = TypeVar("Part")
 
 
@@ -60,15 +62,16 @@ def least_bound(
     process: Callable[[Node[Part]], Step[Part]],
     *,
     cutoff: Callable[[], float],
-    spent: Callable[[int], bool],
+    spent: Callable[[int], float],
 ) -> float:
     """Process the open node of least bound until none is below the `cutoff`, which incumbents found on the way may
-    lower, or until the effort is `spent`, told how many were processed. Return what no plan of the tree is below, the
-    cutoff at most."""
+    lower, or until the effort is spent: of it `spent`, told how many were processed, returns the part, up to 1. Return
+    what no plan of the tree is below, the cutoff at most."""
     nodes = [(bound, order, part) for order, (bound, part) in enumerate(roots)]
     heapq.heapify(nodes)
     undecided, processed, last = np.inf, 0, len(nodes)
-    while nodes and nodes[0][0] < cutoff() and not spent(processed):
+    while nodes and nodes[0][0] < cutoff() and (share := spent(processed)) < 1.0:
+        tell(share)
         bound, order, part = heapq.heappop(nodes)
         processed += 1
         step = process(Node(bound, part, min(bound, undecided)))

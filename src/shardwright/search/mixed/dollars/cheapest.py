@@ -17,7 +17,7 @@ from shardwright.cost.strategies import Ints
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.instance import instances
-from shardwright.search.mixed.branch_and_bound.effort import NO_PROOF
+from shardwright.search.mixed.branch_and_bound.effort import NO_PROOF, spent_of
 from shardwright.search.mixed.branch_and_bound.fastest import Problem
 from shardwright.search.mixed.branch_and_bound.tree import Node, Pruned, Rebounded, Step, Undecided, least_bound
 from shardwright.search.mixed.dollars.decide import decided
@@ -175,7 +175,7 @@ def _searched(run: Ledger, found: list[tuple[float, _Part]]) -> float:
         found,
         processed,
         cutoff=lambda: run.cutoff,
-        spent=lambda _: programs >= PROGRAMS * most or run.regions >= most,
+        spent=lambda _: max(spent_of(programs, PROGRAMS * most), spent_of(run.regions, most)),
     )
 
 

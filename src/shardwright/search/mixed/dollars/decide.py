@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from shardwright.cost.strategies import Ints
+from shardwright.search.mixed.branch_and_bound.effort import spent_of
 from shardwright.search.mixed.branch_and_bound.tree import Branched, Node, Pruned, Step, Undecided, least_bound
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.heuristics.attempts import Drafter, attempt, solve_within
@@ -53,7 +54,7 @@ def decided(
         [(by.instance.quickest(root), (root, counts)) for root in roots],
         partial(_processed, run),
         cutoff=cutoff,
-        spent=lambda processed: processed >= MOST_REGIONS,
+        spent=lambda processed: spent_of(processed, MOST_REGIONS),
     )
     return bound, run.looked
 

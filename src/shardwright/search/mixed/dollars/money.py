@@ -17,6 +17,7 @@ from shardwright.cost.strategies import Floats, Ints
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import Columns, alone, columns, joined
 from shardwright.search.mixed.bounds.instance import Instance
+from shardwright.search.mixed.branch_and_bound.effort import spent_of
 from shardwright.search.mixed.branch_and_bound.tree import Branched, Node, Pruned, Step, Undecided, least_bound
 from shardwright.search.mixed.dollars.screen import fast_enough
 from shardwright.search.mixed.master.program import CLOSE
@@ -54,7 +55,7 @@ def least_dollars(starts: Sequence[Start], space: Space, cutoff: float, longest:
         [(_quick(start), start) for start in starts],
         processed,
         cutoff=lambda: cutoff,
-        spent=lambda processed: processed >= most_regions,
+        spent=lambda processed: spent_of(processed, most_regions),
     )
 
 
