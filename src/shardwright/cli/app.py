@@ -11,6 +11,7 @@ from shardwright import __version__
 from shardwright.cli import (
     catalogue,
     check,
+    checkpoint,
     discover,
     draw,
     evaluate,
@@ -69,6 +70,7 @@ app.command("serve", short_help="Serve a page on which the plan follows the ques
 app.command("mcp", short_help="Serve the planner to an assistant (Model Context Protocol).")(mcp.mcp)
 app.command("train", short_help="Run a plan on torch.distributed.")(train.train)
 app.add_typer(spmd.app, short_help="Shard any PyTorch module over unequal GPUs.")
+app.add_typer(checkpoint.app, name="checkpoint", short_help="Write checkpoints for other tools, and read them back.")
 app.command("recover", short_help="Show what a recovery would move.")(recover.recover)
 app.command("simulate-spot", short_help="Replay which spot machines were there over a plan.")(
     simulate_spot.simulate_spot

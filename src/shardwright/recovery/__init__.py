@@ -7,6 +7,7 @@
 * `repairs`: plans that are quick to repair to
 * `ways`: the ways in which a run can go on, and the one taken
 * `decide`: the cheapest of them by useful tokens
+* `slow`: machines that are slow, not dead
 * `transfer`: which machine reads which shard from where
 * `transfer_program`: the linear program behind that
 * `simulation/`: plans replayed over traces of spot machines

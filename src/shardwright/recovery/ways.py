@@ -91,7 +91,7 @@ def _plans(run: Run, machines: Sequence[Machine], templates: Templates) -> dict[
         candidates[REFILL] = refilled(run.now, broken, template, cluster) if template else None
     if fits(run.first, machines):
         candidates[FIRST] = run.first
-    if sum(pool.nodes for pool in run.now.cluster.pools) != len(machines):
+    if STAY not in found or sum(pool.nodes for pool in run.now.cluster.pools) != len(machines):
         candidates[REPLAN] = template_of(run.first, machines, templates)
     for name, plan in candidates.items():
         if plan is not None and plan not in found.values():

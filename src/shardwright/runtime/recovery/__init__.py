@@ -25,6 +25,7 @@ A keeper on each machine holds snapshots and starts workers. Keepers have no PyT
 * `settlement`: the step that all survivors reach
 * `rehearsal`: a recovery that only shows what it would do
 * `notices`: that a machine is to be taken away
+* `paces`: which machines are slow
 * `record`: what a recovery took
 * `worker`: the process of a GPU (PyTorch)
 * `link`: its thread to the keeper

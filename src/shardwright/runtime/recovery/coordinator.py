@@ -6,17 +6,19 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 
 from shardwright.recovery.outlook import Change, outlook_of
 from shardwright.recovery.quorum import Generation
 from shardwright.recovery.seats import fits
+from shardwright.recovery.slow import Pace, answer, slowed
 from shardwright.runtime.recovery.base import Base
 from shardwright.runtime.recovery.channel import Channel, LostError, Message, RefusedError
 from shardwright.runtime.recovery.course import Run
 from shardwright.runtime.recovery.members import BeginAgainError, Members
 from shardwright.runtime.recovery.options import KeeperOptions
+from shardwright.runtime.recovery.paces import Paces
 from shardwright.runtime.recovery.passage import BehindError, MinorityError, NothingLeftError, Passage, WaitError
 from shardwright.runtime.recovery.record import Recovery
 from shardwright.runtime.recovery.rows import machine_of
@@ -48,7 +50,7 @@ class Coordinator:
     """Coordinates from its creation until it is closed. `step_down` is called with the reason, and with an exit status
     where the whole run is over."""
 
-    HEARS = frozenset(("held", "finished", "stuck", "bad input", "uploaded", "leaving"))
+    HEARS = frozenset(("held", "finished", "stuck", "bad input", "uploaded", "leaving", "pace"))
 
     def __init__(
         self,
@@ -73,6 +75,7 @@ class Coordinator:
             self._cause = f"{'another' if first == options.machine.name else first} is gone, which coordinated"
         self._changes: list[Change] = []
         self._leaving: set[str] = set()
+        self._paces, self._slow = Paces(ranks=0), dict[str, float]()
         self._event = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._task = asyncio.get_running_loop().create_task(self._lead())
@@ -108,6 +111,8 @@ class Coordinator:
             self._because(f"{name}: {message['reason']}")
         elif message["op"] == "uploaded" and self._uploads is not None:
             self._uploads.take(name, message, self._current.names)
+        elif message["op"] == "pace":
+            self._paced(Pace(rank=(name, message["slot"]), work=message["work"], seconds=message["seconds"]))
         elif message["op"] == "held":
             self._held(name, message["step"])
         elif message["op"] == "finished":
@@ -136,6 +141,26 @@ class Coordinator:
             self._begin(self._members.tell_all("stop", GOODBYE_SECONDS))
         else:
             self._because(f"{name} is taken away ({why})")
+
+    def _paced(self, pace: Pace) -> None:
+        """Note how long a rank computes; a machine that is slow is named, and split around where that pays."""
+        slow = {name: factor for name, factor in self._paces.take(pace).items() if name in self._members.by_name}
+        if slow and slow.keys() - self._slow.keys():
+            self._slow |= slow
+            self._begin(self._answered(slow))
+
+    async def _answered(self, slow: Mapping[str, float]) -> None:
+        shown = ", ".join(f"{name} computes {factor:.2f} times as long as it should" for name, factor in slow.items())
+        base, machines = self._base, self._members.machines
+        arguments = (base.plan, self._options.plan, machines, slow, base.outlook)
+        decision, split = await asyncio.to_thread(answer, *arguments)
+        print(f"{shown}; {decision.reason}", file=sys.stderr, flush=True)
+        if split and base is self._base:
+            for name, factor in slow.items():
+                member = self._members.by_name.get(name)
+                if member is not None:
+                    self._members.by_name[name] = replace(member, machine=slowed(member.machine, factor))
+            self._because(shown)
 
     async def _goodbye(self, leaving: Collection[str]) -> None:
         """Let machines go that have given what they had."""
@@ -270,6 +295,7 @@ class Coordinator:
         base = replace(self._base, outlook=outlook_of(self._changes, wanted, time.monotonic()))
         ready = await self._passage.prepare(base, self._highest, recovery, leaving)
         self._current, self._progress = ready.base.generation, Progress(ranks=len(ready.seats))
+        self._paces = Paces(ranks=len(ready.seats))
         await self._passage.start(ready)
         recovery.lap("start")
         self._base = ready.base

@@ -23,6 +23,15 @@ COMMIT_SECONDS = 30.0
 LARGEST_RANGE_BYTES = 1 << 30
 
 
+TOLD = {
+    "finished here": ("finished", ("step", "generation", "stopped")),
+    "stuck here": ("stuck", ("reason", "generation")),
+    "pace here": ("pace", ("seconds", "work", "generation")),
+    "bad input here": ("bad input", ("reason",)),
+}
+"""What a worker says and a coordinator hears, under which name, with which fields."""
+
+
 class Desk:
     """Answers workers and other keepers."""
 
@@ -32,12 +41,10 @@ class Desk:
             "snapshot",
             "handed over",
             "row",
-            "finished here",
-            "stuck here",
-            "bad input here",
             "unprotected",
             "piece",
             "store",
+            *TOLD,
         )
     )
 
@@ -71,16 +78,16 @@ class Desk:
                 return await values.answer(message, payload)
             case "row":
                 metrics.append(self._options.settings.out / metrics.FILE, metrics.Row(**message["row"]))
-            case "finished here":
-                slot = self._staff.slot_of(channel)
-                await self.tell("finished", slot=slot, **_fields(message, "step", "generation", "stopped"))
             case "unprotected":
                 print(f"step {message['step']} is not protected: {message['reason']}", file=sys.stderr, flush=True)
-            case "stuck here":
-                await self.tell("stuck", **_fields(message, "reason", "generation"))
-            case "bad input here":
-                await self.tell("bad input", reason=message["reason"])
+            case op:
+                await self._passed_on(op, channel, message)
         return {}, b""
+
+    async def _passed_on(self, op: str, channel: Channel, message: Message) -> None:
+        """Tell the coordinator what a worker says, with its GPU."""
+        what, fields = TOLD[op]
+        await self.tell(what, slot=self._staff.slot_of(channel), **_fields(message, *fields))
 
     async def _begin(self, message: Message) -> str:
         """Return the file that a worker may write, once the step before is one that all machines have."""

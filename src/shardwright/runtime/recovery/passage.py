@@ -16,6 +16,7 @@ from shardwright.plans.plan import Plan
 from shardwright.recovery.quorum import Generation, Machine, next_generation, quorum
 from shardwright.recovery.rates import bandwidths_of
 from shardwright.recovery.seats import Seat, fits, seats
+from shardwright.recovery.slow import with_slow_pools
 from shardwright.recovery.ways import Run as Now
 from shardwright.recovery.ways import choose
 from shardwright.runtime.layout.groups import layout_of
@@ -193,7 +194,7 @@ class Passage:
 
     async def _plan_for(self, base: Base, machines: Sequence[Machine]) -> Plan:
         """Return the plan to go on with on these machines. Raises WaitError while there are too few for any."""
-        first = self.options.plan
+        first = with_slow_pools(self.options.plan, machines)
         if base.plan == first and fits(first, machines):
             return first
         now = Now(now=base.plan, seated=base.seated, first=first)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from shardwright.runtime.job.loop import batch_of, metrics_row
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.start import details_for
 from shardwright.runtime.layout.groups import Layout, layout_of
+from shardwright.runtime.layout.places import Place
 from shardwright.runtime.model.initial import seeded
 from shardwright.runtime.recovery import reform
 from shardwright.runtime.recovery.channel import Message, RefusedError
@@ -43,12 +45,16 @@ from shardwright.runtime.step.engine import (
     share_weights,
     take_vote,
 )
-from shardwright.runtime.step.pipeline import run_step
+from shardwright.runtime.step.pipeline import Event, run_step
+from shardwright.runtime.step.timestamps import seconds_between
 from shardwright.runtime.storage.data import Samples, make_samples, open_tokens
 from shardwright.runtime.storage.holdings import parameter_shapes
 from shardwright.runtime.storage.manifest import by_parameter
 from shardwright.runtime.storage.piece_files import read_piece
 from shardwright.runtime.storage.weights import open_weights
+
+PACED_STEPS = 10
+"""The keeper hears of the median of the seconds computed in so many steps."""
 
 
 class HaltedError(RuntimeError):
@@ -166,26 +172,40 @@ def _train(link: Link, message: Message, course: Course, samples: Samples, setti
         if link.over(generation):
             raise HaltedError("the generation is over")
 
+    paces: list[float] = []
     while course.report.step < settings.steps and not stopped:
         begin = time.perf_counter()
-        result = _step(link, course, samples, note)
+        result = _step(link, course, samples, note, paces)
         done, stopped = course.report.step, result.stop
         if not message["mates"]:
             row = metrics_row(course.engine, settings, result, done, time.perf_counter() - begin)
             link.tell("row", row=asdict(row))
+        if len(paces) == PACED_STEPS:
+            work = _work_of(course.engine.place)
+            link.tell("pace here", seconds=median(paces), work=work, generation=generation)
+            paces.clear()
         if every and done % every == 0 and done < settings.steps and not stopped:
             _snapshot(link, course)
     _snapshot(link, course)
     link.tell("finished here", step=course.report.step, generation=generation, stopped=stopped)
 
 
-def _step(link: Link, course: Course, samples: Samples, note: Callable[[str], None]) -> StepResult:
-    """Run a step in three parts: up to the gradient sums, the vote, and the update, which needs nobody else."""
+def _work_of(place: Place) -> str:
+    """Return what a rank computes in a step, in words that are equal for equal work."""
+    return f"{place.gpu}: units {place.chunks}, tp {place.tensor_parallel}, {place.micro_batches} micro-batches"
+
+
+def _step(link: Link, course: Course, samples: Samples, note: Callable[[str], None], paces: list[float]) -> StepResult:
+    """Run a step in three parts: up to the gradient sums, the vote, and the update, which needs nobody else. The
+    seconds that it computed go to `paces`."""
     engine, step = course.engine, course.report.step
+    events: list[Event] = []
     note("beginning a step")
     begin = time.perf_counter()
     scale = engine.loss_scale.value
-    loss = run_step(engine.pipeline, batch_of(engine, samples, step), engine.sync, loss_scale=scale, note=note)
+    loss = run_step(
+        engine.pipeline, batch_of(engine, samples, step), engine.sync, loss_scale=scale, note=note, record=events.append
+    )
     engine.passage.release()
     passed = time.perf_counter()
     engine.sync.finish()
@@ -193,6 +213,7 @@ def _step(link: Link, course: Course, samples: Samples, note: Callable[[str], No
     vote = take_vote(engine, loss, asked_to_stop=link.stopping.is_set())
     course.report = replace(course.report, vote_step=step, vote=tuple(vote))
     summed = time.perf_counter()
+    paces.append(sum(seconds_between(event.began, event.ended) for event in events))
     norm = _update(course, vote)
     share_weights(engine)
     return StepResult(

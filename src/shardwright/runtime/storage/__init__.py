@@ -9,6 +9,7 @@
 * `steps`: the checkpoints in a folder
 * `version_1`: checkpoints of version 1
 * `tensor_files`: safetensors files
+* `exchange`: checkpoints to and from safetensors and torch.distributed.checkpoint
 * `weights`: Hugging Face weights
 * `data`: training data
 * `fingerprint`: which data they are

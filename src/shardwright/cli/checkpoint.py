@@ -1,0 +1,44 @@
+"""`shardwright checkpoint`: checkpoints for other tools, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardwright.cli.output import write
+
+HELP = """Write checkpoints as whole tensors for other tools, and read them back.
+
+\b
+  shardwright checkpoint export run -o step.safetensors
+  shardwright checkpoint export run -o step-dcp
+  shardwright checkpoint import step-dcp -o run-2
+
+A name that ends in .safetensors is one file; any other a folder of torch.distributed.checkpoint.
+"""
+
+app = typer.Typer(help=HELP, rich_markup_mode=None, no_args_is_help=True)
+
+
+@app.command("export", short_help="Write the newest checkpoint of a folder as whole tensors.")
+def export(
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint, or the folder of a run.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="PATH", help="A new .safetensors file, or a new folder.")],
+) -> int:
+    from shardwright.runtime.storage.exchange import export_checkpoint
+
+    write(f"{out}: step {export_checkpoint(source, out)}")
+    return 0
+
+
+@app.command("import", short_help="Read back what `export` wrote, as a checkpoint to resume from.")
+def import_(
+    source: Annotated[Path, typer.Argument(metavar="PATH", help="What `export` wrote.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder of a run.")],
+) -> int:
+    from shardwright.runtime.storage.exchange import import_checkpoint
+
+    write(f"{import_checkpoint(source, out)}: train with --resume {out}")
+    return 0

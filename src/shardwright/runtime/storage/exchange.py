@@ -1,0 +1,141 @@
+"""Checkpoints as one safetensors file or a folder of torch.distributed.checkpoint, whole tensors by name, and back.
+
+A tensor is named KIND.PARAMETER: `weight.layers.0.attention.query.weight`, `first.…` and `second.…` are Adam's moments.
+What else a manifest says travels as text beside them, so that a checkpoint comes back as it was.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shardwright.errors import bad
+from shardwright.runtime.storage.checkpoint import open_checkpoint
+from shardwright.runtime.storage.manifest import (
+    manifest_text,
+    parse_manifest,
+    step_folder,
+    working_folder,
+    write_manifest,
+)
+from shardwright.runtime.storage.piece_files import assemble, write_pieces
+from shardwright.runtime.storage.pieces import CutShape, StatePiece
+from shardwright.runtime.storage.tensor_files import open_tensors, save_tensors
+
+SUFFIX, TEXT, FILE = ".safetensors", "shardwright", "imported.state"
+Tensors = dict[str, torch.Tensor]
+
+
+def export_checkpoint(source: Path, target: Path) -> int:
+    """Write a checkpoint, or the newest of a folder, to a safetensors file, or where `target` has another suffix to a
+    new folder of torch.distributed.checkpoint; return its step. Raises SpecError where it is not whole."""
+    if target.exists():
+        raise bad(str(target), "is there already", "name a new file or folder")
+    found = open_checkpoint(source)
+    manifest = found.manifest
+    tensors: Tensors = {}
+    for kind in sorted({stored.piece.kind for stored in manifest.pieces}):
+        for name, cut in manifest.parameters.items():
+            values = np.zeros(prod(cut.shape), np.float32)
+            assemble({_whole(kind, name, cut): values}, found.index, manifest.parameters, found.fetch, found.name)
+            tensors[f"{kind}.{name}"] = torch.from_numpy(values).reshape(cut.shape)
+    text = manifest_text(replace(manifest, pieces=()))
+    if target.suffix == SUFFIX:
+        save_tensors(target, tensors, {TEXT: text})
+    else:
+        _save_distributed(target, tensors, text)
+    return manifest.step
+
+
+def import_checkpoint(source: Path, root: Path) -> Path:
+    """Write what `export_checkpoint` wrote as a checkpoint of a folder, and return it. Raises SpecError where something
+    of it is missing or has another shape."""
+    if source.is_dir():
+        tensors, text = _read_distributed(source)
+    else:
+        file = open_tensors(source)
+        tensors, text = {name: file.tensor(name) for name in file.names}, file.metadata.get(TEXT, "")
+    if not text:
+        raise bad(str(source), "says nothing of a run", "import what the export of a checkpoint wrote")
+    manifest = parse_manifest(text, str(source))
+    kinds = sorted({name.partition(".")[0] for name in tensors})
+    final, working = step_folder(root, manifest.step), working_folder(root, manifest.step)
+    if final.exists():
+        raise bad(str(final), "is there already", "name another folder")
+    shutil.rmtree(working, ignore_errors=True)
+    working.mkdir(parents=True)
+    try:
+        items = [
+            (_whole(kind, name, cut), _values(tensors, f"{kind}.{name}", cut, str(source)))
+            for kind in kinds
+            for name, cut in manifest.parameters.items()
+        ]
+        pieces = write_pieces(working, FILE, items)
+        write_manifest(working, replace(manifest, pieces=pieces))
+        os.replace(working, final)
+    except FloatingPointError as error:
+        raise bad(str(source), str(error), "import another step") from None
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
+    return final
+
+
+def _whole(kind: str, name: str, cut: CutShape) -> StatePiece:
+    rows = cut.shape[cut.dim] if cut.shape else 1
+    return StatePiece(kind=kind, parameter=name, start=0, stop=rows, low=0, high=prod(cut.shape))
+
+
+def _values(tensors: Tensors, name: str, cut: CutShape, where: str) -> Any:
+    found = tensors.get(name)
+    if found is None or tuple(found.shape) != cut.shape:
+        shown = "is missing" if found is None else f"has shape {tuple(found.shape)}, not {cut.shape}"
+        raise bad(where, f"{name} {shown}", "import what the export of a checkpoint wrote")
+    return found.to(torch.float32).contiguous().numpy().reshape(-1)
+
+
+def _save_distributed(target: Path, tensors: Tensors, text: str) -> None:
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    with _alone():
+        save({**tensors, TEXT: io.BytesIO(text.encode())}, checkpoint_id=target, no_dist=True)
+
+
+def _read_distributed(source: Path) -> tuple[Tensors, str]:
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    try:
+        known: Mapping[str, Any] = FileSystemReader(source).read_metadata().state_dict_metadata
+    except Exception as error:  # torch raises what pickle and the file system do
+        raise bad(str(source), f"is no torch.distributed.checkpoint: {error}", "name its folder") from None
+    state: dict[str, Any] = {
+        name: torch.empty(item.size, dtype=item.properties.dtype)
+        for name, item in known.items()
+        if isinstance(item, TensorStorageMetadata)
+    }
+    if TEXT in known:
+        state[TEXT] = io.BytesIO()
+    with _alone():
+        load(state, checkpoint_id=source, no_dist=True)
+    text = state.pop(TEXT, io.BytesIO())
+    return state, text.getvalue().decode()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Without torch's warnings that a single process reads or writes: it does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
