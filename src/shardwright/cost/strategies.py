@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
@@ -79,11 +79,26 @@ DTYPES: dict[str, type] = {
     name: bool if name.startswith(("overlap", "sequence", "flash")) else float if name == "offload" else int
     for name in COLUMNS
 }
+DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch")
+PLAIN = {name: DTYPES[name](name in DEGREES) for name in COLUMNS}  # all degrees 1, all switches off
 
 
-def strategies(rows: Sequence[dict[str, Any]]) -> Strategies:
-    """Return the rows, given as dictionaries by column name, as columns."""
-    return Strategies(**{name: np.array([row[name] for row in rows], dtype=DTYPES[name]) for name in COLUMNS})
+def columns(count: int, given: Mapping[str, Array]) -> Strategies:
+    """Return `count` rows with the columns `given`; what is not given is plain: degrees are 1, switches off."""
+    return Strategies(
+        **{
+            name: given[name].astype(DTYPES[name], copy=False)
+            if name in given
+            else np.full(count, PLAIN[name], dtype=DTYPES[name])
+            for name in COLUMNS
+        }
+    )
+
+
+def strategies(rows: Sequence[Mapping[str, Any]]) -> Strategies:
+    """Return rows, given as dictionaries of what is not plain, as columns."""
+    full = [{**PLAIN, **row} for row in rows]
+    return columns(len(rows), {name: np.array([row[name] for row in full]) for name in COLUMNS})
 
 
 def stage_row(plan: Plan, replica: Replica, stage: Stage) -> dict[str, Any]:

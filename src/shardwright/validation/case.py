@@ -159,8 +159,8 @@ def _row_of(run: Run, model: Model, pool: NodePool, job: Job, habits: Habits, gu
         recompute = BLOCK
     first, last = first_and_last(len(model.layers), pp * vpp, head_layers(model) if habits.balanced else 0.0)
     return {
-        "tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "etp": 1, "vpp": vpp, "micro_batch": micro,
-        "rank_order": 0, "sequence_parallel": sequence_parallel, "flash": flash, "overlap_tp": overlap_tp,
+        "tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "vpp": vpp, "micro_batch": micro,
+        "sequence_parallel": sequence_parallel, "flash": flash, "overlap_tp": overlap_tp,
         "overlap_pp": vpp > 1 and not still, "first_layers": first, "last_layers": last, "recompute": recompute,
         "recompute_layers": int(block[1]) if block else int(recompute == UNIFORM), "sharding": sharding,
         "offload": float("optimizer offload" in notes or "cpu offload (optimizer) yes" in notes),

@@ -12,7 +12,7 @@ beforehand is not enumerated, unless the user pins it or a rule speaks of it:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from shardwright.cost.strategies import (
     Bools,
     Ints,
     Strategies,
+    columns,
 )
 from shardwright.search.space.axes import Space, Value, offload_fractions
 from shardwright.search.space.layouts import Layouts, Splits, most_recomputed_layers, recompute_counts, reorderable
@@ -297,33 +298,6 @@ def _branch(
 
 
 def _strategies(layouts: Layouts, switches: dict[str, Ints]) -> Strategies:
-    """Return layouts with switches as strategies; what is not given is zero or off."""
-    zero = np.zeros(len(layouts), dtype=np.int64)
-    off = zero.astype(bool)
-
-    def switch(name: str) -> Bools:
-        return switches[name].astype(bool) if name in switches else off
-
-    return Strategies(
-        tp=layouts.tp,
-        cp=layouts.cp,
-        pp=layouts.pp,
-        dp=layouts.dp,
-        ep=layouts.ep,
-        etp=layouts.etp,
-        vpp=layouts.vpp,
-        micro_batch=layouts.micro_batch,
-        rank_order=switches.get("rank_order", zero),
-        sequence_parallel=switch("sequence_parallel"),
-        flash=switch("flash"),
-        overlap_tp=switch("overlap_tp"),
-        overlap_pp=switch("overlap_pp"),
-        first_layers=zero,
-        last_layers=zero,
-        recompute=zero,
-        recompute_layers=zero,
-        sharding=zero,
-        offload=zero.astype(float),
-        overlap_grad=off,
-        overlap_param=off,
-    )
+    """Return layouts with switches as strategies; what is not given is off."""
+    given = {field.name: getattr(layouts, field.name) for field in fields(layouts)}
+    return columns(len(layouts), {**given, **switches})

@@ -118,10 +118,9 @@ def _row(context: Context, **given: Any) -> dict[str, Any] | None:
     sharding = given.get("sharding", ZERO1) if dp > 1 else UNSHARDED
     fused = "flash" in only or flash_attention_runs(context.pool.gpu, job)
     base: dict[str, Any] = {
-        "cp": 1, "dp": dp, "ep": ep, "etp": 1, "vpp": vpp, "micro_batch": micro, "rank_order": 0,
-        "sequence_parallel": sequence, "flash": fused, "overlap_tp": False, "overlap_pp": vpp > 1,
-        "first_layers": first, "last_layers": last, "recompute": NONE, "recompute_layers": 0,
-        "offload": 0.0, "overlap_grad": dp > 1, "overlap_param": sharding != UNSHARDED,
+        "dp": dp, "ep": ep, "micro_batch": micro, "sequence_parallel": sequence, "flash": fused,
+        "overlap_pp": vpp > 1, "first_layers": first, "last_layers": last,
+        "overlap_grad": dp > 1, "overlap_param": sharding != UNSHARDED,
     }  # fmt: skip
     return {**base, **given, "sharding": sharding}
 

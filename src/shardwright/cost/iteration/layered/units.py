@@ -9,7 +9,7 @@ import numpy as np
 
 from shardwright.cost.context import Context, sharded
 from shardwright.cost.memory.sizes import logit_bytes
-from shardwright.cost.strategies import NONE, PIPELINE_OUTERMOST, ZERO3, Bools, Floats, Ints, Strategies, strategies
+from shardwright.cost.strategies import ZERO3, Bools, Floats, Ints, Strategies, strategies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,20 +45,9 @@ class Units:
 
 def layered_rows(sizes: Sequence[int], gpus: int, *, flash: bool) -> Strategies:
     """Return micro-batches of given sizes on `gpus` GPUs as strategies."""
-    fixed = {
-        **dict.fromkeys(("tp", "cp", "pp", "ep", "etp", "vpp", "first_layers", "last_layers"), 1),
-        "dp": gpus,
-        "rank_order": PIPELINE_OUTERMOST,
-        "flash": flash,
-        **dict.fromkeys(("sequence_parallel", "overlap_tp", "overlap_pp"), False),
-        "recompute": NONE,
-        "recompute_layers": 0,
-        "sharding": ZERO3,
-        "offload": 0.0,
-        "overlap_grad": True,
-        "overlap_param": True,
-    }
-    return strategies([fixed | {"micro_batch": size} for size in sizes])
+    fixed = {"dp": gpus, "flash": flash, "first_layers": 1, "last_layers": 1}
+    fixed |= {"sharding": ZERO3, "overlap_grad": True, "overlap_param": True}
+    return strategies([{**fixed, "micro_batch": size} for size in sizes])
 
 
 def units_of(context: Context, sizes: Sequence[int], gpus: int, *, flash: bool) -> Units:

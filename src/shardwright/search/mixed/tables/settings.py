@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from shardwright.cost.context import Context
-from shardwright.cost.strategies import PIPELINE_OUTERMOST, UNSHARDED, ZERO1, Strategies, strategies
+from shardwright.cost.strategies import UNSHARDED, ZERO1, Strategies, strategies
 from shardwright.plans.findings import NotCovered
 from shardwright.search.space.axes import AXES, Space, tensor_parallel_degrees
 from shardwright.spec.model import Model
@@ -182,12 +182,10 @@ def rows_of(owns: Sequence[Setting], model: Model, *, stages: int, copies: int) 
     return strategies(
         [
             {
-                "tp": own.tp[0], "cp": 1, "pp": stages, "dp": copies, "ep": 1, "etp": own.tp[0] if experts else 1,
-                "vpp": 1, "micro_batch": own.micro_batch, "rank_order": PIPELINE_OUTERMOST,
-                "sequence_parallel": own.sequence_parallel, "flash": True, "overlap_tp": own.overlap_tp,
-                "overlap_pp": False, "first_layers": 1, "last_layers": 1, "recompute": 0, "recompute_layers": 0,
-                "sharding": ZERO1 if copies > 1 else UNSHARDED, "offload": 0.0, "overlap_grad": copies > 1,
-                "overlap_param": copies > 1,
+                "tp": own.tp[0], "pp": stages, "dp": copies, "etp": own.tp[0] if experts else 1,
+                "micro_batch": own.micro_batch, "sequence_parallel": own.sequence_parallel, "flash": True,
+                "overlap_tp": own.overlap_tp, "first_layers": 1, "last_layers": 1,
+                "sharding": ZERO1 if copies > 1 else UNSHARDED, "overlap_grad": copies > 1, "overlap_param": copies > 1,
             }
             for own in owns
         ]
