@@ -78,7 +78,7 @@ def test_an_overlap_explains_only_what_it_can() -> None:
 
 def test_verdicts() -> None:
     best, slow = costed(), costed(seconds={"forward_seconds": 7.75})
-    assert verdict(slow, best) == "the best plan takes 15.000 s an iteration, 20% less time (1.25 times as fast)"
+    assert verdict(slow, best) == "the best plan takes 15.000 s an iteration, 20% less time (1.25× as fast)"
     large = costed(seconds={"forward_seconds": 1.0}, gib=(100.0,))
     assert "does not fit" in verdict(large, best)
     assert "less time" not in verdict(large, best)
@@ -91,7 +91,7 @@ def test_where_cost_is_the_aim_money_decides() -> None:
     fast = costed(dollars_per_hour=3000.0, job={"objective": "cost"})
     assert value(cheap) < value(fast)
     assert "56% less money" in saving(fast, cheap)
-    assert "times as fast" not in saving(fast, cheap)
+    assert "as fast" not in saving(fast, cheap)
     unknown = costed(dollars_per_hour=None, job={"objective": "cost"})
     assert value(unknown) == 15.0
 

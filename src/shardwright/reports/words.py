@@ -45,12 +45,12 @@ ARGUMENT = re.compile(r"`([a-z_]+)=([^`]*)`")
 
 FIXED = {
     Cause.MEMORY: "memory",
-    Cause.BOUND: "slower by the bound",
+    Cause.BOUND: "pruned by bound",
     Cause.LIMITS: "budget or deadline",
     Cause.DOMINATED: "dominated",
     Cause.UNMEASURED: "not in the layer profile",
     Cause.RULE: "rule",
-    Cause.NOT_NEEDED: "slower by the bound or not needed",
+    Cause.NOT_NEEDED: "pruned by bound or not needed",
     NotCovered.VIRTUAL_STAGES: "virtual pipeline stages",
     NotCovered.CONTEXT_OR_EXPERTS: "context and expert parallelism",
     NotCovered.FULL_SHARDING: "ZeRO-2, ZeRO-3 and optimizer offload",
@@ -82,7 +82,7 @@ FIXED = {
 }
 MEANING = {
     FIXED[Cause.MEMORY]: "does not fit in memory",
-    FIXED[Cause.BOUND]: "slower than the best even at a lower bound of its time",
+    FIXED[Cause.BOUND]: "even a lower bound on its time exceeds the best plan's",
     FIXED[Cause.DOMINATED]: "differs from a costed candidate only by more recomputation or less overlap",
 }
 

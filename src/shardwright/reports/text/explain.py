@@ -129,11 +129,11 @@ def unit(plan: Plan) -> str:
 
 
 def saving(mine: Plan, best: Plan) -> str:
-    """Return in words how much less than `mine` the best takes: 20% less time (1.25 times as fast)."""
+    """Return in words how much less than `mine` the best takes: 20% less time (1.25× as fast)."""
     less = 1.0 - value(best) / value(mine)
     if less < 0.01:
         return f"{less:.2%} less {unit(best)}"
-    ratio = f" ({value(mine) / value(best):.2f} times as fast)" if unit(best) == "time" else ""
+    ratio = f" ({value(mine) / value(best):.2f}× as fast)" if unit(best) == "time" else ""
     return f"{less:.0%} less {unit(best)}{ratio}"
 
 

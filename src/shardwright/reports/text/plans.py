@@ -108,7 +108,7 @@ def plan_text(plan: Plan, title: str, width: int) -> str:
         labelled("interval", f"80% sure: {of(low)} to {of(high)} an iteration", width),
         labelled("memory", f"fits with probability {found.fit_probability:.0%}", width),
         *_evidence_lines(found, width),
-        labelled("held back by", found.binding, width),
+        labelled("bottleneck", found.binding, width),
         labelled("money", describe.money_words(found) + _undisturbed(plan), width),
     ]
     return "\n".join(lines)
@@ -130,14 +130,14 @@ def settings_of(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _evidence_lines(found: Prediction, width: int) -> Iterator[str]:
-    """Yield the published runs that the prediction rests on, or that nothing near is published."""
+    """Yield the published runs that the prediction is based on, or that nothing near is published."""
     if not found.evidence:
         return
     for place, run in enumerate(found.evidence):
         off = run.predicted_tokens_per_second / run.tokens_per_second - 1.0
         what = f"{run.model} on {run.gpus} {run.gpu} ({run.framework}; {run.strategy})"
         reached = f"{format_count(run.tokens_per_second)} tokens/s measured, {off:+.0%} predicted"
-        yield labelled("rests on" if place == 0 else "", f"{what}: {reached}; {run.source}", width)
+        yield labelled("based on" if place == 0 else "", f"{what}: {reached}; {run.source}", width)
     if found.evidence[0].distance > FAR:
         yield labelled("", "these are far from this plan: nothing like it is published, so the interval is wide", width)
 
