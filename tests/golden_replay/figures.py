@@ -7,6 +7,7 @@ from itertools import groupby
 
 from shardwright.plans.plan import Plan, Prediction, Replica, Stage, StageMemory, TimeBreakdown
 from shardwright.plans.ranking import Evaluation, NoPlan, Ranking, SearchReport
+from shardwright.reports.text.describe import bottleneck
 from shardwright.reports.words import in_words
 from shardwright.search.market.result import Shopping
 from shardwright.search.renting.choice import Choice
@@ -113,7 +114,7 @@ def _prediction_figures(found: Prediction) -> Iterator[Figure]:
     yield "fit probability", number(found.fit_probability)
     yield "dollars an hour", number(found.dollars_per_hour)
     yield "whole run", f"dollars {number(found.dollars_total)} hours {number(found.hours_total)}"
-    yield "binding", found.binding
+    yield "binding", bottleneck(found)
     for run in found.evidence:
         yield "evidence", f"{run.model} on {run.gpus} {run.gpu}: {number(run.predicted_tokens_per_second)} tokens/s"
     yield from _time_figures(found.time)

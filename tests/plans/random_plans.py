@@ -177,7 +177,7 @@ def predictions() -> st.SearchStrategy[Prediction]:
         dollars_total=st.none() | POSITIVE,
         hours_total=st.none() | POSITIVE,
         lower_bound_seconds=POSITIVE,
-        binding=st.text(max_size=20),
+        busiest_stage=st.integers(0, 9),
     )
 
 

@@ -68,7 +68,7 @@ def costed(
         dollars_total=None if hours is None or dollars_per_hour is None else hours * dollars_per_hour,
         hours_total=hours,
         lower_bound_seconds=0.5 * total,
-        binding="compute of stage 1",
+        busiest_stage=1,
     )
     return plan.costed(prediction)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 
 import numpy as np
@@ -75,7 +75,7 @@ def predict(
         dollars_total=None if per_hour is None or hours is None else per_hour * hours,
         hours_total=hours,
         lower_bound_seconds=ideal,
-        binding=binding_words(time, memory, rank),
+        busiest_stage=rank,
         evidence=evidence,
     )
 
@@ -150,28 +150,3 @@ def _named(table: LayerTable, of: Callable[[Floats], float], recompute: float) -
         "context_parallel_seconds": of(table.cp_seconds),
         "expert_parallel_seconds": of(table.ep_seconds),
     }
-
-
-def binding_words(time: TimeBreakdown, memory: Sequence[tuple[StageMemory, ...]], rank: int) -> str:
-    """Return in words what holds the plan back most. `memory` has a row for each kind of replicas."""
-    share, fullest = max(
-        (stage.total_bytes / stage.capacity_bytes, -place) for row in memory for place, stage in enumerate(row)
-    )
-    compute = time.forward_seconds + time.backward_seconds
-    losses = {
-        "recomputation": time.recompute_seconds,
-        "tensor-parallel communication": time.tensor_parallel_seconds,
-        "context-parallel communication": time.context_parallel_seconds,
-        "expert-parallel communication": time.expert_parallel_seconds,
-        "pipeline transfers": time.pipeline_seconds,
-        "the pipeline bubble": time.bubble_seconds,
-        "gradient reduction": time.data_parallel_seconds,
-        "the optimizer step": time.optimizer_seconds,
-        "the framework's own overhead": time.framework_seconds,
-    }
-    worst = max(losses, key=lambda name: losses[name])
-    total = time.total_seconds
-    found = f"compute of stage {rank} ({compute / total:.0%} of the iteration)"
-    if losses[worst] > 0.02 * total:
-        found += f", then {worst} ({losses[worst] / total:.0%})"
-    return found + f"; memory of stage {-fullest} is {share:.0%} full"

@@ -26,6 +26,7 @@ from shardwright.spec.text.reading import parse_json, read_text
 LARGEST_PLAN_BYTES = 64_000_000
 MOST_LAYERS = 100_000
 READ_VERSIONS = (1, PLAN_VERSION)
+BESIDE = ("memory_bytes", "binding")  # of a prediction: sums for readers, and a sentence of earlier releases
 Problems = list[Problem]
 
 
@@ -182,7 +183,7 @@ def _prediction_in(data: object, place: str, problems: Problems) -> Any:
         return None
     if not isinstance(data, Mapping):
         return decode_fields(data, Prediction, place, problems)
-    reject_unknown(data, hints(Prediction) | {"memory_bytes": None}, place, problems)
+    reject_unknown(data, hints(Prediction) | dict.fromkeys(BESIDE), place, problems)
     rest = {key: value for key, value in data.items() if key in hints(Prediction)}
     prediction = decode_fields(rest, Prediction, place, problems)
     if prediction is not NOTHING and "memory_bytes" in data:

@@ -190,7 +190,7 @@ class Prediction:
 
     `memory` has a row for each replica and an entry for each stage. `interval` is the 80 % interval of
     `iteration_seconds`; `fit_probability` the probability that every stage fits its GPU; `evidence` has the nearest
-    published runs.
+    published runs. `busiest_stage` is the stage that works most, of the replica that takes longest.
     """
 
     iteration_seconds: float
@@ -204,7 +204,7 @@ class Prediction:
     dollars_total: float | None
     hours_total: float | None
     lower_bound_seconds: float
-    binding: str = ""
+    busiest_stage: int = 0
     evidence: tuple[Evidence, ...] = ()
 
 

@@ -54,7 +54,7 @@ def plan_figures(plan: Plan) -> Answer:
         "fit_probability": found.fit_probability,
         "hours": hours,
         "dollars": dollars,
-        "bottleneck": found.binding,
+        "bottleneck": describe.bottleneck(found),
         "lower_bound_seconds": found.lower_bound_seconds,
     }
 

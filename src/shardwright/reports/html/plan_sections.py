@@ -59,7 +59,7 @@ def settings_section(plan: Plan) -> Section:
     return Section(
         name="plan",
         title="The plan",
-        lead=f"Bottleneck: {predicted(plan).binding}.",
+        lead=f"Bottleneck: {describe.bottleneck(predicted(plan))}.",
         table=Table(columns=("setting", "value"), rows=rows, words=("setting", "value"), open=True),
     )
 

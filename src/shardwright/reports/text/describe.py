@@ -24,6 +24,7 @@ TERMS = {
     "optimizer_seconds": "optimizer",
     "framework_seconds": "framework",
 }
+COMPUTE = ("forward_seconds", "backward_seconds")
 MEMORY_TERMS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "context")
 SHARDING = {
     "none": "not sharded",
@@ -292,3 +293,18 @@ def money_words(prediction: Prediction) -> str:
     if prediction.dollars_total is not None and run is not None:
         words += f"; all tokens take {run} and {format_dollars(prediction.dollars_total)}"
     return words
+
+
+def bottleneck(found: Prediction) -> str:
+    """Return in words what holds a plan back most."""
+    time, total = found.time, found.time.total_seconds
+    share, fullest = max(
+        (stage.total_bytes / stage.capacity_bytes, -place) for row in found.memory for place, stage in enumerate(row)
+    )
+    losses = {words: getattr(time, name) for name, words in TERMS.items() if name not in COMPUTE}
+    worst = max(losses, key=lambda words: losses[words])
+    compute = sum(getattr(time, name) for name in COMPUTE)
+    said = f"compute of stage {found.busiest_stage} ({compute / total:.0%} of the iteration)"
+    if losses[worst] > 0.02 * total:
+        said += f", then {worst} ({losses[worst] / total:.0%})"
+    return said + f"; memory of stage {-fullest} is {share:.0%} full"

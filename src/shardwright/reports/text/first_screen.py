@@ -35,7 +35,7 @@ def _answers(ranking: Ranking) -> Iterator[tuple[str, str]]:
     yield "speed", _speed(best)
     yield from (("whole run", words) for words in [whole_run(best)] if words)
     yield "memory", _memory(best)
-    yield "bottleneck", predicted(best).binding
+    yield "bottleneck", describe.bottleneck(predicted(best))
     yield "how sure", "; ".join(_sure(best))
     yield "how good", "; ".join(_good(ranking))
     yield from (("nearby", words) for words in ["; ".join(map(partial(_near, best), ranking.nearby))] if words)

@@ -108,7 +108,7 @@ def plan_text(plan: Plan, title: str, width: int) -> str:
         labelled("interval", f"80% sure: {of(low)} to {of(high)} an iteration", width),
         labelled("memory", f"fits with probability {found.fit_probability:.0%}", width),
         *_evidence_lines(found, width),
-        labelled("bottleneck", found.binding, width),
+        labelled("bottleneck", describe.bottleneck(found), width),
         labelled("money", describe.money_words(found) + _undisturbed(plan), width),
     ]
     return "\n".join(lines)
