@@ -11,6 +11,7 @@
 * `published_weights`: a model's count against the files beside its config
 * `model_yaml`: a YAML of dimensions
 * `cluster`: a cluster file or short form
+* `pools`: a group of machines
 * `pool_defaults`: what the catalogue adds to a group of machines
 * `sites`: links between sites
 * `custom_gpu`: a GPU that the catalogue lacks

@@ -22,15 +22,9 @@ from shardwright.spec.offers import (
     Terms,
     preemptions_per_hour,
 )
-from shardwright.spec.read.cluster import (
-    MOST_GPUS_PER_NODE,
-    MOST_NODES,
-    POOL_KEYS,
-    read_pool,
-    read_site_links,
-)
 from shardwright.spec.read.custom_gpu import reference_machine
-from shardwright.spec.read.sites import connected
+from shardwright.spec.read.pools import MOST_GPUS_PER_NODE, MOST_NODES, POOL_KEYS, read_pool
+from shardwright.spec.read.sites import connected, read_site_links
 from shardwright.spec.text.fields import Section, shown
 from shardwright.spec.text.lines import located
 from shardwright.spec.text.reading import parse_json, parse_yaml, read_text

@@ -7,9 +7,39 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 
-from shardwright.errors import Problem
+from shardwright.errors import Problem, suggestion
 from shardwright.spec.catalog.catalog import GBIT_BYTES, links
 from shardwright.spec.cluster import NodePool, SiteLink
+from shardwright.spec.text.fields import Section, shown
+
+LINK_KEYS = ("between", "gbps", "latency_ms", "egress_dollars_per_gb")
+
+
+def read_site_links(root: Section, sites: set[str]) -> list[SiteLink]:
+    """Return the links of `site_links`, adding problems with them to the section."""
+    found: dict[frozenset[str], SiteLink] = {}
+    standard = links()["WAN"]
+    for section in root.sections("site_links"):
+        section.reject_unknown(LINK_KEYS)
+        gbps = section.number("gbps")
+        latency_ms = section.number("latency_ms", zero=True, most=1e6)
+        egress = section.number("egress_dollars_per_gb", zero=True, most=100)
+        ends = section.fields.get("between")
+        if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(end, str) for end in ends):
+            section.report("between", f"expected two site names, got {shown(ends)}", "write between: [east, west]")
+            continue
+        unknown = [end for end in ends if end not in sites]
+        for end in unknown:
+            section.report("between", f"no group of machines is at site {shown(end)}", suggestion(end, sites - {""}))
+        if ends[0] == ends[1] or frozenset(ends) in found:
+            section.report("between", "joins a site to itself, or sites already joined", "list each pair once")
+        found[frozenset(ends)] = SiteLink(
+            sites=(ends[0], ends[1]),
+            bytes_per_second=standard.bytes_per_second if gbps is None else gbps * GBIT_BYTES,
+            latency_seconds=standard.latency_seconds if latency_ms is None else latency_ms * 1e-3,
+            egress_dollars_per_gigabyte=standard.egress_dollars_per_gigabyte if egress is None else egress,
+        )
+    return list(found.values())
 
 
 def connected(sites: Sequence[str], stated: Sequence[SiteLink]) -> tuple[SiteLink, ...]:
