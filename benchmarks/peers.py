@@ -36,13 +36,13 @@ from pathlib import Path
 import numpy as np
 from peer_formulas import FORMULAS, Formula, Parts, amp, flashflex, metis, sailor
 
+from shardwright.arrays import Floats
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.mixed import Mixed, mixed_iteration
 from shardwright.cost.layers.measured import MeasuredLayers, measured_layers
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.network.collectives import transfer_seconds
-from shardwright.cost.strategies import Floats
 from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.search.planner import plan as search

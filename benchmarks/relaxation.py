@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import highspy
 import numpy as np
 
-from shardwright.cost.strategies import Floats
+from shardwright.arrays import Floats
 from shardwright.search.mixed.master.relaxation import Relaxation, Relaxed
 from shardwright.search.planner import plan
 from shardwright.spec.read.cluster import load_cluster

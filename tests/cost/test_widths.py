@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.cost.samples import BARE, llama, mixtral, pool, row, shard
 
+from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.compute.operators import OperatorTable
 from shardwright.cost.context import Context, sharded
@@ -23,7 +24,7 @@ from shardwright.cost.iteration.step import (
 )
 from shardwright.cost.memory.sizes import Activations, layer_activation_bytes, logit_bytes
 from shardwright.cost.pipeline.splits import positions
-from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Floats, Strategies, strategies
+from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Strategies, strategies
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.job import Job
 

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, limited, problems, values
 
+from shardwright.arrays import Bools
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.evaluate import evaluate
 from shardwright.cost.layers.measured import MeasuredLayers
-from shardwright.cost.strategies import Bools, Strategies
+from shardwright.cost.strategies import Strategies
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space

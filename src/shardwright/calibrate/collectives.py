@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.calibrate.collective_rows import Series, gpu_names
 from shardwright.cost.learned.links import KINDS, PCIE, LinkFit, LinkFits, NetworkFit, fit_of, link_kind
-from shardwright.cost.strategies import Floats
 
 USUAL = LinkFit(
     efficiency=0.7,

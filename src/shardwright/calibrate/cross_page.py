@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.calibrate.crossvalidate import LearningPoint
 from shardwright.calibrate.training import Trained
-from shardwright.cost.strategies import Floats
 from shardwright.reports.text.validation import NONE, number, percent
 from shardwright.validation.case import Case
 from shardwright.validation.outcome import RECOMPUTE_WORDS, Outcome, Predicted

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import Floats, Ints
 from shardwright.calibrate.overheads import Linear, linearised, solved, value
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.frameworks.overheads import Calibration
-from shardwright.cost.strategies import Floats, Ints
 from shardwright.validation.case import Case
 from shardwright.validation.forecast import forecast
 

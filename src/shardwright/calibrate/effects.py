@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.cost.learned.offsets import EFFECTS, Cells, Offsets, covariance
-from shardwright.cost.strategies import Floats
 
 NOISE = 0.06  # of a cell's offset with many rows, as a standard deviation
 FEW_ROWS = 20.0

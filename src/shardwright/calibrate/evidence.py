@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.calibrate.crossvalidate import HeldOut, groups
-from shardwright.cost.strategies import Floats
 from shardwright.cost.trust.evidence import DOUBLINGS, FLAGS, NAMES, Published, Setting, distances
 from shardwright.cost.trust.interval import FARTHEST, Spread
 from shardwright.spec.catalog.frameworks import framework_names

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardwright.arrays import Bools, Floats
 from shardwright.calibrate.operators import Table, fit
 from shardwright.cost.learned.fitted import Fitted
 from shardwright.cost.learned.offsets import offset
 from shardwright.cost.learned.trees import forest_sum
-from shardwright.cost.strategies import Bools, Floats
 
 TEST_SHARE = 0.2
 SEED = 1

@@ -14,13 +14,13 @@ from statistics import NormalDist
 
 import numpy as np
 
+from shardwright.arrays import Floats, Ints
 from shardwright.calibrate.crossvalidate import fold_of
 from shardwright.calibrate.evidence import weighted_quantiles
 from shardwright.calibrate.framework_table import figures_text, frameworks_csv
 from shardwright.calibrate.overheads import robust_move, source_weights
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.memory.facts import MemoryFacts, trial
-from shardwright.cost.strategies import Floats, Ints
 from shardwright.spec.job import Framework
 from shardwright.validation.case import Case, case_of, duplicates_left_out
 from shardwright.validation.facts import SkippedRunError

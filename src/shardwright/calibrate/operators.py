@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.calibrate.effects import fit_offsets
 from shardwright.calibrate.rows import SUSTAINED, Rows
 from shardwright.calibrate.sampling import cell_codes, weights
@@ -19,7 +20,6 @@ from shardwright.cost.learned.fitted import Fitted
 from shardwright.cost.learned.machine import facts, sustained
 from shardwright.cost.learned.offsets import Cells
 from shardwright.cost.learned.trees import Forest
-from shardwright.cost.strategies import Bools, Floats, Ints
 from shardwright.spec.catalog.catalog import gpus
 
 # Standard deviation of log(time) between the shapes of a GPU that was left out, around its own offset.

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardwright.arrays import Floats, Ints
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.frameworks.overheads import CLOCK_NAMES, FRAMEWORK_NAMES, Calibration, Clocks, Overheads
-from shardwright.cost.strategies import Floats, Ints
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.validation.case import Case
 from shardwright.validation.forecast import forecast

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.compute.operators import OperatorTable
 from shardwright.cost.network.collectives import Fabric
-from shardwright.cost.strategies import Floats
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import Job
 

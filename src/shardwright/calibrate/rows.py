@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.arrays import Columns
+from shardwright.arrays import Array, Bools, Columns, Floats
 from shardwright.cost.compute.operators import BACKWARD, FORWARD, LOOKUP, NORM, POINTWISE, SOFTMAX
 from shardwright.cost.learned.features import Shapes
-from shardwright.cost.strategies import Array, Bools, Floats
 from shardwright.errors import bad
 from shardwright.spec.catalog.catalog import gpus
 

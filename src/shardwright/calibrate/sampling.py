@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardwright.arrays import Array, Floats, Ints
 from shardwright.calibrate.rows import Rows
-from shardwright.cost.strategies import Array, Floats, Ints
 
 TRAINING_SHARE = 0.75
 SEED = 0

@@ -9,14 +9,14 @@ from typing import Protocol
 
 import numpy as np
 
-from shardwright.arrays import packed
+from shardwright.arrays import Bools, Ints, packed
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.compute.operators import Shard
 from shardwright.cost.frameworks.overheads import Overheads, overheads
 from shardwright.cost.layers.source import LayerSource, layer_source
 from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.network.collectives import Fabric
-from shardwright.cost.strategies import Bools, Ints, Strategies
+from shardwright.cost.strategies import Strategies
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job

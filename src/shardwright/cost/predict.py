@@ -8,6 +8,7 @@ from dataclasses import fields
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Efficiency, peak_flops
 from shardwright.cost.compute.flops import iteration_flops
 from shardwright.cost.iteration.lanes import Known, contexts_of, lane_of
@@ -21,7 +22,7 @@ from shardwright.cost.memory.fit_probability import fit_probability
 from shardwright.cost.money.egress import egress_dollars
 from shardwright.cost.money.price import dollars_per_hour
 from shardwright.cost.pipeline.splits import positions
-from shardwright.cost.strategies import Floats, stage_starts
+from shardwright.cost.strategies import stage_starts
 from shardwright.cost.trust.evidence import setting_of
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory, TimeBreakdown
 from shardwright.rounding import coarse

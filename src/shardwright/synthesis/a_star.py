@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from shardwright.cost.strategies import Ints
+from shardwright.arrays import Ints
 from shardwright.synthesis.best_rules import Relaxed, relaxed
 from shardwright.synthesis.decisions import Decisions, Use
 from shardwright.synthesis.prices import Prices

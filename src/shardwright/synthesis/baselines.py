@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from shardwright.cost.strategies import Bools
+from shardwright.arrays import Bools
 from shardwright.synthesis.decisions import Decision, Decisions
 from shardwright.synthesis.prices import Prices
 from shardwright.synthesis.properties import STATE, Replicated

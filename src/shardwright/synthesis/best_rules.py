@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.cost.strategies import Bools, Floats, Ints
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.integer_program import (
     Edge,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.strategies import Floats
+from shardwright.arrays import Floats
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.properties import Partial, Property, Replicated, Sharded
 

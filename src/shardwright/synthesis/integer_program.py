@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from shardwright.cost.strategies import Bools, Floats, Ints
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.linear import Rows
 from shardwright.synthesis.machines import OVERLAP_SLOWDOWN

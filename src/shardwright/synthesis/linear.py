@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.cost.strategies import Bools, Floats, Ints
+from shardwright.arrays import Bools, Floats, Ints
 
 NODES = 60  # of a branch and bound; what is left open then is in the gap
 INFINITY = float("inf")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.cost.strategies import Bools, Floats, Ints
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.synthesis.collectives import Sent, conversion, reduce_flat, reduce_hierarchical
 from shardwright.synthesis.decisions import Decision, Decisions, Use
 from shardwright.synthesis.machines import BUCKET_BYTES, Machines

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.strategies import Floats
+from shardwright.arrays import Floats
 from shardwright.synthesis.best_rules import Choice
 from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.linear import Rows, solve

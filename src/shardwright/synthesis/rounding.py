@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.cost.strategies import Floats, Ints
+from shardwright.arrays import Floats, Ints
 
 
 def rounded(shares: Floats, units: int) -> Ints:

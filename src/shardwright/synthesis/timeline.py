@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.strategies import Floats
+from shardwright.arrays import Floats
 from shardwright.synthesis.machines import OVERLAP_SLOWDOWN
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.strategies import Bools, Floats
+from shardwright.arrays import Bools, Floats
 from shardwright.validation.metrics import roc_area
 
 SURELY_NOT, SURELY = 0.1, 0.9

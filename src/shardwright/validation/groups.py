@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from shardwright.cost.strategies import Bools, Floats, Ints
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.validation.metrics import absolute_errors, kendall_tau, parts
 
 SMALLEST_SWEEP = 4

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from shardwright.cost.strategies import Array, Bools, Floats, Ints
+from shardwright.arrays import Array, Bools, Floats, Ints
 
 
 def absolute_errors(predicted: Floats, measured: Floats) -> Floats:

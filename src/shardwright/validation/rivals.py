@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import peak_flops
 from shardwright.cost.compute.flops import iteration_flops
-from shardwright.cost.strategies import Floats
 from shardwright.validation.case import Case
 
 ROOFLINE_EFFICIENCY = 0.5  # of the dense peak

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.cost.strategies import Ints
+from shardwright.arrays import Ints
 from shardwright.validation.case import Case
 from shardwright.validation.fits import Fits, fits_of
 from shardwright.validation.groups import NAMELESS, Group, Macro, Pairs, group_of, groups_of, macro_of

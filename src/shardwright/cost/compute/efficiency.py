@@ -11,9 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.cost.compute.operators import ATTENTION, BACKWARD, GEMM, OperatorTable
 from shardwright.cost.network.collectives import Fabric, fabric
-from shardwright.cost.strategies import Floats
 from shardwright.errors import bad
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import Job

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import Array, Bools, Floats, Ints
 from shardwright.cost.compute.flops import score_flops_per_token
-from shardwright.cost.strategies import Array, Bools, Floats, Ints
 from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.cost.compute.operators import OperatorTable
-from shardwright.cost.strategies import Floats
 from shardwright.spec.cluster import Gpu
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.cost.compute.operators import ATTENTION, GEMM, OperatorTable, Shard, norm_tokens, tokens
-from shardwright.cost.strategies import Floats
 from shardwright.spec.catalog.frameworks import framework_rows
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model

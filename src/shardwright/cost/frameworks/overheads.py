@@ -15,8 +15,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from shardwright.arrays import Array, Floats
 from shardwright.cost.compute.operators import ATTENTION, GEMM, OperatorTable
-from shardwright.cost.strategies import Array, Floats
 from shardwright.files import shipped_table
 from shardwright.spec.catalog.catalog import gpus
 from shardwright.spec.catalog.frameworks import figures, framework_rows

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardwright.arrays import Floats, Ints
 from shardwright.cost.context import Context, Sharded
 from shardwright.cost.iteration.footprint import held_parameters, micro_batches
 from shardwright.cost.iteration.step import (
@@ -21,7 +22,7 @@ from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
 from shardwright.cost.pipeline.bound import interleaved_lower_bound, lower_bound
 from shardwright.cost.pipeline.schedule import interleaved, one_f_one_b
 from shardwright.cost.pipeline.simulate import folded, simulate
-from shardwright.cost.strategies import Floats, Ints, Strategies
+from shardwright.cost.strategies import Strategies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.arrays import packed
+from shardwright.arrays import Array, Bools, Floats, Ints, packed
 from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import Iteration, bound_seconds, exact_seconds, iteration
 from shardwright.cost.iteration.footprint import footprint
 from shardwright.cost.pipeline.splits import boundaries
-from shardwright.cost.strategies import Array, Bools, Floats, Ints, Strategies
+from shardwright.cost.strategies import Strategies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

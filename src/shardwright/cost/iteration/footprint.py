@@ -10,13 +10,13 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from shardwright.arrays import Columns
+from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.context import Context, Sharded
 from shardwright.cost.iteration.step import data_parallel, per_rank, ranged, recomputed_layers
 from shardwright.cost.memory.sizes import gathered_bytes, logit_bytes, reserved_bytes, state_bytes
 from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.pipeline.splits import positions
-from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, Bools, Floats, Ints, Strategies
+from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, Strategies
 
 P2P_BUFFERS = 4  # activations and gradients that a rank sends and receives at a time; documented
 

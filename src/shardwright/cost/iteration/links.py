@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from shardwright.arrays import Floats, Ints
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.places import Places
 from shardwright.cost.network.collectives import Fabric, Group, gather_seconds, rack_seconds, transfer_seconds
 from shardwright.cost.network.curves import LinkTimes
-from shardwright.cost.strategies import Floats, Ints
 from shardwright.plans.placement import STAGES_TOGETHER
 from shardwright.plans.plan import Plan
 from shardwright.spec.cluster import Cluster, NodePool

@@ -18,6 +18,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.frameworks.overheads import Calibration
 from shardwright.cost.iteration.batch import beside_transfers
@@ -45,7 +46,6 @@ from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.pipeline.schedule import Order, interleaved, one_f_one_b
 from shardwright.cost.pipeline.simulate import Timeline, simulate, timeline
-from shardwright.cost.strategies import Floats
 from shardwright.plans.plan import Plan, Replica
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from shardwright.cost.strategies import Bools, Ints
+from shardwright.arrays import Bools, Ints
 from shardwright.plans.placement import Placement, placement_of
 from shardwright.plans.plan import Plan
 

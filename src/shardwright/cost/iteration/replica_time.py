@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardwright.arrays import Floats
 from shardwright.cost.iteration.footprint import Footprint
 from shardwright.cost.iteration.lanes import Lanes
 from shardwright.cost.iteration.step import StageTimes
-from shardwright.cost.strategies import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.iteration.places import Places
 from shardwright.cost.memory.sizes import weight_bytes
-from shardwright.cost.strategies import Bools, Floats, Ints
 from shardwright.plans.plan import Plan
 
 

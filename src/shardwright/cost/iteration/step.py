@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import Array, Floats, Ints
 from shardwright.cost.context import Context, Sharded
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, STATE_BYTES, UPDATE_EFFICIENCY, launched_seconds
 from shardwright.cost.frameworks.widths import widths_of
@@ -41,9 +42,6 @@ from shardwright.cost.strategies import (
     ZERO1,
     ZERO2,
     ZERO3,
-    Array,
-    Floats,
-    Ints,
     Strategies,
 )
 from shardwright.spec.job import Job

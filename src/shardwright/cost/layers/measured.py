@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.compute.efficiency import Efficiency, peak_flops
 from shardwright.cost.compute.operators import OperatorTable, Shard
 from shardwright.cost.frameworks.overheads import STATE_BYTES, UPDATE_EFFICIENCY, Overheads
@@ -21,7 +22,6 @@ from shardwright.cost.layers.table import LayerTable, layer_table
 from shardwright.cost.memory.sizes import logit_bytes, weight_bytes
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.network.curves import LinkTimes, between_machines, inside_machine, with_curves
-from shardwright.cost.strategies import Bools, Floats, Ints
 from shardwright.cost.trust.evidence import Setting
 from shardwright.cost.trust.interval import interval_at
 from shardwright.errors import Problem, SpecError, bad

@@ -11,13 +11,13 @@ from typing import Protocol
 
 import numpy as np
 
+from shardwright.arrays import Bools, Ints
 from shardwright.cost.compute.efficiency import Efficiency, peak_flops
 from shardwright.cost.compute.operators import Shard
 from shardwright.cost.frameworks.overheads import Overheads
 from shardwright.cost.layers.table import LayerTable, layer_table
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.network.curves import LinkTimes
-from shardwright.cost.strategies import Bools, Ints
 from shardwright.cost.trust.evidence import Setting, nearest, unpublished
 from shardwright.cost.trust.interval import interval_at
 from shardwright.plans.plan import Evidence

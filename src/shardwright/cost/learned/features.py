@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import Array, Floats
 from shardwright.cost.compute.operators import BACKWARD
 from shardwright.cost.learned.machine import FP8_BLOCK, VECTOR, Facts, generation, method_code, power_share
-from shardwright.cost.strategies import Array, Floats
 
 # Output tiles (rows, columns) of thread blocks; small ones reload operands more often, which costs speed.
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64))  # documented

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.arrays import Floats
 from shardwright.cost.learned.machine import Facts
 from shardwright.cost.learned.offsets import Cells, Offsets, offset, offsets_arrays, offsets_from
 from shardwright.cost.learned.trees import Forest, forest_arrays, forest_from, forest_sum
-from shardwright.cost.strategies import Floats
 from shardwright.files import shipped_file
 
 GEMM, ATTENTION, MEMORY = FAMILIES = ("gemm", "attention", "memory")

@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.compute.operators import ATTENTION, BACKWARD, GEMM, OperatorTable
 from shardwright.cost.learned import fitted
 from shardwright.cost.learned.features import COLUMNS, Shapes
@@ -14,7 +15,6 @@ from shardwright.cost.learned.fitted import expected_offset, log_efficiency, shi
 from shardwright.cost.learned.links import fit_of, link_fabric, shipped_links, shipped_network
 from shardwright.cost.learned.machine import Facts, facts, in_training, sustained
 from shardwright.cost.network.collectives import Fabric
-from shardwright.cost.strategies import Bools, Floats, Ints
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import Job
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.strategies import Floats
+from shardwright.arrays import Floats
 from shardwright.rounding import weighed
 
 FIELDS = ("gpu", "architecture", "vendor", "kind", "method")

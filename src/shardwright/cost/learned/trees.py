@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.strategies import Floats
+from shardwright.arrays import Floats
 
 CHUNK = 1 << 17  # comparisons at a time: they and their indices stay in cache; numeric
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.strategies import Floats
+from shardwright.arrays import Floats
 
 ROWS_PER_KNOT, MOST_KNOTS = 5, 6  # chosen
 PRIOR_ROWS = 2.0  # as many rows without a deviation are added to each group, so that few rows say little; chosen

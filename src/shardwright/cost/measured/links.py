@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardwright.arrays import Array, Floats
 from shardwright.cost.network.collectives import (
     Fabric,
     Group,
@@ -15,7 +16,6 @@ from shardwright.cost.network.collectives import (
     reduce_seconds,
     transfer_seconds,
 )
-from shardwright.cost.strategies import Array, Floats
 from shardwright.spec.read.machine_profile import CollectiveTime
 
 Seconds = Callable[[Fabric, Group, Array], Floats]

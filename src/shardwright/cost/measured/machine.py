@@ -16,6 +16,7 @@ from typing import cast
 
 import numpy as np
 
+from shardwright.arrays import Array, Floats, Ints
 from shardwright.cost.compute.efficiency import KERNEL_SECONDS, Efficiency, computes
 from shardwright.cost.compute.operators import BACKWARD, MEMORY, NORM, POINTWISE, OperatorTable
 from shardwright.cost.compute.roofline import roofline_seconds
@@ -23,7 +24,6 @@ from shardwright.cost.measured.curve import Curve, fitted
 from shardwright.cost.measured.links import Link, measured_link, with_links
 from shardwright.cost.measured.operators import KINDS, job_of, table_of
 from shardwright.cost.network.collectives import Fabric
-from shardwright.cost.strategies import Array, Floats, Ints
 from shardwright.errors import bad
 from shardwright.spec.cluster import Cluster, Gpu, NodePool
 from shardwright.spec.job import Job, Precision

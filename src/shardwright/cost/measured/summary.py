@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.compute.roofline import roofline_seconds
 from shardwright.cost.measured.links import Link
 from shardwright.cost.measured.machine import Profiled, base_seconds, correction, of_one_precision
 from shardwright.cost.measured.operators import table_of
-from shardwright.cost.strategies import Floats
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.read.machine_profile import MachineProfile, OperatorTime
 

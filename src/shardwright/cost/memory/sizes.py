@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import Array, Floats, Ints
 from shardwright.cost.compute.operators import Shard, norm_tokens, tokens
 from shardwright.cost.compute.selective import freed_bytes
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
-from shardwright.cost.strategies import UNSHARDED, ZERO2, ZERO3, Array, Floats, Ints
+from shardwright.cost.strategies import UNSHARDED, ZERO2, ZERO3
 from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
 

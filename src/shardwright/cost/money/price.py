@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.cost.strategies import Array, Floats
+from shardwright.arrays import Array, Floats
 from shardwright.spec.cluster import NodePool
 
 

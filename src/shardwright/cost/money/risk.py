@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import Array, Floats, Ints
 from shardwright.cost.memory.sizes import OPTIMIZER_BYTES, trained_share
-from shardwright.cost.strategies import Array, Floats, Ints
 from shardwright.rounding import coarse, weighed
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import Array, Floats, Ints
 from shardwright.cost.network.messages import MessageTimes
-from shardwright.cost.strategies import Array, Floats, Ints
 from shardwright.spec.cluster import NodePool
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardwright.arrays import Array, Floats
 from shardwright.cost.network.collectives import Fabric, Group
-from shardwright.cost.strategies import Array, Floats
 
 
 def dispatch_seconds(links: Fabric, groups: Group, token_bytes: Array, top_k: int) -> Floats:

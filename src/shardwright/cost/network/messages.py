@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.strategies import Array, Floats
+from shardwright.arrays import Array, Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

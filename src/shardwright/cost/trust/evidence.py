@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from shardwright.cost.strategies import Array, Floats
+from shardwright.arrays import Array, Floats
 from shardwright.files import shipped_file
 from shardwright.plans.plan import Evidence
 from shardwright.rounding import coarse

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from shardwright.arrays import Ints
 from shardwright.cost.context import Context, sharded
 from shardwright.cost.iteration.footprint import fewest_recomputed_layers, fixed_bytes, footprint
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNSHARDED, ZERO1, Ints, Strategies
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNSHARDED, ZERO1, Strategies
 from shardwright.plans.findings import BlockRecomputation, Change, Remedy, SmallerMicroBatch
 
 

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from shardwright.cost.strategies import Floats
+from shardwright.arrays import Floats
 
 Payload = TypeVar("Payload")
 Point = tuple[float, float, float]

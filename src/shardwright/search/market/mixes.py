@@ -12,8 +12,8 @@ from itertools import combinations, product
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.cost.money.risk import stretch
-from shardwright.cost.strategies import Floats
 from shardwright.plans.findings import PlacesApart
 from shardwright.search.market.front import Front, Point
 from shardwright.search.market.sweep import Find, Sweep

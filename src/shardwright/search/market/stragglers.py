@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardwright.arrays import Floats, Ints
 from shardwright.cost.context import Sharded
 from shardwright.cost.layers.table import LayerTable
-from shardwright.cost.strategies import Floats, Ints
 
 
 def strained(shards: Sharded, strain: Floats) -> Sharded:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import Floats, Ints
 from shardwright.cost.money.risk import Exposure, stretch, together
-from shardwright.cost.strategies import Floats, Ints
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.offers import Offer, Terms

@@ -7,18 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import Array, Bools, Ints
 from shardwright.cost.context import Context
-from shardwright.cost.strategies import (
-    BLOCK,
-    RANK_ORDERS,
-    SHARDING,
-    UNIFORM,
-    UNSHARDED,
-    Array,
-    Bools,
-    Ints,
-    Strategies,
-)
+from shardwright.cost.strategies import BLOCK, RANK_ORDERS, SHARDING, UNIFORM, UNSHARDED, Strategies
 from shardwright.plans.findings import Cause, Rejection
 from shardwright.search.rules.rules import Column, Rule, evaluate
 from shardwright.search.space.layouts import Layouts

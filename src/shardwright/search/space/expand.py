@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from shardwright.arrays import Columns
+from shardwright.arrays import Bools, Columns, Ints
 from shardwright.cost.context import Context, Sharded
 from shardwright.cost.iteration.footprint import (
     Fixed,
@@ -35,8 +35,6 @@ from shardwright.cost.strategies import (
     ZERO1,
     ZERO2,
     ZERO3,
-    Bools,
-    Ints,
     Strategies,
     columns,
 )

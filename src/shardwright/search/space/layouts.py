@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Columns
+from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.compute.flops import layer_flops_per_token
 from shardwright.cost.context import Context
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, Bools, Floats, Ints
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
 from shardwright.search.space.axes import (
     Space,
     context_parallel_degrees,

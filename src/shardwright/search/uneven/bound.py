@@ -20,11 +20,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shardwright.arrays import Floats, Ints
 from shardwright.cost.iteration.layered.network import Everyone, moved_seconds
 from shardwright.cost.iteration.layered.seconds import Slots, slots
 from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
 from shardwright.cost.network.collectives import exposed_seconds
-from shardwright.cost.strategies import Floats, Ints
 from shardwright.search.uneven.options import GpuOptions
 from shardwright.search.uneven.rows import after_seconds, shared_rows
 from shardwright.search.uneven.states import grid, shares_of

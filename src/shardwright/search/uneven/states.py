@@ -8,7 +8,7 @@ from math import lcm
 
 import numpy as np
 
-from shardwright.cost.strategies import Floats, Ints
+from shardwright.arrays import Floats, Ints
 
 STEPS = {1: 1, 2: 200, 3: 40, 4: 20}  # of the grid, by the number of types; chosen
 FEWEST_STEPS = 10

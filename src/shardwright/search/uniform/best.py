@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.cost.strategies import Floats, Ints, Strategies
+from shardwright.arrays import Floats, Ints
+from shardwright.cost.strategies import Strategies
 
 
 @dataclass(slots=True)

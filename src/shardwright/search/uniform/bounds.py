@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardwright.arrays import Floats, Ints
 from shardwright.cost.context import Context, Sharded
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.footprint import P2P_BUFFERS, micro_batches
@@ -31,7 +32,7 @@ from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
 from shardwright.cost.memory.sizes import least_state_bytes, room_for_tensors, trained_share
 from shardwright.cost.network.collectives import exposed_seconds, rack_seconds, transfer_seconds
 from shardwright.cost.pipeline.in_flight import in_flight
-from shardwright.cost.strategies import UNSHARDED, ZERO1, Floats, Ints, Strategies
+from shardwright.cost.strategies import UNSHARDED, ZERO1, Strategies
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.context import Context, ShardIndex
 from shardwright.cost.iteration.evaluate import shape_groups
 from shardwright.cost.pipeline.splits import boundaries
-from shardwright.cost.strategies import Bools, Floats, Ints, Strategies
+from shardwright.cost.strategies import Strategies
 from shardwright.search.space.expand import Axes, Rows, completions, states
 from shardwright.search.space.layouts import Layouts
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.arrays import packed
+from shardwright.arrays import Floats, Ints, packed
 from shardwright.cost.context import Context, ShardIndex, shard_codes
 from shardwright.cost.memory.sizes import least_state_bytes, logit_bytes, reserved_bytes
-from shardwright.cost.strategies import Floats, Ints
 from shardwright.search.space.expand import Axes, layer_variants
 from shardwright.search.space.layouts import Layouts
 

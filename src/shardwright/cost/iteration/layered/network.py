@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.layered.units import layered_rows
 from shardwright.cost.iteration.links import Contexts, holder_links
@@ -17,7 +18,6 @@ from shardwright.cost.iteration.places import places_of
 from shardwright.cost.iteration.step import norm_seconds
 from shardwright.cost.memory.sizes import trained_share
 from shardwright.cost.network.collectives import Fabric, Group, gather_seconds
-from shardwright.cost.strategies import Floats
 from shardwright.plans.plan import Plan
 from shardwright.spec.job import Job
 

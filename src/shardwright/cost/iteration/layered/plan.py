@@ -7,6 +7,7 @@ from dataclasses import fields
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.footprint import Footprint
 from shardwright.cost.iteration.layered.network import everyone_of, moved_seconds
@@ -16,7 +17,7 @@ from shardwright.cost.iteration.layered.units import Units, units_of
 from shardwright.cost.iteration.links import Contexts
 from shardwright.cost.iteration.replica_time import Mixed, ReplicaTime
 from shardwright.cost.iteration.step import StageTimes, update_seconds
-from shardwright.cost.strategies import RECOMPUTE, Floats
+from shardwright.cost.strategies import RECOMPUTE
 from shardwright.plans.plan import Plan, Replica, TimeBreakdown
 
 

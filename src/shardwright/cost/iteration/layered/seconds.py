@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
 from shardwright.cost.network.collectives import exposed_seconds
-from shardwright.cost.strategies import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

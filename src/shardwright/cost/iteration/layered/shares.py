@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Columns
+from shardwright.arrays import Columns, Floats, Ints
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.footprint import Footprint
 from shardwright.cost.iteration.layered.units import Units
 from shardwright.cost.memory.sizes import gradient_bytes, reserved_bytes, state_bytes, weight_bytes
-from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, ZERO3, Floats, Ints
+from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, ZERO3
 from shardwright.spec.job import Job
 
 EQUAL = 1e-9  # shares that differ by less are equal but for rounding

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.context import Context, sharded
 from shardwright.cost.memory.sizes import logit_bytes
-from shardwright.cost.strategies import ZERO3, Bools, Floats, Ints, Strategies, strategies
+from shardwright.cost.strategies import ZERO3, Strategies, strategies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.strategies import Floats
+from shardwright.arrays import Floats
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.stage_limits import SLACK, Figures, figures, most_layers
 from shardwright.search.mixed.tables.columns import Layers, Table

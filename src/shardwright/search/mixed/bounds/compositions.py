@@ -22,8 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import picked
-from shardwright.cost.strategies import Floats, Ints
+from shardwright.arrays import Floats, Ints, picked
 from shardwright.rounding import weighed
 from shardwright.search.mixed.bounds.capacity import Capacity
 from shardwright.search.mixed.bounds.travel import least_tail, parted_seconds, single_stage_seconds, travel

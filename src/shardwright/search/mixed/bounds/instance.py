@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, Bools, Floats, Ints
+from shardwright.arrays import Bools, Floats, Ints
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.capacity import Capacity, capacity
 from shardwright.search.mixed.tables.columns import Layers, Table, layers_of

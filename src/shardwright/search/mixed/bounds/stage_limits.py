@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Columns
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, Floats
+from shardwright.arrays import Columns, Floats
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
 from shardwright.search.mixed.tables.columns import Layers, Table
 
 IMPOSSIBLE = -1e7  # layers of a stage that cannot hold one: no sum with it reaches the model's

@@ -17,10 +17,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.iteration.step import BUCKET_SHARE
 from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
 from shardwright.cost.network.collectives import Fabric, Group, gather_seconds
-from shardwright.cost.strategies import Bools, Floats, Ints
 from shardwright.search.mixed.tables.columns import Layers, Table
 from shardwright.search.mixed.tables.orders import Arrangement
 from shardwright.search.mixed.tables.region import Region, between_sites

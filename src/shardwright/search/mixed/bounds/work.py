@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.cost.strategies import NONE, Bools, Floats, Ints
+from shardwright.arrays import Bools, Floats, Ints
+from shardwright.cost.strategies import NONE
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.capacity import Capacity
 from shardwright.search.mixed.bounds.stage_limits import IMPOSSIBLE

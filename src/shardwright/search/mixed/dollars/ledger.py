@@ -8,7 +8,7 @@ from dataclasses import field as dataclass_field
 
 import numpy as np
 
-from shardwright.cost.strategies import Floats, Ints
+from shardwright.arrays import Floats, Ints
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.branch_and_bound.fastest import Problem, search

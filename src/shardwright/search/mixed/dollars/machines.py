@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Columns
+from shardwright.arrays import Columns, Floats, Ints
 from shardwright.cost.context import Context
 from shardwright.cost.money.risk import Exposure, stretch, together
-from shardwright.cost.strategies import Floats, Ints
 from shardwright.rounding import weighed
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.cost.strategies import Bools, Floats, Ints
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import alone
 from shardwright.search.mixed.bounds.instance import Instance

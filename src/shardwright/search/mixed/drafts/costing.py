@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from shardwright.arrays import Floats
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.iteration.mixed import Mixed, mixed_iteration
-from shardwright.cost.strategies import Floats
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, RankOrder
 from shardwright.rounding import coarse

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.network.collectives import Group, gather_seconds
-from shardwright.cost.strategies import Bools, Floats, Ints
 from shardwright.rounding import coarse
 from shardwright.search.mixed.drafts.split_times import Stages, tails
 from shardwright.search.mixed.drafts.splits import Line

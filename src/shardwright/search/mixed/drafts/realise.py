@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from shardwright.cost.strategies import Ints
+from shardwright.arrays import Ints
 from shardwright.rounding import coarse
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.drafts.joint_time import seconds_together, shares_unequally

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Columns
+from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, launched_seconds
 from shardwright.cost.iteration.step import BUCKET_SHARE
 from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
 from shardwright.cost.network.collectives import Group, exposed_seconds, gather_seconds
 from shardwright.cost.pipeline.schedule import one_f_one_b
 from shardwright.cost.pipeline.simulate import simulate
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, Bools, Floats, Ints
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
 from shardwright.search.mixed.tables.columns import Table
 
 

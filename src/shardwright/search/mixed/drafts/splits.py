@@ -10,7 +10,7 @@ from math import comb
 
 import numpy as np
 
-from shardwright.cost.strategies import Floats, Ints
+from shardwright.arrays import Floats, Ints
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.stage_limits import Figures, figures, stage_layers
 from shardwright.search.mixed.bounds.travel import layers_in_tail, travel

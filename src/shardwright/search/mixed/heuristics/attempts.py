@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from shardwright.cost.strategies import Floats, Ints
+from shardwright.arrays import Floats, Ints
 from shardwright.search.mixed.bounds.compositions import Columns, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.drafts.draft import Draft

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shardwright.cost.strategies import Floats
+from shardwright.arrays import Floats
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.compositions import Columns, columns, micro_batches
 from shardwright.search.mixed.drafts.draft import Draft

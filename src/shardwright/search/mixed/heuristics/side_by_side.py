@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.strategies import Bools, Ints
+from shardwright.arrays import Bools, Ints
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.compositions import Columns, alone, columns, joined, micro_batches
 from shardwright.search.mixed.drafts.draft import Draft

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.arrays import picked
-from shardwright.cost.strategies import Bools, Floats, Ints
+from shardwright.arrays import Bools, Floats, Ints, picked
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import Columns, alone, columns, joined, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance

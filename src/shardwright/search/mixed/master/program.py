@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.strategies import Bools, Ints
+from shardwright.arrays import Bools, Ints
 from shardwright.search.mixed.master.answer import Infeasible, Open, Solved
 from shardwright.search.mixed.master.relaxation import Relaxation, Relaxed, relaxation
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.arrays import picked
-from shardwright.cost.strategies import Ints
+from shardwright.arrays import Ints, picked
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import alone, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance

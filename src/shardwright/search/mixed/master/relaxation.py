@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.strategies import Array, Floats
+from shardwright.arrays import Array, Floats
 from shardwright.rounding import DIGITS, weighed
 
 MOST_STEPS = 400

@@ -14,9 +14,9 @@ from math import comb
 
 import numpy as np
 
+from shardwright.arrays import Floats, Ints
 from shardwright.cost.pipeline.bound import lower_bound
 from shardwright.cost.pipeline.simulate import folded
-from shardwright.cost.strategies import Floats, Ints
 from shardwright.search.mixed.bounds.compositions import Columns
 from shardwright.search.mixed.bounds.stage_limits import figures, stage_layers
 from shardwright.search.mixed.bounds.travel import byte_seconds

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.arrays import picked
-from shardwright.cost.strategies import Floats, Ints
+from shardwright.arrays import Floats, Ints, picked
 from shardwright.rounding import weighed
 from shardwright.search.mixed.bounds.capacity import Capacity
 from shardwright.search.mixed.bounds.compositions import after, least_tied

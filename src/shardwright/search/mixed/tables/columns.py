@@ -12,10 +12,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from shardwright.arrays import picked
+from shardwright.arrays import Floats, Ints, picked
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, SHARPNESS, launched_seconds
 from shardwright.cost.network.collectives import Fabric, group, reduce_seconds
-from shardwright.cost.strategies import Floats, Ints
 
 UNLIKE = 0.02  # part by which the quickest layer may be below the mean for all to count as the quickest one
 

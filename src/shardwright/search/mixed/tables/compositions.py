@@ -6,8 +6,7 @@ from math import comb
 
 import numpy as np
 
-from shardwright.arrays import picked
-from shardwright.cost.strategies import Ints
+from shardwright.arrays import Ints, picked
 
 MOST = 6_000  # compositions of a setting
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.cost.context import Context, sharded
 from shardwright.cost.frameworks.overheads import STATE_BYTES, UPDATE_EFFICIENCY
 from shardwright.cost.frameworks.widths import widths_of
@@ -23,7 +24,7 @@ from shardwright.cost.memory.sizes import (
     weight_bytes,
 )
 from shardwright.cost.network.collectives import transfer_seconds
-from shardwright.cost.strategies import UNSHARDED, Floats
+from shardwright.cost.strategies import UNSHARDED
 from shardwright.search.mixed.tables.columns import RUNNING, Table
 from shardwright.search.mixed.tables.settings import Setting, rows_of, timed, units
 from shardwright.spec.cluster import SiteLink

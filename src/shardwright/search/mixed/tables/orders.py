@@ -8,8 +8,7 @@ from math import factorial
 
 import numpy as np
 
-from shardwright.arrays import picked
-from shardwright.cost.strategies import Bools, Ints
+from shardwright.arrays import Bools, Ints, picked
 
 MOST_ORDERED = 6_000  # compositions times orders of types, up to which each order is looked at
 

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
-from shardwright.cost.strategies import Array, Bools, Ints
+from shardwright.arrays import Array, Bools, Ints
 from shardwright.search.mixed.tables.columns import Table
 
 
