@@ -158,13 +158,13 @@ def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> 
     waiting = Waiting()
     while True:
         unseen = values[order[position]] if position < len(order) else np.inf
-        if waiting.lowest < best.threshold and waiting.lowest <= unseen:
+        if waiting.lowest <= min(best.threshold, unseen) and waiting.lowest < np.inf:
             _complete(run, waiting.pop(min(unseen, best.threshold), ARRANGEMENT_BATCH))
-        elif unseen < best.threshold:
+        elif unseen <= best.threshold and unseen < np.inf:
             batch = order[position : position + LAYOUT_BATCH]
             position += LAYOUT_BATCH
             tell(position / len(order))
-            promising = values[batch] < best.threshold
+            promising = values[batch] <= best.threshold
             run.tally.drop(Cause.BOUND, counts[batch[~promising]].sum())
             batch = batch[promising]
             waiting.push(*_sketched(run, rows, batch))
@@ -184,7 +184,7 @@ def _sketched(run: _Search, rows: Layouts, batch: Ints) -> tuple[Rows, Floats]:
         run.context,
         run.index,
         taken,
-        lambda seconds, variants, _: run.objective.values(seconds, variants.gpus) < run.best.threshold,
+        lambda seconds, variants, _: run.objective.values(seconds, variants.gpus) <= run.best.threshold,
     )
     arranged = arrangements(run.context, run.how, taken, run.choices, promising)
     arranged = replace(arranged, layout=batch[arranged.layout])
@@ -192,7 +192,7 @@ def _sketched(run: _Search, rows: Layouts, batch: Ints) -> tuple[Rows, Floats]:
     gpus = arranged.strategies.gpus
     values = run.objective.values(bounds, gpus)
     late = bounds > run.objective.limits(gpus)
-    slow = ~late & (values >= run.best.threshold)
+    slow = ~late & (values > run.best.threshold)
     each = _completions_per_row(run, arranged)
     run.tally.drop(Cause.LIMITS, each[late].sum())
     run.tally.drop(Cause.BOUND, each[slow].sum())
@@ -237,7 +237,7 @@ def _settle(run: _Search, rows: Rows, bounds: Floats) -> None:
     order = order[np.isfinite(values[order])]
     run.tally.costed += len(order)
     position = 0
-    while position < len(order) and values[order[position]] < run.best.threshold:
+    while position < len(order) and values[order[position]] <= run.best.threshold:
         chosen = order[position : position + SIMULATION_BATCH]
         position += SIMULATION_BATCH
         simulated = rows.strategies.take(chosen)
