@@ -86,7 +86,7 @@ class Context:
 
     @cached_property
     def strain(self) -> float:
-        """By what waiting for the slowest of many machines makes a stage longer."""
+        """Factor by which stragglers lengthen a stage."""
         return coarse(1.0 + self.software.straggling * math.log2(max(self.pool.nodes, 1)))
 
     @cached_property

@@ -4,10 +4,10 @@
 
 Every stage is costed by the machinery of uniform strategies, with the machines it runs on; then each replica's pipeline
 is simulated with the unequal stages that this gives. Gradients of a layer are reduced over all its holders, at the
-speed of the slowest link among them; as they wait for each other, what a replica cannot hide counts from its own end,
-and only the replica that is done last counts. GPUs of a type are given out in order: replica by replica, stage by
-stage, the copies of a stage next to each other (or those of a replica, where the rank order of the plan has data
-outermost). Uneven FSDP has no pipelines; its account is in `layered`.
+speed of the slowest link among them. Holders wait for each other, so exposed communication counts from the end of each
+replica's own pipeline, and only the replica that is done last counts. GPUs of a type are given out in order: replica by
+replica, stage by stage, the copies of a stage next to each other (or those of a replica, where the rank order of the
+plan has data outermost). Uneven FSDP has no pipelines; its account is in `layered`.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _table(result: Shopping, width: int) -> str:
     body = table(names, [[row[name] for name in names] for row in rows], words=WORDS, spare=SPARE, width=width)
     left = len(result.front) - len(shown)
     more = f"\n  … {left} choices more (--json has all)" if left else ""
-    head = wrapped("Time and money: no choice is as good as another in time, dollars and preemptions", "", width)
+    head = wrapped("Time and money: no choice dominates another in time, dollars and preemptions", "", width)
     return f"{head}\n{body}{more}"
 
 

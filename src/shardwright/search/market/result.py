@@ -50,7 +50,7 @@ class ShopReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shopping:
-    """The front, fastest first, none of its choices as good as another in hours, dollars and preemptions; `steps` has
+    """The front, fastest first, none of its choices dominates another in hours, dollars and preemptions; `steps` has
     what each changes against the next on the same offer. `infeasible` says why nothing keeps the limits."""
 
     front: tuple[Choice, ...]
