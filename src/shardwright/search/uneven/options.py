@@ -9,7 +9,14 @@ from functools import cached_property
 import numpy as np
 
 from shardwright.cost.context import Context
-from shardwright.cost.iteration.layered.shares import RowShares, memory, passes, share_bytes
+from shardwright.cost.iteration.layered.shares import (
+    RowShares,
+    gathered_parameters,
+    memory,
+    passes,
+    share_bytes,
+    state_total,
+)
 from shardwright.cost.iteration.layered.units import Units, units_of
 from shardwright.cost.memory.sizes import room_for_tensors
 from shardwright.cost.strategies import BLOCK, NONE, UNIFORM, Bools, Floats, Ints
@@ -24,9 +31,8 @@ PARTIAL = (0.25, 0.5, 0.75)  # of the layers that run again, beside none and all
 @dataclass(frozen=True, kw_only=True)
 class GpuOptions:
     """The GPUs of one type, `count` of `gpus` in all, which take from 1 to R rows each in one of O ways: seconds of all
-    passes and bytes beside the state [O, R]. `needed` are those of the bytes that any plan needs, for bounds: nothing
-    gathered beyond its own part. `room` is what tensors may take and `state_bytes` what the whole state would. `shares`
-    are the ways, O times R rows of columns."""
+    passes and bytes beside the state [O, R]. `needed` are those of the bytes that any plan needs, for bounds. `room` is
+    what tensors may take and `state_bytes` what the whole state would. `shares` are the ways, O times R rows."""
 
     context: Context
     count: int
@@ -72,13 +78,15 @@ def gpu_options(context: Context, space: Space, gpus: int, waves: int, *, flash:
     sizes = _sizes(context, space, most)
     units = units_of(context, range(1, max(sizes) + 1), gpus, flash=flash)
     shares = _ways(space, context.layer_count, [size for size in sizes if size in units.sizes], most, waves)
+    # What is gathered comes on top of a GPU's own part, at most 1 / count of the state, where that leaves as much.
+    apart = gathered_parameters(units) <= (1.0 - 1.0 / count) * state_total(context, units)
     seconds, held, needed = np.empty((3, len(shares)))
     for chunk in np.array_split(np.arange(len(shares)), max(len(shares) * units.count // 4_000_000, 1)):
         part = shares.take(chunk)
         seconds[chunk] = np.where(part.rows >= part.micro_batches, passes(context, units, part).total, np.inf)
         nothing = np.zeros(len(part))
         found = memory(context, units, part, nothing, nothing, gpus)
-        held[chunk], needed[chunk] = found.tensors, found.activations + found.logits
+        held[chunk], needed[chunk] = found.tensors, found.tensors if apart else found.activations + found.logits
     shape = (-1, most)
     return GpuOptions(
         context=context,

@@ -136,7 +136,7 @@ def memory(
     held = np.full(len(shares), state_total(context, units) - units.expert.sum())
     expert = np.full(len(shares), units.expert.sum())
     ranks = 1.0 / np.maximum(state, 1e-12)
-    none, working = np.zeros(len(shares)), np.full(len(shares), _gathered(units))
+    none, working = np.zeros(len(shares)), np.full(len(shares), gathered_parameters(units))
     found = state_bytes(job, held, expert, ranks, ranks, np.full(len(shares), ZERO3), none, working)
     padded = padded_bytes(job, units, largest_state, gpus)
     activations, logits = activation_bytes(units, shares)
@@ -166,6 +166,6 @@ def padded_bytes(job: Job, units: Units, largest_state: Floats, gpus: int) -> Fl
     return np.asarray(size * float(units.parameters.max()) * (weight_bytes(job) + gradient_bytes(job)))
 
 
-def _gathered(units: Units) -> float:
+def gathered_parameters(units: Units) -> float:
     """Return the most parameters that are gathered at a time: those of a unit and of the next."""
     return float((units.parameters[:-1] + units.parameters[1:]).max())
