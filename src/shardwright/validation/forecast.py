@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import Floats, Ints
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.context import Context
 from shardwright.cost.frameworks.overheads import Calibration
@@ -15,7 +16,7 @@ from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.fit_probability import fit_probability
 from shardwright.cost.memory.sizes import reserved_bytes
-from shardwright.cost.strategies import NONE, SELECTIVE, UNIFORM, Floats, Ints, strategies
+from shardwright.cost.strategies import NONE, SELECTIVE, UNIFORM, strategies
 from shardwright.cost.trust.evidence import Setting, setting_of
 from shardwright.cost.trust.interval import interval_seconds
 from shardwright.progress import tell

@@ -8,12 +8,12 @@ from typing import Literal
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.cost.iteration.lanes import of_stages
 from shardwright.cost.iteration.mixed import Mixed, pipeline_timeline
 from shardwright.cost.iteration.step import per_rank, ranged
 from shardwright.cost.pipeline.schedule import FORWARD
 from shardwright.cost.pipeline.splits import positions
-from shardwright.cost.strategies import Floats
 from shardwright.plans.plan import Plan
 
 Kind = Literal["forward", "recompute", "backward", "communicate", "synchronise", "optimizer"]

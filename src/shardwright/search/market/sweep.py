@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardwright.arrays import Floats, Ints
 from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import bound_seconds, exact_seconds, iteration
-from shardwright.cost.strategies import Floats, Ints, Strategies
+from shardwright.cost.strategies import Strategies
 from shardwright.progress import tell
 from shardwright.rounding import coarse
 from shardwright.search.market.front import Front

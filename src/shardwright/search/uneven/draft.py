@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cost.strategies import Ints, recompute_of
+from shardwright.arrays import Ints
+from shardwright.cost.strategies import recompute_of
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Replica, Schedule, Stage
 from shardwright.search.uneven.options import GpuOptions
 from shardwright.spec.cluster import Cluster

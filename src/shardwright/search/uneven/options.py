@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.layered.shares import (
     RowShares,
@@ -19,7 +20,7 @@ from shardwright.cost.iteration.layered.shares import (
 )
 from shardwright.cost.iteration.layered.units import Units, units_of
 from shardwright.cost.memory.sizes import room_for_tensors
-from shardwright.cost.strategies import BLOCK, NONE, UNIFORM, Bools, Floats, Ints
+from shardwright.cost.strategies import BLOCK, NONE, UNIFORM
 from shardwright.rounding import coarse
 from shardwright.search.space.axes import Space
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Columns
+from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.iteration.layered.network import Everyone, moved_seconds
 from shardwright.cost.iteration.layered.plan import wave_seconds
 from shardwright.cost.iteration.layered.shares import padded_bytes, state_total
 from shardwright.cost.iteration.step import update_seconds
-from shardwright.cost.strategies import Bools, Floats, Ints
 from shardwright.rounding import coarse
 from shardwright.search.uneven.options import GpuOptions, most_rows
 

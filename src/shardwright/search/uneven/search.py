@@ -8,10 +8,11 @@ from itertools import combinations
 
 import numpy as np
 
+from shardwright.arrays import Floats, Ints
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.layered.network import Everyone, everyone_of
 from shardwright.cost.money.price import dollars_per_hour
-from shardwright.cost.strategies import ZERO3, Floats, Ints
+from shardwright.cost.strategies import ZERO3
 from shardwright.plans.plan import Plan
 from shardwright.search.space.axes import Space
 from shardwright.search.uneven.bound import bound_seconds

@@ -16,10 +16,11 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import bound_seconds, iteration
 from shardwright.cost.iteration.evaluate import Verdict, simulated_seconds
-from shardwright.cost.strategies import Bools, Floats, Ints, Strategies
+from shardwright.cost.strategies import Strategies
 from shardwright.plans.findings import Cause, Rejection, ordered
 from shardwright.progress import tell
 from shardwright.search.objective import Objective

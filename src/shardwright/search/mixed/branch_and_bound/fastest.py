@@ -15,10 +15,9 @@ from functools import partial
 
 import numpy as np
 
-from shardwright.arrays import picked
+from shardwright.arrays import Ints, picked
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
-from shardwright.cost.strategies import Ints
 from shardwright.plans.plan import Plan
 from shardwright.search.mixed.bounds.instance import Instance, instances
 from shardwright.search.mixed.branch_and_bound.effort import Effort

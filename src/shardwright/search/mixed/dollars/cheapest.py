@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.cost.strategies import Ints
+from shardwright.arrays import Ints
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.instance import instances

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from shardwright.cost.strategies import Ints
+from shardwright.arrays import Ints
 from shardwright.search.mixed.branch_and_bound.effort import spent_of
 from shardwright.search.mixed.branch_and_bound.tree import Branched, Node, Pruned, Step, Undecided, least_bound
 from shardwright.search.mixed.drafts.draft import Draft

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.cost.strategies import Floats, Ints
+from shardwright.arrays import Floats, Ints
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import Columns, alone, columns, joined
 from shardwright.search.mixed.bounds.instance import Instance
