@@ -42,7 +42,7 @@ def drawn(graph: Graph, found: Choices, ranks: int, random: Random) -> Program:
     for name, ref in graph.gradients.items():
         ask(ref, made[graph.parameters[name]])
     held = [one for step in steps.values() for one in (*step.inputs, *step.outputs) if isinstance(one, Sharded)]
-    sizes = {(one.ratio, one.units): _shared(one.units, ranks, random) for one in held}
+    sizes = {(one.ratio, one.units): shared(one.units, ranks, random) for one in held}
     program = Program(
         ranks=ranks,
         steps=steps,
@@ -54,7 +54,7 @@ def drawn(graph: Graph, found: Choices, ranks: int, random: Random) -> Program:
     return program
 
 
-def _shared(units: int, ranks: int, random: Random) -> tuple[int, ...]:
+def shared(units: int, ranks: int, random: Random) -> tuple[int, ...]:
     """Return `units` shared at random among the ranks; some may get none."""
     cuts = sorted(random.randint(0, units) for _ in range(ranks - 1))
     return tuple(end - start for start, end in pairwise((0, *cuts, units)))

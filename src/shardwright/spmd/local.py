@@ -132,6 +132,12 @@ def _slice(call: Call, x: Tensor, dim: int, start: int, end: int, step: int) -> 
     return aten.slice.Tensor(x, dim, start, end, step)
 
 
+def _split(call: Call, x: Tensor, sizes: int | Sequence[int], dim: int = 0) -> Results:
+    place = call.site.place
+    pairs = zip(call.node.outputs, call.step.outputs, strict=True)
+    return x.split([place.shape(value.shape, held)[dim] for value, held in pairs], dim)
+
+
 def _slice_backward(call: Call, x: Tensor, sizes: Any, dim: int, start: int, end: int, step: int) -> Tensor:
     start, end = _scaled(start, end, sizes[dim], call.shape[dim])
     return aten.slice_backward.default(x, call.shape, dim, start, end, step)
@@ -233,6 +239,8 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "full": _full,
     "arange": _arange,
     "slice.Tensor": _slice,
+    "split.Tensor": _split,
+    "split_with_sizes": _split,
     "slice_backward": _slice_backward,
     "embedding": _embedding,
     "embedding_dense_backward": _embedding_backward,

@@ -47,7 +47,7 @@ def program(
         ranks=net.ranks,
         steps=steps,
         communications=sent,
-        shares={name: shares.exact[name] for name in dict.fromkeys(ratio for ratio, _ in used)},
+        shares={name: shares.row(name) for name in dict.fromkeys(ratio for ratio, _ in used)},
         sizes={key: shares.sizes[key] for key in used},
         seconds=choice.seconds.total,
         bound_seconds=choice.bound_seconds,

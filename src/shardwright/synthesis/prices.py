@@ -11,7 +11,7 @@ from shardwright.arrays import Bools, Floats, Ints
 from shardwright.synthesis.collectives import Sent, conversion, reduce_flat, reduce_hierarchical
 from shardwright.synthesis.decisions import Decision, Decisions, Use
 from shardwright.synthesis.machines import BUCKET_BYTES, Machines
-from shardwright.synthesis.properties import Property, Replicated, Sharded, Sizes
+from shardwright.synthesis.properties import COMPUTE, Property, Replicated, Sharded, Sizes
 from shardwright.synthesis.work import flops, product, traffic_bytes
 
 BLOCKING, DEFERRED, EARLY = 0, 1, 2
@@ -52,7 +52,8 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """The share of each rank by ratio, and where they are rounded, the units of each by ratio and number of units."""
+    """The share of each rank by ratio, and where they are rounded, the units of each by ratio and number of units. A
+    ratio that is not there is that of the rows."""
 
     exact: Mapping[str, tuple[float, ...]]
     sizes: Sizes = field(default_factory=dict)
@@ -60,7 +61,11 @@ class Shares:
     def of(self, held: Sharded) -> Floats:
         """Return the shares of a sharded tensor, [ranks]."""
         units = self.sizes.get((held.ratio, held.units))
-        return np.asarray(self.exact[held.ratio]) if units is None else np.asarray(units) / held.units
+        return np.asarray(self.row(held.ratio)) if units is None else np.asarray(units) / held.units
+
+    def row(self, ratio: str) -> tuple[float, ...]:
+        """Return the exact shares of a ratio."""
+        return self.exact.get(ratio, self.exact[COMPUTE])
 
     def by_class(self, held: Sharded, net: Machines) -> Floats:
         """Return the largest share of a device of each class, [D]."""

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-COMPUTE = "compute"  # the ratio of work: rows of the batch, features, heads, experts
+COMPUTE = "compute"  # the ratio of work: rows of the batch
+FEATURES = "features"  # the ratio of work that is cut otherwise: by features, heads, classes, experts
 STATE = "state"  # the ratio of parameters, gradients and optimizer state that are gathered for use
 
 

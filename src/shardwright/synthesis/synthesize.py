@@ -20,7 +20,7 @@ from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.prices import Prices, Shares, prices
 from shardwright.synthesis.program import Program
-from shardwright.synthesis.properties import COMPUTE, STATE, Sharded
+from shardwright.synthesis.properties import COMPUTE, FEATURES, STATE, Sharded
 from shardwright.synthesis.ratios import best_shares
 from shardwright.synthesis.rounding import rounded
 
@@ -106,7 +106,7 @@ def starts(net: Machines) -> list[Shares]:
     devices are alike. State is shared evenly at first."""
     rows = [net.proportional(), net.even()]
     rows.append(tuple(float(one) for one in np.mean(rows, axis=0)))
-    return [Shares(exact={COMPUTE: row, STATE: net.even()}) for row in dict.fromkeys(rows)]
+    return [Shares(exact={COMPUTE: row, FEATURES: row, STATE: net.even()}) for row in dict.fromkeys(rows)]
 
 
 def turns(
@@ -152,7 +152,7 @@ def whole_units(these: Decisions, shares: Shares) -> Shares:
     rules += [rule for some in these.views.values() for rule in some]
     held = {one for rule in rules for one in (*rule.inputs, *rule.outputs) if isinstance(one, Sharded)}
     keys = sorted({(one.ratio, one.units) for one in held})
-    sizes = {(ratio, units): _units(shares.exact[ratio], units) for ratio, units in keys}
+    sizes = {(ratio, units): _units(shares.row(ratio), units) for ratio, units in keys}
     return Shares(exact=shares.exact, sizes=sizes)
 
 

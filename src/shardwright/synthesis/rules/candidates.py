@@ -13,15 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardwright.synthesis.graph import Graph, Node, Ref
-from shardwright.synthesis.properties import Sharded
+from shardwright.synthesis.properties import COMPUTE, FEATURES, Sharded
 from shardwright.synthesis.rules.signature import Cut, Rule, Signature, cut_rule, linear_rules, placed, replicated, seen
 from shardwright.synthesis.rules.table import LEAVES, signature
 
 
 @dataclass(slots=True)
 class Family:
-    """Cuts that lead to each other."""
+    """Cuts that lead to each other, all in the proportions of one ratio."""
 
+    ratio: str = FEATURES
     cuts: set[tuple[str, Cut]] = field(default_factory=set)
     tensors: set[tuple[Ref, Sharded]] = field(default_factory=set)
 
@@ -56,19 +57,19 @@ def choices(graph: Graph, ranks: int = 2) -> Choices:
             readers[ref].append(node.name)
     where = _Field(graph.by_name(), signatures, readers)
     kept = _useful(_families(where, graph, ranks), where)
-    cuts: dict[str, list[Cut]] = defaultdict(list)
+    cuts: dict[str, list[tuple[Cut, str]]] = defaultdict(list)
     for family in kept:
         for name, cut in sorted(family.cuts, key=lambda one: (one[0], one[1].axis, one[1].outer, one[1].units)):
-            cuts[name].append(cut)
+            cuts[name].append((cut, family.ratio))
     rules = {node.name: _rules(node, signatures.get(node.name), cuts[node.name]) for node in graph.nodes}
     return Choices(rules=rules, unknown=tuple(node.name for node in graph.nodes if node.name not in signatures))
 
 
-def _rules(node: Node, one: Signature | None, cuts: list[Cut]) -> tuple[Rule, ...]:
+def _rules(node: Node, one: Signature | None, cuts: list[tuple[Cut, str]]) -> tuple[Rule, ...]:
     whole = replicated(node)
     if one is None:
         return (whole,)
-    return (whole, *(cut_rule(one, cut) for cut in cuts), *linear_rules(one))
+    return (whole, *(cut_rule(one, cut, ratio) for cut, ratio in cuts), *linear_rules(one))
 
 
 def _families(where: _Field, graph: Graph, ranks: int) -> list[Family]:
@@ -77,19 +78,19 @@ def _families(where: _Field, graph: Graph, ranks: int) -> list[Family]:
     found: list[Family] = []
     done: set[tuple[str, Cut]] = set()
     for name, one in where.signatures.items():
-        axes = [(axis, max(2, ranks)) for axis in sorted(one.anchors)] + [("0", 2)] * (name in inputs)
-        for axis, least in axes:
+        axes = [(axis, max(2, ranks), FEATURES) for axis in sorted(one.anchors)]
+        for axis, least, ratio in axes + [("0", 2, COMPUTE)] * (name in inputs):
             seed = (name, Cut(axis, one.sizes.get(axis, 1)))
             if seed[1].units >= least and seed not in done:
-                family = _follow(seed, where)
+                family = _follow(seed, where, ratio)
                 done |= family.cuts
                 found.append(family)
     return found
 
 
-def _follow(seed: tuple[str, Cut], where: _Field) -> Family:
+def _follow(seed: tuple[str, Cut], where: _Field, ratio: str) -> Family:
     """Return everything that a cut leads to."""
-    family = Family()
+    family = Family(ratio)
     waiting = [seed]
     while waiting:
         name, cut = waiting.pop()

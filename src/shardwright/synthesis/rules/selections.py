@@ -58,8 +58,9 @@ def reduction(node: Node, operands: tuple[Value, ...]) -> Signature:
 def extreme(node: Node, operands: tuple[Value, ...]) -> Signature:
     """Return the signature of a maximum, an argument of one, or a truth of all along a dimension."""
     rank = len(operands[0].shape)
-    everything = len(node.args) < 2 or node.args[1] is None
-    gone = set(range(rank)) if everything else {dimension(node, 1, rank)}
+    given = node.args[1] if len(node.args) > 1 else None
+    listed = given if isinstance(given, tuple) else () if given is None else (given,)
+    gone = {int(dim) % rank for dim in listed} if listed else set(range(rank))  # type: ignore[arg-type]
     names = plain(operands[0], gone)
     results = tuple(
         names if len(one.shape) == rank else tuple(name for number, name in enumerate(names) if number not in gone)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from shardwright.synthesis.graph import Node, Value
-from shardwright.synthesis.properties import PARTIAL, REPLICATED, Property, Sharded
+from shardwright.synthesis.properties import COMPUTE, PARTIAL, REPLICATED, Property, Sharded
 
 Dims: TypeAlias = tuple[tuple[str, ...], ...]
 """The axes of each dimension of a tensor; none for a dimension that stays whole."""
@@ -128,12 +128,12 @@ def lengths(dims: tuple[Dims, ...], shapes: tuple[tuple[int, ...], ...]) -> dict
     return sizes
 
 
-def placed(dims: Dims, sizes: Mapping[str, int], cut: Cut) -> Sharded | None:
+def placed(dims: Dims, sizes: Mapping[str, int], cut: Cut, ratio: str = COMPUTE) -> Sharded | None:
     """Return how a tensor with `dims` is sharded by `cut`, None if it has not that axis."""
     for number, axes in enumerate(dims):
         if cut.axis in axes:
             before = math.prod(sizes[axis] for axis in axes[: axes.index(cut.axis)])
-            return Sharded(number, cut.units, outer=before * cut.outer)
+            return Sharded(number, cut.units, ratio, before * cut.outer)
     return None
 
 
@@ -153,12 +153,12 @@ def replicated(node: Node) -> Rule:
     return Rule(name="replicated", inputs=(REPLICATED,) * len(node.inputs), outputs=(REPLICATED,) * len(node.outputs))
 
 
-def cut_rule(signature: Signature, cut: Cut) -> Rule:
-    """Return the rule that cuts one axis."""
-    sharded = tuple(placed(dims, signature.sizes, cut) for dims in signature.inputs)
+def cut_rule(signature: Signature, cut: Cut, ratio: str = COMPUTE) -> Rule:
+    """Return the rule that cuts one axis in the proportions of `ratio`."""
+    sharded = tuple(placed(dims, signature.sizes, cut, ratio) for dims in signature.inputs)
     results: list[Property] = []
     for number, dims in enumerate(signature.outputs):
-        own = placed(dims, signature.sizes, cut)
+        own = placed(dims, signature.sizes, cut, ratio)
         results.append(own or signature.unlike.get((cut.axis, number), PARTIAL))
     summed = PARTIAL in results
     operands = tuple(

@@ -49,17 +49,6 @@ ROWS: dict[str, Row] = {
         text="nv, n -> n, n", anchors="nv", unlike=(("v", 0), ("v", 1)), sends={"v": (1, 1, 1)},
     ),
     "cross_entropy_backward": Row(text="n, nv, n, n -> nv", anchors="nv", linear=((0,),)),
-    # Norms over trailing dimensions are made in `norm`; batch norm has statistics of the global batch.
-    "_native_batch_norm_legit_functional": Row(
-        text="nc@, c, c, c, c -> nc@, c, c, c, c",
-        unlike=(("n", 1), ("n", 2), ("n", 3), ("n", 4)), sends={"n": (1, 2)},
-    ),
-    "native_batch_norm": Row(
-        text="nc@, c, c, c, c -> nc@, c, c", unlike=(("n", 1), ("n", 2)), sends={"n": (1, 2)},
-    ),
-    "native_batch_norm_backward": Row(
-        text="nc@, nc@, c, c, c, c, c -> nc@, c, c", unlike=(("n", 1), ("n", 2)), sends={"n": (1, 2)},
-    ),
     # Convolutions: n images, i channels in, o channels out.
     "convolution": Row(text="ni@, oi@, +o -> no@", anchors="nio"),
     "convolution_backward": Row(text="no@, ni@, oi@ -> ni@, oi@, o", anchors="nio", unlike=(("i", 2),)),

@@ -1,0 +1,61 @@
+"""No row of time asks more of a choice than the time that it takes: one that did would cut the best choices off, as rows
+inside a stretch of nodes that stands for several occurrences once did."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.synthesis.clusters import unequal
+from tests.synthesis.test_synthesize import GRAPHS
+
+from shardwright.synthesis.baselines import Rules, data_parallel, fsdp, hap
+from shardwright.synthesis.best_rules import Choice, best
+from shardwright.synthesis.decisions import decisions
+from shardwright.synthesis.integer_program import IntegerProgram, broken, integer_program
+from shardwright.synthesis.prices import prices
+from shardwright.synthesis.synthesize import starts
+
+NET = unequal(network=2e7)
+
+
+def columns(program: IntegerProgram, first: np.ndarray, choice: Choice) -> np.ndarray:
+    x = np.zeros(len(program.costs))
+    x[first + choice.rules] = 1.0
+    x[len(program.compute) : len(program.compute) + len(choice.sent)] = choice.sent
+    x[-1] = choice.seconds.total / program.unit
+    return x
+
+
+@pytest.mark.parametrize("rules", [data_parallel, fsdp, hap])
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_no_row_is_above_the_time_of_a_choice(name: str, rules: Rules) -> None:
+    these = decisions(GRAPHS[name](), ranks=NET.ranks, state_ratio=True)
+    assert max(these.weights) == 3  # five layers: the middle one stands for three
+    for shares in starts(NET):
+        costs = prices(these, NET, shares)
+        choice = best(these, costs, allowed=rules(these, costs), branch=False)
+        assert choice is not None
+        program = integer_program(these, costs)
+        x = columns(program, costs.first, choice)
+        assert broken(program, x, 1e-6) == []
+        for number, (start, stop) in enumerate(zip(program.rows.starts, program.rows.starts[1:], strict=False)):
+            at = program.rows.columns[start:stop]
+            if len(x) - 1 in at:
+                held = float(np.dot(program.rows.coefficients[start:stop], x[at]))
+                assert held >= program.rows.low[number] - 1e-6
+
+
+def test_rows_inside_a_stretch_that_stands_for_several_would_be() -> None:
+    these = decisions(GRAPHS["gpt2"](), ranks=NET.ranks, state_ratio=True)
+    above = []
+    for network in (2e7, 5e7, 1e8, 2e8, 4e8):
+        net = unequal(network=network)
+        costs = prices(these, net, starts(net)[0])
+        choice = best(these, costs, allowed=fsdp(these, costs), branch=False)
+        assert choice is not None
+        program = integer_program(these, costs)
+        careless = replace(program, once=np.ones_like(program.once))
+        above += broken(careless, columns(program, costs.first, choice), 1e-6)
+    assert above
