@@ -35,10 +35,15 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
             "\n".join(wrapped(line, "", width) for line in lines),
             "Memory of the fullest GPU in GiB\n" + body,
             listed("What would make the rest fit", advice, width),
-            f"Next\n  {next_command(sizing, source)}",
+            f"Next\n{_whole(next_command(sizing, source), width)}",
         )
         if part
     )
+
+
+def _whole(words: str, width: int) -> str:
+    """Return a sentence in lines, a command in one, to be copied."""
+    return f"  {words}" if words.startswith("shardwright ") else wrapped(words, "  ", width)
 
 
 def _verdict(sizing: Sizing) -> str:
