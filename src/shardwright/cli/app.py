@@ -23,6 +23,7 @@ from shardwright.cli import (
     profile,
     recover,
     report,
+    schema,
     serve,
     shop,
     simulate_spot,
@@ -76,6 +77,7 @@ app.command("simulate-spot", short_help="Replay which spot machines were there o
     simulate_spot.simulate_spot
 )
 app.command("tokens", short_help="Make a token file to train on from texts.")(train.tokens)
+app.command("schema", short_help="Print the JSON schema of a document.")(schema.schema)
 app.command("gpus", short_help="List GPUs, with sources and dates.")(catalogue.gpus)
 app.command("models", short_help="List models, or show how one is understood.")(catalogue.models)
 app.command("prices", short_help="List prices of machines, with sources and dates.")(prices.prices)

@@ -6,6 +6,7 @@
 * `abilities`: what GPUs and links can do
 * `placement`: where each of its GPUs stands
 * `document`: its file
+* `schema`: JSON schemas of it and of dataclasses
 * `codec`: dataclasses to JSON data and back
 * `summary`: plans in short, for a notebook and for a data frame
 * `ranking`: what a search returns

@@ -4,4 +4,5 @@
 * `shop`: a search over offers
 * `spot`: a simulation of spot machines
 * `validation`: predicted against measured
+* `schemas`: JSON schemas of all
 """

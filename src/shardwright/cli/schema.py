@@ -1,0 +1,34 @@
+"""`shardwright schema`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shardwright.cli.output import write_json
+
+HELP = """Print the JSON schema of a document that commands write.
+
+Examples:
+
+\b
+  shardwright schema plan > plan.schema.json
+  shardwright schema ranking
+
+Documents: plan (`plan --out`), ranking (`plan --json`), evaluation (`evaluate --json`), check, fit and shop (`--json`).
+"""
+
+
+def schema(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="plan, ranking, evaluation, check, fit or shop.")],
+) -> None:
+    from shardwright.errors import bad, suggestion
+    from shardwright.reports.documents.schemas import SCHEMAS, document_schema
+
+    if name not in SCHEMAS:
+        raise bad("NAME", f"there is no document {name!r}", suggestion(name, SCHEMAS))
+    write_json(document_schema(name))
+
+
+schema.__doc__ = HELP

@@ -1,0 +1,60 @@
+"""JSON schemas (draft 2020-12) of dataclasses by their type hints, and of the plan file.
+
+A schema says what `plans.codec` reads and writes: which keys, of which types. What is well formed but illegal is
+`plans.check`'s to say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from typing import Any, Literal, Union, get_args, get_origin
+
+from shardwright.plans.codec import LARGEST_WHOLE, hints
+from shardwright.plans.document import READ_VERSIONS
+from shardwright.plans.plan import Plan
+
+Schema = dict[str, Any]
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+NUMBER: Schema = {"type": "number", "minimum": 0}
+WHOLE: Schema = {"type": "integer", "minimum": 0, "maximum": LARGEST_WHOLE}
+SCALARS: dict[Any, Schema] = {str: {"type": "string"}, bool: {"type": "boolean"}, int: WHOLE, float: NUMBER}
+RANGE: Schema = {"type": "array", "items": WHOLE, "minItems": 2, "maxItems": 2}
+
+
+def plan_schema() -> Schema:
+    """Return the schema of the plan file."""
+    found = schema_of(Plan)
+    found["properties"] = {"version": {"enum": list(READ_VERSIONS)}, **found["properties"]}
+    found["required"].append("version")
+    layer = found["properties"]["model"]["properties"]["layers"]["items"]
+    layer["properties"] = {"count": WHOLE, **layer["properties"]}
+    stage = found["properties"]["replicas"]["items"]["properties"]["stages"]["items"]
+    stage["properties"]["layers"] = {"anyOf": [RANGE, {"type": "array", "items": RANGE}]}
+    found["properties"]["optimizer"]["properties"]["distributed"] = SCALARS[bool]
+    prediction = found["properties"]["prediction"]["anyOf"][0]
+    prediction["properties"]["memory_bytes"] = {"type": "array", "items": {"type": "array", "items": NUMBER}}
+    return found
+
+
+def schema_of(kind: Any) -> Schema:
+    """Return the schema of what `codec.encode` makes of values of the type `kind`."""
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        fields = dataclasses.fields(kind)
+        return {
+            "type": "object",
+            "properties": {name: schema_of(hint) for name, hint in hints(kind).items()},
+            "required": [field.name for field in fields if field.default is dataclasses.MISSING],
+            "additionalProperties": False,
+        }
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [schema_of(one) for one in arguments if one is not type(None)] + [{"type": "null"}]}
+    if origin is tuple:
+        if Ellipsis in arguments:
+            return {"type": "array", "items": schema_of(arguments[0])}
+        items = [schema_of(one) for one in arguments]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+    if origin is Literal:
+        return {"enum": list(arguments)}
+    return dict(SCALARS[kind])

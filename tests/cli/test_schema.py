@@ -1,0 +1,95 @@
+"""Every document that a command writes is as its schema says, and what is not is refused by it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from tests.cli.running import refused, run
+from tests.golden.plans import PLANS
+
+from shardwright.plans.document import to_document
+from shardwright.reports.documents.schemas import SCHEMAS
+
+JOB = ["--model", "llama-3.2-1b", "--global-batch", "8", "--seq-len", "512"]
+TWO = "1x2xA100-SXM-80+1x2xV100-SXM2"
+
+
+def schema(name: str) -> Any:
+    outcome = run(["schema", name])
+    assert outcome.code == 0, outcome.err
+    return json.loads(outcome.out)
+
+
+def holds(name: str, document: Any) -> None:
+    jsonschema.validate(document, schema(name), cls=jsonschema.Draft202012Validator)
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    assert run(["plan", *JOB, "--cluster", TWO, "--precision", "fp16", "--tokens", "1B", "-o", str(path)]).code == 0
+    return path
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_schemas_are_schemas(name: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema(name))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plans_are_as_they_should_be(name: str) -> None:
+    holds("plan", json.loads(json.dumps(to_document(PLANS[name]))))
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("ranking", ["plan", *JOB, "--cluster", TWO, "--precision", "fp16", "--tokens", "1B"]),
+        ("ranking", ["plan", *JOB, "--cluster", "1x1xT4", "--precision", "fp32"]),
+        ("ranking", ["plan", *JOB, "--cluster", "3x1xL4"]),
+        ("fit", ["fit", "llama-3.2-1b", "--gpu", "L4"]),
+        ("fit", ["fit", "llama-3.1-405b", "--gpu", "L4"]),
+        (
+            "shop",
+            [
+                "shop",
+                "--model",
+                "llama-3.2-1b",
+                "--gpu",
+                "A100-SXM-40",
+                "--max-gpus",
+                "8",
+                "--tokens",
+                "1B",
+                "--mixes",
+                "0",
+                "--deadline",
+                "9d",
+            ],
+        ),
+    ],
+)
+def test_what_commands_print_is_as_it_should_be(name: str, command: list[str]) -> None:
+    outcome = run([*command, "--json"])
+    assert outcome.code in (0, 3), outcome.err
+    holds(name, json.loads(outcome.out))
+
+
+def test_the_plan_of_a_user_is_as_it_should_be(plan_file: Path) -> None:
+    holds("plan", json.loads(plan_file.read_text()))
+    holds("evaluation", json.loads(run(["evaluate", str(plan_file), "--json"]).out))
+    holds("check", json.loads(run(["check", str(plan_file), "--json"]).out))
+
+
+@pytest.mark.parametrize("change", [{"micro_batch": "1"}, {"replicas": 3}, {"extra": 1}, {"version": 99}])
+def test_a_wrong_plan_is_refused(plan_file: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        holds("plan", json.loads(plan_file.read_text()) | change)
+
+
+def test_an_unknown_document_is_named() -> None:
+    assert "did you mean ranking" in refused(run(["schema", "rankin"]))
