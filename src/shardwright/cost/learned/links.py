@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
+from math import inf
 
 from shardwright.cost.network.collectives import Fabric
 from shardwright.files import shipped_table
@@ -21,6 +22,13 @@ SWITCH, MESH, PCIE = KINDS = ("switch", "mesh", "pcie")
 MESH_LINKS = ("NVLink1", "NVLink2", "xGMI", "Eth24x100G", "Eth24x200G")
 MESH_GPUS = ("GH200",)
 BRIDGE_GAIN = 1.5  # chosen
+# PCIe cards that do not reach each other's memory (GeForce by their driver) or are mostly rented where they may not:
+# what they send goes through the host. Bytes per second of a GPU in a ring over so many of a machine, medians of all
+# collectives above 30 MB on machines of L40S (ai-dynamo/aiconfigurator@095f58a) and RTX 3090
+# (eth-easl/sailor@cf2c8e3); of the others none was measured, and these are assumed. RTX PRO 6000, Titan RTX and
+# RTX 2080 Ti were measured with peer access.
+HOST_GPUS = ("RTX3090", "RTX4090", "RTX5090", "L40S", "L40", "L4", "A40", "A10", "A10G", "T4", "RTXA6000", "RTX6000Ada")
+HOST_RATES = ((2, 19e9), (4, 4.7e9), (8, 1.4e9))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +73,15 @@ def mesh_gpus(gpu: Gpu) -> int:
     return max(gpu.link_domain, 2)
 
 
+def through_host(pool: NodePool) -> float:
+    """Return the bytes per second of a GPU in a ring over its machine if that goes through the host, else infinity. Who
+    states a rate of his own knows his links."""
+    stated = pool.intra_bytes_per_second != pool.gpu.link_bytes_per_second
+    if stated or pool.gpu.kind not in HOST_GPUS:
+        return inf
+    return next((rate for gpus, rate in HOST_RATES if pool.domain_gpus <= gpus), HOST_RATES[-1][1])
+
+
 def fit_of(fits: LinkFits, pool: NodePool) -> LinkFit:
     """Return the fit of the pool's architecture, or that of its kind of link."""
     kind = link_kind(pool)
@@ -75,7 +92,7 @@ def link_fabric(pool: NodePool, fit: LinkFit, network: NetworkFit) -> Fabric:
     """Return the links of `pool` as the fits have them."""
     return Fabric(
         domain_gpus=pool.domain_gpus,
-        intra_bytes_per_second=pool.intra_bytes_per_second * fit.efficiency,
+        intra_bytes_per_second=min(pool.intra_bytes_per_second * fit.efficiency, through_host(pool)),
         intra_latency_seconds=pool.intra_latency_seconds,
         inter_bytes_per_second=pool.inter_bytes_per_second * network.efficiency / pool.gpus_per_node,
         inter_latency_seconds=pool.inter_latency_seconds * network.latency,
