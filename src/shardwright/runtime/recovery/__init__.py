@@ -26,6 +26,7 @@ A keeper on each machine holds snapshots and starts workers. Keepers have no PyT
 * `rehearsal`: a recovery that only shows what it would do
 * `notices`: that a machine is to be taken away
 * `paces`: which machines are slow
+* `errands`: work beside the main course
 * `record`: what a recovery took
 * `worker`: the process of a GPU (PyTorch)
 * `link`: its thread to the keeper

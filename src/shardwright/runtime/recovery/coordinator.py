@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from shardwright.recovery.outlook import Change, outlook_of
@@ -16,6 +16,7 @@ from shardwright.recovery.slow import Pace, answer, slowed
 from shardwright.runtime.recovery.base import Base
 from shardwright.runtime.recovery.channel import Channel, LostError, Message, RefusedError
 from shardwright.runtime.recovery.course import Run
+from shardwright.runtime.recovery.errands import Errands
 from shardwright.runtime.recovery.members import BeginAgainError, Members
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.paces import Paces
@@ -77,7 +78,7 @@ class Coordinator:
         self._leaving: set[str] = set()
         self._paces, self._slow = Paces(ranks=0), dict[str, float]()
         self._event = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._errands = Errands(what="coordinating")
         self._task = asyncio.get_running_loop().create_task(self._lead())
 
     def join(self, channel: Channel, message: Message) -> Message:
@@ -138,7 +139,7 @@ class Coordinator:
         """Go on without a machine that is taken away soon; where all are, stop with a snapshot."""
         self._leaving.add(name)
         if self._members.by_name.keys() <= self._leaving:
-            self._begin(self._members.tell_all("stop", GOODBYE_SECONDS))
+            self._errands.begin(self._members.tell_all("stop", GOODBYE_SECONDS))
         else:
             self._because(f"{name} is taken away ({why})")
 
@@ -147,7 +148,7 @@ class Coordinator:
         slow = {name: factor for name, factor in self._paces.take(pace).items() if name in self._members.by_name}
         if slow and slow.keys() - self._slow.keys():
             self._slow |= slow
-            self._begin(self._answered(slow))
+            self._errands.begin(self._answered(slow))
 
     async def _answered(self, slow: Mapping[str, float]) -> None:
         shown = ", ".join(f"{name} computes {factor:.2f} times as long as it should" for name, factor in slow.items())
@@ -196,7 +197,9 @@ class Coordinator:
             for old in [number for number in self._progress.held if number < step]:
                 del self._progress.held[old]
             self._event.set()
-            self._begin(self._members.tell_all("commit", GOODBYE_SECONDS, step=step, generation=generation.number))
+            self._errands.begin(
+                self._members.tell_all("commit", GOODBYE_SECONDS, step=step, generation=generation.number)
+            )
 
     async def _lead(self) -> None:
         try:
@@ -227,7 +230,7 @@ class Coordinator:
         step, number = max(self._progress.held), self._current.number
         await self._members.ask_all("flush", step=step, generation=number)
         if self._uploads is not None:
-            await self._uploads.finished()
+            await self._uploads.errands.finished()
         self.closed = True
         await self._members.ask_all("end", status=ENDED, generation=number)
 
@@ -240,12 +243,7 @@ class Coordinator:
 
         if not self.closed:
             self.closed = True
-            self._begin(end())
-
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            self._errands.begin(end())
 
     async def _gathered(self) -> None:
         """Wait for the machines of the generation before, or at the beginning for as many as the plan needs."""

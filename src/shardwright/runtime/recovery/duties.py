@@ -344,7 +344,7 @@ class Duties:
                 rows = await asyncio.to_thread(self._cloud.put_part, step, me, self._snapshots.folder, held)
                 scale = next((s.scale for s in self._snapshots.by_file.values() if s.step == step), None)
                 await self._desk.tell("uploaded", step=step, rows=rows_of(rows), scale=scale, generation=self._promised)
-        except Exception as error:  # object stores raise what they like
+        except OSError as error:
             print(f"step {step} of {me} is not in the object store: {error}", file=sys.stderr, flush=True)
 
     def _of(self, snapshot: Snapshot, step: int) -> Iterator[Held]:

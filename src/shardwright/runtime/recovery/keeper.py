@@ -21,6 +21,7 @@ from shardwright.runtime.recovery.coordinator import Coordinator
 from shardwright.runtime.recovery.course import run_of
 from shardwright.runtime.recovery.desk import Desk
 from shardwright.runtime.recovery.duties import Duties
+from shardwright.runtime.recovery.errands import Errands
 from shardwright.runtime.recovery.notices import Notice, watch
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.rows import machine_data
@@ -47,6 +48,7 @@ class Keeper:
         self._was_member = False
         self._leads_at: tuple[str, int] | None = None
         self._leaving, self._alone_since = "", inf
+        self._errands = Errands(what="keeping")
 
     async def serve(self) -> int:
         """Serve until the end, and return the exit status."""
@@ -55,7 +57,7 @@ class Keeper:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._signalled)
         notice = Notice(source="SIGTERM", seconds=self.options.notice_seconds)
-        loop.add_signal_handler(signal.SIGTERM, lambda: loop.create_task(self._noticed(notice)))
+        loop.add_signal_handler(signal.SIGTERM, lambda: self._errands.begin(self._noticed(notice)))
         watching = [loop.create_task(watch(service, self._noticed)) for service in self.options.notices]
         hiring = loop.create_task(self.staff.start(self.options.machine.gpus + self.options.spares))
         following = loop.create_task(self._follow())
@@ -190,15 +192,11 @@ class Keeper:
     def _worker_gone(self, slot: int, how: str) -> None:
         reason = f"the worker of GPU {slot} on {self.options.machine.name} {how}"
         generation = self.duties.base.generation.number
-        task = asyncio.get_running_loop().create_task(
-            self.tell_coordinator("stuck", reason=reason, generation=generation)
-        )
-        task.add_done_callback(lambda done: done.exception())
+        self._errands.begin(self.tell_coordinator("stuck", reason=reason, generation=generation))
 
     def _signalled(self) -> None:
         print("stopping after this step, with a snapshot", file=sys.stderr, flush=True)
-        task = asyncio.get_running_loop().create_task(self.staff.stop())
-        task.add_done_callback(lambda done: done.exception())
+        self._errands.begin(self.staff.stop())
 
     async def _noticed(self, notice: Notice) -> None:
         """Have this machine's part handed over to the others before it is taken away."""

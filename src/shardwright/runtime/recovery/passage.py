@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from shardwright.errors import SpecError
 from shardwright.plans.document import to_document
 from shardwright.plans.plan import Plan
 from shardwright.recovery.quorum import Generation, Machine, next_generation, quorum
@@ -160,7 +161,7 @@ class Passage:
         name = f"generations/{self.run.name}-after-{before.number:06d}"
         try:
             first = await asyncio.to_thread(self.cloud.claim, name, mine)
-        except Exception as error:  # object stores raise what they like
+        except (OSError, SpecError) as error:
             print(f"the object store is no arbiter now: {error}", file=sys.stderr, flush=True)
             first = "" if found.needs_arbiter else mine
         if first != mine and (found.needs_arbiter or not first.endswith(MAJORITY)):
@@ -185,7 +186,7 @@ class Passage:
             return state
         try:
             stored = await asyncio.to_thread(lambda: list(cloud.held(self.run.settings["model"])))
-        except Exception as error:  # object stores raise what they like
+        except (OSError, SpecError) as error:
             raise BeginAgainError(f"the object store cannot be read: {error}") from None
         state = newest_state([*held, *stored], self.run.shapes, self.run.kinds)
         if state is None and self.damage:

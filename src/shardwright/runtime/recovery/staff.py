@@ -13,6 +13,7 @@ from typing import Any
 
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.recovery.channel import Channel, LostError, Message, RefusedError
+from shardwright.runtime.recovery.errands import Errands
 
 PRELOADED = ["shardwright.runtime.recovery.worker"]
 
@@ -39,6 +40,7 @@ class Staff:
     hands: dict[int, Hand] = field(default_factory=dict)
     tokens: Any = field(default_factory=count)
     ending: bool = False
+    errands: Errands = field(default_factory=lambda: Errands(what="starting a worker"))
 
     async def start(self, number: int) -> None:
         """Start so many workers."""
@@ -134,8 +136,7 @@ class Staff:
             hand.channel.cancel()
         if self.ending:
             return
-        task = asyncio.get_running_loop().create_task(self._hire())
-        task.add_done_callback(lambda done: done.exception())
+        self.errands.begin(self._hire())
         if hand.slot is not None:
             self.on_gone(hand.slot, _how(hand.process.exitcode))
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from shardwright.errors import SpecError, bad
 from shardwright.files import write_atomically
@@ -30,6 +31,8 @@ from shardwright.runtime.storage.manifest import (
 )
 from shardwright.runtime.storage.pieces import StoredPiece
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 PART = "part.json"
 KEPT_STEPS = 2
 
@@ -93,6 +96,21 @@ class DiskTier:
             shutil.rmtree(step_folder(self.folder, step), ignore_errors=True)
 
 
+def _told_as_oserror(call: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Have a call raise OSError whatever an object store raises: each has exceptions of its own."""
+
+    @wraps(call)
+    def told(*arguments: Given.args, **options: Given.kwargs) -> Result:
+        try:
+            return call(*arguments, **options)
+        except (OSError, SpecError):
+            raise
+        except Exception as error:
+            raise OSError(f"{type(error).__name__}: {error}") from None
+
+    return told
+
+
 class Cloud:
     """The steps under a URL that fsspec understands. All calls block, and raise OSError where the store fails."""
 
@@ -106,12 +124,14 @@ class Cloud:
         except (ImportError, ValueError) as error:
             raise bad(f"upload={url}", str(error), "see fsspec's documentation for its URLs") from None
 
+    @_told_as_oserror
     def put(self, name: str, content: bytes) -> None:
         """Write a file whole."""
         path = f"{self._root}/{name}"
         self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._files.pipe_file(path, content)
 
+    @_told_as_oserror
     def claim(self, name: str, content: str) -> str:
         """Create a file that can be created once alone, and return its content: this one, or that of who was first."""
         path = f"{self._root}/{name}"
@@ -133,11 +153,13 @@ class Cloud:
             self.put(f"step-{step:08d}/{machine}.state", bytes(content))
         return tuple(pieces)
 
+    @_told_as_oserror
     def read(self, name: str, start: int, stop: int) -> bytes:
         """Return bytes [start, stop) of a file."""
         content: bytes = self._files.cat_file(f"{self._root}/{name}", start=start, end=stop)
         return content
 
+    @_told_as_oserror
     def steps(self) -> list[int]:
         """Return the steps that have a manifest, oldest first."""
         try:
@@ -146,6 +168,7 @@ class Cloud:
             return []
         return sorted(int(path.split("/")[-2].removeprefix("step-")) for path in found)
 
+    @_told_as_oserror
     def manifest(self, step: int) -> Manifest:
         """Return the manifest of a step. Raises SpecError where it was changed."""
         name = f"step-{step:08d}/{MANIFEST}"
@@ -169,6 +192,7 @@ class Cloud:
                 yield Held(machine="", tier=CLOUD, step=step, generation=0, stored=where)
             return
 
+    @_told_as_oserror
     def keep_newest(self, number: int = KEPT_STEPS) -> None:
         """Delete all but the newest steps, the manifest first."""
         for step in self.steps()[:-number]:

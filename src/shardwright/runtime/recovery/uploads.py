@@ -12,6 +12,7 @@ from typing import Any
 from shardwright.recovery.transfer import CLOUD
 from shardwright.runtime.recovery.channel import Message
 from shardwright.runtime.recovery.course import Run
+from shardwright.runtime.recovery.errands import Errands
 from shardwright.runtime.recovery.inventory import Held, cover
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.rows import pieces_of
@@ -27,7 +28,7 @@ class Uploads:
     run: Run
     cloud: Cloud
     parts: dict[int, dict[str, Any]] = field(default_factory=dict)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    errands: Errands = field(default_factory=lambda: Errands(what="the object store"))
 
     def take(self, name: str, message: Message, machines: Collection[str]) -> None:
         """Note that a machine has put its part of a step; when all have, the step is one."""
@@ -38,13 +39,7 @@ class Uploads:
             for old in [number for number in self.parts if number <= step]:
                 del self.parts[old]
             rows = [row for part in parts.values() for row in part]
-            task = asyncio.get_running_loop().create_task(asyncio.to_thread(self._commit, step, rows, message["scale"]))
-            self.tasks.add(task)
-            task.add_done_callback(self._told)
-
-    async def finished(self) -> None:
-        """Wait for the manifests that are being written."""
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+            self.errands.begin(asyncio.to_thread(self._commit, step, rows, message["scale"]))
 
     def _commit(self, step: int, rows: Sequence[Any], scale: Any) -> None:
         held = [Held(machine="", tier=CLOUD, step=step, generation=0, stored=stored) for stored in pieces_of(rows)]
@@ -65,8 +60,3 @@ class Uploads:
             )
         )
         self.cloud.keep_newest()
-
-    def _told(self, task: asyncio.Task[None]) -> None:
-        self.tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            print(f"the object store failed: {task.exception()}", file=sys.stderr, flush=True)

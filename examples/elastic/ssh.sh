@@ -1,0 +1,23 @@
+#!/bin/bash
+# examples/elastic/ssh.sh "host-0 host-1 host-2" plan.json corpus.bin [OPTION ...]
+# Starts a keeper on each host, with plan and data at the same path on each. SSH and PORT may be set; where hosts share
+# an address, PORT is the first one's and each next one has the next.
+HOSTS=$1 PLAN=$2 DATA=$3
+shift 3
+SSH=${SSH:-ssh} PORT=${PORT:-29400} STEP=${STEP:-0}
+join="" number=0
+for host in $HOSTS; do
+    join="$join,$host:$((PORT + STEP * number++))"
+done
+join=${join#,} number=0
+for host in $HOSTS; do
+    port=$((PORT + STEP * number))
+    $SSH "$host" "exec shardwright train $PLAN --data $DATA --elastic --name machine-$number --listen $host:$port \
+        --join $join --out ${OUT:-run}/machine-$number $*" &
+    number=$((number + 1))
+done
+status=0
+for job in $(jobs -p); do
+    wait "$job" || status=1
+done
+exit $status
