@@ -20,6 +20,7 @@ from shardwright.synthesis.models.transformers import Transformer, language_mode
 from shardwright.synthesis.models.vgg import fully_connected, vgg19
 from shardwright.synthesis.prices import Shares, prices
 from shardwright.synthesis.program import check, from_json, to_json
+from shardwright.synthesis.remedies import WITHOUT_MOMENTS, fits, more_devices, remedies
 from shardwright.synthesis.rounding import overrun, rounded
 from shardwright.synthesis.synthesize import search, synthesize
 
@@ -88,8 +89,25 @@ def test_what_fits_no_device_whole_is_sharded() -> None:
     none = replace(
         net, machines=tuple(replace(one, device=replace(one.device, memory_bytes=0.1 * state)) for one in net.machines)
     )
-    with pytest.raises(SpecError, match="no program fits"):
+    with pytest.raises(SpecError, match="no program fits") as refused:
         synthesize(graph, none)
+    more = more_devices(graph, none)
+    assert f"with {more} more fast" in str(refused.value.problems[0].hint)
+    enough = replace(none, machines=(*none.machines, *[replace(none.machines[0], gpus=1)] * more))
+    assert synthesize(graph, enough).ranks == 4 + more
+    fewer = replace(none, machines=(*none.machines, *[replace(none.machines[0], gpus=1)] * (more - 1)))
+    assert not fits(graph, fewer)
+
+
+def test_moments_in_host_memory_are_proposed_where_they_would_do() -> None:
+    graph = GRAPHS["wide"]()
+    state = 16 * sum(graph.by_name()[ref.node].outputs[0].elements for ref in graph.parameters.values())
+    net = unequal(1, 1)
+    tight = replace(
+        net, machines=tuple(replace(one, device=replace(one.device, memory_bytes=0.2 * state)) for one in net.machines)
+    )
+    assert not fits(graph, tight) and fits(graph, tight, WITHOUT_MOMENTS)
+    assert "moments in host memory" in remedies(graph, tight)
 
 
 def test_the_search_does_not_grow_with_depth() -> None:

@@ -30,6 +30,7 @@ How it is chosen:
 * `ratios`: the best shares for fixed rules
 * `rounding`: whole units for exact shares
 * `synthesize`: rules and shares together
+* `remedies`: what would help where nothing fits
 * `extract`: from rules to a program
 * `baselines`: what others would run
 

@@ -73,8 +73,11 @@ class Shares:
         return np.array([row[ranks].max() for _, ranks in net.classes])
 
 
-def prices(these: Decisions, net: Machines, shares: Shares, *, overlap: bool = True) -> Prices:
-    """Return the prices. Without `overlap` every conversion is waited for."""
+def prices(
+    these: Decisions, net: Machines, shares: Shares, *, overlap: bool = True, state_bytes: float = ADAM_BYTES
+) -> Prices:
+    """Return the prices. Without `overlap` every conversion is waited for. A device holds `state_bytes` for each byte
+    of a parameter."""
     rows = [(number, place) for number, one in enumerate(these.decisions) for place in range(len(one.rules))]
     counts = np.array([len(one.rules) for one in these.decisions])
     speed = np.array([machine.device.flops_per_second for machine, _ in net.classes])
@@ -88,7 +91,7 @@ def prices(these: Decisions, net: Machines, shares: Shares, *, overlap: bool = T
         for rule in one.rules:
             compute.append(seconds * _part(rule.cut, shares, net))
             sends.append(sum(_reduce(net, size).seconds for size in rule.sends))
-            memory.append(_held(one, rule.outputs, saved.get(number, []), shares, net))
+            memory.append(_held(one, rule.outputs, saved.get(number, []), shares, net, state_bytes))
     return Prices(
         decision=np.array([row[0] for row in rows]),
         rule=np.array([row[1] for row in rows]),
@@ -118,13 +121,15 @@ def _reduce(net: Machines, size_bytes: float) -> Sent:
     return min(reduce_flat(net, size_bytes), reduce_hierarchical(net, size_bytes), key=lambda one: one.seconds)
 
 
-def _held(one: Decision, outputs: tuple[Property, ...], saved: list[int], shares: Shares, net: Machines) -> Floats:
+def _held(
+    one: Decision, outputs: tuple[Property, ...], saved: list[int], shares: Shares, net: Machines, state_bytes: float
+) -> Floats:
     """Return the bytes that the results of all occurrences take [D]: state of parameters, activations kept for the
     backward pass."""
     total = np.zeros(len(net.classes))
     for output, held in enumerate(outputs):
         size = one.node.outputs[output].size_bytes * one.weight
-        times = ADAM_BYTES if one.node.op == "parameter" else float(output in saved)
+        times = state_bytes if one.node.op == "parameter" else float(output in saved)
         total += times * size * (shares.by_class(held, net) if isinstance(held, Sharded) else 1.0)
     return total
 

@@ -22,6 +22,7 @@ from shardwright.synthesis.prices import Prices, Shares, prices
 from shardwright.synthesis.program import Program
 from shardwright.synthesis.properties import COMPUTE, FEATURES, STATE, Sharded
 from shardwright.synthesis.ratios import best_shares
+from shardwright.synthesis.remedies import by_memory, remedies
 from shardwright.synthesis.rounding import rounded
 
 TURNS = 6
@@ -65,9 +66,11 @@ def search(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = Tru
         for start in starts(net)[:2]
         for rules in (data_parallel, fsdp, hap)
     ]
+    if not any(found):
+        found = [turns(these, net, by_memory(net), gap=gap, overlap=overlap)]
     kept = [(one, in_whole_units(these, net, *one, overlap=overlap)) for one in found if one is not None]
     if not kept:
-        raise bad("spmd", "no program fits the memory of the devices", _remedy(graph, net))
+        raise bad("spmd", "no program fits the memory of the devices", remedies(graph, net))
     (exact, _), (choice, shares) = min(kept, key=lambda one: one[1][0].seconds.total)
     return Synthesis(these=these, exact=exact, shares=shares, choice=_bounded(these, net, choice, shares, gap, overlap))
 
@@ -158,14 +161,3 @@ def whole_units(these: Decisions, shares: Shares) -> Shares:
 
 def _units(shares: tuple[float, ...], units: int) -> tuple[int, ...]:
     return tuple(int(one) for one in rounded(np.asarray(shares), units))
-
-
-def _remedy(graph: Graph, net: Machines) -> str:
-    """Return what would help: how much memory parameters and their state take, and how much there is."""
-    nodes = graph.by_name()
-    state = 4.0 * sum(nodes[ref.node].outputs[0].size_bytes for ref in graph.parameters.values())
-    there = sum(machine.gpus * machine.device.memory_bytes for machine in net.machines)
-    return (
-        f"parameters and optimizer state take {state / 2**30:.3g} GiB and activations the rest of the "
-        f"{there / 2**30:.3g} GiB of all devices: use a smaller batch, more devices, or offload the optimizer"
-    )

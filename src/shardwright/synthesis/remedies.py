@@ -1,0 +1,73 @@
+"""What would make a program fit where none does: more devices, or the optimizer's moments in host memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.synthesis.best_rules import best
+from shardwright.synthesis.decisions import decisions
+from shardwright.synthesis.graph import Graph
+from shardwright.synthesis.machines import Machine, Machines
+from shardwright.synthesis.prices import ADAM_BYTES, Shares, prices
+from shardwright.synthesis.properties import COMPUTE, STATE
+
+WITHOUT_MOMENTS = ADAM_BYTES / 2  # a parameter and its gradient stay
+MOST_DEVICES = 256  # more are not proposed
+
+
+def remedies(graph: Graph, net: Machines) -> str:
+    """Return in words what is lacking and what would help; each remedy named was found to fit."""
+    nodes = graph.by_name()
+    state = ADAM_BYTES * sum(nodes[ref.node].outputs[0].size_bytes for ref in graph.parameters.values())
+    there = sum(machine.gpus * machine.device.memory_bytes for machine in net.machines)
+    lacking = (
+        f"parameters and optimizer state take {state / 2**30:.3g} GiB of the {there / 2**30:.3g} GiB of all devices, "
+        "and activations the rest"
+    )
+    found = []
+    if fits(graph, net, WITHOUT_MOMENTS):
+        found.append("the optimizer's moments in host memory")
+    more = more_devices(graph, net)
+    if more:
+        found.append(f"{more} more {_roomiest(net).device.name}")
+    if not found:
+        return f"{lacking}: use a smaller batch; {MOST_DEVICES} more {_roomiest(net).device.name} would not do"
+    return f"{lacking}: it would fit with {', or with '.join(found)}; or use a smaller batch"
+
+
+def more_devices(graph: Graph, net: Machines) -> int:
+    """Return the least number of devices, each a machine of its own and of the kind with the most memory, with which a
+    program fits; 0 if `MOST_DEVICES` do not do."""
+    few, many = 0, 1
+    while not fits(graph, _with(net, many)):
+        few, many = many, many * 2
+        if many > MOST_DEVICES:
+            return 0
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if fits(graph, _with(net, middle)) else (middle, many)
+    return many
+
+
+def fits(graph: Graph, net: Machines, state_bytes: float = ADAM_BYTES) -> bool:
+    """Return whether some program fits, with `state_bytes` for each byte of a parameter."""
+    these = decisions(graph, ranks=net.ranks, state_ratio=True)
+    costs = prices(these, net, by_memory(net), state_bytes=state_bytes)
+    return best(these, costs, branch=False) is not None
+
+
+def by_memory(net: Machines) -> Shares:
+    """Return shares of rows and of state in proportion to the memory of the devices."""
+    memory = np.array([device.memory_bytes for device in net.device_of])
+    row = tuple((memory / memory.sum()).tolist()) if np.isfinite(memory).all() else net.even()
+    return Shares(exact={COMPUTE: row, STATE: row})
+
+
+def _roomiest(net: Machines) -> Machine:
+    return max(net.machines, key=lambda machine: machine.device.memory_bytes)
+
+
+def _with(net: Machines, count: int) -> Machines:
+    return replace(net, machines=(*net.machines, *[replace(_roomiest(net), gpus=1)] * count))
