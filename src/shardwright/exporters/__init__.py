@@ -6,6 +6,7 @@
 * `trainer_arguments`: what a Hugging Face Trainer is told
 * `yaml_text`: YAML as a person would write it
 * `megatron/`: Megatron-LM
+* `bridge/`: Megatron-Bridge
 * `torchtitan/`: torchtitan
 * `accelerate/`: Hugging Face Accelerate
 * `deepspeed/`: DeepSpeed

@@ -66,8 +66,15 @@ def _deepspeed(plan: Plan, launcher: str) -> Exported:
     return export_config(plan)
 
 
+def _bridge(plan: Plan, launcher: str) -> Exported:
+    from shardwright.exporters.bridge.recipe import export_recipe
+
+    return export_recipe(plan)
+
+
 TARGETS: Mapping[str, Callable[[Plan, str], Exported]] = {
     "megatron": _megatron,
+    "bridge": _bridge,
     "torchtitan": _torchtitan,
     "accelerate": _accelerate,
     "deepspeed": _deepspeed,

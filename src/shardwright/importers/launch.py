@@ -186,6 +186,9 @@ def _of_configuration(text: str, ending: str, arguments: tuple[str, ...], questi
         if "torchtitan" in text:
             fields = _titan_of_python(found) | fields
             return _plan(torchtitan_settings(fields, gpus, name, problems), None, problems, question)
+        for called, given in found.calls:
+            if called == "get_mixed_precision_config" and given:
+                fields[("mixed_precision",)] = given[0]
         return _plan(_of_fields(fields, name, problems, _named_model(found)), None, problems, question)
     fields = overridden(dict(flattened(_parsed(text, name))), arguments)
     if ending == ".toml":

@@ -104,7 +104,7 @@ def _assign(target: ast.expr, value: ast.expr, names: dict[str, Any], found: Pyt
         _gather(value, names, found, ())
     elif path is not None:
         if isinstance(value, ast.Call | ast.Dict):
-            found.values[path[1:]] = COMPUTED
+            _mark(path[1:], value, found)
             _gather(value, names, found, path[1:])
         else:
             found.values[path[1:]] = _value(value, names)
@@ -127,10 +127,16 @@ def _gather(node: ast.expr, names: Mapping[str, Any], found: PythonValues, path:
     """Take the keyword arguments of a call, and of the calls among them."""
     for key, value in _entries(node, found, names):
         if isinstance(value, ast.Call | ast.Dict):
-            found.values[(*path, key)] = COMPUTED
+            _mark((*path, key), value, found)
             _gather(value, names, found, (*path, key))
         else:
             found.values[(*path, key)] = _value(value, names)
+
+
+def _mark(path: Path, value: ast.expr, found: PythonValues) -> None:
+    """A call with keywords makes a section of the configuration, any other computes a value."""
+    if isinstance(value, ast.Call) and not value.keywords:
+        found.values[path] = COMPUTED
 
 
 def _entries(node: ast.expr, found: PythonValues, names: Mapping[str, Any]) -> Iterator[tuple[str, ast.expr]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardwright.errors import Problem
 from shardwright.importers.megatron.flag_table import known_flags
-from shardwright.importers.megatron.flags import ALIASES, SWITCHES, VALUES
+from shardwright.importers.megatron.flags import ALIASES, LENGTHS, OF_THE_USER, SWITCHES, VALUES
 from shardwright.importers.python_values import COMPUTED, Path
 
 NAMES = {
@@ -56,7 +56,7 @@ def arguments_of(values: Mapping[Path, Any], name: str, problems: list[Problem])
         if leaf in ("precision", "mixed_precision", "precision_config"):
             words += _precision(value)
         elif value is COMPUTED:
-            if decisive:
+            if decisive and flag not in (*LENGTHS, *OF_THE_USER):
                 hint = "write the value itself, or describe the plan in a plan file"
                 problems.append(Problem(f"{name}: {'.'.join(path)}", "is computed when the file runs", hint))
         elif leaf in WHERE_FALSE:
@@ -69,6 +69,8 @@ def arguments_of(values: Mapping[Path, Any], name: str, problems: list[Problem])
             words += list(_words(flag, value))
         elif path[0] in SECTIONS and value not in (None, False):
             strange.append(f"{'.'.join(path)} (not known here)")
+    if any(path[-1] == "kv_lora_rank" and value for path, value in values.items()):
+        words.append("--multi-latent-attention")
     return words, strange
 
 

@@ -43,7 +43,7 @@ def launch_script(plan: Plan, export: MegatronExport, launcher: Launcher = "torc
         _settings(export),
         _environment(export),
         _arguments(export),
-        _own_arguments(export),
+        _own_arguments(export, launcher),
         _start(export, launcher),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -52,13 +52,7 @@ def launch_script(plan: Plan, export: MegatronExport, launcher: Launcher = "torc
 def _header(plan: Plan, export: MegatronExport, launcher: Launcher) -> str:
     lines = ["#!/usr/bin/env bash"]
     if launcher == "slurm":
-        lines += [
-            "#SBATCH --job-name=shardwright",
-            f"#SBATCH --nodes={export.nodes}",
-            "#SBATCH --ntasks-per-node=1",
-            f"#SBATCH --gpus-per-node={export.gpus_per_node}",
-            "#SBATCH --exclusive",
-        ]
+        lines += _slurm_header(plan, export)
     what = f"{plan.model.name} on {plan.gpus} {plan.replicas[0].stages[0].gpu}"
     # A line break in a name would turn the rest of it into commands.
     lines += [f"# {' '.join(what.split())}. Written by shardwright for Megatron-LM {export.version}."]
@@ -71,6 +65,36 @@ def _header(plan: Plan, export: MegatronExport, launcher: Launcher) -> str:
     return "\n".join([*lines, "set -euo pipefail"])
 
 
+def _slurm_header(plan: Plan, export: MegatronExport) -> list[str]:
+    """Return what is asked of Slurm; what only the site knows is there as a comment. TERM comes five minutes before the
+    end, for the checkpoint that --exit-signal-handler writes."""
+    gpu = plan.replicas[0].stages[0].gpu
+    return [
+        "#SBATCH --job-name=shardwright",
+        f"#SBATCH --nodes={export.nodes}",
+        "#SBATCH --ntasks-per-node=1",
+        f"#SBATCH --gpus-per-node={export.gpus_per_node}",
+        "#SBATCH --exclusive",
+        "#SBATCH --signal=TERM@300",
+        "# Yours, where the site asks for them:",
+        f"##SBATCH --constraint={gpu.split('-')[0].casefold()}",
+        "##SBATCH --time=24:00:00 --account=NAME --partition=NAME --output=%x-%j.log",
+        *_racks(plan, export),
+    ]
+
+
+def _racks(plan: Plan, export: MegatronExport) -> list[str]:
+    """Say which machines hold one stage, or one replica: those belong in one rack, or NVLink domain."""
+    depth, whole = len(plan.replicas[0].stages), len(set(export.machine_gpus)) == 1
+    parts, what = (depth, "stage") if plan.rank_order == "tp-cp-ep-dp-pp" else (plan.data_parallel, "replica")
+    each = export.nodes // parts
+    if parts < 2 or not whole or each < 2 or export.nodes % parts:
+        return []
+    return [
+        f"# Every {each} machines in Slurm's order hold one {what}: keep them in one rack (its topology plugin does)."
+    ]
+
+
 def _settings(export: MegatronExport) -> str:
     lines = ["# Yours to set, a plan does not know these: in the environment, or with lines NAME=value above this one."]
     settings = OWN_SETTINGS if "--train-iters" in export.arguments else (*OWN_SETTINGS, TRAIN_ITERS)
@@ -79,7 +103,7 @@ def _settings(export: MegatronExport) -> str:
 
 
 def _environment(export: MegatronExport) -> str:
-    pairs = export.environment
+    pairs = (*export.environment, ("PYTORCH_ALLOC_CONF", "expandable_segments:True"))
     return "\n".join(f"unset {name}" if value is None else f"export {name}={value}" for name, value in pairs)
 
 
@@ -93,7 +117,7 @@ def _group(group: ArgumentGroup) -> list[str]:
     lines = [f"    # {group.title}"] + ([f"    # {group.note}"] if group.note else [])
     line = ""
     for argument in group.arguments:
-        words = shlex.join(argument)
+        words = " ".join(map(_quoted, argument))
         if line and len(line) + len(words) + 5 > LINE_WIDTH:
             lines.append("    " + line)
             line = ""
@@ -101,15 +125,22 @@ def _group(group: ArgumentGroup) -> list[str]:
     return [*lines, "    " + line]
 
 
-def _own_arguments(export: MegatronExport) -> str:
+def _quoted(word: str) -> str:
+    """A comma between elements of an array looks like a mistake."""
+    return f"'{word}'" if "," in word and shlex.quote(word) == word else shlex.quote(word)
+
+
+def _own_arguments(export: MegatronExport, launcher: Launcher) -> str:
     lines = [f'    {flag} "${{{name}}}"' for flag, name in OWN_ARGUMENTS]
     if "--train-iters" not in export.arguments:
         lines.append('    --train-iters "${TRAIN_ITERS}"')
+    if launcher == "slurm":
+        lines.append("    --exit-signal-handler")
     return "\n".join(["OWN_ARGUMENTS=(", *lines, f"    --save-interval {SAVE_INTERVAL}", ")"])
 
 
 def _start(export: MegatronExport, launcher: Launcher) -> str:
-    program = '"${MEGATRON_PATH}/pretrain_gpt.py" "${ARGUMENTS[@]}" "${OWN_ARGUMENTS[@]}"'
+    program = '"${MEGATRON_PATH}/pretrain_gpt.py" "${ARGUMENTS[@]}" "${OWN_ARGUMENTS[@]}" "$@"'
     counts = f"({' '.join(map(str, export.machine_gpus))})"
     even = str(export.gpus_per_node) if len(set(export.machine_gpus)) == 1 else ""
     words = _slurm(export, counts, even) if launcher == "slurm" else _torchrun(export, counts, even)
@@ -129,10 +160,15 @@ def _torchrun(export: MegatronExport, counts: str, even: str) -> str:
 
 def _slurm(export: MegatronExport, counts: str, even: str) -> str:
     """Return how all machines are started at once, each with its own number of processes where they differ."""
-    head = 'MASTER_ADDR="$(scontrol show hostnames "${SLURM_JOB_NODELIST}" | head -n 1)"'
-    if even:
-        rendezvous = '--rdzv-id "${SLURM_JOB_ID}" --rdzv-backend c10d --rdzv-endpoint "${MASTER_ADDR}:29500"'
-        return f"{head}\nsrun torchrun --nnodes {export.nodes} --nproc-per-node {even} \\\n    {rendezvous}"
-    own = f'torchrun --nnodes {export.nodes} --nproc-per-node "${{gpus[SLURM_NODEID]}}" --node-rank "${{SLURM_NODEID}}"'
+    head = [
+        'MASTER_ADDR="$(scontrol show hostnames "${SLURM_JOB_NODELIST}" | head -n 1)"',
+        "export MASTER_ADDR",
+        "CONTAINER=()  # for instance (--container-image=IMAGE --container-mounts=/data)",
+    ]
+    size = even or '"${gpus[SLURM_NODEID]}"'
+    own = f'torchrun --nnodes {export.nodes} --nproc-per-node {size} --node-rank "${{SLURM_NODEID}}"'
     rendezvous = '--master-addr "${MASTER_ADDR}" --master-port 29500'
-    return f"{head}\nexport MASTER_ADDR\nsrun bash -c 'gpus={counts}; {own} {rendezvous} \"$@\"' launch"
+    each = f'{"" if even else f"gpus={counts}; "}exec {own} {rendezvous} "$@"'
+    cores = '--cpus-per-task "${SLURM_CPUS_ON_NODE:-1}"'
+    hint = "# shellcheck disable=SC2016 # the machines put these in"
+    return "\n".join([*head, hint, f"srun {cores} \"${{CONTAINER[@]}}\" \\\n    bash -c '{each}' launch"])

@@ -1,0 +1,223 @@
+"""A plan as a recipe of Megatron-Bridge 0.6: a Python function that returns a `ConfigContainer`.
+
+The pipeline is always given as a layout string, together with the number of virtual stages: counts of layers at the
+edges, which exclude it, are left empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pprint import pformat
+from typing import Any
+
+from shardwright.errors import Problem, SpecError
+from shardwright.exporters.bridge.provider import activation_of, provider_fields, provider_of
+from shardwright.exporters.exported import Exported
+from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
+from shardwright.exporters.megatron.limits import first_stage, unsupported
+from shardwright.plans.check import check
+from shardwright.plans.placement import machine_sizes, placement_of
+from shardwright.plans.plan import Plan, Recompute
+from shardwright.units import format_seconds
+
+VERSION = "0.6.2"
+FILE, FUNCTION = "shardwright_recipe", "pretrain_config"
+PRECISION = {"bf16": "bf16_mixed", "fp16": "fp16_mixed"}
+FP8 = {
+    "delayed": "bf16_with_fp8_delayed_scaling_mixed",
+    "tensorwise": "bf16_with_fp8_current_scaling_mixed",
+    "blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+}
+STRATEGY = {"none": "no_shard", "zero1": "no_shard", "zero2": "optim_grads", "zero3": "optim_grads_params"}
+
+
+def export_recipe(plan: Plan) -> Exported:
+    """Return the recipe and the script that starts it. Raises SpecError with every reason where the plan is illegal or
+    Megatron-Bridge cannot run it."""
+    if problems := check(plan) or (*unsupported(plan), *_limits(plan)):
+        raise SpecError(*problems)
+    values = settings(plan)
+    return Exported(
+        target="bridge",
+        version=VERSION,
+        files={f"{FILE}.py": _file(plan, values), "run.sh": _script(plan)},
+        document={"settings": values, "script": _script(plan)},
+    )
+
+
+def _limits(plan: Plan) -> Iterator[Problem]:
+    """What Megatron-Bridge lacks of what Megatron-LM has."""
+    if plan.job.precision == "fp32":
+        yield Problem("job.precision", "fp32 has no mixed precision recipe in Megatron-Bridge", "use bf16")
+    if plan.job.optimizer != "adam":
+        yield Problem("job.optimizer", f"is {plan.job.optimizer}; its optimizer is Adam", "use adam")
+
+
+def settings(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Return the fields that the plan decides, by section of the configuration."""
+    (replica,) = plan.replicas
+    stage, depth = first_stage(plan), len(replica.stages)
+    virtual = plan.schedule.virtual_stages
+    model: dict[str, Any] = {
+        **provider_fields(plan.model, plan.job.seq_len),
+        "tensor_model_parallel_size": stage.tensor_parallel,
+        "pipeline_model_parallel_size": depth,
+        "virtual_pipeline_model_parallel_size": virtual if virtual > 1 else None,
+        "context_parallel_size": stage.context_parallel,
+        "sequence_parallel": plan.sequence_parallel,
+        **_recompute(stage.recompute),
+    }
+    if depth > 1:
+        counts = layer_counts_of_ranges([each.layers for each in replica.stages])
+        model["pipeline_model_parallel_layout"] = layout_text(counts, plan.model.mtp_layers)
+    if any(kind.moe for kind in plan.model.kinds):
+        model["expert_model_parallel_size"] = stage.expert_parallel
+        model["expert_tensor_parallel_size"] = stage.expert_tensor_parallel
+    if not plan.flash_attention:
+        model["attention_backend"] = "unfused"
+    sharded = plan.optimizer.sharding in ("zero2", "zero3")
+    ddp = {
+        "use_distributed_optimizer": plan.optimizer.distributed,
+        "overlap_grad_reduce": plan.overlap.grad_reduce,
+        "overlap_param_gather": plan.overlap.param_gather,
+        "use_megatron_fsdp": sharded,
+        "data_parallel_sharding_strategy": STRATEGY[plan.optimizer.sharding],
+    }
+    train: dict[str, Any] = {"micro_batch_size": plan.micro_batch, "global_batch_size": plan.job.global_batch}
+    if plan.job.iterations is not None:
+        train["train_iters"] = math.ceil(plan.job.iterations)
+    optimizer: dict[str, Any] = {
+        "use_distributed_optimizer": plan.optimizer.distributed,
+        "overlap_param_gather": plan.overlap.param_gather,
+    }
+    if plan.optimizer.offload > 0:
+        optimizer |= {"optimizer_cpu_offload": True, "optimizer_offload_fraction": float(plan.optimizer.offload)}
+        optimizer["use_precision_aware_optimizer"] = True
+    comm: dict[str, Any] = {"tp_comm_overlap": plan.overlap.tensor_parallel}
+    if virtual > 1:
+        comm["overlap_p2p_comm"] = plan.overlap.pipeline
+    dist = {"use_tp_pp_dp_mapping": plan.rank_order == "tp-cp-ep-pp-dp"}
+    return {"model": model, "train": train, "ddp": ddp, "optimizer": optimizer, "comm_overlap": comm, "dist": dist}
+
+
+def _recompute(recompute: Recompute) -> dict[str, Any]:
+    if recompute.granularity == "none":
+        return {}
+    if recompute.granularity == "selective":
+        return {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    return {
+        "recompute_granularity": "full",
+        "recompute_method": recompute.method,
+        "recompute_num_layers": recompute.layers,
+    }
+
+
+def precision_of(plan: Plan) -> str:
+    """Return the name of Megatron-Bridge's mixed precision recipe."""
+    job = plan.job
+    return FP8[job.fp8_recipe or "delayed"] if job.precision == "fp8" else PRECISION[job.precision]
+
+
+def _file(plan: Plan, values: Mapping[str, Mapping[str, Any]]) -> str:
+    provider, activation = provider_of(plan.model), activation_of(plan.model)
+    module = "mla_provider" if provider == "MLAModelProvider" else "gpt_provider"
+    imports = [
+        "from megatron.bridge.training.comm_overlap import CommOverlapConfig",
+        "from megatron.bridge.training.config import (",
+        *(f"    {name}," for name in sorted(SECTIONS)),
+        ")",
+        "from megatron.bridge.training.mixed_precision import get_mixed_precision_config",
+        f"from megatron.bridge.models.{module} import {provider}",
+    ]
+    activation_line = activation
+    if activation == "squared_relu":
+        imports.append("from megatron.core.activations import squared_relu")
+    model = _call(provider, values["model"], {"activation_func": activation_line})
+    learning = {"lr": 'float(os.environ["LEARNING_RATE"])'}
+    head = [
+        f'"""{_words(plan)}',
+        "",
+        f"Written by shardwright for Megatron-Bridge {VERSION}. Start it with run.sh.",
+        '"""',
+    ]
+    body = [
+        f"    model = {model}",
+        "    return ConfigContainer(",
+        "        model=model,",
+        f"        train={_call('TrainingConfig', values['train'], _iterations(values['train']))},",
+        f"        ddp={_call('DistributedDataParallelConfig', values['ddp'], {})},",
+        f"        optimizer={_call('OptimizerConfig', {'optimizer': 'adam', **values['optimizer']}, learning)},",
+        '        scheduler=SchedulerConfig(lr_decay_style="cosine", lr_warmup_fraction=0.01),',
+        "        dataset=GPTDatasetConfig(",
+        f'            seq_length={plan.job.seq_len}, random_seed=1234, dataloader_type="single", num_workers=2,',
+        '            blend=([os.environ["DATA_PATH"]], None), split="99,1,0", reset_position_ids=False,',
+        "            reset_attention_mask=False, eod_mask_loss=False,",
+        "        ),",
+        "        logger=LoggerConfig(log_interval=1, log_throughput=True),",
+        "        tokenizer=TokenizerConfig(",
+        '            tokenizer_type="HuggingFaceTokenizer", tokenizer_model=os.environ["TOKENIZER_MODEL"]',
+        "        ),",
+        "        checkpoint=CheckpointConfig(",
+        '            save=os.environ["CHECKPOINT_DIR"], load=os.environ["CHECKPOINT_DIR"], save_interval=1000,',
+        f"            ckpt_format={'fsdp_dtensor' if values['ddp']['use_megatron_fsdp'] else 'torch_dist'!r},",
+        "        ),",
+        f"        comm_overlap={_call('CommOverlapConfig', values['comm_overlap'], {})},",
+        f"        dist={_call('DistributedInitConfig', values['dist'], {})},",
+        f"        mixed_precision=get_mixed_precision_config({precision_of(plan)!r}),",
+        "    )",
+        "",
+        "",
+        'if __name__ == "__main__":',
+        "    from megatron.bridge.training.gpt_step import forward_step",
+        "    from megatron.bridge.training.pretrain import pretrain",
+        "",
+        f"    pretrain({FUNCTION}(), forward_step)",
+    ]
+    opening = [*head, "", "import os", "", "import torch", *imports, "", "", f"def {FUNCTION}() -> ConfigContainer:"]
+    return "\n".join([*opening, *body]) + "\n"
+
+
+SECTIONS = (
+    *("CheckpointConfig", "ConfigContainer", "DistributedDataParallelConfig", "DistributedInitConfig"),
+    *("GPTDatasetConfig", "LoggerConfig", "OptimizerConfig", "SchedulerConfig", "TokenizerConfig", "TrainingConfig"),
+)
+
+
+def _iterations(train: Mapping[str, Any]) -> dict[str, str]:
+    """A plan without an end leaves the steps to the user."""
+    return {} if "train_iters" in train else {"train_iters": 'int(os.environ["TRAIN_ITERS"])'}
+
+
+def _call(name: str, values: Mapping[str, Any], expressions: Mapping[str, str]) -> str:
+    lines = [f"            {key}={pformat(value, width=100, compact=True)}," for key, value in values.items()]
+    lines += [f"            {key}={text}," for key, text in expressions.items()]
+    return "\n".join([f"{name}(", *lines, "        )"])
+
+
+def _words(plan: Plan) -> str:
+    name = " ".join(plan.model.name.split()).replace('"', "'").replace("\\", "/")
+    words = f"{name} on {plan.gpus} {plan.replicas[0].stages[0].gpu}."
+    if plan.prediction is not None:
+        words += f" Predicted: {format_seconds(plan.prediction.iteration_seconds)} a step."
+    return words
+
+
+def _script(plan: Plan) -> str:
+    machines = machine_sizes(plan, placement_of(plan))
+    names = ["DATA_PATH", "TOKENIZER_MODEL", "CHECKPOINT_DIR", "LEARNING_RATE"]
+    names += ["TRAIN_ITERS"] if plan.job.iterations is None else []
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {_words(plan)} Written by shardwright for Megatron-Bridge {VERSION}.",
+        "set -euo pipefail",
+        *(f': "${{{name}:?}}"' for name in names),
+        "export PYTORCH_ALLOC_CONF=expandable_segments:True",
+        'cd "$(dirname "${BASH_SOURCE[0]}")"',
+    ]
+    start = f"exec torchrun --nnodes {len(machines)} --nproc-per-node {max(machines)}"
+    if len(machines) > 1:
+        start += ' --node-rank "${NODE_RANK:?number of this machine}" \\\n'
+        start += '    --master-addr "${MASTER_ADDR:?address of machine 0}" --master-port 29500'
+    return "\n".join([*lines, f"{start} \\\n    {FILE}.py"]) + "\n"
