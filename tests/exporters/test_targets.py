@@ -23,6 +23,7 @@ from shardwright.errors import SpecError
 from shardwright.exporters.targets import TARGETS
 from shardwright.plans.document import dumps
 from shardwright.plans.plan import Plan
+from shardwright.spec.model import GUESS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
@@ -62,6 +63,17 @@ def test_scripts_are_sound_shell(target: str, tmp_path: Path) -> None:
     if SHELLCHECK is not None:
         done = subprocess.run([SHELLCHECK, tmp_path / "run.sh"], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("target", ["megatron", "bridge"])
+def test_guesses_head_every_script(target: str) -> None:
+    plan = PLANS["llama-2-70b-interleaved"]
+    guessed = replace(plan, model=replace(plan.model, assumed=(f"{GUESS}its norm is\ntouch owned",)))
+    for name, text in shardwright.export(guessed, target).files.items():
+        lines = text.splitlines()
+        place = 1 if lines[0].startswith("#!") else 0
+        assert lines[place] == "# Guessed of the model, not known: its norm is touch owned", name
+        assert "\n".join([*lines[:place], *lines[place + 1 :]]) + "\n" == shardwright.export(plan, target).files[name]
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "slurm"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from shardwright.errors import bad, suggestion
 from shardwright.exporters.exported import Exported
 from shardwright.plans.plan import Plan
 
+COMMENTED = (".sh", ".py", ".yaml")
 LAUNCHERS = ("torchrun", "slurm")
 
 
@@ -21,7 +23,24 @@ def export(plan: Plan, to: str, *, launcher: str = "torchrun") -> Exported:
         raise bad(f"--to {to}", "there is no such target", f"supported: {', '.join(TARGETS)}")
     if launcher not in LAUNCHERS:
         raise bad(f"--launcher {launcher}", "is not known", suggestion(launcher, LAUNCHERS))
-    return TARGETS[to](plan, launcher)
+    return _headed(TARGETS[to](plan, launcher), plan.model.guesses)
+
+
+def _headed(exported: Exported, guesses: tuple[str, ...]) -> Exported:
+    """Return the files with what was guessed of the model at the head of each that takes comments."""
+    if not guesses:
+        return exported
+    lines = [f"# Guessed of the model, not known: {' '.join(words.split())}" for words in guesses]
+    files = {
+        name: _with_comments(text, lines) if name.endswith(COMMENTED) else text for name, text in exported.files.items()
+    }
+    return replace(exported, files=files, document={**exported.document, "guesses": list(guesses)})
+
+
+def _with_comments(text: str, lines: list[str]) -> str:
+    first, newline, rest = text.partition("\n")
+    head = [first] if first.startswith("#!") else []
+    return "\n".join([*head, *lines, rest if head else first + newline + rest])
 
 
 def _megatron(plan: Plan, launcher: str) -> Exported:
