@@ -100,7 +100,7 @@ def values(files: dict[str, str], world_size: int) -> dict[str, Any]:
         "sequence": model.sequence_parallel,
         "distributed": config.ddp.use_distributed_optimizer,
         "fsdp": config.ddp.use_megatron_fsdp,
-        "fp8": model.fp8 is not None,
+        "fp8": config.mixed_precision.fp8 is not None,
     }
 
 
