@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from tests.runtime.equal import ADAM, SGD, require_equal, require_equal_weights
 from tests.runtime.reference import reference_run
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
@@ -89,6 +91,14 @@ def test_training_equals_that_of_one_process(name: str, outcomes: dict[str, Outc
     assert expected.losses[-1] < 0.99 * expected.losses[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "most"), [("two unequal ranks", 2), ("tied embedding", 3), ("experts", 4), ("one keeps no state", 2)]
+)
+def test_the_next_unit_is_on_its_way_and_no_other(name: str, most: int, outcomes: dict[str, Outcome]) -> None:
+    """A head needs the embedding tied to it too, and a layer with experts has a bucket of theirs."""
+    assert outcomes[name].most_gathered == most
+
+
 def test_a_checkpoint_goes_on_under_other_shares_and_other_plans(outcomes: dict[str, Outcome]) -> None:
     expected = reference_run(RELAY["relay 1"], ADAM, steps=7 * len(RELAY), seed=7)
     losses = [loss for name in RELAY for loss in outcomes[name].losses]
@@ -115,6 +125,29 @@ def test_a_rank_keeps_its_share_alone(name: str) -> None:
         assert abs(own - share * total) <= 8 * len(store.buffers), "but for rounding to blocks of eight"
         kept.append(own)
     assert sum(kept) == total
+
+
+@st.composite
+def random_shares(draw: st.DrawFn) -> Plan:
+    model = draw(st.sampled_from([LLAMA, GPT2, TIED, MIXTURE]))
+    waves = draw(st.integers(1, 2))
+    shares, modes = [], []
+    for _ in range(draw(st.integers(2, 4))):
+        micro_batches = waves * draw(st.integers(1, 2))
+        shares.append((1, draw(st.integers(micro_batches, 6)), micro_batches, draw(st.integers(0, 9))))
+        modes.append(draw(st.sampled_from([Recompute(), SELECTIVE, UNIFORM, BLOCK])))
+    shares[0] = (*shares[0][:3], shares[0][3] + 1)
+    return shared(model, *shares, waves=waves, recompute=tuple(modes))
+
+
+@pytest.mark.nightly
+@settings(max_examples=5, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.lists(random_shares(), min_size=8, max_size=8))
+def test_random_shares_train_as_one_process_does(found: list[Plan]) -> None:
+    outcomes = run_cases([Case(str(n), plan, SGD, steps=6) for n, plan in enumerate(found)], processes=4)
+    for number, plan in enumerate(found):
+        assert check(plan) == ()
+        require_equal(outcomes[str(number)], reference_run(plan, SGD, steps=6, seed=7))
 
 
 def test_the_layout_tells_the_shares() -> None:

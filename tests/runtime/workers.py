@@ -137,8 +137,11 @@ def run_case(case: Case, rank: int, folder: Path) -> dict[str, Any]:
         gathered.append(whole_weights(engine))
         return x
 
+    def count(_: str) -> None:
+        gathered.append(whole_weights(engine))
+
     for step in range(first, first + case.steps):
-        result = train_step(engine, batch_of(engine, step), step, observe=observe)
+        result = train_step(engine, batch_of(engine, step), step, observe=observe, note=count)
         assert whole_weights(engine) == 0, "nothing stays gathered"
         losses.append(result.loss)
         norms.append(result.gradient_norm)
