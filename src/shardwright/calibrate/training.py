@@ -17,6 +17,7 @@ from shardwright.cost.frameworks.overheads import CLOCK_NAMES, Calibration
 from shardwright.cost.strategies import Floats
 from shardwright.cost.trust.evidence import Published
 from shardwright.cost.trust.interval import Spread
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.validation.case import Case, case_of, duplicates_left_out
 from shardwright.validation.facts import SkippedRunError
 from shardwright.validation.runs import Run
@@ -85,8 +86,8 @@ def equal_sources(cases: Sequence[Case]) -> Floats:
 def shipped_files(found: Trained) -> dict[str, bytes]:
     """Return the files of the package that a fit makes anew, by their path in it."""
     frameworks = {
-        name: {**figures_text(software, 4), **figures_text(found.spreads[name], 4)}
-        for name, software in found.calibration.frameworks.items()
+        name: ({} if name == OWN else figures_text(software, 4)) | figures_text(found.spreads[name], 4)
+        for name, software in found.calibration.frameworks.items()  # no run of our own is published
     }
     return {
         "spec/catalog/data/frameworks.csv": frameworks_csv(frameworks),

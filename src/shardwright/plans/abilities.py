@@ -10,7 +10,7 @@ from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import Job, Precision
 
 # Their attention is PyTorch's, or XLA's, which has fused kernels for every GPU and precision.
-OWN_KERNELS = frozenset({"torchtitan", "fsdp", "jax", "eager"})
+OWN_KERNELS = frozenset({"torchtitan", "fsdp", "jax", "eager", "train"})
 FLASH_CAPABILITY = 8.0  # Ampere: FlashAttention-2's requirement (github.com/Dao-AILab/flash-attention, README)
 
 

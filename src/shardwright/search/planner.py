@@ -25,7 +25,14 @@ from shardwright.progress import within
 from shardwright.search.advice.infeasible import explain
 from shardwright.search.advice.nearby import nearby
 from shardwright.search.advice.remedies import remedies
-from shardwright.search.mixed.entry import Outcome, affordable_value, dropped, largest_pools, mixed_search
+from shardwright.search.mixed.entry import (
+    Outcome,
+    affordable_value,
+    dropped,
+    largest_pools,
+    mixed_search,
+    run_by_train,
+)
 from shardwright.search.mixed.tables.settings import pinned_away
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
@@ -95,8 +102,8 @@ def plan(
         with within(alone * number / len(able), alone * (number + 1) / len(able)):
             results.append(_search_pool(context, space, filters, top))
     with within(alone, 1.0):
-        mixed = None if exportable_to else _mixed(results, cluster, space, filters, gap, top)
-    uneven = None if exportable_to else _uneven(results, cluster, space, filters)
+        mixed = None if exportable_to else _mixed(results, cluster, space, filters, gap, fit, top)
+    uneven = None if exportable_to else _uneven(results, cluster, space, filters, fit)
     values, plans = _best_plans(results, cluster, top, mixed, uneven)
     bounds = [*([mixed.outcome.bound] if mixed else []), *([uneven.bound] if uneven else [])]
     bound = min([*values[:1], *bounds], default=np.inf)
@@ -108,7 +115,7 @@ def plan(
     infeasible: NoPlan | None = None
     if not plans:
         contexts = [result.context for result in results]
-        freed = partial(_freed, results, cluster, space, filters, gap) if mixed else _no_plan
+        freed = partial(_freed, results, cluster, space, filters, gap, fit) if mixed else _no_plan
         infeasible = explain(contexts, space, filters, report, freed)
     kinds = () if uneven is None else tuple(_kinds(mixed, uneven))
     return Ranking(plans=plans, baselines=shown, search=report, infeasible=infeasible, kinds=kinds)
@@ -158,7 +165,7 @@ class _Mixed:
 
 
 def _mixed(
-    results: Sequence[_PoolResult], cluster: Cluster, space: Space, filters: Filters, gap: float, top: int
+    results: Sequence[_PoolResult], cluster: Cluster, space: Space, filters: Filters, gap: float, fit: float, top: int
 ) -> _Mixed | None:
     """Return what plans over machines of several types reach, or None where there are none in the space."""
     contexts = [result.context for result in results]
@@ -167,7 +174,14 @@ def _mixed(
     begin = time.perf_counter()
     known = [result.found.ranked[0][0] for result in results if result.found.ranked]
     outcome = mixed_search(
-        largest_pools(contexts), cluster, space, filters, gap=gap, incumbent=min(known, default=np.inf), top=top
+        largest_pools(contexts),
+        cluster,
+        space,
+        filters,
+        gap=gap,
+        fit=fit,
+        incumbent=min(known, default=np.inf),
+        top=top,
     )
     return _Mixed(outcome, time.perf_counter() - begin)
 
@@ -183,12 +197,15 @@ class _Uneven:
     seconds: float
 
 
-def _uneven(results: Sequence[_PoolResult], cluster: Cluster, space: Space, filters: Filters) -> _Uneven | None:
+def _uneven(
+    results: Sequence[_PoolResult], cluster: Cluster, space: Space, filters: Filters, fit: float
+) -> _Uneven | None:
     """Return what uneven FSDP over machines of several types reaches, or None where there is none in the space."""
     contexts = [result.context for result in results]
     if len({context.pool.gpu.name for context in contexts}) < 2 or away(space):
         return None
     begin, efficiency = time.perf_counter(), contexts[0].efficiency
+    contexts = run_by_train(contexts, fit)
     found: UnevenFound = uneven_fsdp(
         largest_pools(contexts), cluster, space, lambda plan: not dropped(plan, contexts, filters)
     )
@@ -227,12 +244,13 @@ def _freed(
     space: Space,
     filters: Filters,
     gap: float,
+    fit: float,
     job: Job,
     incumbent: float,
 ) -> Plan | None:
     """Return the best mixed plan for another job, if one is better than `incumbent`."""
     contexts = largest_pools([replace(result.context, job=job) for result in results])
-    plans = mixed_search(contexts, cluster, space, filters, gap=gap, incumbent=incumbent, top=1).plans
+    plans = mixed_search(contexts, cluster, space, filters, gap=gap, fit=fit, incumbent=incumbent, top=1).plans
     return plans[0] if plans else None
 
 

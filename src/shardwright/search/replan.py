@@ -31,6 +31,7 @@ from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import Setting
 from shardwright.search.space.axes import Space
 from shardwright.search.uneven.search import uneven_fsdp
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster, NodePool
 
 # Layer tables by machines, whatever their number, and links; with the strain of the cluster that they were made for.
@@ -47,11 +48,13 @@ def replan(
     efficiency: Efficiency | None = None,
 ) -> Plan | None:
     """Return a plan for `cluster` with the model, the job and the settings of `previous`, or None where none fits.
-    Uneven FSDP gets the best shares there.
+    Uneven FSDP gets the best shares there. The plan is priced as `shardwright train` runs it, which alone goes on when
+    machines come and go.
 
     `kept` is filled with layer times, and spares making them again: give the same one at every call for the same
     model, job and efficiency.
     """
+    previous = _run_by_train(previous)
     job = previous.job
     kept = {} if kept is None else kept
     model_of_time, room = efficiency or default_efficiency(), headroom(fit, job)
@@ -95,6 +98,11 @@ def _shared_anew(contexts: Sequence[Context], cluster: Cluster) -> Plan | None:
     return found.plans[0].costed(predict(found.plans[0], contexts[0].efficiency)) if found.plans else None
 
 
+def _run_by_train(plan: Plan) -> Plan:
+    overlap = replace(plan.overlap, tensor_parallel=False)
+    return replace(plan, job=replace(plan.job, framework=OWN), overlap=overlap)
+
+
 def _found(previous: Plan, task: Task) -> tuple[Plan, Mixed] | None:
     """Return the better of the plan before, as far as its machines are still there, and of what a search finds."""
     hints = [_composition(task.contexts, replica.stages) for replica in previous.replicas]
@@ -117,7 +125,6 @@ def _setting(plan: Plan, contexts: Sequence[Context]) -> Setting:
         tp=tuple(degrees.get(context.pool.gpu.name, usual) for context in contexts),
         micro_batch=plan.micro_batch,
         sequence_parallel=plan.sequence_parallel,
-        overlap_tp=plan.overlap.tensor_parallel,
     )
 
 

@@ -22,7 +22,7 @@ def shares(plan: Plan) -> dict[tuple[tuple[int, int], ...], dict[str, set[int]]]
 @pytest.mark.parametrize(
     ("model", "cluster", "batch"),
     [
-        ("opt-350m", "4x8xA100-SXM-40+12x8xV100-SXM2-16", 1024),
+        ("opt-1.3b", "4x8xA100-SXM-40+12x8xV100-SXM2-16", 1024),
         ("opt-1.3b", "2x8xH100-SXM+2x8xA100-SXM-40", 512),
     ],
 )
@@ -30,7 +30,7 @@ def test_types_share_a_stage_by_their_speed(model, cluster, batch):
     ranking = shardwright.plan(
         shardwright.load_model(model),
         shardwright.load_cluster(cluster),
-        shardwright.make_job(global_batch=batch, seq_len=1024, precision="fp16"),
+        shardwright.make_job(global_batch=batch, seq_len=1024, precision="fp16", framework="train"),
     )
     best = ranking.best
     both = [each for each in shares(best).values() if len(each) == 2]

@@ -36,7 +36,7 @@ GPUS = ("A100-SXM-40", "V100-SXM2", "A10G", "RTX3090", "L4", "T4")
 MODELS = ("gpt2-medium", "gpt2-large", "pythia-410m", "pythia-1b", "opt-1.3b")
 CLUSTER = """nodes:
   - {count: 2, gpu: A10G, gpus: 4}
-  - {count: 2, gpu: A100-SXM-40, gpus: 1}
+  - {count: 2, gpu: H100-SXM, gpus: 1}
 """
 SOME, MANY = range(16), range(16, 250)
 SLOWEST = 1.1
@@ -189,7 +189,18 @@ def fewer_machines(plan: Plan) -> Cluster:
 
 
 def planned(folder: Path, *options: str) -> dict[str, Any]:
-    job = ["--model", "llama-2-7b", "--global-batch", "32", "--seq-len", "2048", "--precision", "fp16"]
+    job = [
+        "--model",
+        "llama-2-7b",
+        "--global-batch",
+        "32",
+        "--seq-len",
+        "2048",
+        "--precision",
+        "fp16",
+        "--framework",
+        "train",
+    ]
     files = ["--cluster", str(folder / "cluster.yaml"), "--out", str(folder / "plan.json"), "--json"]
     outcome = run(["plan", *job, *files, *options])
     assert outcome.code == 0, outcome.err

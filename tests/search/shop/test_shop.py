@@ -169,7 +169,7 @@ def test_pins_narrow_every_plan() -> None:
 
 
 def test_a_mix_wins_where_the_better_machines_are_few() -> None:
-    model, run = load_model("llama-3.1-8b"), job(global_batch=256, seq_len=4096)
+    model, run = load_model("llama-3.1-8b"), job(global_batch=256, seq_len=4096, framework="train")
     few = {"gpus": 8, "at_most": 1}
     given = offers(
         {"gpu": "H100-SXM", "price_per_hour": 20.0, **few}, {"gpu": "A100-SXM-80", "price_per_hour": 9.0, **few}

@@ -14,6 +14,7 @@ from shardwright.reports.text.explain import saving, value
 from shardwright.reports.text.layout import WIDTH, labelled
 from shardwright.reports.text.plans import FAR, predicted, whole_run
 from shardwright.reports.text.terminal import heading
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.units import format_bytes, format_count
 
 FURTHER = "--details has the other plans, memory by stage, where the time goes, what was assumed"
@@ -46,6 +47,8 @@ def runs_on(plan: Plan) -> str:
     if plan.uniform:
         return f"priced as {plan.job.framework} runs it"
     unequal = "shares" if plan.layered else "stages"
+    if plan.job.framework == OWN:
+        return f"priced as `shardwright train` runs it, which alone runs unequal {unequal}"
     return f"`shardwright train` alone runs unequal {unequal}; priced with the habits of {plan.job.framework}"
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
+from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.predict import predict
 from shardwright.cost.strategies import stage_rows
 from shardwright.plans.check import check
@@ -28,6 +29,7 @@ from shardwright.search.mixed.tables.settings import Setting, not_covered, rows_
 from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.units import SECONDS_PER_HOUR
 
@@ -70,14 +72,19 @@ def mixed_search(
     filters: Filters,
     *,
     gap: float,
+    fit: float,
     incumbent: float,
     top: int,
 ) -> Outcome:
     """Return the best plans over all `contexts` together that are better than `incumbent`, in what the job minimises.
+    They are priced as `shardwright train` runs them, which alone can; the uniform plan that they are compared with as
+    the job's framework does.
 
-    `gap` is how far above the bound the best plan may be. Raises SpecError where a GPU type has no figures.
+    `gap` is how far above the bound the best plan may be, `fit` the probability with which it must fit in memory.
+    Raises SpecError where a GPU type has no figures.
     """
-    chosen = _unruled(settings(contexts, space, filters.axes), contexts, filters)
+    plain, contexts = contexts, run_by_train(contexts, fit)
+    chosen = _unruled(settings(contexts, space), contexts, filters)
     if not chosen:
         return Outcome(
             plans=(),
@@ -97,9 +104,9 @@ def mixed_search(
     def allowed(plan: Plan) -> bool:
         return _keeps_pins(plan, space) and not dropped(plan, contexts, filters)
 
-    uniform = _best_uniform(contexts, uniform_plans(contexts, cluster, chosen, found_tables), known)
-    shown = None if uniform is None else costed(uniform)
-    rivals = [shown] if shown is not None and not space.pins and not dropped(shown, contexts, filters) else []
+    uniform = _best_uniform(plain, uniform_plans(plain, cluster, chosen, found_tables))
+    shown = None if uniform is None else uniform.costed(predict(uniform, contexts[0].efficiency))
+    rivals = [] if uniform is None or space.pins else _as_rival(uniform, contexts, filters, costed)
     incumbent = min([incumbent, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
     problem = Problem(
         tuple(contexts), cluster, space, gap, tuple(chosen), tuple(found_tables), known, effort_for(cluster)
@@ -123,6 +130,12 @@ def mixed_search(
         costed=found.costed,
         not_covered=(*not_covered(space), *_limits(found.deepest, len(contexts[0].model.layers))),
     )
+
+
+def run_by_train(contexts: Sequence[Context], fit: float) -> list[Context]:
+    """Return contexts as `shardwright train` runs jobs in them."""
+    job = replace(contexts[0].job, framework=OWN)
+    return [replace(context, job=job, headroom=headroom(fit, job)) for context in contexts]
 
 
 def largest_pools(contexts: Sequence[Context]) -> list[Context]:
@@ -157,7 +170,19 @@ def _limits(deepest: int, layers: int) -> tuple[DeeperPipelines, ...]:
     return (DeeperPipelines(deepest),) if deepest < layers else ()
 
 
-def _best_uniform(contexts: Sequence[Context], plans: Sequence[Plan], known: Known) -> Plan | None:
+def _as_rival(
+    uniform: Plan, contexts: Sequence[Context], filters: Filters, costed: Callable[[Plan], Plan]
+) -> list[Plan]:
+    """Return the uniform plan over all machines as `shardwright train` runs it, if rules allow it and it fits."""
+    overlap = replace(uniform.overlap, tensor_parallel=False)
+    plan = replace(uniform, job=contexts[0].job, overlap=overlap)
+    if dropped(plan, contexts, filters) or fitting_seconds(contexts, plan, {}) is None:
+        return []
+    return [costed(plan)]
+
+
+def _best_uniform(contexts: Sequence[Context], plans: Sequence[Plan]) -> Plan | None:
+    known: Known = {}
     legal = [plan for plan in plans if not check(plan)]
     timed = [(seconds, plan) for plan in legal if (seconds := fitting_seconds(contexts, plan, known)) is not None]
     return min(timed, key=lambda item: item[0])[1] if timed else None

@@ -17,6 +17,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.strategies import RANK_ORDERS, RECOMPUTE, SHARDING, Bools, Ints, Strategies
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.plans.abilities import flash_attention_runs, user_buffers_run
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.model import Layer
 
 Value = int | float
@@ -174,7 +175,7 @@ def runnable(context: Context, space: Space) -> Space:
     gpu, able = context.pool.gpu, {}
     if "flash" not in context.source.only and not flash_attention_runs(gpu, context.job):
         able["flash"] = space.allowed("flash", (0,))
-    if not user_buffers_run(context.pool):
+    if context.job.framework == OWN or not user_buffers_run(context.pool):
         able["overlap_tp"] = space.allowed("overlap_tp", (0,))
     return replace(space, pins={**space.pins, **able})
 

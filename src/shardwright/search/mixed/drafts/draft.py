@@ -39,7 +39,7 @@ def plan_of(contexts: Sequence[Context], cluster: Cluster, draft: Draft, *, rank
         schedule=Schedule(),
         replicas=replicas,
         optimizer=OptimizerPlan(sharding="zero1" if several else "none"),
-        overlap=Overlap(grad_reduce=several, param_gather=several, tensor_parallel=setting.overlap_tp and split),
+        overlap=Overlap(grad_reduce=several, param_gather=several),
         sequence_parallel=setting.sequence_parallel and split,
         flash_attention=True,
         rank_order=rank_order,

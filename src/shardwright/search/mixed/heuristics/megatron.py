@@ -7,13 +7,14 @@ pipeline ranks outermost. The rule of thumb that a mixed plan has to beat.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, Ints
+from shardwright.plans.abilities import user_buffers_run
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.stage_limits import figures, stage_layers
@@ -91,4 +92,6 @@ def _plan(contexts: Sequence[Context], cluster: Cluster, guess: _Guess) -> Plan:
         for path, group in groupby(paths)
     )
     draft = Draft(setting=guess.setting, replicas=replicas, seconds=guess.seconds)
-    return plan_of(contexts, cluster, draft, rank_order="tp-cp-ep-dp-pp")
+    plan = plan_of(contexts, cluster, draft, rank_order="tp-cp-ep-dp-pp")
+    beside = plan.sequence_parallel and all(user_buffers_run(context.pool) for context in contexts)
+    return replace(plan, overlap=replace(plan.overlap, tensor_parallel=beside))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -19,19 +19,19 @@ SEARCHED = (
     "tp",
     "micro_batch",
     "sequence_parallel",
-    "overlap_tp",
     "pp",
     "dp",
     "recompute",
     "sharding",
     "rank_order",
 )
-# What a mixed plan always has; a pin to anything else leaves it nothing to search.
+# What a mixed plan always has, or what runs it (`train`) does; a pin to anything else leaves it nothing to search.
 FIXED = {
     "cp": 1,
     "ep": 1,
     "vpp": 1,
     "flash": 1,
+    "overlap_tp": 0,
     "overlap_pp": 0,
     "overlap_grad": 1,
     "overlap_param": 1,
@@ -48,13 +48,12 @@ NOT_COVERED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One choice of what all stages share, and of the tensor-parallel degree of each GPU type, `tp`. The switches hold
-    for stages of more than one rank."""
+    """One choice of what all stages share, and of the tensor-parallel degree of each GPU type, `tp`. Sequence
+    parallelism holds for stages of more than one rank."""
 
     tp: tuple[int, ...]
     micro_batch: int
     sequence_parallel: bool
-    overlap_tp: bool
 
     @property
     def symmetric(self) -> bool:
@@ -67,7 +66,6 @@ class Setting:
             tp=(self.tp[place],),
             micro_batch=self.micro_batch,
             sequence_parallel=self.sequence_parallel and split,
-            overlap_tp=self.overlap_tp and split,
         )
 
 
@@ -93,15 +91,15 @@ def _words(axis: str, values: Sequence[float]) -> str:
     return ",".join(names.get(int(value), f"{value:g}") for value in values)
 
 
-def settings(contexts: Sequence[Context], space: Space, ruled: Collection[str] = ()) -> list[Setting]:
+def settings(contexts: Sequence[Context], space: Space) -> list[Setting]:
     """Return every setting that at least one pool can run, in a fixed order: those with one degree for all types, then,
-    if the space has them, those of unequal degrees. `ruled` are axes of which the user's rules speak."""
+    if the space has them, those of unequal degrees."""
     degrees = [*_equal_degrees(contexts, space), *_unequal_degrees(contexts, space)]
     found = [
-        Setting(tp=tp, micro_batch=size, sequence_parallel=sequence, overlap_tp=overlap)
+        Setting(tp=tp, micro_batch=size, sequence_parallel=sequence)
         for tp in degrees
         for size in _micro_batches(contexts, space)
-        for sequence, overlap in _switches(contexts[0], space, tp, ruled)
+        for sequence in _sequence(contexts[0], space, tp)
     ]
     return [setting for setting in found if setting.symmetric or _differs(contexts, setting)]
 
@@ -127,24 +125,15 @@ def _unequal_degrees(contexts: Sequence[Context], space: Space) -> list[tuple[in
     return [tp for tp in product(*each) if len(set(tp)) > 1]
 
 
-def _switches(
-    context: Context, space: Space, tp: tuple[int, ...], ruled: Collection[str]
-) -> Iterator[tuple[bool, bool]]:
-    """Yield what sequence parallelism and overlap of tensor parallelism may be for types of degrees `tp`."""
+def _sequence(context: Context, space: Space, tp: tuple[int, ...]) -> Iterator[bool]:
+    """Yield what sequence parallelism may be for types of degrees `tp`."""
     experts = any(kind.moe is not None for kind in context.model.kinds)
     split = max(tp) > 1
-    for sequence, overlap in ((1, 1), (1, 0), (0, 0)):
+    for sequence in (True, False):
         divides = all(context.job.seq_len % degree == 0 for degree in tp)
         legal = split and divides if sequence else not (experts and split)
-        wanted = sequence in space.allowed("sequence_parallel", (0, 1)) and overlap in space.allowed(
-            "overlap_tp", (0, 1)
-        )
-        # Overlap is never slower where it is legal, so the setting without is searched only if it is pinned or a rule
-        # may drop that with it.
-        free = "overlap_tp" not in ruled and 1 in space.allowed("overlap_tp", (0, 1))
-        dominated = sequence and not overlap and free
-        if legal and wanted and not dominated:
-            yield bool(sequence), bool(overlap)
+        if legal and sequence in space.allowed("sequence_parallel", (0, 1)):
+            yield sequence
 
 
 def _micro_batches(contexts: Sequence[Context], space: Space) -> list[int]:
@@ -184,7 +173,7 @@ def rows_of(owns: Sequence[Setting], model: Model, *, stages: int, copies: int) 
             {
                 "tp": own.tp[0], "pp": stages, "dp": copies, "etp": own.tp[0] if experts else 1,
                 "micro_batch": own.micro_batch, "sequence_parallel": own.sequence_parallel, "flash": True,
-                "overlap_tp": own.overlap_tp, "first_layers": 1, "last_layers": 1,
+                "overlap_tp": False, "first_layers": 1, "last_layers": 1,
                 "sharding": ZERO1 if copies > 1 else UNSHARDED, "overlap_grad": copies > 1, "overlap_param": copies > 1,
             }
             for own in owns
