@@ -28,6 +28,7 @@ from shardwright.cli import (
     shop,
     simulate_spot,
     spmd,
+    tokens,
     train,
     validate,
 )
@@ -76,7 +77,7 @@ app.command("recover", short_help="Show what a recovery would move.")(recover.re
 app.command("simulate-spot", short_help="Replay which spot machines were there over a plan.")(
     simulate_spot.simulate_spot
 )
-app.command("tokens", short_help="Make a token file to train on from texts.")(train.tokens)
+app.command("tokens", short_help="Make a token file to train on from texts.")(tokens.tokens)
 app.command("schema", short_help="Print the JSON schema of a document.")(schema.schema)
 app.command("gpus", short_help="List GPUs, with sources and dates.")(catalogue.gpus)
 app.command("models", short_help="List models, or show how one is understood.")(catalogue.models)

@@ -1,27 +1,27 @@
-"""`shardwright train` and `shardwright tokens`."""
+"""`shardwright train`."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 import typer
 
 from shardwright.cli.destination import require_writable
-from shardwright.cli.output import write, write_json
-from shardwright.errors import SpecError, bad
+from shardwright.cli.train_input import (
+    checked_layout,
+    recipe_of,
+    require_below_1,
+    require_changes,
+    require_measurable,
+    require_no_less_than_0,
+    require_positive,
+    settings_before,
+)
+from shardwright.cli.train_run import run_plan, show_layout
+from shardwright.errors import bad
 from shardwright.runtime.job.settings import CHANGES
-from shardwright.runtime.state.recipe import Recipe
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from shardwright.plans.plan import Plan
-    from shardwright.runtime.job.metrics import Row
-    from shardwright.runtime.job.settings import Settings
-    from shardwright.runtime.layout.groups import Layout
-    from shardwright.spec.job import Precision
+from shardwright.runtime.state.recipe import SCHEDULES, Recipe
 
 HELP = """Run a plan on torch.distributed: any plan, uniform or mixed, on CPUs (gloo) or GPUs (NCCL).
 
@@ -36,15 +36,6 @@ On one machine the command starts all processes itself. On several, start it und
 
 Ctrl-C stops after the step, with a checkpoint; a checkpoint can be resumed under another plan and on other machines.
 """
-TOKENS_HELP = """Make a token file for `train` from text files.
-
-Examples:
-
-\b
-  shardwright tokens book.txt notes.md -o corpus.bin
-  shardwright tokens *.txt -o corpus.bin --tokenizer path/to/tokenizer.json
-"""
-LINES = 20
 USUAL, TRAVELS = Recipe(), "As before when resumed."
 
 
@@ -77,9 +68,17 @@ def train(
         float | None,
         typer.Option(metavar="RATE", help=f"The highest learning rate; {USUAL.learning_rate:g}. {TRAVELS}"),
     ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help=f"How it falls: {', '.join(SCHEDULES)}; {USUAL.schedule}. {TRAVELS}"),
+    ] = None,
     warmup: Annotated[int | None, typer.Option(metavar="N", help=f"Steps until it is reached; 0. {TRAVELS}")] = None,
     decay: Annotated[
         int | None, typer.Option(metavar="N", help=f"Step at which it is lowest; 0: never. {TRAVELS}")
+    ] = None,
+    decay_from: Annotated[
+        int | None,
+        typer.Option(metavar="N", help=f"Step at which it begins to fall; wsd: in the last tenth. {TRAVELS}"),
     ] = None,
     final_fraction: Annotated[
         float | None, typer.Option(metavar="X", help=f"What is left of it then; {USUAL.final_fraction:g}. {TRAVELS}")
@@ -105,6 +104,9 @@ def train(
     precision: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="bf16, fp16 (with fp32 master weights) or fp32, if not the plan's."),
+    ] = None,
+    compile: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="Compile layers; on GPUs, if not given.")
     ] = None,
     profile: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a layer profile of the first steps, to plan with.")
@@ -161,55 +163,53 @@ def train(
     from shardwright.runtime.job.launch import choose_device, inside_torchrun, launcher
     from shardwright.runtime.job.parent import end_with_parent
     from shardwright.runtime.job.settings import Settings
-    from shardwright.runtime.layout.groups import layout_of
 
     if inside_torchrun():
         end_with_parent(launcher())
     found = load_plan(plan)
     precision = precision or found.job.precision
-    layout = _checked(found, precision, layout_of)
+    layout = checked_layout(found, precision)
     if dry_run:
-        _show(layout, json=json)
+        show_layout(layout, json=json)
         return 0
     if data is None:
         raise bad("--data", "is missing", "make a token file: shardwright tokens TEXT… -o corpus.bin")
-    _require_positive(
+    require_positive(
         steps=steps, profile_steps=profile_steps, learning_rate=learning_rate, epsilon=epsilon, patience=patience
     )
-    _require_no_less_than_0(
-        warmup=warmup, decay=decay, weight_decay=weight_decay, clip=clip, checkpoint_every=checkpoint_every, keep=keep,
-        beta1=beta1, beta2=beta2, final_fraction=final_fraction,
+    require_no_less_than_0(
+        warmup=warmup, decay=decay, decay_from=decay_from, weight_decay=weight_decay, clip=clip,
+        checkpoint_every=checkpoint_every, keep=keep, beta1=beta1, beta2=beta2, final_fraction=final_fraction,
     )  # fmt: skip
-    _require_below_1(beta1=beta1, beta2=beta2)
-    _require_changes(accept_change or [])
+    require_below_1(beta1=beta1, beta2=beta2)
+    require_changes(accept_change or [])
     if profile is not None:
-        _require_measurable(found)
+        require_measurable(found)
         if not profile.absolute().parent.is_dir():
             raise bad(f"--profile {profile}", "is in no folder that exists", "make the folder, or name another")
     if trace is not None:
         require_writable(trace, [plan, data, profile], option="--trace")
-    method = optimizer or ("sgd" if found.job.optimizer == "sgd" else "adamw")
-    if method not in ("adamw", "sgd"):
-        raise bad(f"--optimizer {method}", "is not known", "adamw or sgd")
-    before = _before(resume)
-    betas = before.get("betas", USUAL.betas)
-    given = {
-        "learning_rate": learning_rate,
-        "warmup_steps": warmup,
-        "decay_steps": decay,
-        "final_fraction": final_fraction,
-        "betas": (betas[0] if beta1 is None else beta1, betas[1] if beta2 is None else beta2),
-        "epsilon": epsilon,
-        "weight_decay": weight_decay,
-        "clip": clip,
-    }
-    told = {name: value for name, value in given.items() if value is not None}
-    kept = {name: value for name, value in before.items() if name != "seed"}
+    before = settings_before(resume)
+    recipe = recipe_of(
+        before,
+        method=optimizer or ("sgd" if found.job.optimizer == "sgd" else "adamw"),
+        schedule=schedule,
+        learning_rate=learning_rate,
+        warmup_steps=warmup,
+        decay_from=decay_from,
+        decay_steps=decay,
+        final_fraction=final_fraction,
+        beta1=beta1,
+        beta2=beta2,
+        epsilon=epsilon,
+        weight_decay=weight_decay,
+        clip=clip,
+    )
     settings = Settings(
         data=data,
         out=out,
         steps=steps,
-        recipe=Recipe(**{**kept, **told, "method": method}),
+        recipe=recipe,
         seed=before.get("seed", 0) if seed is None else seed,
         checkpoint_every=checkpoint_every,
         keep=keep,
@@ -224,9 +224,10 @@ def train(
         profile=profile,
         profile_steps=profile_steps,
         trace=trace,
+        compile=compile,
     )
     if elastic:
-        _require_positive(snapshot_every=snapshot_every, silence=silence, wait=wait)
+        require_positive(snapshot_every=snapshot_every, silence=silence, wait=wait)
         return run_elastic(
             found,
             settings,
@@ -242,187 +243,7 @@ def train(
             wait_seconds=wait,
             notices=notices,
         )
-    return _run(found, layout, settings, json=json)
-
-
-def tokens(
-    texts: Annotated[list[Path], typer.Argument(metavar="TEXT…", help="Text files, in UTF-8.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.bin", help="Write the tokens here.")],
-    tokenizer: Annotated[
-        str, typer.Option(metavar="NAME", help="bytes, or a Hugging Face tokenizer.json or its folder.")
-    ] = "bytes",
-) -> None:
-    from shardwright.runtime.storage.data import write_tokens
-
-    if out.suffix != ".bin":
-        raise bad(str(out), "does not end in .bin", "the header is written beside it as .json")
-    file = write_tokens(out, texts, tokenizer)
-    write(f"{out}: {len(file.tokens):,} tokens, vocabulary {file.vocab:,} ({tokenizer})")
-
-
-def _checked(plan: Plan, precision: str, layout_of: Callable[[Plan], Layout]) -> Layout:
-    """Return the layout of a plan that is legal and can be run. Raises SpecError with everything that is wrong."""
-    from dataclasses import replace
-
-    from shardwright.plans.check import check
-    from shardwright.reports.text.problems import merged
-    from shardwright.runtime.layout.limits import RUNNABLE_PRECISIONS, unrunnable
-
-    if precision not in (*RUNNABLE_PRECISIONS, plan.job.precision):
-        raise bad(f"--precision {precision}", "is not known", "bf16, fp16 or fp32")
-    job = replace(plan.job, precision=cast("Precision", precision))
-    problems = check(plan) or unrunnable(replace(plan, job=job))
-    if problems:
-        raise SpecError(*merged(problems))
-    return layout_of(plan)
-
-
-def _show(layout: Layout, *, json: bool) -> None:
-    from shardwright.runtime.job.describe import layout_document, layout_text
-
-    if json:
-        write_json(layout_document(layout))
-    else:
-        write(layout_text(layout))
-
-
-def _before(resume: Path | None) -> Mapping[str, Any]:
-    """Return what travels with the checkpoint that a run goes on from, nothing for a new run."""
-    if resume is None:
-        return {}
-    from shardwright.runtime.job.course import travelling
-    from shardwright.runtime.storage.steps import manifest_of, newest_checkpoint
-
-    return travelling(manifest_of(newest_checkpoint(resume)))
-
-
-def _require_changes(names: Sequence[str]) -> None:
-    for name in names:
-        if name not in CHANGES:
-            raise bad(f"--accept-change {name}", "is not known", f"one of {', '.join(CHANGES)}")
-
-
-def _require_below_1(**numbers: float | None) -> None:
-    for name, value in numbers.items():
-        if value is not None and not value < 1:
-            raise bad(f"--{name}", f"{value:g} is not below 1", "give a number from 0 to below 1")
-
-
-def _require_positive(**numbers: float | None) -> None:
-    for name, value in numbers.items():
-        if value is not None and not value > 0:
-            raise bad(f"--{name.replace('_', '-')}", f"{value:g} is not above 0", "give a positive number")
-
-
-def _require_no_less_than_0(**numbers: float | None) -> None:
-    for name, value in numbers.items():
-        if value is not None and not value >= 0:
-            raise bad(f"--{name.replace('_', '-')}", f"{value:g} is below 0", "give 0 or a positive number")
-
-
-def _require_measurable(plan: Plan) -> None:
-    """Raise SpecError where the layers of a plan cannot stand for those of others."""
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
-    if plan.layered:
-        message = "under uneven FSDP a unit runs all micro-batches at once, which are not timed one by one"
-        raise bad("--profile", message, "measure under a plan of equal copies on the same machines")
-    if any(stage.context_parallel > 1 or stage.expert_parallel > 1 for stage in stages):
-        message = "a layer profile has whole sequences and all experts, which ranks of this plan share"
-        raise bad("--profile", message, "measure under a plan with context_parallel and expert_parallel 1")
-
-
-def _run(plan: Plan, layout: Layout, settings: Settings, *, json: bool) -> int:
-    from shardwright.runtime.job.finish import STATUS, STOP_REQUEST
-    from shardwright.runtime.job.launch import inside_torchrun, launch, require_devices
-    from shardwright.runtime.job.lock import locked
-
-    if inside_torchrun():
-        return _run_rank(plan, settings, json=json)
-    _require_input(plan, settings)
-    require_devices(settings.device, layout.world_size)
-    with locked(settings.out):
-        status = settings.out / STATUS
-        status.unlink(missing_ok=True)
-        code = launch(sys.argv[1:], layout.places, settings.out / STOP_REQUEST)
-        if status.exists():
-            _tell(status, json=json)
-    return code
-
-
-def _run_rank(plan: Plan, settings: Settings, *, json: bool) -> int:
-    from contextlib import nullcontext
-
-    from shardwright.reports.words import flagged
-    from shardwright.runtime.job.finish import STATUS
-    from shardwright.runtime.job.launch import speaks_for_all
-    from shardwright.runtime.job.lock import locked
-    from shardwright.runtime.job.status import DIVERGED, NOT_SAVED, DivergedError
-    from shardwright.runtime.job.train import train as run
-
-    first = speaks_for_all()
-    with locked(settings.out) if first else nullcontext():
-        if first:
-            _require_input(plan, settings)
-        try:
-            document = run(plan, settings, _reporter())
-        except DivergedError as error:
-            print(f"\nerror: training has diverged: {flagged(str(error))}", file=sys.stderr, flush=True)
-            return DIVERGED
-        if first and (settings.out / STATUS).exists():
-            _tell(settings.out / STATUS, json=json)
-    return NOT_SAVED if document["unsaved"] else 0
-
-
-def _require_input(plan: Plan, settings: Settings) -> None:
-    """Raise SpecError where data or checkpoint are not what the run needs, before anything is started; say what differs
-    from the checkpoint and may."""
-    from shardwright.runtime.job.course import course_of, require_same_course
-    from shardwright.runtime.job.start import require_fresh
-    from shardwright.runtime.storage.data import make_samples, open_tokens, require_known
-    from shardwright.runtime.storage.steps import manifest_of, newest_checkpoint
-
-    file = open_tokens(settings.data)
-    make_samples(file, plan.job.seq_len, settings.seed, plan.model.vocab, plan.job.global_batch)
-    require_known(file, plan.model.vocab)
-    require_fresh(settings)
-    if settings.resume is not None:
-        folder = newest_checkpoint(settings.resume)
-        course = course_of(plan, settings, file)
-        for change in require_same_course(manifest_of(folder), plan, course, settings.accept_change, str(folder)):
-            print(f"other than in {folder}: {change}", file=sys.stderr)
-
-
-def _tell(status: Path, *, json: bool) -> None:
-    from shardwright.runtime.timing.summary import summary_text
-    from shardwright.spec.text.reading import parse_json, read_text
-
-    document: Any = parse_json(read_text(status), str(status))
-    if json:
-        write_json(document)
-        return
-    state = f"{document['state']} at step {document['step']}; checkpoint {document['checkpoint'] or '-'}"
-    write(f"{summary_text(document)}\n{state}" if "ranks" in document else state)
-
-
-def _reporter() -> Callable[[Row, int], None]:
-    """Return a function that shows a step: one line that is overwritten on a terminal, else twenty lines in all."""
-    terminal = sys.stderr.isatty()
-
-    def show(row: Row, steps: int) -> None:
-        last = row.step == steps
-        if not terminal and not last and LINES * row.step // steps == LINES * (row.step - 1) // steps and row.step > 1:
-            return
-        filled = 20 * row.step // steps
-        mfu = "" if row.mfu is None else f"  MFU {row.mfu:.1%}"
-        text = (
-            f"step {row.step}/{steps}  loss {row.loss:.4f}  norm {row.gradient_norm:.3f}  "
-            f"{row.seconds:.3f} s/step  {row.tokens_per_second:,.0f} tokens/s{mfu}"
-        )
-        line = f"\r\033[K[{'#' * filled}{'.' * (20 - filled)}] {text}" if terminal else f"{text}\n"
-        print(line, end="\n" if terminal and last else "", file=sys.stderr, flush=True)
-
-    return show
+    return run_plan(found, layout, settings, json=json)
 
 
 train.__doc__ = HELP
-tokens.__doc__ = TOKENS_HELP

@@ -8,6 +8,7 @@ import pytest
 
 import shardwright
 from shardwright.plans.plan import Plan
+from shardwright.search.planner import PIPELINES
 
 
 def shares(plan: Plan) -> dict[tuple[tuple[int, int], ...], dict[str, set[int]]]:
@@ -22,7 +23,7 @@ def shares(plan: Plan) -> dict[tuple[tuple[int, int], ...], dict[str, set[int]]]
 @pytest.mark.parametrize(
     ("model", "cluster", "batch"),
     [
-        ("opt-1.3b", "4x8xA100-SXM-40+12x8xV100-SXM2-16", 1024),
+        ("opt-1.3b", "4x8xA100-SXM-40+4x8xV100-SXM2-32", 1024),
         ("opt-1.3b", "2x8xH100-SXM+2x8xA100-SXM-40", 512),
     ],
 )
@@ -32,7 +33,8 @@ def test_types_share_a_stage_by_their_speed(model, cluster, batch):
         shardwright.load_cluster(cluster),
         shardwright.make_job(global_batch=batch, seq_len=1024, precision="fp16", framework="train"),
     )
-    best = ranking.best
+    best = next(kind.plan for kind in ranking.kinds if kind.rule == PIPELINES)
+    assert best is not None
     both = [each for each in shares(best).values() if len(each) == 2]
     assert both, "some stage has both types"
     fast, slow = (pool.gpu.name for pool in best.cluster.pools)

@@ -2,6 +2,7 @@
 
 * `train`: one process from joining to its end
 * `loop`: the training loop
+* `feed`: samples read ahead
 * `course`: what a run that goes on may change
 * `start`: weights, or a checkpoint
 * `finish`: the last checkpoint and summary

@@ -12,6 +12,7 @@ import torch
 
 from shardwright.cost.compute.flops import iteration_flops
 from shardwright.runtime.job import metrics
+from shardwright.runtime.job.feed import Feed
 from shardwright.runtime.job.finish import METRICS, Record, end_training
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.start import Start
@@ -40,7 +41,7 @@ class Run:
     start: Start
     settings: Settings
     course: Course
-    samples: Samples
+    feed: Feed
     watch: Watch
     stopping: StopRequest
     report: Report
@@ -85,6 +86,7 @@ def run_steps(run: Run) -> dict[str, Any]:
         if due and done < settings.steps and not stopped and not skipped:
             _save(run, record, done)
     run.watch.note(f"{SAVING} what is left at the end")
+    run.engine.passage.arrive()
     return end_training(run.engine, settings, run.start.course_at(run.course, done), record, done, stopped=stopped)
 
 
@@ -120,7 +122,7 @@ def _step(run: Run, step: int, record: Record, *, measured: bool) -> StepResult:
     begin = time.perf_counter()
     result = train_step(
         run.engine,
-        batch_of(run.engine, run.samples, step, run.start.origin),
+        run.feed.batch(step),
         step,
         stop=run.stopping.asked,
         observe=record.stopwatch.observe if measured else None,

@@ -18,7 +18,8 @@ class Settings:
     alone, `keep` 0 keeps all. `resume` is a folder of checkpoints, of whose course `accept_change` names what may be
     another (of `CHANGES`), `weights` one of Hugging Face files. A rank that is
     silent for `patience_seconds`, or computes for twice as long, counts as lost. `profile_steps` are measured layer by
-    layer; the step after the first is traced, where `trace` names a file."""
+    layer; the step after the first is traced, where `trace` names a file. `compile` says whether layers are compiled;
+    None: on GPUs."""
 
     data: Path
     out: Path
@@ -38,3 +39,10 @@ class Settings:
     profile: Path | None = None
     profile_steps: int = 3
     trace: Path | None = None
+    compile: bool | None = None
+
+    @property
+    def compiles(self) -> bool:
+        """Whether layers are compiled. Those that are measured unit by unit are not."""
+        wanted = self.device == "cuda" if self.compile is None else self.compile
+        return wanted and self.profile is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,8 +12,10 @@ from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.worker import Worker
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.process_groups import make_process_groups
+from shardwright.runtime.model.blocks import layer_forward
 from shardwright.runtime.model.details import Details, details_of
 from shardwright.runtime.model.initial import Initial, seeded
+from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.step.engine import DTYPES, Engine, make_engine
 from shardwright.runtime.storage.checkpoint import open_checkpoint, restore
 from shardwright.runtime.storage.manifest import Course
@@ -58,6 +61,7 @@ def begin_training(layout: Layout, worker: Worker, settings: Settings, course: C
         initial=initial,
         dtype=DTYPES[settings.precision],
         device=worker.device,
+        layer=compiled(partial(_warn, worker.rank)) if settings.compiles else layer_forward,
     )
     if checkpoint is None:
         return Start(engine=engine, step=0, origin=0)
@@ -65,6 +69,11 @@ def begin_training(layout: Layout, worker: Worker, settings: Settings, course: C
     usual = checkpoint.step * layout.plan.job.global_batch
     samples = samples_before(checkpoint.manifest)
     return Start(engine=engine, step=checkpoint.step, origin=0 if samples is None else samples - usual)
+
+
+def _warn(rank: int, words: str) -> None:
+    if not rank:
+        print(f"warning: {words}", file=sys.stderr, flush=True)
 
 
 def require_fresh(settings: Settings) -> None:

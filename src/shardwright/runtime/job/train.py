@@ -12,6 +12,7 @@ from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.runtime.job import status
 from shardwright.runtime.job.course import course_of
+from shardwright.runtime.job.feed import Feed
 from shardwright.runtime.job.finish import STOP_REQUEST
 from shardwright.runtime.job.loop import Report, Run, run_steps
 from shardwright.runtime.job.settings import Settings
@@ -68,11 +69,12 @@ def _begun(
     file = open_tokens(settings.data)
     samples = make_samples(file, plan.job.seq_len, settings.seed, plan.model.vocab, plan.job.global_batch)
     course = course_of(plan, settings, file)
+    start = begin_training(layout, worker, settings, course)
     return Run(
-        start=begin_training(layout, worker, settings, course),
+        start=start,
         settings=settings,
         course=course,
-        samples=samples,
+        feed=Feed(start.engine, samples, start.origin),
         watch=watch,
         stopping=stopping,
         report=report,

@@ -63,7 +63,8 @@ def join(settings: Settings, layout: Layout, report: Callable[[torch.device], De
         raise _told_once(number, error) from None
     backend = "nccl" if settings.device == "cuda" else "gloo"
     store = distributed.PrefixStore("seated", store)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+    bound = device if device.type == "cuda" else None  # NCCL then connects at once, on the right device
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience, device_id=bound)
     return Worker(rank=rank, world_size=size, device=device)
 
 

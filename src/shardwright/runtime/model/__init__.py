@@ -8,6 +8,8 @@
 * `parallel`: communication inside a stage, with its gradient
 * `loss`: cross-entropy over a split vocabulary
 * `rotary`: rotary positions
+* `windows`: attention to the last positions
+* `regions`: layers compiled
 * `parameters`: names, shapes and cuts of parameters
 * `initial`: initial values
 * `names`: Hugging Face's names

@@ -20,6 +20,7 @@ from shardwright.runtime.model.experts import experts
 from shardwright.runtime.model.gated import Activation, Weights, inner, inside
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter_linear, leave
 from shardwright.runtime.model.rotary import rotated
+from shardwright.runtime.model.windows import window_attention
 from shardwright.spec.model import Attention, Layer, Model
 
 Table = tuple[torch.Tensor, torch.Tensor] | None
@@ -120,14 +121,9 @@ def _core(
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
     """Return causal attention; the queries are of the last positions of the keys."""
     queries, keys = query.shape[2], key.shape[2]
-    mask: Any = None
     if window is not None and window < keys:
-        distance = torch.arange(keys - queries, keys, device=query.device)[:, None] - torch.arange(
-            keys, device=query.device
-        )
-        mask = (distance >= 0) & (distance < window)
-    elif queries < keys:
-        mask = causal_lower_right(queries, keys)
+        return window_attention(query, key, value, window)
+    mask: Any = causal_lower_right(queries, keys) if queries < keys else None
     return functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=query.shape[1] != key.shape[1]
     )

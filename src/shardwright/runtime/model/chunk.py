@@ -38,7 +38,8 @@ class Way(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
     """A run of units with this rank's parts of their parameters, by full name. `positions` are those of this rank's
-    part of a sequence, `table` has their rotation. `way` brings the weights of each unit, where they are not there."""
+    part of a sequence, `table` has their rotation. `way` brings the weights of each unit, where they are not there.
+    `layer` computes a layer: `layer_forward`, or what `regions.compiled` made of it."""
 
     units: tuple[int, ...]
     weights: Mapping[str, torch.Tensor]
@@ -51,6 +52,7 @@ class Chunk:
     experts: ExpertGroup = ALONE
     context: ContextGroup = WHOLE
     way: Way | None = None
+    layer: Callable[..., torch.Tensor] = layer_forward
 
     @property
     def head(self) -> bool:
@@ -118,17 +120,21 @@ def embed(chunk: Chunk, tokens: torch.Tensor) -> torch.Tensor:
 
 def logits_of(chunk: Chunk, x: torch.Tensor) -> torch.Tensor:
     """Return the logits of this rank's rows of the padded vocabulary at all positions."""
-    if chunk.model.final_norm:
-        x = norm(x, inside(chunk.blocks["head"], "norm"), chunk.details.norm_epsilon)
-    name = "embedding.tokens.weight" if chunk.model.tied_embeddings else "head.weight"
-    (logits,) = enter_linear(x, [(chunk.weights[name], None)], chunk.tensor)
+    (logits,) = enter_linear(_final(chunk, x), [(_projection(chunk), None)], chunk.tensor)
     return logits
 
 
 def loss_of(chunk: Chunk, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the summed loss of the tokens."""
-    logits = logits_of(chunk, x)
-    return summed_loss(logits.view(-1, logits.shape[-1]), targets.reshape(-1), chunk.model.vocab, chunk.tensor)
+    return summed_loss(_final(chunk, x), _projection(chunk), targets, chunk.model.vocab, chunk.tensor)
+
+
+def _final(chunk: Chunk, x: torch.Tensor) -> torch.Tensor:
+    return norm(x, inside(chunk.blocks["head"], "norm"), chunk.details.norm_epsilon) if chunk.model.final_norm else x
+
+
+def _projection(chunk: Chunk) -> torch.Tensor:
+    return chunk.weights["embedding.tokens.weight" if chunk.model.tied_embeddings else "head.weight"]
 
 
 def unit_forward(chunk: Chunk, unit: int, x: torch.Tensor) -> torch.Tensor:
@@ -152,7 +158,7 @@ def _run(chunk: Chunk, units: Sequence[int], x: torch.Tensor, see: Observer) -> 
 
 
 def _layer(chunk: Chunk, unit: int, x: torch.Tensor) -> torch.Tensor:
-    return layer_forward(
+    return chunk.layer(
         x,
         chunk.blocks[f"layers.{unit - 1}"],
         chunk.model.layers[unit - 1],

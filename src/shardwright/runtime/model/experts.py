@@ -1,13 +1,19 @@
-"""Mixtures of experts: each token goes to the experts that the router picks, on whatever rank they are."""
+"""Mixtures of experts: each token goes to the experts that the router picks, on whatever rank they are.
+
+The rows of all experts of a rank are multiplied by grouped products, of whose groups the host knows nothing. It waits
+for the device only where ranks share experts, and then once a layer: for how many rows come from and go to each rank.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional
 
 from shardwright.runtime.model.details import Details
-from shardwright.runtime.model.gated import Activation, Weights, inner, inside
+from shardwright.runtime.model.gated import Activation, Weights, gated, inner, inside
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter, exchange, leave
 from shardwright.spec.model import Moe
 
@@ -31,9 +37,10 @@ def experts(
     if details.renormalise:
         chosen = chosen / chosen.sum(dim=-1, keepdim=True)
     order = expert.reshape(-1).argsort(stable=True)
-    counts = torch.bincount(expert.reshape(-1), minlength=moe.experts)
+    counts = _counted(expert.reshape(-1), moe.experts)
     token = order // moe.top_k
-    found = (_everywhere if group.size > 1 else _here)(tokens[token], counts, weights, activation, group)
+    parts = {part: _stacked(weights, part) for part in (("gate", "up", "down") if moe.gated else ("up", "down"))}
+    found = (_everywhere if group.size > 1 else _here)(tokens[token], counts, parts, activation, group)
     share = chosen.reshape(-1)[order].to(x.dtype)
     out = torch.zeros_like(tokens).index_add(0, token, found * share[:, None]).view_as(seen)
     if whole is not None and moe.shared_width:
@@ -44,30 +51,51 @@ def experts(
     return out if group.local else leave(out, tensor)
 
 
+def _counted(expert: torch.Tensor, experts: int) -> torch.Tensor:
+    """Return how often each expert occurs, [experts]. (`bincount` would make the host wait.)"""
+    return torch.zeros(experts, dtype=torch.int64, device=expert.device).scatter_add_(
+        0, expert, torch.ones_like(expert)
+    )
+
+
+def _stacked(weights: Weights, part: str) -> torch.Tensor:
+    """Return one matrix of all experts of this rank, [experts, outputs, inputs], as held or put together."""
+    together = weights.get(f"experts.{part}.weight")
+    if together is not None:
+        return together
+    names = [name for name in weights if name.startswith("experts.") and name.endswith(f".{part}.weight")]
+    return torch.stack([weights[name] for name in sorted(names, key=lambda name: int(name.split(".")[1]))])
+
+
 def _here(
-    rows: torch.Tensor, counts: torch.Tensor, weights: Weights, activation: Activation, group: ExpertGroup
+    rows: torch.Tensor, counts: torch.Tensor, parts: Mapping[str, torch.Tensor], activation: Activation, _: ExpertGroup
 ) -> torch.Tensor:
     """Return the results of rows in the order of their experts, `counts` for each, all of which this rank has."""
-    first = group.rank * len(counts)
-    parts = torch.split(rows, counts.tolist())
-    results = [
-        inner(part, inside(weights, f"experts.{first + number}"), activation) for number, part in enumerate(parts)
-    ]
-    return torch.cat(results)
+    ends = counts.cumsum(0).to(torch.int32)
+
+    def product(x: torch.Tensor, part: str) -> torch.Tensor:
+        return functional.grouped_mm(x, parts[part].transpose(1, 2), offs=ends)
+
+    up = product(rows, "up")
+    return product(gated(product(rows, "gate"), up, activation) if "gate" in parts else activation(up), "down")
 
 
 def _everywhere(
-    rows: torch.Tensor, counts: torch.Tensor, weights: Weights, activation: Activation, group: ExpertGroup
+    rows: torch.Tensor,
+    counts: torch.Tensor,
+    parts: Mapping[str, torch.Tensor],
+    activation: Activation,
+    group: ExpertGroup,
 ) -> torch.Tensor:
     """Return the same where every rank of the group has a part of the experts: rows go there and back."""
     leaving = counts.view(group.size, -1)
     arriving = torch.empty_like(leaving)
     dist.all_to_all_single(arriving, leaving, group=group.group)
-    sent, received = leaving.sum(dim=1).tolist(), arriving.sum(dim=1).tolist()
+    sent, received = torch.stack([leaving.sum(dim=1), arriving.sum(dim=1)]).tolist()
     there = exchange(rows, sent, received, group)
     expert = torch.arange(leaving.shape[1], device=rows.device).repeat(group.size)
-    order = torch.repeat_interleave(expert, arriving.view(-1)).argsort(stable=True)
-    results = _here(there[order], arriving.sum(dim=0), weights, activation, group)
+    order = torch.repeat_interleave(expert, arriving.view(-1), output_size=len(there)).argsort(stable=True)
+    results = _here(there[order], arriving.sum(dim=0), parts, activation, group)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
     return exchange(results[back], received, sent, group)

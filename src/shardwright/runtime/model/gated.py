@@ -25,11 +25,14 @@ def inner(x: torch.Tensor, weights: Weights, activation: Activation, tensor: Ten
     group, all positions without one."""
     parts = ("gate", "up") if "gate.weight" in weights else ("up",)
     found = enter_linear(x, [(weights[f"{part}.weight"], weights.get(f"{part}.bias")) for part in parts], tensor)
-    middle = activation(found[0]) if len(found) == 1 else _gated(found[0], found[1], activation)
+    middle = activation(found[0]) if len(found) == 1 else gated(found[0], found[1], activation)
     return functional.linear(middle, weights["down.weight"])
 
 
-def _gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Return activation(gate) * up; the backward pass computes the activation again."""
+    if torch.compiler.is_compiling():  # which decides itself what to compute again
+        return activation(gate) * up
     function: Any = _Gated
     return cast("torch.Tensor", function.apply(gate, up, activation))
 

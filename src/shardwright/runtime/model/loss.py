@@ -1,4 +1,8 @@
-"""Cross-entropy over a vocabulary whose rows are split over the tensor-parallel ranks."""
+"""The output projection and cross-entropy over a vocabulary whose rows are split over the tensor-parallel ranks.
+
+The gradient of the logits takes their place as soon as they are there, some tokens at a time (as Liger's kernels do,
+arXiv 2410.10989 §3.2): one tensor of the size of the logits, in the precision of the products, is all that is kept.
+"""
 
 from __future__ import annotations
 
@@ -6,47 +10,73 @@ from typing import Any, cast
 
 import torch
 
-from shardwright.runtime.model.parallel import TensorGroup, all_reduced
+from shardwright.runtime.model.parallel import TensorGroup, all_reduced, enter, gathered, scattered
+
+CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}  # logits in fp32 at a time: what stays in a core's cache; 256 MiB
 
 
-def summed_loss(logits: torch.Tensor, targets: torch.Tensor, vocab: int, tensor: TensorGroup) -> torch.Tensor:
+def summed_loss(
+    x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab: int, tensor: TensorGroup
+) -> torch.Tensor:
     """Return the sum over tokens of the negative log-likelihood, fp32.
 
-    `logits` [tokens, rows] are those of this rank's rows of the padded vocabulary, of which rows from `vocab` on do
-    not count; `targets` [tokens] are numbers of the whole vocabulary.
+    `x` [micro_batch, positions, hidden] is what the projection takes in, of this rank's positions; `weight` has this
+    rank's rows of the padded vocabulary, of which rows from `vocab` on do not count; `targets` [micro_batch, sequence]
+    are numbers of the whole vocabulary.
     """
     function: Any = _Loss
-    return cast("torch.Tensor", function.apply(logits, targets, vocab, tensor))
+    x = x if tensor.sharded else enter(x, tensor)
+    return cast("torch.Tensor", function.apply(x, weight, targets.reshape(-1), vocab, tensor))
 
 
 class _Loss(torch.autograd.Function):
-    """Softmax and likelihood with three small reductions; keeps one fp32 tensor of the size of the logits."""
-
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, vocab: int, tensor: TensorGroup) -> torch.Tensor:
-        rows = logits.shape[1]
-        first = tensor.rank * rows
-        likely = logits.float() if logits.dtype != torch.float32 else logits.clone()
-        if first + rows > vocab:
-            likely[:, max(vocab - first, 0) :] = -torch.inf
-        highest = all_reduced(likely.amax(dim=1), tensor, maximum=True)
-        likely -= highest[:, None]
-        here = targets - first
-        mine = (here >= 0) & (here < rows)
-        here = here.clamp(0, rows - 1)
-        chosen = likely.gather(1, here[:, None])[:, 0].masked_fill(~mine, 0.0)
-        likely.exp_()
-        total, chosen = all_reduced(torch.stack([likely.sum(dim=1), chosen]), tensor)
-        likely /= total[:, None]
-        ctx.save_for_backward(likely, here, mine)
-        ctx.dtype = logits.dtype
-        loss: torch.Tensor = (total.log() - chosen).sum()
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab: int, tensor: TensorGroup
+    ) -> torch.Tensor:
+        whole = gathered(x, tensor) if tensor.sharded else x
+        logits = whole.flatten(0, 1) @ weight.t()
+        ctx.tensor = tensor
+        rows = max(CHUNK_ELEMENTS.get(x.device.type, CHUNK_ELEMENTS["cuda"]) // logits.shape[1], 1)
+        parts = zip(torch.split(logits, rows), torch.split(targets, rows), strict=True)
+        loss = torch.stack([_loss_and_gradient(part, to, vocab, tensor) for part, to in parts]).sum()
+        ctx.save_for_backward(x, weight, logits)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        (gradient,) = gradients
-        likely, here, mine = ctx.saved_tensors
-        likely.scatter_add_(1, here[:, None], -mine[:, None].to(likely.dtype))
-        likely *= gradient
-        return likely.to(ctx.dtype), None, None, None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+        """The gradient of the loss multiplies the smaller factors of the products, in which `logits` are theirs."""
+        x, weight, logits = ctx.saved_tensors
+        scale = gradients[0] / _lift(logits)
+        whole = (gathered(x, ctx.tensor) if ctx.tensor.sharded else x).flatten(0, 1)
+        entering = ((logits @ weight) * scale).view(x.shape[0], -1, x.shape[2])
+        into_weight = logits.t() @ (whole * scale)
+        return scattered(entering, ctx.tensor) if ctx.tensor.sharded else entering, into_weight, None, None, None
+
+
+def _loss_and_gradient(logits: torch.Tensor, targets: torch.Tensor, vocab: int, tensor: TensorGroup) -> torch.Tensor:
+    """Return the summed loss of some tokens, and replace their logits [tokens, rows] by its gradient."""
+    rows = logits.shape[1]
+    first = tensor.rank * rows
+    likely = logits.float() if logits.dtype != torch.float32 else logits
+    if first + rows > vocab:
+        likely[:, max(vocab - first, 0) :] = -torch.inf
+    highest = all_reduced(likely.amax(dim=1), tensor, maximum=True)
+    likely -= highest[:, None]
+    here = targets - first
+    mine = (here >= 0) & (here < rows)
+    here = here.clamp(0, rows - 1)[:, None]
+    chosen = likely.gather(1, here)[:, 0].masked_fill(~mine, 0.0)
+    likely.exp_()
+    total, chosen = all_reduced(torch.stack([likely.sum(dim=1), chosen]), tensor)
+    likely /= total[:, None]
+    likely.scatter_add_(1, here, -mine[:, None].to(likely.dtype))
+    if likely is not logits:
+        logits.copy_(likely.mul_(_lift(logits)))
+    loss: torch.Tensor = (total.log() - chosen).sum()
+    return loss
+
+
+def _lift(logits: torch.Tensor) -> float:
+    """Return by what their gradients are multiplied while they are kept: in fp16, small ones would lose digits."""
+    return 1024.0 if logits.dtype == torch.float16 else 1.0

@@ -103,14 +103,14 @@ def all_reduced(x: torch.Tensor, tensor: TensorGroup, *, maximum: bool = False) 
     return x
 
 
-def _gathered(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
+def gathered(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
     """Return the sequence parts of all ranks side by side."""
     parts = x.new_empty((tensor.size, *x.shape))
     gather_into(parts.view(-1), x.contiguous().view(-1), group=tensor.group)
     return parts.transpose(0, 1).reshape(x.shape[0], -1, *x.shape[2:])
 
 
-def _scattered(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
+def scattered(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
     """Return this rank's sequence part of the sum over the ranks."""
     batch, length = x.shape[:2]
     parts = x.view(batch, tensor.size, length // tensor.size, *x.shape[2:]).transpose(0, 1).contiguous()
@@ -123,13 +123,13 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
         ctx.tensor = tensor
-        return _gathered(x, tensor) if tensor.sequence else x.view_as(x)
+        return gathered(x, tensor) if tensor.sequence else x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         (gradient,) = gradients
         if ctx.tensor.sequence:
-            return _scattered(gradient.contiguous(), ctx.tensor), None
+            return scattered(gradient.contiguous(), ctx.tensor), None
         return all_reduced(gradient.clone(memory_format=torch.contiguous_format), ctx.tensor), None
 
 
@@ -138,13 +138,13 @@ class _Leave(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
         ctx.tensor = tensor
         if tensor.sequence:
-            return _scattered(x.contiguous(), tensor)
+            return scattered(x.contiguous(), tensor)
         return all_reduced(x.clone(memory_format=torch.contiguous_format), tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         (gradient,) = gradients
-        return (_gathered(gradient, ctx.tensor) if ctx.tensor.sequence else gradient), None
+        return (gathered(gradient, ctx.tensor) if ctx.tensor.sequence else gradient), None
 
 
 class _EnterLinear(torch.autograd.Function):
@@ -155,20 +155,20 @@ class _EnterLinear(torch.autograd.Function):
         weights = [part for part in parts[::2] if part is not None]
         ctx.tensor = tensor
         ctx.save_for_backward(x, *weights)
-        whole = _gathered(x, tensor)
+        whole = gathered(x, tensor)
         return tuple(functional.linear(whole, *pair) for pair in zip(weights, parts[1::2], strict=True))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
-        whole = _gathered(x, ctx.tensor).flatten(0, 1)
+        whole = gathered(x, ctx.tensor).flatten(0, 1)
         rows = [gradient.flatten(0, 1) for gradient in gradients]
         entering = reduce(torch.add, (row @ weight for row, weight in zip(rows, weights, strict=True)))
         found: list[torch.Tensor | None] = []
         for number, row in enumerate(rows):
             found.append(row.t() @ whole)
             found.append(row.sum(0) if ctx.needs_input_grad[2 * number + 3] else None)
-        return _scattered(entering.view(x.shape[0], -1, x.shape[2]), ctx.tensor), None, *found
+        return scattered(entering.view(x.shape[0], -1, x.shape[2]), ctx.tensor), None, *found
 
 
 class _Exchange(torch.autograd.Function):

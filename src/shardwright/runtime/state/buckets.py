@@ -116,8 +116,14 @@ def _run_buckets(layout: Layout, place: Place, units: tuple[int, ...]) -> Iterat
     blocks, parts = layout.held_experts(place, unit.index)
     for block in blocks:
         inside = [item for item in found if _block(model, *item, len(unit.experts)) == block]
+        inside.sort(key=lambda item: (item[1], matrix_of(item[0])))  # one matrix of all experts, then the next
         for part in parts if inside else ():
             yield replace(_bucket(units, inside, unit.experts[block], part, parts), block=block)
+
+
+def matrix_of(parameter: Parameter) -> str:
+    """Return which matrix of an expert a parameter is, the same name for all experts of a layer."""
+    return parameter.name.replace(f".experts.{parameter.expert}.", ".experts.")
 
 
 def _block(model: Model, parameter: Parameter, unit: int, blocks: int) -> int | None:

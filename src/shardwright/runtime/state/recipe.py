@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Method = Literal["adamw", "sgd"]
+Schedule = Literal["cosine", "linear", "wsd"]
+METHODS: tuple[Method, ...] = get_args(Method)
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+STABLE = 0.9  # of the steps that warm-up, stable and decay phase take together, those before the decay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How weights are updated. The rate rises linearly for `warmup_steps`, then falls as a cosine to
-    `final_fraction` of itself at `decay_steps` (never, where that is 0). `momentum` is SGD's."""
+    """How weights are updated. The rate rises linearly for `warmup_steps`, stays until step `decay_from`, and falls to
+    `final_fraction` of itself at `decay_steps` (never, where that is 0): as a cosine, or linearly. `wsd` (warm-up,
+    stable, decay: arXiv 2404.06395 §4) falls linearly, in the last tenth of the steps where `decay_from` is 0.
+    `momentum` is SGD's."""
 
     method: Method = "adamw"
     learning_rate: float = 3e-4
+    schedule: Schedule = "cosine"
     warmup_steps: int = 0
+    decay_from: int = 0
     decay_steps: int = 0
     final_fraction: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
@@ -31,9 +39,11 @@ class Recipe:
             return self.learning_rate * (step + 1) / self.warmup_steps
         if not self.decay_steps:
             return self.learning_rate
-        done = min((step - self.warmup_steps) / max(self.decay_steps - self.warmup_steps, 1), 1.0)
-        share = self.final_fraction + (1.0 - self.final_fraction) * 0.5 * (1.0 + math.cos(math.pi * done))
-        return self.learning_rate * share
+        stable = round(STABLE * self.decay_steps) if self.schedule == "wsd" and not self.decay_from else self.decay_from
+        begin = max(stable, self.warmup_steps)
+        done = min(max(step - begin, 0) / max(self.decay_steps - begin, 1), 1.0)
+        left = 0.5 * (1.0 + math.cos(math.pi * done)) if self.schedule == "cosine" else 1.0 - done
+        return self.learning_rate * (self.final_fraction + (1.0 - self.final_fraction) * left)
 
     @property
     def moments(self) -> tuple[str, ...]:

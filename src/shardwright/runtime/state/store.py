@@ -5,16 +5,27 @@ Under ZeRO-2 a rank keeps its own part of the summed gradients of a bucket, unde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import torch
 
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.model.parameters import Parameter
-from shardwright.runtime.state.buckets import Bucket, Piece, buckets_of
+from shardwright.runtime.state.buckets import Bucket, Piece, buckets_of, matrix_of
 from shardwright.runtime.state.sharding import kept_apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """A parameter as a view of a flat buffer, from element `offset` on."""
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +45,10 @@ class Flat:
     def piece(self, piece: Piece) -> torch.Tensor:
         """Return a piece of the whole, in its shape."""
         return self.whole[piece.offset : piece.offset + piece.elements].view(piece.shape)
+
+    def view(self, leaf: Leaf) -> torch.Tensor:
+        """Return the elements of a leaf, in its shape."""
+        return self.whole[leaf.offset : leaf.offset + prod(leaf.shape)].view(leaf.shape)
 
     def part(self, start: int, stop: int) -> torch.Tensor:
         """Return elements [start, stop) of the whole, which must be among those that are kept."""
@@ -70,8 +85,9 @@ class Store:
     """The parameters of one rank by name, with the buffers behind them in the order of their synchronisation.
 
     Where a rank holds one shard of a unit, as it does unless tensor-parallel degrees differ between replicas, a
-    parameter is a view of its buffer; else it is a tensor of its own, and `publish` copies into it. `where` has the
-    buffers and pieces of each parameter.
+    parameter is a view of its buffer, and its gradient one of the buffer's, to which autograd adds; else both are
+    tensors of their own, and `publish` copies into it. A matrix of all experts of a rank is one parameter. `where` has
+    the buffers and pieces of each parameter of the model.
     """
 
     parameters: dict[str, torch.nn.Parameter]
@@ -102,18 +118,30 @@ def make_store(layout: Layout, place: Place, dtype: torch.dtype, device: torch.d
         buffers.append(buffer)
         for piece in bucket.pieces:
             where.setdefault(piece.parameter.name, []).append((buffer, piece))
-            if bucket.alone:
-                parameters[piece.parameter.name] = torch.nn.Parameter(buffer.weights.piece(piece))
+        if bucket.alone:
+            for leaf in leaves_of(bucket):
+                parameters[leaf.name] = _parameter(buffer.weights.view(leaf), buffer.gradients.view(leaf))
         buffer.weights.close()
         buffer.gradients.close()
-    for name in where.keys() - parameters.keys():
-        shape = local_shape([piece for _, piece in where[name]])
-        parameters[name] = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+    for name, parts in where.items():
+        if not parts[0][0].bucket.alone:
+            whole = torch.empty(local_shape([piece for _, piece in parts]), dtype=dtype, device=device)
+            parameters[name] = _parameter(whole, torch.zeros_like(whole, dtype=torch.float32))
     return Store(
-        parameters={name: parameters[name] for name in where},
+        parameters=parameters,
         buffers=tuple(buffers),
         where={name: tuple(parts) for name, parts in where.items()},
     )
+
+
+def leaves_of(bucket: Bucket) -> Iterator[Leaf]:
+    """Yield the parameters of a bucket as autograd knows them: the same matrix of a layer's experts is one."""
+    kin: dict[str, list[Piece]] = {}
+    for piece in bucket.pieces:
+        kin.setdefault(matrix_of(piece.parameter), []).append(piece)
+    for name, pieces in kin.items():
+        shape = pieces[0].shape if pieces[0].parameter.expert is None else (len(pieces), *pieces[0].shape)
+        yield Leaf(name=name, offset=pieces[0].offset, shape=shape)
 
 
 def fill(store: Store, whole: Callable[[Parameter], torch.Tensor]) -> None:
@@ -143,6 +171,14 @@ def local_part(local: torch.Tensor, piece: Piece) -> torch.Tensor:
     """Return a piece of what the rank holds of a parameter."""
     dim = piece.parameter.dim
     return local if dim is None else local.narrow(dim, piece.local, piece.stop - piece.start)
+
+
+def _parameter(weights: torch.Tensor, gradients: torch.Tensor) -> torch.nn.Parameter:
+    """Return a parameter to whose fp32 gradient autograd adds in place, whatever the precision of the weights."""
+    parameter: Any = torch.nn.Parameter(weights)
+    parameter.grad_dtype = gradients.dtype
+    parameter.grad = gradients
+    return parameter  # type: ignore[no-any-return]
 
 
 def _flat(bucket: Bucket, rank: int, dtype: torch.dtype, device: torch.device, *, sharded: bool) -> Flat:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
@@ -14,18 +13,21 @@ import torch.distributed as dist
 from shardwright.runtime.layout.groups import Layout, expert_group
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
+from shardwright.runtime.model.blocks import layer_forward
 from shardwright.runtime.model.chunk import Chunk, Observer, table_of
 from shardwright.runtime.model.context import ContextGroup, positions_of
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import Initial
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
+from shardwright.runtime.model.regions import LayerForward, why_not_compiled
 from shardwright.runtime.state.loss_scale import UNSCALED, LossScale
-from shardwright.runtime.state.optimizer import Slot, clip_scale, gather_weights, make_slots, own_square, update
+from shardwright.runtime.state.optimizer import Slot, make_slots, own_square, update, verdict_on
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.state.store import Store, fill, make_store
 from shardwright.runtime.step.layered import run_layered
 from shardwright.runtime.step.pipeline import Batch, Event, Pipeline, make_pipeline, run_step
 from shardwright.runtime.step.sync import GradientSync
+from shardwright.runtime.step.timestamps import moment, seconds_between
 from shardwright.runtime.step.unshard import Passage
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -81,8 +83,10 @@ def make_engine(
     initial: Initial | None,
     dtype: torch.dtype,
     device: torch.device,
+    layer: LayerForward = layer_forward,
 ) -> Engine:
-    """Return the engine of a rank with `initial` weights; None leaves them zero, for a checkpoint to set."""
+    """Return the engine of a rank with `initial` weights; None leaves them zero, for a checkpoint to set. `layer` is
+    `layer_forward`, or what `regions.compiled` made of it, for ranks whose layers may be compiled."""
     plan, place = layout.plan, layout.places[rank]
     store = make_store(layout, place, dtype, device)
     if initial is not None:
@@ -112,13 +116,13 @@ def make_engine(
     )
     sharded = plan.optimizer.distributed
     sync = GradientSync(layout, place, store, groups, sharded=sharded, overlap=plan.overlap.grad_reduce)
-    passage = Passage(layout, store, groups, sync)
-    apart = any(buffer.gradients.sharded for buffer in store.buffers)
+    passage = Passage(layout, place, store, groups, sync)
     chunks = [
         Chunk(
             units=units, weights=store.parameters, model=plan.model, details=details, tensor=tensor, experts=experts,
             context=context, recompute=stage.recompute, positions=positions, table=table,
-            way=passage if apart and not plan.layered else None,
+            way=None if plan.layered else passage,
+            layer=layer_forward if why_not_compiled(plan.model, tensor, experts, context) else layer,
         )
         for units in place.chunks
     ]  # fmt: skip
@@ -149,7 +153,8 @@ def train_step(
 ) -> StepResult:
     """Run one step, counted from 0, on all ranks together."""
     say = note or (lambda _: None)
-    begin = time.perf_counter()
+    device = engine.pipeline.device
+    begin = moment(device)
     scale = engine.loss_scale.value
     if engine.layout.plan.layered:
         waves = engine.layout.plan.schedule.waves or 1
@@ -161,50 +166,68 @@ def train_step(
             engine.pipeline, batch, engine.sync, loss_scale=scale, observe=observe, record=record, note=note
         )
     engine.passage.release()
-    passed = time.perf_counter()
+    passed = moment(device)
     say("waiting for gradient sums")
     engine.sync.finish()
-    vote = take_vote(engine, loss, asked_to_stop=stop())
-    summed = time.perf_counter()
+    sums = voted(engine, loss, asked_to_stop=stop())
+    summed = moment(device)
     say("updating")
-    norm = apply_vote(engine, step, vote)
+    decide(engine, step, sums)
     say("waiting for updated weights")
-    share_weights(engine)
+    share_weights(engine, beside=engine.layout.plan.overlap.param_gather)
+    updated = moment(device)
+    vote = Vote(*sums.tolist())  # the first time that the process waits for the device
     return StepResult(
         loss=vote.loss,
-        gradient_norm=norm,
+        gradient_norm=note_outcome(engine, vote),
         stop=vote.stop > 0.0,
-        pass_seconds=passed - begin,
-        sync_seconds=summed - passed,
-        update_seconds=time.perf_counter() - summed,
+        pass_seconds=seconds_between(begin, passed),
+        sync_seconds=seconds_between(passed, summed),
+        update_seconds=seconds_between(summed, updated),
     )
 
 
-def take_vote(engine: Engine, loss: torch.Tensor, *, asked_to_stop: bool) -> Vote:
-    """Return the outcome of a step, alike on all ranks, once this one has all its gradient sums. A rank takes part by
-    having them, so who knows the outcome knows that all have."""
+def voted(engine: Engine, loss: torch.Tensor, *, asked_to_stop: bool) -> torch.Tensor:
+    """Return the figures of a `Vote` [3], alike on all ranks, once this one has all its gradient sums."""
     mine = loss * engine.pipeline.scale if engine.place.tensor_rank == 0 else torch.zeros_like(loss)
     square = own_square(engine.store, engine.place.rank, engine.pipeline.device)
     sums = torch.stack([mine, square, torch.full_like(mine, float(asked_to_stop))])
     if engine.layout.world_size > 1:
         dist.all_reduce(sums)
-    return Vote(*sums.tolist())
+    return sums
 
 
-def apply_vote(engine: Engine, step: int, vote: Vote) -> float:
-    """Update what this rank updates, by the outcome alone and without any other rank; return the gradients' norm."""
+def decide(engine: Engine, step: int, sums: torch.Tensor) -> None:
+    """Update what this rank updates, by the figures of a vote alone and without any other rank or the host."""
     scale = engine.loss_scale
-    norm = float(vote.square**0.5 / scale.value)
-    finite = isfinite(vote.loss) and isfinite(norm)
-    if finite:
-        factor = clip_scale(norm, engine.recipe.clip) / scale.value
-        update(engine.slots, engine.recipe, step, factor, skipped=scale.skipped)
-    engine.loss_scale = scale.after(finite=finite)
+    verdict = verdict_on(sums[1].sqrt() / scale.value, sums[0], engine.recipe.clip, scale.value)
+    update(engine.slots, engine.recipe, step, verdict, skipped=scale.skipped)
+
+
+def note_outcome(engine: Engine, vote: Vote) -> float:
+    """Set the scale of the next step, and return the norm of the gradients before clipping."""
+    norm = float(vote.square**0.5 / engine.loss_scale.value)
+    engine.loss_scale = engine.loss_scale.after(finite=isfinite(vote.loss) and isfinite(norm))
     return norm
 
 
-def share_weights(engine: Engine) -> None:
-    """Have the weights that other ranks updated. Every rank must call it."""
+def take_vote(engine: Engine, loss: torch.Tensor, *, asked_to_stop: bool) -> Vote:
+    """Return the outcome of a step. A rank takes part by having its gradient sums, so who knows the outcome knows that
+    all have."""
+    return Vote(*voted(engine, loss, asked_to_stop=asked_to_stop).tolist())
+
+
+def apply_vote(engine: Engine, step: int, vote: Vote) -> float:
+    """Update what this rank updates, by the outcome alone; return the gradients' norm."""
+    decide(engine, step, torch.tensor(vote, dtype=torch.float32, device=engine.pipeline.device))
+    return note_outcome(engine, vote)
+
+
+def share_weights(engine: Engine, *, beside: bool = False) -> None:
+    """Have the weights that other ranks updated; `beside` the next step's passes, which wait for those of a unit when
+    they reach it, where it may be. Every rank must call it."""
     if engine.sharded:
-        gather_weights(engine.store, engine.place.rank, engine.groups)
-    engine.store.publish()
+        engine.passage.collect()
+    if not beside or not all(buffer.bucket.alone for buffer in engine.store.buffers):
+        engine.passage.arrive()
+        engine.store.publish()

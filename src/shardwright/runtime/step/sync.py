@@ -1,16 +1,15 @@
 """Layer-wise gradient synchronisation: a unit's gradient is summed over its holders while earlier units still compute.
 
-A parameter's gradient is added to its buffer as soon as autograd has it. When the last micro-batch has completed the
-units of a bucket, its sum starts in the background. Buckets start in one order on all ranks, last units first: then no
-two ranks can wait for each other. Gradients of which a rank keeps a part alone (`sharding.kept_apart`) are summed after
-every micro-batch, when its backward pass leaves the units of the bucket, and the whole is freed.
+Autograd adds gradients to their buffers itself. When the last micro-batch has left the units of a bucket behind, its
+sum starts in the background. Buckets start in one order on all ranks, last units first: then no two ranks can wait for
+each other. Gradients of which a rank keeps a part alone (`sharding.kept_apart`) are summed after every micro-batch,
+when its backward pass leaves the units of the bucket, and the whole is freed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -49,13 +48,15 @@ class GradientSync:
         self._inner = _inner_groups(layout, place, groups)
         self._sequence = layout.plan.sequence_parallel
         self._chunk = {unit: c for c, units in enumerate(place.chunks) for unit in units}
-        self._names = {name: parts[0][1].unit for name, parts in store.where.items()}
-        parameters: dict[str, Any] = dict(store.parameters)
-        for name, parameter in parameters.items():
-            parameter.register_post_accumulate_grad_hook(partial(self._accumulate, name))
+        self._needed: dict[int | None, list[Buffer]] = {
+            unit: [buffer for buffer in self._parts if unit in buffer.bucket.units] for unit in self._chunk
+        }
+        if layout.plan.model.tied_embeddings and layout.head in self._needed:
+            self._needed[layout.head] += self._needed.get(0, [])
+        apart = [store.parameters[name] for name, parts in store.where.items() if not parts[0][0].bucket.alone]
+        self._sums = [buffer.gradients.kept for buffer in store.buffers]
+        self._sums += [parameter.grad for parameter in apart if parameter.grad is not None]
         self._work: list[Any] = []
-        self._missing: dict[int, set[str]] = {}
-        self._fresh: set[str] = set()
         self._final: set[int] = set()
         self._done: set[int] = set()
         self._next = 0
@@ -64,26 +65,27 @@ class GradientSync:
         self._leaving: Leaving | None = None
 
     def begin(self) -> None:
-        """Start a step: the next gradient of each parameter replaces what its buffer holds."""
-        self._fresh = set(self._store.parameters)
-        self._missing = {unit: set() for unit in self._names.values()}
-        for name, unit in self._names.items():
-            self._missing[unit].add(name)
+        """Start a step: no gradients yet."""
         self._final, self._done = set(), set()
         self._work, self._next = [], 0
-        for buffer in self._parts:
-            buffer.gradients.kept.zero_()
+        if self._sums:  # a stage may have no layer
+            torch._foreach_zero_(self._sums)
 
     def reached(self, unit: int | None) -> None:
-        """Say that a backward pass begins with a unit (None: that it is over): gradients of others are complete for its
-        micro-batch, and those kept in part are summed."""
+        """Say that a backward pass begins with a unit (None: that it is over): gradients of the one before are complete
+        for its micro-batch, and those kept in part are summed."""
+        before, self._unit = self._unit, unit
         for buffer in self._parts:
-            if self._unit in buffer.bucket.units and unit not in buffer.bucket.units:
-                self._make_whole(buffer)
+            if before in buffer.bucket.units and unit not in buffer.bucket.units:
                 self._sum_inside(buffer)
                 self._settle()
                 self._leave(buffer)
-        self._unit = unit
+        for buffer in self._needed.get(unit, ()):
+            self._make_whole(buffer)
+        if before is not None and unit is not None and self._chunk[before] in self._final:
+            self._done.add(before)
+            if self._overlap:
+                self._advance()
 
     def pass_done(self) -> None:
         """Say that a backward pass is over."""
@@ -101,7 +103,7 @@ class GradientSync:
 
     def finish(self) -> None:
         """Start what has not started, and wait until all sums are there."""
-        self._done.update(self._names.values())
+        self._done.update(self._chunk, *(buffer.bucket.units for buffer in self._whole))
         self._advance()
         for work in self._work:
             work.wait()
@@ -109,33 +111,20 @@ class GradientSync:
         self._settle()
         assert not self._open, "every gradient has left its unit before the step ends"
 
-    def _accumulate(self, name: str, parameter: torch.Tensor) -> None:
-        gradient, parameter.grad = parameter.grad, None
-        assert gradient is not None, "the hook runs after accumulation"
-        fresh = name in self._fresh
-        self._fresh.discard(name)
-        for buffer, piece in self._store.where[name]:
-            self._make_whole(buffer)
-            target, part = buffer.gradients.piece(piece), local_part(gradient, piece)
-            target.copy_(part) if fresh and not buffer.gradients.sharded else target.add_(part)
-        unit = self._names[name]
-        if self._overlap and self._chunk.get(unit) in self._final:
-            self._missing[unit].discard(name)
-            if not self._missing[unit]:
-                self._advance()
-
     def _advance(self) -> None:
         while self._next < len(self._whole) and self._complete(self._whole[self._next]):
             self._start(self._whole[self._next])
             self._next += 1
 
     def _complete(self, buffer: Buffer) -> bool:
-        return all(unit in self._done or not self._missing[unit] for unit in buffer.bucket.units)
+        return self._done.issuperset(buffer.bucket.units)
 
     def _start(self, buffer: Buffer) -> None:
-        for piece in buffer.bucket.pieces:
-            if piece.parameter.name in self._fresh:
-                buffer.gradients.piece(piece).zero_()
+        if not buffer.bucket.alone:
+            for piece in buffer.bucket.pieces:
+                gradient = self._store.parameters[piece.parameter.name].grad
+                assert gradient is not None, "a parameter has a gradient from the beginning"
+                buffer.gradients.piece(piece).copy_(local_part(gradient, piece))
         self._sum_inside(buffer)
         whole, group = buffer.gradients.whole, self._groups[buffer]
         if group is None:

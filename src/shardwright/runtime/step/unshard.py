@@ -1,69 +1,111 @@
-"""The way of the passes through the units: the weights of a unit are gathered for it, its gradients are left behind it.
+"""The way of the passes through the units: their weights are there when a pass reaches them, their gradients are summed
+behind it.
 
-Only what `sharding.kept_apart` names is gathered. Holders do so together, each at the same unit of the same pass, or
-ahead of it where all know which unit is next (`fetch`).
+What `sharding.kept_apart` names is gathered for each unit, while the unit before it computes. Holders do so together,
+each at the same unit of the same pass; layer by layer the passes say which unit is next (`fetch`). Weights that other
+ranks updated are gathered beside the next step's passes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import torch
 
 from shardwright.runtime.layout.groups import Layout
+from shardwright.runtime.layout.places import Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.state.store import Buffer, Store
 from shardwright.runtime.step.parts import Gather, start_gather
 from shardwright.runtime.step.sync import GradientSync
 
+OUTSIDE = -1
+
 
 class Passage:
     """Is told by the passes which unit they reach; `release` when all passes of a step are over."""
 
-    def __init__(self, layout: Layout, store: Store, groups: ProcessGroups, sync: GradientSync) -> None:
-        self._sync = sync
+    def __init__(self, layout: Layout, place: Place, store: Store, groups: ProcessGroups, sync: GradientSync) -> None:
+        self._sync, self._rank = sync, place.rank
         self._groups = {buffer: groups.find("gradient", buffer.bucket.ranks) for buffer in store.buffers}
-        self._needed: dict[int, list[Buffer]] = {}
-        for buffer in (buffer for buffer in store.buffers if buffer.weights.sharded):
-            for unit in buffer.bucket.units:
-                self._needed.setdefault(unit, []).append(buffer)
-        if layout.plan.model.tied_embeddings and 0 in self._needed:
-            self._needed.setdefault(layout.head, []).extend(self._needed[0])
-        self._open: list[Buffer] = []
+        self._shared = [buffer for buffer in reversed(store.buffers) if self._groups[buffer] is not None]
+        units = {unit for chunk in place.chunks for unit in chunk}
+        units |= {unit for buffer in store.buffers for unit in buffer.bucket.units}  # a tied embedding's too
+        self._needed = {unit: [b for b in store.buffers if unit in b.bucket.units] for unit in units}
+        if layout.plan.model.tied_embeddings and 0 in self._needed and layout.head in self._needed:
+            self._needed[layout.head] += self._needed[0]
+        forward = {low: high for chunk in place.chunks for low, high in pairwise(chunk)}
+        recompute = layout.plan.replicas[place.replica].stages[place.stage].recompute
+        in_groups = recompute.granularity == "full" and recompute.method != "block" and (recompute.layers or 0) > 1
+        self._next = {} if layout.plan.layered else forward
+        self._before = {} if in_groups or layout.plan.layered else {high: low for low, high in forward.items()}
         self._coming: dict[Buffer, Gather] = {}
+        self._open: list[Buffer] = []
 
-    def fetch(self, unit: int) -> None:
-        """Begin to gather the weights of the unit that is next, beside what computes."""
-        for buffer in self._needed.get(unit, []):
-            if buffer not in self._open and buffer not in self._coming:
-                self._coming[buffer] = self._gather(buffer)
+    def collect(self) -> None:
+        """Begin to gather the weights that other ranks updated, those of the first units first."""
+        for buffer in self._shared:
+            if not buffer.weights.sharded:
+                part = buffer.weights.part(*buffer.bucket.own(self._rank, sharded=True)).clone()
+                self._begin(buffer, part)
 
-    def _gather(self, buffer: Buffer) -> Gather:
-        buffer.weights.open()
-        # `data` has no version: autograd need not know that weights it has saved are there again
-        return start_gather(buffer.bucket, buffer.weights.whole.data, buffer.weights.kept, self._groups[buffer])
+    def arrive(self) -> None:
+        """Wait for all weights that are on their way."""
+        for buffer in list(self._coming):
+            self._wait(buffer)
 
     def reached(self, unit: int) -> None:
-        """Have the weights of a unit there, and those of no other."""
-        needed = self._needed.get(unit, [])
-        for buffer in self._open:
-            if buffer not in needed:
-                buffer.weights.close()
-        for buffer in needed:
-            if buffer not in self._open:
-                coming = self._coming.pop(buffer, None)
-                (coming or self._gather(buffer)).wait()
-        self._open = needed
+        """Have the weights of a unit there, of those that are kept apart no others, and the next ones on their way."""
+        going_back = torch._C._current_graph_task_id() != OUTSIDE
+        self._have(unit, None if going_back else self._next.get(unit))
 
     def leaves(self, unit: int, x: torch.Tensor) -> None:
         """Note the output of a unit: as soon as its gradient is there, the backward pass has reached the unit."""
         if x.requires_grad:
             x.register_hook(lambda _: self._back(unit))  # type: ignore[no-untyped-call]
 
+    def fetch(self, unit: int) -> None:
+        """Begin to gather the weights of the unit that is next, beside what computes."""
+        self._fetch([buffer for buffer in self._needed[unit] if buffer.weights.sharded])
+
     def release(self) -> None:
-        """Free all that was gathered."""
+        """Free all that was gathered for units."""
         for buffer in self._open:
+            self._wait(buffer)
             buffer.weights.close()
         self._open = []
 
     def _back(self, unit: int) -> None:
         self._sync.reached(unit)
-        self.reached(unit)
+        self._have(unit, self._before.get(unit))
+
+    def _have(self, unit: int, following: int | None) -> None:
+        needed = self._needed[unit]
+        ahead = [] if following is None else [b for b in self._needed[following] if b.weights.sharded]
+        wanted = [buffer for buffer in needed if buffer.weights.sharded]
+        wanted += [buffer for buffer in ahead if buffer not in wanted]
+        for buffer in self._open:
+            if buffer not in wanted:
+                self._wait(buffer)
+                buffer.weights.close()
+        self._open = [buffer for buffer in self._open if buffer in wanted]
+        self._fetch(wanted)
+        for buffer in needed:
+            self._wait(buffer)
+
+    def _fetch(self, buffers: Sequence[Buffer]) -> None:
+        for buffer in buffers:
+            if buffer not in self._open:
+                buffer.weights.open()
+                self._begin(buffer, buffer.weights.kept)
+                self._open.append(buffer)
+
+    def _begin(self, buffer: Buffer, part: torch.Tensor) -> None:
+        # `data` has no version: autograd need not know that weights it has saved are there again
+        self._coming[buffer] = start_gather(buffer.bucket, buffer.weights.whole.data, part, self._groups[buffer])
+
+    def _wait(self, buffer: Buffer) -> None:
+        coming = self._coming.pop(buffer, None)
+        if coming is not None:
+            coming.wait()

@@ -1,0 +1,38 @@
+"""`shardwright tokens`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardwright.cli.output import write
+from shardwright.errors import bad
+
+HELP = """Make a token file for `train` from text files.
+
+Examples:
+
+\b
+  shardwright tokens book.txt notes.md -o corpus.bin
+  shardwright tokens *.txt -o corpus.bin --tokenizer path/to/tokenizer.json
+"""
+
+
+def tokens(
+    texts: Annotated[list[Path], typer.Argument(metavar="TEXT…", help="Text files, in UTF-8.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.bin", help="Write the tokens here.")],
+    tokenizer: Annotated[
+        str, typer.Option(metavar="NAME", help="bytes, or a Hugging Face tokenizer.json or its folder.")
+    ] = "bytes",
+) -> None:
+    from shardwright.runtime.storage.data import write_tokens
+
+    if out.suffix != ".bin":
+        raise bad(str(out), "does not end in .bin", "the header is written beside it as .json")
+    file = write_tokens(out, texts, tokenizer)
+    write(f"{out}: {len(file.tokens):,} tokens, vocabulary {file.vocab:,} ({tokenizer})")
+
+
+tokens.__doc__ = HELP

@@ -1,0 +1,114 @@
+"""What `shardwright train` is told, checked before anything starts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from shardwright.errors import SpecError, bad
+from shardwright.runtime.job.settings import CHANGES
+from shardwright.runtime.state.recipe import METHODS, SCHEDULES, Recipe
+
+if TYPE_CHECKING:
+    from shardwright.plans.plan import Plan
+    from shardwright.runtime.job.settings import Settings
+    from shardwright.runtime.layout.groups import Layout
+    from shardwright.spec.job import Precision
+
+
+def checked_layout(plan: Plan, precision: str) -> Layout:
+    """Return the layout of a plan that is legal and can be run. Raises SpecError with everything that is wrong."""
+    from dataclasses import replace
+
+    from shardwright.plans.check import check
+    from shardwright.reports.text.problems import merged
+    from shardwright.runtime.layout.groups import layout_of
+    from shardwright.runtime.layout.limits import RUNNABLE_PRECISIONS, unrunnable
+
+    if precision not in (*RUNNABLE_PRECISIONS, plan.job.precision):
+        raise bad(f"--precision {precision}", "is not known", "bf16, fp16 or fp32")
+    job = replace(plan.job, precision=cast("Precision", precision))
+    problems = check(plan) or unrunnable(replace(plan, job=job))
+    if problems:
+        raise SpecError(*merged(problems))
+    return layout_of(plan)
+
+
+def settings_before(resume: Path | None) -> Mapping[str, Any]:
+    """Return what travels with the checkpoint that a run goes on from, nothing for a new run."""
+    if resume is None:
+        return {}
+    from shardwright.runtime.job.course import travelling
+    from shardwright.runtime.storage.steps import manifest_of, newest_checkpoint
+
+    return travelling(manifest_of(newest_checkpoint(resume)))
+
+
+def recipe_of(
+    before: Mapping[str, Any], *, beta1: float | None, beta2: float | None, method: str, **told: float | str | None
+) -> Recipe:
+    """Return the recipe of a run: what it is `told`, else what travelled with the checkpoint that it goes on from."""
+    for option, value, known in (("optimizer", method, METHODS), ("schedule", told["schedule"], SCHEDULES)):
+        if value is not None and value not in known:
+            raise bad(f"--{option} {value}", "is not known", f"one of {', '.join(known)}")
+    betas = before.get("betas", Recipe().betas)
+    given: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+    given["betas"] = (betas[0] if beta1 is None else beta1, betas[1] if beta2 is None else beta2)
+    kept = {name: value for name, value in before.items() if name != "seed"}
+    return Recipe(**{**kept, **given, "method": method})
+
+
+def require_changes(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in CHANGES:
+            raise bad(f"--accept-change {name}", "is not known", f"one of {', '.join(CHANGES)}")
+
+
+def require_below_1(**numbers: float | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and not value < 1:
+            raise bad(f"--{name}", f"{value:g} is not below 1", "give a number from 0 to below 1")
+
+
+def require_positive(**numbers: float | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and not value > 0:
+            raise bad(f"--{name.replace('_', '-')}", f"{value:g} is not above 0", "give a positive number")
+
+
+def require_no_less_than_0(**numbers: float | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and not value >= 0:
+            raise bad(f"--{name.replace('_', '-')}", f"{value:g} is below 0", "give 0 or a positive number")
+
+
+def require_measurable(plan: Plan) -> None:
+    """Raise SpecError where the layers of a plan cannot stand for those of others."""
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    if any(stage.context_parallel > 1 or stage.expert_parallel > 1 for stage in stages):
+        message = "a layer profile has whole sequences and all experts, which ranks of this plan share"
+        raise bad("--profile", message, "measure under a plan with context_parallel and expert_parallel 1")
+    if plan.layered:
+        message = "under uneven FSDP a unit runs all micro-batches at once, which are not timed one by one"
+        raise bad("--profile", message, "measure under a plan of equal copies on the same machines")
+
+
+def require_input(plan: Plan, settings: Settings) -> None:
+    """Raise SpecError where data or checkpoint are not what the run needs, before anything is started; say what differs
+    from the checkpoint and may."""
+    from shardwright.runtime.job.course import course_of, require_same_course
+    from shardwright.runtime.job.start import require_fresh
+    from shardwright.runtime.storage.data import make_samples, open_tokens, require_known
+    from shardwright.runtime.storage.steps import manifest_of, newest_checkpoint
+
+    file = open_tokens(settings.data)
+    make_samples(file, plan.job.seq_len, settings.seed, plan.model.vocab, plan.job.global_batch)
+    require_known(file, plan.model.vocab)
+    require_fresh(settings)
+    if settings.resume is not None:
+        folder = newest_checkpoint(settings.resume)
+        course = course_of(plan, settings, file)
+        for change in require_same_course(manifest_of(folder), plan, course, settings.accept_change, str(folder)):
+            print(f"other than in {folder}: {change}", file=sys.stderr)

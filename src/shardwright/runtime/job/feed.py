@@ -1,0 +1,46 @@
+"""The samples of a rank, read one step ahead by a thread of their own, into memory that a GPU copies from by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from shardwright.runtime.layout.places import Place
+from shardwright.runtime.step.engine import Engine
+from shardwright.runtime.step.pipeline import Batch
+from shardwright.runtime.storage.data import Samples
+
+
+class Feed:
+    """What a rank reads: its copy's part of the samples of each global batch, which begins at sample `origin` + step
+    times the batch."""
+
+    def __init__(self, engine: Engine, samples: Samples, origin: int = 0) -> None:
+        self._engine, self._samples, self._origin = engine, samples, origin
+        self._reader = ThreadPoolExecutor(1, "feed")
+        self._ahead: dict[int, Future[torch.Tensor]] = {}
+
+    def batch(self, step: int) -> Batch:
+        """Return the micro-batches of this rank's copy in a step, and begin to read those of the next. Raises SpecError
+        when one is asked for that has a token which is not in the vocabulary."""
+        rows = self._ahead.pop(step, None) or self._reader.submit(self._rows, step)
+        self._ahead = {step + 1: self._reader.submit(self._rows, step + 1)}
+        return _batch(rows.result, self._engine.place, self._engine.pipeline.device)
+
+    def _rows(self, step: int) -> torch.Tensor:
+        plan, place = self._engine.layout.plan, self._engine.place
+        first = self._origin + step * plan.job.global_batch + place.first_sample
+        rows = torch.from_numpy(self._samples.rows(first, sum(place.sizes)))
+        return rows.pin_memory() if self._engine.pipeline.device.type == "cuda" else rows
+
+
+def _batch(rows: Callable[[], torch.Tensor], place: Place, device: torch.device) -> Batch:
+    def batch(micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        first, count = place.samples(micro_batch)
+        begin = first - place.first_sample
+        part = rows()[begin : begin + count].to(device, non_blocking=True)
+        return part[:, :-1], part[:, 1:]
+
+    return batch
