@@ -56,7 +56,7 @@ def arguments_of(values: Mapping[Path, Any], name: str, problems: list[Problem])
         if leaf in ("precision", "mixed_precision", "precision_config"):
             words += _precision(value)
         elif value is COMPUTED:
-            if decisive and flag not in (*LENGTHS, *OF_THE_USER):
+            if decisive and flag not in (*LENGTHS, *OF_THE_USER) and path[0] != "tokenizer":
                 hint = "write the value itself, or describe the plan in a plan file"
                 problems.append(Problem(f"{name}: {'.'.join(path)}", "is computed when the file runs", hint))
         elif leaf in WHERE_FALSE:
