@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 EXTRAS := $(VENV)/.extras
 BENCHMARKS := $(filter-out benchmarks/history.py benchmarks/profile_search.py benchmarks/runtime_workers.py \
-	benchmarks/peer_formulas.py,$(wildcard benchmarks/*.py))
+	benchmarks/peer_formulas.py \
+	benchmarks/gpu.py benchmarks/gpu_steps.py benchmarks/gpu_links.py,$(wildcard benchmarks/*.py))
 
-.PHONY: demo demo-train quick test nightly golden docs lint types format bench history profile megatron targets clean
+.PHONY: demo demo-train quick test nightly golden docs lint types format bench gpu history profile megatron targets clean
 
 # Llama-3.1-70B on 64 H100s and 128 A100s together.
 demo: $(INSTALLED)
@@ -62,6 +63,10 @@ format: $(INSTALLED)
 
 bench: $(EXTRAS)
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
+
+# Everything that needs a GPU, in ten minutes; without one the same code on the CPU, with small sizes, which it says.
+gpu: $(EXTRAS)
+	$(BIN)/python benchmarks/gpu.py
 
 # Appends the figures of this commit to benchmarks/history/searches.csv.
 history: $(EXTRAS)

@@ -205,16 +205,19 @@ def step_seconds(train: Callable[[], None], device: Device) -> float:
     return statistics.median(samples[WARM_UP_STEPS:])
 
 
-def trainer(step: Step, device: Device, size: Size, precision: str) -> Callable[[], None]:
+def trainer(step: Step, device: Device, size: Size, precision: str, *, compiled: bool = False) -> Callable[[], None]:
     """Return the function that trains one step: `ACCUMULATED` micro-batches, gradients summed and clipped in fp32, Adam
     on fp32 weights. In bf16 the model itself holds copies of them, and the gradients of each micro-batch are added to
-    the fp32 sums as they come."""
+    the fp32 sums as they come. `compiled`: the layers are, each as a region."""
     import torch
     from small_llama import Llama
 
     low = precision == "bf16"
     model = Llama(size, recompute=step.recompute == "full").to(torch_device(device), torch.bfloat16 if low else None)
     weights = [*model.parameters()]
+    if compiled:
+        for layer in model.layers:
+            layer.compile(dynamic=False)
     masters = [weight.detach().float().clone() if low else weight for weight in weights]
     for master in masters:
         master.grad = torch.zeros_like(master)

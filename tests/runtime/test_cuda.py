@@ -1,0 +1,114 @@
+"""What only a GPU shows: the same losses as on a CPU, compiled layers, kernels for windows, no wait within a step, NCCL.
+
+Without a GPU all are skipped; `make gpu` runs them first.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from tests.runtime.equal import ADAM
+from tests.runtime.reference import reference_run
+from tests.runtime.samples import plan_of, replica, stage, tiny_model
+from tests.runtime.workers import batch_of
+
+from shardwright.plans.plan import Plan
+from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.layout.process_groups import make_process_groups
+from shardwright.runtime.model.blocks import layer_forward
+from shardwright.runtime.model.details import Details
+from shardwright.runtime.model.initial import seeded
+from shardwright.runtime.model.regions import LayerForward, compiled
+from shardwright.runtime.model.windows import window_attention
+from shardwright.runtime.step.engine import DTYPES, Engine, make_engine, train_step
+
+GPUS = torch.cuda.device_count()
+pytestmark = pytest.mark.skipif(not GPUS, reason="there is no GPU")
+SMALL = plan_of(tiny_model(3), replica(stage((0, 3)), micro_batches=2))
+PAIR = plan_of(tiny_model(4), replica(stage((0, 2)), stage((2, 4)), micro_batches=4))
+
+
+def engine_of(plan: Plan, rank: int, precision: str = "fp32", layer: LayerForward = layer_forward) -> Engine:
+    layout, device = layout_of(plan), torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    return make_engine(
+        layout, rank, make_process_groups(layout, rank), details=Details(), recipe=ADAM,
+        initial=seeded(plan.model, 7), dtype=DTYPES[precision], device=device, layer=layer,
+    )  # fmt: skip
+
+
+def losses(engine: Engine, steps: int = 5) -> list[float]:
+    found = []
+    for step in range(steps):
+        batch = batch_of(engine, step)
+        rows = [tuple(part.cuda() for part in batch(number)) for number in range(engine.place.micro_batches)]
+        found.append(train_step(engine, lambda number, rows=rows: rows[number], step).loss)
+    return found
+
+
+@contextmanager
+def no_waits() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(("precision", "close"), [("fp32", 1e-4), ("bf16", 1e-2)])
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_gpu_trains_as_one_process_on_a_cpu_does(precision: str, close: float, fast: bool) -> None:
+    expected = reference_run(SMALL, ADAM, steps=5, seed=7).losses
+    found = losses(engine_of(SMALL, 0, precision, compiled() if fast else layer_forward))
+    assert found == pytest.approx(expected, rel=close)
+
+
+def test_windows_have_a_kernel_that_computes_the_same() -> None:
+    query, key, value = (torch.randn(2, heads, 256, 64, device="cuda") for heads in (4, 2, 2))
+    expected = window_attention(query.cpu(), key.cpu(), value.cpu(), 100)
+    torch.testing.assert_close(window_attention(query, key, value, 100).cpu(), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_no_wait_for_the_device_up_to_the_end_of_a_step(experts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(2, family="qwen2", experts=experts, shared=True) if experts else tiny_model(2)
+    engine = engine_of(plan_of(model, replica(stage((0, 2)), micro_batches=2)), 0, "bf16")
+    losses(engine, 2)  # kernels are chosen
+    real = torch.Tensor.tolist
+
+    def read(tensor: Any) -> Any:
+        torch.cuda.set_sync_debug_mode("default")
+        return real(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", read)
+    rows = [tuple(part.cuda() for part in batch_of(engine, 2)(number)) for number in range(2)]
+    with no_waits():
+        train_step(engine, lambda number: rows[number], 2)
+
+
+@pytest.mark.skipif(GPUS < 2, reason="there are not two GPUs")
+def test_two_gpus_train_over_nccl_as_one_process_does() -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    queue: Any = mp.get_context("spawn").SimpleQueue()
+    spawn: Any = mp.spawn  # type: ignore[attr-defined]
+    spawn(_over_nccl, args=(port, queue), nprocs=2)
+    assert queue.get() == pytest.approx(reference_run(PAIR, ADAM, steps=5, seed=7).losses, rel=1e-4)
+
+
+def _over_nccl(rank: int, port: int, queue: Any) -> None:
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    dist.init_process_group("nccl", rank=rank, world_size=2, device_id=torch.device("cuda", rank))
+    found = losses(engine_of(PAIR, rank))
+    if rank == 0:
+        queue.put(found)
+    dist.destroy_process_group()
