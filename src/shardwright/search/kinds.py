@@ -1,0 +1,134 @@
+"""One search for each kind of plan: on the machines of one type; over several types, pipelines and uneven FSDP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardwright.cost.context import Context
+from shardwright.cost.predict import predict as prediction_of
+from shardwright.plans.plan import Plan
+from shardwright.search.mixed.entry import (
+    Outcome,
+    dropped,
+    largest_pools,
+    mixed_search,
+    run_by_train,
+)
+from shardwright.search.mixed.tables.settings import pinned_away
+from shardwright.search.objective import Objective
+from shardwright.search.rules.filters import Filters
+from shardwright.search.space.axes import Space, measurable, runnable
+from shardwright.search.uneven.search import Found as UnevenFound
+from shardwright.search.uneven.search import away, uneven_fsdp
+from shardwright.search.uniform.baselines import Tried, baselines
+from shardwright.search.uniform.search import Found, search
+from shardwright.spec.cluster import Cluster
+from shardwright.spec.job import Job
+
+MOST_UNEVEN = 3  # plans of uneven FSDP that are costed in full
+
+
+@dataclass(frozen=True, slots=True)
+class OneType:
+    """What the machines of one type reach: rules of thumb, the ranked rows, and the seconds of the former."""
+
+    context: Context
+    tried: tuple[Tried, ...]
+    found: Found
+    baseline_seconds: float
+
+
+def search_type(context: Context, space: Space, filters: Filters, top: int) -> OneType:
+    """Return what plans on the machines of one type reach."""
+    begin = time.perf_counter()
+    tried, start = baselines(context)
+    elapsed = time.perf_counter() - begin
+    objective = Objective(model=context.model, job=context.job, pool=context.pool)
+    found = search(context, measurable(context, runnable(context, space)), filters, objective, top=top, start=start)
+    return OneType(context, tried, found, elapsed)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipelines:
+    """What pipelines over machines of several types reach, and the seconds that this took."""
+
+    outcome: Outcome
+    seconds: float
+
+
+def search_pipelines(
+    results: Sequence[OneType], cluster: Cluster, space: Space, filters: Filters, gap: float, fit: float, top: int
+) -> Pipelines | None:
+    """Return what plans over machines of several types reach, or None where there are none in the space."""
+    contexts = [result.context for result in results]
+    if len({context.pool.gpu.name for context in contexts}) < 2 or pinned_away(space):
+        return None
+    begin = time.perf_counter()
+    known = [result.found.ranked[0][0] for result in results if result.found.ranked]
+    outcome = mixed_search(
+        largest_pools(contexts),
+        cluster,
+        space,
+        filters,
+        gap=gap,
+        fit=fit,
+        incumbent=min(known, default=np.inf),
+        top=top,
+    )
+    return Pipelines(outcome, time.perf_counter() - begin)
+
+
+@dataclass(frozen=True, slots=True)
+class Uneven:
+    """What uneven FSDP reaches: costed plans, the one with even shares, and what none beats."""
+
+    plans: tuple[Plan, ...]
+    even: Plan | None
+    bound: float
+    candidates: int
+    seconds: float
+
+
+def search_uneven(
+    results: Sequence[OneType], cluster: Cluster, space: Space, filters: Filters, fit: float
+) -> Uneven | None:
+    """Return what uneven FSDP over machines of several types reaches, or None where there is none in the space."""
+    contexts = [result.context for result in results]
+    if len({context.pool.gpu.name for context in contexts}) < 2 or away(space):
+        return None
+    begin, efficiency = time.perf_counter(), contexts[0].efficiency
+    contexts = run_by_train(contexts, fit)
+    found: UnevenFound = uneven_fsdp(
+        largest_pools(contexts), cluster, space, lambda plan: not dropped(plan, contexts, filters)
+    )
+
+    def costed(plan: Plan) -> Plan:
+        return plan.costed(prediction_of(plan, efficiency))
+
+    return Uneven(
+        plans=tuple(costed(plan) for plan in found.plans[:MOST_UNEVEN]),
+        even=None if found.even is None else costed(found.even),
+        bound=found.bound,
+        candidates=found.costed,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def without_limits(
+    results: Sequence[OneType],
+    cluster: Cluster,
+    space: Space,
+    filters: Filters,
+    gap: float,
+    fit: float,
+    job: Job,
+    incumbent: float,
+) -> Plan | None:
+    """Return the best mixed plan for another job, if one is better than `incumbent`."""
+    contexts = largest_pools([replace(result.context, job=job) for result in results])
+    plans = mixed_search(contexts, cluster, space, filters, gap=gap, fit=fit, incumbent=incumbent, top=1).plans
+    return plans[0] if plans else None

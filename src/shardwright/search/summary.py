@@ -1,0 +1,180 @@
+"""The account of all searches together: the best plans of all kinds, what they are compared with, what was left out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.cost.context import Context
+from shardwright.cost.predict import predict as prediction_of
+from shardwright.cost.strategies import Strategies, plan_of_row
+from shardwright.plans.findings import Cause, Failure, MixedPlans, Rejection, ordered
+from shardwright.plans.plan import Plan
+from shardwright.plans.ranking import Baseline, SearchReport
+from shardwright.search.kinds import OneType, Pipelines, Uneven
+from shardwright.search.mixed.entry import (
+    affordable_value,
+)
+from shardwright.search.mixed.tables.settings import pinned_away
+from shardwright.search.space.axes import Space
+from shardwright.search.uneven.search import EVEN_RULE
+from shardwright.spec.cluster import Cluster, NodePool
+
+PIPELINES, UNEVEN = "pipelines over several types", "uneven FSDP over several types"
+
+
+def best_plans(
+    results: Sequence[OneType], cluster: Cluster, top: int, mixed: Pipelines | None, uneven: Uneven | None
+) -> tuple[tuple[float, ...], tuple[Plan, ...]]:
+    """Return the best rows of all pools, and the best plans over several types, as plans with their values."""
+    found = _uniform_plans(results, cluster, top)
+    several = (*(mixed.outcome.plans if mixed else ()), *(uneven.plans if uneven else ()))
+    found += [(value, plan) for plan in several if (value := affordable_value(plan)) is not None]
+    best = sorted(found, key=lambda item: item[0])[:top]
+    return tuple(value for value, _ in best), tuple(plan for _, plan in best)
+
+
+def with_bound(plan: Plan, bound: float) -> Plan:
+    found = plan.prediction
+    bound = bound if found is None else min(bound, found.iteration_seconds)
+    return plan if found is None else plan.costed(replace(found, lower_bound_seconds=bound))
+
+
+def _uniform_plans(results: Sequence[OneType], cluster: Cluster, top: int) -> list[tuple[float, Plan]]:
+    """Return the best rows of all pools as plans with their values; of equal ones those on cheaper machines first."""
+    ranked = sorted(
+        (value, _dollars_per_gpu_hour(result.context.pool), place, rank)
+        for place, result in enumerate(results)
+        for rank, (value, _) in enumerate(result.found.ranked)
+    )[:top]
+    return [
+        (value, costed_plan(results[place].context, cluster, results[place].found.ranked[rank][1]))
+        for value, _, place, rank in ranked
+    ]
+
+
+def _dollars_per_gpu_hour(pool: NodePool) -> float:
+    dollars = pool.dollars_per_node_hour
+    return np.inf if dollars is None else dollars / pool.gpus_per_node
+
+
+def best_of_kinds(mixed: Pipelines | None, uneven: Uneven) -> Iterator[Baseline]:
+    """Yield the best plan of each kind over machines of several types, and FSDP as it is without shares."""
+    pipelines = () if mixed is None else mixed.outcome.plans
+    for kind, plans in ((PIPELINES, pipelines), (UNEVEN, uneven.plans), (EVEN_RULE, (uneven.even,))):
+        plan = next((plan for plan in plans if plan is not None), None)
+        yield Baseline(rule=kind, plan=plan, failure=Failure.DOES_NOT_FIT if plan is None else None)
+
+
+def left_out(
+    results: Sequence[OneType], space: Space, exportable_to: str | None, *, pipelines: bool
+) -> Iterator[MixedPlans]:
+    """Yield why plans that mix the types of a cluster, or `pipelines` alone, were left out, if it has several."""
+    if len({result.context.pool.gpu.name for result in results}) > 1:
+        yield MixedPlans(settings=pinned_away(space), target=exportable_to or "", pipelines=pipelines)
+
+
+def report_of(
+    results: Sequence[OneType],
+    begin: float,
+    mixed: Pipelines | None,
+    uneven: Uneven | None,
+    unmixed: tuple[MixedPlans, ...],
+    value: float | None,
+    bound: float,
+) -> SearchReport:
+    """Return the account of the searches of all pools together: `value` is that of the best plan, which no plan beats
+    `bound` in."""
+    rejected: dict[Rejection, int] = {}
+    phases: dict[str, float] = {}
+    for result in results:
+        phases["baselines"] = phases.get("baselines", 0.0) + result.baseline_seconds
+        for name, seconds in result.found.phases:
+            phases[name] = phases.get(name, 0.0) + seconds
+        for reason, count in result.found.rejected:
+            rejected[reason] = rejected.get(reason, 0) + count
+    candidates = sum(result.found.candidates for result in results)
+    costed = sum(result.found.costed for result in results)
+    if mixed is not None:
+        phases["mixed"] = mixed.seconds
+        candidates += mixed.outcome.candidates
+        costed += mixed.outcome.costed
+        if mixed.outcome.candidates > mixed.outcome.costed:
+            rejected[Rejection(Cause.NOT_NEEDED)] = mixed.outcome.candidates - mixed.outcome.costed
+    if uneven is not None:
+        phases["uneven FSDP"] = uneven.seconds
+        candidates += uneven.candidates
+        costed += uneven.candidates
+    by_time = results[0].context.job.objective == "time"
+    seconds = time.perf_counter() - begin
+    phases["predict"] = max(seconds - sum(phases.values()), 0.0)
+    return SearchReport(
+        candidates=candidates,
+        costed=costed,
+        seconds=seconds,
+        rejected=ordered(rejected),
+        phases=tuple(phases.items()),
+        not_covered=mixed.outcome.not_covered if mixed else unmixed,
+        gap=_gap(value, bound) if value is not None and (by_time or mixed) else None,
+        lower_bound_dollars=bound if value is not None and mixed and not by_time else None,
+    )
+
+
+def _gap(value: float, bound: float) -> float:
+    return value / bound - 1.0 if value > bound else 0.0
+
+
+def shown_baselines(
+    results: Sequence[OneType], cluster: Cluster, plans: Sequence[Plan], mixed: Pipelines | None
+) -> tuple[Baseline, ...]:
+    """Return the baselines of the pool of the best plan (of the first pool if there is none); where types can be mixed
+    the best plan of each type alone, and the uniform plan over all."""
+    if not results:
+        return ()
+    if mixed is not None:
+        return (*_plain(results, cluster), _whole(mixed))
+    chosen = results[0]
+    for result in results:
+        if plans and result.context.pool.gpu.name == plans[0].replicas[0].stages[0].gpu:
+            chosen = result
+            break
+    return tuple(
+        Baseline(
+            rule=entry.rule,
+            plan=None if entry.row is None else costed_plan(chosen.context, cluster, entry.row, label=entry.rule),
+            failure=entry.failure,
+        )
+        for entry in chosen.tried
+    )
+
+
+def _plain(results: Sequence[OneType], cluster: Cluster) -> Iterator[Baseline]:
+    for result in results:
+        rule = f"the best plan on the {result.context.pool.gpu.name} alone"
+        ranked = result.found.ranked
+        if ranked:
+            yield Baseline(rule=rule, plan=costed_plan(result.context, cluster, ranked[0][1], label=rule))
+        else:
+            job = result.context.job
+            limited = job.deadline_hours is not None or job.budget_dollars is not None
+            failure = Failure.DOES_NOT_FIT_OR_KEEP_LIMITS if limited else Failure.DOES_NOT_FIT
+            yield Baseline(rule=rule, plan=None, failure=failure)
+
+
+def _whole(mixed: Pipelines) -> Baseline:
+    plan, rule = mixed.outcome.uniform, mixed.outcome.uniform_rule
+    if plan is None:
+        return Baseline(rule=rule, plan=None, failure=Failure.NOT_ON_ALL_TYPES)
+    if affordable_value(plan) is None:
+        return Baseline(rule=rule, plan=None, failure=Failure.MISSES_LIMITS)
+    return Baseline(rule=rule, plan=plan)
+
+
+def costed_plan(context: Context, cluster: Cluster, row: Strategies, *, label: str = "") -> Plan:
+    """Return the plan of a single row on the machines of `context`, with its prediction."""
+    name = context.pool.gpu.name
+    plan = plan_of_row(row, context.model, context.job, cluster, name, label=label)
+    return plan.costed(prediction_of(plan, context.efficiency, contexts={name: context}))
