@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from shardwright.cost.learned.links import HOST_GPUS, HOST_RATES
 from shardwright.spec.catalog.catalog import gpus
 
 COMPUTE_COLUMNS = [
@@ -95,7 +96,8 @@ def write_operator_files(folder: Path, *, source: str = "aiconfigurator") -> Non
         for ranks in (2, 4, 8):
             for size in 2.0 ** np.arange(20, 31):
                 moved = size * (ranks - 1) / ranks
-                took = moved / (LINK_SHARE * gpu.link_bytes_per_second) + CALL_SECONDS
+                host = dict(HOST_RATES)[ranks] if name in HOST_GPUS else np.inf
+                took = moved / min(LINK_SHARE * gpu.link_bytes_per_second, host) + CALL_SECONDS
                 comm.append(
                     {
                         "source": "aiconfigurator", "gpu": name, "interconnect": "", "collective": "all_gather",

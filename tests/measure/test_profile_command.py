@@ -216,7 +216,7 @@ def test_a_prediction_shifts_to_the_speed_of_the_machine(tmp_path: Path) -> None
     seconds = np.array([sustained(gemm_calls(row, device), device, 0.02).seconds for row in rows])
     before = seconds / base_seconds(Analytic(), gpu, rows)
     after = seconds / base_seconds(model, gpu, rows)
-    assert np.median(before) > 10.0
+    assert np.median(before) > 2.0 * WITHIN  # else the profile would have nothing to shift
     assert 1.0 / WITHIN < np.median(after) < WITHIN
 
 

@@ -9,6 +9,17 @@ import typer
 
 from shardwright.cli.output import write
 
+EXPORT_HELP = """Write the newest checkpoint of a folder as whole tensors.
+
+\b
+  shardwright checkpoint export run -o step.safetensors
+  shardwright checkpoint export run -o step-dcp
+"""
+IMPORT_HELP = """Read back what `export` wrote, as a checkpoint to resume from.
+
+\b
+  shardwright checkpoint import step-dcp -o run-2
+"""
 HELP = """Write checkpoints as whole tensors for other tools, and read them back.
 
 \b
@@ -22,7 +33,7 @@ A name that ends in .safetensors is one file; any other a folder of torch.distri
 app = typer.Typer(help=HELP, rich_markup_mode=None, no_args_is_help=True)
 
 
-@app.command("export", short_help="Write the newest checkpoint of a folder as whole tensors.")
+@app.command("export", help=EXPORT_HELP, short_help="Write the newest checkpoint of a folder as whole tensors.")
 def export(
     source: Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint, or the folder of a run.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="PATH", help="A new .safetensors file, or a new folder.")],
@@ -33,7 +44,7 @@ def export(
     return 0
 
 
-@app.command("import", short_help="Read back what `export` wrote, as a checkpoint to resume from.")
+@app.command("import", help=IMPORT_HELP, short_help="Read back what `export` wrote, as a checkpoint to resume from.")
 def import_(
     source: Annotated[Path, typer.Argument(metavar="PATH", help="What `export` wrote.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder of a run.")],

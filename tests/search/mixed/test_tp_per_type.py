@@ -35,7 +35,7 @@ from shardwright.spec.read.model import load_model
 GPUS = ("A100-SXM-40", "V100-SXM2", "A10G", "RTX3090", "L4", "T4")
 MODELS = ("gpt2-medium", "gpt2-large", "pythia-410m", "pythia-1b", "opt-1.3b")
 CLUSTER = """nodes:
-  - {count: 2, gpu: A10G, gpus: 4}
+  - {count: 2, gpu: V100-SXM2-16, gpus: 4}
   - {count: 2, gpu: H100-SXM, gpus: 1}
 """
 SOME, MANY = range(16), range(16, 250)

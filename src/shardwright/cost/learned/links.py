@@ -23,12 +23,12 @@ MESH_LINKS = ("NVLink1", "NVLink2", "xGMI", "Eth24x100G", "Eth24x200G")
 MESH_GPUS = ("GH200",)
 BRIDGE_GAIN = 1.5  # chosen
 # PCIe cards that do not reach each other's memory (GeForce by their driver) or are mostly rented where they may not:
-# what they send goes through the host. Bytes per second of a GPU in a ring over so many of a machine, medians of all
-# collectives above 30 MB on machines of L40S (ai-dynamo/aiconfigurator@095f58a) and RTX 3090
+# what they send goes through the host. Bytes per second of a GPU in a ring over so many of a machine, measured: medians
+# of all collectives above 30 MB on machines of L40S (ai-dynamo/aiconfigurator@095f58a) and RTX 3090
 # (eth-easl/sailor@cf2c8e3); of the others none was measured, and these are assumed. RTX PRO 6000, Titan RTX and
 # RTX 2080 Ti were measured with peer access.
 HOST_GPUS = ("RTX3090", "RTX4090", "RTX5090", "L40S", "L40", "L4", "A40", "A10", "A10G", "T4", "RTXA6000", "RTX6000Ada")
-HOST_RATES = ((2, 19e9), (4, 4.7e9), (8, 1.4e9))
+HOST_RATES = ((2, 19e9), (4, 4.7e9), (8, 1.4e9))  # measured, as said above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

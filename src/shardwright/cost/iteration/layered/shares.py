@@ -22,7 +22,7 @@ from shardwright.cost.memory.sizes import gradient_bytes, reserved_bytes, state_
 from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, ZERO3
 from shardwright.spec.job import Job
 
-EQUAL = 1e-9  # shares that differ by less are equal but for rounding
+EQUAL = 1e-9  # numeric: shares that differ by less are equal but for rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
