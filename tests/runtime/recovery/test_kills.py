@@ -20,6 +20,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of a run that nothing happens to."""
     with Fleet(tmp_path_factory.mktemp("undisturbed"), pipelines(), STEPS) as fleet:
         fleet.finish()
+        assert fleet.generation() == 1, "nothing happened, so nobody formed groups anew"
         return fleet.losses()
 
 

@@ -53,8 +53,9 @@ from shardwright.runtime.storage.manifest import by_parameter
 from shardwright.runtime.storage.piece_files import read_piece
 from shardwright.runtime.storage.weights import open_weights
 
-PACED_STEPS = 10
-"""The keeper hears of the median of the seconds computed in so many steps."""
+PACED_STEPS, PACED_SECONDS = 10, 10.0
+"""The keeper hears of the median of the seconds computed in so many steps, taken over so many seconds or more: noise of
+a second or two is no reason to form groups anew."""
 
 
 class HaltedError(RuntimeError):
@@ -173,6 +174,7 @@ def _train(link: Link, message: Message, course: Course, samples: Samples, setti
             raise HaltedError("the generation is over")
 
     paces: list[float] = []
+    window = time.perf_counter()
     while course.report.step < settings.steps and not stopped:
         begin = time.perf_counter()
         result = _step(link, course, samples, note, paces)
@@ -180,10 +182,11 @@ def _train(link: Link, message: Message, course: Course, samples: Samples, setti
         if not message["mates"]:
             row = metrics_row(course.engine, settings, result, done, time.perf_counter() - begin)
             link.tell("row", row=asdict(row))
-        if len(paces) == PACED_STEPS:
+        if len(paces) >= PACED_STEPS and time.perf_counter() - window >= PACED_SECONDS:
             work = _work_of(course.engine.place)
             link.tell("pace here", seconds=median(paces), work=work, generation=generation)
             paces.clear()
+            window = time.perf_counter()
         if every and done % every == 0 and done < settings.steps and not stopped:
             _snapshot(link, course)
     _snapshot(link, course)
