@@ -33,8 +33,10 @@ def test_the_timeline_has_every_pass_once_and_ends_with_the_pipeline(plan) -> No
 def test_the_picture_is_svg_with_all_passes_inside_its_frame(plan) -> None:  # type: ignore[no-untyped-def]
     root = ElementTree.fromstring(picture(plan, Analytic()))
     drawn = {colour for pair in COLOURS for colour in pair}
-    bars = [box for box in root.iter() if box.get("fill") in drawn and float(box.get("x", 0)) >= LEFT]
+    paths = [path.attrib["d"] for path in root.iter() if path.get("stroke") in drawn]
     stages = sum(len(replica.stages) for replica in plan.replicas)
-    assert len(bars) >= 2 * stages
-    assert all(float(box.attrib["x"]) + float(box.attrib["width"]) <= LEFT + WIDTH + 1 for box in bars)
+    assert len(paths) == 2 * stages  # forward and backward passes
+    strokes = [re.findall(r"M([\d.]+) [\d.]+h([\d.]+)", path) for path in paths]
+    assert all(strokes)
+    assert all(float(x) >= LEFT and float(x) + float(w) <= LEFT + WIDTH + 1 for path in strokes for x, w in path)
     assert re.search(r"one step takes [\d.]+ m?s", "".join(root.itertext()))

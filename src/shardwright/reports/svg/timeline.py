@@ -71,7 +71,7 @@ def _replica(plan: Plan, replica: Replica, times: ReplicaTime, y: float, scale: 
 
 
 def _passes(when: Timeline, rank: int, top: float, scale: float, colours: tuple[str, str]) -> list[str]:
-    """Return the passes of a stage, those in a row that are too short to tell apart as one."""
+    """Return the passes of a stage as strokes, one path a colour; those in a row too short to tell apart are one."""
     mine = when.rank == rank
     starts, ends, kinds = when.start_seconds[mine] * scale, when.end_seconds[mine] * scale, when.kind[mine]
     runs: list[tuple[float, float, int]] = []
@@ -81,10 +81,14 @@ def _passes(when: Timeline, rank: int, top: float, scale: float, colours: tuple[
             runs[-1] = (runs[-1][0], end, kind)
         else:
             runs.append((start, end, kind))
+    middle = top + (ROW - 3) / 2
+    lines: dict[str, list[str]] = {}
+    for start, end, kind in runs:
+        width = max(end - start - 0.15, 0.2)
+        lines.setdefault(colours[1 if kind == FORWARD else 0], []).append(f"M{LEFT + start:.1f} {middle:g}h{width:.1f}")
     return [
-        f'<rect x="{LEFT + start:.1f}" y="{top:.0f}" width="{max(end - start - 0.15, 0.2):.2f}" height="{ROW - 3}" '
-        f'fill="{colours[1 if kind == FORWARD else 0]}"/>'
-        for start, end, kind in runs
+        f'<path stroke="{colour}" stroke-width="{ROW - 3}" d="{"".join(strokes)}"/>'
+        for colour, strokes in lines.items()
     ]
 
 
