@@ -156,7 +156,8 @@ class Fleet:
             _signal(pid, number)
 
     def step(self, index: int = 0) -> int:
-        return max((int(row["step"]) for row in self.rows(index)), default=0)
+        """Return the step that a machine told last: a run that lost all of a shard goes back."""
+        return next((int(row["step"]) for row in reversed(self.rows(index))), 0)
 
     def rows(self, index: int = 0) -> list[dict[str, str]]:
         path = self.place(index) / "out" / "metrics.csv"

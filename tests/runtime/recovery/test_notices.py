@@ -110,7 +110,7 @@ def test_a_machine_that_is_taken_away_hands_over_and_no_step_is_lost(tmp_path: P
             assert "is taken away" in found["cause"] and f"machine-{taken}" not in found["machines"]
             assert found["step"] >= before and sum(found["seconds"].values()) < 30.0
             assert fleet.running.pop(taken).wait(30.0) == 0
-        fleet.until(lambda: fleet.step(1) > fleet.recoveries()[-1]["step"] + 5, "steps alone")
+            fleet.until(lambda done=found["step"]: fleet.step(1) >= done + 10, "steps after a hand-over")
         fleet.running[1].send_signal(signal.SIGTERM)  # the last machine stops with a snapshot
         fleet.finish()
         losses = {int(row["step"]): float(row["loss"]) for row in fleet.rows(1)}
