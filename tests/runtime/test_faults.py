@@ -27,6 +27,7 @@ from tests.runtime.commands import (
 )
 
 from shardwright.runtime.job.status import DIVERGED
+from shardwright.runtime.storage.steps import checkpoints
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 
@@ -99,17 +100,39 @@ def test_two_runs_in_one_folder_are_refused_by_name(folder: Path, tmp_path: Path
     assert third.returncode == 0, third.stderr
 
 
-def test_a_flipped_bit_is_found(folder: Path, tmp_path: Path, trained: Path) -> None:
-    out = copied(trained, tmp_path / "out")
-    path = out / "step-00000004" / "rank-00000.state"
+def flipped(path: Path) -> Path:
+    """Flip a bit of a file."""
     content = bytearray(path.read_bytes())
     content[len(content) // 3] ^= 1 << 6
     path.write_bytes(content)
+    return path
+
+
+def test_a_flipped_bit_is_found_and_the_step_before_goes_on(folder: Path, tmp_path: Path, trained: Path) -> None:
+    out, newest = copied(trained, tmp_path / "out"), tmp_path / "out" / "step-00000004"
+    path = flipped(newest / "rank-00000.state")
+    named = run_alone(folder / "single.json", *arguments(folder, out, 5), "--resume", newest)
+    assert named.returncode == 2
+    assert f"{path}: has changed: the hash of the " in named.stderr and "Traceback" not in named.stderr
+    done = run_alone(folder / "single.json", *arguments(folder, out, 5), "--resume", out)
+    assert done.returncode == 0, done.stderr
+    assert f"warning: {newest} is damaged and is kept as step-00000004.damaged: {path}: has changed" in done.stderr
+    assert f"warning: training goes on from {out / 'step-00000002'}" in done.stderr
+    assert [int(row["step"]) for row in rows(out)] == [1, 2, 3, 4, 5]
+    assert [row["loss"] for row in rows(out)][:4] == [row["loss"] for row in rows(trained)]
+    assert [item.name for item in checkpoints(out)] == ["step-00000002", "step-00000005"]
+
+
+def test_where_no_step_is_whole_each_is_told_and_left_as_it_is(folder: Path, tmp_path: Path, trained: Path) -> None:
+    out = copied(trained, tmp_path / "out")
+    torn = out / "step-00000004" / "manifest.json"
+    torn.write_bytes(torn.read_bytes()[:-20])
+    flipped(out / "step-00000002" / "rank-00000.state")
     done = run_alone(folder / "single.json", *arguments(folder, out, 6), "--resume", out)
-    assert done.returncode == 2
-    assert f"{path}: has changed: the hash of the " in done.stderr and "Traceback" not in done.stderr
-    older = run_alone(folder / "single.json", *arguments(folder, out, 6), "--resume", out / "step-00000002")
-    assert older.returncode == 0, older.stderr
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"{torn}: is cut off or was changed" in done.stderr
+    assert "step-00000002/rank-00000.state: has changed" in done.stderr
+    assert len(checkpoints(out)) == 2
 
 
 def test_the_learning_rate_travels_and_other_data_are_refused(folder: Path, tmp_path: Path, trained: Path) -> None:

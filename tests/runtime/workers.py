@@ -129,7 +129,7 @@ def run_case(case: Case, rank: int, folder: Path) -> dict[str, Any]:
     losses, norms, scales, first = [], [], [engine.loss_scale], 0
     if case.load:
         checkpoint = open_checkpoint(folder / case.load)
-        restore(engine, checkpoint)
+        assert not restore(engine, checkpoint)
         first, scales = checkpoint.step, [engine.loss_scale]
     gathered = [0]
 

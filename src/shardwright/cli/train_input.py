@@ -41,9 +41,9 @@ def settings_before(resume: Path | None) -> Mapping[str, Any]:
     if resume is None:
         return {}
     from shardwright.runtime.job.course import travelling
-    from shardwright.runtime.storage.steps import manifest_of, newest_checkpoint
+    from shardwright.runtime.storage.steps import newest_manifest
 
-    return travelling(manifest_of(newest_checkpoint(resume)))
+    return travelling(newest_manifest(resume)[1])
 
 
 def recipe_of(
@@ -101,14 +101,14 @@ def require_input(plan: Plan, settings: Settings) -> None:
     from shardwright.runtime.job.course import course_of, require_same_course
     from shardwright.runtime.job.start import require_fresh
     from shardwright.runtime.storage.data import make_samples, open_tokens, require_known
-    from shardwright.runtime.storage.steps import manifest_of, newest_checkpoint
+    from shardwright.runtime.storage.steps import newest_manifest
 
     file = open_tokens(settings.data)
     make_samples(file, plan.job.seq_len, settings.seed, plan.model.vocab, plan.job.global_batch)
     require_known(file, plan.model.vocab)
     require_fresh(settings)
     if settings.resume is not None:
-        folder = newest_checkpoint(settings.resume)
+        folder, manifest = newest_manifest(settings.resume)
         course = course_of(plan, settings, file)
-        for change in require_same_course(manifest_of(folder), plan, course, settings.accept_change, str(folder)):
+        for change in require_same_course(manifest, plan, course, settings.accept_change, str(folder)):
             print(f"other than in {folder}: {change}", file=sys.stderr)

@@ -5,6 +5,7 @@
 * `feed`: samples read ahead
 * `course`: what a run that goes on may change
 * `start`: weights, or a checkpoint
+* `resume`: the newest whole checkpoint
 * `finish`: the last checkpoint and summary
 * `launch`: processes on this machine
 * `worker`: devices and processes

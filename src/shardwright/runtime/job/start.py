@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from shardwright.errors import bad
-from shardwright.runtime.job.course import require_same_course, samples_before
+from shardwright.runtime.job.course import samples_before
+from shardwright.runtime.job.resume import resume
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.worker import Worker
 from shardwright.runtime.layout.groups import Layout
@@ -17,7 +18,6 @@ from shardwright.runtime.model.details import Details, details_of
 from shardwright.runtime.model.initial import Initial, seeded
 from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.step.engine import DTYPES, Engine, make_engine
-from shardwright.runtime.storage.checkpoint import open_checkpoint, restore
 from shardwright.runtime.storage.manifest import Course
 from shardwright.runtime.storage.steps import checkpoints
 from shardwright.runtime.storage.weights import open_weights
@@ -43,13 +43,12 @@ class Start:
 def begin_training(layout: Layout, worker: Worker, settings: Settings, course: Course) -> Start:
     """Return where a rank begins.
 
-    Raises SpecError where a checkpoint is damaged or of another course, or weights do not fit.
+    Raises SpecError where no checkpoint is whole, or is of another course, or weights do not fit.
     """
-    model, checkpoint = layout.plan.model, None
+    model = layout.plan.model
     initial: Initial | None = seeded(model, settings.seed)
     if settings.resume is not None:
-        checkpoint, initial = open_checkpoint(settings.resume), None
-        require_same_course(checkpoint.manifest, layout.plan, course, settings.accept_change, checkpoint.name)
+        initial = None
     elif settings.weights is not None:
         initial = partial(open_weights(settings.weights).whole, model)
     engine = make_engine(
@@ -63,9 +62,9 @@ def begin_training(layout: Layout, worker: Worker, settings: Settings, course: C
         device=worker.device,
         layer=compiled(partial(_warn, worker.rank)) if settings.compiles else layer_forward,
     )
-    if checkpoint is None:
+    if settings.resume is None:
         return Start(engine=engine, step=0, origin=0)
-    restore(engine, checkpoint)
+    checkpoint = resume(engine, settings, settings.resume, course)
     usual = checkpoint.step * layout.plan.job.global_batch
     samples = samples_before(checkpoint.manifest)
     return Start(engine=engine, step=checkpoint.step, origin=0 if samples is None else samples - usual)

@@ -122,12 +122,22 @@ def open_checkpoint(path: Path) -> Checkpoint:
     )
 
 
-def restore(engine: Engine, checkpoint: Checkpoint) -> None:
-    """Set weights, optimizer state and loss scale of a rank. Every rank must call it; each reads its own part of every
-    bucket, and holders of the same send it to each other."""
+def restore(engine: Engine, checkpoint: Checkpoint | None, problem: str = "") -> str:
+    """Set weights, optimizer state and loss scale of a rank, and return why they could not be set ("" if they are), the
+    same on all ranks. Every rank must call it; each reads its own part of every bucket, and once all have theirs,
+    holders of the same send it to each other. `problem` says why a rank has no `checkpoint`."""
+    if checkpoint is not None:
+        try:
+            for slot, kind, values in _state(engine):
+                _read(engine, slot, kind, values, checkpoint)
+        except SpecError as error:
+            problem = str(error)
+    if problems := problems_of_all(engine, problem):
+        return problems
+    assert checkpoint is not None, "a rank without one has a problem"
+    for slot, _, values in _state(engine):
+        _share(engine, slot, values)
     for slot in engine.slots:
-        for kind, values in {WEIGHT: slot.master, **slot.moments}.items():
-            _restore(engine, slot, kind, values, checkpoint)
         own = slot.buffer.weights.part(slot.start, slot.stop)
         if own.data_ptr() != slot.master.data_ptr():
             own.copy_(slot.master)
@@ -138,22 +148,35 @@ def restore(engine: Engine, checkpoint: Checkpoint) -> None:
         before = LossScale(**checkpoint.manifest.loss_scale)
         kept = before.dynamic == engine.loss_scale.dynamic  # else the precision is another one
         engine.loss_scale = before if kept else replace(engine.loss_scale, skipped=before.skipped)
+    return ""
 
 
-def _restore(engine: Engine, slot: Slot, kind: str, values: torch.Tensor, checkpoint: Checkpoint) -> None:
-    """Set one kind of state of a slot, `values`."""
+def _state(engine: Engine) -> Iterator[tuple[Slot, str, torch.Tensor]]:
+    """Yield the kinds of state of each slot, with their values."""
+    for slot in engine.slots:
+        for kind, values in {WEIGHT: slot.master, **slot.moments}.items():
+            yield slot, kind, values
+
+
+def _read(engine: Engine, slot: Slot, kind: str, values: torch.Tensor, checkpoint: Checkpoint) -> None:
+    """Set a rank's own part of one kind of state of a slot, `values`."""
     bucket, vocab = slot.buffer.bucket, engine.layout.plan.model.vocab
     start, stop = bucket.own(engine.place.rank, sharded=True)
     host = np.zeros(stop - start, np.float32)
     own = holdings_of(bucket, start, stop, vocab, kind)
     checkpoint.fill({item.piece: host[item.at - start :][: item.piece.elements] for item in own})
-    part = values[start - slot.start : stop - slot.start]
-    part.copy_(torch.from_numpy(host))
+    values[start - slot.start : stop - slot.start].copy_(torch.from_numpy(host))
+
+
+def _share(engine: Engine, slot: Slot, values: torch.Tensor) -> None:
+    """Set the parts of other holders, where this one has all of a bucket."""
+    bucket = slot.buffer.bucket
+    start, stop = bucket.own(engine.place.rank, sharded=True)
     group = engine.groups.find("gradient", bucket.ranks)
     if not engine.sharded and group is not None:
         device = engine.pipeline.device  # where the group can send from
         whole = torch.empty(values.shape, dtype=values.dtype, device=device)
-        gather_into(whole, part.to(device, copy=True), group=group)
+        gather_into(whole, values[start - slot.start : stop - slot.start].to(device, copy=True), group=group)
         values.copy_(whole)
 
 
@@ -201,14 +224,13 @@ def state_file(rank: int) -> str:
 def _own_values(engine: Engine) -> Iterator[tuple[StatePiece, Values]]:
     """Yield the pieces that a rank writes, with their values."""
     vocab = engine.layout.plan.model.vocab
-    for slot in engine.slots:
+    for slot, kind, values in _state(engine):
         bucket = slot.buffer.bucket
         start, stop = bucket.own(engine.place.rank, sharded=True)
-        for kind, values in {WEIGHT: slot.master, **slot.moments}.items():
-            host = values[start - slot.start : stop - slot.start].detach().cpu().numpy()
-            for item in holdings_of(bucket, start, stop, vocab, kind):
-                if item.counted:
-                    yield item.piece, host[item.at - start :][: item.piece.elements]
+        host = values[start - slot.start : stop - slot.start].detach().cpu().numpy()
+        for item in holdings_of(bucket, start, stop, vocab, kind):
+            if item.counted:
+                yield item.piece, host[item.at - start :][: item.piece.elements]
 
 
 def problems_of_all(engine: Engine, own: str) -> str:
