@@ -33,7 +33,7 @@ Framework = Annotated[
     typer.Option(
         metavar="NAME",
         help="Software that runs the plan, whose overheads count: megatron, torchtitan, fsdp, deepspeed, nanotron, "
-        "jax or eager.",
+        "jax, eager or train (`shardwright train`, which alone runs unequal replicas).",
     ),
 ]
 Fit = Annotated[

@@ -65,6 +65,13 @@ class MixedPlans:
 
 
 @dataclass(frozen=True, slots=True)
+class UnequalReplicas:
+    """Not covered: unequal replicas on one GPU type that have any of some kinds."""
+
+    of: tuple[NotCovered, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class UnableGpus:
     """Not covered: GPU types that do not compute in the job's precision."""
 
@@ -89,7 +96,7 @@ class MixesLeft:
     best: tuple[tuple[int, str], ...]
 
 
-Uncovered = NotCovered | DeeperPipelines | MixedPlans | UnableGpus | PlacesApart | MixesLeft
+Uncovered = NotCovered | DeeperPipelines | MixedPlans | UnequalReplicas | UnableGpus | PlacesApart | MixesLeft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ from shardwright.plans.findings import (
     SmallerMicroBatch,
     TooLittleMemory,
     UnableGpus,
+    UnequalReplicas,
     Unpin,
 )
 from shardwright.units import format_bytes, format_dollars, format_seconds
@@ -131,6 +132,11 @@ def _(found: DeeperPipelines) -> str:
 def _(found: MixedPlans) -> str:
     why = f"which have no {' and '.join(found.settings)}" if found.settings else f"which {found.target} cannot run"
     return f"{'pipelines' if found.pipelines else 'plans'} that mix GPU types, {why}"
+
+
+@in_words.register
+def _(found: UnequalReplicas) -> str:
+    return "unequal replicas with " + ", ".join(map(in_words, found.of))
 
 
 @in_words.register

@@ -1,4 +1,4 @@
-"""One search for each kind of plan: on the machines of one type; over several types, pipelines and uneven FSDP."""
+"""One search for each kind of plan: on the machines of one type; pipelines of unequal replicas; uneven FSDP."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from shardwright.search.uneven.search import Found as UnevenFound
 from shardwright.search.uneven.search import away, uneven_fsdp
 from shardwright.search.uniform.baselines import Tried, baselines
 from shardwright.search.uniform.search import Found, search
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 
@@ -54,7 +55,7 @@ def search_type(context: Context, space: Space, filters: Filters, top: int) -> O
 
 @dataclass(frozen=True, slots=True)
 class Pipelines:
-    """What pipelines over machines of several types reach, and the seconds that this took."""
+    """What pipelines whose replicas may be unequal reach, and the seconds that this took."""
 
     outcome: Outcome
     seconds: float
@@ -63,14 +64,15 @@ class Pipelines:
 def search_pipelines(
     results: Sequence[OneType], cluster: Cluster, space: Space, filters: Filters, gap: float, fit: float, top: int
 ) -> Pipelines | None:
-    """Return what plans over machines of several types reach, or None where there are none in the space."""
-    contexts = [result.context for result in results]
-    if len({context.pool.gpu.name for context in contexts}) < 2 or pinned_away(space):
+    """Return what pipelines reach whose replicas may be unequal, or None where there are none in the space: over
+    machines of several types, and on those of one where `shardwright train` runs the job, which alone can."""
+    contexts = largest_pools([result.context for result in results])
+    if pinned_away(space) or (len(contexts) == 1 and contexts[0].job.framework != OWN):
         return None
     begin = time.perf_counter()
     known = [result.found.ranked[0][0] for result in results if result.found.ranked]
     outcome = mixed_search(
-        largest_pools(contexts),
+        contexts,
         cluster,
         space,
         filters,

@@ -33,6 +33,7 @@ from shardwright.search.summary import (
     best_plans,
     left_out,
     report_of,
+    several_types,
     shown_baselines,
     with_bound,
 )
@@ -57,14 +58,14 @@ def plan(
     efficiency: Efficiency | None = None,
     gap: float = 0.01,
 ) -> Ranking:
-    """Return the `top` best plans, best first: uniform ones on the machines of any one type of `cluster` and, where it
-    has several, those that mix them.
+    """Return the `top` best plans, best first: uniform ones on the machines of any one type of `cluster`; where it has
+    several, those that mix them; where `train` runs the job, those of unequal replicas.
 
     `space` pins parameters, `rules` drop candidates, `fit` is the probability with which a plan must fit in memory,
-    `exportable_to` names a target that must be able to run the plan. On machines of one type the first plan is the
-    optimum of the declared space under the cost model; on several types it is within `gap` of it, or as near as the
-    `gap` of the search report says, in seconds or dollars. Raises SpecError for input that makes no sense; a search
-    without a feasible plan returns a Ranking that says why.
+    `exportable_to` names a target that must be able to run the plan. Where all replicas are equal on machines of one
+    type the first plan is the optimum of the declared space under the cost model; else it is within `gap` of it, or as
+    near as the `gap` of the search report says, in seconds or dollars. Raises SpecError for input that makes no sense;
+    a search without a feasible plan returns a Ranking that says why.
     """
     if exportable_to is not None and exportable_to not in EXPORTABLE:
         raise bad("`exportable_to=`", f"{exportable_to!r} is not a target", suggestion(exportable_to, EXPORTABLE))
@@ -95,7 +96,7 @@ def plan(
         plans = tuple(with_bound(plan, bound) for plan in plans)
     unmixed = () if mixed else tuple(left_out(results, space, exportable_to, pipelines=uneven is not None))
     report = report_of(results, begin, mixed, uneven, unmixed, values[0] if plans else None, bound)
-    shown = shown_baselines(results, cluster, plans, mixed)
+    shown = shown_baselines(results, cluster, plans, mixed if several_types(results) else None)
     infeasible: NoPlan | None = None
     if not plans:
         contexts = [result.context for result in results]
@@ -122,7 +123,7 @@ def with_nearby(
         found = plan(model, cluster, job, space=space, rules=rules, top=1, fit=fit, efficiency=efficiency)
         return found.plans[0] if found.plans else None
 
-    return replace(ranking, nearby=nearby(ranking.best, search_for, partial(predict, efficiency=efficiency)))
+    return replace(ranking, nearby=nearby(ranking.best, search_for))
 
 
 def _able(cluster: Cluster, job: Job) -> Sequence[NodePool]:

@@ -69,11 +69,16 @@ def best_of_kinds(mixed: Pipelines | None, uneven: Uneven) -> Iterator[Baseline]
         yield Baseline(rule=kind, plan=plan, failure=Failure.DOES_NOT_FIT if plan is None else None)
 
 
+def several_types(results: Sequence[OneType]) -> bool:
+    """Return whether the machines searched have GPUs of several types."""
+    return len({result.context.pool.gpu.name for result in results}) > 1
+
+
 def left_out(
     results: Sequence[OneType], space: Space, exportable_to: str | None, *, pipelines: bool
 ) -> Iterator[MixedPlans]:
     """Yield why plans that mix the types of a cluster, or `pipelines` alone, were left out, if it has several."""
-    if len({result.context.pool.gpu.name for result in results}) > 1:
+    if several_types(results):
         yield MixedPlans(settings=pinned_away(space), target=exportable_to or "", pipelines=pipelines)
 
 

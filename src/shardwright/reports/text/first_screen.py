@@ -46,7 +46,7 @@ def runs_on(plan: Plan) -> str:
     """Return which software runs a plan, and which one it is priced as."""
     if plan.uniform:
         return f"priced as {plan.job.framework} runs it"
-    unequal = "shares" if plan.layered else "stages"
+    unequal = "shares" if plan.layered else "stages" if len(plan.gpus_by_type) > 1 else "replicas"
     if plan.job.framework == OWN:
         return f"priced as `shardwright train` runs it, which alone runs unequal {unequal}"
     return f"`shardwright train` alone runs unequal {unequal}; priced with the habits of {plan.job.framework}"
@@ -101,7 +101,7 @@ def _near(best: Plan, row: Nearby) -> str:
     speed = f"{format_count(row.tokens_per_second)} tokens/s ({row.gain:+.0%}"
     if row.shares:
         shares = " and ".join(map(str, row.shares))
-        return f"this batch in shares of {shares} micro-batches: {speed}; --framework train runs it)"
+        return f"this batch on unequal replicas, of {shares} micro-batches: {speed}; --framework train runs them)"
     if row.gpus != best.cluster.gpus:
         return f"{row.gpus} GPUs: {speed} a GPU)"
     return f"batch {row.global_batch}: {speed})"

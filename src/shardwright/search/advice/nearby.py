@@ -1,15 +1,15 @@
-"""Batch sizes and numbers of machines nearby that pay: where all GPUs are equal, a plan has as many replicas as divide
-the batch, and GPUs that no such number puts to good use stay idle or are spread over longer pipelines."""
+"""Batch sizes and numbers of machines nearby that pay, and unequal replicas: where all GPUs are equal, equal replicas
+are as many as divide the batch, and GPUs that no such number puts to good use stay idle or make pipelines longer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import gcd
 
-from shardwright.plans.check import check
-from shardwright.plans.plan import OptimizerPlan, Plan
+from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 
@@ -18,21 +18,25 @@ FEWEST_MACHINES, MOST_MACHINES = 0.75, 1.25  # of the cluster; chosen
 WORTH = 0.02  # gain in tokens per second and GPU that is worth a word; chosen
 
 Search = Callable[[Cluster, Job], Plan | None]
-Costed = Callable[[Plan], Plan]
 
 
-def nearby(best: Plan, search: Search, costed: Costed) -> tuple[Nearby, ...]:
-    """Return what pays of other batches and other numbers of machines, and the same batch shared out unequally, which
-    `train` alone can run. `search` finds the best plan for machines and a job, `costed` prices one."""
+def nearby(best: Plan, search: Search) -> tuple[Nearby, ...]:
+    """Return what pays of other batches, of unequal replicas for the same batch, which `train` alone can run, and of
+    other numbers of machines. `search` finds the best plan for machines and a job."""
     job, cluster = best.job, best.cluster
-    if len(cluster.pools) != 1 or best.prediction is None or not best.uniform:
+    if len(cluster.pools) != 1 or best.prediction is None:
         return ()
-    others = [replace(job, global_batch=batch) for batch in _batches(job.global_batch, cluster.gpus)]
-    found = [plan for other in others if (plan := search(cluster, other)) is not None]
-    sized = [plan for other in _clusters(cluster, job.global_batch) if (plan := search(other, job)) is not None]
-    shared = [costed(plan) for plan in _shared(best, found)] if job.framework != "train" else []
-    rows = [_row(best, plan) for plan in (*found, *_fastest(shared), *sized)]
+    batches = [(cluster, replace(job, global_batch=batch)) for batch in _batches(job.global_batch, cluster.gpus)]
+    unequal = [(cluster, replace(job, framework=OWN))] if batches and job.framework != OWN else []
+    sized = [(other, job) for other in _clusters(cluster, job.global_batch)]
+    found = [search(*asked) for asked in (*batches, *unequal, *sized)]
+    rows = [_row(best, plan) for plan in found if plan is not None and _new(best, plan)]
     return tuple(row for row in rows if row.gain >= WORTH)
+
+
+def _new(best: Plan, plan: Plan) -> bool:
+    """Return whether a plan is of what was asked for: priced as another framework runs it only where it is unequal."""
+    return plan.job.framework == best.job.framework or not plan.uniform
 
 
 def _row(best: Plan, plan: Plan) -> Nearby:
@@ -73,37 +77,3 @@ def _clusters(cluster: Cluster, batch: int) -> Iterator[Cluster]:
         best = min(counts, key=longest, default=nodes)
         if longest(best) < longest(nodes):
             yield replace(cluster, pools=(replace(pool, nodes=best),))
-
-
-def _shared(best: Plan, models: Sequence[Plan]) -> Iterator[Plan]:
-    """Yield plans for the batch of `best` with the replicas of those for other batches, the last of them with a
-    micro-batch less."""
-    for plan in models:
-        total, rest = divmod(best.job.global_batch, plan.micro_batch)
-        copies, (replica,) = plan.data_parallel, plan.replicas
-        each, more = divmod(total, copies)
-        if rest or not each or not more:
-            continue
-        shares = ((more, each + 1), (copies - more, each))
-        replicas = tuple(replace(replica, count=count, micro_batches=size) for count, size in shares)
-        overlap = replace(plan.overlap, tensor_parallel=False, pipeline=False)
-        shared = replace(
-            plan,
-            job=replace(best.job, framework="train"),
-            replicas=replicas,
-            optimizer=OptimizerPlan(sharding="zero1" if plan.optimizer.distributed else "none"),
-            overlap=overlap,
-            prediction=None,
-        )
-        if not check(shared):
-            yield shared
-
-
-def _fastest(plans: Sequence[Plan]) -> list[Plan]:
-    """Return the fastest of some plans that are likely to fit, if there is one."""
-    fitting = [
-        (found.iteration_seconds, place)
-        for place, plan in enumerate(plans)
-        if (found := plan.prediction) is not None and found.fit_probability >= 0.9
-    ]
-    return [plans[min(fitting)[1]]] if fitting else []

@@ -93,7 +93,7 @@ def mixed_search(
             bound=np.inf,
             candidates=0,
             costed=0,
-            not_covered=not_covered(space),
+            not_covered=not_covered(contexts, space),
         )
     found_tables = tables(contexts, chosen, cluster.site_links)
     known: Known = {}
@@ -104,7 +104,8 @@ def mixed_search(
     def allowed(plan: Plan) -> bool:
         return _keeps_pins(plan, space) and not dropped(plan, contexts, filters)
 
-    uniform = _best_uniform(plain, uniform_plans(plain, cluster, chosen, found_tables))
+    everywhere = uniform_plans(plain, cluster, chosen, found_tables) if len(plain) > 1 else []
+    uniform = _best_uniform(plain, everywhere)
     shown = None if uniform is None else uniform.costed(predict(uniform, contexts[0].efficiency))
     rivals = [] if uniform is None or space.pins else _as_rival(uniform, contexts, filters, costed)
     incumbent = min([incumbent, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
@@ -128,7 +129,7 @@ def mixed_search(
         bound=bound,
         candidates=found.candidates,
         costed=found.costed,
-        not_covered=(*not_covered(space), *_limits(found.deepest, len(contexts[0].model.layers))),
+        not_covered=(*not_covered(contexts, space), *_limits(found.deepest, len(contexts[0].model.layers))),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import UNSHARDED, ZERO1, Strategies, strategies
-from shardwright.plans.findings import NotCovered
+from shardwright.plans.findings import NotCovered, Uncovered, UnequalReplicas
 from shardwright.search.space.axes import AXES, Space, tensor_parallel_degrees
 from shardwright.spec.model import Model
 
@@ -37,13 +37,8 @@ FIXED = {
     "overlap_param": 1,
     "offload": 0.0,
 }
-NOT_COVERED = (
-    NotCovered.VIRTUAL_STAGES,
-    NotCovered.CONTEXT_OR_EXPERTS,
-    NotCovered.FULL_SHARDING,
-    NotCovered.SHARED_MICRO_BATCH,
-    NotCovered.SPREAD_STAGES,
-)
+OF_EQUAL_REPLICAS = (NotCovered.VIRTUAL_STAGES, NotCovered.CONTEXT_OR_EXPERTS, NotCovered.FULL_SHARDING)
+NOT_COVERED = (*OF_EQUAL_REPLICAS, NotCovered.SHARED_MICRO_BATCH, NotCovered.SPREAD_STAGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +64,10 @@ class Setting:
         )
 
 
-def not_covered(space: Space) -> tuple[NotCovered, ...]:
-    """Return what no mixed plan of the space has."""
+def not_covered(contexts: Sequence[Context], space: Space) -> tuple[Uncovered, ...]:
+    """Return what no mixed plan of the space has; on one type, what none of unequal replicas has."""
+    if len(contexts) == 1:
+        return (UnequalReplicas((*OF_EQUAL_REPLICAS, NotCovered.UNEQUAL_DEGREES_OF_A_TYPE)),)
     degrees = NotCovered.UNEQUAL_DEGREES_OF_A_TYPE if space.tp_per_type else NotCovered.UNEQUAL_DEGREES
     return (*NOT_COVERED, degrees)
 
