@@ -49,9 +49,9 @@ def test_first_plans_then_the_front_then_the_best_with_the_library_s_figures(ser
 
 def test_a_front_has_no_point_that_another_beats(server: Server) -> None:
     series = answers(server, SMALL)[-1]["charts"]["front"]["series"]
-    front = [point for each in series if each["name"] != "slower and dearer" for point in each["points"]]
+    front = [point for each in series if each["name"] != "another is better in both" for point in each["points"]]
     everything = [point for each in series for point in each["points"]]
-    here = [each["points"][0] for each in series if each["name"] == "these machines"]
+    here = [each["points"][0] for each in series if each["name"] == "this plan"]
     assert len(here) == 1 and len(everything) > 4
     for days, dollars, _ in [point for point in front if point not in here]:
         assert not any(other[0] <= days and other[1] < dollars for other in everything)

@@ -108,8 +108,8 @@ def plan(
     from shardwright.cli.inputs import part, refuse_unexportable
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
+    from shardwright.search.planner import on_fewer, with_nearby
     from shardwright.search.planner import plan as search
-    from shardwright.search.planner import with_nearby
     from shardwright.search.rules.rules import load_rules
     from shardwright.search.space.axes import parse_pins
     from shardwright.spec.catalog.catalog import load_prices
@@ -153,6 +153,9 @@ def plan(
             gap=part(gap, "--gap"),
         )
         ranking = with_nearby(ranking, space=space, rules=limits, fit=fit, efficiency=efficiency)
+        if json and ranking.plans:
+            fewer = on_fewer(ranking.best, space=space, rules=limits, fit=fit, efficiency=efficiency)
+            ranking = replace(ranking, fewer=fewer)
     if exportable_to and ranking.plans:
         refuse_unexportable(ranking.best, exportable_to)
     if out is not None and ranking.plans:

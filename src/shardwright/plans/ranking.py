@@ -65,9 +65,22 @@ class Nearby:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fewer:
+    """The same run on `nodes` machines of each group of the cluster: the GPUs that its plan uses, seconds of an
+    iteration, and hours and dollars of the whole run, interruptions counted, where they are known."""
+
+    nodes: tuple[int, ...]
+    gpus: int
+    iteration_seconds: float
+    hours: float | None
+    dollars: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
     """Plans, best first (none if `infeasible` is set), with the baselines they were compared to. Where plans of several
-    kinds span GPU types, `kinds` has the best of each; `nearby` is what `planner.with_nearby` found to pay."""
+    kinds span GPU types, `kinds` has the best of each; `nearby` is what `planner.with_nearby` found to pay, `fewer` the
+    same run on fewer of the machines (`planner.on_fewer`)."""
 
     plans: tuple[Plan, ...]
     baselines: tuple[Baseline, ...]
@@ -75,6 +88,7 @@ class Ranking:
     infeasible: NoPlan | None = None
     kinds: tuple[Baseline, ...] = ()
     nearby: tuple[Nearby, ...] = ()
+    fewer: tuple[Fewer, ...] = ()
 
     @property
     def best(self) -> Plan:

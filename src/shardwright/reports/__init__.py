@@ -1,4 +1,5 @@
-"""Forms in which a person reads plans. Nothing here plans or prices: it shows what a plan holds.
+"""Forms in which a person reads plans. They show what a plan holds; `html.report` alone asks
+`search` for what a plan file lacks.
 
 * `text/`: a terminal
 * `html/`: pages

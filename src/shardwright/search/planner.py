@@ -19,12 +19,14 @@ from shardwright.cost.strategies import row_of, stage_starts
 from shardwright.errors import SpecError, bad, suggestion
 from shardwright.plans.check import position_problems
 from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Evaluation, NoPlan, Ranking
+from shardwright.plans.ranking import Evaluation, Fewer, NoPlan, Ranking
 from shardwright.progress import within
+from shardwright.search.advice.fewer import fewer_machines
 from shardwright.search.advice.infeasible import explain
 from shardwright.search.advice.nearby import nearby
 from shardwright.search.advice.remedies import remedies
 from shardwright.search.kinds import search_pipelines, search_type, search_uneven, without_limits
+from shardwright.search.replan import Kept, replan
 from shardwright.search.rules.filters import Filters
 from shardwright.search.rules.rules import Rule
 from shardwright.search.space.axes import Space
@@ -37,6 +39,7 @@ from shardwright.search.summary import (
     shown_baselines,
     with_bound,
 )
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -117,13 +120,39 @@ def with_nearby(
     """Return a ranking with what batches and numbers of machines nearby pay, found as its plans were (`plan`)."""
     if not ranking.plans or ranking.best.job.objective != "time":
         return ranking
-    model = ranking.best.model
+    search = partial(_best, ranking.best.model, space=space, rules=rules, fit=fit, efficiency=efficiency)
+    return replace(ranking, nearby=nearby(ranking.best, search))
 
-    def search_for(cluster: Cluster, job: Job) -> Plan | None:
-        found = plan(model, cluster, job, space=space, rules=rules, top=1, fit=fit, efficiency=efficiency)
-        return found.plans[0] if found.plans else None
 
-    return replace(ranking, nearby=nearby(ranking.best, search_for))
+def on_fewer(
+    best: Plan,
+    *,
+    space: Space | None = None,
+    rules: Sequence[Rule] = (),
+    fit: float = 0.9,
+    efficiency: Efficiency | None = None,
+) -> tuple[Fewer, ...]:
+    """Return the run of a costed plan on fewer of its machines. On machines of one type the plans there are searched
+    for as the plan was (`plan`); what only `train` runs is planned anew at once (`replan.replan`)."""
+    if best.job.framework == OWN:
+        kept: Kept = {}
+        return fewer_machines(best, partial(replan, best, kept=kept, fit=fit, efficiency=efficiency))
+    search = partial(_best, best.model, job=best.job, space=space, rules=rules, fit=fit, efficiency=efficiency)
+    return fewer_machines(best, search)
+
+
+def _best(
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    *,
+    space: Space | None,
+    rules: Sequence[Rule],
+    fit: float,
+    efficiency: Efficiency | None,
+) -> Plan | None:
+    found = plan(model, cluster, job, space=space, rules=rules, top=1, fit=fit, efficiency=efficiency)
+    return found.plans[0] if found.plans else None
 
 
 def _able(cluster: Cluster, job: Job) -> Sequence[NodePool]:

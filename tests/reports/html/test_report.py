@@ -21,6 +21,8 @@ from shardwright.plans.document import to_document
 from shardwright.plans.ranking import Ranking
 from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.html.report import report
+from shardwright.search.planner import on_fewer, predict
+from shardwright.search.renting.expected import run_totals
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 
@@ -79,6 +81,33 @@ def test_charts_have_the_figures_of_the_plan() -> None:
     assert charts["time"]["values"] == [list(told.values())]
     assert charts["alternatives"]["values"][0] == [prediction["iteration_seconds"]]
     assert charts["timeline"]["seconds"] == pytest.approx(prediction["iteration_seconds"], rel=1e-9)
+
+
+def test_the_front_has_the_figures_of_the_document() -> None:
+    best = ranking().best
+    document = ranking_document(replace(ranking(), fewer=on_fewer(best)))
+    assert document["fewer"]
+    found = Text(report(document))
+    series = found.data["charts"]["front"]["series"]
+    (here,) = next(each["points"] for each in series if each["name"] == "this plan")
+    assert here[2] == "1 × 8 A100-SXM-40 + 2 × 8 V100-SXM2"
+    hours, dollars = run_totals(best)
+    assert hours is not None and here[:2] == [hours / 24.0, dollars]
+    points = [point[:2] for each in series for point in each["points"] if point is not here]
+    rows: Any = document["fewer"]
+    assert sorted(points) == sorted([row["hours"] / 24.0, row["dollars"]] for row in rows)
+    assert {f"{row['gpus']:,}" for row in rows} <= set(found.cells)
+    front = [point for each in series if each["name"] != "another is better in both" for point in each["points"]]
+    assert not any(other[0] < point[0] and other[1] < point[1] for point in front[1:] for other in points)
+
+
+def test_a_front_without_a_length_is_of_seconds_and_gpus() -> None:
+    best = predict(replace(ranking().best, job=replace(ranking().best.job, tokens=None)))
+    chart = Text(report(best)).data["charts"]["front"]
+    assert (chart["x"]["unit"], chart["y"]["unit"]) == ("seconds", "GPUs")
+    (here,) = next(each["points"] for each in chart["series"] if each["name"] == "this plan")
+    assert best.prediction is not None
+    assert here[:2] == [best.prediction.iteration_seconds, best.gpus]
 
 
 def test_the_map_gives_every_gpu_the_stage_it_has() -> None:

@@ -33,6 +33,7 @@ def ranking_document(ranking: Ranking) -> Document:
         document["kinds"] = [_baseline(entry) for entry in ranking.kinds]
     document["search"] = _search(ranking.search)
     document["nearby"] = [asdict(row) for row in ranking.nearby]
+    document["fewer"] = [asdict(row) for row in ranking.fewer]
     return document
 
 

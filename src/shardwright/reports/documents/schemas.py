@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from shardwright.plans.ranking import Nearby
+from shardwright.plans.ranking import Fewer, Nearby
 from shardwright.plans.schema import DIALECT, Schema, plan_schema, schema_of
 
 ANY: Schema = {}
@@ -53,6 +53,7 @@ def _ranking() -> Schema:
             "baselines": _list(baseline),
             "search": search,
             "nearby": _list(schema_of(Nearby)),
+            "fewer": _list(schema_of(Fewer)),
         },
         {"infeasible": _record({"reason": TEXT, "remedies": _list(TEXT)}), "risk": _list(ANY)},
     )

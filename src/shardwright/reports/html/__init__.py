@@ -7,6 +7,7 @@
 * `plan_sections`: settings, time, memory, trust and money of a plan
 * `cluster_map`: which stage each GPU works for
 * `timeline`: the pipeline in time
+* `front`: time against dollars or GPUs, on fewer of the machines
 * `ranking`: the page of a search
 * `shop`: the page of a search over offers
 * `run`: the page of a training run

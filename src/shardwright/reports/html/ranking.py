@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.errors import Problem, SpecError, bad
+from shardwright.plans.codec import decode
 from shardwright.plans.document import from_document
 from shardwright.plans.plan import Plan
+from shardwright.plans.ranking import Fewer
+from shardwright.reports.html.front import machines_front
 from shardwright.reports.html.page_of import plan_page
 from shardwright.reports.html.section import Chart, Page, Section, Table
 from shardwright.reports.text import describe, mixed
@@ -23,10 +27,23 @@ def ranking_page(document: Mapping[str, Any], efficiency: Efficiency, *, command
     """Return the page of what `plan --json` printed, which has at least one plan."""
     plans = [from_document(data, f"plans[{place}]") for place, data in enumerate(document["plans"])]
     more = (
+        *machines_front(plans[0], _fewer(plans[0], document.get("fewer", ()))),
         *_alternatives(plans, [*document["baselines"], *document.get("kinds", [])]),
         *_search(plans[0], document["search"]),
     )
     return plan_page(plans[0], efficiency, command=command, more=more)
+
+
+def _fewer(plan: Plan, rows: Sequence[object]) -> tuple[Fewer, ...]:
+    """Return the rows `fewer` of a document. Raises SpecError for what is none for the plan's cluster."""
+    problems: list[Problem] = []
+    found = tuple(decode(row, Fewer, f"fewer[{place}]", problems) for place, row in enumerate(rows))
+    if problems:
+        raise SpecError(*problems)
+    for place, choice in enumerate(found):
+        if len(choice.nodes) != len(plan.cluster.pools):
+            raise bad(f"fewer[{place}].nodes", f"has {len(choice.nodes)} numbers", "one for each group of machines")
+    return found
 
 
 def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iterator[Section]:

@@ -15,13 +15,14 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, Ranking
 from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.documents.shop import shop_document
+from shardwright.reports.html.front import machines_front
 from shardwright.reports.html.page_of import comparison_page, plan_page
 from shardwright.reports.html.ranking import ranking_page
 from shardwright.reports.html.render import rendered
 from shardwright.reports.html.run import run_page
 from shardwright.reports.html.shop import shop_page
 from shardwright.search.market.result import Shopping
-from shardwright.search.planner import predict
+from shardwright.search.planner import on_fewer, predict
 
 Subject = Plan | Ranking | Shopping | Evaluation | Mapping[str, Any] | Path
 
@@ -52,7 +53,7 @@ def report(
     if isinstance(subject, Plan):
         mine = _ready(subject, found)
         if other is None:
-            return rendered(plan_page(mine, found, command=command))
+            return _plan_alone(mine, found, command)
         return rendered(comparison_page(names, mine, _ready(other, found), found))
     return _document_page(subject, found, command)
 
@@ -68,16 +69,21 @@ def _document_page(document: Mapping[str, Any], efficiency: Efficiency, command:
     if "best" in document and "plan" in document:
         best = () if document["best"] is None else (from_document(document["best"], "best"),)
         return _compared(from_document(document["plan"], "plan"), best, efficiency)
-    plan = _ready(from_document(document), efficiency)
-    return rendered(plan_page(plan, efficiency, command=command))
+    return _plan_alone(_ready(from_document(document), efficiency), efficiency, command)
 
 
 def _compared(mine: Plan, best: tuple[Plan, ...], efficiency: Efficiency) -> str:
     """Return a user's plan beside the best, or alone where there is none."""
     plan = _ready(mine, efficiency)
     if not best:
-        return rendered(plan_page(plan, efficiency))
+        return _plan_alone(plan, efficiency)
     return rendered(comparison_page(("your plan", "the best plan"), plan, _ready(best[0], efficiency), efficiency))
+
+
+def _plan_alone(plan: Plan, efficiency: Efficiency, command: str = "") -> str:
+    """Return the page of a plan with what no plan file holds: its run on fewer machines."""
+    front = machines_front(plan, on_fewer(plan, efficiency=efficiency))
+    return rendered(plan_page(plan, efficiency, command=command, more=tuple(front)))
 
 
 def _ready(plan: Plan, efficiency: Efficiency) -> Plan:

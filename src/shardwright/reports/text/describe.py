@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from shardwright.plans.plan import Plan, Prediction, Replica, Stage, StageMemory
 from shardwright.spec.catalog.catalog import GBIT_BYTES
@@ -57,6 +57,12 @@ def model_line(model: Model) -> str:
 def cluster_line(cluster: Cluster) -> str:
     """Return the machines of a cluster."""
     return " + ".join(map(_pool_words, cluster.pools)) + f" ({cluster.gpus} GPUs)"
+
+
+def machines_words(cluster: Cluster, nodes: Sequence[int]) -> str:
+    """Return so many machines of each group of a cluster."""
+    pools = zip(nodes, cluster.pools, strict=True)
+    return " + ".join(f"{count} × {pool.gpus_per_node} {pool.gpu.name}" for count, pool in pools if count)
 
 
 def _pool_words(pool: NodePool) -> str:

@@ -1,6 +1,7 @@
-"""What to tell a user whose problem has no plan.
+"""What to tell beside the plan, or where there is none.
 
 * `infeasible`: why, and the smallest changes that give one
 * `remedies`: single changes, each tried
 * `nearby`: other batches and numbers of machines that pay
+* `fewer`: the same run on fewer of the machines
 """

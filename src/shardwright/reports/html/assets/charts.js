@@ -19,6 +19,7 @@ window.shardwright = (() => {
     days: (value) => (value < 3 ? `${+(value * 24).toPrecision(3)} h` : `${+value.toPrecision(3)} days`),
     bytes: (value) => `${+(value / 2 ** 30).toPrecision(4)} GiB`,
     dollars: (value) => `$${Math.round(value).toLocaleString('en-US')}`,
+    GPUs: (value) => `${Math.round(value).toLocaleString('en-US')} GPUs`,
   };
 
   const axis = (extra) => ({
