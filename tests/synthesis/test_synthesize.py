@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.synthesis.clusters import FAST, unequal
 
 from shardwright.errors import SpecError
+from shardwright.progress import heard
 from shardwright.synthesis import baselines
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import decisions
@@ -43,6 +44,13 @@ def test_a_program_is_whole_and_survives_json(name: str) -> None:
     assert from_json(to_json(program)) == program
     assert program.notes["warnings"] == []
     assert program.notes["replicated_flops"] < 0.02
+
+
+def test_a_search_tells_how_far_it_is() -> None:
+    told: list[float] = []
+    with heard(told.append):
+        synthesize(GRAPHS["wide"](), unequal())
+    assert len(told) > 4 and told == sorted(told) and told[0] > 0.0 and told[-1] < 1.0
 
 
 @pytest.mark.parametrize("name", ["bert", "wide"])

@@ -7,11 +7,14 @@ become whole units, and the program is priced with those.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from shardwright.errors import bad
+from shardwright.progress import tell
 from shardwright.synthesis.baselines import Rules, data_parallel, fsdp, hap
 from shardwright.synthesis.best_rules import Choice, best, time_of
 from shardwright.synthesis.decisions import Decisions, decisions
@@ -60,12 +63,17 @@ def synthesize(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool =
 def search(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = True) -> Synthesis:
     """Return the best rules and shares found. Raises `SpecError` if none fits the memory."""
     these = decisions(graph, ranks=net.ranks, state_ratio=True)
-    found = [turns(these, net, start, gap=gap, overlap=overlap) for start in starts(net)]
-    found += [
-        _limited(these, net, start, rules, gap=gap, overlap=overlap)
+    tries: list[Callable[[], tuple[Choice, Shares] | None]]
+    tries = [partial(turns, these, net, start, gap=gap, overlap=overlap) for start in starts(net)]
+    tries += [
+        partial(_limited, these, net, start, rules, gap=gap, overlap=overlap)
         for start in starts(net)[:2]
         for rules in (data_parallel, fsdp, hap)
     ]
+    found = []
+    for number, attempt in enumerate(tries, start=1):
+        found.append(attempt())
+        tell(number / (len(tries) + 1))
     if not any(found):
         found = [turns(these, net, by_memory(net), gap=gap, overlap=overlap)]
     kept = [(one, in_whole_units(these, net, *one, overlap=overlap)) for one in found if one is not None]

@@ -164,8 +164,17 @@ def layers_words(stage: Stage) -> str:
 
 def tensor_parallel_words(plan: Plan) -> str:
     """Return the tensor-parallel degrees of a plan: 4, or 1–4."""
-    degrees = {stage.tensor_parallel for replica in plan.replicas for stage in replica.stages}
-    return str(min(degrees)) if len(degrees) == 1 else f"{min(degrees)}–{max(degrees)}"
+    return _range_words([stage.tensor_parallel for replica in plan.replicas for stage in replica.stages])
+
+
+def depth_words(plan: Plan) -> str:
+    """Return the pipeline lengths of a plan: 4, or 1–4."""
+    return _range_words([len(replica.stages) for replica in plan.replicas])
+
+
+def _range_words(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low}–{high}"
 
 
 def degrees_words(plan: Plan) -> str:
@@ -176,7 +185,7 @@ def degrees_words(plan: Plan) -> str:
     degrees = {
         "tp": tensor_parallel_words(plan),
         "cp": str(stage.context_parallel),
-        "pp": str(max(len(replica.stages) for replica in plan.replicas)),
+        "pp": depth_words(plan),
         "dp": str(plan.data_parallel),
         "ep": str(stage.expert_parallel),
         "vpp": str(plan.schedule.virtual_stages),

@@ -58,12 +58,6 @@ def _why_idle(best: Plan, report: SearchReport | None) -> str:
     return words
 
 
-def depth_words(plan: Plan) -> str:
-    """Return the pipeline lengths of a plan: 4, or 1–4."""
-    depths = [len(replica.stages) for replica in plan.replicas]
-    return str(depths[0]) if len(set(depths)) == 1 else f"{min(depths)}–{max(depths)}"
-
-
 def settings(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the strategy of a mixed plan in labelled lines."""
     yield "GPUs", f"{plan.gpus}: {gpu_words(plan)}; rank order {plan.rank_order}"

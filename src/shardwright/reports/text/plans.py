@@ -43,7 +43,7 @@ def _cells(place: int, plan: Plan) -> dict[str, str]:
         "GPUs": str(plan.gpus),
         "tp": describe.tensor_parallel_words(plan),
         "cp": str(stage.context_parallel),
-        "pp": mixed.depth_words(plan),
+        "pp": describe.depth_words(plan),
         "dp": str(plan.data_parallel),
         "ep": str(stage.expert_parallel) if experts else "–",
         "vpp": str(plan.schedule.virtual_stages),

@@ -18,6 +18,7 @@ from shardwright.spec.offers import Offer, Offers
 from shardwright.units import SECONDS_PER_HOUR, format_dollars, format_seconds
 
 MOST_ROWS = 24
+MOST_TYPES = 4
 SPARE = ("checkpoint", "lost", "$/M tokens", "tp·pp·dp", "more buys", "preempted")
 WORDS = ("rent", "mark")
 
@@ -63,15 +64,29 @@ def _assumed(result: Shopping) -> tuple[str, ...]:
 
 
 def _heading(result: Shopping, model: Model, job: Job, width: int) -> str:
-    offers = result.offers.offers
-    most = ", ".join(f"{offer.pool.gpus} {offer.name} at ${offer.dollars_per_hour:,.2f}" for offer in offers)
     lines = (
         *(f"Guessed, not known: {words}" for words in model.guesses),
         describe.model_line(model),
-        f"{describe.counted(len(offers), 'offer')} (most GPUs, a machine's hour): {most}",
+        offers_words(result.offers),
         describe.job_line(job),
     )
     return "\n".join(wrapped(line, "", width) for line in lines)
+
+
+def offers_words(offers: Offers) -> str:
+    """Return how many offers there are, of which GPU types, at what price of a GPU and hour."""
+    prices: dict[str, list[float]] = {}
+    for offer in offers.offers:
+        prices.setdefault(offer.pool.gpu.name, []).append(offer.dollars_per_hour / offer.pool.gpus_per_node)
+    types = [f"{name} {_price_range(found)}" for name, found in prices.items()]
+    left = len(types) - MOST_TYPES
+    more = f" and {describe.counted(left, 'GPU type')} more" if left > 0 else ""
+    return f"{describe.counted(len(offers.offers), 'offer')}, a GPU's hour: {', '.join(types[:MOST_TYPES])}{more}"
+
+
+def _price_range(prices: Sequence[float]) -> str:
+    low, high = min(prices), max(prices)
+    return f"${low:,.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"${low:,.2f} to ${high:,.2f}"
 
 
 def _answers(result: Shopping, width: int) -> str:
@@ -156,12 +171,12 @@ def _shown(result: Shopping) -> list[int]:
 
 def _cells(place: int, result: Shopping) -> dict[str, str]:
     choice, step = result.front[place], result.steps[place]
-    stage = choice.plan.replicas[0].stages[0]
+    plan = choice.plan
     interval = choice.checkpoint_interval_seconds
     return {
         "#": str(place + 1),
         "rent": rented_words(choice, result.offers),
-        "tp·pp·dp": f"{stage.tensor_parallel}·{len(choice.plan.replicas[0].stages)}·{choice.plan.data_parallel}",
+        "tp·pp·dp": f"{describe.tensor_parallel_words(plan)}·{describe.depth_words(plan)}·{plan.data_parallel}",
         "time": _duration(choice.hours),
         "dollars": format_dollars(choice.dollars),
         "$/M tokens": f"{choice.dollars_per_million_tokens:.3g}",
