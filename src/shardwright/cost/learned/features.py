@@ -51,13 +51,6 @@ class Columns:
     values: Floats
 
 
-GEMM_COLUMNS = (
-    *("compute", "traffic", "intensity", "quantisation", "wave_large", "wave_middle", "wave_small", "tiles"),
-    *("fill_m", "fill_n", "k", "m", "n", "groups", "narrow", "align_k", "align_n", "align_m"),
-    *("cache", "cache_weight", "element_bytes", "block", "vector", "generation", "method"),
-)
-
-
 def gemm_columns(machine: Facts, shapes: Shapes) -> Columns:
     """Return the columns of matrix products.
 
@@ -112,12 +105,6 @@ def _alignment(size: Floats) -> Floats:
     return np.asarray(exponent - 1.0)
 
 
-ATTENTION_COLUMNS = (
-    *("compute", "traffic", "intensity", "head_dim", "span", "sequences", "heads", "tiles", "wave", "cache", "tokens"),
-    *("share", "keys", "direction", "exponentials", "generation", "method"),
-)
-
-
 def attention_columns(machine: Facts, shapes: Shapes) -> Columns:
     """Return the columns of fused attention: m query tokens, spans of n keys, head dimension k, `groups` heads.
 
@@ -143,9 +130,6 @@ def attention_columns(machine: Facts, shapes: Shapes) -> Columns:
         np.full_like(dim, method_code(machine)),
     )
     return Columns(joined + KERNEL_SECONDS, compute, np.stack(values, axis=1))
-
-
-MEMORY_COLUMNS = ("traffic", "form", "direction")
 
 
 def memory_columns(machine: Facts, shapes: Shapes) -> Columns:

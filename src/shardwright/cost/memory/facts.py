@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 
 from shardwright.spec.catalog.frameworks import figures, framework_rows
@@ -42,9 +42,6 @@ class MemoryFacts:
     fragmentation: float
     above: float
     below: float
-
-
-FACT_NAMES = tuple(field.name for field in fields(MemoryFacts))
 
 
 @lru_cache

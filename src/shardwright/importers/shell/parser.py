@@ -39,7 +39,6 @@ STOPS = " \t\n;&|<>()"
 REDIRECTS = frozenset(("&>>", "&>", "<<<", "<<-", "<<", "<&", "<>", ">>", ">&", ">|", "<", ">"))
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[)?")
 DECLARING = frozenset(("export", "declare", "typeset", "local", "readonly"))
-CLOSING = frozenset(("then", "else", "elif", "fi", "do", "done", "esac", "}", "in"))
 FUNCTION = re.compile(r"[\w.:-]+[ \t]*\([ \t]*\)")
 
 

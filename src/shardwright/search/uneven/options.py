@@ -24,8 +24,7 @@ from shardwright.cost.strategies import BLOCK, NONE, UNIFORM
 from shardwright.rounding import coarse
 from shardwright.search.space.axes import Space
 
-LARGEST_MICRO_BATCH = 32  # chosen: larger ones are hardly more efficient
-MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32)  # chosen: larger ones are hardly more efficient
 PARTIAL = (0.25, 0.5, 0.75)  # of the layers that run again, beside none and all of them; chosen
 
 

@@ -171,17 +171,6 @@ class Tape:
 
     # Layers
 
-    def matmul(self, x: Ref, w: Ref) -> Ref:
-        """Add x [m, k] · w [k, n]."""
-        made = self.op("mm", (x, w), (self.shape(x)[0], self.shape(w)[1]))
-
-        def rule(g: Ref) -> None:
-            flipped = self.op("t", (w,), self.shape(w)[::-1])
-            self.give(x, self.op("mm", (g, flipped), self.shape(x)))
-            across = self.op("t", (x,), self.shape(x)[::-1])
-            self.give(w, self.op("mm", (across, g), self.shape(w)))
-
-        return self.back(made, rule)
 
     def linear(self, x: Ref, name: str, width: int, *, bias: bool = True, weight: Ref | None = None) -> Ref:
         """Add x · wᵀ + b on the last dimension of x; `weight` is one that is there already."""
