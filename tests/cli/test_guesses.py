@@ -36,4 +36,4 @@ def test_an_accepted_guess_heads_the_report(config: str) -> None:
 
 def test_an_accepted_guess_is_in_the_document(config: str) -> None:
     (document,) = json.loads(run(["models", config, "--accept-guess", "--json"]).out)
-    assert document["assumed"][0].startswith("guess: model_type 'brandnew'")
+    assert document["guesses"][0].startswith("model_type 'brandnew'")

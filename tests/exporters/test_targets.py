@@ -23,7 +23,6 @@ from shardwright.errors import SpecError
 from shardwright.exporters.targets import TARGETS
 from shardwright.plans.document import dumps
 from shardwright.plans.plan import Plan
-from shardwright.spec.model import GUESS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
@@ -68,7 +67,7 @@ def test_scripts_are_sound_shell(target: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["megatron", "bridge"])
 def test_guesses_head_every_script(target: str) -> None:
     plan = PLANS["llama-2-70b-interleaved"]
-    guessed = replace(plan, model=replace(plan.model, assumed=(f"{GUESS}its norm is\ntouch owned",)))
+    guessed = replace(plan, model=replace(plan.model, guesses=("its norm is\ntouch owned",)))
     for name, text in shardwright.export(guessed, target).files.items():
         lines = text.splitlines()
         place = 1 if lines[0].startswith("#!") else 0

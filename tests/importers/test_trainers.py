@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from shardwright.spec.read.cluster import load_cluster
 from tests.golden.plans import LLAMA_3_1_8B, PLANS, cluster_of
 from tests.targets.plans import torchtitan_plans, trainer_plans
 
-TARGETS = {
+TARGETS: dict[str, Callable[[], dict[str, Plan]]] = {
     "bridge": lambda: {**PLANS, **torchtitan_plans()},
     "torchtitan": torchtitan_plans,
     "accelerate": trainer_plans,

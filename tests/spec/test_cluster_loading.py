@@ -43,9 +43,9 @@ def test_the_small_form(tmp_path: Path) -> None:
     assert v100.inter_bytes_per_second == 100e9 / 8
     assert v100.memory_bytes == 32768 * 2**20
     assert v100.price is not None and "skypilot" in v100.price.source
-    assert any("1600 Gbit/s" in words for words in a100.assumed)
-    assert not any("price" in words for words in a100.assumed)
-    assert not any(words.startswith("network:") for words in v100.assumed)
+    assert any("1600 Gbit/s" in assumed.words for assumed in a100.assumed)
+    assert not any("price" in assumed.about for assumed in a100.assumed)
+    assert not any(assumed.about == "network" for assumed in v100.assumed)
 
 
 def test_json_and_yaml_and_text_paths_are_equal(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_stated_figures_win_and_are_no_assumptions() -> None:
     assert math.isclose(pool.inter_latency_seconds, 7e-6) and math.isclose(pool.intra_latency_seconds, 2e-6)
     assert (pool.host_memory_bytes, pool.host_memory_bytes_per_second) == (1024 * 2**30, 300e9)
     assert (pool.memory_bytes, pool.preemptions_per_hour) == (96 * 2**30, 0.02)
-    assert len(pool.assumed) == 1 and "96 GB" in pool.assumed[0]
+    assert len(pool.assumed) == 1 and "96 GB" in pool.assumed[0].words
 
 
 def test_memory_of_a_sister_part() -> None:
@@ -101,7 +101,7 @@ def test_a_machine_type_fills_everything() -> None:
     assert (pool.gpu.name, pool.gpus_per_node) == ("H100-SXM", 8)
     assert pool.inter_bytes_per_second == 400e9
     assert pool.price is not None and pool.price.on_demand_per_hour is not None
-    assert [words.split(":")[0] for words in pool.assumed] == ["price"]
+    assert [assumed.about for assumed in pool.assumed] == ["price"]
 
 
 def test_a_rack_is_one_domain() -> None:
@@ -141,7 +141,7 @@ def test_price_of_a_provider_and_region() -> None:
 def test_no_price_is_said_and_not_invented() -> None:
     pool = _pool(gpu="RTX4090")
     assert pool.price is None and pool.dollars_per_node_hour is None
-    assert any("price: none known" in words for words in pool.assumed)
+    assert any("price: none known" in str(assumed) for assumed in pool.assumed)
 
 
 def test_own_prices_go_first(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_sites_are_joined() -> None:
     assert (link.bytes_per_second, link.latency_seconds, link.egress_dollars_per_gigabyte) == (5e9, 0.012, 0.05)
     assumed = _two_sites()
     assert assumed.site_links[0].sites == ("east", "west")
-    assert any("link east to west" in words for words in assumed.pools[1].assumed)
+    assert any(found.about == "link east to west" for found in assumed.pools[1].assumed)
 
 
 def test_regions_are_sites() -> None:

@@ -25,7 +25,7 @@ def test_a_cluster_of_a_described_gpu_has_its_figures() -> None:
     assert pool.gpu.peak("bf16") == 500e12
     assert pool.memory_bytes == 96 * 2**30
     assert pool.intra_bytes_per_second == 300e9
-    assert any("a plain server" in words for words in pool.assumed)
+    assert any("a plain server" in assumed.words for assumed in pool.assumed)
 
 
 def test_it_can_be_planned_for() -> None:

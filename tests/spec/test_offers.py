@@ -60,8 +60,13 @@ def test_what_nobody_states_is_assumed_and_said() -> None:
     assert offer.pool.gpus == 1024
     assert offer.preemptions_per_hour == 0.01
     assert found.terms.failures_per_gpu_hour == FAILURES_PER_GPU_HOUR
-    words = " ".join(found.assumed)
-    for said in ("0.01 preemptions", "failures: one in 50,677 GPU hours", "1 GB/s a machine", "restart: 10 minutes"):
+    words = " ".join(map(str, (*offer.assumed, *found.assumed)))
+    for said in (
+        "preemptions: 0.01 a machine",
+        "failures: one in 50,677 GPU hours",
+        "1 GB/s a machine",
+        "restart: 10 minutes",
+    ):
         assert said in words
 
 
@@ -121,7 +126,7 @@ def test_of_the_price_table_each_gpu_and_market_has_the_typical_price_of_its_mac
 def test_spot_machines_are_not_taken_to_be_free_without_end() -> None:
     usual, asked = (offers_from_prices(prices(), gpus=["H100"], most_gpus=most) for most in (None, 512))
     assert [offer.pool.gpus for offer in usual.offers] == [1024, 64]
-    assert any("H100-SXM spot: at most 8 machines" in words for words in usual.assumed)
+    assert any("spot machines: at most 8" in str(assumed) for assumed in usual.offers[1].assumed)
     assert [offer.pool.gpus for offer in asked.offers] == [512, 512]
 
 
@@ -129,7 +134,7 @@ def test_machines_of_one_provider_whose_network_nobody_knows_are_offered_singly(
     known, unknown = (offers_from_prices(prices(provider=name), gpus=["H100"]) for name in ("nebius", "hyperstack"))
     assert {offer.pool.nodes for offer in known.offers} == {128, 8}
     assert {offer.pool.nodes for offer in unknown.offers} == {1}
-    assert any("one machine at most" in words for words in unknown.assumed)
+    assert all("one at most" in str(offer.assumed[-1]) for offer in unknown.offers)
 
 
 def test_a_gpu_without_a_price_in_the_table_is_named() -> None:

@@ -67,8 +67,8 @@ def test_plan_and_shop_take_the_same_price_for_the_same_machines(gpu: str) -> No
     assert offer.market == "on-demand"
     assert pool.gpus_per_node == offer.pool.gpus_per_node
     assert pool.dollars_per_node_hour == offer.dollars_per_hour
-    assert [words for words in pool.assumed if words.startswith("price")] == [
-        words for words in offer.pool.assumed if words.startswith("price")
+    assert [assumed for assumed in pool.assumed if assumed.about == "price"] == [
+        assumed for assumed in offer.pool.assumed if assumed.about == "price"
     ]
 
 
@@ -88,5 +88,5 @@ def test_every_price_says_when_it_was() -> None:
 
 def test_the_price_of_a_fast_network_is_shown_apart() -> None:
     several, single = (load_cluster(f"{nodes}x8xH100-SXM").pools[0].assumed for nodes in (4, 1))
-    assert any("network is known" in words and "nebius" in words for words in several)
-    assert not any("network is known" in words for words in single)
+    assert any("network is known" in each.about and "nebius" in each.words for each in several)
+    assert not any("network is known" in each.about for each in single)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from tests.golden.plans import LLAMA_2_70B, LLAMA_3_1_8B, MIXTRAL_8X7B, PLANS, uniform_plan
@@ -19,6 +20,7 @@ def _job(**told: Any) -> Job:
     return Job(**({"global_batch": 64, "seq_len": 4096} | told))
 
 
+@cache
 def torchtitan_plans() -> dict[str, Plan]:
     """Every degree, schedule, policy and model family of torchtitan's registry that a plan can have."""
     llama, large = shardwright.load_model("llama-3.1-8b"), shardwright.load_model("llama-3.1-70b")
@@ -71,6 +73,7 @@ def torchtitan_plans() -> dict[str, Plan]:
     }
 
 
+@cache
 def trainer_plans() -> dict[str, Plan]:
     """Plans without pipeline for Accelerate and DeepSpeed; each takes those that it can run."""
     plans = {
@@ -102,6 +105,7 @@ def _offloaded(part: float) -> Any:
     return replace(found, offload=part)
 
 
+@cache
 def machine_plans() -> dict[str, Plan]:
     """Plans for targets that bring machines together: uniform ones that Megatron-LM runs, and mixed ones."""
     found = dict(PLANS)

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".venv-targets"
 TIME_LIMIT_SECONDS = 900
 FEWEST = 12
-PLANS = {
+PLANS: dict[str, Callable[[], dict[str, Plan]]] = {
     "bridge": lambda: {**GOLDEN_PLANS, **torchtitan_plans()},
     "torchtitan": torchtitan_plans,
     "accelerate": trainer_plans,

@@ -74,7 +74,7 @@ def test_a_precision_that_the_gpu_lacks_is_a_reason_not_an_error() -> None:
 def test_the_recomputation_that_was_taken_is_said() -> None:
     (outcome,) = outcomes([RUNS["94cfbc7a84"]], EFFICIENCY)
     assert outcome.predicted is not None
-    assert f"recomputation: {outcome.predicted.recompute}, the least that fits" in outcome.assumed
+    assert f"recomputation: {outcome.predicted.recompute}, the least that fits" in map(str, outcome.assumed)
 
 
 @pytest.mark.parametrize(

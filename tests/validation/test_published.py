@@ -17,7 +17,8 @@ from shardwright.errors import SpecError
 from shardwright.validation import published
 from shardwright.validation.case import case_of
 from shardwright.validation.facts import SkippedRunError
-from shardwright.validation.published import phrases, published_failed_runs, published_runs, table
+from shardwright.validation.notes import phrases
+from shardwright.validation.published import published_failed_runs, published_runs, table
 from shardwright.validation.runs import parse_runs, read_runs
 
 SOURCE = re.compile(r"[^\s@/]+/[^\s@/]+@[^\s:]+:\S.*")

@@ -93,6 +93,7 @@ def _model_document(model: Model, source: str) -> dict[str, object]:
         "layers": len(model.layers),
         "vocab": model.vocab,
         "particular": model.particular,
+        "guesses": list(model.guesses),
         "assumed": list(model.assumed),
         "source": source,
     }

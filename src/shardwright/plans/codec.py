@@ -1,4 +1,5 @@
-"""Frozen dataclasses to plain JSON data and back, by their type hints, with every fault of a document named."""
+"""Frozen dataclasses to plain JSON data and back, by their type hints, with every fault of a document named.
+Assumptions are one line of text."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from shardwright.errors import Problem, suggestion
+from shardwright.spec.assumption import Assumption
 from shardwright.spec.text.fields import shown
 
 NOTHING: Any = object()
@@ -29,6 +31,8 @@ def encode(value: Any, kind: Any) -> Any:
     A field whose value is None and whose default is None is left out; numbers of a float field are written as floats,
     so that equal values give equal text.
     """
+    if kind is Assumption:
+        return str(value)
     if dataclasses.is_dataclass(kind):
         defaults = {field.name: field.default for field in dataclasses.fields(kind)}
         pairs = ((name, getattr(value, name), hint) for name, hint in hints(kind).items())  # type: ignore[arg-type]
@@ -49,6 +53,9 @@ def decode(data: object, kind: Any, place: str, problems: list[Problem]) -> Any:
 
     Numbers have to be finite and not negative; there is no conversion of types, but for whole numbers in float fields.
     """
+    if kind is Assumption:
+        text = decode(data, str, place, problems)
+        return text if text is NOTHING else Assumption.of(text)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return decode_fields(data, kind, place, problems)
     origin, arguments = get_origin(kind), get_args(kind)

@@ -13,12 +13,14 @@ from typing import Any, Literal, Union, get_args, get_origin
 from shardwright.plans.codec import LARGEST_WHOLE, hints
 from shardwright.plans.document import READ_VERSIONS
 from shardwright.plans.plan import Plan
+from shardwright.spec.assumption import Assumption
 
 Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 NUMBER: Schema = {"type": "number", "minimum": 0}
 WHOLE: Schema = {"type": "integer", "minimum": 0, "maximum": LARGEST_WHOLE}
-SCALARS: dict[Any, Schema] = {str: {"type": "string"}, bool: {"type": "boolean"}, int: WHOLE, float: NUMBER}
+TEXT: Schema = {"type": "string"}
+SCALARS: dict[Any, Schema] = {str: TEXT, Assumption: TEXT, bool: {"type": "boolean"}, int: WHOLE, float: NUMBER}
 RANGE: Schema = {"type": "array", "items": WHOLE, "minItems": 2, "maxItems": 2}
 
 
@@ -39,6 +41,8 @@ def plan_schema() -> Schema:
 
 def schema_of(kind: Any) -> Schema:
     """Return the schema of what `codec.encode` makes of values of the type `kind`."""
+    if kind in SCALARS:
+        return dict(SCALARS[kind])
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         fields = dataclasses.fields(kind)
         return {
@@ -55,6 +59,5 @@ def schema_of(kind: Any) -> Schema:
             return {"type": "array", "items": schema_of(arguments[0])}
         items = [schema_of(one) for one in arguments]
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
-    if origin is Literal:
-        return {"enum": list(arguments)}
-    return dict(SCALARS[kind])
+    assert origin is Literal, kind
+    return {"enum": list(arguments)}

@@ -7,4 +7,5 @@
 * `svg/`: pictures
 * `pages/`: pages of documentation
 * `words`: findings in English
+* `assumptions`: what was assumed, in lines
 """

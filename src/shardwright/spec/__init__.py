@@ -4,6 +4,7 @@
 * `cluster`: machines, their GPUs and links
 * `job`: what to train on and what the user wants of it
 * `offers`: machines that one could rent
+* `assumption`: what a description left open
 * `layer_profile`: a user's own layer times
 * `read/`: from files, mappings and short forms to these objects
 * `catalog/`: facts of GPUs, links, machines, prices and models, each with source and date

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from shardwright.spec.assumption import Assumption
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
@@ -79,7 +81,7 @@ class NodePool:
     site: str = ""
     rack_nodes: int = 0
     rack_bytes_per_second: float = 0.0
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[Assumption, ...] = ()
 
     @property
     def gpus(self) -> int:

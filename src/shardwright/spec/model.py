@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-GUESS = "guess: "
-"""What each word of `Model.assumed` begins with that a user accepted without anybody knowing it."""
 Norm = Literal["rmsnorm", "layernorm"]
 Position = Literal["rope", "learned", "alibi", "none"]
 
@@ -165,7 +163,8 @@ class Model:
     one). `norm_epsilon`, `norm_about_one` (weights of norms are kept less one) and `rotary_…` but the base and the
     fraction are for training alone: nothing is costed by them. `particular` says in words what the forward pass has
     that no field tells and no cost depends on: exporters and the runtime refuse it.
-    `assumed` lists, in words, what the source of the description left open.
+    `guesses` lists, in words, what a user accepted of an unknown family without anybody knowing it, `assumed` what the
+    source of the description left open.
     """
 
     name: str
@@ -195,15 +194,11 @@ class Model:
     rotary_scaling: RotaryScaling | None = None
     rotary_interleaved: bool | None = None
     particular: str | None = None
+    guesses: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Model {self.name}: {self.parameters:,} parameters in {len(self.layers)} layers>"
-
-    @property
-    def guesses(self) -> tuple[str, ...]:
-        """What was guessed of an unknown family, in words."""
-        return tuple(words.removeprefix(GUESS) for words in self.assumed if words.startswith(GUESS))
 
     @cached_property
     def kinds(self) -> tuple[Layer, ...]:

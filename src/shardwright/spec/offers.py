@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from shardwright.spec.assumption import Assumption
 from shardwright.spec.cluster import NodePool, SiteLink
 
 Market = Literal["on-demand", "spot", "reserved"]
@@ -32,13 +33,14 @@ def preemptions_per_hour(pool: NodePool) -> float:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """Equal machines on one market. `pool` is all of them that can be had, with their price; `preemptions_per_hour` is
-    how often the provider takes one machine back, 0 but for spot."""
+    how often the provider takes one machine back, 0 but for spot; `assumed` what nobody stated of it."""
 
     pool: NodePool
     market: Market
     preemptions_per_hour: float = 0.0
     provider: str = ""
     region: str = ""
+    assumed: tuple[Assumption, ...] = ()
 
     @property
     def dollars_per_hour(self) -> float:
@@ -75,10 +77,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offers:
-    """Everything that can be rented; `assumed` says what nobody stated."""
+    """Everything that can be rented; `assumed` is what nobody stated of the terms."""
 
     offers: tuple[Offer, ...]
     terms: Terms = Terms()
     site_links: tuple[SiteLink, ...] = ()
     name: str = ""
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[Assumption, ...] = ()

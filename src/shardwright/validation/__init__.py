@@ -2,6 +2,7 @@
 
 * `validate`: the library call
 * `runs`: reading of runs
+* `notes`: what their notes say
 * `published`: the runs that ship
 * `case`: a run as the cost model sees it
 * `facts`: single facts of a run

@@ -1,4 +1,4 @@
-"""A published run as the cost model sees it: model, machines, job and strategy, with every guess in words."""
+"""A published run as the cost model sees it: model, machines, job and strategy, with every guess."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import lru_cache
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
+from shardwright.spec.assumption import Assumption
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -22,12 +23,14 @@ from shardwright.validation.software import Habits, framework_of, habits_of
 
 Row = dict[str, int | float | bool]
 MULTIMODAL = re.compile(r"\bmimo\b|\bvlm\b|llava", re.IGNORECASE)
+# What guesses are about on which the reasons of an error depend.
+NETWORK, RECOMPUTATION, SHARDING = "network", "recomputation", "optimizer sharding"
 RECOMPUTE = {"none": NONE, "selective": SELECTIVE, "full": UNIFORM}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A run ready to be costed. `row` is one row of `Strategies` without the layer split; `guesses` says in words what
+    """A run ready to be costed. `row` is one row of `Strategies` without the layer split; `guesses` are what
     was not published. `open_recompute`: recomputation is not published, so it is the least that fits. A run on machines
     of several types has a `plan` instead of a row."""
 
@@ -37,7 +40,7 @@ class Case:
     job: Job
     row: Row
     open_recompute: bool
-    guesses: tuple[str, ...]
+    guesses: tuple[Assumption, ...]
     plan: Plan | None = None
 
 
@@ -46,7 +49,7 @@ def case_of(run: Run) -> Case:
     the cost model does not cover."""
     if run.precision and run.precision not in PRECISIONS:
         raise SkippedRunError(f"precision {run.precision} is not modelled")
-    guesses: list[str] = []
+    guesses: list[Assumption] = []
     if run.hetero == "yes":
         plan = mixed_plan(run, guesses)
         return Case(
@@ -71,7 +74,7 @@ def case_of(run: Run) -> Case:
         raise SkippedRunError(str(error.problems[0])) from None
     row = _row_of(run, model, pool, job, habits, guesses)
     if not run.recompute:
-        guesses.append("recomputation: the least that fits")
+        guesses.append(Assumption(RECOMPUTATION, "the least that fits"))
     return Case(
         run=run,
         model=model,
@@ -83,25 +86,25 @@ def case_of(run: Run) -> Case:
     )
 
 
-def pool_of(run: Run, guesses: list[str]) -> NodePool:
+def pool_of(run: Run, guesses: list[Assumption]) -> NodePool:
     """Return the machines of a run: the catalogue's, with what the run publishes of memory, network and power."""
     gpus = whole(run, "n_gpus")
     each = min(whole(run, "gpus_per_node", 8), gpus)
     if gpus % each:
         raise SkippedRunError(f"{gpus} GPUs are no whole number of machines with {each}")
     name, memory = gpu_name(run.gpu, run.gpu_mem_gb)
-    found = re.search(r"([0-9.]+) Gbps node-node", run.notes)
-    rented = re.search(r"AWS (p[0-9][a-z]*)", run.notes)
-    machine = f"{rented[1]}.48xlarge" if rented and each == 8 else None
-    pool = _pool(name, gpus // each, each, float(found[1]) if found else None, machine)
-    special = re.search(r"([0-9.]+) TB/s, ([0-9.]+) W", run.notes)
+    notes = run.noted
+    machine = f"{notes.rented}.48xlarge" if notes.rented and each == 8 else None
+    pool = _pool(name, gpus // each, each, notes.network_gbps, machine)
     gpu = pool.gpu
-    if special:
-        gpu = replace(gpu, memory_bytes_per_second=float(special[1]) * 1e12, tdp_watts=float(special[2]))
+    if notes.special is not None:
+        gpu = replace(gpu, memory_bytes_per_second=notes.special[0], tdp_watts=notes.special[1])
     if memory is not None and abs(memory * 2**30 / pool.memory_bytes - 1.0) > 0.1:
         gpu = replace(gpu, memory_bytes=memory * 2**30)
-    if gpus > each and not found:
-        guesses.append(f"network: {pool.inter_bytes_per_second * 8e-9:g} Gbit/s a machine, as the catalogue has it")
+    if gpus > each and notes.network_gbps is None:
+        guesses.append(
+            Assumption(NETWORK, f"{pool.inter_bytes_per_second * 8e-9:g} Gbit/s a machine, as the catalogue has it")
+        )
     return replace(pool, gpu=gpu, memory_bytes=gpu.memory_bytes)
 
 
@@ -118,7 +121,7 @@ def _pool(gpu: str, nodes: int, gpus: int, gbps: float | None, machine: str | No
         raise SkippedRunError(str(replace(error.problems[0], path=""))) from None
 
 
-def _row_of(run: Run, model: Model, pool: NodePool, job: Job, habits: Habits, guesses: list[str]) -> Row:
+def _row_of(run: Run, model: Model, pool: NodePool, job: Job, habits: Habits, guesses: list[Assumption]) -> Row:
     """Return the strategy of a run; unpublished switches follow the habits of its framework."""
     tp, pp, cp = whole(run, "tp", 1), whole(run, "pp", 1), whole(run, "cp", 1)
     if run.tp is None and run.pp is None:
@@ -131,7 +134,7 @@ def _row_of(run: Run, model: Model, pool: NodePool, job: Job, habits: Habits, gu
         raise SkippedRunError(f"the global batch is no multiple of dp {dp} × micro-batch {micro}")
     vpp = whole(run, "vpp", 1)
     if vpp > 1 and (pp == 1 or (job.global_batch // (dp * micro)) % pp or pp * vpp > len(model.layers)):
-        guesses.append(f"vpp {vpp} does not go with the batch or the layers: 1")
+        guesses.append(Assumption("virtual stages", f"1, as {vpp} does not go with the batch or the layers"))
         vpp = 1
     if pp > len(model.layers):
         raise SkippedRunError("more stages than layers")
@@ -142,30 +145,28 @@ def _row_of(run: Run, model: Model, pool: NodePool, job: Job, habits: Habits, gu
     published_sp = run.seq_parallel.casefold()
     sequence_parallel = tp > 1 and (published_sp == "true" or (not published_sp and habits.sequence_parallel))
     if tp > 1 and not published_sp:
-        guesses.append(f"sequence parallel: {'on' if sequence_parallel else 'off'}")
-    notes = run.notes.casefold()
-    still = "no tp/pp/dp overlap" in notes
-    flash = (habits.flash or "flash" in notes) and "attention-backend unfused" not in notes
+        guesses.append(Assumption("sequence parallel", f"{'on' if sequence_parallel else 'off'}"))
+    notes = run.noted
+    flash = (habits.flash or notes.flash) and not notes.unfused
     overlap_tp = (
-        tp > 1
-        and not still
-        and (re.search("async ?tp", notes) is not None or (sequence_parallel and overlaps_tp(run, habits)))
+        tp > 1 and not notes.no_overlap and (notes.async_tp or (sequence_parallel and overlaps_tp(run, habits)))
     )
     if run.recompute and run.recompute.casefold() not in RECOMPUTE:
         raise SkippedRunError(f"recompute {run.recompute} is none of {', '.join(RECOMPUTE)}")
     recompute = RECOMPUTE.get(run.recompute.casefold(), NONE)
-    block = re.search(r"recompute block num_layers=([0-9]+)", notes)
-    if recompute == UNIFORM and block:
+    block = notes.block_layers
+    if recompute == UNIFORM and block is not None:
         recompute = BLOCK
     first, last = first_and_last(len(model.layers), pp * vpp, head_layers(model) if habits.balanced else 0.0)
     return {
         "tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "vpp": vpp, "micro_batch": micro,
         "sequence_parallel": sequence_parallel, "flash": flash, "overlap_tp": overlap_tp,
-        "overlap_pp": vpp > 1 and not still, "first_layers": first, "last_layers": last, "recompute": recompute,
-        "recompute_layers": int(block[1]) if block else int(recompute == UNIFORM), "sharding": sharding,
-        "offload": float("optimizer offload" in notes or "cpu offload (optimizer) yes" in notes),
-        "overlap_grad": dp * cp > 1 and not still and habits.overlap_grad,
-        "overlap_param": sharding > 0 and not still and (habits.overlap_param or sharding == 3),
+        "overlap_pp": vpp > 1 and not notes.no_overlap, "first_layers": first, "last_layers": last,
+        "recompute": recompute, "recompute_layers": int(recompute == UNIFORM) if block is None else block,
+        "sharding": sharding,
+        "offload": float(notes.optimizer_offload),
+        "overlap_grad": dp * cp > 1 and not notes.no_overlap and habits.overlap_grad,
+        "overlap_param": sharding > 0 and not notes.no_overlap and (habits.overlap_param or sharding == 3),
     }  # fmt: skip
 
 
@@ -193,12 +194,12 @@ def head_layers(model: Model) -> float:
     return model.vocab * model.hidden / each
 
 
-def _sharding(run: Run, habits: Habits, guesses: list[str]) -> int:
+def _sharding(run: Run, habits: Habits, guesses: list[Assumption]) -> int:
     if run.zero_or_fsdp_stage is not None:
         return min(int(run.zero_or_fsdp_stage), 3)
     if run.dist_optimizer:
         return int(run.dist_optimizer.casefold() == "true")
-    guesses.append(f"optimizer sharding: ZeRO-{habits.sharding}")
+    guesses.append(Assumption(SHARDING, f"ZeRO-{habits.sharding}"))
     return habits.sharding
 
 

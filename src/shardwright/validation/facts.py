@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from shardwright.spec.assumption import Assumption
 from shardwright.spec.job import Framework, Job
 from shardwright.spec.read.job import make_job
 from shardwright.validation.runs import Run
@@ -43,11 +44,11 @@ def gpu_name(published: str, memory_gb: float | None) -> tuple[str, float | None
     return base, memory
 
 
-def job_of(run: Run, framework: Framework, guesses: list[str]) -> Job:
+def job_of(run: Run, framework: Framework, guesses: list[Assumption]) -> Job:
     precision = PRECISIONS.get(run.precision)
     if precision is None:
         precision = "bf16"
-        guesses.append("precision: bf16")
+        guesses.append(Assumption("precision", "bf16"))
     job = make_job(
         global_batch=whole(run, "global_batch"),
         seq_len=whole(run, "seq_len"),
@@ -59,19 +60,19 @@ def job_of(run: Run, framework: Framework, guesses: list[str]) -> Job:
     return replace(
         job,
         adapters=run.kind in ("lora", "peft"),
-        attention_adapters="attention adapters only" in run.notes,
+        attention_adapters=run.noted.attention_adapters,
         fp8_storage=precision == "fp8"
         and framework == "megatron"
         and re.search("nemo|bridge", run.framework.casefold()) is not None,
-        fused_loss="liger" in run.notes.casefold(),
+        fused_loss=run.noted.fused_loss,
     )
 
 
 def _recipe(run: Run) -> str | None:
     """Return how an fp8 run scales its numbers, where it says so. Scales per row cost like those per block."""
-    if run.precision == "mxfp8" or (run.precision == "fp8" and "mxfp8" in run.notes):
+    if run.precision == "mxfp8" or (run.precision == "fp8" and run.noted.mxfp8):
         return "mxfp8"
-    return "blockwise" if run.precision == "fp8" and re.search("rowwise|blockwise", run.notes) else None
+    return "blockwise" if run.precision == "fp8" and run.noted.blockwise else None
 
 
 def first_and_last(layers: int, stages: int, head: float) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from itertools import groupby, pairwise
 
 from shardwright.errors import SpecError
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
+from shardwright.spec.assumption import Assumption
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.validation.facts import SkippedRunError, first_and_last, gpu_name, job_of, whole
@@ -21,7 +22,7 @@ from shardwright.validation.software import framework_of, habits_of
 PSEUDO_LAYERS_BEFORE = 3  # of DeepSpeed's GPT-2 pipeline before the first layer: cast, embedding, transposition
 
 
-def mixed_plan(run: Run, guesses: list[str]) -> Plan:
+def mixed_plan(run: Run, guesses: list[Assumption]) -> Plan:
     """Return the plan of a run. Raises SkippedRunError for a run that lacks something."""
     framework = framework_of(run, guesses)
     habits = habits_of(framework)
@@ -73,7 +74,7 @@ def mixed_plan(run: Run, guesses: list[str]) -> Plan:
 def _cluster(run: Run) -> Cluster:
     """Return the machines: those named in the notes, else the catalogue's for each GPU type."""
     each = whole(run, "gpus_per_node", 8)
-    machines = re.findall(r"([0-9]+)x ([a-z0-9]+\.[a-z0-9]+)", run.notes)
+    machines = run.noted.machines
     nodes = []
     for place, part in enumerate(run.gpu.split("+")):
         found = re.fullmatch(r"(.+)x([0-9]+)", part.strip())
@@ -81,16 +82,15 @@ def _cluster(run: Run) -> Cluster:
             raise SkippedRunError(f"{part} does not say how many GPUs of the type there are")
         entry: dict[str, object] = {"count": int(found[2]) // each, "gpus": each, "gpu": gpu_name(found[1], None)[0]}
         if place < len(machines):
-            entry = {"count": int(machines[place][0]), "machine": machines[place][1]}
+            entry = {"count": machines[place][0], "machine": machines[place][1]}
         nodes.append(entry)
     return build_cluster({"nodes": nodes}, "run")
 
 
 def _layers(run: Run, layers: int, pp: int) -> list[tuple[int, int]]:
     """Return the layers of each stage: the published boundaries, else an even split."""
-    found = re.search(r"pseudo-layers \[([0-9, ]+)\]", run.notes)
-    if found:
-        bounds = [min(max(int(text) - PSEUDO_LAYERS_BEFORE, 0), layers) for text in found[1].split(",")]
+    if run.noted.boundaries:
+        bounds = [min(max(bound - PSEUDO_LAYERS_BEFORE, 0), layers) for bound in run.noted.boundaries]
     else:
         first, last = first_and_last(layers, pp, 0.0)
         middle = [first + (layers - first - last) * stage // max(pp - 2, 1) for stage in range(pp - 1)]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from shardwright.errors import bad
+from shardwright.spec.assumption import Assumption
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, uniform_layers
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
 from shardwright.validation.runs import Run
@@ -17,7 +18,7 @@ LARGEST = 1_000_000  # of a dimension that is believed
 UNGATED = ("gpt", "mpt", "opt", "bert", "nemotron", "bloom", "falcon", "t5")
 
 
-def model_of(run: Run, guesses: list[str]) -> Model:
+def model_of(run: Run, guesses: list[Assumption]) -> Model:
     """Return the model of a run. A preset counts if its hidden size and layers are those of the run (a run of fewer
     layers, a proxy, keeps the preset's first ones). Raises SpecError where neither tells the dimensions."""
     preset = _preset(run)
@@ -47,7 +48,7 @@ def _preset(run: Run) -> Model | None:
 
 def _prefix(run: Run) -> bool:
     """Return whether a run of fewer layers keeps the first ones as they are."""
-    return "first layer dense" not in run.notes
+    return not run.noted.first_dense
 
 
 def _shortened(model: Model, layers: int) -> tuple[Layer, ...]:
@@ -86,7 +87,7 @@ def _by_dimensions(run: Run) -> Model | None:
     return next((model for model in _moe_presets() if _agrees(run, model)), None)
 
 
-def _dense_or_moe(run: Run, guesses: list[str], *, experts: int) -> Model:
+def _dense_or_moe(run: Run, guesses: list[Assumption], *, experts: int) -> Model:
     sizes = {name: int(getattr(run, name) or 0) for name in ("layers", "hidden", "heads")}
     missing = [name for name, size in sizes.items() if not 0 < size < LARGEST]
     if missing:
@@ -97,7 +98,7 @@ def _dense_or_moe(run: Run, guesses: list[str], *, experts: int) -> Model:
         raise bad(f"model {run.model}", f"hidden size {hidden} is less than the heads, {heads}", "give the dimensions")
     width = int(run.ffn or 4 * hidden)
     if run.vocab is None:
-        guesses.append(f"vocabulary: {VOCAB}")
+        guesses.append(Assumption("vocabulary", f"{VOCAB}"))
     attention = Attention(
         heads=heads, kv_heads=int(run.kv_heads or heads), head_dim=hidden // heads, value_head_dim=hidden // heads
     )

@@ -7,14 +7,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from shardwright.cost.compute.efficiency import Efficiency, computes
+from shardwright.spec.assumption import Assumption
 from shardwright.units import GIBIBYTE, GIGA
-from shardwright.validation.case import Case, case_of
+from shardwright.validation.case import RECOMPUTATION, Case, case_of
 from shardwright.validation.facts import SkippedRunError
 from shardwright.validation.forecast import forecast
 from shardwright.validation.runs import Run
 
 RECOMPUTE_WORDS = ("none", "selective", "full", "full in some layers")
-OPEN_RECOMPUTE = "recomputation: "
 MEMORY_DEFINITIONS = (
     ("reserved", "reserved"),
     ("nvidia-smi", "process"),
@@ -89,12 +89,12 @@ class Outcome:
         return " ".join(f"{name} {value:.0f}" for name, value in degrees.items() if value and value > 1)
 
     @property
-    def assumed(self) -> tuple[str, ...]:
-        """What was not published and how it was filled in, in words."""
+    def assumed(self) -> tuple[Assumption, ...]:
+        """What was not published and how it was filled in."""
         if self.case is None or self.predicted is None:
             return ()
-        filled = f"{OPEN_RECOMPUTE}{self.predicted.recompute}, the least that fits"
-        return tuple(filled if words.startswith(OPEN_RECOMPUTE) else words for words in self.case.guesses)
+        filled = Assumption(RECOMPUTATION, f"{self.predicted.recompute}, the least that fits")
+        return tuple(filled if guess.about == RECOMPUTATION else guess for guess in self.case.guesses)
 
 
 def outcomes(

@@ -3,7 +3,7 @@
     python -m shardwright.validation.published RUNS.csv FAILED.csv
 
 reads larger tables (columns: docs/how-to-validate.md) and keeps runs of quality A and B, failed runs, and of their
-notes the phrases that the reading of runs understands.
+notes the phrases of `notes`.
 """
 
 from __future__ import annotations
@@ -19,41 +19,11 @@ from pathlib import Path
 
 from shardwright.errors import SpecError, bad
 from shardwright.files import shipped_file, write_atomically
+from shardwright.validation.notes import phrases
 from shardwright.validation.runs import COLUMNS, Run, parse_runs, read_runs
 
 RUNS_FILE, FAILED_FILE = "published.csv.gz", "published_failed.csv.gz"
 KEPT_QUALITIES = ("A", "B", "")
-# What the reading of runs (`case`, `facts`, `mixed_case`, `model_of`, `software`) and `reasons` look for in notes, and
-# the words to keep of it ("": as found).
-PHRASES: tuple[tuple[str, str], ...] = (
-    (r"no tp/pp/dp overlap", "no TP/PP/DP overlap"),
-    (r"flash", "flash attention"),
-    (r"async tp|asynctp", ""),
-    (r"optimizer offload|cpu offload \(optimizer\) yes", ""),
-    (r"[0-9.]+ Gbps node-node", ""),
-    (r"AWS p[0-9][a-z]*", ""),
-    (r"[0-9.]+ TB/s, [0-9.]+ W", ""),
-    (r"mxfp8|rowwise|blockwise", ""),
-    (r"\beager\b", ""),
-    (r"first layer dense", ""),
-    (r"[0-9]+x [a-z0-9]+\.[a-z0-9]+", ""),
-    (r"pseudo-layers \[[0-9, ]+\]", ""),
-    (r"\blora\b", "LoRA"),
-    (r"attention adapters only", ""),
-    (r"\bliger\b", "Liger"),
-    (r"attention-backend unfused", ""),
-    (r"torch\.compile", ""),
-    (r"per-op sac", "per-op SAC"),
-    (r"recompute_modules=[^;]+", ""),
-    (r"recompute block num_layers=[0-9]+", ""),
-    (r"\betp=[0-9]+", ""),
-    (r"pp_layout=[^; ]+", ""),
-    (r"MTP layers [0-9]+", ""),
-    (r"reshard_after_forward=False", ""),
-    (r"few steps|steady iterations", ""),
-    (r"digitised|back-computed|computed from rounded", ""),
-    (r"\bFLAG\b|possible outlier|severe regression", ""),
-)
 
 
 @lru_cache
@@ -86,14 +56,6 @@ def table(runs: Iterable[Run]) -> str:
         cells |= {"notes": phrases(run.notes), "source_file": re.sub(r"^([^+/@]+)\+", r"\1/", run.source_file)}
         writer.writerow([cells[name] for name in COLUMNS])
     return out.getvalue()
-
-
-def phrases(notes: str) -> str:
-    """Return the known phrases of notes, each once, in the order of `PHRASES`."""
-    found: list[str] = []
-    for pattern, words in PHRASES:
-        found += [words or match[0].strip() for match in re.finditer(pattern, notes, re.IGNORECASE)]
-    return "; ".join(dict.fromkeys(found))
 
 
 def _cell(value: float | str | None) -> str:

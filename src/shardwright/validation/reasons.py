@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from shardwright.validation.outcome import OPEN_RECOMPUTE, Outcome
+from shardwright.validation.case import NETWORK, RECOMPUTATION, SHARDING
+from shardwright.validation.outcome import Outcome
 
 SHORT_SECONDS = 0.1
 MANY_GPUS = 512
@@ -52,12 +52,8 @@ def reasons(outcome: Outcome, *, outlier: bool) -> tuple[str, ...]:
     return tuple(found[:MOST_REASONS]) or (NO_REASON,)
 
 
-def _noted(pattern: str) -> Callable[[Outcome], bool]:
-    return lambda outcome: re.search(pattern, outcome.run.notes, re.IGNORECASE) is not None
-
-
-def _assumed(words: str) -> Callable[[Outcome], bool]:
-    return lambda outcome: any(text.startswith(words) for text in outcome.assumed)
+def _assumed(about: str) -> Callable[[Outcome], bool]:
+    return lambda outcome: any(assumed.about == about for assumed in outcome.assumed)
 
 
 def _short(outcome: Outcome) -> bool:
@@ -92,12 +88,12 @@ RULES: Mapping[str, Callable[[Outcome], bool]] = {
     "tensor parallel across machines": _tensor_parallel_across_machines,
     "GPUs of several types": lambda outcome: outcome.run.hetero == "yes",
     "predicted not to fit, so something that saves memory is not published": _unlikely,
-    "flagged by those who collected it": _noted(r"\bflag\b|possible outlier|severe regression"),
-    "few steps measured": _noted(r"few steps|steady iterations"),
-    "read from a picture or rounded figures": _noted(r"digitised|back-computed|computed from rounded"),
-    "unpublished recomputation": _assumed(OPEN_RECOMPUTE),
-    "network not stated": _assumed("network: "),
-    "unpublished optimizer sharding": _assumed("optimizer sharding: "),
+    "flagged by those who collected it": lambda outcome: outcome.run.noted.flagged,
+    "few steps measured": lambda outcome: outcome.run.noted.few_steps,
+    "read from a picture or rounded figures": lambda outcome: outcome.run.noted.rounded,
+    "unpublished recomputation": _assumed(RECOMPUTATION),
+    "network not stated": _assumed(NETWORK),
+    "unpublished optimizer sharding": _assumed(SHARDING),
     "unpublished micro-batch": lambda outcome: outcome.run.micro_batch is None,
     "unpublished precision": lambda outcome: not outcome.run.precision,
     "fp8 recipe not stated": lambda outcome: outcome.run.precision == "fp8",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from shardwright.errors import bad
 from shardwright.spec.text.reading import read_text
+from shardwright.validation.notes import Notes, notes_of
 
 NEEDED = ("model", "gpu", "n_gpus", "seq_len", "global_batch")
 MEASURED = ("measured_iter_time_s", "measured_tokens_per_s_per_gpu", "measured_mem_gb")
@@ -63,6 +64,11 @@ class Run:
     hetero: str = ""
     quality: str = ""
     dup_group: str = ""
+
+    @property
+    def noted(self) -> Notes:
+        """What the notes say that has no column."""
+        return notes_of(self.notes)
 
     @property
     def seconds(self) -> float | None:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from shardwright.spec.assumption import Assumption
 from shardwright.spec.catalog.frameworks import figures, framework_rows
 from shardwright.spec.job import Framework
 from shardwright.validation.runs import Run
@@ -29,7 +30,7 @@ class Habits:
     whole_layers: bool
 
 
-def framework_of(run: Run, guesses: list[str]) -> Framework:
+def framework_of(run: Run, guesses: list[Assumption]) -> Framework:
     """Return the framework of a run: the first whose pattern is in the name. Megatron in fp16 is from before bf16 and
     FlashAttention, torchtitan without compilation is plain FSDP, and so is taken what is unknown."""
     name = run.framework.casefold()
@@ -37,10 +38,10 @@ def framework_of(run: Run, guesses: list[str]) -> Framework:
         if re.search(row["pattern"], name):
             if framework == "megatron" and run.precision == "fp16":
                 return "megatron-2021"
-            uncompiled = framework == "torchtitan" and re.search(r"\beager\b", run.notes)
+            uncompiled = framework == "torchtitan" and run.noted.eager
             return "fsdp" if uncompiled else framework
     taken: Framework = "fsdp" if name else "megatron"
-    guesses.append(f"framework: {taken}")
+    guesses.append(Assumption("framework", f"{taken}"))
     return taken
 
 

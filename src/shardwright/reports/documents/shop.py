@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.plans.document import to_document
+from shardwright.reports.assumptions import offers_assumed
 from shardwright.reports.documents.ranking import Document
 from shardwright.reports.text.risk import risk_document
 from shardwright.reports.text.shop import chances
-from shardwright.reports.words import flagged, in_words
+from shardwright.reports.words import in_words
 from shardwright.search.market.result import Shopping, ShopReport
 from shardwright.search.renting.choice import Rental
 
@@ -32,7 +33,7 @@ def shop_document(result: Shopping, assumed: Sequence[str]) -> Document:
             "remedies": [in_words(remedy) for remedy in result.infeasible.remedies],
         }
     document["search"] = _report_document(result.report)
-    document["assumed"] = [*assumed, *map(flagged, result.offers.assumed)]
+    document["assumed"] = [*assumed, *offers_assumed(result.offers.offers, result.offers.assumed)]
     return document
 
 

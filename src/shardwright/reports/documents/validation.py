@@ -34,7 +34,7 @@ def _run(outcome: Outcome) -> Document:
         "measured_memory_bytes": outcome.measured_bytes,
         "fit_probability": predicted.fit_probability,
         "recompute": predicted.recompute,
-        "assumed": list(outcome.assumed),
+        "assumed": [str(assumed) for assumed in outcome.assumed],
         "duplicate": not outcome.counted,
         "failed": outcome.failed,
         "source": run.source,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.plans.plan import Plan, Prediction, StageMemory
+from shardwright.reports.assumptions import pools_assumed
 from shardwright.reports.html.cluster_map import map_section
 from shardwright.reports.html.section import Chart, Figure, Section, Table
 from shardwright.reports.html.timeline import timeline_section
@@ -181,7 +182,7 @@ def trust_section(found: Prediction) -> Section:
 
 def money_section(plan: Plan) -> Section:
     """Return prices with what is known of them, and what interruptions cost."""
-    points = [f"{pool.gpu.name}: {words}" for pool in plan.cluster.pools for words in pool.assumed]
+    points = pools_assumed(plan.cluster.pools)
     risky = choice_on_cluster(plan)
     if risky is not None:
         points.insert(
@@ -189,7 +190,7 @@ def money_section(plan: Plan) -> Section:
             f"{risky.interruptions:,.1f} interruptions expected in {format_seconds(risky.hours * SECONDS_PER_HOUR)}; "
             f"{risky.lost_share:.1%} of the paid hours are lost to them",
         )
-    points += [f"{plan.model.name}: {words}" for words in plan.model.assumed]
+    points += [f"{plan.model.name}: {words}" for words in (*plan.model.guesses, *plan.model.assumed)]
     return Section(
         name="money",
         title="Money and assumptions",

@@ -102,6 +102,7 @@ def model_text(model: Model, source: str, width: int = WIDTH) -> str:
         lines += [("scaling", f"rotary positions {scaling.kind}, factor {scaling.factor:g}")]
     lines += [("rotary", "even and odd dimensions interleave")] if model.rotary_interleaved else []
     lines += [("particular", model.particular)] if model.particular else []
+    lines += [("guessed", words) for words in model.guesses]
     lines += [("assumed", words) for words in model.assumed]
     return "\n".join([model.name, *(labelled(name, words, width) for name, words in lines)])
 

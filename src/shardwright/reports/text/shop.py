@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shardwright.cost.trust.chance import chance_within
+from shardwright.reports.assumptions import offers_assumed
 from shardwright.reports.text import describe
 from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.reports.text.plans import plan_text, predicted
 from shardwright.reports.text.risk import risk_text
-from shardwright.reports.words import flagged, in_words
+from shardwright.reports.words import in_words
 from shardwright.search.market.result import Shopping, ShopReport, Step
 from shardwright.search.renting.choice import Choice
 from shardwright.spec.job import Job
@@ -54,13 +55,11 @@ def shop_text(result: Shopping, model: Model, job: Job, assumed: Sequence[str], 
     return "\n\n".join(part for part in parts if part)
 
 
-def _assumed(result: Shopping) -> tuple[str, ...]:
+def _assumed(result: Shopping) -> list[str]:
     """Return what was assumed of the machines that are on the front; of the others it does not matter."""
     names = {rental.offer.pool.gpu.name for choice in result.front for rental in choice.rentals}
-    every = {offer.pool.gpu.name for offer in result.offers.offers}
-    others = tuple(f"{name}{end}" for name in every - names for end in (":", " spot:"))
-    kept = [words for words in result.offers.assumed if not (names and words.startswith(others))]
-    return tuple(map(flagged, kept))
+    kept = [offer for offer in result.offers.offers if not names or offer.pool.gpu.name in names]
+    return offers_assumed(kept, result.offers.assumed)
 
 
 def _heading(result: Shopping, model: Model, job: Job, width: int) -> str:

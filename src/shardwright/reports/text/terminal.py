@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, Ranking, SearchReport
+from shardwright.reports.assumptions import pools_assumed
 from shardwright.reports.text import describe, kinds, mixed
 from shardwright.reports.text.explain import contrast, saving, unit, value
 from shardwright.reports.text.layout import WIDTH, labelled, listed, wrapped
@@ -132,8 +133,7 @@ def search_text(report: SearchReport, width: int) -> str:
 
 def assumptions_text(model: Model, cluster: Cluster, width: int) -> str:
     """Return what was assumed because nobody said it."""
-    pools = [f"{pool.gpu.name}: {words}" for pool in cluster.pools for words in pool.assumed]
-    return listed("Assumed", list(dict.fromkeys([*model.assumed, *pools])), width)
+    return listed("Assumed", [*model.assumed, *pools_assumed(cluster.pools)], width)
 
 
 def infeasible_text(ranking: Ranking, model: Model, cluster: Cluster, job: Job, width: int = WIDTH) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shardwright.errors import Problem, SpecError, bad
+from shardwright.spec.assumption import Assumption
 from shardwright.spec.catalog.catalog import MachinePrice, resolve_gpu
 from shardwright.spec.cluster import Cluster, Gpu, NodePool, SiteLink
 from shardwright.spec.read.pools import NO_GPUS, read_pool
@@ -119,7 +120,7 @@ def _with_sites(pools: Sequence[NodePool], data: Mapping[str, object]) -> list[N
     if any(pool.site for pool in pools) or "" in regions or len(set(regions)) == 1:
         return list(pools)
     return [
-        replace(pool, site=region, assumed=(*pool.assumed, f"site: the region {region}"))
+        replace(pool, site=region, assumed=(*pool.assumed, Assumption("site", f"the region {region}")))
         for pool, region in zip(pools, regions, strict=True)
     ]
 
@@ -142,9 +143,8 @@ def _joined(root: Section, pools: Sequence[NodePool], stated: Sequence[SiteLink]
         root.problems.extend(unreachable(root.place, sites, found))
         return Cluster(pools=tuple(named_by_site(pools)), site_links=found, name=name)
     found, figures = assumed_links(sites)
-    pairs = [link.sites for link in found]
+    taken = [(link.sites[1], Assumption(f"link {link.sites[0]} to {link.sites[1]}", figures)) for link in found]
     noted = [
-        replace(pool, assumed=(*pool.assumed, *(f"link {a} to {b}: {figures}" for a, b in pairs if b == pool.site)))
-        for pool in pools
+        replace(pool, assumed=(*pool.assumed, *(link for site, link in taken if site == pool.site))) for pool in pools
     ]
     return Cluster(pools=tuple(named_by_site(noted)), site_links=found, name=name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shardwright.errors import Problem, SpecError
-from shardwright.spec.model import GUESS
 from shardwright.spec.read import config_fields as spelled
 from shardwright.spec.read.config_fields import ConfigFields
 from shardwright.spec.read.families import Family
@@ -46,8 +45,8 @@ def guessed_family(fields: ConfigFields, model_type: str) -> Family:
 
 
 def settle_guesses(fields: ConfigFields, *, accept: bool) -> tuple[str, ...]:
-    """Return the guesses as words for `Model.assumed`. Raises SpecError with each where they are not accepted."""
+    """Return the guesses in words. Raises SpecError with each where they are not accepted."""
     guesses = tuple(dict.fromkeys(fields.guessed))
     if guesses and not accept:
         raise SpecError(*(Problem(fields.section.place, f"would be a guess: {words}", REMEDY) for words in guesses))
-    return tuple(GUESS + words for words in guesses)
+    return guesses

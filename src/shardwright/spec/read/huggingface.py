@@ -23,7 +23,7 @@ TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 def model_of_config(config: object, name: str, *, title: str | None = None, accept_guess: bool = False) -> Model:
     """Return the model that a config describes; of a multimodal one the text model.
 
-    With `accept_guess` an unknown `model_type` is read by the fields it has, and `Model.assumed` begins with each
+    With `accept_guess` an unknown `model_type` is read by the fields it has, and `Model.guesses` has each
     guess. Raises SpecError with every problem, for a family whose layers cannot be costed, and for an unknown one;
     `name` is the place they name.
     """
@@ -41,7 +41,7 @@ def model_of_config(config: object, name: str, *, title: str | None = None, acce
     model = _model(fields, family, model_type or "unknown", title or name)
     if fields.problems:
         raise SpecError(*dict.fromkeys(fields.problems))
-    return replace(model, assumed=(*settle_guesses(fields, accept=accept_guess), *model.assumed))
+    return replace(model, guesses=settle_guesses(fields, accept=accept_guess))
 
 
 def _text_fields(fields: ConfigFields) -> ConfigFields:

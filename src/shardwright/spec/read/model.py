@@ -26,7 +26,7 @@ def load_model(source: str | Path, *, accept_guess: bool = False) -> Model:
     """Return the model that `source` names: a file, a folder with a `config.json`, or else a preset.
 
     A file's content says what it is: a mapping with `model_type` or `hidden_size` is a Hugging Face config, any other
-    one gives dimensions. An unknown family is refused, or with `accept_guess` read by its fields, and `Model.assumed`
+    one gives dimensions. An unknown family is refused, or with `accept_guess` read by its fields, and `Model.guesses`
     begins with each guess. A config is compared with the index of weights beside it. Raises SpecError naming file,
     field and remedy.
     """

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shardwright.errors import Problem, SpecError, bad, suggestion
+from shardwright.spec.assumption import Assumption
 from shardwright.spec.catalog.catalog import MachinePrice, find_gpu, machines, resolve_gpu
 from shardwright.spec.catalog.price_rule import typical_price
 from shardwright.spec.cluster import NodePool
@@ -79,7 +80,7 @@ def build_offers(data: object, name: str, *, prices: Sequence[MachinePrice] = ()
         terms=terms,
         site_links=connected(list(dict.fromkeys(offer.pool.site for offer in found)), links),
         name=root.text("name") or "",
-        assumed=tuple(dict.fromkeys([*_assumed(found), *_assumed_terms(root, terms)])),
+        assumed=tuple(_assumed_terms(root, terms)),
     )
 
 
@@ -125,7 +126,14 @@ def _offer(section: Section, prices: Sequence[MachinePrice]) -> Offer | None:
         preemptions_per_hour=preemptions_per_hour(pool),
         provider=section.text("provider") or "",
         region=section.text("region") or "",
+        assumed=(*pool.assumed, *_rate_assumed(pool)),
     )
+
+
+def _rate_assumed(pool: NodePool) -> Iterator[Assumption]:
+    if pool.spot and pool.preemptions_per_hour is None:
+        words = f"{SPOT_PREEMPTIONS_PER_HOUR:g} a machine and hour (assumed; give preemptions_per_hour)"
+        yield Assumption("preemptions", words)
 
 
 def _pool(
@@ -150,27 +158,16 @@ def _market(section: Section) -> Market:
     return "on-demand"
 
 
-def _assumed(offers: Sequence[Offer]) -> Iterator[str]:
-    for offer in offers:
-        yield from (f"{offer.pool.gpu.name}: {words}" for words in offer.pool.assumed)
-        if offer.market == "spot" and offer.pool.preemptions_per_hour is None:
-            yield (
-                f"{offer.pool.gpu.name} spot: {SPOT_PREEMPTIONS_PER_HOUR:g} preemptions a machine and hour (assumed; "
-                "give preemptions_per_hour)"
-            )
-
-
-def _assumed_terms(root: Section, terms: Terms) -> Iterator[str]:
+def _assumed_terms(root: Section, terms: Terms) -> Iterator[Assumption]:
     if "failures_per_gpu_hour" not in root.fields:
-        yield (
-            f"failures: one in {1.0 / FAILURES_PER_GPU_HOUR:,.0f} GPU hours, as in the training of Llama 3 "
-            "(arXiv 2407.21783)"
-        )
+        rate = f"one in {1.0 / FAILURES_PER_GPU_HOUR:,.0f} GPU hours"
+        yield Assumption("failures", f"{rate}, as in the training of Llama 3 (arXiv 2407.21783)")
     if "checkpoint_gb_per_second" not in root.fields:
         speed = terms.checkpoint_bytes_per_second / GIGA
-        yield f"checkpoints: {speed:g} GB/s a machine to storage, as in the training of Llama 3"
+        yield Assumption("checkpoints", f"{speed:g} GB/s a machine to storage, as in the training of Llama 3")
     if "restart_minutes" not in root.fields:
-        yield f"restart: {terms.restart_seconds / 60.0:g} minutes after an interruption (MegaScale, arXiv 2402.15627)"
+        minutes = f"{terms.restart_seconds / 60.0:g} minutes after an interruption"
+        yield Assumption("restart", f"{minutes} (MegaScale, arXiv 2402.15627)")
 
 
 def offers_from_prices(
@@ -186,7 +183,7 @@ def offers_from_prices(
     wanted = {resolve_gpu(name, "`gpu=`")[0].name for name in gpus}
     names = [name for name in dict.fromkeys(row.gpu for row in rows) if not wanted or name in wanted]
     problems: list[Problem] = []
-    found, notes = [], []
+    found = []
     for name in names:
         alike = [row for row in rows if row.gpu == name and row.gpus <= MOST_GPUS_PER_NODE]
         size = _usual_size(name, alike)
@@ -194,18 +191,17 @@ def offers_from_prices(
             price = typical_price(alike, size, spot=market == "spot")
             if price is None:
                 continue
-            entry, words = _entry(price.row, market, size, alike, most_gpus)
-            notes += [f"{name} {market}: {word}" for word in words]
-            found.append(_offer(Section(f"prices: {name}", entry, problems), alike))
-    offers = [offer for offer in found if offer is not None]
+            entry, limits = _entry(price.row, market, size, alike, most_gpus)
+            offer = _offer(Section(f"prices: {name}", entry, problems), alike)
+            found += [replace(offer, assumed=(*offer.assumed, *limits))] if offer is not None else []
     if problems:
         raise SpecError(*problems)
-    missing = wanted - {offer.pool.gpu.name for offer in offers}
-    if missing or not offers:
+    missing = wanted - {offer.pool.gpu.name for offer in found}
+    if missing or not found:
         words = ", ".join(sorted(missing)) or "these GPUs"
         raise bad("prices", f"the table has no price of {words}", "write an offers file with price_per_hour")
     terms = _assumed_terms(Section("prices", {}, problems), Terms())
-    return Offers(offers=tuple(offers), assumed=tuple(dict.fromkeys([*_assumed(offers), *notes, *terms])))
+    return Offers(offers=tuple(found), assumed=tuple(terms))
 
 
 def _usual_size(gpu: str, rows: Sequence[MachinePrice]) -> int:
@@ -216,21 +212,28 @@ def _usual_size(gpu: str, rows: Sequence[MachinePrice]) -> int:
 
 def _entry(
     row: MachinePrice, market: Market, size: int, rows: Sequence[MachinePrice], most_gpus: int | None
-) -> tuple[Mapping[str, object], Sequence[str]]:
-    """Return an entry of an offers file for machines like that of `row`, and words on what it takes for granted."""
+) -> tuple[Mapping[str, object], Sequence[Assumption]]:
+    """Return an entry of an offers file for machines like that of `row`, and what it takes for granted."""
     entry: dict[str, object] = {"gpu": row.gpu, "gpus": size, "market": market}
     usual = MOST_SPOT_GPUS if market == "spot" else MOST_GPUS
-    most, words = max((most_gpus or usual) // size, 1), []
+    most, limits = max((most_gpus or usual) // size, 1), []
     if market == "spot" and most_gpus is None:
-        words = [f"at most {most} machines taken to be free, as nobody publishes how many are (`max_gpus=`)"]
+        limits = [
+            Assumption(
+                f"{market} machines", f"at most {most} taken to be free, as nobody publishes how many are (`max_gpus=`)"
+            )
+        ]
     for key in ("provider", "region", "machine"):
         values = {getattr(other, key) for other in rows}
         if len(values) > 1 or (key == "machine" and row.machine not in machines()):
             break
         entry |= {key: next(iter(values))} if values != {""} else {}
     if entry.get("provider") and row.machine not in machines():
-        most, words = 1, ["one machine at most, as the network between its provider's machines is not known"]
-    return {**entry, "at_most": most}, words
+        most, limits = (
+            1,
+            [Assumption(f"{market} machines", "one at most, as the network between its provider's is not known")],
+        )
+    return {**entry, "at_most": most}, limits
 
 
 def narrowed(offers: Offers, gpus: Sequence[str], markets: Sequence[str]) -> Offers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardwright.spec.assumption import Assumption
 from shardwright.spec.catalog.catalog import (
     GBIT_BYTES,
     MachinePrice,
@@ -21,89 +22,94 @@ from shardwright.spec.cluster import Gpu, NodePool, Price
 from shardwright.spec.read.custom_gpu import reference_machine
 from shardwright.units import GIBIBYTE, GIGA, format_bytes
 
+NETWORK = "network"  # what an assumption about it is called
 SLOWEST_FABRIC_GBPS = 100.0
 LARGEST_CHASSIS_DOMAIN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assumption:
-    """A value and the sentence that says where it was taken from ("" where the user or the machine type says it)."""
+class Default:
+    """A value and where it was taken from (None where the user or the machine type says it)."""
 
     value: float
-    words: str
+    assumed: Assumption | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceGuess:
-    """A price, if one is known, and the sentence on its origin."""
+    """A price, if one is known, and where it is from (None where the user says it)."""
 
     price: Price | None
-    words: str
+    assumed: Assumption | None = None
 
 
-def gpu_memory_bytes(gpu: Gpu, memory_gb: float | None) -> Assumption:
+def gpu_memory_bytes(gpu: Gpu, memory_gb: float | None) -> Default:
     """Return the memory of one GPU. A stated size is as sold, in GiB; where it is the size that the catalogue has for
     this GPU or for a sister part (V100-SXM2 and V100-SXM2-16), what the driver reports of that part counts."""
     if memory_gb is None:
-        return Assumption(value=gpu.memory_bytes, words="")
+        return Default(value=gpu.memory_bytes)
     stated = memory_gb * GIBIBYTE
     sold = sold_memory_bytes()
     family = gpu.name.split("-")[0]
     sisters = [gpu.name, *(name for name in sold if name.split("-")[0] == family)]
     for name in sisters:
         if sold.get(name) == stated:
-            return Assumption(value=gpus()[name].memory_bytes, words="")
-    return Assumption(value=stated, words=f"GPU memory: {memory_gb:g} GB taken as {format_bytes(stated)}")
+            return Default(value=gpus()[name].memory_bytes)
+    return Default(value=stated, assumed=Assumption("GPU memory", f"{memory_gb:g} GB taken as {format_bytes(stated)}"))
 
 
-def network_bytes_per_second(gpu: Gpu, gpus_per_node: int, machine: MachineType | None) -> Assumption:
+def network_bytes_per_second(gpu: Gpu, gpus_per_node: int, machine: MachineType | None) -> Default:
     """Return the bandwidth of one machine to the network, in one direction: the machine type's, else that of the
     GPU's reference machine, in proportion to the GPUs where each has a network port of its own."""
     if machine is not None and machine.network_bytes_per_second is not None:
-        return Assumption(value=machine.network_bytes_per_second, words="")
+        return Default(value=machine.network_bytes_per_second)
     reference = reference_machine(gpu)
     share = gpus_per_node / reference.gpus if reference.nic_per_gpu else 1.0
     value = (reference.network_bytes_per_second or 0.0) * share
-    words = f"network: {value / GBIT_BYTES:g} Gbit/s a machine ({reference.network}), as in {reference.name}"
-    return Assumption(value=value, words=words)
+    words = f"{value / GBIT_BYTES:g} Gbit/s a machine ({reference.network}), as in {reference.name}"
+    return Default(value=value, assumed=Assumption(NETWORK, words))
 
 
-def network_latency_seconds(gpu: Gpu, machine: MachineType | None, bytes_per_second: float) -> Assumption:
+def network_latency_seconds(gpu: Gpu, machine: MachineType | None, bytes_per_second: float) -> Default:
     """Return the latency of one message between machines: that of the machine type's network, or of the reference
     machine's if the bandwidth is a fabric's, else that of Ethernet."""
     if machine is not None and machine.network is not None:
-        return Assumption(value=links()[machine.network].latency_seconds, words="")
+        return Default(value=links()[machine.network].latency_seconds)
     fabric = bytes_per_second >= SLOWEST_FABRIC_GBPS * GBIT_BYTES
     kind = (reference_machine(gpu).network if fabric else None) or "Ethernet"
     value = links()[kind].latency_seconds
-    return Assumption(value=value, words=f"network latency: {value * 1e6:g} µs ({kind})")
+    return Default(value=value, assumed=Assumption("network latency", f"{value * 1e6:g} µs ({kind})"))
 
 
-def host_memory_bytes(gpu: Gpu, gpus_per_node: int, machine: MachineType | None) -> Assumption:
+def host_memory_bytes(gpu: Gpu, gpus_per_node: int, machine: MachineType | None) -> Default:
     """Return the host memory of one machine: the machine type's, else the reference machine's share."""
     if machine is not None and machine.host_memory_bytes is not None:
-        return Assumption(value=machine.host_memory_bytes, words="")
+        return Default(value=machine.host_memory_bytes)
     reference = reference_machine(gpu)
     value = (reference.host_memory_bytes or 0.0) * min(1.0, gpus_per_node / reference.gpus)
-    return Assumption(value=value, words=f"host memory: {format_bytes(value)} a machine, as in {reference.name}")
+    return Default(
+        value=value, assumed=Assumption("host memory", f"{format_bytes(value)} a machine, as in {reference.name}")
+    )
 
 
-def host_memory_bytes_per_second(gpu: Gpu, machine: MachineType | None) -> Assumption:
+def host_memory_bytes_per_second(gpu: Gpu, machine: MachineType | None) -> Default:
     """Return the host memory bandwidth of one machine: the machine type's, else the reference machine's."""
     if machine is not None and machine.host_memory_bytes_per_second is not None:
-        return Assumption(value=machine.host_memory_bytes_per_second, words="")
+        return Default(value=machine.host_memory_bytes_per_second)
     reference = reference_machine(gpu)
     value = reference.host_memory_bytes_per_second or 0.0
-    return Assumption(value=value, words=f"host memory bandwidth: {value / GIGA:g} GB/s, as in {reference.name}")
+    return Default(
+        value=value, assumed=Assumption("host memory bandwidth", f"{value / GIGA:g} GB/s, as in {reference.name}")
+    )
 
 
-def domain_gpus(gpu: Gpu, nodes: int, gpus_per_node: int) -> Assumption:
+def domain_gpus(gpu: Gpu, nodes: int, gpus_per_node: int) -> Default:
     """Return how many GPUs the fast links join: one machine, or the rack where NVLink leaves the machine."""
     if gpu.link_domain <= LARGEST_CHASSIS_DOMAIN or nodes == 1:
-        return Assumption(value=gpus_per_node, words="")
+        return Default(value=gpus_per_node)
     machines = max(1, min(gpu.link_domain, nodes * gpus_per_node) // gpus_per_node)
     value = machines * gpus_per_node
-    return Assumption(value=value, words=f"{gpu.link} domain: {value} GPUs in {machines} machines")
+    return Default(value=value, assumed=Assumption(f"{gpu.link} domain", f"{value} GPUs in {machines} machines"))
 
 
 def catalogue_price(
@@ -131,18 +137,20 @@ def catalogue_price(
         if guess is not None:
             return guess
     where = " ".join(word for word in (provider, region) if word) or "any provider"
-    return PriceGuess(price=None, words=f"price: none known for {gpu.name} of {where}, so plans have no cost")
+    return PriceGuess(
+        price=None, assumed=Assumption("price", f"none known for {gpu.name} of {where}, so plans have no cost")
+    )
 
 
-def price_with_network(pool: NodePool, own_prices: Sequence[MachinePrice], *, spot: bool) -> str:
-    """Return in words what machines typically cost whose network is known to reach half of what a pool is taken to
-    have; "" where there are none or all have."""
+def price_with_network(pool: NodePool, own_prices: Sequence[MachinePrice], *, spot: bool) -> Assumption | None:
+    """Return what machines typically cost whose network is known to reach half of what a pool is taken to
+    have; None where there are none or all have."""
     rows = [row for row in (*own_prices, *table_prices()) if row.gpu == pool.gpu.name]
     able = [row for row in rows if _network(row) >= pool.inter_bytes_per_second / 2]
     found, every = (typical_price(some, pool.gpus_per_node, spot=spot) for some in (able, rows))
     if found is None or every is None or found.providers == every.providers:
-        return ""
-    return f"price of machines whose network is known to be like that: {found.words}"
+        return None
+    return Assumption("price of machines whose network is known to be like that", found.words)
 
 
 def _network(row: MachinePrice) -> float:
@@ -169,4 +177,6 @@ def _guess(rows: Sequence[MachinePrice], gpus_per_node: int, *, spot: bool) -> P
         source=told.row.price.source,
         date=told.row.price.date,
     )
-    return PriceGuess(price=price, words=f"price: {'spot' if told is taken_back else 'on demand'} {told.words}")
+    return PriceGuess(
+        price=price, assumed=Assumption("price", f"{'spot' if told is taken_back else 'on demand'} {told.words}")
+    )

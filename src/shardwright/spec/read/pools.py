@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from shardwright.errors import SpecError
+from shardwright.spec.assumption import Assumption
 from shardwright.spec.catalog.catalog import (
     DEAREST_GPU_HOUR,
     GBIT_BYTES,
@@ -43,7 +44,7 @@ class _Hardware:
     nodes: int
     gpus_per_node: int
     machine: MachineType | None
-    assumed: tuple[str, ...]
+    assumed: tuple[Assumption, ...]
 
 
 def read_pool(
@@ -78,47 +79,48 @@ def read_pool(
         site=site,
         rack_nodes=rack_nodes or 0,
         rack_bytes_per_second=(stated["rack_gbps"] or 0.0) * GBIT_BYTES,
-        assumed=(*pool.assumed, *_price_words(price, pool, prices, spot=spot)),
+        assumed=(*pool.assumed, *_price_origins(price, pool, prices, spot=spot)),
     )
 
 
-def _price_words(
+def _price_origins(
     price: defaults.PriceGuess, pool: NodePool, own_prices: Sequence[MachinePrice], *, spot: bool
-) -> Iterator[str]:
+) -> Iterator[Assumption]:
     """Yield where a price is from and, of several machines, what those cost whose network is known to be as good."""
-    if not price.words:
+    if price.assumed is None:
         return
-    yield price.words
-    assumed = any(words.startswith("network:") for words in pool.assumed)
-    apart = "" if pool.nodes == 1 or not assumed else defaults.price_with_network(pool, own_prices, spot=spot)
-    if apart:
-        yield apart
+    yield price.assumed
+    if pool.nodes > 1 and any(assumed.about == defaults.NETWORK for assumed in pool.assumed):
+        apart = defaults.price_with_network(pool, own_prices, spot=spot)
+        if apart is not None:
+            yield apart
 
 
 def _assembled(hardware: _Hardware, stated: Mapping[str, float | None]) -> NodePool:
     """Return the pool of some hardware with the stated figures, and the catalogue's in place of those missing."""
     gpu, per_node, machine = hardware.gpu, hardware.gpus_per_node, hardware.machine
-    words = list(hardware.assumed)
+    assumed = list(hardware.assumed)
 
-    def chosen(key: str, scale: float, default: Callable[[], defaults.Assumption]) -> float:
+    def taken(default: defaults.Default) -> float:
+        assumed.extend([default.assumed] if default.assumed else [])
+        return default.value
+
+    def chosen(key: str, scale: float, default: Callable[[], defaults.Default]) -> float:
         value = stated[key]
         if value is not None:
             return value * scale
-        assumption = default()
-        words.extend([assumption.words] if assumption.words else [])
-        return assumption.value
+        return taken(default())
 
-    def intra(value: float) -> Callable[[], defaults.Assumption]:
-        return lambda: defaults.Assumption(value=value, words="")
+    def intra(value: float) -> Callable[[], defaults.Default]:
+        return lambda: defaults.Default(value=value)
 
-    memory = defaults.gpu_memory_bytes(gpu, stated["memory_gb"])
-    words += [memory.words] if memory.words else []
+    memory = taken(defaults.gpu_memory_bytes(gpu, stated["memory_gb"]))
     network = chosen("inter_node_gbps", GBIT_BYTES, lambda: defaults.network_bytes_per_second(gpu, per_node, machine))
     return NodePool(
         gpu=gpu,
         nodes=hardware.nodes,
         gpus_per_node=per_node,
-        memory_bytes=memory.value,
+        memory_bytes=memory,
         domain_gpus=int(chosen("domain_gpus", 1, lambda: defaults.domain_gpus(gpu, hardware.nodes, per_node))),
         intra_bytes_per_second=chosen("intra_node_gb_per_second", GIGA, intra(gpu.link_bytes_per_second)),
         intra_latency_seconds=chosen("intra_node_latency_us", 1e-6, intra(links()[gpu.link].latency_seconds)),
@@ -133,7 +135,7 @@ def _assembled(hardware: _Hardware, stated: Mapping[str, float | None]) -> NodeP
             "host_memory_gb_per_second", GIGA, lambda: defaults.host_memory_bytes_per_second(gpu, machine)
         ),
         preemptions_per_hour=stated["preemptions_per_hour"],
-        assumed=tuple(words),
+        assumed=tuple(assumed),
     )
 
 
@@ -145,7 +147,7 @@ def _hardware(section: Section, measured: Mapping[str, Gpu]) -> _Hardware | None
     per_node = section.integer("gpus", most=MOST_GPUS_PER_NODE)
     described = section.fields.get("gpu")
     machine_name = section.text("machine")
-    machine, assumed, gpu_name = None, "", None
+    machine, reading, gpu_name = None, "", None
     gpu: Gpu | None = None
     if not isinstance(described, Mapping):
         gpu_name = section.text("gpu")
@@ -162,7 +164,7 @@ def _hardware(section: Section, measured: Mapping[str, Gpu]) -> _Hardware | None
     try:
         if gpu_name is not None:
             found = measured.get(gpu_name)
-            named, assumed = (found, "") if found else resolve_gpu(gpu_name, section.place_of("gpu"))
+            named, reading = (found, "") if found else resolve_gpu(gpu_name, section.place_of("gpu"))
             if machine is not None and gpu != named:
                 section.report("gpu", f"{machine.name} has {machine.gpu}, not {named.name}", "leave one of them out")
             gpu = named
@@ -174,12 +176,12 @@ def _hardware(section: Section, measured: Mapping[str, Gpu]) -> _Hardware | None
         section.report("gpus", f"{machine.name} has {machine.gpus} GPUs, not {per_node}", "leave one of them out")
     if gpu is None or nodes is None or len(section.problems) > before:
         return None
-    words = [f"GPU: {assumed}"] if assumed else []
+    assumed = [Assumption("GPU", reading)] if reading else []
     if per_node is None:
         source = machine or reference_machine(gpu)
         per_node = source.gpus
-        words += [] if machine else [f"{per_node} GPUs a machine, as in {source.name}"]
-    return _Hardware(gpu=gpu, nodes=nodes, gpus_per_node=per_node, machine=machine, assumed=tuple(words))
+        assumed += [] if machine else [Assumption("machine", f"{per_node} GPUs, as in {source.name}")]
+    return _Hardware(gpu=gpu, nodes=nodes, gpus_per_node=per_node, machine=machine, assumed=tuple(assumed))
 
 
 def _price(
@@ -208,7 +210,7 @@ def _price(
     needed = spot if taken_back else on_demand
     if needed is not None:
         price = Price(on_demand_per_hour=on_demand, spot_per_hour=spot, source="user", date="user")
-        return defaults.PriceGuess(price=price, words="")
+        return defaults.PriceGuess(price=price)
     try:
         guess = defaults.catalogue_price(
             hardware.gpu,

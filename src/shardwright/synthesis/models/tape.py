@@ -171,7 +171,6 @@ class Tape:
 
     # Layers
 
-
     def linear(self, x: Ref, name: str, width: int, *, bias: bool = True, weight: Ref | None = None) -> Ref:
         """Add x · wᵀ + b on the last dimension of x; `weight` is one that is there already."""
         *rows, depth = self.shape(x)
