@@ -19,10 +19,11 @@ SGD = Recipe(method="sgd", learning_rate=0.3, clip=0.5, weight_decay=0.01)
 
 
 def require_equal(found: Outcome, expected: Reference) -> None:
-    """Losses and final weights to a relative 1e-5 in fp32, vectors to that of the way they went, gradient norms to
+    """Losses, that on held-out samples, and final weights to a relative 1e-5 in fp32, vectors to that of the way they went, gradient norms to
     1e-4; padding stays zero."""
     assert found.losses == pytest.approx(expected.losses, rel=1e-5)
     assert found.norms == pytest.approx(expected.norms, rel=1e-4)
+    assert found.held_out == pytest.approx(expected.held_out, rel=1e-5)
     require_equal_weights(found, expected)
 
 

@@ -22,6 +22,7 @@ DETAILS = Details()
 class Reference:
     losses: list[float]
     norms: list[float]
+    held_out: float
     weights: dict[str, torch.Tensor]
 
 
@@ -50,11 +51,15 @@ def reference_run(plan: Plan, recipe: Recipe, steps: int, seed: int, details: De
         )
     losses, norms = [], []
     batch = plan.job.global_batch
-    for step in range(steps):
+
+    def loss_of(step: int) -> torch.Tensor:
         samples = torch.stack(
             [torch.from_numpy(tokens_of(step * batch + i, model.vocab, plan.job.seq_len)) for i in range(batch)]
         )
-        loss = forward(chunk, samples[:, :-1], samples[:, 1:]) / plan.job.tokens_per_iteration
+        return forward(chunk, samples[:, :-1], samples[:, 1:]) / plan.job.tokens_per_iteration
+
+    for step in range(steps):
+        loss = loss_of(step)
         optimizer.zero_grad()
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(list(weights.values()), recipe.clip or torch.inf)))
@@ -63,4 +68,5 @@ def reference_run(plan: Plan, recipe: Recipe, steps: int, seed: int, details: De
                 weight.data.mul_(1 - recipe.learning_rate * recipe.weight_decay)
         optimizer.step()
         losses.append(float(loss.detach()))
-    return Reference(losses, norms, {name: weight.detach() for name, weight in weights.items()})
+    held_out = float(loss_of(steps).detach())
+    return Reference(losses, norms, held_out, {name: weight.detach() for name, weight in weights.items()})

@@ -34,7 +34,7 @@ def joined(queue: Any, number: int, port: int, types: list[str], folder: str) ->
     cluster = Cluster(pools=(replace(pool, gpu=H100), replace(pool, gpu=A100)), name="mixed")
     stages = (stage((0, 2), gpu=H100.name), stage((2, 4), gpu=A100.name))
     layout = layout_of(plan_of(tiny_model(4), replica(*stages, micro_batches=2), cluster=cluster))
-    settings = Settings(data=Path(folder), out=Path(folder), steps=1, recipe=Recipe())
+    settings = Settings(data=(), out=Path(folder), steps=1, recipe=Recipe())
     report = DeviceReport(machine=f"m{number}", device="GPU", gpu=types[number], memory_bytes=84e9)
     try:
         worker = join(settings, layout, lambda _: report)

@@ -29,9 +29,15 @@ def test_a_profile_that_could_not_be_written_is_refused_before_the_run(folder: P
 
 def test_train_checkpoint_and_resume_under_another_plan(folder: Path) -> None:
     data, out, profile = folder / "c.bin", folder / "run", folder / "profile.json"
-    first = run(folder / "pair.json", "--data", data, "--steps", 4, "--out", out, "--profile", profile, "--json")
+    told = ["--data", data, "--steps", 4, "--out", out, "--profile", profile, "--json"]
+    more = ["--eval-data", data, "--eval-every", 3, "--logs", folder / "logs"]
+    first = run(folder / "pair.json", *told, *more)
     assert first.returncode == 0, first.stderr
     document = json.loads(first.stdout)
+    assert document["held_out"] == {"step": 4, "loss": float(rows(out)[3]["held_out_loss"])}
+    assert "[rank0]:step 4/4  loss " in first.stderr
+    (log,) = (folder / "logs").glob("*/attempt_0/0/stderr.log")
+    assert "step 4/4  loss " in log.read_text() and (log.parent.parent / "1" / "stderr.log").exists()
     assert (document["state"], document["step"], len(document["ranks"])) == ("finished", 4, 2)
     assert all(rank["busy_seconds"] > 0 and 0 <= rank["bubble"] < 1 for rank in document["ranks"])
     (entry,) = json.loads(profile.read_text())["entries"]

@@ -27,6 +27,7 @@ from shardwright.runtime.state import buckets
 from shardwright.runtime.state.loss_scale import LossScale
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.step.engine import DTYPES, Engine, make_engine, train_step
+from shardwright.runtime.step.evaluation import evaluate
 from shardwright.runtime.storage.checkpoint import open_checkpoint, restore, save_checkpoint
 from shardwright.runtime.storage.manifest import Course
 
@@ -52,12 +53,14 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What all ranks report alike, the whole weights, and the most buckets of sharded weights whole at a time."""
+    """What all ranks report alike, the whole weights, and the most buckets of sharded weights whole at a time. `held_out`
+    is the loss of the last weights on the samples that would be next."""
 
     losses: list[float]
     norms: list[float]
     scales: list[LossScale]
     most_gathered: int
+    held_out: float
     weights: dict[str, torch.Tensor]
 
 
@@ -146,10 +149,13 @@ def run_case(case: Case, rank: int, folder: Path) -> dict[str, Any]:
         losses.append(result.loss)
         norms.append(result.gradient_norm)
         scales.append(engine.loss_scale)
+    held_out = evaluate(engine, batch_of(engine, first + case.steps))
+    assert whole_weights(engine) == 0, "nothing stays gathered"
     if case.save:
         course = Course(settings={}, data={}, random={"seed": case.seed})
         assert not save_checkpoint(engine, folder / case.save, first + case.steps, course, keep=0).problem
-    return {"losses": losses, "norms": norms, "scales": scales, "gathered": max(gathered), "pieces": pieces_of(engine)}
+    found = {"losses": losses, "norms": norms, "scales": scales, "held_out": held_out}
+    return {**found, "gathered": max(gathered), "pieces": pieces_of(engine)}
 
 
 def whole_weights(engine: Engine) -> int:
@@ -189,10 +195,12 @@ def _collected(folder: Path, case: Case) -> Outcome:
     for result in results:
         assert result["losses"] == results[0]["losses"], "all ranks report the same loss"
         assert result["scales"] == results[0]["scales"], "all ranks have the same scale"
+        assert result["held_out"] == results[0]["held_out"], "all ranks report the same loss"
         for name, dim, start, stop, value, shape in result["pieces"]:
             whole = weights.setdefault(name, torch.full(shape, torch.nan))
             target = whole if dim is None else whole.narrow(dim, start, stop - start)
             assert bool(torch.isnan(target).all()) or torch.allclose(target, value, rtol=1e-6, atol=1e-7), name
             target.copy_(value)
     most = max(result["gathered"] for result in results)
-    return Outcome(results[0]["losses"], results[0]["norms"], results[0]["scales"], most, weights)
+    first = results[0]
+    return Outcome(first["losses"], first["norms"], first["scales"], most, first["held_out"], weights)

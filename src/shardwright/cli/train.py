@@ -11,12 +11,14 @@ from shardwright.cli.destination import require_writable
 from shardwright.cli.train_input import (
     checked_layout,
     recipe_of,
+    refuse_elastic,
     require_below_1,
     require_changes,
     require_measurable,
     require_no_less_than_0,
     require_positive,
     settings_before,
+    sources_of,
 )
 from shardwright.cli.train_run import run_plan, show_layout
 from shardwright.errors import bad
@@ -42,7 +44,11 @@ USUAL, TRAVELS = Recipe(), "As before when resumed."
 def train(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")],
     data: Annotated[
-        Path | None, typer.Option(metavar="FILE.bin", help="A token file, as `shardwright tokens` makes it.")
+        list[str] | None,
+        typer.Option(
+            metavar="FILE.bin[=W]",
+            help="A token file, as `shardwright tokens` makes it. Several: of weight W each, or by their size.",
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(metavar="N", help="Train up to this step.")] = 100,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Checkpoints and metrics.")] = Path("run"),
@@ -108,6 +114,20 @@ def train(
     compile: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="Compile layers; on GPUs, if not given.")
     ] = None,
+    eval_data: Annotated[
+        Path | None, typer.Option(metavar="FILE.bin", help="Held-out tokens, on which the loss is taken too.")
+    ] = None,
+    eval_every: Annotated[int, typer.Option(metavar="N", help="Steps between held-out losses; 0: at the end.")] = 0,
+    eval_batches: Annotated[int, typer.Option(metavar="N", help="Global batches of held-out tokens.")] = 8,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard too, into DIR/tensorboard.")
+    ] = False,
+    wandb: Annotated[
+        str, typer.Option(metavar="PROJECT", help="Send metrics to this project of Weights & Biases too.")
+    ] = "",
+    logs: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write what each rank prints into a file of its own too.")
+    ] = None,
     profile: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a layer profile of the first steps, to plan with.")
     ] = None,
@@ -172,14 +192,19 @@ def train(
     if dry_run:
         show_layout(layout, json=json)
         return 0
-    if data is None:
-        raise bad("--data", "is missing", "make a token file: shardwright tokens TEXT… -o corpus.bin")
+    sources = sources_of(data or [])
     require_positive(
-        steps=steps, profile_steps=profile_steps, learning_rate=learning_rate, epsilon=epsilon, patience=patience
+        steps=steps,
+        eval_batches=eval_batches,
+        profile_steps=profile_steps,
+        learning_rate=learning_rate,
+        epsilon=epsilon,
+        patience=patience,
     )
     require_no_less_than_0(
         warmup=warmup, decay=decay, decay_from=decay_from, weight_decay=weight_decay, clip=clip,
-        checkpoint_every=checkpoint_every, keep=keep, beta1=beta1, beta2=beta2, final_fraction=final_fraction,
+        checkpoint_every=checkpoint_every, eval_every=eval_every, keep=keep, beta1=beta1, beta2=beta2,
+        final_fraction=final_fraction,
     )  # fmt: skip
     require_below_1(beta1=beta1, beta2=beta2)
     require_changes(accept_change or [])
@@ -188,7 +213,7 @@ def train(
         if not profile.absolute().parent.is_dir():
             raise bad(f"--profile {profile}", "is in no folder that exists", "make the folder, or name another")
     if trace is not None:
-        require_writable(trace, [plan, data, profile], option="--trace")
+        require_writable(trace, [plan, *(source.path for source in sources), profile], option="--trace")
     before = settings_before(resume)
     recipe = recipe_of(
         before,
@@ -206,7 +231,7 @@ def train(
         clip=clip,
     )
     settings = Settings(
-        data=data,
+        data=sources,
         out=out,
         steps=steps,
         recipe=recipe,
@@ -224,9 +249,15 @@ def train(
         profile=profile,
         profile_steps=profile_steps,
         trace=trace,
+        held_out=eval_data,
+        evaluate_every=eval_every,
+        evaluate_batches=eval_batches,
+        tensorboard=tensorboard,
+        wandb=wandb,
         compile=compile,
     )
     if elastic:
+        refuse_elastic(eval_data=eval_data, tensorboard=tensorboard, wandb=wandb, logs=logs)
         require_positive(snapshot_every=snapshot_every, silence=silence, wait=wait)
         return run_elastic(
             found,
@@ -243,7 +274,7 @@ def train(
             wait_seconds=wait,
             notices=notices,
         )
-    return run_plan(found, layout, settings, json=json)
+    return run_plan(found, layout, settings, logs, json=json)
 
 
 train.__doc__ = HELP

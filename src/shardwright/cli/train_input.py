@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from shardwright.plans.plan import Plan
     from shardwright.runtime.job.settings import Settings
     from shardwright.runtime.layout.groups import Layout
+    from shardwright.runtime.storage.mixture import Source
     from shardwright.spec.job import Precision
 
 
@@ -60,10 +62,41 @@ def recipe_of(
     return Recipe(**{**kept, **given, "method": method})
 
 
+def sources_of(told: Sequence[str]) -> tuple[Source, ...]:
+    """Return the token files that `--data` names, as FILE or FILE=WEIGHT. Raises SpecError where some have a weight and
+    others none."""
+    from shardwright.runtime.storage.mixture import Source
+
+    if not told:
+        raise bad("--data", "is missing", "make a token file: shardwright tokens TEXT… -o corpus.bin")
+    found = []
+    for text in told:
+        name, equals, number = text.rpartition("=")
+        try:
+            weight = float(number) if equals else None
+        except ValueError:
+            name, weight = text, None
+        if weight is not None and not 0 < weight < inf:
+            raise bad(f"--data {text}", "has a weight that is not above 0", "give a positive number")
+        found.append(Source(path=Path(text if weight is None else name), weight=weight))
+    if len({source.weight is None for source in found}) > 1:
+        raise bad("--data", "some files have a weight and others none", "give all a weight (FILE=WEIGHT), or none")
+    if len({source.path for source in found}) < len(found):
+        raise bad("--data", "names a file twice", "name it once, with its whole weight")
+    return tuple(found)
+
+
 def require_changes(names: Sequence[str]) -> None:
     for name in names:
         if name not in CHANGES:
             raise bad(f"--accept-change {name}", "is not known", f"one of {', '.join(CHANGES)}")
+
+
+def refuse_elastic(**told: object) -> None:
+    """Raise SpecError where an elastic run is told what it cannot do."""
+    for name in (name for name, value in told.items() if value):
+        option = f"--{name.replace('_', '-')}"
+        raise bad(option, "is not there under --elastic", f"leave {option} out, or train without --elastic")
 
 
 def require_below_1(**numbers: float | None) -> None:
@@ -99,16 +132,22 @@ def require_input(plan: Plan, settings: Settings) -> None:
     """Raise SpecError where data or checkpoint are not what the run needs, before anything is started; say what differs
     from the checkpoint and may."""
     from shardwright.runtime.job.course import course_of, require_same_course
+    from shardwright.runtime.job.held_out import held_out_samples
     from shardwright.runtime.job.start import require_fresh
-    from shardwright.runtime.storage.data import make_samples, open_tokens, require_known
+    from shardwright.runtime.job.trackers import require_trackers
+    from shardwright.runtime.storage.data import require_known
+    from shardwright.runtime.storage.mixture import open_mixture
     from shardwright.runtime.storage.steps import newest_manifest
 
-    file = open_tokens(settings.data)
-    make_samples(file, plan.job.seq_len, settings.seed, plan.model.vocab, plan.job.global_batch)
-    require_known(file, plan.model.vocab)
+    job, vocab = plan.job, plan.model.vocab
+    mixture = open_mixture(settings.data, job.seq_len, settings.seed, vocab, job.global_batch)
+    held_out = held_out_samples(settings, job, vocab)
+    for samples in (*mixture.parts, *(held_out.parts if held_out else ())):
+        require_known(samples.file, vocab)
+    require_trackers(settings)
     require_fresh(settings)
     if settings.resume is not None:
         folder, manifest = newest_manifest(settings.resume)
-        course = course_of(plan, settings, file)
+        course = course_of(plan, settings, mixture)
         for change in require_same_course(manifest, plan, course, settings.accept_change, str(folder)):
             print(f"other than in {folder}: {change}", file=sys.stderr)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.output import write, write_json
 from shardwright.cli.train_input import require_input
+from shardwright.errors import bad
 
 if TYPE_CHECKING:
     from shardwright.plans.plan import Plan
@@ -29,19 +30,22 @@ def show_layout(layout: Layout, *, json: bool) -> None:
         write(layout_text(layout))
 
 
-def run_plan(plan: Plan, layout: Layout, settings: Settings, *, json: bool) -> int:
+def run_plan(plan: Plan, layout: Layout, settings: Settings, logs: Path | None, *, json: bool) -> int:
     from shardwright.runtime.job.finish import STATUS, STOP_REQUEST
-    from shardwright.runtime.job.launch import inside_torchrun, launch, require_devices
+    from shardwright.runtime.job.launch import inside_torchrun, launch, launcher, require_devices
     from shardwright.runtime.job.lock import locked
 
     if inside_torchrun():
+        if logs is not None and launcher() is None:
+            hint = f"tell torchrun: --log-dir {logs} --redirects 3 --tee 3"
+            raise bad(f"--logs {logs}", "is for runs that `train` starts itself", hint)
         return _run_rank(plan, settings, json=json)
     require_input(plan, settings)
     require_devices(settings.device, layout.world_size)
     with locked(settings.out):
         status = settings.out / STATUS
         status.unlink(missing_ok=True)
-        code = launch(sys.argv[1:], layout.places, settings.out / STOP_REQUEST)
+        code = launch(sys.argv[1:], layout.places, settings.out / STOP_REQUEST, logs)
         if status.exists():
             _tell(status, json=json)
     return code
@@ -55,6 +59,7 @@ def _run_rank(plan: Plan, settings: Settings, *, json: bool) -> int:
     from shardwright.runtime.job.launch import speaks_for_all
     from shardwright.runtime.job.lock import locked
     from shardwright.runtime.job.status import DIVERGED, NOT_SAVED, DivergedError
+    from shardwright.runtime.job.trackers import tracked
     from shardwright.runtime.job.train import train as run
 
     first = speaks_for_all()
@@ -62,13 +67,24 @@ def _run_rank(plan: Plan, settings: Settings, *, json: bool) -> int:
         if first:
             require_input(plan, settings)
         try:
-            document = run(plan, settings, _reporter(plan))
+            with tracked(settings, _about(plan, settings)) as track:
+                document = run(plan, settings, _reporter(plan, track))
         except DivergedError as error:
             print(f"\nerror: training has diverged: {flagged(str(error))}", file=sys.stderr, flush=True)
             return DIVERGED
         if first and (settings.out / STATUS).exists():
             _tell(settings.out / STATUS, json=json)
     return NOT_SAVED if document["unsaved"] else 0
+
+
+def _about(plan: Plan, settings: Settings) -> dict[str, Any]:
+    """Return what a run is, for those who compare several."""
+    from dataclasses import asdict
+
+    job = plan.job
+    told = {"model": plan.model.name, "global_batch": job.global_batch, "seq_len": job.seq_len}
+    machines = {"cluster": plan.cluster.name, "gpus": plan.gpus, "precision": settings.precision, "seed": settings.seed}
+    return {**told, **machines, **asdict(settings.recipe)}
 
 
 def _tell(status: Path, *, json: bool) -> None:
@@ -80,12 +96,15 @@ def _tell(status: Path, *, json: bool) -> None:
         write_json(document)
         return
     state = f"{document['state']} at step {document['step']}; checkpoint {document['checkpoint'] or '-'}"
+    if found := document.get("held_out"):
+        state = f"held-out loss {found['loss']:.4f} at step {found['step']}\n{state}"
     write(f"{summary_text(document)}\n{state}" if "ranks" in document else state)
 
 
-def _reporter(plan: Plan) -> Callable[[Row, int], None]:
-    """Return a function that shows a step: one line that is overwritten on a terminal, else twenty lines in all. Beside
-    the time of a step stands what was predicted, after it what is left at the pace so far."""
+def _reporter(plan: Plan, track: Callable[[Row], None]) -> Callable[[Row, int], None]:
+    """Return a function that tells trackers of a step, and shows it: one line that is overwritten on a terminal, else
+    twenty lines in all. Beside the time of a step stands what was predicted, after it what is left at the pace so
+    far."""
     from shardwright.units import format_seconds
 
     terminal = sys.stderr.isatty()
@@ -93,16 +112,19 @@ def _reporter(plan: Plan) -> Callable[[Row, int], None]:
     since: list[float] = []  # when the first step of this run was done: that one warms up
 
     def show(row: Row, steps: int) -> None:
+        track(row)
         last, now = row.step == steps, time.monotonic()
         since[:] = since or [now, float(row.step)]
-        if not terminal and not last and LINES * row.step // steps == LINES * (row.step - 1) // steps and row.step > 1:
+        due = last or row.step == 1 or LINES * row.step // steps > LINES * (row.step - 1) // steps
+        if not (terminal or due or row.held_out_loss is not None):
             return
         filled = 20 * row.step // steps
+        held_out = "" if row.held_out_loss is None else f"  held-out loss {row.held_out_loss:.4f}"
         mfu = "" if row.mfu is None else f"  MFU {row.mfu:.1%}"
         done = row.step - since[1]
         left = f"  {format_seconds((now - since[0]) / done * (steps - row.step))} left" if done and not last else ""
         text = (
-            f"step {row.step}/{steps}  loss {row.loss:.4f}  norm {row.gradient_norm:.3f}  "
+            f"step {row.step}/{steps}  loss {row.loss:.4f}{held_out}  norm {row.gradient_norm:.3f}  "
             f"{row.seconds:.3f} s/step{predicted}  {row.tokens_per_second:,.0f} tokens/s{mfu}{left}"
         )
         line = f"\r\033[K[{'#' * filled}{'.' * (20 - filled)}] {text}" if terminal else f"{text}\n"

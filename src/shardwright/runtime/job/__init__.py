@@ -3,6 +3,8 @@
 * `train`: one process from joining to its end
 * `loop`: the training loop
 * `feed`: samples read ahead
+* `held_out`: the loss on held-out data
+* `trackers`: TensorBoard, Weights & Biases
 * `course`: what a run that goes on may change
 * `start`: weights, or a checkpoint
 * `resume`: the newest whole checkpoint

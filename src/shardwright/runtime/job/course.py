@@ -15,9 +15,8 @@ from shardwright.errors import Problem, SpecError
 from shardwright.plans.plan import Plan
 from shardwright.runtime.job.settings import CHANGES, Settings
 from shardwright.runtime.state.recipe import Recipe
-from shardwright.runtime.storage.data import TokenFile
-from shardwright.runtime.storage.fingerprint import fingerprint
 from shardwright.runtime.storage.manifest import Course, Manifest
+from shardwright.runtime.storage.mixture import Mixture
 from shardwright.runtime.storage.model_hash import model_hash
 
 FIXED = ("model", "parameters", "layers", "method")
@@ -37,7 +36,7 @@ class Difference:
         return f"{self.name} {self.before} -> {self.now}"
 
 
-def course_of(plan: Plan, settings: Settings, file: TokenFile) -> Course:
+def course_of(plan: Plan, settings: Settings, mixture: Mixture) -> Course:
     """Return the course of a run."""
     told = {
         "model": plan.model.name,
@@ -51,10 +50,10 @@ def course_of(plan: Plan, settings: Settings, file: TokenFile) -> Course:
         "betas": list(settings.recipe.betas),
     }
     data = {
-        "file": file.path.name,
-        "tokens": len(file.tokens),
-        "tokenizer": file.tokenizer,
-        "fingerprint": fingerprint(file),
+        "file": mixture.name,
+        "tokens": mixture.tokens,
+        "tokenizer": mixture.parts[0].file.tokenizer,
+        "fingerprint": mixture.fingerprint,
     }
     return Course(settings=told, data=data, random={"seed": settings.seed})
 

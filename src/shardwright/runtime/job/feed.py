@@ -10,14 +10,14 @@ import torch
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.step.engine import Engine
 from shardwright.runtime.step.pipeline import Batch
-from shardwright.runtime.storage.data import Samples
+from shardwright.runtime.storage.mixture import Mixture
 
 
 class Feed:
     """What a rank reads: its copy's part of the samples of each global batch, which begins at sample `origin` + step
     times the batch."""
 
-    def __init__(self, engine: Engine, samples: Samples, origin: int = 0) -> None:
+    def __init__(self, engine: Engine, samples: Mixture, origin: int = 0) -> None:
         self._engine, self._samples, self._origin = engine, samples, origin
         self._reader = ThreadPoolExecutor(1, "feed")
         self._ahead: dict[int, Future[torch.Tensor]] = {}

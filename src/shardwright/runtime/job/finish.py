@@ -36,13 +36,15 @@ STATUS, STOP_REQUEST, METRICS = "status.json", "stop-request", metrics.FILE
 @dataclass(slots=True, kw_only=True)
 class Record:
     """What a rank measured on the way, an entry a step, and what could not be written; the stopwatch has the steps
-    measured unit by unit, `events` are those of the last step, `trace` is that of the one that was traced."""
+    measured unit by unit, `events` are those of the last step, `trace` is that of the one that was traced. Held-out
+    losses are by step."""
 
     stopwatch: Stopwatch
     step_seconds: list[float] = field(default_factory=list)
     stages: list[StageTime] = field(default_factory=list)
     update_seconds: list[float] = field(default_factory=list)
     unsaved: list[str] = field(default_factory=list)
+    held_out_losses: dict[int, float] = field(default_factory=dict)
     metrics_lost: bool = False
     events: list[Event] = field(default_factory=list)
     trace: dict[str, Any] | None = None
@@ -60,6 +62,9 @@ def end_training(
         record.unsaved += _exported(engine, settings, saved.folder)
     ranks = _gathered(engine, _own(engine, record))
     document: dict[str, Any] = {"state": STOPPED if stopped else FINISHED, "step": done}
+    if record.held_out_losses:
+        step, loss = list(record.held_out_losses.items())[-1]
+        document["held_out"] = {"step": step, "loss": loss}
     if engine.place.rank == 0:
         if record.step_seconds:
             summaries = [RankSummary(**item["summary"]) for item in ranks]

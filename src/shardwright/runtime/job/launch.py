@@ -62,13 +62,14 @@ def require_devices(device: str, count: int) -> None:
         raise bad("train", message, hint)
 
 
-def launch(arguments: Sequence[str], places: Sequence[Place], stop_file: Path) -> int:
+def launch(arguments: Sequence[str], places: Sequence[Place], stop_file: Path, logs: Path | None = None) -> int:
     """Run `python -m shardwright` with `arguments` as every rank, and return the exit status: 0, 2 where the ranks
     found bad input, else 1 after the failed rank was named on standard error.
 
     SIGINT and SIGTERM leave `stop_file`, on which the run stops after its step with a checkpoint; the second one ends
-    it at once.
+    it at once. What ranks print also goes into files in `logs`, with the rank before each line here, as torchrun does.
     """
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -85,6 +86,8 @@ def launch(arguments: Sequence[str], places: Sequence[Place], stop_file: Path) -
         max_restarts=0,
         monitor_interval=0.5,
         signals_to_handle="SIGQUIT",  # the others are ours
+        role="rank",
+        logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL, tee=Std.ALL) if logs else None,
     )
     with suppress(FileNotFoundError):
         stop_file.unlink()

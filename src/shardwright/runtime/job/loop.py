@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from shardwright.cost.compute.flops import iteration_flops
 from shardwright.runtime.job import metrics
 from shardwright.runtime.job.feed import Feed
 from shardwright.runtime.job.finish import METRICS, Record, end_training
+from shardwright.runtime.job.held_out import HeldOut
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.start import Start
 from shardwright.runtime.job.status import DivergedError
@@ -24,8 +25,8 @@ from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.step.engine import Engine, StepResult, train_step
 from shardwright.runtime.step.pipeline import Batch, Event
 from shardwright.runtime.storage.checkpoint import prune, save_checkpoint
-from shardwright.runtime.storage.data import Samples
 from shardwright.runtime.storage.manifest import Course, step_of
+from shardwright.runtime.storage.mixture import Mixture
 from shardwright.runtime.storage.steps import checkpoints
 from shardwright.runtime.timing.step_trace import rank_document, spans, traced
 from shardwright.runtime.timing.stopwatch import Stopwatch, clock, stage_time
@@ -36,12 +37,14 @@ Report = Callable[[metrics.Row, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A rank of a run that has begun: what it trains, from where on which data, and whom it tells."""
+    """A rank of a run that has begun: what it trains, from where on which data, on which others its loss is taken, and
+    whom it tells."""
 
     start: Start
     settings: Settings
     course: Course
     feed: Feed
+    held_out: HeldOut | None
     watch: Watch
     stopping: StopRequest
     report: Report
@@ -75,6 +78,9 @@ def run_steps(run: Run) -> dict[str, Any]:
         else:
             result = _step(run, done, record, measured=measured)
         done, stopped = done + 1, result.stop
+        if run.held_out is not None and run.held_out.due(done, settings.steps):
+            run.watch.note("evaluating")
+            record.held_out_losses[done] = run.held_out.loss(run.engine, run.watch.note)
         if run.leads:
             _tell(run, record, result, done)
         skipped = run.engine.loss_scale.in_a_row
@@ -90,7 +96,7 @@ def run_steps(run: Run) -> dict[str, Any]:
     return end_training(run.engine, settings, run.start.course_at(run.course, done), record, done, stopped=stopped)
 
 
-def batch_of(engine: Engine, samples: Samples, step: int, origin: int = 0) -> Batch:
+def batch_of(engine: Engine, samples: Mixture, step: int, origin: int = 0) -> Batch:
     """Return the micro-batches of this rank's copy in a step: its part of the samples of the global batch, which begins
     at sample `origin` + `step` batches."""
     plan, place, device = engine.layout.plan, engine.place, engine.pipeline.device
@@ -150,6 +156,7 @@ def _save(run: Run, record: Record, done: int) -> None:
 def _tell(run: Run, record: Record, result: StepResult, done: int) -> None:
     """Write and report a step. Metrics that could not be written once are not tried again: a row may be half there."""
     row = metrics_row(run.engine, run.settings, result, done, record.step_seconds[-1])
+    row = replace(row, held_out_loss=record.held_out_losses.get(done))
     run.report(row, run.settings.steps)
     if record.metrics_lost:
         return

@@ -11,7 +11,8 @@ from shardwright.errors import bad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One step, counted from 1. `mfu` is None where the peak of the devices is not known."""
+    """One step, counted from 1. `mfu` is None where the peak of the devices is not known, `held_out_loss` where it was
+    not taken then."""
 
     step: int
     loss: float
@@ -24,6 +25,7 @@ class Row:
     sync_seconds: float
     update_seconds: float
     peak_memory_bytes: int
+    held_out_loss: float | None = None
 
 
 FILE = "metrics.csv"

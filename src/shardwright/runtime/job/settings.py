@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from shardwright.runtime.state.recipe import Recipe
+from shardwright.runtime.storage.mixture import Source
 
 Device = Literal["cpu", "cuda"]
 CHANGES = ("data", "seed", "global_batch", "seq_len", "precision")
@@ -16,12 +17,13 @@ CHANGES = ("data", "seed", "global_batch", "seq_len", "precision")
 class Settings:
     """`steps` counts from the beginning of training, not from a resumption. `checkpoint_every` 0 writes one at the end
     alone, `keep` 0 keeps all. `resume` is a folder of checkpoints, of whose course `accept_change` names what may be
-    another (of `CHANGES`), `weights` one of Hugging Face files. A rank that is
-    silent for `patience_seconds`, or computes for twice as long, counts as lost. `profile_steps` are measured layer by
-    layer; the step after the first is traced, where `trace` names a file. `compile` says whether layers are compiled;
-    None: on GPUs."""
+    another (of `CHANGES`), `weights` one of Hugging Face files. A rank that is silent for `patience_seconds`, or
+    computes for twice as long, counts as lost. `profile_steps` are measured layer by layer; the step after the first is
+    traced, where `trace` names a file. Every `evaluate_every` steps (0: at the end) the loss is taken on the first
+    `evaluate_batches` global batches of `held_out`. What is measured also goes to TensorBoard, and to the project
+    `wandb` of Weights & Biases. `compile` says whether layers are compiled; None: on GPUs."""
 
-    data: Path
+    data: tuple[Source, ...]
     out: Path
     steps: int
     recipe: Recipe
@@ -39,6 +41,11 @@ class Settings:
     profile: Path | None = None
     profile_steps: int = 3
     trace: Path | None = None
+    held_out: Path | None = None
+    evaluate_every: int = 0
+    evaluate_batches: int = 8
+    tensorboard: bool = False
+    wandb: str = ""
     compile: bool | None = None
 
     @property

@@ -14,6 +14,7 @@ from shardwright.runtime.job import status
 from shardwright.runtime.job.course import course_of
 from shardwright.runtime.job.feed import Feed
 from shardwright.runtime.job.finish import STOP_REQUEST
+from shardwright.runtime.job.held_out import held_out
 from shardwright.runtime.job.loop import Report, Run, run_steps
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.start import begin_training, require_fresh
@@ -21,7 +22,7 @@ from shardwright.runtime.job.stop_request import StopRequest
 from shardwright.runtime.job.watchdog import Watch
 from shardwright.runtime.job.worker import Worker, join
 from shardwright.runtime.layout.groups import Layout, layout_of
-from shardwright.runtime.storage.data import make_samples, open_tokens
+from shardwright.runtime.storage.mixture import open_mixture
 
 MEETING_SECONDS = 5.0
 
@@ -66,15 +67,15 @@ def _begun(
     layout: Layout, worker: Worker, settings: Settings, watch: Watch, stopping: StopRequest, report: Report
 ) -> Run:
     plan = layout.plan
-    file = open_tokens(settings.data)
-    samples = make_samples(file, plan.job.seq_len, settings.seed, plan.model.vocab, plan.job.global_batch)
-    course = course_of(plan, settings, file)
+    samples = open_mixture(settings.data, plan.job.seq_len, settings.seed, plan.model.vocab, plan.job.global_batch)
+    course = course_of(plan, settings, samples)
     start = begin_training(layout, worker, settings, course)
     return Run(
         start=start,
         settings=settings,
         course=course,
         feed=Feed(start.engine, samples, start.origin),
+        held_out=held_out(start.engine, settings),
         watch=watch,
         stopping=stopping,
         report=report,

@@ -47,9 +47,9 @@ from shardwright.runtime.step.engine import (
 )
 from shardwright.runtime.step.pipeline import Event, run_step
 from shardwright.runtime.step.timestamps import seconds_between
-from shardwright.runtime.storage.data import Samples, make_samples, open_tokens
 from shardwright.runtime.storage.holdings import parameter_shapes
 from shardwright.runtime.storage.manifest import by_parameter
+from shardwright.runtime.storage.mixture import Mixture, open_mixture
 from shardwright.runtime.storage.piece_files import read_piece
 from shardwright.runtime.storage.weights import open_weights
 
@@ -103,8 +103,8 @@ def _assigned(link: Link, order: Order, settings: Settings) -> Course | None:
         layout = layout_of(from_document(message["plan"]))
         course = _begun(link, message, layout, settings)
         link.answer(order, ready=True)
-        plan, file = layout.plan, open_tokens(settings.data)
-        samples = make_samples(file, plan.job.seq_len, settings.seed, plan.model.vocab, plan.job.global_batch)
+        model, job = layout.plan.model, layout.plan.job
+        samples = open_mixture(settings.data, job.seq_len, settings.seed, model.vocab, job.global_batch)
         _train(link, message, course, samples, settings)
     except SpecError as error:
         link.answer(order, ready=False)
@@ -165,7 +165,7 @@ def _restored(engine: Engine, message: Message) -> None:
         raise RuntimeError(str(error)) from None
 
 
-def _train(link: Link, message: Message, course: Course, samples: Samples, settings: Settings) -> None:
+def _train(link: Link, message: Message, course: Course, samples: Mixture, settings: Settings) -> None:
     """Train to the last step, or until all are asked to stop."""
     every, generation, stopped = message["snapshot_every"], message["generation"], False
 
@@ -198,7 +198,7 @@ def _work_of(place: Place) -> str:
     return f"{place.gpu}: units {place.chunks}, tp {place.tensor_parallel}, {place.micro_batches} micro-batches"
 
 
-def _step(link: Link, course: Course, samples: Samples, note: Callable[[str], None], paces: list[float]) -> StepResult:
+def _step(link: Link, course: Course, samples: Mixture, note: Callable[[str], None], paces: list[float]) -> StepResult:
     """Run a step in three parts: up to the gradient sums, the vote, and the update, which needs nobody else. The
     seconds that it computed go to `paces`."""
     engine, step = course.engine, course.report.step

@@ -1,5 +1,6 @@
 """One training step of a rank.
 
+* `evaluation`: the loss without training
 * `engine`: a rank ready to train
 * `pipeline`: passes in the order of the schedule
 * `layered`: passes layer by layer, under uneven FSDP

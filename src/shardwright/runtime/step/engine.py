@@ -189,12 +189,17 @@ def train_step(
 
 def voted(engine: Engine, loss: torch.Tensor, *, asked_to_stop: bool) -> torch.Tensor:
     """Return the figures of a `Vote` [3], alike on all ranks, once this one has all its gradient sums."""
-    mine = loss * engine.pipeline.scale if engine.place.tensor_rank == 0 else torch.zeros_like(loss)
+    mine = mean_loss(engine, loss)
     square = own_square(engine.store, engine.place.rank, engine.pipeline.device)
     sums = torch.stack([mine, square, torch.full_like(mine, float(asked_to_stop))])
     if engine.layout.world_size > 1:
         dist.all_reduce(sums)
     return sums
+
+
+def mean_loss(engine: Engine, loss: torch.Tensor) -> torch.Tensor:
+    """Return what a rank's summed `loss` adds to the mean over the tokens of the global batch."""
+    return loss * engine.pipeline.scale if engine.place.tensor_rank == 0 else torch.zeros_like(loss)
 
 
 def decide(engine: Engine, step: int, sums: torch.Tensor) -> None:

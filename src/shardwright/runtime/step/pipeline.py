@@ -131,6 +131,32 @@ def run_step(
     return total
 
 
+def run_forward(pipeline: Pipeline, batch: Batch, note: Callable[[str], None] | None = None) -> torch.Tensor:
+    """Run the forward passes of all micro-batches alone, in the order in which a step has them, and return the summed
+    loss (zero on ranks without the head)."""
+    say = note or (lambda _: None)
+    arriving: dict[Operation, Incoming] = {}
+    leaving: list[Outgoing] = []
+    total = torch.zeros((), dtype=torch.float32, device=pipeline.device)
+    for operation in pipeline.operations:
+        if operation.kind != FORWARD:
+            continue
+        post(pipeline.channels, operation, arriving)
+        say(f"waiting for a message, {_words(operation)}")
+        message = taken(operation, arriving)
+        say(f"computing, {_words(operation)}")
+        index = operation.virtual_stage // pipeline.place.depth
+        out = _forward(pipeline, index, operation.micro_batch, message, batch, {}, None)
+        if pipeline.chunks[index].head:
+            total += out
+        else:
+            send(pipeline.channels, operation, out, leaving)
+    say("waiting until messages are sent")
+    for work, _ in leaving:
+        work.wait()
+    return total
+
+
 def _forward(
     pipeline: Pipeline,
     index: int,

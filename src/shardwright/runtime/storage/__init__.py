@@ -11,6 +11,7 @@
 * `tensor_files`: safetensors files
 * `exchange`: checkpoints to and from safetensors and torch.distributed.checkpoint
 * `weights`: Hugging Face weights
-* `data`: training data
+* `data`: token files
+* `mixture`: samples of one or several token files
 * `fingerprint`: which data they are
 """

@@ -186,6 +186,6 @@ def _encoder(path: Path) -> tuple[Any, int]:
     return encode, int(tokenizer.get_vocab_size())
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=32)
 def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, epoch]).permutation(count)

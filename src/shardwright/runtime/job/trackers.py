@@ -1,0 +1,98 @@
+"""Metrics to TensorBoard and to Weights & Biases, by their own packages. What fails there ends no run."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from shardwright.errors import bad
+from shardwright.files import write_atomically
+from shardwright.runtime.job.metrics import Row
+from shardwright.runtime.job.settings import Settings
+
+FOLDER, RUN_ID = "tensorboard", "wandb-id"
+Tracker = tuple[Callable[[int, Mapping[str, float]], object], Callable[[], object]]
+"""Takes the figures of a step; ends."""
+
+
+def require_trackers(settings: Settings) -> None:
+    """Raise SpecError where metrics are to go to a package that is missing."""
+    wanted = {"tensorboard": settings.tensorboard, "wandb": bool(settings.wandb)}
+    for package in (name for name, there in wanted.items() if there and find_spec(name) is None):
+        raise bad(f"`{package}=`", f"needs the package {package}", f"pip install {package}, or leave the option out")
+
+
+@contextmanager
+def tracked(settings: Settings, about: Mapping[str, Any]) -> Iterator[Callable[[Row], None]]:
+    """Give a function that sends steps to the trackers of a run, of which `about` says what it is. They are opened by
+    the first step, on the rank that has steps to tell. One that fails is named, and left out from then on."""
+    opening: dict[str, Callable[[int], Tracker]] = {}
+    if settings.tensorboard:
+        opening["TensorBoard"] = partial(_tensorboard, settings)
+    if settings.wandb:
+        opening["Weights & Biases"] = partial(_wandb, settings, about)
+    trackers: dict[str, Tracker] = {}
+
+    def send(name: str, step: int, figures: Mapping[str, float]) -> None:
+        if name not in trackers:
+            trackers[name] = opening[name](step)
+        trackers[name][0](step, figures)
+
+    def report(row: Row) -> None:
+        figures = {name: float(value) for name, value in asdict(row).items() if value is not None and name != "step"}
+        for name in list(opening):
+            if not _done(name, partial(send, name, row.step, figures)):
+                del opening[name]
+
+    try:
+        yield report
+    finally:
+        for name, (_, end) in trackers.items():
+            _done(name, end)
+
+
+def _done(name: str, call: Callable[[], object]) -> bool:
+    """Return whether a call could be done; a tracker may raise whatever its service does."""
+    try:
+        call()
+    except Exception as error:
+        print(f"\nwarning: {name} gets no more metrics: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+def _tensorboard(settings: Settings, step: int) -> Tracker:
+    """Return a writer for a folder beside the metrics; what a run that was given up wrote from `step` on is hidden."""
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+    writer: Any = SummaryWriter(str(settings.out / FOLDER), purge_step=step)
+
+    def write(step: int, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            writer.add_scalar(name, value, step)
+
+    return write, writer.close
+
+
+def _wandb(settings: Settings, about: Mapping[str, Any], step: int) -> Tracker:
+    """Return a writer for a run of a project: the same one whenever training goes on in its folder."""
+    import wandb
+
+    path = settings.out / RUN_ID
+    if not path.exists():
+        write_atomically(path, uuid.uuid4().hex + "\n")
+    run: Any = wandb.init(
+        project=settings.wandb,
+        id=path.read_text().strip(),
+        resume="allow",
+        name=settings.out.resolve().name,
+        dir=str(settings.out),
+        config=dict(about),
+    )
+    return lambda step, figures: run.log(dict(figures), step=step), run.finish

@@ -1,0 +1,39 @@
+"""The loss on a global batch without training on it: the forward passes of a step alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from shardwright.runtime.model.chunk import loss_of, unit_forward
+from shardwright.runtime.step.engine import Engine, mean_loss
+from shardwright.runtime.step.pipeline import Batch, run_forward
+
+
+def evaluate(engine: Engine, batch: Batch, note: Callable[[str], None] | None = None) -> float:
+    """Return the mean loss over the tokens of a global batch, the same on all ranks. Every rank must call it between
+    steps; weights and optimizer state stay as they are. `note` is told what the rank waits for or does."""
+    with torch.no_grad():
+        loss = _layered(engine, batch) if engine.layout.plan.layered else run_forward(engine.pipeline, batch, note)
+    engine.passage.release()
+    found = mean_loss(engine, loss)
+    if engine.layout.world_size > 1:
+        dist.all_reduce(found)
+    return float(found)
+
+
+def _layered(engine: Engine, batch: Batch) -> torch.Tensor:
+    """Return the summed loss of this rank's micro-batches, all of which go through a unit before the next one."""
+    pipeline, passage = engine.pipeline, engine.passage
+    (chunk,) = pipeline.chunks
+    pairs = [batch(number) for number in range(pipeline.place.micro_batches)]
+    x = [tokens for tokens, _ in pairs]
+    for unit in chunk.units:
+        passage.reached(unit)
+        if unit < engine.layout.head:
+            passage.fetch(unit + 1)
+            x = [unit_forward(chunk, unit, value) for value in x]
+    losses = [loss_of(chunk, value, targets) for value, (_, targets) in zip(x, pairs, strict=True)]
+    return torch.stack(losses).sum() if losses else torch.zeros((), device=pipeline.device)
