@@ -12,12 +12,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.golden.plans import cluster_of
+from tests.runtime.commands import run_alone
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
 from shardwright.plans.document import save
@@ -48,7 +50,8 @@ def copies(nodes: int = 3, **options: Any) -> Plan:
 
 
 class Fleet:
-    """A run on several machines, each with a keeper; `folder` has a folder for each."""
+    """A run on several machines, each with a keeper; `folder` has a folder for each. `extra` are options of all,
+    `options` those of single machines; `mortal` machines can be armed."""
 
     def __init__(
         self,
@@ -60,8 +63,9 @@ class Fleet:
         silence: float = 8.0,
         extra: Sequence[object] = (),
         mortal: bool = False,
+        options: Mapping[int, Sequence[object]] = MappingProxyType({}),
     ) -> None:
-        self.extra, self.mortal = extra, mortal
+        self.extra, self.mortal, self.options = extra, mortal, options
         self.folder, self.plan, self.steps, self.every, self.silence = folder, plan, steps, every, silence
         self.count = sum(pool.nodes for pool in plan.cluster.pools)
         self.ports = _free_ports(self.count)
@@ -79,15 +83,10 @@ class Fleet:
     def place(self, index: int) -> Path:
         return self.folder / f"machine-{index}"
 
-    def start(self, index: int, *options: object) -> None:
+    def start(self, index: int) -> None:
         """Start the keeper of a machine, which has a copy of plan and data of its own."""
         place = self.place(index)
-        place.mkdir(parents=True, exist_ok=True)
-        save(self.plan, place / "plan.json")
-        (place / "a.txt").write_text(
-            "It is a truth universally acknowledged, that a single man. " * 50, encoding="utf-8"
-        )
-        write_tokens(place / "c.bin", [place / "a.txt"])
+        supplied(place, self.plan)
         arguments = [
             place / "plan.json",
             "--data",
@@ -108,7 +107,8 @@ class Fleet:
             "cpu",
         ]
         arguments += ["--elastic", "--name", f"machine-{index}", "--listen", f"127.0.0.1:{self.ports[index]}"]
-        arguments += ["--join", ",".join(f"127.0.0.1:{port}" for port in self.ports), *self.extra, *options]
+        arguments += ["--join", ",".join(f"127.0.0.1:{port}" for port in self.ports), *self.extra]
+        arguments += self.options.get(index, ())
         with (place / "log").open("ab") as log:
             self.running[index] = subprocess.Popen(
                 [sys.executable, "-m", "shardwright", "train", *map(str, arguments)],
@@ -197,6 +197,24 @@ class Fleet:
     def _failed(self) -> bool:
         well = (None, 0, -signal.SIGKILL) if self.mortal else (None, 0)
         return any(process.poll() not in well for process in self.running.values())
+
+
+def supplied(place: Path, plan: Plan) -> None:
+    """Put a plan and data into a folder."""
+    place.mkdir(parents=True, exist_ok=True)
+    save(plan, place / "plan.json")
+    (place / "a.txt").write_text("It is a truth universally acknowledged, that a single man. " * 50, encoding="utf-8")
+    write_tokens(place / "c.bin", [place / "a.txt"])
+
+
+def losses_of_one_process(place: Path, steps: int) -> dict[int, float]:
+    """Return the losses that every plan of the model has within rounding, by step."""
+    supplied(place, copies(1))
+    out = place / "out"
+    done = run_alone(place / "plan.json", "--data", place / "c.bin", "--out", out, "--steps", steps)
+    assert done.returncode == 0, done.stderr
+    with (out / "metrics.csv").open(newline="") as file:
+        return {int(row["step"]): float(row["loss"]) for row in csv.DictReader(file)}
 
 
 def children(pid: int) -> list[int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.recovery.fleet import Fleet, copies
+from tests.runtime.recovery.fleet import Fleet, copies, losses_of_one_process
 
 from shardwright.errors import SpecError
 from shardwright.runtime.recovery.notices import Notice, ask, service_of
@@ -93,12 +93,14 @@ def test_clouds_that_are_not_known_are_refused() -> None:
 
 
 def test_a_machine_that_is_taken_away_hands_over_and_no_step_is_lost(tmp_path: Path) -> None:
-    """One of three machines by its cloud's notice, then the coordinator's by SIGTERM: each ends well by itself, and
-    the others go on at the step where all were, though each had a part of the optimizer for itself."""
-    with served() as (metadata, url), Fleet(tmp_path, copies(3, sharding="zero1"), 400, every=1000) as fleet:
-        fleet.lose(2)
-        fleet.start(2, "--notices", f"gcp={url}")
+    """One of three machines by its cloud's notice, at once after that the coordinator's by SIGTERM: each ends well by
+    itself, and the others go on at the step where all were, though each had a part of the optimizer for itself, and
+    one is stuck in its communication at the first notice."""
+    with served() as (metadata, url), fleet_of_three(tmp_path, "--notices", f"gcp={url}") as fleet:
         fleet.until(lambda: fleet.step(2) >= 10, "steps")
+        stuck = fleet.workers(1)
+        armed = fleet.arm(1, "stuck")
+        fleet.until(lambda: not armed.exists(), "a rank that is stuck")
         for taken in (2, 0):
             before, generation = fleet.step(1), fleet.generation()
             if taken == 2:
@@ -109,12 +111,16 @@ def test_a_machine_that_is_taken_away_hands_over_and_no_step_is_lost(tmp_path: P
             found = next(item for item in fleet.recoveries() if item["generation"] > generation)
             assert "is taken away" in found["cause"] and f"machine-{taken}" not in found["machines"]
             assert found["step"] >= before and sum(found["seconds"].values()) < 30.0
+            assert fleet.workers(1) != stuck, "the stuck process gave its state and was replaced"
             assert fleet.running.pop(taken).wait(30.0) == 0
-            fleet.until(lambda done=found["step"]: fleet.step(1) >= done + 10, "steps after a hand-over")
+        fleet.until(lambda: fleet.step(1) > fleet.recoveries()[-1]["step"], "a step alone")
         fleet.running[1].send_signal(signal.SIGTERM)  # the last machine stops with a snapshot
         fleet.finish()
         losses = {int(row["step"]): float(row["loss"]) for row in fleet.rows(1)}
-    with Fleet(tmp_path / "undisturbed", copies(3, sharding="zero1"), max(losses)) as fleet:
-        fleet.finish()
-        expected = dict(enumerate(fleet.losses(), 1))
+    expected = losses_of_one_process(tmp_path / "undisturbed", max(losses))
     assert losses == pytest.approx({step: expected[step] for step in losses}, rel=1e-5)
+
+
+def fleet_of_three(folder: Path, *last: object) -> Fleet:
+    """Three machines that share the optimizer and take no snapshots; `last` are options of the third."""
+    return Fleet(folder, copies(3, sharding="zero1"), 400, every=1000, mortal=True, options={2: last})

@@ -29,6 +29,7 @@ A keeper on each machine holds snapshots and starts workers. Keepers have no PyT
 * `errands`: work beside the main course
 * `record`: what a recovery took
 * `worker`: the process of a GPU (PyTorch)
+* `training`: its training in one generation, on a thread of its own (PyTorch)
 * `link`: its thread to the keeper
 * `reform`: process groups torn down and built again (PyTorch)
 * `generation_store`: torch's view of the store (PyTorch)

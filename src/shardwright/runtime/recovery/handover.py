@@ -97,7 +97,7 @@ class Writer:
             memory[at : at + count].copy_(part.values, non_blocking=True)
             at += count
         if self._parts and self._parts[0].values.device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._parts[0].values.device)
 
 
 def take_back(

@@ -1,9 +1,9 @@
 """Process groups that are torn down and built again inside a living process.
 
 A rank blocked in a gloo operation hears of a lost peer only when a neighbour tears down, and never where the peer was
-stopped or its link cut. So a thread cuts the sockets that gloo opened, and the operation fails at once. NCCL's
-operations end when their communicators are aborted, which needs TORCH_NCCL_ASYNC_ERROR_HANDLING=0: any other mode ends
-the process.
+stopped or its link cut. So a thread cuts the sockets that gloo opened, and the operation fails at once, save
+for races inside gloo (`training`). NCCL's operations end when their communicators are aborted, which needs
+TORCH_NCCL_ASYNC_ERROR_HANDLING=0: any other mode ends the process.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ class Hand:
     process: Any
     channel: asyncio.Future[Channel]
     slot: int | None = None
-    trained: bool = False
 
 
 @dataclass(kw_only=True)
@@ -39,11 +38,13 @@ class Staff:
     on_gone: Callable[[int, str], None]
     hands: dict[int, Hand] = field(default_factory=dict)
     tokens: Any = field(default_factory=count)
+    number: int = 0
     ending: bool = False
     errands: Errands = field(default_factory=lambda: Errands(what="starting a worker"))
 
     async def start(self, number: int) -> None:
-        """Start so many workers."""
+        """Start so many workers, and have so many from now on."""
+        self.number = number
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOADED)
         for _ in range(number):
@@ -73,13 +74,13 @@ class Staff:
             if report and hand.slot is not None
         }
 
-    async def settle(self, orders: Mapping[int, Message], seconds: float) -> set[int]:
-        """Give workers their orders by GPU, and return the GPUs whose state reached the step."""
+    async def settle(self, orders: Mapping[int, Message], seconds: float) -> None:
+        """Give workers their orders by GPU. Those that are stuck in their communication are of no more use then."""
         found = [hand for hand in self.hands.values() if hand.slot in orders]
         answers = await asyncio.gather(*(self._told(hand, orders[hand.slot or 0], seconds) for hand in found))
-        for hand in found:
-            hand.trained = False
-        return {hand.slot or 0 for hand, answer in zip(found, answers, strict=True) if answer.get("kept")}
+        for hand, answer in zip(found, answers, strict=True):
+            if answer.get("stuck"):
+                self._let_go(hand)
 
     async def assign(self, orders: Mapping[int, Message], seconds: float) -> bool:
         """Give each GPU its rank, and return whether all are ready to train."""
@@ -110,11 +111,11 @@ class Staff:
 
     async def end(self) -> None:
         """End all workers."""
-        self.ending = True
-        for hand in list(self.hands.values()):
+        self.ending, hands = True, list(self.hands.values())
+        for hand in hands:
             await self._told(hand, {"op": "end"}, 1.0) if hand.channel.done() else None
             kill(hand.process.pid)
-        for hand in list(self.hands.values()):
+        for hand in hands:
             await asyncio.to_thread(hand.process.join, 5.0)
 
     async def _hire(self) -> Hand:
@@ -136,7 +137,8 @@ class Staff:
             hand.channel.cancel()
         if self.ending:
             return
-        self.errands.begin(self._hire())
+        if len(self.hands) < self.number:
+            self.errands.begin(self._hire())
         if hand.slot is not None:
             self.on_gone(hand.slot, _how(hand.process.exitcode))
 
@@ -145,7 +147,7 @@ class Staff:
             reply, _ = await hand.channel.result().call("halt", generation=generation, timeout=seconds)
             return dict(reply["report"])
         except (LostError, RefusedError):
-            kill(hand.process.pid)
+            self._let_go(hand)
             return None
 
     async def _told(self, hand: Hand, order: Message, seconds: float) -> Message:
@@ -157,8 +159,14 @@ class Staff:
         except (LostError, RefusedError, TimeoutError, asyncio.CancelledError):
             if not hand.channel.cancelled() and asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 raise
-            kill(hand.process.pid)
+            self._let_go(hand)
             return {}
+
+    def _let_go(self, hand: Hand) -> None:
+        """Kill a worker, which leaves its GPU to another."""
+        hand.slot = None
+        self.hands.pop(hand.token, None)
+        kill(hand.process.pid)
 
 
 def kill(process: int | None) -> None:

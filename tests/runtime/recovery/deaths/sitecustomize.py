@@ -1,18 +1,20 @@
-"""A process dies inside a function when it is told to: while the file `$DEATHS/NAME` is there, whoever comes to that
-place takes it away and is killed. Workers die alone, keepers with all processes of their machine."""
+"""A process dies or hangs inside a function when it is told to: while the file `$DEATHS/NAME` is there, whoever comes to
+that place takes it away, and that is its end. Workers die alone, keepers with all processes of their machine."""
 
 import importlib.abc
 import importlib.util
 import os
 import signal
 import sys
+import threading
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 RECOVERY = "shardwright.runtime.recovery"
-WORKER, MACHINE = False, True
+WORKER, MACHINE, THREAD = "worker", "machine", "thread"
 PLACES = {
+    "shardwright.runtime.step.sync": [("stuck", "GradientSync.finish", THREAD)],
     "shardwright.runtime.state.optimizer": [("optimizer", "_adamw", WORKER)],
     f"{RECOVERY}.handover": [("snapshot", "Writer._copy", WORKER), ("taking back", "take_back", WORKER)],
     f"{RECOVERY}.tiers": [("upload", "Cloud.put", MACHINE), ("disk", "DiskTier.write", MACHINE)],
@@ -29,6 +31,13 @@ PLACES = {
 }
 
 
+ENDS = {
+    WORKER: lambda: os.kill(os.getpid(), signal.SIGKILL),
+    MACHINE: lambda: os.killpg(0, signal.SIGKILL),
+    THREAD: threading.Event().wait,
+}
+
+
 class Deaths(importlib.abc.MetaPathFinder):
     """Wraps functions of the modules named in PLACES once they are imported."""
 
@@ -42,16 +51,16 @@ class Deaths(importlib.abc.MetaPathFinder):
 
         def execute(module):
             run(module)
-            for place, function, machine in PLACES[name]:
+            for place, function, victim in PLACES[name]:
                 owner, _, attribute = function.rpartition(".")
                 holder = getattr(module, owner) if owner else module
-                setattr(holder, attribute, _mortal(getattr(holder, attribute), place, machine))
+                setattr(holder, attribute, _mortal(getattr(holder, attribute), place, victim))
 
         spec.loader.exec_module = execute
         return spec
 
 
-def _mortal(function, place, machine):
+def _mortal(function, place, victim):
     file = Path(os.environ["DEATHS"], place)
 
     @wraps(function)
@@ -60,7 +69,7 @@ def _mortal(function, place, machine):
             file.unlink()
         except FileNotFoundError:
             return function(*arguments, **options)
-        os.killpg(0, signal.SIGKILL) if machine else os.kill(os.getpid(), signal.SIGKILL)
+        ENDS[victim]()
         raise AssertionError("dead")
 
     return wrapped
