@@ -61,5 +61,5 @@ def test_the_coordinators_machine_is_lost_and_another_takes_its_place(tmp_path: 
         assert fleet.recoveries()[-1]["ranks"] == 3
         fleet.finish()
         losses = fleet.losses(1)
-    expected = losses_of_one_process(tmp_path / "undisturbed", 100)
-    assert losses == pytest.approx(list(expected.values()), rel=1e-5)
+    alone = losses_of_one_process(tmp_path / "undisturbed", 100)
+    assert losses == pytest.approx(list(alone.values()), rel=1e-5)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ PLACES = {
 }
 
 
-ENDS = {
+ENDS: dict[str, Callable[[], object]] = {
     WORKER: lambda: os.kill(os.getpid(), signal.SIGKILL),
     MACHINE: lambda: os.killpg(0, signal.SIGKILL),
     THREAD: threading.Event().wait,
