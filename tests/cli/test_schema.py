@@ -49,6 +49,7 @@ def test_plans_are_as_they_should_be(name: str) -> None:
     ("name", "command"),
     [
         ("ranking", ["plan", *JOB, "--cluster", TWO, "--precision", "fp16", "--tokens", "1B"]),
+        ("ranking", ["plan", "--model", "gpt2", *JOB[2:], "--cluster", "1x2xL4", "--programs"]),
         ("ranking", ["plan", *JOB, "--cluster", "1x1xT4", "--precision", "fp32"]),
         ("ranking", ["plan", *JOB, "--cluster", "3x1xL4"]),
         ("fit", ["fit", "llama-3.2-1b", "--gpu", "L4"]),

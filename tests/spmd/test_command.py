@@ -54,7 +54,19 @@ def test_plan_show_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "convolution_0 = convolution(" in shown.out
 
     told = under_torchrun(
-        tmp_path, 2, "spmd", "train", step, "mine:task", "--steps", "3", "--save-weights", str(end), "--json"
+        tmp_path,
+        2,
+        "spmd",
+        "train",
+        step,
+        "mine:task",
+        "--steps",
+        "3",
+        "--accumulate",
+        "2",
+        "--save-weights",
+        str(end),
+        "--json",
     )
     losses, state = trained_alone()
     torch.testing.assert_close(json.loads(told)["losses"], losses, rtol=1e-4, atol=1e-5)
@@ -76,9 +88,11 @@ def trained_alone() -> tuple[list[float], dict[str, torch.Tensor]]:
     losses = []
     for step in range(3):
         optimizer.zero_grad()
-        with Masked(step):
-            value = task.loss(module, task.batch_of(step))
-        value.backward()
+        losses.append(0.0)
+        for number in (2 * step, 2 * step + 1):
+            with Masked(number):
+                value = task.loss(module, task.batch_of(number)) / 2
+            value.backward()
+            losses[-1] += value.item()
         optimizer.step()
-        losses.append(value.item())
     return losses, module.state_dict()

@@ -92,6 +92,14 @@ def plan(
             "of those that --set tp allows. Takes two to ten times as long; Megatron-LM cannot run such plans.",
         ),
     ] = False,
+    programs: Annotated[
+        bool,
+        typer.Option(
+            "--programs",
+            help="On 2 to 16 GPUs, also search for an SPMD program, in which every GPU computes a part of every "
+            "operator. Takes some seconds.",
+        ),
+    ] = False,
     exportable_to: Annotated[
         str | None, typer.Option(metavar="TARGET", help="Only plans that this framework can run: megatron.")
     ] = None,
@@ -108,7 +116,7 @@ def plan(
     from shardwright.cli.inputs import part, refuse_unexportable
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
-    from shardwright.search.planner import on_fewer, with_nearby
+    from shardwright.search.planner import on_fewer, with_nearby, with_program
     from shardwright.search.planner import plan as search
     from shardwright.search.rules.rules import load_rules
     from shardwright.search.space.axes import parse_pins
@@ -156,6 +164,8 @@ def plan(
         if json and ranking.plans:
             fewer = on_fewer(ranking.best, space=space, rules=limits, fit=fit, efficiency=efficiency)
             ranking = replace(ranking, fewer=fewer)
+        if programs and ranking.plans:
+            ranking = with_program(ranking, fit=fit, efficiency=efficiency)
     if exportable_to and ranking.plans:
         refuse_unexportable(ranking.best, exportable_to)
     if out is not None and ranking.plans:

@@ -107,6 +107,9 @@ def train(
     step: File,
     task: TaskName,
     steps: Annotated[int, typer.Option(metavar="N", help="Train this many steps.")] = 100,
+    accumulate: Annotated[
+        int, typer.Option(metavar="N", help="Batches of a step, one after the other; their gradients are averaged.")
+    ] = 1,
     device: Annotated[str | None, typer.Option(metavar="NAME", help="cuda or cpu; GPUs if there are any.")] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of initial weights and of dropout.")] = 0,
     weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Start from this safetensors file.")] = None,
@@ -117,6 +120,8 @@ def train(
 ) -> None:
     if steps < 1:
         raise bad(f"--steps {steps}", "is below 1", "train at least one step")
+    if accumulate < 1:
+        raise bad(f"--accumulate {accumulate}", "is below 1", "1 is a batch a step")
     require_writable(save_weights, [weights], option="--save-weights")
     _require_torch()
     from shardwright.spmd import run
@@ -137,6 +142,7 @@ def train(
         steps=steps,
         device=device,
         seed=seed,
+        accumulate=accumulate,
         weights=weights,
         save_weights=save_weights,
         report=report,

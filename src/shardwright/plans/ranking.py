@@ -77,10 +77,43 @@ class Fewer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuShare:
+    """What each of `count` GPUs of a type has of an SPMD program: of the rows of the batch, of what is cut otherwise
+    (features, heads, classes), and of stored state that is gathered for use."""
+
+    gpu: str
+    count: int
+    rows: float
+    features: float
+    state: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpmdProgram:
+    """The fastest SPMD program found: the batch goes in `steps` parts whose gradients add up. No program at these
+    shares takes less than `bound_seconds`. `sent` counts collectives of a step by method, `memory_bytes` is what the
+    fullest GPU holds of state and saved activations."""
+
+    iteration_seconds: float
+    bound_seconds: float
+    steps: int
+    shares: tuple[GpuShare, ...]
+    sent: tuple[tuple[str, int], ...]
+    memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class NoProgram:
+    """Why no SPMD program was found, in words."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
     """Plans, best first (none if `infeasible` is set), with the baselines they were compared to. Where plans of several
     kinds span GPU types, `kinds` has the best of each; `nearby` is what `planner.with_nearby` found to pay, `fewer` the
-    same run on fewer of the machines (`planner.on_fewer`)."""
+    same run on fewer of the machines (`planner.on_fewer`), `program` what `planner.with_program` found."""
 
     plans: tuple[Plan, ...]
     baselines: tuple[Baseline, ...]
@@ -89,6 +122,7 @@ class Ranking:
     kinds: tuple[Baseline, ...] = ()
     nearby: tuple[Nearby, ...] = ()
     fewer: tuple[Fewer, ...] = ()
+    program: SpmdProgram | NoProgram | None = None
 
     @property
     def best(self) -> Plan:

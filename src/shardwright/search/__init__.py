@@ -13,6 +13,7 @@ rest. Start reading at `planner`.
 * `uniform/`: one GPU type, exact
 * `mixed/`: several GPU types, with a certificate
 * `uneven/`: uneven FSDP: shares of rows and state, with a bound
+* `programs/`: SPMD programs on small clusters
 * `rules/`: the user's rules and filters
 * `advice/`: why nothing was found, and what would help
 * `renting/`: what a plan on rented machines comes to

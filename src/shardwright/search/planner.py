@@ -26,6 +26,7 @@ from shardwright.search.advice.infeasible import explain
 from shardwright.search.advice.nearby import nearby
 from shardwright.search.advice.remedies import remedies
 from shardwright.search.kinds import search_pipelines, search_type, search_uneven, without_limits
+from shardwright.search.programs.candidate import best_program
 from shardwright.search.replan import Kept, replan
 from shardwright.search.rules.filters import Filters
 from shardwright.search.rules.rules import Rule
@@ -153,6 +154,13 @@ def _best(
 ) -> Plan | None:
     found = plan(model, cluster, job, space=space, rules=rules, top=1, fit=fit, efficiency=efficiency)
     return found.plans[0] if found.plans else None
+
+
+def with_program(ranking: Ranking, *, fit: float = 0.9, efficiency: Efficiency | None = None) -> Ranking:
+    """Return a ranking with the fastest SPMD program for its model, machines and job, or why there is none."""
+    best = ranking.best
+    found = best_program(best.model, best.cluster, best.job, fit=fit, efficiency=efficiency)
+    return replace(ranking, program=found)
 
 
 def _able(cluster: Cluster, job: Job) -> Sequence[NodePool]:

@@ -44,11 +44,13 @@ def train(
     steps: int,
     device: str | None = None,
     seed: int = 0,
+    accumulate: int = 1,
     weights: Path | None = None,
     save_weights: Path | None = None,
     report: Callable[[Progress], None] = lambda _: None,
 ) -> list[RankMemory]:
-    """Train `steps` steps on the ranks that torchrun started and return what each held.
+    """Train `steps` steps on the ranks that torchrun started and return what each held. A step takes `accumulate`
+    batches one after the other and the mean of their gradients.
 
     The module is built on the first rank alone, with its `seed`, or its state read from the safetensors file `weights`
     by all. `save_weights` gets the unsharded state. `report` is called on the first rank. Raises `SpecError` outside
@@ -64,13 +66,21 @@ def train(
         for number in range(1, steps + 1):
             started = time.perf_counter()
             optimizer.zero_grad()
-            loss = step(task.batch_of(number - 1)).item()
+            first = (number - 1) * accumulate
+            loss = sum(step(task.batch_of(first + part)).item() for part in range(accumulate)) / accumulate
+            _divide_gradients(step, accumulate)
             optimizer.step()
             if dist.get_rank() == 0:
                 report(Progress(step=number, loss=loss, seconds=time.perf_counter() - started))
         if save_weights is not None:
             _saved(step.state_dict(), save_weights)
         return _memory(step, where)
+
+
+def _divide_gradients(step: SpmdStep, parts: int) -> None:
+    for parameter in step.parameters() if parts > 1 else ():
+        if parameter.grad is not None:
+            parameter.grad.div_(parts)
 
 
 def inside_torchrun() -> bool:

@@ -7,7 +7,7 @@ same property.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shardwright.synthesis.graph import Graph, Node, Ref, Value, words
@@ -18,6 +18,7 @@ from shardwright.synthesis.shorten import Short, shorten
 
 VIEWS = words("view _unsafe_view reshape t transpose.int permute unsqueeze squeeze squeeze.dim detach alias")
 END = "end"
+ADAM_BYTES = 16.0 / 4.0  # per byte of a parameter in fp32: itself, its gradient and two moments
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +46,9 @@ class Reader:
 @dataclass(slots=True, kw_only=True)
 class Use:
     """Tensors made by one decision and read by the same others. `places` are the nodes of the short graph that make
-    them, `first` those that read each first. An `early` one is there when the step starts."""
+    them, `first` those that read each first. An `early` one is there when the step starts. A parameter has one for its
+    readers in the forward and one for those in the backward: what is gathered for the one is forgotten before the
+    other."""
 
     decision: int
     output: int
@@ -60,7 +63,8 @@ class Use:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
     """`order` has the decision (or -1) of each node of the short graph, `weights` how often it occurs; `saved` the
-    tensors that the backward pass reads, by decision and output; `views` the rules of nodes that decide nothing."""
+    tensors that the backward pass reads, by decision and output; `views` the rules of nodes that decide nothing. A
+    device holds `state_bytes` for each byte of a parameter: itself, its gradient, the optimizer's."""
 
     short: Short
     decisions: tuple[Decision, ...]
@@ -70,6 +74,7 @@ class Decisions:
     saved: frozenset[tuple[int, int]]
     unknown: tuple[str, ...]
     views: Mapping[str, tuple[Rule, ...]]
+    state_bytes: float = ADAM_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ class _Root:
         return asked if self.behind is None else self.behind[asked]
 
 
-def decisions(graph: Graph, *, ranks: int = 2, state_ratio: bool = False) -> Decisions:
+def decisions(graph: Graph, *, ranks: int = 2, state_ratio: bool = False, state_bytes: float = ADAM_BYTES) -> Decisions:
     """Return the decisions of `graph` on `ranks` devices. With `state_ratio`, parameters may also be stored by the
     ratio of state."""
     short = shorten(graph)
@@ -118,6 +123,7 @@ def decisions(graph: Graph, *, ranks: int = 2, state_ratio: bool = False) -> Dec
         saved=_saved(short.graph, reads, number, order),
         unknown=chosen.unknown,
         views={short.tie[name]: rules[name] for name in roots},
+        state_bytes=state_bytes,
     )
 
 
@@ -170,7 +176,8 @@ def _ends(graph: Graph) -> list[tuple[Ref, str]]:
     return found + [(ref, graph.buffers[name].node) for name, ref in graph.buffer_updates.items()]
 
 
-_Reads = dict[Ref, list[tuple[str, int, tuple[Property, ...]]]]
+_Readers = list[tuple[str, int, tuple[Property, ...]]]
+_Reads = dict[Ref, _Readers]
 
 
 def _reads(
@@ -202,7 +209,7 @@ def _uses(
     """Return the tensors grouped by who makes and who reads them."""
     leaves = {ref.node for ref in (*short.graph.parameters.values(), *short.graph.buffers.values())}
     found: dict[tuple[object, ...], Use] = {}
-    for ref, readers in reads.items():
+    for ref, readers in _by_pass(short.graph, reads, order):
         late = {name: name in leaves or name in side or name == END for name, _, _ in readers}
         wanted = tuple(dict.fromkeys(Reader(decision, asked, late[name]) for name, decision, asked in readers))
         key = (number[ref.node], ref.output, frozenset(wanted))
@@ -215,6 +222,18 @@ def _uses(
         use.first.append(min(len(order) if name in leaves else order.get(name, len(order)) for name, _, _ in readers))
         use.weight += short.weight[ref.node]
     return list(found.values())
+
+
+def _by_pass(graph: Graph, reads: _Reads, order: Mapping[str, int]) -> Iterator[tuple[Ref, _Readers]]:
+    """Yield tensors with who reads them, parameters once for the forward and once for the backward."""
+    parameters, loss = set(graph.parameters.values()), order[graph.loss.node]
+    for ref, readers in reads.items():
+        if ref in parameters:
+            backward = [one for one in readers if order[one[0]] > loss]
+            forward = [one for one in readers if order[one[0]] <= loss]
+            yield from ((ref, some) for some in (forward, backward) if some)
+        else:
+            yield ref, readers
 
 
 def side_nodes(graph: Graph) -> frozenset[str]:

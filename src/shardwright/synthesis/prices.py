@@ -15,7 +15,6 @@ from shardwright.synthesis.properties import COMPUTE, Property, Replicated, Shar
 from shardwright.synthesis.work import flops, product, traffic_bytes
 
 BLOCKING, DEFERRED, EARLY = 0, 1, 2
-ADAM_BYTES = 16.0 / 4.0  # per byte of a parameter in fp32: itself, its gradient and two moments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +72,8 @@ class Shares:
         return np.array([row[ranks].max() for _, ranks in net.classes])
 
 
-def prices(
-    these: Decisions, net: Machines, shares: Shares, *, overlap: bool = True, state_bytes: float = ADAM_BYTES
-) -> Prices:
-    """Return the prices. Without `overlap` every conversion is waited for. A device holds `state_bytes` for each byte
-    of a parameter."""
+def prices(these: Decisions, net: Machines, shares: Shares, *, overlap: bool = True) -> Prices:
+    """Return the prices. Without `overlap` every conversion is waited for."""
     rows = [(number, place) for number, one in enumerate(these.decisions) for place in range(len(one.rules))]
     counts = np.array([len(one.rules) for one in these.decisions])
     speed = np.array([machine.device.flops_per_second for machine, _ in net.classes])
@@ -91,7 +87,7 @@ def prices(
         for rule in one.rules:
             compute.append(seconds * _part(rule.cut, shares, net))
             sends.append(sum(_reduce(net, size).seconds for size in rule.sends))
-            memory.append(_held(one, rule.outputs, saved.get(number, []), shares, net, state_bytes))
+            memory.append(_held(one, rule.outputs, saved.get(number, []), shares, net, these.state_bytes))
     return Prices(
         decision=np.array([row[0] for row in rows]),
         rule=np.array([row[1] for row in rows]),

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.synthesis.best_rules import best
-from shardwright.synthesis.decisions import decisions
+from shardwright.synthesis.decisions import ADAM_BYTES, decisions
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machine, Machines
-from shardwright.synthesis.prices import ADAM_BYTES, Shares, prices
+from shardwright.synthesis.prices import Shares, prices
 from shardwright.synthesis.properties import COMPUTE, STATE
 
 WITHOUT_MOMENTS = ADAM_BYTES / 2  # a parameter and its gradient stay
@@ -53,8 +53,8 @@ def more_devices(graph: Graph, net: Machines) -> int:
 
 def fits(graph: Graph, net: Machines, state_bytes: float = ADAM_BYTES) -> bool:
     """Return whether some program fits, with `state_bytes` for each byte of a parameter."""
-    these = decisions(graph, ranks=net.ranks, state_ratio=True)
-    costs = prices(these, net, by_memory(net), state_bytes=state_bytes)
+    these = decisions(graph, ranks=net.ranks, state_ratio=True, state_bytes=state_bytes)
+    costs = prices(these, net, by_memory(net))
     return best(these, costs, branch=False) is not None
 
 

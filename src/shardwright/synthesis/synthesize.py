@@ -62,7 +62,17 @@ def synthesize(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool =
 
 def search(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = True) -> Synthesis:
     """Return the best rules and shares found. Raises `SpecError` if none fits the memory."""
-    these = decisions(graph, ranks=net.ranks, state_ratio=True)
+    found = best_of(decisions(graph, ranks=net.ranks, state_ratio=True), net, gap=gap, overlap=overlap)
+    if found is None:
+        raise bad("spmd", "no program fits the memory of the devices", remedies(graph, net))
+    return found
+
+
+def best_of(
+    these: Decisions, net: Machines, *, gap: float = GAP, overlap: bool = True, branch: bool = True
+) -> Synthesis | None:
+    """Return the best rules and shares found, None if none fits the memory. Without `branch` the bound is that of the
+    linear relaxation, and takes a fraction of the time."""
     tries: list[Callable[[], tuple[Choice, Shares] | None]]
     tries = [partial(turns, these, net, start, gap=gap, overlap=overlap) for start in starts(net)]
     tries += [
@@ -78,15 +88,18 @@ def search(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = Tru
         found = [turns(these, net, by_memory(net), gap=gap, overlap=overlap)]
     kept = [(one, in_whole_units(these, net, *one, overlap=overlap)) for one in found if one is not None]
     if not kept:
-        raise bad("spmd", "no program fits the memory of the devices", remedies(graph, net))
+        return None
     (exact, _), (choice, shares) = min(kept, key=lambda one: one[1][0].seconds.total)
-    return Synthesis(these=these, exact=exact, shares=shares, choice=_bounded(these, net, choice, shares, gap, overlap))
+    final = _bounded(these, net, choice, shares, gap=gap, overlap=overlap, branch=branch)
+    return Synthesis(these=these, exact=exact, shares=shares, choice=final)
 
 
-def _bounded(these: Decisions, net: Machines, choice: Choice, shares: Shares, gap: float, overlap: bool) -> Choice:
+def _bounded(
+    these: Decisions, net: Machines, choice: Choice, shares: Shares, *, gap: float, overlap: bool, branch: bool
+) -> Choice:
     """Return the choice, or a better one, with the bound of all choices at its final shares: the bound that it came
     with is of the shares that the last integer program had, before they were improved and rounded."""
-    final = best(these, prices(these, net, shares, overlap=overlap), gap=gap, hint=choice.hint)
+    final = best(these, prices(these, net, shares, overlap=overlap), gap=gap, hint=choice.hint, branch=branch)
     if final is None:
         return replace(choice, bound_seconds=0.0)
     if final.seconds.total < choice.seconds.total:

@@ -32,6 +32,8 @@ def ranking_document(ranking: Ranking) -> Document:
     if ranking.kinds:
         document["kinds"] = [_baseline(entry) for entry in ranking.kinds]
     document["search"] = _search(ranking.search)
+    if ranking.program is not None:
+        document["program"] = asdict(ranking.program)
     document["nearby"] = [asdict(row) for row in ranking.nearby]
     document["fewer"] = [asdict(row) for row in ranking.fewer]
     return document

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from shardwright.plans.ranking import Fewer, Nearby
+from shardwright.plans.ranking import Fewer, Nearby, NoProgram, SpmdProgram
 from shardwright.plans.schema import DIALECT, Schema, plan_schema, schema_of
 
 ANY: Schema = {}
@@ -35,6 +35,7 @@ def _by_name(values: Schema) -> Schema:
 def _ranking() -> Schema:
     """Return the schema of `plan --json`."""
     baseline = _record({"rule": TEXT, "iteration_seconds": PERHAPS_NUMBER, "reason": TEXT})
+    program = {"anyOf": [schema_of(SpmdProgram), schema_of(NoProgram)]}
     search = _record(
         {
             "candidates": COUNT,
@@ -55,7 +56,7 @@ def _ranking() -> Schema:
             "nearby": _list(schema_of(Nearby)),
             "fewer": _list(schema_of(Fewer)),
         },
-        {"infeasible": _record({"reason": TEXT, "remedies": _list(TEXT)}), "risk": _list(ANY)},
+        {"infeasible": _record({"reason": TEXT, "remedies": _list(TEXT)}), "risk": _list(ANY), "program": program},
     )
 
 

@@ -10,6 +10,7 @@
 * `mixed`: a plan whose replicas differ
 * `shares`: rows and state of each GPU under uneven FSDP
 * `kinds`: kinds of plans over several GPU types
+* `programs`: an SPMD program beside the plans
 * `shop`: offers
 * `spot`: a simulation of spot machines
 * `risk`: interruptions

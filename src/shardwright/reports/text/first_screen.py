@@ -9,7 +9,7 @@ from pathlib import Path
 from shardwright.cost.trust.evidence import unpublished
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby, Ranking
-from shardwright.reports.text import describe, kinds, mixed
+from shardwright.reports.text import describe, kinds, mixed, programs
 from shardwright.reports.text.explain import saving, value
 from shardwright.reports.text.layout import WIDTH, labelled
 from shardwright.reports.text.plans import FAR, predicted, whole_run
@@ -39,6 +39,7 @@ def _answers(ranking: Ranking) -> Iterator[tuple[str, str]]:
     yield "bottleneck", describe.bottleneck(predicted(best))
     yield "how sure", "; ".join(_sure(best))
     yield "how good", "; ".join(_good(ranking))
+    yield from (("program", words) for words in [programs.program_words(ranking)] if words)
     yield from (("nearby", words) for words in ["; ".join(map(partial(_near, best), ranking.nearby))] if words)
 
 

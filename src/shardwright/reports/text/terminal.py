@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, Ranking, SearchReport
 from shardwright.reports.assumptions import pools_assumed
-from shardwright.reports.text import describe, kinds, mixed
+from shardwright.reports.text import describe, kinds, mixed, programs
 from shardwright.reports.text.explain import contrast, saving, unit, value
 from shardwright.reports.text.layout import WIDTH, labelled, listed, wrapped
 from shardwright.reports.text.plans import plan_text, plans_table, predicted, whole_run
@@ -33,6 +33,7 @@ def ranking_text(ranking: Ranking, width: int = WIDTH) -> str:
         runners_up_text(ranking.plans, width),
         baselines_text(ranking.baselines, best, width),
         kinds.kinds_text(ranking.kinds, best, width),
+        programs.program_text(ranking, width),
         certificate_text(best, ranking.search, width),
         search_text(ranking.search, width),
         assumptions_text(best.model, best.cluster, width),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from shardwright.synthesis.graph import Argument, Graph, Node, Ref, Repeat, Value
 
 Backward = Callable[[Ref], None]
+NONE: Mapping[str, Argument] = {}
+RMS_EPSILON = 1e-6  # Llama's and Qwen's, in `transformers`
 
 
 class Tape:
@@ -28,13 +30,20 @@ class Tape:
     def shape(self, ref: Ref) -> tuple[int, ...]:
         return self._values[ref].shape
 
-    def record(self, op: str, args: tuple[Argument, ...], *outputs: Value, name: str = "") -> Ref:
+    def record(
+        self,
+        op: str,
+        args: tuple[Argument, ...],
+        *outputs: Value,
+        name: str = "",
+        kwargs: Mapping[str, Argument] = NONE,
+    ) -> Ref:
         """Add a node and return its first result."""
         stem = name or op.split(".")[0].strip("_")
         number = self._names.get(stem, 0)
         self._names[stem] = number + 1
         full = name or f"{stem}_{number}"
-        node = Node(name=full, op=op, args=args, outputs=outputs)
+        node = Node(name=full, op=op, args=args, kwargs=kwargs, outputs=outputs)
         self.nodes.append(node)
         self._values.update((Ref(full, place), value) for place, value in enumerate(outputs))
         if self._block:
@@ -77,7 +86,7 @@ class Tape:
     def graph(self, loss: Ref) -> Graph:
         """Record the gradients of all parameters and return the whole step."""
         self._block = ""
-        self._gradients[loss] = self.op("full", ((), 1.0), ())
+        self._gradients[loss] = self.record("full", ((), 1.0), Value((), self.dtype), kwargs={"dtype": self.dtype})
         for result, rule, block in reversed(self._backward):
             if result in self._gradients:
                 self._block = block
@@ -158,10 +167,13 @@ class Tape:
         return self.back(made, rule)
 
     def unary(self, op: str, x: Ref) -> Ref:
-        """Add "gelu", "silu" or "relu"."""
-        made = self.op(op, (x,), self.shape(x))
-        name, saved = ("threshold_backward", made) if op == "relu" else (f"{op}_backward", x)
-        return self.back(made, lambda g: self.give(x, self.op(name, (g, saved), self.shape(x))))
+        """Add "gelu", its approximation "gelu_tanh", "silu" or "relu"."""
+        value, name = Value(self.shape(x), self.dtype), op.removesuffix("_tanh")
+        how = {"approximate": "tanh"} if name != op else {}
+        made = self.record(name, (x,), value, kwargs=how)
+        if op == "relu":
+            return self.back(made, lambda g: self.give(x, self.record("threshold_backward", (g, made, 0.0), value)))
+        return self.back(made, lambda g: self.give(x, self.record(f"{name}_backward", (g, x), value, kwargs=how)))
 
     def dropout(self, x: Ref, probability: float = 0.1) -> Ref:
         shape = self.shape(x)
@@ -178,6 +190,7 @@ class Tape:
         w = weight or self.parameter(f"{name}.weight", width, depth)
         turned = self.op("t", (w,), (depth, width))
         shape = (math.prod(rows), width)
+        needed = x not in self.leaves["input"].values()
         if bias:
             b = self.parameter(f"{name}.bias", width)
             made = self.op("addmm", (b, flat, turned), shape)
@@ -185,7 +198,8 @@ class Tape:
             made = self.op("mm", (flat, turned), shape)
 
         def rule(g: Ref) -> None:
-            self.give(flat, self.op("mm", (g, w), (math.prod(rows), depth)))
+            if needed:
+                self.give(flat, self.op("mm", (g, w), (math.prod(rows), depth)))
             across = self.op("t", (g,), shape[::-1])
             self.give(w, self.op("mm", (across, flat), (width, depth)))
             if bias:
@@ -207,40 +221,79 @@ class Tape:
 
     def norm(self, x: Ref, name: str, *, rms: bool = False) -> Ref:
         """Add a layer norm or an RMS norm over the last dimension."""
+        return self._rms_norm(x, name) if rms else self._layer_norm(x, name)
+
+    def _layer_norm(self, x: Ref, name: str) -> Ref:
         shape = self.shape(x)
         rows, width = (*shape[:-1], 1), shape[-1]
-        w = self.parameter(f"{name}.weight", width)
-        if rms:
-            made = self.op("_fused_rms_norm", (x, (width,), w, 1e-5), shape, rows)
-        else:
-            b = self.parameter(f"{name}.bias", width)
-            made = self.op("native_layer_norm", (x, (width,), w, b, 1e-5), shape, rows, rows)
+        w, b = self.parameter(f"{name}.weight", width), self.parameter(f"{name}.bias", width)
+        made = self.op("native_layer_norm", (x, (width,), w, b, 1e-5), shape, rows, rows)
         stats = [Ref(made.node, number) for number in (1, 2)]
 
         def rule(g: Ref) -> None:
-            if rms:
-                dx = self.op("_fused_rms_norm_backward", (g, x, (width,), stats[0], w, (True, True)), shape, (width,))
-            else:
-                args: tuple[Argument, ...] = (g, x, (width,), *stats, w, b, (True, True, True))
-                dx = self.op("native_layer_norm_backward", args, shape, (width,), (width,))
-                self.give(b, Ref(dx.node, 2))
-            self.give(x, dx)
-            self.give(w, Ref(dx.node, 1))
+            args: tuple[Argument, ...] = (g, x, (width,), *stats, w, b, (True, True, True))
+            dx = self.op("native_layer_norm_backward", args, shape, (width,), (width,))
+            for number, ref in enumerate((x, w, b)):
+                self.give(ref, Ref(dx.node, number))
+
+        return self.back(made, rule)
+
+    def _rms_norm(self, x: Ref, name: str) -> Ref:
+        """Add y = w x r, r = (mean x² + ε)^-½, as models spell it out; dx = h r - x r³ mean(h x), h = w dy."""
+        shape = self.shape(x)
+        rows, width, last = (*shape[:-1], 1), shape[-1], len(shape) - 1
+        w = self.parameter(f"{name}.weight", width)
+        squares = self.op("sum.dim_IntList", (self.op("pow.Tensor_Scalar", (x, 2), shape), (last,), True), rows)
+        mean = self.op("add.Tensor", (self.op("div.Tensor", (squares, width), rows), RMS_EPSILON), rows)
+        r = self.op("rsqrt", (mean,), rows)
+        normed = self.op("mul.Tensor", (x, r), shape)
+        made = self.op("mul.Tensor", (w, normed), shape)
+
+        def rule(g: Ref) -> None:
+            self.give(w, self._unbroadcast(self.op("mul.Tensor", (g, normed), shape), (width,)))
+            h = self.op("mul.Tensor", (g, w), shape)
+            total = self.op("sum.dim_IntList", (self.op("mul.Tensor", (h, x), shape), (last,), True), rows)
+            cubed = self.op("mul.Tensor", (self.op("pow.Tensor_Scalar", (r, 3), rows), -1 / width), rows)
+            along = self.op("mul.Tensor", (x, self.op("mul.Tensor", (total, cubed), rows)), shape)
+            self.give(x, self.op("add.Tensor", (self.op("mul.Tensor", (h, r), shape), along), shape))
 
         return self.back(made, rule)
 
     def attention(self, q: Ref, k: Ref, v: Ref, *, causal: bool) -> Ref:
         shape = self.shape(q)
-        made = self.op("attention", (q, k, v, None, causal, None), shape, shape[:3])
+        how: tuple[Argument, ...] = (0.0, causal, shape[-1] ** -0.5, len(self.nodes))
+        made = self.record("attention", (q, k, v, None, *how), Value(shape, self.dtype), Value(shape[:3]))
         stat = Ref(made.node, 1)
 
         def rule(g: Ref) -> None:
-            args = (g, q, k, v, None, made, stat, causal, None)
+            args = (g, q, k, v, None, made, stat, *how)
             dq = self.op("attention_backward", args, shape, self.shape(k), self.shape(v))
             for number, ref in enumerate((q, k, v)):
                 self.give(ref, Ref(dq.node, number))
 
         return self.back(made, rule)
+
+    def rotated(self, x: Ref, cos: Ref, sin: Ref) -> Ref:
+        """Turn the two halves of the last dimension of x by their angles (Su et al., arXiv 2104.09864)."""
+        straight = self.op("mul.Tensor", (x, cos), self.shape(x))
+        across = self.op("mul.Tensor", (self._quarter_turn(x), sin), self.shape(x))
+        made = self.op("add.Tensor", (straight, across), self.shape(x))
+
+        def rule(g: Ref) -> None:
+            self.give(x, self.op("mul.Tensor", (g, cos), self.shape(x)))
+            back = self._quarter_turn(self.op("mul.Tensor", (g, sin), self.shape(x)), back=True)
+            self.give(x, back)
+
+        return self.back(made, rule)
+
+    def _quarter_turn(self, x: Ref, *, back: bool = False) -> Ref:
+        """Return the halves (a, b) of the last dimension as (-b, a), or `back` as (b, -a)."""
+        shape = self.shape(x)
+        dim, half = len(shape) - 1, (*shape[:-1], shape[-1] // 2)
+        a = self.op("slice.Tensor", (x, dim, 0, half[-1], 1), half)
+        b = self.op("slice.Tensor", (x, dim, half[-1], shape[-1], 1), half)
+        turned = (b, self.op("neg", (a,), half)) if back else (self.op("neg", (b,), half), a)
+        return self.op("cat", (turned, dim), shape)
 
     def embedding(self, indices: Ref, w: Ref) -> Ref:
         shape = (*self.shape(indices), self.shape(w)[1])

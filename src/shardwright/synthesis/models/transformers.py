@@ -11,16 +11,25 @@ from shardwright.synthesis.models.tape import Tape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """Dimensions of a transformer. Every `experts_every`th layer has `experts` experts, if there are any."""
+    """Dimensions of a transformer. Every `experts_every`th layer has `experts` experts, if there are any.
+
+    With `kv_heads`, queries, keys and values have a projection each, of heads of `head_size` (their part of the hidden
+    width, if 0). `gated` stands for all of Llama's habits: RMS norms, rotary positions, no biases but `qkv_bias`;
+    `qk_norm` adds an RMS norm of every head's queries and keys.
+    """
 
     layers: int = 12
     hidden: int = 768
     heads: int = 12
     kv_heads: int = 0
+    head_size: int = 0
+    qkv_bias: bool = False
+    qk_norm: bool = False
     feed_forward: int = 3072
     vocabulary: int = 30522
     causal: bool = False
     gated: bool = False
+    activation: str = "gelu"
     pre_norm: bool = True
     dropout: float = 0.1
     tied: bool = True
@@ -33,18 +42,27 @@ BERT_BASE = Transformer(pre_norm=False)
 GPT2 = Transformer(vocabulary=50257, causal=True)
 LLAMA_1B = Transformer(
     layers=16, hidden=2048, heads=32, kv_heads=8, feed_forward=8192, vocabulary=128256, causal=True, gated=True,
-    dropout=0.0,
+    activation="silu", dropout=0.0,
 )  # fmt: skip
 
 
+ANGLES = ("rotary.cos", "rotary.sin")
+
+
 def language_model(dims: Transformer, *, batch: int, seq_len: int, dtype: str = "float32") -> Graph:
-    """Return a step of a language model: every position predicts a token."""
+    """Return a step of a language model: every position predicts a token.
+
+    Cosines and sines of rotary positions are buffers [positions, head size].
+    """
     tape = Tape(dtype)
     tokens = tape.leaf("input", "tokens", (batch, seq_len), "int64")
     labels = tape.leaf("input", "labels", (batch * seq_len,), "int64")
     table = tape.parameter("embedding.weight", dims.vocabulary, dims.hidden)
     x = tape.embedding(tokens, table)
-    if not dims.gated:
+    if dims.gated:
+        for word in ANGLES:
+            tape.leaf("buffer", word, (seq_len, dims.head_size or dims.hidden // dims.heads))
+    else:
         x = tape.add(x, tape.parameter("positions", seq_len, dims.hidden))
     if not dims.pre_norm:
         x = tape.norm(x, "embedding.norm")
@@ -112,28 +130,43 @@ def _drop(tape: Tape, x: Ref, dims: Transformer) -> Ref:
 
 def _attention(tape: Tape, x: Ref, name: str, dims: Transformer) -> Ref:
     batch, length, hidden = tape.shape(x)
-    size = hidden // dims.heads
+    size = dims.head_size or hidden // dims.heads
     if dims.kv_heads:
-        parts = []
-        for word, heads in (("q", dims.heads), ("k", dims.kv_heads), ("v", dims.kv_heads)):
-            flat = tape.linear(x, f"{name}.{word}", heads * size, bias=False)
-            parts.append(tape.permute(tape.view(flat, batch, length, heads, size), 0, 2, 1, 3))
-        q, k, v = parts
+        q, k, v = (
+            _heads(tape, tape.linear(x, f"{name}.{word}", heads * size, bias=dims.qkv_bias), heads, norm)
+            for word, heads, norm in (
+                ("q", dims.heads, f"{name}.q_norm" if dims.qk_norm else ""),
+                ("k", dims.kv_heads, f"{name}.k_norm" if dims.qk_norm else ""),
+                ("v", dims.kv_heads, ""),
+            )
+        )
     else:
         fused = tape.linear(x, f"{name}.qkv", 3 * hidden)
         q, k, v = tape.unbind(tape.permute(tape.view(fused, batch, length, 3, dims.heads, size), 2, 0, 3, 1, 4))
+    if dims.gated:
+        cos, sin = (tape.leaves["buffer"][word] for word in ANGLES)
+        q, k = tape.rotated(q, cos, sin), tape.rotated(k, cos, sin)
     out = tape.attention(q, k, v, causal=dims.causal)
-    flat = tape.view(tape.permute(out, 0, 2, 1, 3), batch, length, hidden)
+    flat = tape.view(tape.permute(out, 0, 2, 1, 3), batch, length, dims.heads * size)
     return tape.linear(flat, f"{name}.out", hidden, bias=not dims.gated)
+
+
+def _heads(tape: Tape, x: Ref, heads: int, norm: str) -> Ref:
+    """Return x [batch, heads, positions, size], each head normed where `norm` names one."""
+    batch, length, width = tape.shape(x)
+    apart = tape.view(x, batch, length, heads, width // heads)
+    return tape.permute(tape.norm(apart, norm, rms=True) if norm else apart, 0, 2, 1, 3)
 
 
 def _mlp(tape: Tape, x: Ref, name: str, dims: Transformer) -> Ref:
     hidden = tape.shape(x)[-1]
     if dims.gated:
-        gate = tape.unary("silu", tape.linear(x, f"{name}.gate", dims.feed_forward, bias=False))
+        gate = tape.unary(dims.activation, tape.linear(x, f"{name}.gate", dims.feed_forward, bias=False))
         wide = tape.multiply(gate, tape.linear(x, f"{name}.up", dims.feed_forward, bias=False))
         return tape.linear(wide, f"{name}.down", hidden, bias=False)
-    return tape.linear(tape.unary("gelu", tape.linear(x, f"{name}.up", dims.feed_forward)), f"{name}.down", hidden)
+    return tape.linear(
+        tape.unary(dims.activation, tape.linear(x, f"{name}.up", dims.feed_forward)), f"{name}.down", hidden
+    )
 
 
 def _experts(tape: Tape, x: Ref, name: str, dims: Transformer) -> Ref:

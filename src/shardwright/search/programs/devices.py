@@ -1,0 +1,78 @@
+"""GPUs and links of a cluster for synthesis, at the rates that the cost model of plans finds, so that seconds of
+programs and of plans can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shardwright.cost.compute.efficiency import peak_flops
+from shardwright.cost.context import Context
+from shardwright.cost.iteration.layered.units import units_of
+from shardwright.cost.memory.sizes import logit_bytes, room_for_tensors, weight_bytes
+from shardwright.synthesis.decisions import Decisions
+from shardwright.synthesis.machines import Device, Machine, Machines
+from shardwright.synthesis.prices import seconds_of
+
+GATHERED = 3.0  # parameters of the largest size: one in use, one ahead of it, one gradient on its way
+
+
+def machines_of(contexts: Sequence[Context], these: Decisions, rows: int) -> Machines:
+    """Return the machines of `contexts`, pool by pool, for a step of `rows` rows of the batch."""
+    per_gpu = max(1, round(rows / sum(context.pool.gpus for context in contexts)))
+    machines = [
+        machine
+        for context in contexts
+        for machine in [_machine(context, _device(context, these, rows, per_gpu))] * context.pool.nodes
+    ]
+    return Machines(
+        machines=tuple(machines),
+        network_bytes_per_second=min(map(_card, contexts)),
+        network_latency_seconds=max(context.links.inter_latency_seconds for context in contexts),
+    )
+
+
+def _card(context: Context) -> float:
+    """Return the bytes per second of a machine's network card."""
+    return context.links.inter_bytes_per_second * context.pool.gpus_per_node
+
+
+def _machine(context: Context, device: Device) -> Machine:
+    links, gpus = context.links, context.pool.gpus_per_node
+    joined = links.domain_gpus >= gpus
+    return Machine(
+        device=device,
+        gpus=gpus,
+        link_bytes_per_second=links.intra_bytes_per_second
+        if joined
+        else min(links.intra_bytes_per_second, _card(context)),
+        link_latency_seconds=links.intra_latency_seconds if joined else links.inter_latency_seconds,
+    )
+
+
+def _device(context: Context, these: Decisions, rows: int, per_gpu: int) -> Device:
+    """Return the GPU with the part of its peak and of its memory's bandwidth at which all operators of the graph
+    together take as long as the layers of the model in the cost model do."""
+    gpu = context.pool.gpu
+    peak, pace = peak_flops(gpu, context.job.precision), gpu.memory_bytes_per_second
+    ideal = sum(
+        one.weight * float(seconds_of(one, np.array([peak]), np.array([pace]))[0]) for one in these.decisions[:-1]
+    )
+    units = units_of(context, [per_gpu], context.pool.gpus, flash=True)
+    reached = ideal / rows * per_gpu / float((units.forward + units.backward).sum())
+    return Device(
+        name=gpu.name,
+        flops_per_second=reached * peak,
+        memory_bytes=_room_bytes(context, these, per_gpu),
+        memory_bytes_per_second=reached * pace,
+    )
+
+
+def _room_bytes(context: Context, these: Decisions, per_gpu: int) -> float:
+    """Return what state and saved activations may take: what is left beside the gradient of the logits and what is
+    gathered."""
+    job, one, size = context.job, np.ones(1, dtype=np.int64), np.array([per_gpu])
+    largest = max(one.node.outputs[0].elements for one in these.decisions if one.node.op == "parameter")
+    working = GATHERED * weight_bytes(job) * largest + float(logit_bytes(context.model, job, size, one, one)[0])
+    return max(room_for_tensors(job, context.memory_limit_bytes) - working, 0.0)

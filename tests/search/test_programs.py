@@ -1,0 +1,81 @@
+"""SPMD programs beside plans: priced by the same cost model, refused with a reason, shown beside the best plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+import shardwright
+from shardwright.plans.ranking import NoProgram, Ranking, SpmdProgram
+from shardwright.reports.text.programs import UNASKED, program_text, program_words
+from shardwright.search.planner import with_program
+from shardwright.search.programs.candidate import best_program
+from shardwright.spec.job import Job
+
+BOX = "1x2x4090 + 1x2x3090"
+
+
+def job(batch: int, **fields: object) -> Job:
+    return shardwright.make_job(global_batch=batch, seq_len=1024, **fields)  # type: ignore[arg-type]
+
+
+@cache
+def ranking() -> Ranking:
+    model, cluster = shardwright.load_model("gpt2"), shardwright.load_cluster(BOX)
+    return with_program(shardwright.plan(model, cluster, job(16)))
+
+
+def test_a_program_is_found_beside_the_plans() -> None:
+    found = ranking().program
+    assert isinstance(found, SpmdProgram)
+    assert 0 < found.bound_seconds <= found.iteration_seconds
+    assert [(one.gpu, one.count) for one in found.shares] == [("RTX4090", 2), ("RTX3090", 2)]
+    for name in ("rows", "features", "state"):
+        assert sum(one.count * getattr(one, name) for one in found.shares) == pytest.approx(1.0)
+    assert found.memory_bytes < 24e9 and found.sent
+
+
+def test_more_rows_than_fit_go_in_several_steps() -> None:
+    model, cluster = shardwright.load_model("gpt2"), shardwright.load_cluster("1x2x3090")
+    few, many = (best_program(model, cluster, job(rows)) for rows in (8, 256))
+    assert isinstance(few, SpmdProgram) and isinstance(many, SpmdProgram)
+    assert few.steps == 1 < many.steps and 256 % many.steps == 0
+    # Two equal GPUs with rows enough compute like the plan's data parallelism, which is priced apart.
+    plan = shardwright.plan(model, cluster, job(256, framework="train")).best.prediction
+    assert plan is not None and many.iteration_seconds == pytest.approx(plan.iteration_seconds, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "fields", "reason"),
+    [
+        ("mixtral-8x7b", BOX, {}, "has experts, which no graph that ships has"),
+        ("gpt2", "4x8xH100-SXM", {}, "2 to 16 GPUs"),
+        ("gpt2", "1x8xH100-SXM", {"precision": "fp8"}, "fp32, bf16 or fp16"),
+        ("llama-2-70b", BOX, {}, "fits the memory"),
+    ],
+)
+def test_where_there_is_no_program_it_says_why(
+    model: str, cluster: str, fields: dict[str, object], reason: str
+) -> None:
+    found = best_program(shardwright.load_model(model), shardwright.load_cluster(cluster), job(16, **fields))
+    assert isinstance(found, NoProgram) and reason in found.reason
+
+
+def test_words_say_who_wins_and_by_how_much() -> None:
+    answer = ranking()
+    program, prediction = answer.program, answer.best.prediction
+    assert isinstance(program, SpmdProgram) and prediction is not None
+    faster = replace(program, iteration_seconds=0.8 * prediction.iteration_seconds, steps=4)
+    words = program_words(replace(answer, program=faster))
+    assert "20% less than the plan" in words and "batches of 4 rows" in words and "--accumulate 4" in words
+    slower = replace(program, iteration_seconds=1.5 * prediction.iteration_seconds)
+    assert "50% more than the plan" in program_words(replace(answer, program=slower))
+    assert "as long as" in program_words(
+        replace(answer, program=replace(program, iteration_seconds=prediction.iteration_seconds))
+    )
+    text = program_text(answer, 100)
+    assert "2 × RTX4090" in text and "of the state" in text
+    assert program_text(replace(answer, program=None), 100) == UNASKED
+    assert program_words(replace(answer, program=NoProgram("so"))) == "no SPMD program: so"
