@@ -20,6 +20,7 @@ from typing import Any
 
 from tests.golden.plans import cluster_of
 from tests.runtime.commands import run_alone
+from tests.runtime.recovery.network import Network
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
 from shardwright.plans.document import save
@@ -51,7 +52,8 @@ def copies(nodes: int = 3, **options: Any) -> Plan:
 
 class Fleet:
     """A run on several machines, each with a keeper; `folder` has a folder for each. `extra` are options of all,
-    `options` those of single machines; `mortal` machines can be armed."""
+    `options` those of single machines; `mortal` machines can be armed. With a
+    `network` machines have addresses of their own, and see no folder of another's."""
 
     def __init__(
         self,
@@ -64,7 +66,9 @@ class Fleet:
         extra: Sequence[object] = (),
         mortal: bool = False,
         options: Mapping[int, Sequence[object]] = MappingProxyType({}),
+        network: Network | None = None,
     ) -> None:
+        self.network = network
         self.extra, self.mortal, self.options = extra, mortal, options
         self.folder, self.plan, self.steps, self.every, self.silence = folder, plan, steps, every, silence
         self.count = sum(pool.nodes for pool in plan.cluster.pools)
@@ -82,6 +86,10 @@ class Fleet:
 
     def place(self, index: int) -> Path:
         return self.folder / f"machine-{index}"
+
+    def address(self, index: int) -> str:
+        host = "127.0.0.1" if self.network is None else self.network.address(index)
+        return f"{host}:{self.ports[index]}"
 
     def start(self, index: int) -> None:
         """Start the keeper of a machine, which has a copy of plan and data of its own."""
@@ -106,12 +114,15 @@ class Fleet:
             "--device",
             "cpu",
         ]
-        arguments += ["--elastic", "--name", f"machine-{index}", "--listen", f"127.0.0.1:{self.ports[index]}"]
-        arguments += ["--join", ",".join(f"127.0.0.1:{port}" for port in self.ports), *self.extra]
+        arguments += ["--elastic", "--name", f"machine-{index}", "--listen", self.address(index)]
+        arguments += ["--join", ",".join(map(self.address, range(self.count))), *self.extra]
         arguments += self.options.get(index, ())
+        words = [sys.executable, "-m", "shardwright", "train", *map(str, arguments)]
+        if self.network is not None:
+            words = self.network.command(index, self.folder, place, words)
         with (place / "log").open("ab") as log:
             self.running[index] = subprocess.Popen(
-                [sys.executable, "-m", "shardwright", "train", *map(str, arguments)],
+                words,
                 stdout=log,
                 stderr=log,
                 env=os.environ | {"OMP_NUM_THREADS": "1"} | (self._mortal(index) if self.mortal else {}),

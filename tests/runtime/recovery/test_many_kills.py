@@ -1,5 +1,5 @@
-"""Hundreds of kills of processes and machines at random moments and inside chosen functions, in one run of three
-machines whose optimizer is sharded over them: it ends with the losses of the run that nothing happened to."""
+"""Hundreds of kills of processes and machines at random moments and inside chosen functions, and cut links, in runs of
+three machines whose optimizer is sharded over them: they end with the losses of the run that nothing happened to."""
 
 from __future__ import annotations
 
@@ -7,66 +7,70 @@ import os
 import random
 import signal
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.runtime.recovery.fleet import Fleet, copies
+from tests.runtime.recovery.fleet import Fleet, copies, losses_of_one_process
+from tests.runtime.recovery.network import network
 
-KILLS = int(os.environ.get("SHARDWRIGHT_KILLS", "200"))
 MACHINES, EVERY, ENDLESS = 3, 3, 1_000_000
 TRAINING = ("optimizer", "snapshot", "upload", "disk", "copy")
 RECOVERING = ("settle", "quorum", "plan", "transfer", "start", "taking back")
 COORDINATING = ("quorum", "plan")
+CUT = ("cut off", "coordinator cut off")
 KINDS = (
     *("worker", "worker", "worker twice", "worker stopped", "machine", "machine stopped", "keeper", "coordinator"),
-    "two machines",
+    *("two machines", "stuck"),
+    *CUT,
     *TRAINING,
     *RECOVERING,
 )
+SEEDS = [int(seed) for seed in os.environ.get("SHARDWRIGHT_SEEDS", "0 1 2 3 4 5 6").split()]
+"""Seven runs of 31 kills: 217."""
 
 
 @pytest.mark.nightly
-def test_hundreds_of_kills(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_kind_of_death_in_one_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     """No recovery goes back by more than an interval of snapshots, and no loss differs from the undisturbed run's."""
-    chosen, done = random.Random(int(os.environ.get("SHARDWRIGHT_SEED", "7"))), Counter[str]()
-    store = tmp_path / "store"
+    chosen, kills = random.Random(seed), 0
+    kinds = chosen.sample(KINDS, len(KINDS))
+    extra = ["--upload", f"file://{tmp_path_factory.mktemp('store')}", "--wait", 60]
     plan = copies(MACHINES, sharding="zero1")
-    extra = ["--upload", f"file://{store}", "--wait", 60]
-    with Fleet(tmp_path, plan, ENDLESS, every=EVERY, silence=3.0, extra=extra, mortal=True) as fleet:
+    with (
+        network(MACHINES) as wires,
+        Fleet(tmp_path, plan, ENDLESS, every=EVERY, silence=3.0, extra=extra, mortal=True, network=wires) as fleet,
+    ):
         settled(fleet)
-        while done.total() < KILLS:
-            kind = KINDS[done.total() % len(KINDS)]
+        for kind in kinds:
             time.sleep(chosen.random())  # any moment of a step, a snapshot, an upload
             before, generation = newest(fleet), fleet.generation()
-            struck(fleet, kind, chosen)
-            done[kind] += 2 if kind in ("two machines", "worker twice") else 1
+            kills += struck(fleet, kind, chosen)
             revived(fleet)
             fleet.until(lambda old=generation: fleet.generation() > old, f"a recovery from {kind}")
             settled(fleet)
             first = next(item for item in fleet.recoveries() if item["generation"] > generation)
             assert first["step"] >= before - 2 * EVERY, f"{kind}: {before} steps were done; {first}\n{fleet.logs()}"
-            print(f"{done.total()} kills: {kind} after {before} steps, goes on at {first['step']}", flush=True)
+            print(f"{kills} kills: {kind} after {before} steps, goes on at {first['step']}", flush=True)
         for process in fleet.running.values():
             process.send_signal(signal.SIGINT)
         fleet.finish()
         found = [{int(row["step"]): float(row["loss"]) for row in fleet.rows(index)} for index in range(MACHINES)]
     last = max(step for rows in found for step in rows)
-    with Fleet(tmp_path / "undisturbed", plan, last) as fleet:
-        fleet.finish()
-        expected = dict(enumerate(fleet.losses(), 1))
+    expected = losses_of_one_process(tmp_path / "undisturbed", last)
     for rows in found:
         assert rows == pytest.approx({step: expected[step] for step in rows}, rel=1e-5)
-    print(f"{last} steps, {done}")
+    print(f"{kills} kills, {last} steps")
 
 
 def newest(fleet: Fleet) -> int:
     return max(fleet.step(index) for index in range(MACHINES))
 
 
-def struck(fleet: Fleet, kind: str, chosen: random.Random) -> None:
-    """Do one thing to the run, and return when something has died of it."""
+def struck(fleet: Fleet, kind: str, chosen: random.Random) -> int:
+    """Do one thing to the run, and return how many kills it was when something has died of it."""
     victim, other = chosen.sample(range(MACHINES), 2)
+    first = int(fleet.recoveries()[-1]["machines"][0].removeprefix("machine-"))
     match kind:
         case "worker" | "worker stopped":
             fleet.signal_worker(victim, signal.SIGKILL if kind == "worker" else signal.SIGSTOP, chosen)
@@ -87,8 +91,13 @@ def struck(fleet: Fleet, kind: str, chosen: random.Random) -> None:
         case "keeper":
             fleet.lose(victim, memory_too=False)
         case "coordinator":
-            first = fleet.recoveries()[-1]["machines"][0]
-            fleet.lose(int(first.removeprefix("machine-")))
+            fleet.lose(first)
+        case "stuck":
+            armed = fleet.arm(other, kind)
+            fleet.until(lambda: not armed.exists(), "a rank that is stuck")
+            fleet.signal_worker(victim, signal.SIGKILL, chosen)
+        case "cut off" | "coordinator cut off":
+            cut_off(fleet, victim if kind == "cut off" else first)
         case _:
             files = [fleet.arm(index, kind) for index in (range(MACHINES) if kind in COORDINATING else (other,))]
             if kind in RECOVERING:
@@ -96,6 +105,16 @@ def struck(fleet: Fleet, kind: str, chosen: random.Random) -> None:
             fleet.until(lambda: not all(file.exists() for file in files), f"a death in {kind}")
             for file in files:
                 file.unlink(missing_ok=True)
+    return 2 if kind in ("two machines", "worker twice", *RECOVERING) else 1
+
+
+def cut_off(fleet: Fleet, index: int) -> None:
+    """Cut a machine's link until the others have gone on without it; then it finds them again, by itself."""
+    assert fleet.network is not None
+    generation = fleet.generation()
+    fleet.network.cut(index)
+    fleet.until(lambda: fleet.generation() > generation, f"the others to go on without machine-{index}")
+    fleet.network.mend(index)
 
 
 def revived(fleet: Fleet) -> None:

@@ -113,9 +113,11 @@ def test_a_machine_that_is_taken_away_hands_over_and_no_step_is_lost(tmp_path: P
             assert found["step"] >= before and sum(found["seconds"].values()) < 30.0
             assert fleet.workers(1) != stuck, "the stuck process gave its state and was replaced"
             assert fleet.running.pop(taken).wait(30.0) == 0
+            assert not (fleet.place(taken) / "memory").exists(), "others have what it had"
         fleet.until(lambda: fleet.step(1) > fleet.recoveries()[-1]["step"], "a step alone")
         fleet.running[1].send_signal(signal.SIGTERM)  # the last machine stops with a snapshot
         fleet.finish()
+        assert not (fleet.place(1) / "memory").exists(), "the disk has what it had"
         losses = {int(row["step"]): float(row["loss"]) for row in fleet.rows(1)}
     expected = losses_of_one_process(tmp_path / "undisturbed", max(losses))
     assert losses == pytest.approx({step: expected[step] for step in losses}, rel=1e-5)

@@ -8,9 +8,10 @@ A keeper on each machine holds snapshots and starts workers. Keepers have no PyT
 * `coordinator`: takes machines in, and decides when the next generation begins
 * `members`: the machines that have joined it
 * `passage`: the way from one generation to the next
-* `base`: where that way begins
+* `base`: where that way begins, and where a keeper is
 * `uploads`: steps in the object store
 * `duties`: what a keeper does for the coordinator
+* `protection`: copies of a machine's part of a step
 * `desk`: what a keeper does for workers and other keepers
 * `staff`: the worker processes of a machine
 * `channel`: requests and replies over one connection

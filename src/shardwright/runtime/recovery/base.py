@@ -1,4 +1,4 @@
-"""Where a passage to the next generation begins. No PyTorch."""
+"""Where a passage to the next generation begins, and where a keeper is. No PyTorch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from shardwright.plans.plan import Plan
 from shardwright.recovery.outlook import Outlook
 from shardwright.recovery.quorum import Generation, Machine
 from shardwright.recovery.ways import Templates
+
+ENDED, GAVE_UP, BAD_INPUT = 0, 1, 2
+"""How keepers exit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,3 +25,11 @@ class Base:
     outlook: Outlook = field(default_factory=Outlook)
     templates: Templates = field(default_factory=dict)
     alone_since: float = inf
+
+
+@dataclass(slots=True, kw_only=True)
+class Term:
+    """Where a keeper is: the generation that it last started, and the newest that it has promised itself to."""
+
+    base: Base
+    promised: int = 0

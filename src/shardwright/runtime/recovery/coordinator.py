@@ -13,7 +13,7 @@ from shardwright.recovery.outlook import Change, outlook_of
 from shardwright.recovery.quorum import Generation
 from shardwright.recovery.seats import fits
 from shardwright.recovery.slow import Pace, answer, slowed
-from shardwright.runtime.recovery.base import Base
+from shardwright.runtime.recovery.base import BAD_INPUT, ENDED, GAVE_UP, Base
 from shardwright.runtime.recovery.channel import Channel, LostError, Message, RefusedError
 from shardwright.runtime.recovery.course import Run
 from shardwright.runtime.recovery.errands import Errands
@@ -27,7 +27,6 @@ from shardwright.runtime.recovery.tiers import Cloud
 from shardwright.runtime.recovery.uploads import Uploads
 
 ATTEMPTS = 12
-ENDED, GAVE_UP, BAD_INPUT = 0, 1, 2
 GATHERING = 2.0
 """Times the silence after which a machine is lost: for so long a new coordinator waits for those of the generation."""
 GOODBYE_SECONDS, LONGEST_WAIT_SECONDS = 2.0, 3600.0
@@ -169,7 +168,7 @@ class Coordinator:
         self._leaving -= set(leaving)
         if channels:
             self._changed(lost=len(channels))
-        calls = (channel.call("end", status=ENDED, timeout=GOODBYE_SECONDS) for channel in channels)
+        calls = (channel.call("end", status=ENDED, left=True, timeout=GOODBYE_SECONDS) for channel in channels)
         await asyncio.gather(*calls, return_exceptions=True)
 
     def _changed(self, *, lost: int = 0, came: int = 0) -> None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
+from shardwright.runtime.recovery.base import BAD_INPUT, ENDED
 from shardwright.runtime.recovery.channel import Channel, LostError, Message, RefusedError, Reply, connect
 from shardwright.runtime.recovery.coordinator import Coordinator
 from shardwright.runtime.recovery.course import run_of
@@ -28,7 +29,6 @@ from shardwright.runtime.recovery.rows import machine_data
 from shardwright.runtime.recovery.snapshots import Snapshots
 from shardwright.runtime.recovery.staff import Staff
 
-FINISHED, FAILED, BAD_INPUT = 0, 1, 2
 RETRY_SECONDS = 0.1
 
 
@@ -203,7 +203,7 @@ class Keeper:
         self._leaving = f"{notice.source}, in {notice.seconds:.0f} s"
         print(f"{self.options.machine.name} is taken away: {self._leaving}", file=sys.stderr, flush=True)
         if self._leader is None and not self.duties.base.generation.machines:
-            self._ended(FINISHED)  # nothing has begun
+            self._ended(ENDED)  # nothing has begun
         await self.tell_coordinator("leaving", why=self._leaving)
 
     def _ended(self, status: int) -> None:

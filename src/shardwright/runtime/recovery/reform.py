@@ -9,9 +9,11 @@ TORCH_NCCL_ASYNC_ERROR_HANDLING=0: any other mode ends the process.
 from __future__ import annotations
 
 import datetime
+import fcntl
 import gc
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,6 +26,7 @@ import torch.distributed as dist
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.process_groups import ProcessGroups, make_process_groups
 
+SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 DESCRIPTORS = Path("/proc/self/fd")
 NCCL_ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
@@ -48,10 +51,15 @@ class Sockets:
         return sum(_cut(name, number) for name, number in (self._mine or _since(self._before)).items())
 
 
-def environment() -> None:
-    """Set what NCCL reads at its start, so that a failure there can be outlived."""
+def environment(host: str) -> None:
+    """Set what gloo and NCCL read at their start: the network of this machine's keeper, at `host`, and that a failure
+    of NCCL can be outlived."""
     for name, value in NCCL_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    interface = _interface_of(host)
+    if interface:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, interface)
 
 
 def form(
@@ -89,6 +97,18 @@ def tear_down() -> float:
             dist.destroy_process_group()
     gc.collect()
     return time.perf_counter() - begin
+
+
+def _interface_of(host: str) -> str:
+    """Return which network interface has the address of a host, "" if none has."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        address = socket.inet_aton(socket.gethostbyname(host))
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # an interface without an address
+                answer = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if answer[20:24] == address:
+                    return name
+    return ""
 
 
 def _open_sockets() -> Iterator[tuple[str, int]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -76,6 +77,11 @@ class Snapshots:
         self._save()
         with suppress(FileNotFoundError):
             (self.folder / file).unlink()
+
+    def delete(self) -> None:
+        """Delete all of them."""
+        self.by_file.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def drop(self, held: StoredPiece) -> None:
         """Forget a piece that turned out to be damaged."""

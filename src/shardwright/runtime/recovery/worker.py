@@ -27,7 +27,7 @@ from shardwright.runtime.step.engine import Vote
 
 def work(host: str, port: int, token: int, settings: Settings) -> None:
     """Serve a keeper until it is done, or gone."""
-    reform.environment()
+    reform.environment(host)
     torch.set_num_threads(max(int(os.environ.get("OMP_NUM_THREADS", "1")), 1))
     link = Link(host, port, {"token": token, "process": os.getpid()})
     training: Training | None = None

@@ -20,11 +20,11 @@ PLACES = {
     f"{RECOVERY}.handover": [("snapshot", "Writer._copy", WORKER), ("taking back", "take_back", WORKER)],
     f"{RECOVERY}.tiers": [("upload", "Cloud.put", MACHINE), ("disk", "DiskTier.write", MACHINE)],
     f"{RECOVERY}.duties": [
-        ("copy", "Duties._copy", MACHINE),
         ("transfer", "Duties._fetch", MACHINE),
         ("start", "Duties._start", MACHINE),
         ("settle", "Duties._settle", MACHINE),
     ],
+    f"{RECOVERY}.protection": [("copy", "Protection.copy", MACHINE)],
     f"{RECOVERY}.passage": [
         ("plan", "Passage._surviving", MACHINE),
         ("quorum", "Passage._claim", MACHINE),

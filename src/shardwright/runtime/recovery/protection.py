@@ -1,0 +1,177 @@
+"""How a machine's part of a step is protected: a copy on another machine of what no other holds, its disk, the object
+store. Where one fails, training goes on, and the log says what is not protected. No PyTorch."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from shardwright.plans.plan import Plan
+from shardwright.recovery.quorum import Machine
+from shardwright.recovery.seats import Seat
+from shardwright.recovery.transfer import MEMORY
+from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.recovery.base import Term
+from shardwright.runtime.recovery.channel import LostError, Message, RefusedError, Reply, connect, refuse
+from shardwright.runtime.recovery.course import Run
+from shardwright.runtime.recovery.desk import Desk
+from shardwright.runtime.recovery.fetch import Source, Wanted, fetch
+from shardwright.runtime.recovery.inventory import Held
+from shardwright.runtime.recovery.needs import held_pieces
+from shardwright.runtime.recovery.options import KeeperOptions
+from shardwright.runtime.recovery.rows import machine_data, machine_of, pieces_of, rows_of
+from shardwright.runtime.recovery.snapshots import Snapshot, Snapshots
+from shardwright.runtime.recovery.tiers import Cloud, DiskTier
+from shardwright.runtime.storage.pieces import split
+
+COPY_SECONDS = 60.0
+
+
+class Protection:
+    """Protects what the keeper's own workers wrote."""
+
+    def __init__(self, options: KeeperOptions, run: Run, snapshots: Snapshots, desk: Desk, term: Term) -> None:
+        self._me, self._run, self._snapshots, self._desk, self._term = options.machine, run, snapshots, desk, term
+        self.disk = DiskTier(options.disk, options.machine.name, run.name) if options.disk else None
+        self.cloud = Cloud(options.upload) if options.upload else None
+        self._saving: asyncio.Task[None] | None = None
+        self._saved = -1
+        self._partner: Machine | None = None
+        self._lonely: frozenset[Any] = frozenset()
+        desk.protect = self.copied
+
+    def begin_generation(self, plan: Plan, where: Sequence[Seat], machines: Sequence[Machine]) -> None:
+        """Find the pieces that no other machine holds, and the machine that shall have a copy of them: the next one, of
+        another zone if there is one."""
+        me = self._me
+        layout = layout_of(plan)
+        by_machine: dict[str, set[Any]] = {}
+        for place in layout.places:
+            by_machine.setdefault(where[place.rank].machine, set()).update(held_pieces(layout, place, self._run.kinds))
+        elsewhere = set().union(*(pieces for name, pieces in by_machine.items() if name != me.name))
+        self._lonely = frozenset(by_machine.get(me.name, set()) - elsewhere)
+        index = next((n for n, machine in enumerate(machines) if machine.name == me.name), 0)
+        others = [*machines[index + 1 :], *machines[:index]]
+        apart = [machine for machine in others if machine.zone != me.zone]
+        self._partner = next(iter(apart or others), None)
+
+    async def copied(self, step: int) -> None:
+        """Have a copy of what no other machine holds made on another one."""
+        lonely = {part for piece in self._lonely for part in split(piece, 1 << 23)}
+        pieces = [
+            stored
+            for snapshot in self._snapshots.by_file.values()
+            if snapshot.step == step and not snapshot.origin
+            for stored in snapshot.pieces
+            if stored.piece in lonely
+        ]
+        if not pieces:
+            return
+        partner, me = self._partner, self._me
+        if partner is None:
+            return  # a single machine: its disk and the object store protect it
+        try:
+            channel = await connect(partner.host, partner.port, refuse, timeout=5.0)
+            try:
+                scale = next((s.scale for s in self._snapshots.by_file.values() if s.step == step), None)
+                await channel.call(
+                    "copy",
+                    timeout=COPY_SECONDS,
+                    machine=machine_data(me),
+                    rows=rows_of(pieces),
+                    step=step,
+                    scale=scale,
+                    of_generation=self._term.base.generation.number,
+                )
+            finally:
+                channel.close()
+        except (LostError, RefusedError) as error:
+            if self._term.promised > self._term.base.generation.number:
+                return  # another step takes its place
+            print(f"step {step} of {me.name} has no copy on {partner.name}: {error}", file=sys.stderr, flush=True)
+
+    async def copy(self, message: Message) -> Reply:
+        """Have a copy of another machine's pieces in this one's memory. Raises RefusedError during a recovery, which
+        counts on what this machine said that it holds."""
+        if message["of_generation"] < self._term.promised:
+            raise RefusedError(f"generation {message['of_generation']} is over")
+        origin = machine_of(message["machine"])
+        pieces, address = pieces_of(message["rows"]), (origin.host, origin.port)
+        file = self._snapshots.begin(f"copy-of-{origin.name}", message["of_generation"])
+        laid, offset = [], 0
+        for stored in pieces:
+            source = Source(
+                machine=origin.name,
+                address=address,
+                tier=MEMORY,
+                file=stored.file,
+                offset=stored.offset,
+                start=0,
+                stop=stored.bytes,
+            )
+            laid.append(Wanted(stored=replace(stored, file=file, offset=offset), sources=(source,)))
+            offset += stored.bytes
+        found = await fetch(laid, self._snapshots.folder, file, {})
+        if found.failed:
+            raise RefusedError(f"{len(found.failed)} pieces did not arrive: {found.failed[0][2]}")
+        self._snapshots.done(
+            Snapshot(
+                file=file,
+                step=message["step"],
+                generation=message["of_generation"],
+                origin=origin.name,
+                pieces=found.pieces,
+                scale=message["scale"],
+            )
+        )
+        return {}, b""
+
+    async def commit(self, message: Message) -> None:
+        """Know that all machines have a step; then bring it to the slower tiers, unless they are busy with another."""
+        await self._snapshots.commit(message["step"], self._term.base.generation.number)
+        if self._saving is None or self._saving.done():
+            self._saved = message["step"]
+            self._saving = asyncio.get_running_loop().create_task(self._save(message["step"]))
+
+    async def flush(self, message: Message) -> None:
+        """Have the last step in all tiers, and with another machine."""
+        await self.copied(message["step"])
+        await self.commit(message)
+        if self._saving is not None:
+            await self._saving
+        if self._saved != message["step"]:
+            await self._save(message["step"])
+
+    async def _save(self, step: int) -> None:
+        """Write this machine's part of a step to disk, then to the object store. Where one fails, training goes on and
+        the older steps stay."""
+        held = [item for snapshot in list(self._snapshots.by_file.values()) for item in self._of(snapshot, step)]
+        me = self._me.name
+        try:
+            if self.disk is not None and held:
+                await asyncio.to_thread(self.disk.write, step, self._snapshots.folder, held)
+                self.disk.keep_newest()
+        except (OSError, ValueError) as error:
+            print(f"step {step} of {me} is not on disk: {error}", file=sys.stderr, flush=True)
+        try:
+            if self.cloud is not None:
+                rows = await asyncio.to_thread(self.cloud.put_part, step, me, self._snapshots.folder, held)
+                scale = next((s.scale for s in self._snapshots.by_file.values() if s.step == step), None)
+                await self._desk.tell(
+                    "uploaded", step=step, rows=rows_of(rows), scale=scale, generation=self._term.promised
+                )
+        except OSError as error:
+            print(f"step {step} of {me} is not in the object store: {error}", file=sys.stderr, flush=True)
+
+    def expendable(self) -> bool:
+        """Return whether the disk has this machine's part of the newest step, too."""
+        held = [] if self.disk is None else self.disk.holdings()
+        return any(item.step == self._snapshots.committed for item in held)
+
+    def _of(self, snapshot: Snapshot, step: int) -> Iterator[Held]:
+        """Yield what this machine itself wrote of a step."""
+        if snapshot.step == step and not snapshot.origin:
+            yield from (item for item in self._snapshots.holdings() if item.stored.file == snapshot.file)
