@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
+from typing import Any
 
 import typer
 from typer.exceptions import Abort, TyperException
+from typer.main import get_command
 
 from shardwright import __version__
 from shardwright.cli import (
@@ -100,12 +103,18 @@ def options(
 options.__doc__ = HELP
 
 
+@cache
+def command() -> Any:
+    """Return the command line, made once in a process: that takes longer than a small command."""
+    return get_command(app)
+
+
 def main() -> None:
     """Run the command line; exit 0 on success, 2 on bad input, 3 where no strategy is feasible."""
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     try:
-        code = app(args=arguments, prog_name="shardwright", standalone_mode=False)
+        code = command()(args=arguments, prog_name="shardwright", standalone_mode=False)
     except (SpecError, TyperException, OSError) as error:
         if debug:
             raise
