@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 from tests.cli.running import refused, run
+from tests.discovery.test_discover import SCONTROL
 from tests.golden.plans import PLANS
+from tests.measured import real_document, small_document
+from tests.spec.test_machine_profile import PROFILE
 
+from shardwright.discovery.discover import discover
 from shardwright.plans.document import to_document
 from shardwright.reports.documents.schemas import SCHEMAS
+from shardwright.spec.read import machine_profile
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 JOB = ["--model", "llama-3.2-1b", "--global-batch", "8", "--seq-len", "512"]
 TWO = "1x2xA100-SXM-80+1x2xV100-SXM2"
@@ -84,6 +93,51 @@ def test_the_plan_of_a_user_is_as_it_should_be(plan_file: Path) -> None:
     holds("plan", json.loads(plan_file.read_text()))
     holds("evaluation", json.loads(run(["evaluate", str(plan_file), "--json"]).out))
     holds("check", json.loads(run(["check", str(plan_file), "--json"]).out))
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [("gpus", ["gpus"]), ("models", ["models"]), ("prices", ["prices", "--gpu", "L4"])],
+)
+def test_the_catalogue_is_as_it_should_be(name: str, command: list[str]) -> None:
+    holds(name, json.loads(run([*command, "--json"]).out))
+
+
+@pytest.mark.parametrize("path", [*sorted(EXAMPLES.glob("*[0-9].yaml")), EXAMPLES / "mixed.yaml"])
+def test_cluster_files_are_as_they_should_be(path: Path) -> None:
+    holds("cluster", yaml.safe_load(path.read_text()))
+
+
+def test_what_was_discovered_is_as_it_should_be() -> None:
+    found = discover("slurm", ask=lambda command: SCONTROL if command[0] == "scontrol" else None)
+    holds("cluster", yaml.safe_load(found.text))
+    machines = [asdict(group) for group in found.machines]
+    document = {"source": found.source, "machines": machines, "unseen": found.unseen, "text": found.text}
+    holds("discovery", json.loads(json.dumps(document)))
+
+
+def test_profiles_are_as_they_should_be() -> None:
+    holds("profile", json.loads(json.dumps(machine_profile.to_document(PROFILE))))
+    holds("layers", real_document())
+    holds("layers", small_document())
+
+
+@pytest.mark.parametrize(
+    ("name", "document"),
+    [
+        ("cluster", {}),
+        ("cluster", {"nodes": [{"count": 4, "gpu": "H100-SXM", "gpu_count": 8}]}),
+        ("cluster", {"nodes": [{"count": 0, "gpu": "H100-SXM", "gpus": 8}]}),
+        ("cluster", {"nodes": [{"count": 1, "gpu": {"name": "mine", "memory_gb": 24}}]}),
+        ("layers", small_document() | {"entries": []}),
+        ("layers", small_document(forward_seconds=["0.1"])),
+        ("profile", machine_profile.to_document(PROFILE) | {"version": 2}),
+        ("profile", machine_profile.to_document(PROFILE) | {"operators": [{"kind": "gemm"}]}),
+    ],
+)
+def test_a_wrong_file_is_refused(name: str, document: Any) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        holds(name, json.loads(json.dumps(document)))
 
 
 @pytest.mark.parametrize("change", [{"micro_batch": "1"}, {"replicas": 3}, {"extra": 1}, {"version": 99}])

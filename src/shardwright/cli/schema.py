@@ -8,7 +8,7 @@ import typer
 
 from shardwright.cli.output import write_json
 
-HELP = """Print the JSON schema of a document that commands write.
+HELP = """Print the JSON schema of a document that commands write or read.
 
 Examples:
 
@@ -16,12 +16,14 @@ Examples:
   shardwright schema plan > plan.schema.json
   shardwright schema ranking
 
-Documents: plan (`plan --out`), ranking (`plan --json`), evaluation (`evaluate --json`), check, fit and shop (`--json`).
+Written: plan (`plan --out`), ranking (`plan --json`), evaluation (`evaluate --json`), discovery (`discover --json`),
+and check, fit, shop, gpus, models and prices (`--json`). Read: cluster (a cluster file), profile (a machine profile),
+layers (a layer profile).
 """
 
 
 def schema(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="plan, ranking, evaluation, check, fit or shop.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="One of the documents above, e.g. plan or cluster.")],
 ) -> None:
     from shardwright.errors import bad, suggestion
     from shardwright.reports.documents.schemas import SCHEMAS, document_schema

@@ -5,4 +5,5 @@
 * `spot`: a simulation of spot machines
 * `validation`: predicted against measured
 * `schemas`: JSON schemas of all
+* `input_schemas`: JSON schemas of the files that users write or measure
 """

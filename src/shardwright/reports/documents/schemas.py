@@ -1,4 +1,4 @@
-"""JSON schemas of the documents that commands write: `shardwright schema NAME`.
+"""JSON schemas of the documents that commands write and read: `shardwright schema NAME`.
 
 A document may gain keys with time; those that it has keep their meaning. The plan file is closed: its version says
 which keys it has (`plans.schema`).
@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from shardwright.discovery.machine import Machines
 from shardwright.plans.ranking import Fewer, Nearby, NoProgram, SpmdProgram
 from shardwright.plans.schema import DIALECT, Schema, plan_schema, schema_of
+from shardwright.reports.documents.input_schemas import cluster_schema, layers_schema, profile_schema
+from shardwright.spec.catalog.catalog import MachinePrice
+from shardwright.spec.cluster import Gpu
 
 ANY: Schema = {}
 TEXT: Schema = {"type": "string"}
@@ -128,6 +132,26 @@ def _shop() -> Schema:
     )
 
 
+def _gpus() -> Schema:
+    """Return the schema of `gpus --json`."""
+    gpu = schema_of(Gpu)
+    gpu["properties"]["peak_flops"] = _by_name(NUMBER)
+    return _list(gpu)
+
+
+def _models() -> Schema:
+    """Return the schema of `models --json`."""
+    texts = dict.fromkeys(("name", "source"), TEXT) | {"particular": {"type": ["string", "null"]}}
+    counts = dict.fromkeys(("parameters", "active_parameters", "hidden", "layers", "vocab"), COUNT)
+    return _list(_record({**texts, **counts, "assumed": _list(TEXT)}))
+
+
+def _discovery() -> Schema:
+    """Return the schema of `discover --json`."""
+    machines = _list(schema_of(Machines))
+    return _record({"source": TEXT, "machines": machines, "unseen": _list(TEXT), "text": TEXT})
+
+
 SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "plan": plan_schema,
     "ranking": _ranking,
@@ -135,6 +159,13 @@ SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "check": _check,
     "fit": _fit,
     "shop": _shop,
+    "gpus": _gpus,
+    "models": _models,
+    "prices": lambda: _list(schema_of(MachinePrice)),
+    "discovery": _discovery,
+    "cluster": cluster_schema,
+    "profile": profile_schema,
+    "layers": layers_schema,
 }
 
 
