@@ -34,6 +34,7 @@ class Page:
         self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Accessibility"):
             self.send(f"{domain}.enable")
+        self.send("Performance.enable", timeDomain="threadTicks")
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Return the result of a command."""
@@ -69,6 +70,12 @@ class Page:
         """Go to a page and wait until it is loaded."""
         self.send("Page.navigate", url=url)
         self.wait("document.readyState === 'complete'")
+
+    def busy_seconds(self) -> float:
+        """Return how long the page's thread has computed since it was opened, which other work on the machine does not
+        change."""
+        metrics = self.send("Performance.getMetrics")["metrics"]
+        return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))
 
     def run(self, script: str) -> Any:
         """Return what JavaScript comes to, promises kept. Raises AssertionError where it throws."""

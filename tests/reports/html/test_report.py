@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from functools import cache
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chromium import CHROMIUM, chromium
 from tests.cli.running import run
 
 import shardwright
@@ -23,8 +23,10 @@ from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.html.report import report
 from shardwright.search.planner import on_fewer, predict
 from shardwright.search.renting.expected import run_totals
+from shardwright.search.space.axes import parse_pins
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+MOST_BYTES, LONGEST_SECONDS = 5_000_000, 2.0
+TWO_TYPES = "1024x8xH100-SXM+1024x8xA100-SXM-80"
 
 
 @cache
@@ -168,6 +170,21 @@ def test_what_is_no_result_is_one_message(tmp_path: Path, content: str, words: s
     (tmp_path / "x.json").write_text(content, encoding="utf-8")
     done = run(["report", str(tmp_path / "x.json"), "-o", str(tmp_path / "x.html")])
     assert done.code == 2 and words in done.err and not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize("cluster", ["2048x8xH100-SXM", pytest.param(TWO_TYPES, marks=pytest.mark.nightly)])
+def test_a_page_of_16384_gpus_is_small_and_opens_soon(cluster: str, tmp_path: Path) -> None:
+    model, machines = shardwright.load_model("llama-3.1-405b"), shardwright.load_cluster(cluster)
+    job = shardwright.make_job(global_batch=4096, seq_len=8192, tokens=15e12)
+    space = parse_pins(["tp=8", "micro_batch=1"])
+    text = report(ranking_document(shardwright.plan(model, machines, job, space=space, gap=0.5)))
+    assert len(text.encode()) <= MOST_BYTES
+    (tmp_path / "r.html").write_text(text, encoding="utf-8")
+    with chromium(tmp_path) as found:
+        found.open((tmp_path / "r.html").as_uri())
+        found.wait("document.body.dataset.drawn")
+        assert found.busy_seconds() <= LONGEST_SECONDS and found.wrong == []
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
