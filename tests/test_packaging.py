@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -58,3 +60,14 @@ def test_the_readme_says_how_to_install_without_claiming_a_published_package() -
     first_screen = "\n".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:40])
     assert "pip install ." in first_screen
     assert not re.search(r"pip install ['\"]?shardwright", first_screen)
+
+
+def test_planning_needs_no_optional_package() -> None:
+    optional = {Requirement(text).name for texts in PROJECT["optional-dependencies"].values() for text in texts}
+    modules = sorted({name.replace("-", "_") for name in optional})
+    command = "plan --model gpt2 --cluster 1x2xL4 --global-batch 8 --seq-len 128 --json"
+    program = f"import sys; sys.modules.update(dict.fromkeys({modules})); from shardwright.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command.split()], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

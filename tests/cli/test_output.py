@@ -162,7 +162,7 @@ def test_help_and_mistakes_need_no_heavy_imports(arguments: list[str]) -> None:
         "import sys; from shardwright.cli.app import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "sys.exit(' '.join(sorted({'numpy', 'rich', 'torch', 'yaml'} & set(sys.modules))) or 0)"
+        "sys.exit(' '.join(sorted({'numpy', 'rich', 'torch', 'xxhash', 'yaml'} & set(sys.modules))) or 0)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, timeout=60

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from shardwright.runtime.state.recipe import Recipe
-from shardwright.runtime.storage.mixture import Source
+
+if TYPE_CHECKING:
+    from shardwright.runtime.storage.mixture import Source
 
 Device = Literal["cpu", "cuda"]
 CHANGES = ("data", "seed", "global_batch", "seq_len", "precision")
