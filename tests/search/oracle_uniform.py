@@ -224,3 +224,9 @@ def layout_numbers(rows: Strategies) -> np.ndarray:
     if not len(rows):
         return np.zeros(0, dtype=int)
     return np.unique(np.stack([getattr(rows, name) for name in LAYOUT], axis=1), axis=0, return_inverse=True)[1]
+
+
+def doubts(rows: Strategies) -> np.ndarray:
+    """Return 2 % for each factor of ten by which published runs with what a row has are outnumbered, [N]."""
+    rare = ((rows.offload > 0, 5, 3103), (rows.sharding == ZERO2, 5, 3103), (rows.vpp > 12, 9, 134))
+    return np.array(sum(0.02 * has * math.log10(of / runs) for has, runs, of in rare))

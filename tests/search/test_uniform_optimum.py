@@ -29,8 +29,9 @@ ROUNDED = 2.0**-36  # values are rounded to 36 binary digits
 def test_search_finds_the_best_strategy_of_the_best_layouts(problem: Problem):
     where, verdict = solved(problem)
     cost, layout = values(where, verdict), oracle.layout_numbers(verdict.rows)
+    doubted = cost * (1.0 + oracle.doubts(verdict.rows))
     best = np.full(layout.max(initial=-1) + 1, np.inf)
-    np.minimum.at(best, layout[verdict.fits], cost[verdict.fits])
+    np.minimum.at(best, layout[verdict.fits], doubted[verdict.fits])
     expected = np.sort(best[np.isfinite(best)])
 
     space, objective = (
@@ -40,7 +41,11 @@ def test_search_finds_the_best_strategy_of_the_best_layouts(problem: Problem):
     known = evaluate(where, verdict.rows.take(slice(None, None, len(verdict.rows) // 4 + 1)))
     for top, start in ((1, None), (3, None), (3, known), (ALL, None)):
         found = search(where, space, Filters(), objective, top=top, start=start)
-        np.testing.assert_allclose([value for value, _ in found.ranked], expected[:top], rtol=1e-9)
+        weighed = [value * (1.0 + oracle.doubts(row)[0]) for value, row in found.ranked]
+        np.testing.assert_allclose(weighed, expected[:top], rtol=1e-9)
+        assert (found.least is None) == (not len(expected))
+        if found.least is not None:
+            np.testing.assert_allclose(found.least[0], cost[verdict.fits].min(), rtol=1e-9)
         assert found.candidates == len(verdict.rows)
         assert found.costed + sum(number for _, number in found.rejected) == found.candidates
         assert all(number > 0 for _, number in found.rejected)

@@ -33,6 +33,18 @@ def ordered(counts: Mapping[Rejection, int]) -> tuple[tuple[Rejection, int], ...
     return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0].cause.value, item[0].rule)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RareSwitch:
+    """What only `runs` of `of` published runs have: values of an axis of the space from `least` to `most`."""
+
+    name: str
+    axis: str
+    least: float
+    most: float
+    runs: int
+    of: int
+
+
 class NotCovered(Enum):
     """Kinds of plans that neither a search nor its bound looks at."""
 

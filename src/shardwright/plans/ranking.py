@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright.plans.document import save
-from shardwright.plans.findings import Failure, Reason, Rejection, Remedy, Shortage, Uncovered
+from shardwright.plans.findings import Failure, RareSwitch, Reason, Rejection, Remedy, Shortage, Uncovered
 from shardwright.plans.plan import Plan
 from shardwright.plans.summary import figures, html_table, text_table
 
@@ -110,10 +110,22 @@ class NoProgram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PassedOver:
+    """A plan of less time or money than the first one, by a part `saving`, that does not come first for what it has of
+    `switches`; `pins` ask for it, as `axis=value`."""
+
+    plan: Plan
+    saving: float
+    switches: tuple[RareSwitch, ...]
+    pins: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
     """Plans, best first (none if `infeasible` is set), with the baselines they were compared to. Where plans of several
     kinds span GPU types, `kinds` has the best of each; `nearby` is what `planner.with_nearby` found to pay, `fewer` the
-    same run on fewer of the machines (`planner.on_fewer`), `program` what `planner.with_program` found."""
+    same run on fewer of the machines (`planner.on_fewer`), `program` what `planner.with_program` found. `passed_over`
+    is the best of all where it has what hardly any published run has and gains too little by it."""
 
     plans: tuple[Plan, ...]
     baselines: tuple[Baseline, ...]
@@ -123,6 +135,7 @@ class Ranking:
     nearby: tuple[Nearby, ...] = ()
     fewer: tuple[Fewer, ...] = ()
     program: SpmdProgram | NoProgram | None = None
+    passed_over: PassedOver | None = None
 
     @property
     def best(self) -> Plan:

@@ -29,6 +29,7 @@ from shardwright.plans.findings import (
     OffersTooSmall,
     PinsTooTight,
     PlacesApart,
+    RareSwitch,
     Rejection,
     RulesDropAll,
     Shortage,
@@ -121,6 +122,11 @@ def limit_names(limits: Limits) -> str:
 @in_words.register
 def _(found: Rejection) -> str:
     return f"rule {found.rule}" if found.cause is Cause.RULE else FIXED[found.cause]
+
+
+@in_words.register
+def _(found: RareSwitch) -> str:
+    return f"{found.name} ({found.runs:,} of {found.of:,} published runs)"
 
 
 @in_words.register

@@ -10,7 +10,9 @@ import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.predict import predict as prediction_of
+from shardwright.cost.trust.rarity import doubts
 from shardwright.plans.plan import Plan
+from shardwright.rounding import coarse
 from shardwright.search.mixed.entry import (
     Outcome,
     dropped,
@@ -42,6 +44,11 @@ class OneType:
     found: Found
     baseline_seconds: float
 
+    @property
+    def weighed_values(self) -> list[float]:
+        """What the job minimises for each ranked row, its doubt counted."""
+        return [coarse(value * (1.0 + float(doubts(row)[0]))) for value, row in self.found.ranked]
+
 
 def search_type(context: Context, space: Space, filters: Filters, top: int) -> OneType:
     """Return what plans on the machines of one type reach."""
@@ -70,7 +77,7 @@ def search_pipelines(
     if pinned_away(space) or (len(contexts) == 1 and contexts[0].job.framework != OWN):
         return None
     begin = time.perf_counter()
-    known = [result.found.ranked[0][0] for result in results if result.found.ranked]
+    known = [value for result in results for value in result.weighed_values[:1]]
     outcome = mixed_search(
         contexts,
         cluster,

@@ -35,6 +35,7 @@ from shardwright.search.summary import (
     best_of_kinds,
     best_plans,
     left_out,
+    passed_over,
     report_of,
     several_types,
     shown_baselines,
@@ -68,8 +69,10 @@ def plan(
     `space` pins parameters, `rules` drop candidates, `fit` is the probability with which a plan must fit in memory,
     `exportable_to` names a target that must be able to run the plan. Where all replicas are equal on machines of one
     type the first plan is the optimum of the declared space under the cost model; else it is within `gap` of it, or as
-    near as the `gap` of the search report says, in seconds or dollars. Raises SpecError for input that makes no sense;
-    a search without a feasible plan returns a Ranking that says why.
+    near as the `gap` of the search report says, in seconds or dollars. What hardly any published run has comes first
+    only where it gains more than its doubt (`cost.trust.rarity`); else `passed_over` is the optimum, and the gap says
+    by how much. Raises SpecError for input that makes no sense; a search without a feasible plan returns a Ranking
+    that says why.
     """
     if exportable_to is not None and exportable_to not in EXPORTABLE:
         raise bad("`exportable_to=`", f"{exportable_to!r} is not a target", suggestion(exportable_to, EXPORTABLE))
@@ -95,6 +98,7 @@ def plan(
     uneven = None if exportable_to else search_uneven(results, cluster, space, filters, fit)
     values, plans = best_plans(results, cluster, top, mixed, uneven)
     bounds = [*([mixed.outcome.bound] if mixed else []), *([uneven.bound] if uneven else [])]
+    bounds += [least[0] for result in results if (least := result.found.least) is not None]
     bound = min([*values[:1], *bounds], default=np.inf)
     if job.objective == "time":
         plans = tuple(with_bound(plan, bound) for plan in plans)
@@ -107,7 +111,14 @@ def plan(
         freed = partial(without_limits, results, cluster, space, filters, gap, fit) if mixed else _no_plan
         infeasible = explain(contexts, space, filters, report, freed)
     kinds = () if uneven is None else tuple(best_of_kinds(mixed, uneven))
-    return Ranking(plans=plans, baselines=shown, search=report, infeasible=infeasible, kinds=kinds)
+    return Ranking(
+        plans=plans,
+        baselines=shown,
+        search=report,
+        infeasible=infeasible,
+        kinds=kinds,
+        passed_over=passed_over(results, cluster, values[0]) if plans else None,
+    )
 
 
 def with_nearby(

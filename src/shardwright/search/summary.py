@@ -11,15 +11,16 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.strategies import Strategies, plan_of_row
+from shardwright.cost.trust.rarity import rare_in
 from shardwright.plans.findings import Cause, Failure, MixedPlans, Rejection, ordered
 from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Baseline, SearchReport
+from shardwright.plans.ranking import Baseline, PassedOver, SearchReport
 from shardwright.search.kinds import OneType, Pipelines, Uneven
 from shardwright.search.mixed.entry import (
     affordable_value,
 )
 from shardwright.search.mixed.tables.settings import pinned_away
-from shardwright.search.space.axes import Space
+from shardwright.search.space.axes import Space, pin_words
 from shardwright.search.uneven.search import EVEN_RULE
 from shardwright.spec.cluster import Cluster, NodePool
 
@@ -29,12 +30,28 @@ PIPELINES, UNEVEN = "pipelines over several types", "uneven FSDP over several ty
 def best_plans(
     results: Sequence[OneType], cluster: Cluster, top: int, mixed: Pipelines | None, uneven: Uneven | None
 ) -> tuple[tuple[float, ...], tuple[Plan, ...]]:
-    """Return the best rows of all pools, and the best plans over several types, as plans with their values."""
+    """Return the best rows of all pools, and the best plans of unequal replicas, as plans with their values. Doubts
+    count in the order, not in the values."""
     found = _uniform_plans(results, cluster, top)
     several = (*(mixed.outcome.plans if mixed else ()), *(uneven.plans if uneven else ()))
-    found += [(value, plan) for plan in several if (value := affordable_value(plan)) is not None]
+    found += [(value, value, plan) for plan in several if (value := affordable_value(plan)) is not None]
     best = sorted(found, key=lambda item: item[0])[:top]
-    return tuple(value for value, _ in best), tuple(plan for _, plan in best)
+    return tuple(value for _, value, _ in best), tuple(plan for _, _, plan in best)
+
+
+def passed_over(results: Sequence[OneType], cluster: Cluster, value: float) -> PassedOver | None:
+    """Return the best uniform plan, doubts not counted, where it is better than the first plan, of `value`."""
+    least = [(*found, result.context) for result in results if (found := result.found.least) is not None]
+    best, row, context = min(least, key=lambda item: item[0], default=(np.inf, None, None))
+    if row is None or context is None or best >= value:
+        return None
+    switches = rare_in(row)
+    return PassedOver(
+        plan=costed_plan(context, cluster, row),
+        saving=1.0 - best / value,
+        switches=switches,
+        pins=tuple(pin_words(switch.axis, (getattr(row, switch.axis)[0].item(),)) for switch in switches),
+    )
 
 
 def with_bound(plan: Plan, bound: float) -> Plan:
@@ -43,17 +60,18 @@ def with_bound(plan: Plan, bound: float) -> Plan:
     return plan if found is None else plan.costed(replace(found, lower_bound_seconds=bound))
 
 
-def _uniform_plans(results: Sequence[OneType], cluster: Cluster, top: int) -> list[tuple[float, Plan]]:
-    """Return the best rows of all pools as plans with their values; of equal ones those on cheaper machines first."""
+def _uniform_plans(results: Sequence[OneType], cluster: Cluster, top: int) -> list[tuple[float, float, Plan]]:
+    """Return the best rows of all pools as plans with their values, doubts counted and not; of equal ones those on
+    cheaper machines first."""
     ranked = sorted(
-        (value, _dollars_per_gpu_hour(result.context.pool), place, rank)
+        (weighed, _dollars_per_gpu_hour(result.context.pool), place, rank)
         for place, result in enumerate(results)
-        for rank, (value, _) in enumerate(result.found.ranked)
+        for rank, weighed in enumerate(result.weighed_values)
     )[:top]
-    return [
-        (value, costed_plan(results[place].context, cluster, results[place].found.ranked[rank][1]))
-        for value, _, place, rank in ranked
+    found = [
+        (weighed, results[place].context, *results[place].found.ranked[rank]) for weighed, _, place, rank in ranked
     ]
+    return [(weighed, value, costed_plan(context, cluster, row)) for weighed, context, value, row in found]
 
 
 def _dollars_per_gpu_hour(pool: NodePool) -> float:

@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 from shardwright.errors import Problem
 from shardwright.plans.document import to_document
-from shardwright.plans.ranking import Baseline, Evaluation, Origin, Ranking, SearchReport
+from shardwright.plans.ranking import Baseline, Evaluation, Origin, PassedOver, Ranking, SearchReport
+from shardwright.reports.text.caution import passed_over_words
 from shardwright.reports.text.explain import changes, differences, gaps, shortage, verdict
 from shardwright.reports.text.ladder import Rung
 from shardwright.reports.text.risk import risk_document
@@ -36,7 +37,19 @@ def ranking_document(ranking: Ranking) -> Document:
         document["program"] = asdict(ranking.program)
     document["nearby"] = [asdict(row) for row in ranking.nearby]
     document["fewer"] = [asdict(row) for row in ranking.fewer]
+    document["passed_over"] = None if ranking.passed_over is None else _passed_over(ranking.passed_over)
     return document
+
+
+def _passed_over(found: PassedOver) -> Document:
+    assert found.plan.prediction is not None, "it was costed"
+    return {
+        "iteration_seconds": found.plan.prediction.iteration_seconds,
+        "saving": found.saving,
+        "switches": [{"name": each.name, "runs": each.runs, "of": each.of} for each in found.switches],
+        "pins": list(found.pins),
+        "words": passed_over_words(found),
+    }
 
 
 def _baseline(entry: Baseline) -> Document:

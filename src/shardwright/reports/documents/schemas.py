@@ -52,6 +52,10 @@ def _ranking() -> Schema:
             "not_covered": _list(TEXT),
         }
     )
+    switch = _record({"name": TEXT, "runs": COUNT, "of": COUNT})
+    passed_over = _record(
+        {"iteration_seconds": NUMBER, "saving": NUMBER, "switches": _list(switch), "pins": _list(TEXT), "words": TEXT}
+    )
     return _record(
         {
             "plans": _list(plan_schema()),
@@ -59,6 +63,7 @@ def _ranking() -> Schema:
             "search": search,
             "nearby": _list(schema_of(Nearby)),
             "fewer": _list(schema_of(Fewer)),
+            "passed_over": {"anyOf": [passed_over, {"type": "null"}]},
         },
         {"infeasible": _record({"reason": TEXT, "remedies": _list(TEXT)}), "risk": _list(ANY), "program": program},
     )

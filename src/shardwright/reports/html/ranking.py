@@ -29,7 +29,7 @@ def ranking_page(document: Mapping[str, Any], efficiency: Efficiency, *, command
     more = (
         *machines_front(plans[0], _fewer(plans[0], document.get("fewer", ()))),
         *_alternatives(plans, [*document["baselines"], *document.get("kinds", [])]),
-        *_search(plans[0], document["search"]),
+        *_search(plans[0], document["search"], document.get("passed_over")),
     )
     return plan_page(plans[0], efficiency, command=command, more=more)
 
@@ -90,7 +90,7 @@ def _short(plan: Plan) -> str:
     )
 
 
-def _search(best: Plan, report: Mapping[str, Any]) -> Iterator[Section]:
+def _search(best: Plan, report: Mapping[str, Any], passed_over: Mapping[str, Any] | None) -> Iterator[Section]:
     rows = tuple(
         (reason, f"{count:,}", MEANING.get(reason, ""))
         for reason, count in sorted(report["rejected"].items(), key=_most)
@@ -106,6 +106,8 @@ def _search(best: Plan, report: Mapping[str, Any]) -> Iterator[Section]:
         points.append(
             f"Certificate: no plan of the space is faster than {of}; this one is within {report['gap']:.2%} of it."
         )
+    if passed_over and passed_over["words"]:
+        points.append(f"Caution: {passed_over['words']}.")
     if report["not_covered"]:
         points.append("Not covered: " + "; ".join(report["not_covered"]) + ".")
     yield Section(

@@ -6,6 +6,7 @@
 * `evaluation`: a user's own plan
 * `ladder`: the way from a plan to better ones
 * `explain`: how two plans differ
+* `caution`: what hardly any published run has
 * `describe`: a plan in a few words
 * `mixed`: a plan whose replicas differ
 * `shares`: rows and state of each GPU under uneven FSDP

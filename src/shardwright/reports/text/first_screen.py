@@ -10,6 +10,7 @@ from shardwright.cost.trust.evidence import unpublished
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby, Ranking
 from shardwright.reports.text import describe, kinds, mixed, programs
+from shardwright.reports.text.caution import passed_over_words
 from shardwright.reports.text.explain import saving, value
 from shardwright.reports.text.layout import WIDTH, labelled
 from shardwright.reports.text.plans import FAR, predicted, whole_run
@@ -96,6 +97,7 @@ def _good(ranking: Ranking) -> Iterator[str]:
         near = "the best" if gap < 5e-5 else f"within {gap:.2%} of the best"
         outside = "; --details has what these leave out" if beyond else ""
         yield f"proved {near} of {ranking.search.candidates:,} candidates{outside}"
+    yield from (words for words in [passed_over_words(ranking.passed_over)] if words)
 
 
 def _near(best: Plan, row: Nearby) -> str:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 from shardwright.plans.plan import Plan
-from shardwright.plans.ranking import Baseline, Ranking, SearchReport
+from shardwright.plans.ranking import Baseline, PassedOver, Ranking, SearchReport
 from shardwright.reports.assumptions import pools_assumed
 from shardwright.reports.text import describe, kinds, mixed, programs
+from shardwright.reports.text.caution import passed_over_words, rare_words
 from shardwright.reports.text.explain import contrast, saving, unit, value
 from shardwright.reports.text.layout import WIDTH, labelled, listed, wrapped
 from shardwright.reports.text.plans import plan_text, plans_table, predicted, whole_run
@@ -35,6 +36,7 @@ def ranking_text(ranking: Ranking, width: int = WIDTH) -> str:
         kinds.kinds_text(ranking.kinds, best, width),
         programs.program_text(ranking, width),
         certificate_text(best, ranking.search, width),
+        caution_text(ranking.passed_over, width),
         search_text(ranking.search, width),
         assumptions_text(best.model, best.cluster, width),
     ]
@@ -81,6 +83,7 @@ def runners_up_text(plans: Sequence[Plan], width: int) -> str:
     best, *others = plans
     points = [
         f"{place}: {_beyond(other, best):+.2%} {unit(best)}: {contrast(other, best)}"
+        + (f"; rarely used: {rare}" if (rare := rare_words(other)) else "")
         for place, other in enumerate(others, start=2)
     ]
     return listed("Why the others come after it", points, width)
@@ -116,6 +119,12 @@ def certificate_text(best: Plan, report: SearchReport, width: int) -> str:
     """Return how far from the best the plan can be, where types can be mixed."""
     words = mixed.certificate(best, report)
     return wrapped(f"Certificate: {words}", "", width) if words else ""
+
+
+def caution_text(found: PassedOver | None, width: int) -> str:
+    """Return what a better plan has that hardly any published run has, where there is one."""
+    words = passed_over_words(found)
+    return wrapped(f"Caution: {words}.", "", width) if words else ""
 
 
 def search_text(report: SearchReport, width: int) -> str:

@@ -80,7 +80,7 @@ def _try(context: Context, space: Space, filters: Filters) -> float | None:
     """Return the least value of a search, or None if it finds nothing."""
     objective = Objective(model=context.model, job=context.job, pool=context.pool)
     found = search(context, space, filters, objective, top=1)
-    return found.ranked[0][0] if found.ranked else None
+    return None if found.least is None else found.least[0]
 
 
 def _nothing_legal(context: Context, space: Space) -> NoPlan:

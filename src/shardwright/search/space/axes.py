@@ -149,6 +149,12 @@ def _value(axis: str, word: str) -> Value:
     return int(value)
 
 
+def pin_words(axis: str, values: Sequence[Value]) -> str:
+    """Return a pin as a user writes it: sharding=zero1,zero2."""
+    names = {code: name for name, code in AXES[axis].items()}
+    return f"{axis}=" + ",".join(names.get(int(value), f"{value:g}") for value in values)
+
+
 def within(space: Space, rows: Strategies) -> Bools:
     """Return which rows have only values that the pins allow, [N]."""
     kept = np.ones(len(rows), dtype=bool)

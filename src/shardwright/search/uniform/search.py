@@ -2,7 +2,9 @@
 
 Best first, in three rounds of growing cost. A layout is bounded by its work; an arrangement (placement, switches,
 split) by its pipeline without recomputation; a complete strategy by the closed-form pipeline bound. Whatever a bound
-says cannot beat the plans already found is dropped unseen; the rest is simulated.
+says cannot beat the plans already found is dropped unseen; the rest is simulated. What hardly any published run has
+comes first only where it gains more than its doubt; the least value without doubts is found, too, so that it is known
+what caution costs.
 
 This is branch and bound as in `mixed.branch_and_bound.tree`, with the same order and the same cutoff, but a node there
 is worth a linear program and here less than a microsecond: so the loops go over batches of rows, never over candidates.
@@ -21,6 +23,7 @@ from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import bound_seconds, iteration
 from shardwright.cost.iteration.evaluate import Verdict, simulated_seconds
 from shardwright.cost.strategies import Strategies
+from shardwright.cost.trust.rarity import doubts
 from shardwright.plans.findings import Cause, Rejection, ordered
 from shardwright.progress import tell
 from shardwright.search.objective import Objective
@@ -35,6 +38,7 @@ from shardwright.search.uniform.frontier import Waiting
 from shardwright.search.uniform.layout_bounds import distinct_shards, layout_bounds, memory_floor
 
 LAYOUT_BATCH, EARLY_BATCH, ARRANGEMENT_BATCH, SIMULATION_BATCH = 384, 32, 48, 16
+FEW = 3  # plans wanted, for which batches have these sizes; for more they are larger
 
 
 @dataclass(slots=True)
@@ -52,9 +56,11 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What the search of one pool returns: rows with value, and the account of the rest."""
+    """What the search of one pool returns: rows with value, best first with their doubts counted (`cost.trust.rarity`);
+    the row of least value whatever its doubt; and the account of the rest."""
 
     ranked: tuple[tuple[float, Strategies], ...]
+    least: tuple[float, Strategies] | None
     candidates: int
     costed: int
     rejected: tuple[tuple[Rejection, int], ...]
@@ -71,6 +77,10 @@ class _Search:
     index: ShardIndex
     best: Best
     tally: Tally
+
+    def batch(self, size: int) -> int:
+        """Return how many rows to look at in one go: of many that are wanted, many may as well be costed together."""
+        return size * max(self.best.limit // FEW, 1)
 
 
 def search(
@@ -107,6 +117,7 @@ def search(
     clock.append(("refine", time.perf_counter()))
     return Found(
         ranked=tuple((value, row) for value, _, row in best.ranked()),
+        least=None if best.least is None else (best.least.value, best.least.row),
         candidates=int(candidates),
         costed=tally.costed,
         rejected=_account(tally, candidates),
@@ -160,7 +171,7 @@ def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> 
     while True:
         unseen = values[order[position]] if position < len(order) else np.inf
         if waiting.lowest <= min(best.threshold, unseen) and waiting.lowest < np.inf:
-            _complete(run, waiting.pop(min(unseen, best.threshold), ARRANGEMENT_BATCH))
+            _complete(run, waiting.pop(min(unseen, best.threshold), run.batch(ARRANGEMENT_BATCH)))
         elif unseen <= best.threshold and unseen < np.inf:
             batch = order[position : position + LAYOUT_BATCH]
             position += LAYOUT_BATCH
@@ -237,10 +248,13 @@ def _settle(run: _Search, rows: Rows, bounds: Floats) -> None:
     order = np.argsort(values, kind="stable")
     order = order[np.isfinite(values[order])]
     run.tally.costed += len(order)
-    position = 0
+    doubted, position, size = doubts(rows.strategies), 0, run.batch(SIMULATION_BATCH)
     while position < len(order) and values[order[position]] <= run.best.threshold:
-        chosen = order[position : position + SIMULATION_BATCH]
-        position += SIMULATION_BATCH
+        chosen = order[position : position + size]
+        position += size
+        chosen = chosen[run.best.within_reach(values[chosen], doubted[chosen])]
+        if not len(chosen):
+            continue
         simulated = rows.strategies.take(chosen)
         seconds = simulated_seconds(run.context, simulated, run.index)
         good = np.flatnonzero(seconds <= limits[chosen])

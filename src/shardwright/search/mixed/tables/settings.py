@@ -11,7 +11,7 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import UNSHARDED, ZERO1, Strategies, strategies
 from shardwright.plans.findings import NotCovered, Uncovered, UnequalReplicas
-from shardwright.search.space.axes import AXES, Space, tensor_parallel_degrees
+from shardwright.search.space.axes import Space, pin_words, tensor_parallel_degrees
 from shardwright.spec.model import Model
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -74,18 +74,13 @@ def not_covered(contexts: Sequence[Context], space: Space) -> tuple[Uncovered, .
 
 def pinned_away(space: Space) -> tuple[str, ...]:
     """Return which pins, as `axis=value`, leave no plan that mixes GPU types; nothing if there may be some."""
-    return tuple(f"{axis}={_words(axis, values)}" for axis, values in space.pins.items() if _away(axis, values))
+    return tuple(pin_words(axis, values) for axis, values in space.pins.items() if _away(axis, values))
 
 
 def _away(axis: str, values: Sequence[float]) -> bool:
     if axis == "sharding":
         return ZERO1 not in values
     return axis not in SEARCHED and FIXED.get(axis) not in values
-
-
-def _words(axis: str, values: Sequence[float]) -> str:
-    names = {code: name for name, code in AXES[axis].items()}
-    return ",".join(names.get(int(value), f"{value:g}") for value in values)
 
 
 def settings(contexts: Sequence[Context], space: Space) -> list[Setting]:

@@ -1,0 +1,73 @@
+"""What hardly any published run has comes first only where it pays more than its doubt, and what that costs is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.plans.plan import Plan
+from shardwright.plans.ranking import Ranking
+from shardwright.reports.documents.ranking import ranking_document
+from shardwright.reports.text.first_screen import first_screen
+from shardwright.reports.text.terminal import ranking_text
+from shardwright.search.planner import plan
+from shardwright.search.space.axes import parse_pins
+from shardwright.spec.read.cluster import load_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
+
+MODEL, MACHINE = load_model("llama-3.1-8b"), load_cluster("1x8xH100-SXM")
+JOB = make_job(global_batch=64, seq_len=8192)
+
+
+def seconds(found: Plan) -> float:
+    assert found.prediction is not None
+    return found.prediction.iteration_seconds
+
+
+def ranked(*pins: str) -> Ranking:
+    return plan(MODEL, MACHINE, JOB, space=parse_pins(pins), efficiency=Analytic())
+
+
+def test_a_little_less_time_does_not_put_zero_2_first() -> None:
+    found = ranked()
+    assert found.best.optimizer.sharding != "zero2"
+    assert found.passed_over is not None
+    faster = found.passed_over.plan
+    assert faster.optimizer.sharding == "zero2"
+    assert seconds(faster) == seconds(ranked("sharding=zero2").best)
+    assert found.passed_over.saving == pytest.approx(1.0 - seconds(faster) / seconds(found.best))
+    assert 0.0 < found.passed_over.saving < 0.05
+
+
+def test_the_gap_and_the_bound_are_of_plain_seconds() -> None:
+    found = ranked()
+    assert found.passed_over is not None and found.best.prediction is not None
+    least = seconds(found.passed_over.plan)
+    assert found.best.prediction.lower_bound_seconds == pytest.approx(least, rel=1e-9)
+    assert found.search.gap == pytest.approx(seconds(found.best) / least - 1.0, rel=1e-6)
+
+
+def test_what_is_asked_for_comes_first_without_more_words() -> None:
+    found = ranked("sharding=zero2")
+    assert found.best.optimizer.sharding == "zero2"
+    assert found.passed_over is None
+    assert found.search.gap == 0.0
+
+
+def test_offload_comes_first_where_nothing_fits_without_it() -> None:
+    job = make_job(global_batch=8, seq_len=2048)
+    found = plan(load_model("llama-2-7b"), load_cluster("1x1xA100-SXM-80"), job, efficiency=Analytic())
+    assert found.best.optimizer.offload > 0.0
+    assert found.passed_over is None
+
+
+def test_every_report_names_what_was_passed_over() -> None:
+    found = ranked()
+    words = "ZeRO-2 (5 of 3,103 published runs) would take"
+    for text in (first_screen(found), ranking_text(found)):
+        assert words in " ".join(text.split())
+    document = ranking_document(found)["passed_over"]
+    assert isinstance(document, dict)
+    assert document["pins"] == ["sharding=zero2"]
+    assert document["switches"] == [{"name": "ZeRO-2", "runs": 5, "of": 3103}]
