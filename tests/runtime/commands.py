@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import multiprocessing as mp
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
@@ -44,23 +46,36 @@ def run(
 
 def run_alone(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a plan of one rank as torchrun would, in a process that has PyTorch already: it starts at once."""
+    return run_ranks(1, 1, *arguments)
+
+
+def run_ranks(machines: int, gpus: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a plan on machines of so many GPUs each, all of them here, in processes that have PyTorch already."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["tests.runtime.preload"])
-    with tempfile.TemporaryDirectory() as folder:
-        words = command(*arguments)[3:]
-        process = context.Process(target=_rank_alone, args=(words, folder))
-        process.start()
-        process.join(120)
+    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+        free.close()
+        words, world = command(*arguments)[3:], machines * gpus
+        places = [
+            {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank % gpus, "LOCAL_WORLD_SIZE": gpus}
+            | {"GROUP_RANK": rank // gpus, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            for rank in range(world)
+        ]
+        ranks = [context.Process(target=_rank, args=(words, folder, place)) for place in places]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(120)
         texts = [(Path(folder) / name).read_text() for name in ("out", "err")]
-        return subprocess.CompletedProcess(words, process.exitcode or 0, *texts)
+        return subprocess.CompletedProcess(words, max(process.exitcode or 0 for process in ranks), *texts)
 
 
-def _rank_alone(words: list[str], folder: str) -> None:
+def _rank(words: list[str], folder: str, place: dict[str, Any]) -> None:
     for number, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT), number)
+        os.dup2(os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-    where = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
-    os.environ.update(where)
+    os.environ.update({name: str(value) for name, value in place.items()})
     sys.argv = ["shardwright", *words]
     try:
         main()

@@ -2,3 +2,4 @@
 
 import tests.runtime.workers as workers  # noqa: F401
 import torch.distributed as torch_distributed  # noqa: F401
+import torch.fx.experimental.symbolic_shapes as imported_by_backward  # noqa: F401

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tests.golden.plans import cluster_of
-from tests.runtime.commands import run_alone
+from tests.runtime.commands import run_ranks
 from tests.runtime.recovery.network import Network
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
@@ -218,11 +218,14 @@ def supplied(place: Path, plan: Plan) -> None:
     write_tokens(place / "c.bin", [place / "a.txt"])
 
 
-def losses_of_one_process(place: Path, steps: int) -> dict[int, float]:
-    """Return the losses that every plan of the model has within rounding, by step."""
-    supplied(place, copies(1))
-    out = place / "out"
-    done = run_alone(place / "plan.json", "--data", place / "c.bin", "--out", out, "--steps", steps)
+def undisturbed(place: Path, steps: int, plan: Plan | None = None) -> dict[int, float]:
+    """Return the losses of a run that nothing happens to, by step; of one process, as every plan has them within
+    rounding, if there is no plan."""
+    plan = plan or copies(1)
+    supplied(place, plan)
+    (pool,) = plan.cluster.pools
+    out, told = place / "out", (place / "plan.json", "--data", place / "c.bin", "--steps", steps)
+    done = run_ranks(pool.nodes, pool.gpus_per_node, *told, "--out", out)
     assert done.returncode == 0, done.stderr
     with (out / "metrics.csv").open(newline="") as file:
         return {int(row["step"]): float(row["loss"]) for row in csv.DictReader(file)}

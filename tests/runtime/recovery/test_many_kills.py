@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.runtime.recovery.fleet import Fleet, copies, losses_of_one_process
+from tests.runtime.recovery.fleet import Fleet, copies, undisturbed
 from tests.runtime.recovery.network import network
 
 MACHINES, EVERY, ENDLESS = 3, 3, 1_000_000
@@ -57,7 +57,7 @@ def test_every_kind_of_death_in_one_run(tmp_path: Path, tmp_path_factory: pytest
         fleet.finish()
         found = [{int(row["step"]): float(row["loss"]) for row in fleet.rows(index)} for index in range(MACHINES)]
     last = max(step for rows in found for step in rows)
-    expected = losses_of_one_process(tmp_path / "undisturbed", last)
+    expected = undisturbed(tmp_path / "undisturbed", last)
     for rows in found:
         assert rows == pytest.approx({step: expected[step] for step in rows}, rel=1e-5)
     print(f"{kills} kills, {last} steps")

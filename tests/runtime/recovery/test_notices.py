@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.recovery.fleet import Fleet, copies, losses_of_one_process
+from tests.runtime.recovery.fleet import Fleet, copies, undisturbed
 
 from shardwright.errors import SpecError
 from shardwright.runtime.recovery.notices import Notice, ask, service_of
@@ -119,7 +119,7 @@ def test_a_machine_that_is_taken_away_hands_over_and_no_step_is_lost(tmp_path: P
         fleet.finish()
         assert not (fleet.place(1) / "memory").exists(), "the disk has what it had"
         losses = {int(row["step"]): float(row["loss"]) for row in fleet.rows(1)}
-    expected = losses_of_one_process(tmp_path / "undisturbed", max(losses))
+    expected = undisturbed(tmp_path / "undisturbed", max(losses))
     assert losses == pytest.approx({step: expected[step] for step in losses}, rel=1e-5)
 
 

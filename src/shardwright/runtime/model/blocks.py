@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
 from shardwright.runtime.model.context import ContextGroup, gathered
@@ -123,10 +122,16 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, wind
     queries, keys = query.shape[2], key.shape[2]
     if window is not None and window < keys:
         return window_attention(query, key, value, window)
-    mask: Any = causal_lower_right(queries, keys) if queries < keys else None
+    mask: Any = _lower_right(queries, keys) if queries < keys else None
     return functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=query.shape[1] != key.shape[1]
     )
+
+
+def _lower_right(queries: int, keys: int) -> Any:
+    from torch.nn.attention.bias import causal_lower_right  # two seconds, which most models are spared
+
+    return causal_lower_right(queries, keys)
 
 
 def _checkpointed_core(*arguments: Any) -> torch.Tensor:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
 
 from shardwright.runtime.model.blocks import layer_forward
 from shardwright.runtime.model.context import ContextGroup
@@ -34,6 +33,8 @@ def why_not_compiled(model: Model, tensor: TensorGroup, experts: ExpertGroup, co
 def compiled(say: Callable[[str], None] | None = None, **options: Any) -> LayerForward:
     """Return `layer_forward`, compiled with these `options` of torch.compile when it is first called. Where that fails,
     layers run operator by operator, and `say` is told why, once."""
+    from torch._dynamo.exc import TorchDynamoException  # two seconds, which ranks that do not compile are spared
+
     tell = say or (lambda words: print(f"warning: {words}", file=sys.stderr, flush=True))
     fast: list[LayerForward] = [torch.compile(layer_forward, dynamic=False, **options)]
 

@@ -1,15 +1,20 @@
 """Attention to the last positions alone, on GPUs by FlexAttention (arXiv 2412.05496), whose kernels skip what a window
-leaves out. Elsewhere a mask does."""
+leaves out. Elsewhere a mask does.
+
+FlexAttention is imported where it is used: with it comes the tracer of torch.compile, which takes two seconds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.nn import functional
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 KEPT_MASKS = 64  # as many shapes of attention as a model may have
 
@@ -34,6 +39,8 @@ def _seen(queries: int, keys: int, window: int, device: torch.device) -> torch.T
 
 @lru_cache(maxsize=KEPT_MASKS)
 def _blocks(queries: int, keys: int, window: int, device: str) -> BlockMask:
+    from torch.nn.attention.flex_attention import create_block_mask
+
     def seen(_batch: Any, _head: Any, query: Any, key: Any) -> Any:
         distance = query + (keys - queries) - key
         return (distance >= 0) & (distance < window)
@@ -43,5 +50,7 @@ def _blocks(queries: int, keys: int, window: int, device: str) -> BlockMask:
 
 @cache
 def _compiled() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
     kernel: Callable[..., Any] = torch.compile(flex_attention, dynamic=False)
     return kernel

@@ -15,7 +15,8 @@ from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.recovery.channel import Channel, LostError, Message, RefusedError
 from shardwright.runtime.recovery.errands import Errands
 
-PRELOADED = ["shardwright.runtime.recovery.worker"]
+PRELOADED = ["shardwright.runtime.recovery.worker", "torch.fx.experimental.symbolic_shapes"]
+"""The second is what a backward pass imports when it is first run, in most of a second."""
 
 
 @dataclass(kw_only=True, eq=False)
