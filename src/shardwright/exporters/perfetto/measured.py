@@ -60,16 +60,32 @@ def measured_events(ranks: Sequence[RankTrace]) -> Iterator[dict[str, object]]:
         if any(span.lane != WORK for span in each.spans):
             yield named("process", own, f"operators of rank {each.rank}")
             yield ordered("process", own, own)
-        threads: dict[tuple[str, int], int] = {}
-        for span in each.spans:
+        threads: dict[tuple[str, int, int], int] = {}
+        for span, row in nested(each.spans):
             process, thread = number, each.rank
             if span.lane != WORK:
-                key = (span.lane, span.thread)
+                key = (span.lane, span.thread, row)
                 if key not in threads:
                     threads[key] = len(threads)
                     words = f"{span.lane}, {'stream' if span.lane == DEVICE else 'thread'} {span.thread}"
-                    yield named("thread", own, words, thread=threads[key])
+                    yield named("thread", own, words + (", beside" if row else ""), thread=threads[key])
                 process, thread = own, threads[key]
             start = (each.wall_seconds - begin + span.begin) * MICROSECONDS
             length = (span.end - span.begin) * MICROSECONDS
             yield complete(process, thread, span.name, span.kind, start, length, span.args)
+
+
+def nested(spans: Sequence[Span]) -> Iterator[tuple[Span, int]]:
+    """Yield spans, in order of their begin, with the row of their thread on which they stand inside others or beside
+    them: viewers drop what overlaps otherwise, as communication does that goes on beside what follows."""
+    rows: dict[tuple[str, int], list[list[float]]] = {}
+    for span in sorted(spans, key=lambda each: (each.begin, -each.end)):
+        found = rows.setdefault((span.lane, span.thread), [])
+        for ends in found:
+            while ends and ends[-1] <= span.begin:
+                ends.pop()
+        place = next((at for at, ends in enumerate(found) if not ends or span.end <= ends[-1]), len(found))
+        if place == len(found):
+            found.append([])
+        found[place].append(span.end)
+        yield span, place
