@@ -29,6 +29,7 @@ from shardwright.runtime.storage.data import write_tokens
 from shardwright.spec.cluster import Cluster
 
 PATIENCE_SECONDS = 120.0
+ROOT = Path(__file__).parents[3]
 MODEL = tiny_model(4, vocab=257)
 
 
@@ -125,15 +126,21 @@ class Fleet:
                 words,
                 stdout=log,
                 stderr=log,
-                env=os.environ | {"OMP_NUM_THREADS": "1"} | (self._mortal(index) if self.mortal else {}),
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | self._prepared(index),
                 start_new_session=True,
             )
 
-    def _mortal(self, index: int) -> dict[str, str]:
-        """Return the environment of a machine, some function of which may be its last (`deaths/sitecustomize.py`)."""
+    def _prepared(self, index: int) -> dict[str, str]:
+        """Return the environment of a machine that knows the tests' object store, and some function of which may be its
+        last (`deaths/sitecustomize.py`)."""
+        remote = any(str(word).startswith("remote://") for word in self.extra)
+        if not (self.mortal or remote):
+            return {}
         (self.place(index) / "deaths").mkdir(exist_ok=True)
-        paths = [str(Path(__file__).with_name("deaths")), os.environ.get("PYTHONPATH", "")]
-        return {"DEATHS": str(self.place(index) / "deaths"), "PYTHONPATH": ":".join(filter(None, paths))}
+        paths = [str(Path(__file__).with_name("deaths")), os.environ.get("PYTHONPATH", ""), str(ROOT)]
+        found = {"PYTHONPATH": ":".join(filter(None, paths))}
+        found |= {"DEATHS": str(self.place(index) / "deaths")} if self.mortal else {}
+        return found | ({"REMOTE": "1"} if remote else {})
 
     def arm(self, index: int, place: str) -> Path:
         """Have the next process of a machine that comes to a place die there; the file is gone when it has."""

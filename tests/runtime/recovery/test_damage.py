@@ -6,19 +6,14 @@ import asyncio
 import os
 import signal
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 from tests.runtime.recovery.fleet import Fleet, copies
+from tests.runtime.recovery.store import store
 
 from shardwright.recovery.transfer import CLOUD
 from shardwright.runtime.recovery.fetch import Source, Wanted, fetch
@@ -141,121 +136,13 @@ def test_what_another_run_or_a_torn_index_left_is_not_adopted(tmp_path: Path) ->
     assert not list(DiskTier(tmp_path / "disk", "m0", "another model").holdings())
 
 
-class Store(BaseHTTPRequestHandler):
-    """An object store that can be told to fail: `fault` is the way."""
-
-    objects: dict[str, bytes]
-    fault = ""
-
-    def do_PUT(self) -> None:
-        content = self.rfile.read(int(self.headers["Content-Length"]))
-        if self._failed():
-            return
-        if self.headers.get("If-None-Match") and self.path in self.objects:
-            self._say(412)
-            return
-        self.objects[self.path] = content
-        self._say(200)
-
-    def do_GET(self) -> None:
-        if self._failed():
-            return
-        content = self.objects.get(self.path)
-        if content is None:
-            self._say(404)
-            return
-        low, high = (int(part) for part in self.headers["Range"].split("-")) if "Range" in self.headers else (0, None)
-        part = content[low:high]
-        if self.fault == "wrong bytes":
-            part = bytes(value ^ 255 for value in part)
-        if self.fault == "truncated":
-            part = part[: len(part) // 2]
-        self._say(200, part)
-
-    def _failed(self) -> bool:
-        if self.fault == "503":
-            self._say(503)
-        elif self.fault == "reset":
-            self.connection.close()
-        else:
-            return False
-        return True
-
-    def _say(self, code: int, content: bytes = b"") -> None:
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: Any) -> None:
-        return
-
-
-class Remote(fsspec.AbstractFileSystem):  # type: ignore[misc]
-    """That store, as fsspec sees one."""
-
-    protocol = "remote"
-    cachable = False
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return path.removeprefix("remote://")
-
-    def _asked(self, method: str, path: str, body: bytes | None = None, **headers: str) -> bytes:
-        host, _, name = self._strip_protocol(path).partition("/")
-        connection = HTTPConnection(host, timeout=2.0)
-        try:
-            connection.request(method, "/" + name, body, headers)
-            answer = connection.getresponse()
-            content = answer.read()
-        except Exception as error:
-            raise OSError(f"{host}: {error}") from None
-        finally:
-            connection.close()
-        if answer.status == 412:
-            raise FileExistsError(path)
-        if answer.status != 200:
-            raise OSError(f"{host} answers {answer.status}")
-        return content
-
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        return
-
-    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
-        headers = {"If-None-Match": "*"} if mode == "create" else {}
-        self._asked("PUT", path, value, **headers)
-
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        return self._asked("GET", path, **({} if start is None else {"Range": f"{start}-{end}"}))
-
-
-@contextmanager
-def store() -> Iterator[tuple[type[Store], Cloud]]:
-    class Mine(Store):
-        objects: dict[str, bytes] = {}  # noqa: RUF012
-
-        def handle(self) -> None:
-            try:
-                super().handle()
-            except (OSError, ValueError):
-                return
-
-    fsspec.register_implementation("remote", Remote, clobber=True)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Mine)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield Mine, Cloud(f"remote://127.0.0.1:{server.server_address[1]}/run")
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 @pytest.mark.parametrize("fault", ["", "503", "reset", "truncated", "wrong bytes"])
 def test_what_an_object_store_gives_is_verified(tmp_path: Path, fault: str) -> None:
     """A piece that does not come, or is not what was written, is named with its source; a sound store gives it."""
     snapshot = snapshot_in(tmp_path)
     held = Held(machine="m0", tier=0, step=5, generation=1, stored=snapshot.pieces[0])
-    with store() as (server, cloud):
+    with store() as (server, url):
+        cloud = Cloud(url)
         (there,) = cloud.put_part(5, "m0", tmp_path, [held])
         server.fault = fault
         source = Source(
@@ -279,7 +166,8 @@ def test_what_an_object_store_gives_is_verified(tmp_path: Path, fault: str) -> N
 def test_a_store_that_takes_nothing_raises_and_one_claim_alone_is_first(tmp_path: Path, fault: str) -> None:
     snapshot = snapshot_in(tmp_path)
     held = Held(machine="m0", tier=0, step=5, generation=1, stored=snapshot.pieces[0])
-    with store() as (server, cloud):
+    with store() as (server, url):
+        cloud = Cloud(url)
         assert cloud.claim("generations/after-1", "m0") == "m0"
         assert cloud.claim("generations/after-1", "m1") == "m0"
         server.fault = fault
@@ -288,9 +176,19 @@ def test_a_store_that_takes_nothing_raises_and_one_claim_alone_is_first(tmp_path
 
 
 @pytest.mark.nightly
-def test_training_goes_on_without_its_object_store(tmp_path: Path) -> None:
-    """The store's folder is a file: every upload fails, each is named, and no step is lost."""
-    (tmp_path / "store").write_text("no folder")
-    with Fleet(tmp_path, copies(1), 12, every=5, extra=["--upload", f"file://{tmp_path}/store/run"]) as fleet:
-        fleet.finish()
-        assert fleet.step() == 12 and "of machine-0 is not in the object store: " in fleet.logs()
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("503", "of machine-0 is not in the object store: "),
+        ("reset", "of machine-0 is not in the object store: "),
+        ("slow", "is still on its way"),
+    ],
+)
+def test_training_goes_on_whatever_its_object_store_does(tmp_path: Path, fault: str, words: str) -> None:
+    with store() as (server, url):
+        with Fleet(tmp_path, copies(1), 60, every=2, extra=["--upload", url]) as fleet:
+            fleet.until(lambda: fleet.step() > 0, "a step")
+            server.fault = fault
+            fleet.finish()
+            assert fleet.step() == 60 and words in fleet.logs()
+        assert any("step-00000060/manifest" in name for name in server.objects) == (fault == "slow")

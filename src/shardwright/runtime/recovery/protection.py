@@ -38,7 +38,7 @@ class Protection:
         self.disk = DiskTier(options.disk, options.machine.name, run.name) if options.disk else None
         self.cloud = Cloud(options.upload) if options.upload else None
         self._saving: asyncio.Task[None] | None = None
-        self._saved = -1
+        self._saved, self._late = -1, False
         self._partner: Machine | None = None
         self._lonely: frozenset[Any] = frozenset()
         desk.protect = self.copied
@@ -135,6 +135,14 @@ class Protection:
         if self._saving is None or self._saving.done():
             self._saved = message["step"]
             self._saving = asyncio.get_running_loop().create_task(self._save(message["step"]))
+            self._late = False
+        elif not self._late:
+            self._late = True
+            print(
+                f"step {message['step']} of {self._me.name} is in memory alone: step {self._saved} is still on its way",
+                file=sys.stderr,
+                flush=True,
+            )
 
     async def flush(self, message: Message) -> None:
         """Have the last step in all tiers, and with another machine."""
