@@ -6,7 +6,7 @@ All figures are upper bounds, so that what the table says is impossible is impos
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,14 +48,14 @@ def capacity(
     flight = np.broadcast_to(flight, (table.types, depth))
     room = np.broadcast_to(of.room[:, None], flight.shape)
 
-    def limits(space: Floats, in_flight: Floats, overhead: Floats) -> tuple[Floats, Floats]:
+    def limits(of: Figures, space: Floats, in_flight: Floats, overhead: Floats) -> tuple[Floats, Floats]:
         return most_layers(of, seconds[None, :] - overhead[:, None], space, in_flight, modes, layers)
 
-    inner, free = limits(room, flight, of.overhead)
+    inner, free = limits(of, room, flight, of.overhead)
     at_first = room - of.first_held[:, None] - of.first_bytes[:, None] * flight
-    first, _ = limits(at_first, flight, of.overhead - of.move + of.first_seconds)
+    first, _ = limits(of, at_first, flight, of.overhead - of.move + of.first_seconds)
     at_last = (of.room - of.last_held)[:, None]
-    last, _ = limits(at_last, flight[:, :1], of.overhead - of.move + of.last_seconds)
+    last, _ = limits(replace(of, again=of.last_again), at_last, flight[:, :1], of.overhead - of.move + of.last_seconds)
     there = table.units > 0
     steady = all(bool((part[there, :, :1] == part[there]).all()) for part in (inner, first))
     return Capacity(

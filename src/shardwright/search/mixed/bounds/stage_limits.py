@@ -11,7 +11,7 @@ seconds, s the state bytes and a the activation bytes of a layer:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,6 +36,7 @@ class Figures(Columns):
     inputs: Floats
     state: Floats
     again: Floats
+    last_again: Floats
     room: Floats
     overhead: Floats
     move: Floats
@@ -49,7 +50,6 @@ class Figures(Columns):
 def figures(table: Table, layers: Layers, copies: int) -> Figures:
     """Return the figures of every type in a pipeline, where `copies` replicas share the optimizer state."""
     each = table.state_bytes + table.shared_bytes / copies
-    beyond = np.maximum(table.logit_bytes - table.working_bytes, 0.0)
     move = least_move_seconds(table)
     return Figures(
         seconds=layers.seconds,
@@ -60,6 +60,7 @@ def figures(table: Table, layers: Layers, copies: int) -> Figures:
         inputs=layers.inputs,
         state=(layers.dense + layers.expert) * each,
         again=table.again_bytes,
+        last_again=table.last_again_bytes,
         room=table.room_bytes - table.fixed_bytes - table.staged_bytes,
         overhead=2.0 * (table.each + move),
         move=move,
@@ -67,7 +68,7 @@ def figures(table: Table, layers: Layers, copies: int) -> Figures:
         last_seconds=layers.last_seconds,
         first_held=each * layers.first_parameters,
         first_bytes=layers.first_bytes,
-        last_held=each * layers.last_parameters + layers.last_bytes + beyond,
+        last_held=each * layers.last_parameters + layers.last_bytes + table.head_bytes,
     )
 
 
@@ -108,11 +109,12 @@ def most_layers(
 
 def stage_layers(of: Figures, flight: Floats, seconds: Floats, modes: tuple[int, ...], layers: Layers) -> Floats:
     """Return the layers that each stage [P] of a pipeline of two or more takes within `seconds` [J], as [J, P]."""
-    overhead, room = of.overhead.copy(), of.room.copy()
+    overhead, room, again = of.overhead.copy(), of.room.copy(), of.again.copy()
+    again[-1] = of.last_again[-1]
     overhead[0] += of.first_seconds[0] - of.move[0]
     overhead[-1] += of.last_seconds[-1] - of.move[-1]
     room[0] -= of.first_held[0] + of.first_bytes[0] * flight[0]
     room[-1] -= of.last_held[-1]
     left = seconds[None, :] - overhead[:, None]
-    most, _ = most_layers(of, left, room[:, None], flight[:, None], modes, layers)
+    most, _ = most_layers(replace(of, again=again), left, room[:, None], flight[:, None], modes, layers)
     return np.asarray(most[:, :, 0].T)

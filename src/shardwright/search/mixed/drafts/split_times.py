@@ -55,7 +55,7 @@ def stages(
     per_parameter = (table.state_bytes + table.shared_bytes / copies)[kinds]
     room = (table.room_bytes - table.fixed_bytes - (table.staged_bytes if depth > 1 else 0.0))[kinds]
     room = room - per_parameter * parameters
-    room[:, -1] -= np.maximum(table.logit_bytes - table.working_bytes, 0.0)[kinds[..., -1]]
+    room[:, -1] -= table.head_bytes[kinds[..., -1]]
     kept = held(table.activations) * flight
     spare, zeros = kept <= room, np.zeros_like(starts[:, 1:])
     options: list[tuple[int, Floats, Ints]] = []
@@ -67,6 +67,7 @@ def stages(
             options.append((SELECTIVE, np.where(lean <= room, held(table.core), np.inf), zeros))
         if BLOCK in modes:
             tight = room - table.again_bytes[kinds]
+            tight[:, -1] = (room[:, -1:] - table.last_again_bytes[kinds[..., -1:]])[:, 0]
             wanted = ~spare if NONE in modes else np.ones_like(spare)
             options.append((BLOCK, *_block(table, row, starts, kept - tight, flight, wanted)))
     seconds = np.stack([option[1] for option in options])

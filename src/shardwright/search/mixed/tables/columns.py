@@ -92,6 +92,16 @@ class Table:
         layer."""
         return np.array([fabric.inter_bytes_per_second for fabric in self.fabrics]) * self.wide
 
+    @property
+    def head_bytes(self) -> Floats:
+        """Bytes that the logits need beyond the working set of a layer, with which they alternate, [G]."""
+        return np.maximum(self.logit_bytes - self.working_bytes, 0.0)
+
+    @property
+    def last_again_bytes(self) -> Floats:
+        """Bytes that full recomputation adds on the last stage, [G]: it alternates with the logits, too."""
+        return np.maximum(self.again_bytes - self.head_bytes, 0.0)
+
     def links_seen(self, kind: int, others: Iterable[int] = ()) -> Fabric:
         """Return the slowest links of a type and `others` as the stages of the type find them in a ring: at a higher
         rate than they have where theirs are cut into fewer parts (`cost.mixed_links.once_seconds`)."""
