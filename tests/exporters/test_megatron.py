@@ -44,7 +44,7 @@ def test_arguments_are_those_on_file(name: str) -> None:
 
 def one_replica_differs(plan: Plan) -> Plan:
     (replica,) = plan.replicas
-    few = replace(replica, count=1)
+    few = replace(replica, count=1, micro_batches=replica.micro_batches + 1)
     rest = replace(replica, count=replica.count - 1, stages=replica.stages)
     return replace(plan, replicas=(few, rest))
 
@@ -75,7 +75,6 @@ VOLTA = replace(H100, name="V100-SXM2", compute_capability="7.0", peak_flops=(("
         (one_replica_differs(BASE), "replicas"),
         (stage_differs(BASE, recompute=Recompute()), "replicas[0].stages[2].recompute"),
         (stage_differs(BASE, tensor_parallel=4), "replicas[0].stages[2].tensor_parallel"),
-        (stage_differs(BASE, gpu="A100-SXM-80"), "replicas[0].stages[2].gpu"),
         (with_model(replace(LLAMA_2_70B, position="alibi")), "model.position"),
         (with_model(replace(LLAMA_2_70B, embedding_norm=True)), "model.embedding_norm"),
         (with_model(replace(LLAMA_2_70B, head_bias=True)), "model.head_bias"),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from tests.golden.plans import PLANS
+from tests.plans.meshes import mesh
 from tests.plans.random_plans import uniform_plans
 
 from shardwright.exporters.megatron.export import MegatronExport, to_megatron
@@ -21,6 +22,7 @@ PYTHON = os.environ.get("SHARDWRIGHT_MEGATRON_PYTHON", "")
 CHECK = Path(__file__).parent / "check_megatron.py"
 TIME_LIMIT_SECONDS = 300
 RANDOM_PLANS = 80
+MESHES = {"two types": mesh((4, "AH")), "three stages": mesh((2, "HHA")), "a stage on both": mesh((2, "HA"), (2, "AA"))}
 BROKEN = {
     "one layer too few": ("Et*9|t*10|", "Et*8|t*10|"),
     "a stage too many": ("t*10L", "t*9|tL"),
@@ -58,7 +60,7 @@ def results() -> dict[str, dict[str, Any]]:
         pytest.skip(
             "SHARDWRIGHT_MEGATRON_PYTHON names no interpreter with Megatron-LM (tests/targets/megatron_venv.sh)"
         )
-    cases = [case(name, to_megatron(plan), plan.gpus) for name, plan in (PLANS | random_plans()).items()]
+    cases = [case(name, to_megatron(plan), plan.gpus) for name, plan in (PLANS | MESHES | random_plans()).items()]
     sound = cases[0]
     for name, (old, new) in BROKEN.items():
         broken = [word.replace(old, new) for word in sound["arguments"]]
@@ -76,7 +78,7 @@ def results() -> dict[str, dict[str, Any]]:
 
 def expected(plan: Plan) -> dict[str, Any]:
     """What Megatron must have made of a plan, in its own names."""
-    (replica,) = plan.replicas
+    replica = plan.replicas[0]
     stage, moe = replica.stages[0], next((kind.moe for kind in plan.model.kinds if kind.moe), None)
     attention = plan.model.kinds[0].attention
     chunks = plan.schedule.virtual_stages
@@ -92,7 +94,7 @@ def expected(plan: Plan) -> dict[str, Any]:
         "context_parallel_size": stage.context_parallel,
         "expert_model_parallel_size": stage.expert_parallel,
         "expert_tensor_parallel_size": stage.expert_tensor_parallel if moe else stage.tensor_parallel,
-        "data_parallel_size": replica.count,
+        "data_parallel_size": plan.data_parallel,
         "sequence_parallel": plan.sequence_parallel,
         "use_tp_pp_dp_mapping": plan.rank_order == "tp-cp-ep-pp-dp",
         "recompute_granularity": None if stage.recompute.granularity == "none" else stage.recompute.granularity,
@@ -109,7 +111,7 @@ def expected(plan: Plan) -> dict[str, Any]:
         "tp_comm_overlap": plan.overlap.tensor_parallel,
         "overlap_p2p_comm": plan.overlap.pipeline,
         "micro_batch_size": plan.micro_batch,
-        "global_batch_size": replica.count * replica.micro_batches * plan.micro_batch,
+        "global_batch_size": plan.data_parallel * replica.micro_batches * plan.micro_batch,
         "seq_length": plan.job.seq_len,
         "train_iters": None if plan.job.iterations is None else -int(-plan.job.iterations // 1),
         "bf16": precision in ("bf16", "fp8"),
@@ -129,10 +131,10 @@ def expected(plan: Plan) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", PLANS | MESHES)
 def test_megatron_makes_the_same_plan_of_the_arguments(name: str, results: dict[str, dict[str, Any]]) -> None:
     assert results[name].get("error") is None
-    assert results[name]["values"] == expected(PLANS[name])
+    assert results[name]["values"] == expected((PLANS | MESHES)[name])
 
 
 def test_megatron_makes_the_same_plans_of_random_ones(results: dict[str, dict[str, Any]]) -> None:

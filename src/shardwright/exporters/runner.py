@@ -1,8 +1,8 @@
 """What machines start, for targets that only bring machines together: Megatron-LM where it can run the plan, else
 `shardwright train`.
 
-`run.sh` is the same on every machine. It needs NODE_RANK, the number of the machine in the order of the plan's cluster,
-and MASTER_ADDR, the address of machine 0; the target sets both.
+`run.sh` is the same on every machine. It needs NODE_RANK, the number of the machine in the order of `machines`, and
+MASTER_ADDR, the address of machine 0; the target sets both.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 
 from shardwright.errors import SpecError
 from shardwright.exporters.megatron.files import megatron_files
@@ -17,6 +18,7 @@ from shardwright.exporters.megatron.launch import OWN_SETTINGS
 from shardwright.exporters.megatron.limits import unsupported
 from shardwright.plans.check import check
 from shardwright.plans.document import dumps
+from shardwright.plans.mesh import hosts
 from shardwright.plans.placement import machine_sizes, placement_of
 from shardwright.plans.plan import Plan
 
@@ -54,7 +56,8 @@ def runner_of(plan: Plan) -> Runner:
     if problems := check(plan):
         raise SpecError(*problems)
     machines = _machines(plan)
-    if not unsupported(plan):
+    if not unsupported(plan) and (in_order := _mesh_machines(plan, machines)):
+        machines = in_order
         script = megatron_files(plan, "torchrun").main
         return Runner(name="megatron", files={"run.sh": script}, settings=OWN_SETTINGS, machines=machines)
     files = {"run.sh": _own_script(plan, machines), "plan.json": dumps(plan)}
@@ -76,6 +79,22 @@ def _machines(plan: Plan) -> tuple[Machines, ...]:
             groups.append(Machines(gpu=pool.gpu.name, first=first, count=count, gpus=gpus, spot=pool.spot))
             left, taken, number = left - gpus, taken + 1, number + 1
     return tuple(groups)
+
+
+def _mesh_machines(plan: Plan, machines: tuple[Machines, ...]) -> tuple[Machines, ...]:
+    """Return the machines of a plan in the order in which Megatron-LM numbers their ranks; none where it would go back
+    and forth between types, which groups of machines cannot."""
+    if plan.uniform:
+        return machines
+    spot = {pool.gpu.name: pool.spot for pool in plan.cluster.pools}
+    runs = [(host, len(list(group))) for host, group in groupby(hosts(plan) or ())]
+    if len({host.gpu for host, _ in runs}) < len(runs):
+        return ()
+    firsts = accumulate((count for _, count in runs), initial=0)
+    return tuple(
+        Machines(gpu=host.gpu, first=first, count=count, gpus=host.gpus, spot=spot[host.gpu])
+        for (host, count), first in zip(runs, firsts, strict=False)
+    )
 
 
 def _own_script(plan: Plan, machines: tuple[Machines, ...]) -> str:

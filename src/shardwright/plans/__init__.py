@@ -5,6 +5,7 @@
 * `shares`: rows and state of each GPU under uneven FSDP
 * `abilities`: what GPUs and links can do
 * `placement`: where each of its GPUs stands
+* `mesh`: machines in the order of one mesh of ranks
 * `document`: its file
 * `schema`: JSON schemas of it and of dataclasses
 * `codec`: dataclasses to JSON data and back

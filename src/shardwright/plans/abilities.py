@@ -41,14 +41,18 @@ def user_buffers_run(pool: NodePool) -> bool:
 
 def framework_problems(plan: Plan) -> Iterator[Problem]:
     """Yield what the framework that a uniform plan is priced for cannot run on its GPUs. Plans that are not uniform are
-    run by `train`, whose attention is PyTorch's."""
+    the exporters' to judge."""
     if not plan.uniform:
         return
     name = plan.replicas[0].stages[0].gpu
     pool = next((pool for pool in plan.cluster.pools if pool.gpu.name == name), None)
-    if pool is None:
-        return
-    job = plan.job
+    if pool is not None:
+        yield from gpu_problems(plan, pool)
+
+
+def gpu_problems(plan: Plan, pool: NodePool) -> Iterator[Problem]:
+    """Yield what the framework that a plan is priced for cannot run on the GPUs of a pool."""
+    job, name = plan.job, pool.gpu.name
     if plan.flash_attention and not flash_attention_runs(pool.gpu, job):
         message = f"FlashAttention needs 16 bits and compute capability 8.0; this is {job.precision} on {name}"
         hint = f"write false, or name a framework with kernels of its own: {', '.join(sorted(OWN_KERNELS))}"

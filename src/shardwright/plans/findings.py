@@ -53,6 +53,7 @@ class NotCovered(Enum):
     FULL_SHARDING = "ZeRO-2, ZeRO-3 and offload"
     SHARED_MICRO_BATCH = "a micro-batch split over several GPUs of a stage"
     SPREAD_STAGES = "stages of one type that are not neighbours"
+    STRADDLED_STAGES = "unequal stages, one of them on several types"
     UNEQUAL_DEGREES = "several tensor-parallel degrees in a plan"
     UNEQUAL_DEGREES_OF_A_TYPE = "several tensor-parallel degrees on one type"
     UNEQUAL_REPLICAS = "unequal replicas on one type"
@@ -69,7 +70,7 @@ class DeeperPipelines:
 @dataclass(frozen=True, slots=True)
 class MixedPlans:
     """Not covered: plans that mix GPU types, or `pipelines` alone that do, which have none of the pinned `settings`, or
-    which `target` cannot run."""
+    which are searched for `target` by time alone."""
 
     settings: tuple[str, ...] = ()
     target: str = ""

@@ -78,13 +78,19 @@ def placement_of(plan: Plan) -> Placement:
 def machine_sizes(plan: Plan, placement: Placement) -> tuple[int, ...]:
     """Return how many GPUs of each machine the plan uses, machines that it leaves out left out; their order is that of
     the ranks."""
-    used: list[int] = []
-    stage = np.repeat(np.arange(len(placement.size)), placement.size * placement.count)
+    return tuple(np.unique(machine_numbers(plan, placement), return_counts=True)[1].tolist())
+
+
+def machine_numbers(plan: Plan, placement: Placement) -> Ints:
+    """Return the number of the machine of each GPU of the plan, [G], machines of all types counted through."""
+    kind = placement.type[np.repeat(np.arange(len(placement.size)), placement.size * placement.count)]
+    numbers, before = np.empty(len(placement.gpu), dtype=np.int64), 0
     for number, name in enumerate(placement.types):
         ends = np.cumsum(_machines(plan, name))
-        machine = np.searchsorted(ends, placement.gpu[placement.type[stage] == number], side="right")
-        used += [count for count in np.bincount(machine).tolist() if count]
-    return tuple(used)
+        own = kind == number
+        numbers[own] = before + np.searchsorted(ends, placement.gpu[own], side="right")
+        before += len(ends)
+    return numbers
 
 
 def _groups_in_rank_order(plan: Plan, tp: Ints, cp: Ints, count: Ints, begin: Ints) -> tuple[Ints, Ints]:

@@ -58,6 +58,7 @@ FIXED = {
     NotCovered.FULL_SHARDING: "ZeRO-2, ZeRO-3 and optimizer offload",
     NotCovered.SHARED_MICRO_BATCH: "one micro-batch split over several GPUs of a stage",
     NotCovered.SPREAD_STAGES: "stages of one type that are not neighbours",
+    NotCovered.STRADDLED_STAGES: "unequal stages of which one is on several GPU types",
     NotCovered.UNEQUAL_DEGREES: "different tensor-parallel degrees in one plan (--tp-per-type searches them)",
     NotCovered.UNEQUAL_DEGREES_OF_A_TYPE: "different tensor-parallel degrees on GPUs of one type",
     NotCovered.UNEQUAL_REPLICAS: "unequal replicas on machines of one type",
@@ -136,7 +137,8 @@ def _(found: DeeperPipelines) -> str:
 
 @in_words.register
 def _(found: MixedPlans) -> str:
-    why = f"which have no {' and '.join(found.settings)}" if found.settings else f"which {found.target} cannot run"
+    by_time = f"which are searched for {found.target} by time alone, without a budget"
+    why = f"which have no {' and '.join(found.settings)}" if found.settings else by_time
     return f"{'pipelines' if found.pipelines else 'plans'} that mix GPU types, {why}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -15,11 +16,13 @@ from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse
 from shardwright.search.mixed.entry import (
     Outcome,
+    by_dollars,
     dropped,
     largest_pools,
     mixed_search,
     run_by_train,
 )
+from shardwright.search.mixed.one_mesh.search import mesh_search
 from shardwright.search.mixed.tables.settings import pinned_away
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
@@ -69,25 +72,28 @@ class Pipelines:
 
 
 def search_pipelines(
-    results: Sequence[OneType], cluster: Cluster, space: Space, filters: Filters, gap: float, fit: float, top: int
+    results: Sequence[OneType],
+    cluster: Cluster,
+    space: Space,
+    filters: Filters,
+    gap: float,
+    fit: float,
+    top: int,
+    *,
+    one_mesh: bool,
 ) -> Pipelines | None:
     """Return what pipelines reach whose replicas may be unequal, or None where there are none in the space: over
-    machines of several types, and on those of one where `shardwright train` runs the job, which alone can."""
+    machines of several types, and on those of one where `shardwright train` runs the job, which alone can. Those of
+    `one_mesh` of ranks, over several types, are searched by time alone."""
     contexts = largest_pools([result.context for result in results])
-    if pinned_away(space) or (len(contexts) == 1 and contexts[0].job.framework != OWN):
+    if pinned_away(space) or (len(contexts) == 1 and (one_mesh or contexts[0].job.framework != OWN)):
+        return None
+    if one_mesh and by_dollars(contexts[0].job):
         return None
     begin = time.perf_counter()
     known = [value for result in results for value in result.weighed_values[:1]]
-    outcome = mixed_search(
-        contexts,
-        cluster,
-        space,
-        filters,
-        gap=gap,
-        fit=fit,
-        incumbent=min(known, default=np.inf),
-        top=top,
-    )
+    search_all = mesh_search if one_mesh else partial(mixed_search, fit=fit)
+    outcome = search_all(contexts, cluster, space, filters, gap=gap, incumbent=min(known, default=np.inf), top=top)
     return Pipelines(outcome, time.perf_counter() - begin)
 
 

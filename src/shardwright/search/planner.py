@@ -47,7 +47,7 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
 UNIFORM_SHARE = 0.3  # of a search of several types that its uniform searches take, about
-EXPORTABLE = ("megatron",)  # every uniform plan is one that Megatron-LM can be told to run
+EXPORTABLE = ("megatron",)  # it runs every uniform plan, and those over several types that are one mesh of ranks
 
 
 def plan(
@@ -94,7 +94,8 @@ def plan(
         with within(alone * number / len(able), alone * (number + 1) / len(able)):
             results.append(search_type(context, space, filters, top))
     with within(alone, 1.0):
-        mixed = None if exportable_to else search_pipelines(results, cluster, space, filters, gap, fit, top)
+        one_mesh = exportable_to is not None
+        mixed = search_pipelines(results, cluster, space, filters, gap, fit, top, one_mesh=one_mesh)
     uneven = None if exportable_to else search_uneven(results, cluster, space, filters, fit)
     values, plans = best_plans(results, cluster, top, mixed, uneven)
     bounds = [*([mixed.outcome.bound] if mixed else []), *([uneven.bound] if uneven else [])]

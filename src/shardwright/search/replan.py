@@ -125,6 +125,7 @@ def _setting(plan: Plan, contexts: Sequence[Context]) -> Setting:
         tp=tuple(degrees.get(context.pool.gpu.name, usual) for context in contexts),
         micro_batch=plan.micro_batch,
         sequence_parallel=plan.sequence_parallel,
+        flash=plan.flash_attention,
     )
 
 

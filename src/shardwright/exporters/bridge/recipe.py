@@ -15,7 +15,8 @@ from shardwright.errors import Problem, SpecError
 from shardwright.exporters.bridge.provider import activation_of, provider_fields, provider_of
 from shardwright.exporters.exported import Exported
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
-from shardwright.exporters.megatron.limits import first_stage, unsupported
+from shardwright.exporters.megatron.limits import first_stage
+from shardwright.exporters.megatron.limits import unsupported as megatron_limits
 from shardwright.plans.check import check
 from shardwright.plans.placement import machine_sizes, placement_of
 from shardwright.plans.plan import Plan, Recompute
@@ -36,7 +37,7 @@ STRATEGY = {"none": "no_shard", "zero1": "no_shard", "zero2": "optim_grads", "ze
 def export_recipe(plan: Plan) -> Exported:
     """Return the recipe and the script that starts it. Raises SpecError with every reason where the plan is illegal or
     Megatron-Bridge cannot run it."""
-    if problems := check(plan) or (*unsupported(plan), *_limits(plan)):
+    if problems := check(plan) or unsupported(plan):
         raise SpecError(*problems)
     values = settings(plan)
     return Exported(
@@ -47,8 +48,16 @@ def export_recipe(plan: Plan) -> Exported:
     )
 
 
+def unsupported(plan: Plan) -> tuple[Problem, ...]:
+    """Return why Megatron-Bridge cannot run a legal plan; nothing if it can."""
+    return (*megatron_limits(plan), *_limits(plan))
+
+
 def _limits(plan: Plan) -> Iterator[Problem]:
     """What Megatron-Bridge lacks of what Megatron-LM has."""
+    if not plan.uniform:
+        yield Problem("replicas", "are on several GPU types; a recipe names no machines", "export --to megatron")
+        return
     if plan.job.precision == "fp32":
         yield Problem("job.precision", "fp32 has no mixed precision recipe in Megatron-Bridge", "use bf16")
     if plan.job.optimizer != "adam":

@@ -3,8 +3,10 @@
 * `export`: a plan as arguments
 * `files`: what `export --to megatron` writes
 * `launch`: as a launch script
+* `machines`: those of several GPU types in it
 * `layout`: layers of each stage
 * `model`: the model as arguments
 * `difference`: what to change on a command line
 * `limits`: what Megatron-LM cannot run
+* `mesh`: what does not fit its one mesh of ranks
 """

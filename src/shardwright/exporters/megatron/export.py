@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from shardwright.errors import SpecError
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
-from shardwright.exporters.megatron.limits import first_stage, gpu_of, unsupported
+from shardwright.exporters.megatron.limits import first_stage, least_capability, pools_of, unsupported
 from shardwright.exporters.megatron.model import Arguments, model_arguments, moe_arguments, scaling_arguments
-from shardwright.plans.abilities import capability
 from shardwright.plans.check import check
+from shardwright.plans.mesh import Host, hosts, one_recompute
 from shardwright.plans.placement import machine_sizes, placement_of
 from shardwright.plans.plan import Plan, Recompute
 
@@ -36,20 +36,25 @@ class ArgumentGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronExport:
-    """The launch of a plan with Megatron-LM of release `version`, with `machine_gpus` processes on each machine.
+    """The launch of a plan with Megatron-LM of release `version`, on `hosts` in the order of their ranks.
 
     Megatron-LM numbers ranks in the plan's rank order, so with these counts each stands where `plans.placement` has it.
     `environment` holds variables to export; a value of None means that the variable must not be set.
     """
 
     version: str
-    machine_gpus: tuple[int, ...]
+    hosts: tuple[Host, ...]
     environment: tuple[tuple[str, str | None], ...]
     groups: tuple[ArgumentGroup, ...]
 
     @property
     def nodes(self) -> int:
-        return len(self.machine_gpus)
+        return len(self.hosts)
+
+    @property
+    def machine_gpus(self) -> tuple[int, ...]:
+        """The processes of each machine."""
+        return tuple(host.gpus for host in self.hosts)
 
     @property
     def gpus_per_node(self) -> int:
@@ -71,13 +76,13 @@ def to_megatron(plan: Plan) -> MegatronExport:
     problems = check(plan) or unsupported(plan)
     if problems:
         raise SpecError(*problems)
-    grouped_gemm = capability(gpu_of(plan)) >= 8
+    grouped_gemm = least_capability(plan) >= 8
     moe_note = "The balancing of the router is a choice of training, not of the plan."
     groups = (
         ArgumentGroup(title="Model", arguments=model_arguments(plan.model, plan.job.seq_len), note=_model_note(plan)),
         ArgumentGroup(title="Experts", arguments=moe_arguments(plan.model, grouped_gemm=grouped_gemm), note=moe_note),
         ArgumentGroup(title="Parallelism", arguments=_parallel_arguments(plan), note=_parallel_note(plan)),
-        ArgumentGroup(title="Activation recomputation", arguments=_recompute_arguments(first_stage(plan).recompute)),
+        ArgumentGroup(title="Activation recomputation", arguments=_recompute_arguments(one_recompute(plan))),
         ArgumentGroup(title="Optimizer and data parallelism", arguments=_optimizer_arguments(plan)),
         ArgumentGroup(title="Overlap of communication", arguments=_overlap_arguments(plan)),
         ArgumentGroup(title="Batch and length", arguments=_batch_arguments(plan), note=_batch_note(plan)),
@@ -86,10 +91,18 @@ def to_megatron(plan: Plan) -> MegatronExport:
     )
     return MegatronExport(
         version=MEGATRON_VERSION,
-        machine_gpus=machine_sizes(plan, placement_of(plan)),
+        hosts=_hosts(plan),
         environment=_environment(plan),
         groups=tuple(group for group in groups if group.arguments),
     )
+
+
+def _hosts(plan: Plan) -> tuple[Host, ...]:
+    if plan.uniform:
+        return tuple(Host(gpu=first_stage(plan).gpu, gpus=size) for size in machine_sizes(plan, placement_of(plan)))
+    found = hosts(plan)
+    assert found is not None, "it fits a mesh"
+    return found
 
 
 def _parallel_arguments(plan: Plan) -> Arguments:
@@ -123,8 +136,8 @@ def _windowed_exchange(plan: Plan) -> str:
     return "a2a" if all(count % stage.context_parallel == 0 and count for count in groups) else "all_gather"
 
 
-def _recompute_arguments(recompute: Recompute) -> Arguments:
-    if recompute.granularity == "none":
+def _recompute_arguments(recompute: Recompute | None) -> Arguments:
+    if recompute is None or recompute.granularity == "none":
         return ()
     if recompute.granularity == "selective":
         return (("--recompute-granularity", "selective"), ("--recompute-modules", "core_attn"))
@@ -196,8 +209,8 @@ def _environment(plan: Plan) -> tuple[tuple[str, str | None], ...]:
     stage = first_stage(plan)
     if plan.optimizer.sharding in SHARDING_STRATEGY:
         return (("CUDA_DEVICE_MAX_CONNECTIONS", None),)
-    gpu = gpu_of(plan)
-    if stage.gpus > 1 and (gpu.vendor == "amd" or capability(gpu) < 10):
+    amd = any(pool.gpu.vendor == "amd" for pool in pools_of(plan))
+    if stage.gpus > 1 and (amd or least_capability(plan) < 10):
         return (("CUDA_DEVICE_MAX_CONNECTIONS", "1"),)
     return ()
 

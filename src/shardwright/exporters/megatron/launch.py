@@ -6,6 +6,7 @@ import shlex
 from typing import Literal
 
 from shardwright.exporters.megatron.export import ArgumentGroup, MegatronExport
+from shardwright.exporters.megatron.machines import machine_check
 from shardwright.plans.plan import Plan
 from shardwright.units import format_seconds
 
@@ -44,6 +45,7 @@ def launch_script(plan: Plan, export: MegatronExport, launcher: Launcher = "torc
         _environment(export),
         _arguments(export),
         _own_arguments(export, launcher),
+        machine_check(plan, export.hosts),
         _start(export, launcher),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -53,7 +55,8 @@ def _header(plan: Plan, export: MegatronExport, launcher: Launcher) -> str:
     lines = ["#!/usr/bin/env bash"]
     if launcher == "slurm":
         lines += _slurm_header(plan, export)
-    what = f"{plan.model.name} on {plan.gpus} {plan.replicas[0].stages[0].gpu}"
+    gpus = " + ".join(f"{count} {gpu}" for gpu, count in plan.gpus_by_type.items())
+    what = f"{plan.model.name} on {gpus}"
     # A line break in a name would turn the rest of it into commands.
     lines += [f"# {' '.join(what.split())}. Written by shardwright for Megatron-LM {export.version}."]
     if plan.prediction is not None:

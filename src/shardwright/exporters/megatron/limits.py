@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from shardwright.errors import Problem
+from shardwright.exporters.megatron.mesh import mesh_problems
 from shardwright.exporters.megatron.model import model_faults
-from shardwright.plans.abilities import capability, framework_problems
-from shardwright.plans.plan import Plan, Recompute, Replica, Stage
-from shardwright.spec.cluster import Gpu
+from shardwright.plans.abilities import capability, gpu_problems
+from shardwright.plans.plan import Plan, Stage
+from shardwright.spec.cluster import NodePool
 
 FP8_MULTIPLE, MXFP8_MULTIPLE = 16, 32
 
 
 def unsupported(plan: Plan) -> tuple[Problem, ...]:
     """Return why Megatron-LM cannot run `plan`, which is legal (`shardwright.plans.check`); nothing if it can."""
-    asymmetric = tuple(_asymmetry(plan))
+    asymmetric = tuple(mesh_problems(plan))
     if asymmetric:
         return asymmetric
     rules: tuple[Callable[[Plan], Iterator[Problem]], ...] = (
@@ -36,47 +37,19 @@ def unsupported(plan: Plan) -> tuple[Problem, ...]:
 
 
 def first_stage(plan: Plan) -> Stage:
-    """Return the stage that stands for all stages of a uniform plan."""
+    """Return the stage whose degrees are those of all."""
     return plan.replicas[0].stages[0]
 
 
-def gpu_of(plan: Plan) -> Gpu:
-    """Return the GPU type of a uniform plan."""
-    name = first_stage(plan).gpu
-    return next(pool.gpu for pool in plan.cluster.pools if pool.gpu.name == name)
+def pools_of(plan: Plan) -> tuple[NodePool, ...]:
+    """Return machines of each GPU type of a plan, those that come first in the cluster."""
+    first = {pool.gpu.name: pool for pool in reversed(plan.cluster.pools)}
+    return tuple(first[name] for name in plan.gpus_by_type)
 
 
-def _asymmetry(plan: Plan) -> Iterator[Problem]:
-    """One mesh of ranks: the same degrees, GPU and recomputation everywhere."""
-    hint = "plan with --exportable-to megatron"
-    if len(plan.replicas) > 1:
-        shapes = "; ".join(_replica_words(replica) for replica in plan.replicas)
-        yield Problem("replicas", f"Megatron-LM needs equal replicas; these differ: {shapes}", hint)
-        return
-    names = ("gpu", "tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel", "recompute")
-    for number, replica in enumerate(plan.replicas):
-        for index, stage in enumerate(replica.stages):
-            for name in names:
-                own, first = getattr(stage, name), getattr(replica.stages[0], name)
-                if own != first:
-                    path = f"replicas[{number}].stages[{index}].{name}"
-                    if isinstance(own, Recompute):
-                        own, first = _recompute_words(own), _recompute_words(first)
-                    yield Problem(path, f"differs from stage 0's ({own} against {first}); Megatron-LM has one", hint)
-
-
-def _replica_words(replica: Replica) -> str:
-    gpus = " and ".join(dict.fromkeys(stage.gpu for stage in replica.stages))
-    stages, batches = len(replica.stages), replica.micro_batches
-    return (
-        f"{replica.count} with {stages} stage{'s' * (stages > 1)} on {gpus} and "
-        f"{batches} micro-batch{'es' * (batches > 1)}"
-    )
-
-
-def _recompute_words(recompute: Recompute) -> str:
-    words = (recompute.granularity, recompute.method, recompute.layers)
-    return " ".join(str(word) for word in words if word is not None)
+def least_capability(plan: Plan) -> float:
+    """Return the least CUDA compute capability of the GPUs of a plan, infinite where these have none."""
+    return min(capability(pool.gpu) for pool in pools_of(plan))
 
 
 def _pipeline(plan: Plan) -> Iterator[Problem]:
@@ -124,11 +97,12 @@ def _data_parallel(plan: Plan) -> Iterator[Problem]:
 
 
 def _hardware(plan: Plan) -> Iterator[Problem]:
-    gpu, job = gpu_of(plan), plan.job
-    yield from framework_problems(replace(plan, job=replace(job, framework="megatron")))
-    if job.fp8_recipe == "mxfp8" and capability(gpu) < 10:
-        message = f"mxfp8 needs compute capability 10.0, {gpu.name} has {gpu.compute_capability}"
-        yield Problem("job.fp8_recipe", message, "use delayed, tensorwise or blockwise")
+    job = replace(plan.job, framework="megatron")
+    for pool in pools_of(plan):
+        yield from gpu_problems(replace(plan, job=job), pool)
+        if job.fp8_recipe == "mxfp8" and capability(pool.gpu) < 10:
+            message = f"mxfp8 needs compute capability 10.0, {pool.gpu.name} has {pool.gpu.compute_capability}"
+            yield Problem("job.fp8_recipe", message, "use delayed, tensorwise or blockwise")
 
 
 def _fp8_sizes(plan: Plan) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from shardwright.cost.trust.evidence import unpublished
+from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby, Ranking
 from shardwright.reports.text import describe, kinds, mixed, programs
@@ -46,12 +47,17 @@ def _answers(ranking: Ranking) -> Iterator[tuple[str, str]]:
 
 def runs_on(plan: Plan) -> str:
     """Return which software runs a plan, and which one it is priced as."""
-    if plan.uniform:
+    if _ordinary(plan):
         return f"priced as {plan.job.framework} runs it"
     unequal = "shares" if plan.layered else "stages" if len(plan.gpus_by_type) > 1 else "replicas"
     if plan.job.framework == OWN:
         return f"priced as `shardwright train` runs it, which alone runs unequal {unequal}"
     return f"`shardwright train` alone runs unequal {unequal}; priced with the habits of {plan.job.framework}"
+
+
+def _ordinary(plan: Plan) -> bool:
+    """Whether a trainer beside our own runs a plan: uniform ones, and those for Megatron-LM."""
+    return plan.uniform or (plan.job.framework == "megatron" and is_mesh(plan))
 
 
 def _speed(best: Plan) -> str:
@@ -113,7 +119,7 @@ def _near(best: Plan, row: Nearby) -> str:
 def _next(best: Plan, out: Path | None) -> Iterator[tuple[str, str]]:
     plan = "plan.json" if out is None else str(out)
     keep = "--out plan.json keeps the plan; then " if out is None else ""
-    if best.uniform and best.job.framework == "megatron":
+    if best.job.framework == "megatron" and is_mesh(best):
         yield "next", f"{keep}shardwright export {plan} --to megatron -o run.sh"
     else:
         yield "next", f"{keep}shardwright train {plan} --data corpus.bin"

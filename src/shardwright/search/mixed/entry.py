@@ -31,6 +31,7 @@ from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
+from shardwright.spec.job import Job
 from shardwright.units import SECONDS_PER_HOUR
 
 # Variables of rules that a setting decides, or that are the same in every mixed plan.
@@ -84,7 +85,7 @@ def mixed_search(
     Raises SpecError where a GPU type has no figures.
     """
     plain, contexts = contexts, run_by_train(contexts, fit)
-    chosen = _unruled(settings(contexts, space), contexts, filters)
+    chosen = unruled(settings(contexts, space), contexts, filters)
     if not chosen:
         return Outcome(
             plans=(),
@@ -102,10 +103,10 @@ def mixed_search(
         return plan.costed(predict(plan, contexts[0].efficiency, known=known))
 
     def allowed(plan: Plan) -> bool:
-        return _keeps_pins(plan, space) and not dropped(plan, contexts, filters)
+        return keeps_pins(plan, space) and not dropped(plan, contexts, filters)
 
     everywhere = uniform_plans(plain, cluster, chosen, found_tables) if len(plain) > 1 else []
-    uniform = _best_uniform(plain, everywhere)
+    uniform = best_uniform(plain, everywhere)
     shown = None if uniform is None else uniform.costed(predict(uniform, contexts[0].efficiency))
     rivals = [] if uniform is None or space.pins else _as_rival(uniform, contexts, filters, costed)
     incumbent = min([incumbent, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
@@ -113,7 +114,7 @@ def mixed_search(
         tuple(contexts), cluster, space, gap, tuple(chosen), tuple(found_tables), known, effort_for(cluster)
     )
     found: Found | FoundByMoney
-    if contexts[0].job.objective == "cost" or contexts[0].job.budget_dollars is not None:
+    if by_dollars(contexts[0].job):
         fast = search_degrees(replace(problem, effort=QUICK), np.inf, allowed)
         rivals += [costed(plan) for _, plan in fast.plans[:top]]
         incumbent = min([incumbent, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
@@ -129,8 +130,13 @@ def mixed_search(
         bound=bound,
         candidates=found.candidates,
         costed=found.costed,
-        not_covered=(*not_covered(contexts, space), *_limits(found.deepest, len(contexts[0].model.layers))),
+        not_covered=(*not_covered(contexts, space), *depth_limits(found.deepest, len(contexts[0].model.layers))),
     )
+
+
+def by_dollars(job: Job) -> bool:
+    """Whether the numbers of machines are searched, too, since money counts."""
+    return job.objective == "cost" or job.budget_dollars is not None
 
 
 def run_by_train(contexts: Sequence[Context], fit: float) -> list[Context]:
@@ -167,7 +173,8 @@ def affordable_value(plan: Plan) -> float | None:
     return coarse(longer * found.iteration_seconds * found.dollars_per_hour / SECONDS_PER_HOUR)
 
 
-def _limits(deepest: int, layers: int) -> tuple[DeeperPipelines, ...]:
+def depth_limits(deepest: int, layers: int) -> tuple[DeeperPipelines, ...]:
+    """Return which pipelines are deeper than those whose compositions are listed, if a model has layers for any."""
     return (DeeperPipelines(deepest),) if deepest < layers else ()
 
 
@@ -182,14 +189,15 @@ def _as_rival(
     return [costed(plan)]
 
 
-def _best_uniform(contexts: Sequence[Context], plans: Sequence[Plan]) -> Plan | None:
+def best_uniform(contexts: Sequence[Context], plans: Sequence[Plan]) -> Plan | None:
+    """Return the fastest of some plans that is legal and fits, if one is and does."""
     known: Known = {}
     legal = [plan for plan in plans if not check(plan)]
     timed = [(seconds, plan) for plan in legal if (seconds := fitting_seconds(contexts, plan, known)) is not None]
     return min(timed, key=lambda item: item[0])[1] if timed else None
 
 
-def _unruled(chosen: Sequence[Setting], contexts: Sequence[Context], filters: Filters) -> list[Setting]:
+def unruled(chosen: Sequence[Setting], contexts: Sequence[Context], filters: Filters) -> list[Setting]:
     """Return the settings without those that rules drop on every GPU type, whatever the plan."""
     rules = tuple(rule for rule in filters.rules if SETTING_VARIABLES.issuperset(rule.variables))
     if not rules or not chosen:
@@ -202,7 +210,7 @@ def _unruled(chosen: Sequence[Setting], contexts: Sequence[Context], filters: Fi
     return [setting for setting, gone in zip(chosen, np.all(dropped, axis=0).tolist(), strict=True) if not gone]
 
 
-def _keeps_pins(plan: Plan, space: Space) -> bool:
+def keeps_pins(plan: Plan, space: Space) -> bool:
     """Return whether a plan has what is pinned of whole plans; settings have the rest."""
     pins = [(axis, space.pins[axis]) for axis in PLAN_AXES if axis in space.pins]
     if not pins:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.arrays import Floats, Ints, picked
-from shardwright.rounding import weighed
+from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.capacity import Capacity
 from shardwright.search.mixed.bounds.travel import least_tail, parted_seconds, single_stage_seconds, travel
 from shardwright.search.mixed.bounds.work import forward_share, held_of, layers_held, least_work, most_hidden
@@ -32,6 +32,7 @@ from shardwright.search.mixed.tables.orders import Arrangement, any_order, every
 from shardwright.search.mixed.tables.region import Region, between_sites, usable
 
 MANY = np.int64(1 << 40)
+STEPS = 20  # of the bisection for the least time of a composition
 LEVELS = (1.005, 1.01, 1.02, 1.035, 1.05, 1.075, 1.1, 1.15, 1.25, 1.5)  # times the least bottleneck, looked at apart
 
 
@@ -69,7 +70,7 @@ def alone(table: Table, layers: Layers, region: Region) -> Columns:
     total = layers.total
     parameters = total * (layers.dense + layers.expert) + layers.first_parameters + layers.last_parameters
     parameters = parameters - table.tied_parameters
-    edges = layers.first_bytes + layers.last_bytes + np.maximum(table.logit_bytes - table.working_bytes, 0.0)
+    edges = layers.first_bytes + layers.last_bytes + table.head_bytes
     room = table.room_bytes - table.fixed_bytes - per_parameter * parameters - edges
     seconds = total * layers.alone_seconds + layers.first_seconds + layers.last_seconds + 2.0 * table.each
     kept = total * layers.activations
@@ -78,7 +79,7 @@ def alone(table: Table, layers: Layers, region: Region) -> Columns:
         layers.recompute / np.maximum(layers.activations - layers.inputs, 1e-300),
         layers.core / np.maximum(layers.core_bytes, 1e-300),
     )
-    fits = np.minimum(total * layers.inputs + table.again_bytes, total * (layers.activations - layers.core_bytes))
+    fits = np.minimum(total * layers.inputs + table.last_again_bytes, total * (layers.activations - layers.core_bytes))
     seconds = seconds + price * short
     link = region.link
     if region.parted:
@@ -225,3 +226,14 @@ def micro_batches(found: Columns, seconds: float | Floats) -> Ints:
     best = np.where(single, (t / tau)[:, 0], best)
     best = np.floor(np.minimum(np.maximum(best, 0.0), found.most) + 1e-9)
     return np.asarray(np.where(best >= found.fewest, best, 0.0), dtype=np.int64)
+
+
+def least_seconds(found: Columns, wanted: Floats, low: float, high: float) -> Floats:
+    """Return the seconds in which each composition may finish `wanted` [N] micro-batches, infinite beyond `high`."""
+    least, most = np.full(len(wanted), low), np.full(len(wanted), high)
+    possible = micro_batches(found, most) >= wanted
+    for _ in range(STEPS):
+        middle = 0.5 * (least + most)
+        enough = micro_batches(found, middle) >= wanted
+        least, most = np.where(enough, least, middle), np.where(enough, middle, most)
+    return coarse(np.where(possible, most, np.inf))

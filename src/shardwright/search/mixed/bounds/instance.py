@@ -17,6 +17,7 @@ from shardwright.search.mixed.tables.region import Region
 from shardwright.search.mixed.tables.settings import Setting
 from shardwright.search.space.axes import Space
 
+HOPELESS = 1e4  # times what all GPUs need at full speed, beyond which no plan is looked for
 MOST_KNOWN = 16
 SHORT = 4  # stages of a pipeline of which all compositions are looked at first
 

@@ -19,7 +19,7 @@ from shardwright.arrays import Ints, picked
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
 from shardwright.plans.plan import Plan
-from shardwright.search.mixed.bounds.instance import Instance, instances
+from shardwright.search.mixed.bounds.instance import HOPELESS, Instance, instances
 from shardwright.search.mixed.branch_and_bound.effort import Effort
 from shardwright.search.mixed.branch_and_bound.tree import (
     Branched,
@@ -50,7 +50,6 @@ FEW_UNITS = 16
 LESS_GOOD = 1.02  # times the best by a few compositions, beyond which a setting is not scouted
 CLOSER = 5  # times that the integer program of a region is solved to raise its bound
 FINEST = 0.003  # least gap that this aims at
-HOPELESS = 1e4  # times what all GPUs need at full speed, beyond which no plan is looked for
 LEAST_GAP = 2.5e-5  # below which a plan counts as the best
 MUCH_SLOWER = 1.05  # times the best plan: a plan that is slower under one rank order is not tried under the other
 

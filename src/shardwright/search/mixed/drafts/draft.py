@@ -41,7 +41,7 @@ def plan_of(contexts: Sequence[Context], cluster: Cluster, draft: Draft, *, rank
         optimizer=OptimizerPlan(sharding="zero1" if several else "none"),
         overlap=Overlap(grad_reduce=several, param_gather=several),
         sequence_parallel=setting.sequence_parallel and split,
-        flash_attention=True,
+        flash_attention=setting.flash,
         rank_order=rank_order,
     )
 

@@ -6,15 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shardwright.arrays import Floats
-from shardwright.rounding import coarse
-from shardwright.search.mixed.bounds.compositions import Columns, columns, micro_batches
+from shardwright.search.mixed.bounds.compositions import columns, least_seconds
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.heuristics.attempts import Drafter
 from shardwright.search.mixed.tables.region import Region
 
 BEST = 3  # numbers of replicas that are made into plans
-STEPS = 20  # of the bisection for how long one takes
 
 
 def equal_replicas(by: Drafter, region: Region, incumbent: float, offer: Callable[[Draft], float]) -> None:
@@ -30,7 +27,7 @@ def equal_replicas(by: Drafter, region: Region, incumbent: float, offer: Callabl
     table = each.capacity(region, incumbent, few=False)
     found = columns(each.table, each.layers, table, rows, region, few=False)
     copies = np.where(found.counts > 0, units // np.maximum(found.counts, 1), each.total).min(axis=1)
-    seconds = _shortest(found, -(-each.total // copies), each.quick, incumbent)
+    seconds = least_seconds(found, -(-each.total // copies), each.quick, incumbent)
     for row in np.argsort(seconds, kind="stable")[:BEST]:
         if seconds[row] < incumbent:
             number = int(copies[row])
@@ -38,14 +35,3 @@ def equal_replicas(by: Drafter, region: Region, incumbent: float, offer: Callabl
             draft = by.workshop.draft(chosen, each.total)
             if draft is not None:
                 offer(draft)
-
-
-def _shortest(found: Columns, wanted: Floats, low: float, high: float) -> Floats:
-    """Return the seconds in which each column finishes `wanted` [N] micro-batches, infinite beyond `high`."""
-    least, most = np.full(len(wanted), low), np.full(len(wanted), high)
-    possible = micro_batches(found, most) >= wanted
-    for _ in range(STEPS):
-        middle = 0.5 * (least + most)
-        enough = micro_batches(found, middle) >= wanted
-        least, most = np.where(enough, least, middle), np.where(enough, middle, most)
-    return coarse(np.where(possible, most, np.inf))

@@ -10,6 +10,7 @@ import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import UNSHARDED, ZERO1, Strategies, strategies
+from shardwright.plans.abilities import flash_attention_runs
 from shardwright.plans.findings import NotCovered, Uncovered, UnequalReplicas
 from shardwright.search.space.axes import Space, pin_words, tensor_parallel_degrees
 from shardwright.spec.model import Model
@@ -44,11 +45,12 @@ NOT_COVERED = (*OF_EQUAL_REPLICAS, NotCovered.SHARED_MICRO_BATCH, NotCovered.SPR
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One choice of what all stages share, and of the tensor-parallel degree of each GPU type, `tp`. Sequence
-    parallelism holds for stages of more than one rank."""
+    parallelism holds for stages of more than one rank; attention is fused (`flash`) if every type can."""
 
     tp: tuple[int, ...]
     micro_batch: int
     sequence_parallel: bool
+    flash: bool
 
     @property
     def symmetric(self) -> bool:
@@ -61,6 +63,7 @@ class Setting:
             tp=(self.tp[place],),
             micro_batch=self.micro_batch,
             sequence_parallel=self.sequence_parallel and split,
+            flash=self.flash,
         )
 
 
@@ -87,8 +90,9 @@ def settings(contexts: Sequence[Context], space: Space) -> list[Setting]:
     """Return every setting that at least one pool can run, in a fixed order: those with one degree for all types, then,
     if the space has them, those of unequal degrees."""
     degrees = [*_equal_degrees(contexts, space), *_unequal_degrees(contexts, space)]
+    flash = all(flash_attention_runs(context.pool.gpu, context.job) for context in contexts)
     found = [
-        Setting(tp=tp, micro_batch=size, sequence_parallel=sequence)
+        Setting(tp=tp, micro_batch=size, sequence_parallel=sequence, flash=flash)
         for tp in degrees
         for size in _micro_batches(contexts, space)
         for sequence in _sequence(contexts[0], space, tp)
@@ -164,7 +168,7 @@ def rows_of(owns: Sequence[Setting], model: Model, *, stages: int, copies: int) 
         [
             {
                 "tp": own.tp[0], "pp": stages, "dp": copies, "etp": own.tp[0] if experts else 1,
-                "micro_batch": own.micro_batch, "sequence_parallel": own.sequence_parallel, "flash": True,
+                "micro_batch": own.micro_batch, "sequence_parallel": own.sequence_parallel, "flash": own.flash,
                 "overlap_tp": False, "first_layers": 1, "last_layers": 1,
                 "sharding": ZERO1 if copies > 1 else UNSHARDED, "overlap_grad": copies > 1, "overlap_param": copies > 1,
             }

@@ -1,0 +1,62 @@
+"""Machines of several GPU types in a launch script: which one is started as which, and a look at its GPUs before.
+
+Stages are cut for the types that they stand on; on machines in another order every step would wait, or memory run out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, groupby
+
+from shardwright.plans.mesh import Host
+from shardwright.plans.plan import Plan
+from shardwright.units import GIBIBYTE
+
+LOOK = """expect() { # pattern of the GPUs' name, GiB of their memory
+    python3 - "$@" <<'END'
+import re, sys, torch
+
+pattern, size = sys.argv[1], float(sys.argv[2])
+there = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+fits = [re.search(pattern, gpu.name) and 0.9 < gpu.total_memory / 2**30 / size < 1.1 for gpu in there]
+if not there or not all(fits):
+    found = ", ".join(sorted({f"{gpu.name} with {gpu.total_memory / 2**30:.3g} GiB" for gpu in there})) or "no GPU"
+    sys.exit(f"This machine is not the one of its number in the plan: {pattern} with {size:g} GiB; it has {found}.")
+END
+}"""
+
+
+def machine_check(plan: Plan, hosts: Sequence[Host]) -> str:
+    """Return lines of bash that end on a machine whose GPUs are not those that the plan has there; none where all
+    machines have one type. NODE_RANK is the number of the machine."""
+    runs = [(gpu, len(list(group))) for gpu, group in groupby(host.gpu for host in hosts)]
+    if len(runs) < 2:
+        return ""
+    memory = {pool.gpu.name: pool.gpu.memory_bytes / GIBIBYTE for pool in plan.cluster.pools}
+    ends = list(accumulate(count for _, count in runs))
+    order = "; ".join(_numbers(end - count, end) + f" {gpu}" for (gpu, count), end in zip(runs, ends, strict=True))
+    tests = [
+        f"{word} ((NODE_RANK < {end})); then expect '{_pattern(gpu)}' {memory[gpu]:.3g}"
+        for word, (gpu, _), end in zip(_words(), runs, ends, strict=False)
+    ]
+    given = ': "${NODE_RANK:?number of this machine, from 0}"'
+    return "\n".join([f"# Machines by NODE_RANK: {order}.", LOOK, given, *tests, "fi"])
+
+
+def _words() -> Iterator[str]:
+    yield "if"
+    while True:
+        yield "elif"
+
+
+def _numbers(begin: int, end: int) -> str:
+    return str(begin) if end == begin + 1 else f"{begin} to {end - 1}"
+
+
+def _pattern(gpu: str) -> str:
+    """Return what is in the name that a driver gives a GPU of the catalogue: A100(?![0-9A-Z]) in NVIDIA A100-SXM4-80GB,
+    RTX ?3090 in NVIDIA GeForce RTX 3090."""
+    chip = gpu.partition("@")[0].partition("-")[0]
+    parts = re.sub(r"(?<=RTX)(?=[0-9A-Z])|(?<=[0-9])(?=Ada)|(?<=PRO)(?=[0-9])|(?<=Titan)(?=RTX)", " ?", chip)
+    return f"(?i){parts}(?![0-9A-Z])"

@@ -1,0 +1,150 @@
+"""The best plans over several GPU types that one mesh of ranks can run, by time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from shardwright.cost.context import Context
+from shardwright.cost.iteration.lanes import Known
+from shardwright.cost.predict import predict
+from shardwright.plans.findings import NotCovered
+from shardwright.plans.mesh import is_mesh
+from shardwright.plans.plan import Plan
+from shardwright.search.mixed.bounds.instance import HOPELESS, Instance, instances
+from shardwright.search.mixed.drafts.costing import fitting_seconds, under_each_order
+from shardwright.search.mixed.drafts.draft import Draft
+from shardwright.search.mixed.drafts.realise import Workshop
+from shardwright.search.mixed.entry import (
+    Outcome,
+    best_uniform,
+    depth_limits,
+    dropped,
+    keeps_pins,
+    unruled,
+)
+from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
+from shardwright.search.mixed.one_mesh.candidates import Candidate, candidates, numbers_of_copies
+from shardwright.search.mixed.tables.model_tables import tables
+from shardwright.search.mixed.tables.settings import NOT_COVERED, settings
+from shardwright.search.rules.filters import Filters
+from shardwright.search.space.axes import Space
+from shardwright.spec.cluster import Cluster
+
+TRIED = 48  # candidates that are made into plans
+
+
+@dataclass(slots=True)
+class _Run:
+    contexts: Sequence[Context]
+    cluster: Cluster
+    space: Space
+    filters: Filters
+    incumbent: float
+    known: Known = field(default_factory=dict)
+    best: dict[tuple[object, ...], tuple[float, Plan]] = field(default_factory=dict)
+    tried: set[tuple[object, ...]] = field(default_factory=set)
+    costed: int = 0
+
+    def allowed(self, plan: Plan) -> bool:
+        """Return whether a mesh can run a plan, and pins and rules let it pass."""
+        return is_mesh(plan) and keeps_pins(plan, self.space) and not dropped(plan, self.contexts, self.filters)
+
+
+def mesh_search(
+    contexts: Sequence[Context],
+    cluster: Cluster,
+    space: Space,
+    filters: Filters,
+    *,
+    gap: float,
+    incumbent: float,
+    top: int,
+) -> Outcome:
+    """Return the best plans over all `contexts` together that one mesh of ranks can run, priced as the job's framework
+    runs them, with the seconds that none of their space beats. `incumbent` and `gap` are as in `mixed_search`."""
+    chosen = [setting for setting in unruled(settings(contexts, space), contexts, filters) if setting.symmetric]
+    found_tables = tables(contexts, chosen, cluster.site_links) if chosen else []
+    run = _Run(contexts, cluster, space, filters, incumbent)
+    uniform = best_uniform(contexts, uniform_plans(contexts, cluster, chosen, found_tables))
+    if uniform is not None and run.allowed(uniform):
+        _keep(run, uniform, fitting_seconds(contexts, uniform, run.known))
+    found = instances(chosen, found_tables, contexts[0].job.global_batch, space)
+    run.incumbent = min(run.incumbent, HOPELESS * max((each.quick for each in found), default=np.inf))
+    ways = sorted(_scouted(run, found, gap), key=lambda way: way.seconds)
+    for way in ways[:TRIED]:
+        if way.seconds >= run.incumbent / (1.0 + gap):
+            break
+        _try(run, way)
+
+    def costed(plan: Plan) -> Plan:
+        return plan.costed(predict(plan, contexts[0].efficiency, known=run.known))
+
+    plans = [costed(plan) for _, plan in sorted(run.best.values(), key=lambda item: item[0])[:top]]
+    return Outcome(
+        plans=tuple(plans),
+        uniform=None if uniform is None else costed(uniform),
+        uniform_rule=RULE,
+        bound=min((way.seconds for way in ways), default=np.inf),
+        candidates=len(ways),
+        costed=run.costed,
+        not_covered=(
+            *NOT_COVERED,
+            NotCovered.STRADDLED_STAGES,
+            *depth_limits(max((each.depth for each in found), default=0), len(contexts[0].model.layers)),
+        ),
+    )
+
+
+def _scouted(run: _Run, found: Sequence[Instance], gap: float) -> Iterator[Candidate]:
+    """Yield all candidates. Plans are made of the best one of a setting and a number of copies at once, where it looks
+    better than those before, so that the next ones are held against good plans."""
+    looked = np.inf
+    for each in found:
+        for copies in numbers_of_copies(each, run.space):
+            ways = candidates(each, run.space, run.incumbent, copies)
+            if ways and ways[0].seconds < min(looked, run.incumbent / (1.0 + gap)):
+                looked = ways[0].seconds
+                _try(run, ways[0])
+            yield from ways
+
+
+def _try(run: _Run, way: Candidate) -> None:
+    """Cost the plans of a composition exactly, unless that has been done."""
+    key = (way.instance.setting, way.counts, way.copies)
+    if key in run.tried:
+        return
+    run.tried.add(key)
+    for draft in _drafts(way):
+        for plan, seconds in under_each_order(run.contexts, run.cluster, draft, run.known, run.allowed):
+            run.costed += 1
+            _keep(run, plan, seconds)
+
+
+def _keep(run: _Run, plan: Plan, seconds: float | None) -> None:
+    key = (plan.replicas, plan.micro_batch)
+    if seconds is not None and (key not in run.best or seconds < run.best[key][0]):
+        run.best[key] = (seconds, plan)
+        run.incumbent = min(run.incumbent, seconds)
+
+
+def _drafts(way: Candidate) -> Iterator[Draft]:
+    """Yield the best draft of a composition with each recomputation, the same in all stages."""
+    each = way.instance
+    for mode in each.modes:
+        workshop = Workshop(each.setting, each.table, each.layers, (mode,))
+        draft = workshop.draft([(way.counts, way.copies, each.total // way.copies)], each.total)
+        if draft is not None:
+            yield _recomputing_alike(draft)
+
+
+def _recomputing_alike(draft: Draft) -> Draft:
+    """Return a draft in which every stage recomputes as many layers as the one that has to recompute most."""
+    most = max(layers for line, _, _ in draft.replicas for _, layers in line.recompute)
+    replicas = tuple(
+        (replace(line, recompute=tuple((mode, most) for mode, _ in line.recompute)), count, size)
+        for line, count, size in draft.replicas
+    )
+    return replace(draft, replicas=replicas)

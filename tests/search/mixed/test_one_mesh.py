@@ -1,0 +1,106 @@
+"""Plans over several types that one mesh of ranks can run: none of an enumeration beats their certificate."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.search.mixed.problems import Small, small
+
+import shardwright
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
+from shardwright.plans.check import check
+from shardwright.plans.findings import MixedPlans
+from shardwright.plans.mesh import is_mesh
+from shardwright.plans.plan import Plan
+from shardwright.search.mixed.drafts.costing import ORDERS, fitting_seconds
+from shardwright.search.mixed.drafts.draft import Draft, plan_of
+from shardwright.search.mixed.drafts.splits import Line
+from shardwright.search.mixed.one_mesh.search import mesh_search
+from shardwright.search.mixed.tables.compositions import compositions
+from shardwright.search.mixed.tables.settings import Setting
+from shardwright.search.rules.filters import Filters
+
+SLOWEST = 1.05  # times the optimum
+SIZES = {"most_gpus": 4, "most_layers": 4, "most_batch": 4}
+
+
+def enumerated(problem: Small) -> float:
+    """Return the least seconds of all meshes with each stage on one type, infinite if none fits."""
+    known: dict = {}
+    best = np.inf
+    for setting, table in zip(problem.settings, problem.tables, strict=True):
+        for draft in drafts(problem, setting, table.units):
+            for order in ORDERS:
+                plan = plan_of(problem.contexts, problem.cluster, draft, rank_order=order)
+                if not check(plan) and is_mesh(plan):
+                    seconds = fitting_seconds(problem.contexts, plan, known)
+                    best = best if seconds is None else min(best, seconds)
+    return best
+
+
+def drafts(problem: Small, setting: Setting, units: np.ndarray) -> Iterator[Draft]:
+    layers = len(problem.contexts[0].model.layers)
+    total = problem.contexts[0].job.global_batch // setting.micro_batch
+    for counts in compositions(units, layers).tolist():
+        present = [kind for kind, count in enumerate(counts) if count]
+        if len(present) < 2:
+            continue
+        most = min(units[kind] // counts[kind] for kind in present)
+        for copies in [number for number in range(1, most + 1) if total % number == 0]:
+            for order in itertools.permutations(present):
+                kinds = tuple(kind for kind in order for _ in range(counts[kind]))
+                for cuts in itertools.combinations(range(1, layers), len(kinds) - 1):
+                    for recompute in ((NONE, 0), (SELECTIVE, 0), *((BLOCK, some) for some in range(1, layers + 1))):
+                        line = Line(
+                            kinds=kinds,
+                            starts=(0, *cuts, layers),
+                            recompute=(recompute,) * len(kinds),
+                            seconds=0.0,
+                            after=0.0,
+                        )
+                        yield Draft(setting=setting, replicas=((line, copies, total // copies),), seconds=0.0)
+
+
+def seconds_of(plan: Plan) -> float:
+    assert plan.prediction is not None
+    return plan.prediction.iteration_seconds
+
+
+def against_enumeration(seed: int) -> bool:
+    problem = small(seed, **SIZES)
+    found = mesh_search(
+        problem.contexts, problem.cluster, problem.space, Filters(rules=()), gap=0.0, incumbent=np.inf, top=1
+    )
+    best = enumerated(problem)
+    seconds = seconds_of(found.plans[0]) if found.plans else np.inf
+    assert min(found.bound, seconds) <= best * (1.0 + 1e-9)
+    assert np.isfinite(seconds) or not np.isfinite(best)
+    if np.isfinite(best):
+        assert seconds <= SLOWEST * best
+    assert all(is_mesh(plan) and not check(plan) for plan in found.plans)
+    return bool(np.isfinite(best))
+
+
+def test_enumeration_does_not_beat_the_certificate_of_a_mesh() -> None:
+    assert sum(map(against_enumeration, range(4))) > 2
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(4, 80))
+def test_enumeration_of_more_clusters_does_not_beat_the_certificate_of_a_mesh(seed: int) -> None:
+    against_enumeration(seed)
+
+
+def test_megatron_plans_over_several_types_and_by_time_alone() -> None:
+    model, cluster = shardwright.load_model("llama-2-7b"), shardwright.load_cluster("1x8xH100-SXM+2x8xA100-SXM-80")
+    job = shardwright.make_job(global_batch=48, seq_len=4096, tokens=1e9)
+    found = shardwright.plan(model, cluster, job, exportable_to="megatron")
+    assert len(found.best.gpus_by_type) == 2 and is_mesh(found.best)
+    assert found.best.job.framework == "megatron"
+    assert seconds_of(found.best) < min(seconds_of(entry.plan) for entry in found.baselines if entry.plan)
+    by_cost = shardwright.plan(model, cluster, replace(job, objective="cost"), exportable_to="megatron")
+    assert [kind.target for kind in by_cost.search.not_covered if isinstance(kind, MixedPlans)] == ["megatron"]
