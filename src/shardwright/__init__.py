@@ -70,6 +70,7 @@ _HOMES = {
     "load_profile": "spec.read.machine_profile",
     "make_job": "spec.read.job",
     "measured_layers": "cost.layers.measured",
+    "nearest_plan": "exporters.nearest",
     "plan": "search.planner",
     "predict": "search.planner",
     "profile": "measure.run",

@@ -31,6 +31,7 @@ Examples:
   shardwright export plan.json --to megatron -o run.sh
   shardwright export plan.json --to megatron --launcher slurm -o job.sbatch
   shardwright export plan.json --to megatron --json
+  shardwright export plan.json --to deepspeed --nearest -o ds/   # where DeepSpeed cannot run it, one that it can
   shardwright export plan.json --to skypilot -o launch/          # task.yaml, run.sh
   shardwright export plan.json --to kubernetes -o jobset.yaml
   shardwright export plan.json --to perfetto -o trace.json       # open it at https://ui.perfetto.dev
@@ -48,12 +49,30 @@ def export(
             "--out", "-o", metavar="FILE", help="Write to this file, or to this folder where there are several files."
         ),
     ] = None,
+    nearest: Annotated[
+        bool,
+        typer.Option("--nearest", help="Where the target cannot run the plan, write the nearest one that it can run."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print arguments and script as one JSON document.")] = False,
 ) -> None:
+    from shardwright.errors import Problem, SpecError
+    from shardwright.exporters.nearest import nearest_plan
     from shardwright.exporters.targets import export as files_for
     from shardwright.plans.document import load_plan
+    from shardwright.reports.text.nearest import nearest_words
 
-    exported = files_for(load_plan(plan), to, launcher=launcher)
+    chosen = load_plan(plan)
+    try:
+        exported = files_for(chosen, to, launcher=launcher)
+    except SpecError as error:
+        other = nearest_plan(chosen, to)
+        if other is None:
+            raise
+        if not nearest:
+            hint = f"`export --to {to} --nearest` writes it"
+            raise SpecError(*error.problems, Problem(f"--to {to}", nearest_words(chosen, other), hint)) from None
+        exported = files_for(other, to, launcher=launcher)
+        note(f"{to} cannot run {plan}; {nearest_words(chosen, other)}")
     if out is not None and len(exported.files) > 1:
         deliver_all(exported.files, out)
     elif out is not None:

@@ -1,6 +1,7 @@
 """Plans in the words of the tools that people run: one folder a target.
 
 * `targets`: the library call, and the list of targets
+* `nearest`: the nearest plan that a target can run
 * `exported`: what an exporter gives
 * `runner`: what machines start, for targets that only bring machines together
 * `trainer_arguments`: what a Hugging Face Trainer is told

@@ -49,8 +49,8 @@ def trainer_limits(plan: Plan, name: str) -> Iterator[Problem]:
         yield Problem("replicas[0].stages[0].expert_parallel", f"{name} splits no experts", "--set ep=1")
     recompute = stage.recompute
     if recompute.granularity == "selective" or recompute.layers not in (None, 1, stage.layer_count):
-        hint = "--set recompute=none,uniform"
-        yield Problem("recompute", f"{name} recomputes all layers, or none", hint)
+        hint = "--set recompute_layers=1" if recompute.method == "uniform" else "--set recompute=none,uniform"
+        yield Problem("recompute", f"{name} recomputes all layers, each by itself, or none", hint)
     if plan.job.precision not in PRECISION:
         yield Problem("job.precision", f"{plan.job.precision} is not among {', '.join(PRECISION)}", "--precision bf16")
     if plan.job.optimizer != "adam":

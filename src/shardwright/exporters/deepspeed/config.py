@@ -49,7 +49,7 @@ def unsupported(plan: Plan) -> Iterator[Problem]:
     if plan.sequence_parallel and stage.tensor_parallel > 1:
         yield Problem("sequence_parallel", "AutoTP has none", "--set sequence_parallel=off")
     if stage.tensor_parallel > 1 and plan.optimizer.sharding == "zero3":
-        yield Problem("optimizer.sharding", "AutoTP goes with ZeRO-0 to ZeRO-2", "--set sharding=zero1,zero2")
+        yield Problem("optimizer.sharding", "AutoTP goes with ZeRO-0 to ZeRO-2", "--set tp=1")
     offload, sharding = plan.optimizer.offload, plan.optimizer.sharding
     if 0.0 < offload < 1.0 and sharding != "zero3":
         yield Problem("optimizer.offload", "is a part, which only ZeRO-3 offloads (Twin-Flow)", "--set offload=0,1")

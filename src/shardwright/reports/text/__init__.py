@@ -9,6 +9,7 @@
 * `caution`: what hardly any published run has
 * `describe`: a plan in a few words
 * `mixed`: a plan whose replicas differ
+* `nearest`: the nearest plan that a target can run
 * `shares`: rows and state of each GPU under uneven FSDP
 * `kinds`: kinds of plans over several GPU types
 * `programs`: an SPMD program beside the plans
