@@ -2,11 +2,18 @@
 
 * `read`: a script as the commands that it starts
 * `interpreter`: the walk through a script
+* `walker`: as the rules for each kind of command see it
+* `branching`: `&&`, `||`, `if`, `case`
+* `loops`: `while`, `for`
+* `programs`: functions, builtins, other scripts, programs
 * `parser`: text as commands
+* `simple`: those that hold no others
 * `lexer`: blanks, here-documents and operators
 * `syntax`: commands as trees
 * `words`: words as trees
 * `expansion`: what words become
+* `splitting`: where text is split into words
+* `patterns`: patterns of file names
 * `assignment`: assignments
 * `arithmetic`: `$((…))`
 * `conditions`: `[ … ]` and `[[ … ]]`

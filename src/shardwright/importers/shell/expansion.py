@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 
 from shardwright.importers.shell.arithmetic import ArithmeticFaultError, UnknownValueError, compute
-from shardwright.importers.shell.state import MOST_CHARACTERS, State, TooMuchError
+from shardwright.importers.shell.patterns import glob, trimmed
+from shardwright.importers.shell.splitting import BLANK, Fields, add_split, braced
+from shardwright.importers.shell.state import MOST_CHARACTERS, State, TooMuchError, special_value
 from shardwright.importers.shell.unknown import is_known, shown, unknown
 from shardwright.importers.shell.words import EMPTY, Arithmetic, Reference, Substitution, Text, Word, read_word
 
-BLANK = " \t\n"
-BRACES = re.compile(r"^(.*?)\{([^{}]*(?:,|\.\.)[^{}]*)\}(.*)$", re.S)
-MOST_BRACES = 4096
 Part = Text | Reference | Arithmetic | Substitution
 
 
@@ -20,30 +18,11 @@ class DemandedError(ValueError):
     """`${name:?message}` of a variable that is empty: the script ends there."""
 
 
-class _Fields:
-    """Words in the making: `solid` text makes a word even where it is empty, as quotes do."""
-
-    def __init__(self) -> None:
-        self.done: list[str] = []
-        self.text: list[str] = []
-        self.solid = False
-
-    def add(self, text: str, *, solid: bool) -> None:
-        self.text.append(text)
-        self.solid |= solid
-
-    def end(self, *, always: bool = False) -> None:
-        text = "".join(self.text)
-        if text or self.solid or always:
-            self.done.append(text)
-        self.text, self.solid = [], False
-
-
 def fields(word: Word, state: State) -> list[str]:
     """Return the words that one word becomes, none where it vanishes."""
     if (literal := word.literal) is not None and "{" in literal:
-        return _braces(literal)
-    found = _Fields()
+        return braced(literal)
+    found = Fields()
     size = 0
     for part in word.parts:
         many = _many(part, state) if isinstance(part, Reference) else None
@@ -57,29 +36,14 @@ def fields(word: Word, state: State) -> list[str]:
             if part.quoted or isinstance(part, Text):
                 found.add(value, solid=True)
             else:
-                _add_split(value, found, state)
+                add_split(value, found, _separators(state))
     found.end()
     return found.done
 
 
-def _add_split(value: str, found: _Fields, state: State) -> None:
-    """Add a value that is not quoted: its separators end words."""
+def _separators(state: State) -> str:
     separators = state.get("IFS")
-    separators = BLANK if separators is None or not is_known(separators) else separators
-    if not separators:
-        found.add(value, solid=False)
-        return
-    blanks = re.escape("".join(sign for sign in separators if sign in BLANK))
-    others = re.escape("".join(sign for sign in separators if sign not in BLANK))
-    soft = f"[{blanks}]+" if blanks else "(?!)"
-    hard = (f"[{blanks}]*[{others}][{blanks}]*" if blanks else f"[{others}]") if others else "(?!)"
-    for piece in re.split(f"({hard}|{soft})", value):
-        if piece and re.fullmatch(hard, piece):
-            found.end(always=True)
-        elif piece and re.fullmatch(soft, piece):
-            found.end()
-        else:
-            found.add(piece, solid=False)
+    return BLANK if separators is None or not is_known(separators) else separators
 
 
 def text_of(word: Word, state: State) -> str:
@@ -115,26 +79,6 @@ def regex_of(word: Word, state: State) -> str | None:
         literal = part.quoted and isinstance(part, Text)
         found.append(re.escape(value) if literal else value)
     return "".join(found).replace("[[:space:]]", r"\s").replace("[[:digit:]]", r"\d").replace("[:digit:]", "0-9")
-
-
-def glob(text: str) -> str:
-    """Return a pattern such as `*.json` as a regular expression."""
-    found, position = [], 0
-    while position < len(text):
-        letter = text[position]
-        end = text.find("]", position + 2) if letter == "[" else -1
-        if letter == "*":
-            found.append(".*")
-        elif letter == "?":
-            found.append(".")
-        elif end > 0:
-            inner = text[position + 1 : end].replace("\\", "\\\\")
-            found.append(f"[{'^' + inner[1:] if inner[0] in '!^' else inner}]")
-            position = end
-        else:
-            found.append(re.escape(letter))
-        position += 1
-    return "".join(found)
 
 
 def number_of(expression: Word, state: State) -> int | None:
@@ -244,7 +188,7 @@ def _length(part: Reference, state: State) -> str:
 
 def _plain(part: Reference, state: State) -> str:
     """Return the value of a name, with its subscript."""
-    special = _special(part.name, state)
+    special = special_value(part.name, state)
     if special is not None:
         return special
     if part.index is None:
@@ -254,26 +198,14 @@ def _plain(part: Reference, state: State) -> str:
     return _element(part.name, text_of(part.index, state), state)
 
 
-def _special(name: str, state: State) -> str | None:
-    if name.isdigit():
-        number = int(name)
-        if number == 0:
-            return state.name
-        if number <= len(state.arguments):
-            return state.arguments[number - 1]
-        return "" if state.asking or state.arguments_given else unknown(f"${name}")
-    fixed = {"#": str(len(state.arguments)), "?": "0", "-": "hB", "@": " ".join(state.arguments)}
-    if name in fixed:
-        return fixed[name]
-    if name in ("$", "!"):
-        return unknown(f"${name}")
-    return state.name if name == "BASH_SOURCE" and name not in state.variables else None
-
-
 def _is_set(part: Reference, state: State) -> str | None:
     """Return the value of a name that is set, else None."""
     if part.name.isdigit() or part.name in "@*#?$!-":
-        return _special(part.name, state) if not part.name.isdigit() or int(part.name) <= len(state.arguments) else None
+        return (
+            special_value(part.name, state)
+            if not part.name.isdigit() or int(part.name) <= len(state.arguments)
+            else None
+        )
     if part.index is not None:
         return _element(part.name, text_of(part.index, state), state) if part.name in state.variables else None
     return state.get(part.name)
@@ -315,7 +247,7 @@ def _changed(value: str, part: Reference, state: State) -> str:
     if part.operator in ("#", "##", "%", "%%"):
         pattern = pattern_of(operand, state)
         return (
-            unknown(f"${{{part.name}{part.operator}…}}") if pattern is None else _trimmed(value, pattern, part.operator)
+            unknown(f"${{{part.name}{part.operator}…}}") if pattern is None else trimmed(value, pattern, part.operator)
         )
     if part.operator in ("/", "//", "/#", "/%"):
         return _replaced(value, part, state)
@@ -330,16 +262,6 @@ def _substring(value: str, bounds: str, state: State) -> str:
         return value[first:]
     count = number_of(Word((Text(length, quoted=True),)), state) or 0
     return value[first : first + count] if count >= 0 else value[first:count]
-
-
-def _trimmed(value: str, pattern: str, operator: str) -> str:
-    lengths = range(len(value) + 1)
-    longest = len(operator) == 2
-    for length in reversed(lengths) if longest else lengths:
-        part = value[:length] if operator[0] == "#" else value[len(value) - length :]
-        if re.fullmatch(pattern, part, re.S):
-            return value[length:] if operator[0] == "#" else value[: len(value) - length]
-    return value
 
 
 def _replaced(value: str, part: Reference, state: State) -> str:
@@ -364,29 +286,6 @@ def _replaced(value: str, part: Reference, state: State) -> str:
     anchored = {"/#": f"^(?:{pattern})", "/%": f"(?:{pattern})$"}.get(part.operator, pattern)
     count = 0 if part.operator == "//" else 1
     return re.sub(anchored, lambda _: text, value, count=count, flags=re.S) if pattern else value
-
-
-def _braces(text: str) -> list[str]:
-    """Return what `a{b,c}` and `{1..4}` become."""
-    match = BRACES.match(text)
-    if match is None:
-        return [text]
-    head, body, tail = match.groups()
-    numbers = re.fullmatch(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?", body)
-    if numbers:
-        first, last, step = int(numbers[1]), int(numbers[2]), abs(int(numbers[3] or 1)) or 1
-        if abs(last - first) // step > MOST_BRACES:
-            raise TooMuchError
-        step = step if last >= first else -step
-        items = [str(number) for number in range(first, last + (1 if step > 0 else -1), step)]
-    elif "," in body:
-        items = body.split(",")
-    else:
-        return [text]
-    found = [head + item + rest for item, rest in itertools.product(items, _braces(tail))]
-    if len(found) > MOST_BRACES:
-        raise TooMuchError
-    return found
 
 
 def words_of(text: str, state: State) -> list[str]:

@@ -5,69 +5,39 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from shardwright.importers.shell.lexer import Lexer
-from shardwright.importers.shell.syntax import (
-    Assignment,
-    Case,
-    Chain,
-    Command,
-    Compute,
-    Condition,
-    CountedFor,
-    For,
-    Function,
-    Group,
-    If,
-    Pipeline,
-    Redirect,
-    Sequence,
-    Simple,
-    While,
-)
+from shardwright.importers.shell import syntax
+from shardwright.importers.shell.simple import SimpleCommands
 from shardwright.importers.shell.words import (
     DEEPEST,
     ShellSyntaxError,
-    Text,
     Word,
-    end_of_brackets,
     end_of_parentheses,
     read_quoted,
-    read_word,
 )
 
-STOPS = " \t\n;&|<>()"
-REDIRECTS = frozenset(("&>>", "&>", "<<<", "<<-", "<<", "<&", "<>", ">>", ">&", ">|", "<", ">"))
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[)?")
-DECLARING = frozenset(("export", "declare", "typeset", "local", "readonly"))
 FUNCTION = re.compile(r"[\w.:-]+[ \t]*\([ \t]*\)")
 
 
-def parse(text: str) -> Sequence:
+def parse(text: str) -> syntax.Sequence:
     """Return the commands of a script. Raises ShellSyntaxError for text that no shell could run."""
     return _Parser(text.replace("\r\n", "\n")).script()
 
 
-class _Parser(Lexer):
+class _Parser(SimpleCommands):
     """Recursive descent over the characters of `text`, from `position` on."""
 
-    def script(self) -> Sequence:
+    def script(self) -> syntax.Sequence:
         found = self.sequence(frozenset())
         if self.position < len(self.text):
             raise ShellSyntaxError(f"stray {self.text[self.position]!r}", self.position)
         return found
 
-    def expect(self, word: str) -> None:
-        self.lines()
-        if not self.text.startswith(word, self.position):
-            raise ShellSyntaxError(f"{word!r} is missing", self.position)
-        self.position += len(word)
-
-    def sequence(self, ends: frozenset[str]) -> Sequence:
+    def sequence(self, ends: frozenset[str]) -> syntax.Sequence:
         """Return commands up to one of the words `ends`, a closing parenthesis or the end of a case branch."""
         self.depth += 1
         if self.depth > DEEPEST:
             raise ShellSyntaxError("is nested too deeply", self.position)
-        commands: list[Command] = []
+        commands: list[syntax.Command] = []
         while True:
             self.lines()
             if self.position >= len(self.text) or self.operator() in (")", ";;", ";;&", ";&"):
@@ -81,17 +51,17 @@ class _Parser(Lexer):
                 else:
                     self.position += 1
         self.depth -= 1
-        return Sequence(tuple(commands))
+        return syntax.Sequence(tuple(commands))
 
-    def chain(self) -> Command:
-        links: list[tuple[str, Command]] = [("", self.pipeline())]
+    def chain(self) -> syntax.Command:
+        links: list[tuple[str, syntax.Command]] = [("", self.pipeline())]
         while (sign := self.operator()) in ("&&", "||"):
             self.position += 2
             self.lines()
             links.append((sign, self.pipeline()))
-        return links[0][1] if len(links) == 1 else Chain(tuple(links))
+        return links[0][1] if len(links) == 1 else syntax.Chain(tuple(links))
 
-    def pipeline(self) -> Command:
+    def pipeline(self) -> syntax.Command:
         negated = False
         while self.keyword() in ("!", "time"):
             negated ^= self.keyword() == "!"
@@ -101,42 +71,42 @@ class _Parser(Lexer):
             self.position += len(sign)
             self.lines()
             commands.append(self.command())
-        return commands[0] if len(commands) == 1 and not negated else Pipeline(tuple(commands), negated)
+        return commands[0] if len(commands) == 1 and not negated else syntax.Pipeline(tuple(commands), negated)
 
-    def command(self) -> Command:
+    def command(self) -> syntax.Command:
         self.blanks()
         if self.text.startswith("((", self.position):
             end = end_of_parentheses(self.text, self.position + 1)
             inner = end_of_parentheses(self.text, self.position + 2)
             if inner + 1 == end:
-                computed = Compute(read_quoted(self.text[self.position + 2 : inner]))
+                computed = syntax.Compute(read_quoted(self.text[self.position + 2 : inner]))
                 self.position = end + 1
                 return computed
         if self.operator() == "(":
             self.position += 1
             body = self.sequence(frozenset())
             self.expect(")")
-            return Group(body, self.redirects(), subshell=True)
-        compound: dict[str, Callable[[], Command]] = {
+            return syntax.Group(body, self.redirects(), subshell=True)
+        compound: dict[str, Callable[[], syntax.Command]] = {
             "if": self.conditional, "while": self.loop, "until": self.loop, "for": self.counted, "case": self.case,
             "{": self.group, "[[": self.condition, "function": self.function, "select": self.unsupported,
             "coproc": self.unsupported,
         }  # fmt: skip
         keyword = self.keyword()
         if keyword in compound:
-            command: Command = compound[keyword]()
+            command: syntax.Command = compound[keyword]()
             redirects = self.redirects()
-            return Group(Sequence((command,)), redirects, subshell=False) if redirects else command
+            return syntax.Group(syntax.Sequence((command,)), redirects, subshell=False) if redirects else command
         if FUNCTION.match(self.text, self.position):
             return self.function()
         return self.simple()
 
-    def unsupported(self) -> Command:
+    def unsupported(self) -> syntax.Command:
         raise ShellSyntaxError(f"{self.keyword()!r} is not read", self.position)
 
-    def conditional(self) -> If:
+    def conditional(self) -> syntax.If:
         branches = []
-        otherwise = Sequence(())
+        otherwise = syntax.Sequence(())
         self.expect("if")
         while True:
             condition = self.sequence(frozenset(("then",)))
@@ -149,21 +119,21 @@ class _Parser(Lexer):
             self.expect("else")
             otherwise = self.sequence(frozenset(("fi",)))
         self.expect("fi")
-        return If(tuple(branches), otherwise)
+        return syntax.If(tuple(branches), otherwise)
 
-    def loop(self) -> While:
+    def loop(self) -> syntax.While:
         until = self.keyword() == "until"
         self.expect(self.keyword())
         condition = self.sequence(frozenset(("do",)))
-        return While(condition, self.body(), until)
+        return syntax.While(condition, self.body(), until)
 
-    def body(self) -> Sequence:
+    def body(self) -> syntax.Sequence:
         self.expect("do")
         found = self.sequence(frozenset(("done",)))
         self.expect("done")
         return found
 
-    def counted(self) -> Command:
+    def counted(self) -> syntax.Command:
         self.expect("for")
         self.blanks()
         if self.text.startswith("((", self.position):
@@ -175,7 +145,7 @@ class _Parser(Lexer):
             if self.operator() == ";":
                 self.position += 1
             begin, condition, step = (read_quoted(part) for part in parts)
-            return CountedFor(begin, condition, step, self.body())
+            return syntax.CountedFor(begin, condition, step, self.body())
         name = self.keyword()
         self.position += len(name)
         self.lines()
@@ -185,15 +155,9 @@ class _Parser(Lexer):
             words = self.words()
         if self.operator() == ";":
             self.position += 1
-        return For(name, words, self.body())
+        return syntax.For(name, words, self.body())
 
-    def words(self) -> tuple[Word, ...]:
-        found = []
-        while not self.operator() and self.position < len(self.text):
-            found.append(self.word())
-        return tuple(found)
-
-    def case(self) -> Case:
+    def case(self) -> syntax.Case:
         self.expect("case")
         self.blanks()
         subject = self.word()
@@ -217,15 +181,15 @@ class _Parser(Lexer):
             self.position += len(end) if sign == end else 0
             branches.append((tuple(patterns), body, end))
         self.expect("esac")
-        return Case(subject, tuple(branches))
+        return syntax.Case(subject, tuple(branches))
 
-    def group(self) -> Command:
+    def group(self) -> syntax.Command:
         self.expect("{")
         body = self.sequence(frozenset(("}",)))
         self.expect("}")
-        return Group(body, self.redirects(), subshell=False)
+        return syntax.Group(body, self.redirects(), subshell=False)
 
-    def function(self) -> Function:
+    def function(self) -> syntax.Function:
         if self.keyword() == "function":
             self.expect("function")
             self.blanks()
@@ -238,133 +202,4 @@ class _Parser(Lexer):
             self.expect("(")
             self.expect(")")
         self.lines()
-        return Function(match[0], self.command())
-
-    def condition(self) -> Condition:
-        """`[[ … ]]`: what follows `=~` is a word in which parentheses and bars are its own."""
-        self.expect("[[")
-        found: list[Word | str] = []
-        while True:
-            self.lines()
-            if self.keyword() == "]]":
-                self.expect("]]")
-                return Condition(tuple(found))
-            if self.position >= len(self.text):
-                raise ShellSyntaxError("the [[ is not closed", self.position)
-            sign = next((s for s in ("&&", "||", "(", ")", "<", ">") if self.text.startswith(s, self.position)), "")
-            if sign and not (found and found[-1] == "=~"):
-                found.append(sign)
-                self.position += len(sign)
-                continue
-            pattern = bool(found) and found[-1] == "=~"
-            word, self.position = read_word(self.text, self.position, " \t\n" if pattern else STOPS)
-            literal = word.literal
-            bare = literal is not None and (literal in ("=~", "==", "=", "!=", "!") or _is_option(literal))
-            found.append(literal if bare and literal is not None else word)
-
-    def simple(self) -> Simple:
-        start = self.position
-        assignments: list[Assignment] = []
-        words: list[Word | Assignment] = []
-        redirects: list[Redirect] = []
-        while True:
-            redirect = self.redirect()
-            if redirect is not None:
-                redirects.append(redirect)
-                continue
-            if self.operator() or self.position >= len(self.text):
-                break
-            declaring = bool(words) and isinstance(words[0], Word) and words[0].literal in DECLARING
-            assignment = self.assignment() if not words or declaring else None
-            if assignment is None:
-                words.append(self.word())
-            elif words:
-                words.append(assignment)
-            else:
-                assignments.append(assignment)
-        if not (assignments or words or redirects):
-            sign = self.operator() or self.text[self.position : self.position + 1]
-            raise ShellSyntaxError(f"stray {sign!r}", self.position)
-        if self.operator() == "(":
-            raise ShellSyntaxError("stray '('", self.position)
-        return Simple(tuple(assignments), tuple(words), tuple(redirects), start)
-
-    def word(self) -> Word:
-        self.blanks()
-        start = self.position
-        word, self.position = read_word(self.text, start, STOPS)
-        if self.position == start:
-            raise ShellSyntaxError(f"stray {self.text[start : start + 1]!r}", start)
-        return word
-
-    def assignment(self) -> Assignment | None:
-        """Return the assignment at the position, which is then passed, or None."""
-        match = ASSIGNMENT.match(self.text, self.position)
-        if match is None:
-            return None
-        position, index = match.end(), None
-        if match[2]:
-            try:
-                end = end_of_brackets(self.text, position)
-            except ShellSyntaxError:
-                return None
-            index, position = read_quoted(self.text[position:end]), end + 1
-        append = self.text.startswith("+=", position)
-        if not append and not self.text.startswith("=", position):
-            return None
-        self.position = position + 1 + append
-        if self.text.startswith("(", self.position):
-            return Assignment(match[1], self.array(), index, append)
-        value, self.position = read_word(self.text, self.position, STOPS)
-        return Assignment(match[1], value, index, append)
-
-    def array(self) -> tuple[tuple[Word | None, Word], ...]:
-        self.position += 1
-        found: list[tuple[Word | None, Word]] = []
-        while True:
-            self.lines()
-            if self.text.startswith(")", self.position):
-                self.position += 1
-                return tuple(found)
-            if self.position >= len(self.text):
-                raise ShellSyntaxError("the ( is not closed", self.position)
-            index = None
-            keyed = re.compile(r"\[(?=[^\]]*\]=)").match(self.text, self.position)
-            if keyed:
-                end = end_of_brackets(self.text, keyed.end())
-                index = read_quoted(self.text[keyed.end() : end].strip("\"'"))
-                self.position = end + 2
-                value, self.position = read_word(self.text, self.position, STOPS)
-            else:
-                value = self.word()
-            found.append((index, value))
-
-    def redirects(self) -> tuple[Redirect, ...]:
-        found = []
-        while (redirect := self.redirect()) is not None:
-            found.append(redirect)
-        return tuple(found)
-
-    def redirect(self) -> Redirect | None:
-        self.blanks()
-        match = re.compile(r"(?:\d+|\{\w+\})?(?=[<>])").match(self.text, self.position)
-        start = self.position
-        if match:
-            self.position = match.end()
-        sign = self.operator()
-        if sign not in REDIRECTS:
-            self.position = start
-            return None
-        self.position += len(sign)
-        self.blanks()
-        target = self.word()
-        if sign in ("<<", "<<-"):
-            quoted = any(isinstance(part, Text) and part.quoted for part in target.parts)
-            delimiter = "".join(part.value for part in target.parts if isinstance(part, Text))
-            body = self.here_document(delimiter, quoted=quoted, stripped=sign == "<<-")
-            return Redirect(sign, target, body)
-        return Redirect(sign, target, target if sign == "<<<" else None)
-
-
-def _is_option(literal: str) -> bool:
-    return re.fullmatch(r"-[a-zA-Z]{1,2}", literal) is not None
+        return syntax.Function(match[0], self.command())

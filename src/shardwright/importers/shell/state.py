@@ -154,3 +154,20 @@ def _common(mine: dict[str, str], theirs: dict[str, str], name: str) -> dict[str
             break
         found[key] = value
     return {**found, str(len(found)): unknown_variable(name)}
+
+
+def special_value(name: str, state: State) -> str | None:
+    """Return what `$1`, `$#`, `$@` and the like are, None for a name that is none of these."""
+    if name.isdigit():
+        number = int(name)
+        if number == 0:
+            return state.name
+        if number <= len(state.arguments):
+            return state.arguments[number - 1]
+        return "" if state.asking or state.arguments_given else unknown(f"${name}")
+    fixed = {"#": str(len(state.arguments)), "?": "0", "-": "hB", "@": " ".join(state.arguments)}
+    if name in fixed:
+        return fixed[name]
+    if name in ("$", "!"):
+        return unknown(f"${name}")
+    return state.name if name == "BASH_SOURCE" and name not in state.variables else None

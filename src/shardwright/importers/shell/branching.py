@@ -1,0 +1,97 @@
+"""Branches: `&&`, `||`, `if` and `case`. Where one hangs on what is not known, both ways are walked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from shardwright.importers.shell.control import Break, Continue, Exit, Return
+from shardwright.importers.shell.description import words_of
+from shardwright.importers.shell.expansion import pattern_of, text_of
+from shardwright.importers.shell.state import State, merged
+from shardwright.importers.shell.syntax import Case, Command, If, Simple
+from shardwright.importers.shell.syntax import Sequence as Commands
+from shardwright.importers.shell.unknown import is_known, shown
+from shardwright.importers.shell.walker import Status, Walker
+from shardwright.importers.shell.words import Text, Word
+
+End = Exit | Return | Break | Continue
+
+
+def chain(walker: Walker, links: Sequence[tuple[str, Command]], state: State, given: str | None) -> Status:
+    """`&&` and `||`. A program whose status is not known is taken to succeed."""
+    status = walker.run(links[0][1], state, given)
+    for index, (sign, command) in enumerate(links[1:], 1):
+        doubtful = status is None and not _is_program(links[index - 1][1])
+        if doubtful:
+            status = either(walker, command, Commands(()), state, words_of(links[index - 1][1]), given)
+        elif (status is not False) == (sign == "&&"):
+            status = walker.run(command, state, given)
+    return status
+
+
+def either(walker: Walker, one: Command, other: Command, state: State, why: str, given: str | None = None) -> Status:
+    """Walk both of two branches, and keep what they agree on. One that ends the script is not the one taken."""
+    states = (state.copy(), state.copy())
+    ends: list[End | None] = []
+    statuses: list[Status] = []
+    for branch, own in zip((one, other), states, strict=True):
+        try:
+            statuses.append(walker.run(branch, own, given))
+            ends.append(None)
+        except (Exit, Return, Break, Continue) as end:
+            statuses.append(None)
+            ends.append(end)
+    if ends[0] is not None and ends[1] is not None:
+        state.take(states[0])
+        raise ends[0]
+    if ends[0] is None and ends[1] is None:
+        state.take(merged(states[0], states[1], why))
+        return statuses[0] if statuses[0] == statuses[1] else None
+    going = states[0] if ends[0] is None else states[1]
+    going.started += [item for own in states for item in own.started if item not in going.started]
+    state.take(going)
+    return statuses[0] if ends[0] is None else statuses[1]
+
+
+def conditional(walker: Walker, branches: list[tuple[Commands, Commands]], otherwise: Commands, state: State) -> Status:
+    if not branches:
+        return walker.run(otherwise, state)
+    (condition, body), rest = branches[0], branches[1:]
+    status = walker.asked(lambda: walker.run(condition, state), state)
+    if status is None:
+        return either(walker, body, If(tuple(rest), otherwise), state, f"`{words_of(condition)}`")
+    return walker.run(body, state) if status else conditional(walker, rest, otherwise, state)
+
+
+def case(walker: Walker, case: Case, state: State) -> Status:
+    before, state.asking = state.asking, True
+    subject = text_of(case.subject, state)
+    state.asking = before
+    return _cases(walker, subject, list(case.branches), state)
+
+
+def _cases(
+    walker: Walker, subject: str, branches: list[tuple[tuple[Word, ...], Commands, str]], state: State
+) -> Status:
+    for index, (patterns, body, end) in enumerate(branches):
+        found = [pattern_of(pattern, state) for pattern in patterns]
+        if "*" not in [pattern.literal for pattern in patterns] and (not is_known(subject) or None in found):
+            rest = Case(Word((Text(subject, quoted=True),)), tuple(branches[index + 1 :]))
+            return either(walker, body, rest, state, f"`case {shown(subject)}`")
+        if any(re.fullmatch(pattern or "", subject, re.S) for pattern in found) or not is_known(subject):
+            status = walker.run(body, state)
+            while end == ";&" and index + 1 < len(branches):
+                index += 1
+                _, body, end = branches[index]
+                status = walker.run(body, state)
+            if end != ";;&":
+                return status
+    return True
+
+
+def _is_program(command: Command) -> bool:
+    """Whether a command is another program, which is taken to succeed, rather than a question."""
+    if not isinstance(command, Simple) or not command.words or not isinstance(command.words[0], Word):
+        return False
+    return command.words[0].literal not in ("[", "test", "command", "type", "which", "grep")

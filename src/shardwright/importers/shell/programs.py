@@ -1,0 +1,173 @@
+"""Simple commands: functions of the script, builtins, other scripts, and the programs that it starts."""
+
+from __future__ import annotations
+
+from shardwright.importers.shell import builtins, filters, wrappers
+from shardwright.importers.shell.assignment import assign
+from shardwright.importers.shell.control import Exit, Return
+from shardwright.importers.shell.expansion import fields
+from shardwright.importers.shell.redirection import WRITING, input_of, write
+from shardwright.importers.shell.slurm import sbatch, slurm_variables
+from shardwright.importers.shell.state import Started, State, TooMuchError
+from shardwright.importers.shell.syntax import Assignment, Simple
+from shardwright.importers.shell.unknown import is_known, shown, unknown
+from shardwright.importers.shell.walker import DEEPEST, Status, Walker
+
+
+def simple(walker: Walker, command: Simple, state: State, given: str | None) -> Status:
+    assigned = None
+    if not command.words:
+        for assignment in command.assignments:
+            assign(assignment, state)
+        return True
+    words = _words(walker, command, state)
+    given = input_of(command.redirects, state, given)
+    if command.assignments and words:
+        assigned = state.copy()
+        for assignment in command.assignments:
+            assign(assignment, assigned)
+            assigned.exported.add(assignment.name)
+    if not words:
+        return True
+    return _start(walker, words, command, assigned or state, state, given)
+
+
+def _words(walker: Walker, command: Simple, state: State) -> list[str]:
+    """Return the words of a command; a declaration's assignments are made, and leave their names."""
+    found: list[str] = []
+    for word in command.words:
+        if isinstance(word, Assignment):
+            assign(word, state, declaring=found)
+            found.append(word.name)
+        else:
+            found += fields(word, state)
+    return found
+
+
+def _start(
+    walker: Walker, words: list[str], command: Simple, given_state: State, state: State, given: str | None
+) -> Status:
+    """Walk a command of these words: a function, a builtin, text that is printed, a script, or another program."""
+    name, arguments = words[0], words[1:]
+    if name in state.functions:
+        return _call(walker, name, arguments, state, given)
+    if name in ("eval", "source", ".", "exec", "command", "builtin"):
+        return _special(walker, name, arguments, command, given_state, state, given)
+    if name in builtins.BUILTINS:
+        asking = name in ("[", "test")
+        if asking:
+            return walker.asked(
+                lambda: builtins.BUILTINS[name](_words(walker, command, state)[1:], state, given), state
+            )
+        return builtins.BUILTINS[name](arguments, state, given)
+    if name in filters.PRINTING:
+        return _print(walker, name, arguments, command, state, given)
+    if name == "tee":
+        for path in arguments:
+            state.files[path] = given or ""
+        return True
+    if state.output is not None and command.redirects == ():
+        state.output.append(unknown(f"$({shown(' '.join(words))})"))
+    return _program(walker, words, command, given_state, state)
+
+
+def _print(walker: Walker, name: str, arguments: list[str], command: Simple, state: State, given: str | None) -> Status:
+    text = filters.output_of(name, arguments, given or "", state.files)
+    if text is None:
+        text = unknown(f"$({shown(' '.join([name, *arguments]))})")
+    if any(redirect.operator in WRITING for redirect in command.redirects):
+        write(command.redirects, text, state)
+    elif state.output is not None:
+        state.output.append(text)
+    return True
+
+
+def _call(walker: Walker, name: str, arguments: list[str], state: State, given: str | None) -> Status:
+    """Call a function of the script."""
+    if walker.depth > 10 * DEEPEST:
+        raise TooMuchError
+    held, was_given = state.arguments, state.arguments_given
+    state.arguments, state.arguments_given = tuple(arguments), True
+    try:
+        return walker.run(state.functions[name], state, given)
+    except Return as end:
+        return end.status
+    finally:
+        state.arguments, state.arguments_given = held, was_given
+
+
+def _special(
+    walker: Walker,
+    name: str,
+    arguments: list[str],
+    command: Simple,
+    given_state: State,
+    state: State,
+    given: str | None,
+) -> Status:
+    if name == "eval":
+        return walker.run_text(" ".join(arguments), state, command.position)
+    if name in ("source", "."):
+        return _source(walker, arguments, state, command.position)
+    rest = [word for index, word in enumerate(arguments) if index or word not in ("-a", "-c", "-l", "-p")]
+    if arguments[:1] in (["-v"], ["-V"]):
+        return None  # whether a program is there
+    if not rest:
+        return True
+    status = _start(walker, rest, command, given_state, state, given)
+    if name == "exec":
+        raise Exit(status)
+    return status
+
+
+def _source(walker: Walker, arguments: list[str], state: State, position: int) -> Status:
+    text = walker.files(arguments[0]) if arguments and is_known(arguments[0]) else None
+    text = state.files.get(arguments[0]) if text is None and arguments else text
+    if text is None:
+        return None
+    held = state.arguments
+    if len(arguments) > 1:
+        state.arguments = tuple(arguments[1:])
+    try:
+        return walker.run_text(text, state, position)
+    except Return as end:
+        return end.status
+    finally:
+        state.arguments = held
+
+
+def _program(walker: Walker, words: list[str], command: Simple, given_state: State, state: State) -> Status:
+    """Note a program that is started; a shell among them walks on."""
+    inner = wrappers.unwrapped(words)
+    script = wrappers.script_of(inner.words, lambda path: state.files.get(path) or walker.files(path))
+    if script is None:
+        line = walker.line_of(command.position)
+        environment = given_state.environment() | dict(inner.environment)
+        started = Started(words=inner.words, environment=environment, around=inner.around, line=line)
+        if started not in state.started:
+            state.started.append(started)
+        return None
+    own, around = given_state.copy(), inner.around
+    own.variables = {name: value for name, value in own.variables.items() if name in own.exported}
+    own.functions, own.own = {}, frozenset()
+    own.variables |= dict(inner.environment)
+    own.exported |= set(inner.environment)
+    if "sbatch" in around:
+        asked = sbatch(script.text) | sbatch("#SBATCH " + " ".join(around[1:]))
+        own.variables |= slurm_variables(asked)
+        around = (*around, *(f"{option}={value}" for option, value in asked.items()))
+    own.arguments, own.arguments_given, own.name = script.arguments, True, script.name
+    before = len(own.started)
+    try:
+        status = walker.run_text(script.text, own, command.position)
+    except Exit as end:
+        status = end.status
+    state.started += [
+        Started(words=s.words, environment=s.environment, around=(*around, *s.around), line=s.line)
+        for s in own.started[before:]
+    ]
+    state.assumed |= own.assumed
+    state.reasons |= own.reasons
+    if state.output is not None:
+        state.output = own.output
+    return status

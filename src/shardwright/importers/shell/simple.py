@@ -1,0 +1,166 @@
+"""Words, assignments, redirections and simple commands of a script."""
+
+from __future__ import annotations
+
+import re
+
+from shardwright.importers.shell.lexer import Lexer
+from shardwright.importers.shell.syntax import Assignment, Condition, Redirect, Simple
+from shardwright.importers.shell.words import (
+    ShellSyntaxError,
+    Text,
+    Word,
+    end_of_brackets,
+    read_quoted,
+    read_word,
+)
+
+STOPS = " \t\n;&|<>()"
+REDIRECTS = frozenset(("&>>", "&>", "<<<", "<<-", "<<", "<&", "<>", ">>", ">&", ">|", "<", ">"))
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[)?")
+DECLARING = frozenset(("export", "declare", "typeset", "local", "readonly"))
+
+
+class SimpleCommands(Lexer):
+    """Commands that hold no others, and what they are made of."""
+
+    def expect(self, word: str) -> None:
+        self.lines()
+        if not self.text.startswith(word, self.position):
+            raise ShellSyntaxError(f"{word!r} is missing", self.position)
+        self.position += len(word)
+
+    def words(self) -> tuple[Word, ...]:
+        found = []
+        while not self.operator() and self.position < len(self.text):
+            found.append(self.word())
+        return tuple(found)
+
+    def condition(self) -> Condition:
+        """`[[ … ]]`: what follows `=~` is a word in which parentheses and bars are its own."""
+        self.expect("[[")
+        found: list[Word | str] = []
+        while True:
+            self.lines()
+            if self.keyword() == "]]":
+                self.expect("]]")
+                return Condition(tuple(found))
+            if self.position >= len(self.text):
+                raise ShellSyntaxError("the [[ is not closed", self.position)
+            sign = next((s for s in ("&&", "||", "(", ")", "<", ">") if self.text.startswith(s, self.position)), "")
+            if sign and not (found and found[-1] == "=~"):
+                found.append(sign)
+                self.position += len(sign)
+                continue
+            pattern = bool(found) and found[-1] == "=~"
+            word, self.position = read_word(self.text, self.position, " \t\n" if pattern else STOPS)
+            literal = word.literal
+            bare = literal is not None and (literal in ("=~", "==", "=", "!=", "!") or _is_option(literal))
+            found.append(literal if bare and literal is not None else word)
+
+    def simple(self) -> Simple:
+        start = self.position
+        assignments: list[Assignment] = []
+        words: list[Word | Assignment] = []
+        redirects: list[Redirect] = []
+        while True:
+            redirect = self.redirect()
+            if redirect is not None:
+                redirects.append(redirect)
+                continue
+            if self.operator() or self.position >= len(self.text):
+                break
+            declaring = bool(words) and isinstance(words[0], Word) and words[0].literal in DECLARING
+            assignment = self.assignment() if not words or declaring else None
+            if assignment is None:
+                words.append(self.word())
+            elif words:
+                words.append(assignment)
+            else:
+                assignments.append(assignment)
+        if not (assignments or words or redirects):
+            sign = self.operator() or self.text[self.position : self.position + 1]
+            raise ShellSyntaxError(f"stray {sign!r}", self.position)
+        if self.operator() == "(":
+            raise ShellSyntaxError("stray '('", self.position)
+        return Simple(tuple(assignments), tuple(words), tuple(redirects), start)
+
+    def word(self) -> Word:
+        self.blanks()
+        start = self.position
+        word, self.position = read_word(self.text, start, STOPS)
+        if self.position == start:
+            raise ShellSyntaxError(f"stray {self.text[start : start + 1]!r}", start)
+        return word
+
+    def assignment(self) -> Assignment | None:
+        """Return the assignment at the position, which is then passed, or None."""
+        match = ASSIGNMENT.match(self.text, self.position)
+        if match is None:
+            return None
+        position, index = match.end(), None
+        if match[2]:
+            try:
+                end = end_of_brackets(self.text, position)
+            except ShellSyntaxError:
+                return None
+            index, position = read_quoted(self.text[position:end]), end + 1
+        append = self.text.startswith("+=", position)
+        if not append and not self.text.startswith("=", position):
+            return None
+        self.position = position + 1 + append
+        if self.text.startswith("(", self.position):
+            return Assignment(match[1], self.array(), index, append)
+        value, self.position = read_word(self.text, self.position, STOPS)
+        return Assignment(match[1], value, index, append)
+
+    def array(self) -> tuple[tuple[Word | None, Word], ...]:
+        self.position += 1
+        found: list[tuple[Word | None, Word]] = []
+        while True:
+            self.lines()
+            if self.text.startswith(")", self.position):
+                self.position += 1
+                return tuple(found)
+            if self.position >= len(self.text):
+                raise ShellSyntaxError("the ( is not closed", self.position)
+            index = None
+            keyed = re.compile(r"\[(?=[^\]]*\]=)").match(self.text, self.position)
+            if keyed:
+                end = end_of_brackets(self.text, keyed.end())
+                index = read_quoted(self.text[keyed.end() : end].strip("\"'"))
+                self.position = end + 2
+                value, self.position = read_word(self.text, self.position, STOPS)
+            else:
+                value = self.word()
+            found.append((index, value))
+
+    def redirects(self) -> tuple[Redirect, ...]:
+        found = []
+        while (redirect := self.redirect()) is not None:
+            found.append(redirect)
+        return tuple(found)
+
+    def redirect(self) -> Redirect | None:
+        self.blanks()
+        match = re.compile(r"(?:\d+|\{\w+\})?(?=[<>])").match(self.text, self.position)
+        start = self.position
+        if match:
+            self.position = match.end()
+        sign = self.operator()
+        if sign not in REDIRECTS:
+            self.position = start
+            return None
+        self.position += len(sign)
+        self.blanks()
+        target = self.word()
+        if sign in ("<<", "<<-"):
+            quoted = any(isinstance(part, Text) and part.quoted for part in target.parts)
+            delimiter = "".join(part.value for part in target.parts if isinstance(part, Text))
+            body = self.here_document(delimiter, quoted=quoted, stripped=sign == "<<-")
+            return Redirect(sign, target, body)
+        return Redirect(sign, target, target if sign == "<<<" else None)
+
+
+def _is_option(literal: str) -> bool:
+    return re.fullmatch(r"-[a-zA-Z]{1,2}", literal) is not None

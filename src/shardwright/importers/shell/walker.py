@@ -1,0 +1,31 @@
+"""What walks the commands of a script, as the rules for each kind of command see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from shardwright.importers.shell.state import State
+from shardwright.importers.shell.syntax import Command
+
+MOST_ROUNDS, DEEPEST = 2_000, 40
+Status = bool | None
+
+
+class Walker(Protocol):
+    """Walks commands. `files` finds the text of a script that this one names, or None; `depth` is how deep it is."""
+
+    files: Callable[[str], str | None]
+    depth: int
+
+    def run(self, command: Command, state: State, given: str | None = None) -> Status:
+        """Walk a command that has `given` on its input; return its status, None where that is not known."""
+
+    def run_text(self, text: str, state: State, position: int) -> Status:
+        """Walk text as a script of its own. Raises ShellSyntaxError for what is none."""
+
+    def asked(self, question: Callable[[], Status], state: State) -> Status:
+        """Answer a question of the script; variables that nobody sets are unset in it."""
+
+    def line_of(self, position: int) -> int:
+        """Return the line of the script that a command at a position of the text being walked comes from."""
