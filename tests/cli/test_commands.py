@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,26 @@ def test_evaluate_explains_the_difference(plan_file: Path, tmp_path: Path) -> No
     found = json.loads(run(["evaluate", str(slower), "--json"]).out)
     assert found["plan"]["prediction"]["iteration_seconds"] > found["best"]["prediction"]["iteration_seconds"]
     assert found["differences"]
+
+
+def test_a_measured_step_scales_the_ladder_and_the_best_plan_is_written(plan_file: Path, tmp_path: Path) -> None:
+    document = json.loads(plan_file.read_text())
+    for stage in document["replicas"][0]["stages"]:
+        stage["recompute"] = {"granularity": "full", "method": "uniform", "layers": 1}
+    mine, best = tmp_path / "mine.json", tmp_path / "best.json"
+    mine.write_text(json.dumps(document))
+    found = json.loads(run(["evaluate", str(mine), "--json", "--out", str(best)]).out)
+    predicted = found["plan"]["prediction"]["iteration_seconds"]
+    assert json.loads(best.read_text())["replicas"] == found["best"]["replicas"]
+    plain = run(["evaluate", str(mine)])
+    scaled = run(["evaluate", str(mine), "--measured", f"{2 * predicted:.9g}s"])
+    assert plain.code == scaled.code == 0, scaled.err
+    steps = [re.findall(r"^ +([\d.]+) m?s +[\d.]+ [GM]iB", outcome.out, re.M) for outcome in (plain, scaled)]
+    assert len(steps[0]) > 1
+    assert [float(after) for after in steps[1]] == pytest.approx([2 * float(before) for before in steps[0]], rel=1e-3)
+    assert "+100.0%" in scaled.out and "You measured" not in plain.out
+    for wrong in ("soon", "0s", "-3"):
+        assert "--measured 15.6s" in refused(run(["evaluate", str(mine), "--measured", wrong]))
 
 
 def test_export_and_back_through_megatron_arguments(plan_file: Path, tmp_path: Path) -> None:
