@@ -31,17 +31,9 @@ def command(*arguments: object, under: Sequence[str] = ()) -> list[str]:
     return [sys.executable, *under, "-m", "shardwright", "train", *map(str, arguments), "--device", "cpu"]
 
 
-def run(
-    *arguments: object, under: Sequence[str] = (), environment: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments, under=under),
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-        env=os.environ | (environment or {}),
-    )
+def run(*arguments: object, under: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    words = command(*arguments, under=under)
+    return subprocess.run(words, capture_output=True, text=True, timeout=150, check=False)
 
 
 def run_alone(*arguments: object) -> subprocess.CompletedProcess[str]:

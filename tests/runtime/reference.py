@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from tests.runtime.samples import tokens_of
@@ -14,6 +15,7 @@ from shardwright.runtime.model.initial import initial_values
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.parameters import unit_parameters
 from shardwright.runtime.state.recipe import Recipe
+from shardwright.spec.model import Model
 
 DETAILS = Details()
 
@@ -28,7 +30,11 @@ class Reference:
 
 def reference_run(plan: Plan, recipe: Recipe, steps: int, seed: int, details: Details = DETAILS) -> Reference:
     """Train on whole global batches with torch.optim and torch's own clipping."""
-    model = plan.model
+    return _run(plan.model, plan.job.global_batch, plan.job.seq_len, recipe, steps, seed, details)
+
+
+@cache
+def _run(model: Model, batch: int, seq_len: int, recipe: Recipe, steps: int, seed: int, details: Details) -> Reference:
     weights = {
         p.name: torch.nn.Parameter(initial_values(p, seed))
         for unit in range(len(model.layers) + 2)
@@ -36,8 +42,8 @@ def reference_run(plan: Plan, recipe: Recipe, steps: int, seed: int, details: De
     }
     chunk = Chunk(
         units=tuple(range(len(model.layers) + 2)), weights=weights, model=model, details=details, tensor=TensorGroup(),
-        recompute=Recompute(), positions=torch.arange(plan.job.seq_len),
-        table=table_of(model, details, torch.arange(plan.job.seq_len)),
+        recompute=Recompute(), positions=torch.arange(seq_len),
+        table=table_of(model, details, torch.arange(seq_len)),
     )  # fmt: skip
     matrices = [w for w in weights.values() if w.dim() > 1]
     others = [w for w in weights.values() if w.dim() == 1]
@@ -50,13 +56,12 @@ def reference_run(plan: Plan, recipe: Recipe, steps: int, seed: int, details: De
             [{**g, "weight_decay": 0.0} for g in groups], lr=recipe.learning_rate, momentum=recipe.momentum
         )
     losses, norms = [], []
-    batch = plan.job.global_batch
 
     def loss_of(step: int) -> torch.Tensor:
         samples = torch.stack(
-            [torch.from_numpy(tokens_of(step * batch + i, model.vocab, plan.job.seq_len)) for i in range(batch)]
+            [torch.from_numpy(tokens_of(step * batch + i, model.vocab, seq_len)) for i in range(batch)]
         )
-        return forward(chunk, samples[:, :-1], samples[:, 1:]) / plan.job.tokens_per_iteration
+        return forward(chunk, samples[:, :-1], samples[:, 1:]) / (batch * seq_len)
 
     for step in range(steps):
         loss = loss_of(step)

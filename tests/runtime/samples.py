@@ -14,6 +14,7 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
 
 SEQ_LEN = 16
+STEPS = 10
 NONE = Recompute()
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.runtime.equal import ADAM, SGD, require_equal, require_equal_weights
 from tests.runtime.reference import reference_run
-from tests.runtime.samples import plan_of, replica, stage, tiny_model
+from tests.runtime.samples import STEPS, plan_of, replica, stage, tiny_model
 from tests.runtime.workers import Case, Outcome, run_cases
 
 from shardwright.plans.check import check
@@ -260,7 +260,7 @@ def outcomes() -> dict[str, Outcome]:
 def test_training_equals_that_of_one_process(name: str, outcomes: dict[str, Outcome]) -> None:
     plan, recipe = PLANS[name]
     assert check(plan) == () and unrunnable(plan) == ()
-    expected, found = reference_run(plan, recipe, steps=20, seed=7), outcomes[name]
+    expected, found = reference_run(plan, recipe, steps=STEPS, seed=7), outcomes[name]
     require_equal(found, expected)
     assert expected.losses[-1] < 0.99 * expected.losses[0]
 
@@ -288,15 +288,15 @@ def test_a_checkpoint_goes_on_under_another_plan_and_world_size(outcomes: dict[s
 
 
 def test_bf16_with_fp32_master_weights_follows_fp32(outcomes: dict[str, Outcome]) -> None:
-    expected = reference_run(BF16, ADAM, steps=20, seed=7)
+    expected = reference_run(BF16, ADAM, steps=STEPS, seed=7)
     assert outcomes["bf16"].losses == pytest.approx(expected.losses, rel=1e-2)
 
 
 def test_fp16_with_scaled_loss_follows_fp32(outcomes: dict[str, Outcome]) -> None:
-    expected, found = reference_run(FP16, ADAM, steps=20, seed=7), outcomes["fp16"]
+    expected, found = reference_run(FP16, ADAM, steps=STEPS, seed=7), outcomes["fp16"]
     assert found.losses == pytest.approx(expected.losses, rel=2e-3)
     assert found.norms == pytest.approx(expected.norms, rel=2e-2)
-    assert found.scales[-1] == LossScale(good_steps=20)
+    assert found.scales[-1] == LossScale(good_steps=STEPS)
 
 
 def test_an_overflow_in_fp16_skips_the_step_and_halves_the_scale_everywhere(outcomes: dict[str, Outcome]) -> None:

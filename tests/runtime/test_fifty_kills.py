@@ -48,6 +48,7 @@ def test_fifty_kills(tmp_path: Path) -> None:
         for item in started:
             item.communicate(timeout=60)
         step = verified_step(out, step)
+        assert len(list(out.glob("step-*"))) <= 3, "nothing half removed stays"
     assert step > 0
     again = run(folder / "pair.json", *told(folder, out, step + 2), "--resume", out)
     whole = run(folder / "pair.json", *told(folder, tmp_path / "whole", step + 2))

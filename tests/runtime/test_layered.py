@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.runtime.equal import ADAM, SGD, require_equal, require_equal_weights
 from tests.runtime.reference import reference_run
-from tests.runtime.samples import plan_of, replica, stage, tiny_model
+from tests.runtime.samples import STEPS, plan_of, replica, stage, tiny_model
 from tests.runtime.workers import Case, Outcome, run_cases
 
 from shardwright.plans.check import check
@@ -86,7 +86,7 @@ def outcomes() -> dict[str, Outcome]:
 def test_training_equals_that_of_one_process(name: str, outcomes: dict[str, Outcome]) -> None:
     plan, recipe = PLANS[name]
     assert check(plan) == () and unrunnable(plan) == ()
-    expected = reference_run(plan, recipe, steps=20, seed=7)
+    expected = reference_run(plan, recipe, steps=STEPS, seed=7)
     require_equal(outcomes[name], expected)
     assert expected.losses[-1] < 0.99 * expected.losses[0]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -85,3 +87,9 @@ def test_attention_to_a_window_is_the_same_through_flex_attention(queries: int, 
     far = value.clone()
     far[:, :, : max(keys - queries - 4, 0)] = 7.0  # what no query sees
     torch.testing.assert_close(window_attention(query, key, far, 5), masked)
+
+
+def test_the_compiler_is_loaded_where_layers_are_compiled_alone() -> None:
+    """It takes a process as long as all the rest of PyTorch."""
+    loaded = "import sys, shardwright.runtime.job.train; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0

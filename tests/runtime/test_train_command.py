@@ -8,7 +8,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.runtime.commands import children, make_folder, rank_process, rows, run, started, waited
+from tests.cli.running import refused
+from tests.cli.running import run as run_here
+from tests.runtime.commands import children, make_folder, rank_process, rows, run, run_alone, run_ranks, started, waited
 
 
 @pytest.fixture(scope="module")
@@ -18,13 +20,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_numbers_that_would_spoil_a_run_are_refused(folder: Path) -> None:
     for option in ("--clip", "--warmup", "--keep"):
-        outcome = run(folder / "single.json", "--data", folder / "c.bin", option, -1)
-        assert outcome.returncode == 2 and f"{option}: -1 is below 0" in outcome.stderr
+        told = ["train", folder / "single.json", "--data", folder / "c.bin", option, -1]
+        assert f"{option}: -1 is below 0" in refused(run_here(list(map(str, told))))
 
 
 def test_a_profile_that_could_not_be_written_is_refused_before_the_run(folder: Path) -> None:
-    outcome = run(folder / "single.json", "--data", folder / "c.bin", "--profile", folder / "none" / "a.json")
-    assert outcome.returncode == 2 and "is in no folder that exists" in outcome.stderr
+    told = ["train", folder / "single.json", "--data", folder / "c.bin", "--profile", folder / "none" / "a.json"]
+    assert "is in no folder that exists" in refused(run_here(list(map(str, told))))
 
 
 def test_train_checkpoint_and_resume_under_another_plan(folder: Path) -> None:
@@ -43,12 +45,11 @@ def test_train_checkpoint_and_resume_under_another_plan(folder: Path) -> None:
     (entry,) = json.loads(profile.read_text())["entries"]
     assert len(entry["forward_seconds"]) == len(entry["backward_seconds"]) == 6
     assert min(entry["forward_seconds"] + entry["backward_seconds"]) > 0
-    again = run(folder / "pair.json", "--data", data, "--steps", 9, "--out", out)
-    assert again.returncode == 2 and "--resume" in again.stderr
+    again = ["train", folder / "pair.json", "--data", data, "--steps", 9, "--out", out]
+    assert "--resume" in refused(run_here(list(map(str, again))))
     weights = folder / "weights"
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "1")
     arguments = ("--data", data, "--steps", 6, "--out", out, "--resume", out, "--save-weights", weights)
-    second = run(folder / "single.json", *arguments, under=torchrun)
+    second = run_alone(folder / "single.json", *arguments)
     assert second.returncode == 0, second.stderr
     assert "finished at step 6" in second.stdout
     assert [int(row["step"]) for row in rows(out)] == [1, 2, 3, 4, 5, 6]
@@ -56,8 +57,7 @@ def test_train_checkpoint_and_resume_under_another_plan(folder: Path) -> None:
 
 
 def test_too_few_processes_are_one_clear_message(folder: Path) -> None:
-    inside = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}
-    done = run(folder / "pair.json", "--data", folder / "c.bin", "--out", folder / "none", environment=inside)
+    done = run_ranks(1, 3, folder / "pair.json", "--data", folder / "c.bin", "--out", folder / "none")
     assert done.returncode == 2
     assert done.stderr.startswith("error: torchrun: the plan needs 2 processes, torchrun started 3")
     assert "Traceback" not in done.stderr

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from tests.runtime.samples import tokens_of
+from tests.runtime.samples import STEPS, tokens_of
 
 from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.groups import layout_of
@@ -43,7 +43,7 @@ class Case:
     name: str
     plan: Plan
     recipe: Recipe
-    steps: int = 20
+    steps: int = STEPS
     seed: int = 7
     save: str = ""
     load: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.runtime.samples import plan_of, replica, stage, tiny_model
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan, Sharding
 from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.storage.checkpoint import prune
 from shardwright.runtime.storage.holdings import needed_pieces, parameter_shapes, written_pieces
 from shardwright.runtime.storage.manifest import (
     MANIFEST,
@@ -23,6 +25,8 @@ from shardwright.runtime.storage.manifest import (
     parse_manifest,
     read_manifest,
     read_part,
+    step_folder,
+    working_folders,
     write_manifest,
     write_part,
 )
@@ -130,3 +134,16 @@ def test_reads_do_not_grow_with_data_parallelism(sharding: Sharding) -> None:
         kinds = ["weight", "first", "second"]
         read = sum(piece.elements for place in layout.places for piece in needed_pieces(layout, place, kinds))
         assert read == 3 * plan.model.parameters
+
+
+def test_what_is_left_of_a_checkpoint_that_was_being_removed_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3):
+        folder = step_folder(tmp_path, step)
+        folder.mkdir()
+        write_manifest(folder, replace(SAMPLE, step=step))
+    monkeypatch.setattr(shutil, "rmtree", lambda folder, ignore_errors: (folder / MANIFEST).unlink())  # and no further
+    prune(tmp_path, 2)
+    assert list(tmp_path.glob("step-*")) == complete_steps(tmp_path) == [step_folder(tmp_path, step) for step in (2, 3)]
+    assert len(working_folders(tmp_path)) == 1, "which the next checkpoint clears away"

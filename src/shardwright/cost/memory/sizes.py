@@ -84,25 +84,30 @@ def _inner_bytes(job: Job, *, gated: bool) -> float:
 
 
 def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job) -> tuple[Floats, Floats]:
-    """Return the bytes of the attention block and, of these, those of core attention (without its inputs)."""
+    """Return the bytes of the attention block and, of these, those that recomputing core attention frees."""
     size, outer = tokens(shard, job), norm_tokens(shard, job)
     widths = widths_of(job)
     saved = widths.saved_input
-    qkv = attention.query_width + attention.key_width + attention.value_width
+    key_part = np.maximum(1.0 / shard.tp, 1.0 / attention.kv_heads)  # a rank has one key-value head at least
+    queries, keys = attention.query_width / shard.tp, attention.key_width * key_part
+    qkv = queries + keys + attention.value_width * key_part
     if attention.latent is None:
         projected = saved * outer * model.hidden
     else:
         mla = attention.latent
         ranks = (mla.query_rank or 0) + mla.kv_rank
         projected = saved * outer * model.hidden + (widths.saved + saved) * outer * ranks
-        qkv = attention.heads * (2 * attention.head_dim + attention.value_head_dim)
+        qkv = attention.heads * (2 * attention.head_dim + attention.value_head_dim) / shard.tp
     heads = attention.heads / shard.tp
     per_score = 2.0 * widths.saved + 1.0 if model.dropout else widths.saved
     sums = 4.0 * size * heads  # FlashAttention keeps one fp32 number a row of scores
     scores = np.where(shard.flash, sums, per_score * size * job.seq_len * heads)
-    inner = widths.saved * size * qkv / shard.tp + saved * size * attention.out_width / shard.tp
+    inner = widths.saved * size * qkv + saved * size * attention.out_width / shard.tp
     if attention.qk_norm:  # what the norms of queries and keys take in
-        inner = inner + widths.saved * size * (attention.query_width + attention.key_width) / shard.tp
+        inner = inner + widths.saved * size * (queries + keys)
+    if memory_facts(job.framework).whole_sequence:
+        inner = inner + (shard.cp - 1) * widths.saved * size * (qkv - queries)
+        scores = scores + np.where(shard.cp > 1, saved * size * attention.out_width / shard.tp, 0.0)
     return projected + inner + scores, scores
 
 
@@ -121,6 +126,9 @@ def _moe_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
     total = router + experts
     if moe.shared_width:
         total = total + _mlp_bytes(model, Mlp(width=moe.shared_width, gated=moe.gated), shard, job)
+        if widths.saved_input == widths.saved and not job.attention_adapters:  # it is the router's input
+            total = total - widths.saved * outer * model.hidden
+        total = total + widths.saved * tokens(shard, job) * model.hidden * moe.shared_gate
     return np.asarray(total)
 
 

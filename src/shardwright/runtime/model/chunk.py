@@ -70,12 +70,13 @@ class Chunk:
         return found
 
 
-def table_of(model: Model, details: Details, positions: torch.Tensor) -> Table:
-    """Return the rotation of positions, None for a model without. Heads of all layers have one size."""
+def table_of(model: Model, details: Details, positions: torch.Tensor, dtype: torch.dtype = torch.float32) -> Table:
+    """Return the rotation of positions for heads of a type, None for a model without. Heads of all layers have one
+    size."""
     if model.position != "rope":
         return None
     width = int(model.layers[0].attention.head_dim * model.rotary_fraction)
-    return rotary_table(positions, width, model.rotary_base, details.rotary)
+    return rotary_table(positions, width, model.rotary_base, details.rotary, dtype)
 
 
 def forward(

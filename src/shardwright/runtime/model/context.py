@@ -49,19 +49,23 @@ def gathered(x: torch.Tensor, context: ContextGroup) -> torch.Tensor:
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, context: ContextGroup) -> torch.Tensor:
-        length = x.shape[2] * context.size
-        held = torch.cat([positions_of(part, context.size, length) for part in context.parts]).to(x.device)
-        ctx.context, ctx.held = context, held
+        ctx.context = context
         parts = x.new_empty((context.size, *x.shape))
         gather_into(parts.view(-1), x.contiguous().view(-1), group=context.group)
-        together = parts.permute(1, 2, 0, 3, 4).reshape(*x.shape[:2], length, x.shape[3])
-        return together.index_select(2, held.argsort())
+        together = parts.permute(1, 2, 0, 3, 4).reshape(*x.shape[:2], -1, x.shape[3])
+        return together.index_select(2, _held(context, together).argsort())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        together = gradients[0].index_select(2, ctx.held)
+        together = gradients[0].index_select(2, _held(ctx.context, gradients[0]))
         shape = (*together.shape[:2], ctx.context.size, -1, together.shape[3])
         parts = together.view(shape).permute(2, 0, 1, 3, 4).contiguous()
         out = torch.empty_like(parts[0])
         reduce_scatter_into(out.view(-1), parts.view(-1), group=ctx.context.group)
         return out, None
+
+
+def _held(context: ContextGroup, whole: torch.Tensor) -> torch.Tensor:
+    """Return the positions of all ranks, one rank after the other."""
+    held = [positions_of(part, context.size, whole.shape[2]) for part in context.parts]
+    return torch.cat(held).to(whole.device)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from shardwright.runtime.model.details import Details
-from shardwright.runtime.model.gated import Activation, Weights, gated, inner, inside
+from shardwright.runtime.model.gated import WHOLE, Activation, Weights, gated, inner, inside
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter, exchange, leave
 from shardwright.spec.model import Moe
 
@@ -29,10 +29,13 @@ def experts(
 ) -> torch.Tensor:
     """Return the mixture of experts of `x` [micro_batch, positions, hidden]: each token's `top_k` experts, weighted by
     the router, and those that every token visits. No token is dropped."""
-    whole = None if group.local and not moe.shared_width else enter(x, tensor)
-    seen = x if group.local or whole is None else whole
+    # of a sequence in parts each rank keeps its own for the backward pass, and small results are gathered
+    entering, cut = (x, tensor) if tensor.sharded else (enter(x, tensor), WHOLE)
+    seen = x if group.local else enter(entering, cut)
     tokens = seen.reshape(-1, x.shape[-1])
-    probabilities = functional.linear(tokens, weights["router.weight"]).float().softmax(dim=-1)
+    scores = functional.linear(entering, weights["router.weight"])
+    scores = scores if group.local else enter(scores, cut)
+    probabilities = scores.flatten(0, 1).float().softmax(dim=-1)
     chosen, expert = probabilities.topk(moe.top_k, dim=-1)
     if details.renormalise:
         chosen = chosen / chosen.sum(dim=-1, keepdim=True)
@@ -41,12 +44,12 @@ def experts(
     token = order // moe.top_k
     parts = {part: _stacked(weights, part) for part in (("gate", "up", "down") if moe.gated else ("up", "down"))}
     found = (_everywhere if group.size > 1 else _here)(tokens[token], counts, parts, activation, group)
-    share = chosen.reshape(-1)[order].to(x.dtype)
-    out = torch.zeros_like(tokens).index_add(0, token, found * share[:, None]).view_as(seen)
-    if whole is not None and moe.shared_width:
-        shared = inner(whole, inside(weights, "shared"), activation)
+    visits = found.index_select(0, order.argsort()).view(*chosen.shape, -1)  # of each token, in place of each expert
+    out = (visits * chosen.to(x.dtype)[..., None]).sum(dim=1).view_as(seen)
+    if moe.shared_width:
+        shared = inner(entering, inside(weights, "shared"), activation, cut)
         if moe.shared_gate:
-            shared = shared * functional.linear(whole, weights["shared_weight.weight"]).sigmoid()
+            shared = shared * enter(functional.linear(entering, weights["shared_weight.weight"]), cut).sigmoid()
         return out + leave(shared, tensor) if group.local else leave(out + shared, tensor)
     return out if group.local else leave(out, tensor)
 

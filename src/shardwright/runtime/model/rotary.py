@@ -10,18 +10,19 @@ from shardwright.spec.model import RotaryScaling
 
 
 def rotary_table(
-    positions: torch.Tensor, width: int, base: float, scaling: RotaryScaling
+    positions: torch.Tensor, width: int, base: float, scaling: RotaryScaling, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cosines and sines [positions, width], fp32, for `width` rotated dimensions of a head."""
+    """Return cosines and sines [positions, width] for `width` rotated dimensions of a head, computed in fp32."""
     frequencies = base ** -(torch.arange(0, width, 2, dtype=torch.float32, device=positions.device) / width)
     angles = torch.outer(positions.float(), _scaled(frequencies, scaling))
     both = torch.cat([angles, angles], dim=1)
-    return both.cos(), both.sin()
+    return both.cos().to(dtype), both.sin().to(dtype)
 
 
 def rotated(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Return `x` [batch, heads, length, head_dim] with the first dimensions of every head rotated by position."""
-    cosines, sines = (part.to(x.dtype) for part in table)
+    """Return `x` [batch, heads, length, head_dim], the first dimensions of every head rotated by position. The table
+    is of its type, so that all layers keep the same one."""
+    cosines, sines = table
     width = cosines.shape[1]
     turned, rest = x[..., :width], x[..., width:]
     low, high = turned.chunk(2, dim=-1)

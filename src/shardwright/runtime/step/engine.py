@@ -106,7 +106,7 @@ def make_engine(
         group=groups.find("context", members),
     )
     positions = positions_of(context.part, context.size, plan.job.seq_len).to(device)
-    table = table_of(plan.model, details, positions)
+    table = table_of(plan.model, details, positions, dtype)
     sharing = expert_group(layout.pipelines, place)
     experts = ExpertGroup(
         rank=sharing.index(rank),

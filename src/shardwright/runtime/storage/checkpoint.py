@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from shardwright.runtime.storage.manifest import (
     read_part,
     remove_part,
     step_folder,
+    step_of,
     working_folder,
     working_folders,
     write_manifest,
@@ -105,9 +107,11 @@ def save_checkpoint(engine: Engine, root: Path, step: int, course: Course, keep:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Remove all but the `keep` newest checkpoints."""
+    """Remove all but the `keep` newest checkpoints. What is left of one where that is cut short goes with the next."""
     for old in checkpoints(root)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        going = root / f"{working_folder(root, step_of(old)).name}.pruned"
+        with suppress(OSError):
+            shutil.rmtree(old.rename(going), ignore_errors=True)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
