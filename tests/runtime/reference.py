@@ -12,6 +12,7 @@ from shardwright.plans.plan import Plan, Recompute
 from shardwright.runtime.model.chunk import Chunk, forward, table_of
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import initial_values
+from shardwright.runtime.model.masks import documents_of
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.parameters import unit_parameters
 from shardwright.runtime.state.recipe import Recipe
@@ -28,13 +29,17 @@ class Reference:
     weights: dict[str, torch.Tensor]
 
 
-def reference_run(plan: Plan, recipe: Recipe, steps: int, seed: int, details: Details = DETAILS) -> Reference:
+def reference_run(
+    plan: Plan, recipe: Recipe, steps: int, seed: int, details: Details = DETAILS, end: int | None = None
+) -> Reference:
     """Train on whole global batches with torch.optim and torch's own clipping."""
-    return _run(plan.model, plan.job.global_batch, plan.job.seq_len, recipe, steps, seed, details)
+    return _run(plan.model, plan.job.global_batch, plan.job.seq_len, recipe, steps, seed, details, end)
 
 
 @cache
-def _run(model: Model, batch: int, seq_len: int, recipe: Recipe, steps: int, seed: int, details: Details) -> Reference:
+def _run(
+    model: Model, batch: int, seq_len: int, recipe: Recipe, steps: int, seed: int, details: Details, end: int | None
+) -> Reference:
     weights = {
         p.name: torch.nn.Parameter(initial_values(p, seed))
         for unit in range(len(model.layers) + 2)
@@ -61,7 +66,8 @@ def _run(model: Model, batch: int, seq_len: int, recipe: Recipe, steps: int, see
         samples = torch.stack(
             [torch.from_numpy(tokens_of(step * batch + i, model.vocab, seq_len)) for i in range(batch)]
         )
-        return forward(chunk, samples[:, :-1], samples[:, 1:]) / (batch * seq_len)
+        tokens, targets = samples[:, :-1], samples[:, 1:]
+        return forward(chunk, tokens, targets, documents=documents_of(tokens, end)) / (batch * seq_len)
 
     for step in range(steps):
         loss = loss_of(step)

@@ -26,8 +26,8 @@ from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.blocks import layer_forward
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import seeded
+from shardwright.runtime.model.masks import Documents, masked_attention
 from shardwright.runtime.model.regions import LayerForward, compiled
-from shardwright.runtime.model.windows import window_attention
 from shardwright.runtime.step.engine import DTYPES, Engine, make_engine, train_step
 
 GPUS = torch.cuda.device_count()
@@ -71,10 +71,14 @@ def test_a_gpu_trains_as_one_process_on_a_cpu_does(precision: str, close: float,
     assert found == pytest.approx(expected, rel=close)
 
 
-def test_windows_have_a_kernel_that_computes_the_same() -> None:
+@pytest.mark.parametrize("masked", [False, True])
+def test_masks_have_a_kernel_that_computes_the_same(masked: bool) -> None:
     query, key, value = (torch.randn(2, heads, 256, 64, device="cuda") for heads in (4, 2, 2))
-    expected = window_attention(query.cpu(), key.cpu(), value.cpu(), 100)
-    torch.testing.assert_close(window_attention(query, key, value, 100).cpu(), expected, rtol=1e-3, atol=1e-3)
+    numbers = torch.arange(512, device="cuda").view(2, 256) // 40
+    there, here = (Documents(numbers=x) if masked else None for x in (numbers, numbers.cpu()))
+    expected = masked_attention(query.cpu(), key.cpu(), value.cpu(), 100, here)
+    found = masked_attention(query, key, value, 100, there)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("experts", [0, 4])

@@ -237,6 +237,16 @@ RELAY = {
         TIED, replica(stage((0, 3), tp=2), stage((3, 4)), micro_batches=3), replica(stage((0, 4)), micro_batches=3)
     ),
 }
+END = 5  # ends a document about every thirtieth token: in half of the samples
+DOCUMENTS = {
+    "documents, stages, recomputed": plan_of(
+        LLAMA, replica(stage((0, 2), recompute=SELECTIVE), stage((2, 6), recompute=UNIFORM), micro_batches=4)
+    ),
+    "documents, cp 4, a window": plan_of(WINDOW, replica(stage((0, 4), cp=4), micro_batches=3)),
+    "documents, cp 2, tp 2": plan_of(
+        SMALL, replica(stage((0, 4), cp=2, tp=2), micro_batches=3), sequence_parallel=True
+    ),
+}
 BF16 = plan_of(LLAMA, *DEEP_AND_FLAT, sharding="zero1", precision="bf16")
 FP16 = plan_of(LLAMA, *DEEP_AND_FLAT, sharding="zero1", precision="fp16")
 
@@ -250,6 +260,7 @@ def outcomes() -> dict[str, Outcome]:
     folders = ("", *RELAY)
     for before, (name, plan) in zip(folders, RELAY.items(), strict=False):
         cases.append(Case(name, plan, ADAM, steps=7, load=before, save=name))
+    cases += [Case(name, plan, ADAM, end=END) for name, plan in DOCUMENTS.items()]
     cases += [Case("bf16", BF16, ADAM), Case("fp16", FP16, ADAM)]
     cases.append(Case("fp16, overflow", FP16, ADAM, steps=1, first_scale=2.0**24, save="fp16"))
     cases.append(Case("fp16, resumed", FP16, ADAM, steps=7, load="fp16"))
@@ -263,6 +274,14 @@ def test_training_equals_that_of_one_process(name: str, outcomes: dict[str, Outc
     expected, found = reference_run(plan, recipe, steps=STEPS, seed=7), outcomes[name]
     require_equal(found, expected)
     assert expected.losses[-1] < 0.99 * expected.losses[0]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_training_within_documents_equals_that_of_one_process(name: str, outcomes: dict[str, Outcome]) -> None:
+    plan = DOCUMENTS[name]
+    expected = reference_run(plan, ADAM, steps=STEPS, seed=7, end=END)
+    require_equal(outcomes[name], expected)
+    assert expected.losses != pytest.approx(reference_run(plan, ADAM, steps=STEPS, seed=7).losses, rel=1e-4)
 
 
 @pytest.mark.parametrize(

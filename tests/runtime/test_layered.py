@@ -67,6 +67,7 @@ PLANS = {
     "tied embedding": (shared(TIED, (1, 4, 2, 1), (2, 2, 2, 3), waves=2, recompute=(UNIFORM, Recompute())), ADAM),
     "experts": (shared(MIXTURE, (1, 5, 2, 2), (1, 2, 1, 5)), ADAM),
 }
+DOCUMENTS = shared(LLAMA, (1, 5, 2, 7), (1, 2, 1, 3), recompute=(UNIFORM, SELECTIVE))
 RELAY = {
     "relay 1": shared(TIED, (1, 4, 2, 7), (1, 2, 1, 3)),
     "relay 2": plan_of(TIED, replica(stage((0, 2), tp=2), stage((2, 3)), micro_batches=6), sharding="zero1"),
@@ -79,7 +80,12 @@ def outcomes() -> dict[str, Outcome]:
     cases = [Case(name, plan, recipe) for name, (plan, recipe) in PLANS.items()]
     for before, (name, plan) in zip(("", *RELAY), RELAY.items(), strict=False):
         cases.append(Case(name, plan, ADAM, steps=7, load=before, save=name))
+    cases.append(Case("documents", DOCUMENTS, ADAM, end=5))
     return run_cases(cases, processes=4)
+
+
+def test_training_within_documents_equals_that_of_one_process(outcomes: dict[str, Outcome]) -> None:
+    require_equal(outcomes["documents"], reference_run(DOCUMENTS, ADAM, steps=STEPS, seed=7, end=5))
 
 
 @pytest.mark.parametrize("name", PLANS)

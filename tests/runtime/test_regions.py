@@ -14,17 +14,20 @@ from tests.runtime.samples import plan_of, replica, stage, tiny_model
 from tests.runtime.workers import batch_of
 from torch.nn.attention.flex_attention import flex_attention
 
-from shardwright.plans.plan import Plan
+from shardwright.plans.plan import Plan, Recompute
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.blocks import layer_forward
+from shardwright.runtime.model.chunk import Chunk, forward, table_of
 from shardwright.runtime.model.context import WHOLE, ContextGroup
 from shardwright.runtime.model.details import Details
-from shardwright.runtime.model.initial import seeded
+from shardwright.runtime.model.initial import initial_values, seeded
+from shardwright.runtime.model.masks import Documents, documents_of, masked_attention
 from shardwright.runtime.model.parallel import ALONE, ExpertGroup, TensorGroup
+from shardwright.runtime.model.parameters import unit_parameters
 from shardwright.runtime.model.regions import compiled, why_not_compiled
-from shardwright.runtime.model.windows import window_attention
 from shardwright.runtime.step.engine import make_engine, train_step
+from shardwright.spec.model import Model
 
 dynamo_reads_gradients = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
@@ -78,15 +81,48 @@ def test_layers_that_communicate_are_not_compiled() -> None:
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(("queries", "keys"), [(32, 32), (8, 32)])
-def test_attention_to_a_window_is_the_same_through_flex_attention(queries: int, keys: int) -> None:
+def test_masked_attention_is_the_same_through_flex_attention(queries: int, keys: int) -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = ((2, 4, queries, 16), (2, 2, keys, 16), (2, 2, keys, 16))
     query, key, value = (torch.randn(shape, generator=generator) for shape in shapes)
-    masked = window_attention(query, key, value, 5)
-    torch.testing.assert_close(window_attention(query, key, value, 5, flex_attention), masked)
-    far = value.clone()
-    far[:, :, : max(keys - queries - 4, 0)] = 7.0  # what no query sees
-    torch.testing.assert_close(window_attention(query, key, far, 5), masked)
+    documents = Documents(numbers=torch.arange(80).view(2, 40) // 7)  # 40 positions, of which 32 are keys here
+    for window, those in ((5, None), (5, documents), (None, documents)):
+        masked = masked_attention(query, key, value, window, those)
+        torch.testing.assert_close(masked_attention(query, key, value, window, those, flex_attention), masked)
+        far = value.clone()
+        if window:
+            far[:, :, : max(keys - queries - 4, 0)] = 7.0  # what no query sees
+        elif queries < keys:
+            far[:, :, :20] = 7.0
+        torch.testing.assert_close(masked_attention(query, key, far, window, those), masked)
+    assert len(documents.masks) == 2, "all layers share a mask"
+
+
+def test_a_document_is_what_it_is_alone() -> None:
+    """The logits of a document do not change with those before it, nor with the sample that it stands in."""
+    model = tiny_model(2, vocab=61)
+    generator = torch.Generator().manual_seed(0)
+    first, second = (torch.randint(0, 60, (1, length), generator=generator) for length in (9, 13))
+    end = torch.full((1, 1), 60)
+    together = torch.cat([first, end, second], dim=1)
+    assert documents_of(together, 60).numbers.tolist() == [[0] * 10 + [1] * 13]
+    whole, alone = hidden(model, together, 60), hidden(model, second, None)
+    torch.testing.assert_close(whole[:, 10:], alone, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(whole[:, :10], hidden(model, together[:, :10], None), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(hidden(model, together, None)[:, 10:], alone, rtol=1e-2, atol=1e-2)
+
+
+def hidden(model: Model, tokens: torch.Tensor, end: int | None) -> torch.Tensor:
+    """Return the output of the last layer."""
+    units = range(len(model.layers) + 1)
+    parameters = [parameter for unit in units for parameter in unit_parameters(model, unit, model.vocab)]
+    positions = torch.arange(tokens.shape[1])
+    chunk = Chunk(
+        units=tuple(units), weights={p.name: initial_values(p, 7) for p in parameters}, model=model, details=Details(),
+        tensor=TensorGroup(), recompute=Recompute(granularity="selective"), positions=positions,
+        table=table_of(model, Details(), positions), end=end,
+    )  # fmt: skip
+    return forward(chunk, tokens, documents=documents_of(tokens, end))
 
 
 def test_the_compiler_is_loaded_where_layers_are_compiled_alone() -> None:

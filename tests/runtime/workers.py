@@ -38,7 +38,7 @@ PATIENCE, WHOLE_RUN = datetime.timedelta(seconds=60), datetime.timedelta(minutes
 class Case:
     """A plan to run. Plans with fewer ranks than processes leave the last processes idle. At the end a checkpoint is
     written to the folder `save`, at the beginning one is read from `load`: that of an earlier case. `first_scale` is
-    that of the loss in fp16. Units share a bucket of up to `largest_merged` elements."""
+    that of the loss in fp16. Attention stays within documents that a token `end` ends. Units share a bucket of up to `largest_merged` elements."""
 
     name: str
     plan: Plan
@@ -48,6 +48,7 @@ class Case:
     save: str = ""
     load: str = ""
     first_scale: float | None = None
+    end: int | None = None
     largest_merged: int = buckets.LARGEST_MERGED_ELEMENTS
 
 
@@ -125,7 +126,7 @@ def run_case(case: Case, rank: int, folder: Path) -> dict[str, Any]:
     engine = make_engine(
         layout, rank, make_process_groups(layout, rank), details=Details(), recipe=case.recipe,
         initial=None if case.load else seeded(case.plan.model, case.seed),
-        dtype=dtype, device=torch.device("cpu"),
+        dtype=dtype, device=torch.device("cpu"), end=case.end,
     )  # fmt: skip
     if case.first_scale is not None:
         engine.loss_scale = LossScale(value=case.first_scale)

@@ -114,6 +114,9 @@ def train(
     compile: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="Compile layers; on GPUs, if not given.")
     ] = None,
+    mask_documents: Annotated[
+        bool, typer.Option("--mask-documents", help="Attention stays within a document: up to its last token.")
+    ] = False,
     eval_data: Annotated[
         Path | None, typer.Option(metavar="FILE.bin", help="Held-out tokens, on which the loss is taken too.")
     ] = None,
@@ -235,6 +238,7 @@ def train(
         out=out,
         steps=steps,
         recipe=recipe,
+        mask_documents=mask_documents,
         seed=before.get("seed", 0) if seed is None else seed,
         checkpoint_every=checkpoint_every,
         keep=keep,
@@ -257,7 +261,8 @@ def train(
         compile=compile,
     )
     if elastic:
-        refuse_elastic(eval_data=eval_data, tensorboard=tensorboard, wandb=wandb, logs=logs)
+        told = {"tensorboard": tensorboard, "wandb": wandb, "logs": logs}
+        refuse_elastic(mask_documents=mask_documents, eval_data=eval_data, **told)
         require_positive(snapshot_every=snapshot_every, silence=silence, wait=wait)
         return run_elastic(
             found,

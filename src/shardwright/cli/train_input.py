@@ -144,6 +144,8 @@ def require_input(plan: Plan, settings: Settings) -> None:
     held_out = held_out_samples(settings, job, vocab)
     for samples in (*mixture.parts, *(held_out.parts if held_out else ())):
         require_known(samples.file, vocab)
+    if settings.mask_documents:
+        mixture.document_end()
     require_trackers(settings)
     require_fresh(settings)
     if settings.resume is not None:

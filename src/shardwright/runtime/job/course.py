@@ -46,6 +46,7 @@ def course_of(plan: Plan, settings: Settings, mixture: Mixture) -> Course:
         "seq_len": plan.job.seq_len,
         "seed": settings.seed,
         "precision": settings.precision,
+        "mask_documents": settings.mask_documents,
         **asdict(settings.recipe),
         "betas": list(settings.recipe.betas),
     }

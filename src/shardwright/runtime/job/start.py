@@ -40,8 +40,8 @@ class Start:
         return replace(course, data={**course.data, "samples": samples})
 
 
-def begin_training(layout: Layout, worker: Worker, settings: Settings, course: Course) -> Start:
-    """Return where a rank begins.
+def begin_training(layout: Layout, worker: Worker, settings: Settings, course: Course, end: int | None = None) -> Start:
+    """Return where a rank begins. Attention stays within documents where their last token `end` is given.
 
     Raises SpecError where no checkpoint is whole, or is of another course, or weights do not fit.
     """
@@ -61,6 +61,7 @@ def begin_training(layout: Layout, worker: Worker, settings: Settings, course: C
         dtype=DTYPES[settings.precision],
         device=worker.device,
         layer=compiled(partial(_warn, worker.rank)) if settings.compiles else layer_forward,
+        end=end,
     )
     if settings.resume is None:
         return Start(engine=engine, step=0, origin=0)

@@ -69,7 +69,9 @@ def _begun(
     plan = layout.plan
     samples = open_mixture(settings.data, plan.job.seq_len, settings.seed, plan.model.vocab, plan.job.global_batch)
     course = course_of(plan, settings, samples)
-    start = begin_training(layout, worker, settings, course)
+    start = begin_training(
+        layout, worker, settings, course, samples.document_end() if settings.mask_documents else None
+    )
     return Run(
         start=start,
         settings=settings,

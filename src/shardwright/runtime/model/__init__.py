@@ -8,7 +8,7 @@
 * `parallel`: communication inside a stage, with its gradient
 * `loss`: cross-entropy over a split vocabulary
 * `rotary`: rotary positions
-* `windows`: attention to the last positions
+* `masks`: windows and documents
 * `regions`: layers compiled
 * `parameters`: names, shapes and cuts of parameters
 * `initial`: initial values

@@ -7,6 +7,7 @@ hidden], between `enter` and `leave` of `parallel`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ from shardwright.runtime.model.context import ContextGroup, gathered
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.experts import experts
 from shardwright.runtime.model.gated import Activation, Weights, inner, inside
+from shardwright.runtime.model.masks import Documents, masked_attention
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter_linear, leave
 from shardwright.runtime.model.rotary import rotated
-from shardwright.runtime.model.windows import window_attention
 from shardwright.spec.model import Attention, Layer, Model
 
 Table = tuple[torch.Tensor, torch.Tensor] | None
@@ -55,9 +56,11 @@ def layer_forward(
     context: ContextGroup,
     *,
     recompute_attention: bool,
+    documents: Documents | None = None,
 ) -> torch.Tensor:
-    """Return the output of a layer: attention, then feed-forward, each on the norm of what it is added to."""
-    core = _checkpointed_core if recompute_attention else _core
+    """Return the output of a layer: attention, then feed-forward, each on the norm of what it is added to. Attention
+    stays within `documents`, which are of all positions."""
+    core = partial(_checkpointed_core if recompute_attention else _core, documents=documents)
     normed = norm(x, inside(weights, "attention_norm"), details.norm_epsilon)
     x = x + attend(normed, inside(weights, "attention"), layer.attention, details, table, tensor, context, core)
     normed = norm(x, inside(weights, "mlp_norm"), details.norm_epsilon)
@@ -105,23 +108,31 @@ def _plus(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
 
 
 def _core(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None, context: ContextGroup
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    window: int | None,
+    context: ContextGroup,
+    documents: Documents | None,
 ) -> torch.Tensor:
-    """Return softmax(q k / sqrt(d)) v over earlier positions, the last `window` of them where there is a window. Keys
-    and values are of all positions, queries of this rank's part."""
+    """Return softmax(q k / sqrt(d)) v over earlier positions, the last `window` of them where there is a window, of the
+    same document where there are documents. Keys and values are of all positions, queries of this rank's part."""
     if context.size == 1:
-        return _attention(query, key, value, window)
+        return _attention(query, key, value, window, documents)
     blocks = query.chunk(2, dim=2)
     ends = (context.part + 1, 2 * context.size - context.part)
     seen = [(end * blocks[0].shape[2], block) for end, block in zip(ends, blocks, strict=True)]
-    return torch.cat([_attention(block, key[:, :, :end], value[:, :, :end], window) for end, block in seen], dim=2)
+    parts = [_attention(block, key[:, :, :end], value[:, :, :end], window, documents) for end, block in seen]
+    return torch.cat(parts, dim=2)
 
 
-def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None, documents: Documents | None
+) -> torch.Tensor:
     """Return causal attention; the queries are of the last positions of the keys."""
     queries, keys = query.shape[2], key.shape[2]
-    if window is not None and window < keys:
-        return window_attention(query, key, value, window)
+    if documents is not None or (window is not None and window < keys):
+        return masked_attention(query, key, value, window, documents)
     mask: Any = _lower_right(queries, keys) if queries < keys else None
     return functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=query.shape[1] != key.shape[1]
@@ -134,7 +145,7 @@ def _lower_right(queries: int, keys: int) -> Any:
     return causal_lower_right(queries, keys)
 
 
-def _checkpointed_core(*arguments: Any) -> torch.Tensor:
-    out = checkpoint(_core, *arguments, use_reentrant=False, preserve_rng_state=False)
+def _checkpointed_core(*arguments: Any, documents: Documents | None) -> torch.Tensor:
+    out = checkpoint(_core, *arguments, documents, use_reentrant=False, preserve_rng_state=False)
     assert isinstance(out, torch.Tensor)
     return out

@@ -18,11 +18,13 @@ from shardwright.runtime.model.context import WHOLE, ContextGroup
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.gated import Weights, inside
 from shardwright.runtime.model.loss import summed_loss
+from shardwright.runtime.model.masks import Documents
 from shardwright.runtime.model.parallel import ALONE, ExpertGroup, TensorGroup, enter_linear, leave, own_positions
 from shardwright.runtime.model.rotary import rotary_table
 from shardwright.spec.model import Model
 
 BLOCK = re.compile(r"(layers\.\d+|[a-z]+)\.(.*)")
+LayerOf = Callable[[int, torch.Tensor], torch.Tensor]
 Observer = Callable[[int, torch.Tensor], torch.Tensor]
 """Is shown the output of every unit, and first the input as that of the unit before (-1: tokens), and returns it."""
 
@@ -39,7 +41,8 @@ class Way(Protocol):
 class Chunk:
     """A run of units with this rank's parts of their parameters, by full name. `positions` are those of this rank's
     part of a sequence, `table` has their rotation. `way` brings the weights of each unit, where they are not there.
-    `layer` computes a layer: `layer_forward`, or what `regions.compiled` made of it."""
+    `layer` computes a layer: `layer_forward`, or what `regions.compiled` made of it. `end` is the token that ends a
+    document, where attention stays within these."""
 
     units: tuple[int, ...]
     weights: Mapping[str, torch.Tensor]
@@ -53,6 +56,7 @@ class Chunk:
     context: ContextGroup = WHOLE
     way: Way | None = None
     layer: Callable[..., torch.Tensor] = layer_forward
+    end: int | None = None
 
     @property
     def head(self) -> bool:
@@ -80,12 +84,17 @@ def table_of(model: Model, details: Details, positions: torch.Tensor, dtype: tor
 
 
 def forward(
-    chunk: Chunk, x: torch.Tensor, targets: torch.Tensor | None = None, observe: Observer | None = None
+    chunk: Chunk,
+    x: torch.Tensor,
+    targets: torch.Tensor | None = None,
+    observe: Observer | None = None,
+    documents: Documents | None = None,
 ) -> torch.Tensor:
     """Return the activation after the chunk, or the summed loss over `targets` [micro_batch, sequence] at the head.
 
     `x` is tokens [micro_batch, sequence] for a chunk with the embedding, else an activation of this rank's positions.
     """
+    layer = partial(_layer, chunk, documents=documents)
     layers = [unit for unit in chunk.units if 0 < unit <= len(chunk.model.layers)]
     see = observe or (lambda _, value: value)
     if chunk.units:
@@ -93,7 +102,7 @@ def forward(
     if 0 in chunk.units:
         x = see(0, _passed(chunk, 0, partial(embed, chunk, x)))
     for group, saved in _groups(layers, chunk.recompute):
-        x = _recomputed(chunk, group, x, see) if saved else _run(chunk, group, x, see)
+        x = (_recomputed if saved else _run)(chunk, group, x, see, layer)
     if not chunk.head:
         return x
     assert targets is not None, "the head needs targets"
@@ -138,9 +147,9 @@ def _projection(chunk: Chunk) -> torch.Tensor:
     return chunk.weights["embedding.tokens.weight" if chunk.model.tied_embeddings else "head.weight"]
 
 
-def unit_forward(chunk: Chunk, unit: int, x: torch.Tensor) -> torch.Tensor:
+def unit_forward(chunk: Chunk, unit: int, x: torch.Tensor, documents: Documents | None = None) -> torch.Tensor:
     """Return what one unit but the head makes of `x`, tokens for the embedding; its weights must be there."""
-    return embed(chunk, x) if unit == 0 else _layer(chunk, unit, x)
+    return embed(chunk, x) if unit == 0 else _layer(chunk, unit, x, documents=documents)
 
 
 def _groups(layers: Sequence[int], recompute: Recompute) -> list[tuple[Sequence[int], bool]]:
@@ -152,13 +161,13 @@ def _groups(layers: Sequence[int], recompute: Recompute) -> list[tuple[Sequence[
     return [(layers[start : start + recompute.layers], True) for start in range(0, len(layers), recompute.layers)]
 
 
-def _run(chunk: Chunk, units: Sequence[int], x: torch.Tensor, see: Observer) -> torch.Tensor:
+def _run(chunk: Chunk, units: Sequence[int], x: torch.Tensor, see: Observer, layer: LayerOf) -> torch.Tensor:
     for unit in units:
-        x = see(unit, _passed(chunk, unit, partial(_layer, chunk, unit, x)))
+        x = see(unit, _passed(chunk, unit, partial(layer, unit, x)))
     return x
 
 
-def _layer(chunk: Chunk, unit: int, x: torch.Tensor) -> torch.Tensor:
+def _layer(chunk: Chunk, unit: int, x: torch.Tensor, *, documents: Documents | None) -> torch.Tensor:
     return chunk.layer(
         x,
         chunk.blocks[f"layers.{unit - 1}"],
@@ -170,6 +179,7 @@ def _layer(chunk: Chunk, unit: int, x: torch.Tensor) -> torch.Tensor:
         chunk.experts,
         chunk.context,
         recompute_attention=chunk.recompute.granularity == "selective",
+        documents=documents,
     )
 
 
@@ -183,9 +193,9 @@ def _passed(chunk: Chunk, unit: int, compute: Callable[[], torch.Tensor]) -> tor
     return out
 
 
-def _recomputed(chunk: Chunk, units: Sequence[int], x: torch.Tensor, see: Observer) -> torch.Tensor:
+def _recomputed(chunk: Chunk, units: Sequence[int], x: torch.Tensor, see: Observer, layer: LayerOf) -> torch.Tensor:
     def group(x: torch.Tensor) -> torch.Tensor:
-        return _run(chunk, units, x, lambda _, value: value)
+        return _run(chunk, units, x, lambda _, value: value, layer)
 
     out = checkpoint(group, x, use_reentrant=False, preserve_rng_state=False)
     assert isinstance(out, torch.Tensor)

@@ -84,9 +84,11 @@ def make_engine(
     dtype: torch.dtype,
     device: torch.device,
     layer: LayerForward = layer_forward,
+    end: int | None = None,
 ) -> Engine:
     """Return the engine of a rank with `initial` weights; None leaves them zero, for a checkpoint to set. `layer` is
-    `layer_forward`, or what `regions.compiled` made of it, for ranks whose layers may be compiled."""
+    `layer_forward`, or what `regions.compiled` made of it, for ranks whose layers may be compiled. Attention stays
+    within documents where their last token `end` is given; layers are not compiled then, their attention is."""
     plan, place = layout.plan, layout.places[rank]
     store = make_store(layout, place, dtype, device)
     if initial is not None:
@@ -122,7 +124,8 @@ def make_engine(
             units=units, weights=store.parameters, model=plan.model, details=details, tensor=tensor, experts=experts,
             context=context, recompute=stage.recompute, positions=positions, table=table,
             way=None if plan.layered else passage,
-            layer=layer_forward if why_not_compiled(plan.model, tensor, experts, context) else layer,
+            layer=layer_forward if end is not None or why_not_compiled(plan.model, tensor, experts, context) else layer,
+            end=end,
         )
         for units in place.chunks
     ]  # fmt: skip

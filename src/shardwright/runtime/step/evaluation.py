@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright.runtime.model.chunk import loss_of, unit_forward
+from shardwright.runtime.model.masks import documents_of
 from shardwright.runtime.step.engine import Engine, mean_loss
 from shardwright.runtime.step.pipeline import Batch, run_forward
 
@@ -30,10 +31,11 @@ def _layered(engine: Engine, batch: Batch) -> torch.Tensor:
     (chunk,) = pipeline.chunks
     pairs = [batch(number) for number in range(pipeline.place.micro_batches)]
     x = [tokens for tokens, _ in pairs]
+    documents = [documents_of(tokens, chunk.end) for tokens in x]
     for unit in chunk.units:
         passage.reached(unit)
         if unit < engine.layout.head:
             passage.fetch(unit + 1)
-            x = [unit_forward(chunk, unit, value) for value in x]
+            x = [unit_forward(chunk, unit, value, those) for value, those in zip(x, documents, strict=True)]
     losses = [loss_of(chunk, value, targets) for value, (_, targets) in zip(x, pairs, strict=True)]
     return torch.stack(losses).sum() if losses else torch.zeros((), device=pipeline.device)

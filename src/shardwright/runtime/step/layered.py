@@ -17,6 +17,7 @@ import torch
 from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, Operation
 from shardwright.plans.plan import Recompute
 from shardwright.runtime.model.chunk import Chunk, loss_of, unit_forward
+from shardwright.runtime.model.masks import Documents, documents_of
 from shardwright.runtime.step.pipeline import Batch, Event, Pipeline
 from shardwright.runtime.step.sync import GradientSync
 from shardwright.runtime.step.timestamps import moment
@@ -35,6 +36,7 @@ class _Walk:
     record: Callable[[Event], None] | None
     say: Callable[[str], None]
     kept: dict[tuple[int, int], Kept] = field(default_factory=dict)
+    documents: dict[int, Documents | None] = field(default_factory=dict)
 
     @property
     def chunk(self) -> Chunk:
@@ -80,6 +82,7 @@ def run_layered(
         x = {}
         for number in numbers:
             x[number], targets[number] = batch(number)
+            walk.documents[number] = documents_of(x[number], walk.chunk.end)
         _forward(walk, x)
         total += _head(walk, x, targets, sync, loss_scale)
         _backward(walk, x, sync)
@@ -95,7 +98,7 @@ def _forward(walk: _Walk, x: dict[int, torch.Tensor]) -> None:
             for number, value in x.items():
                 entering = value if unit == 0 else value.requires_grad_()
                 with torch.set_grad_enabled(unit not in again):
-                    out = unit_forward(walk.chunk, unit, entering)
+                    out = unit_forward(walk.chunk, unit, entering, walk.documents[number])
                 walk.kept[unit, number] = (entering, None if unit in again else out)
                 x[number] = out.detach()
 
@@ -125,7 +128,8 @@ def _backward(walk: _Walk, x: dict[int, torch.Tensor], sync: GradientSync) -> No
             sync.reached(unit)
             for number, gradient in x.items():
                 entering, out = walk.kept.pop((unit, number))
-                out = unit_forward(walk.chunk, unit, entering) if out is None else out
+                if out is None:
+                    out = unit_forward(walk.chunk, unit, entering, walk.documents[number])
                 torch.autograd.backward(out, gradient)
                 if unit:
                     x[number] = _gradient(entering)

@@ -16,6 +16,7 @@ from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.model.chunk import Chunk, Observer, forward
+from shardwright.runtime.model.masks import documents_of
 from shardwright.runtime.step.channels import Channels, Incoming, Outgoing, make_channels, post, send, taken
 from shardwright.runtime.step.sync import GradientSync
 from shardwright.runtime.step.timestamps import Moment, moment
@@ -168,12 +169,14 @@ def _forward(
 ) -> torch.Tensor:
     chunk = pipeline.chunks[index]
     first = message is None
-    tokens, targets = batch(micro_batch) if first or chunk.head else (None, None)
+    wanted = first or chunk.head or chunk.end is not None
+    tokens, targets = batch(micro_batch) if wanted else (None, None)
+    documents = None if tokens is None else documents_of(tokens, chunk.end)
     if chunk.context.size > 1 and tokens is not None and targets is not None:
         tokens, targets = tokens[:, chunk.positions], targets[:, chunk.positions]
     x = tokens if message is None else message.requires_grad_()
     assert x is not None, "the first stage has tokens, every other a message"
-    out = forward(chunk, x, targets, observe)
+    out = forward(chunk, x, targets, observe, documents)
     kept[index, micro_batch] = (None if first else x, out)
     return out
 

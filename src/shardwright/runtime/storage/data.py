@@ -1,7 +1,8 @@
 """Training data: a memory-mapped file of tokens, and samples in an order that depends on seed and step alone.
 
 `NAME.bin` has the tokens as little-endian uint16 or uint32; `NAME.json` beside it says which, how many, and from what
-tokenizer: {"version": 1, "dtype": "uint16", "tokens": 1000, "vocab": 257, "tokenizer": "bytes"}.
+tokenizer: {"version": 1, "dtype": "uint16", "tokens": 1000, "vocab": 257, "tokenizer": "bytes", "end": 256}. `end` is
+the token that ends a text.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtyp
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFile:
-    """An open token file. `vocab` is one more than the largest number a token may have."""
+    """An open token file. `vocab` is one more than the largest number a token may have, `end` the token that ends a
+    text, None where it has none."""
 
     path: Path
     tokens: NDArray[Any]
     vocab: int
     tokenizer: str
+    end: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +93,9 @@ def open_tokens(path: Path) -> TokenFile:
         message = f"has {size} bytes, its header says {count} tokens of {dtype.itemsize}"
         raise bad(str(path), message, "make it anew with `shardwright tokens`")
     tokens = np.memmap(path, dtype=dtype, mode="r")
-    return TokenFile(path=path, tokens=tokens, vocab=vocab, tokenizer=str(found.get("tokenizer", "")))
+    tokenizer = str(found.get("tokenizer", ""))
+    end = found.get("end", END_OF_TEXT if tokenizer == BYTES else None)
+    return TokenFile(path=path, tokens=tokens, vocab=vocab, tokenizer=tokenizer, end=end)
 
 
 def make_samples(file: TokenFile, seq_len: int, seed: int, vocab: int, batch: int) -> Samples:
@@ -131,7 +136,7 @@ def write_tokens(path: Path, texts: Iterable[Path], tokenizer: str = BYTES) -> T
 
     `tokenizer` is "bytes", or a Hugging Face tokenizer.json (or its folder), which needs the package `tokenizers`.
     """
-    encode, vocab = _bytes_encoder() if tokenizer == BYTES else _encoder(Path(tokenizer))
+    encode, vocab, end = _bytes_encoder() if tokenizer == BYTES else _encoder(Path(tokenizer))
     dtype = "uint16" if vocab <= 1 << 16 else "uint32"
     count = 0
     descriptor, temporary = tempfile.mkstemp(dir=path.resolve().parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -147,7 +152,7 @@ def write_tokens(path: Path, texts: Iterable[Path], tokenizer: str = BYTES) -> T
     finally:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
-    header = {"version": 1, "dtype": dtype, "tokens": count, "vocab": vocab, "tokenizer": tokenizer}
+    header = {"version": 1, "dtype": dtype, "tokens": count, "vocab": vocab, "tokenizer": tokenizer, "end": end}
     write_atomically(header_path(path), json.dumps(header, indent=1) + "\n")
     return open_tokens(path)
 
@@ -160,14 +165,14 @@ def _texts(paths: Iterable[Path]) -> Iterator[str]:
             raise bad(str(path), f"cannot be read: {error.strerror}", "give text files") from None
 
 
-def _bytes_encoder() -> tuple[Any, int]:
+def _bytes_encoder() -> tuple[Any, int, int | None]:
     def encode(text: str) -> Sequence[int]:
         return [*text.encode("utf-8"), END_OF_TEXT] if text else []
 
-    return encode, END_OF_TEXT + 1
+    return encode, END_OF_TEXT + 1, END_OF_TEXT
 
 
-def _encoder(path: Path) -> tuple[Any, int]:
+def _encoder(path: Path) -> tuple[Any, int, int | None]:
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -183,7 +188,7 @@ def _encoder(path: Path) -> tuple[Any, int]:
     def encode(text: str) -> Sequence[int]:
         return [*tokenizer.encode(text, add_special_tokens=False).ids, *([] if end is None else [end])]
 
-    return encode, int(tokenizer.get_vocab_size())
+    return encode, int(tokenizer.get_vocab_size()), end
 
 
 @lru_cache(maxsize=32)

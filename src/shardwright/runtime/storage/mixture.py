@@ -58,6 +58,14 @@ class Mixture:
         shares = (f"{name}={quota / BLOCK:g}" for name, quota in zip(names, self.quotas, strict=True))
         return names[0] if len(names) == 1 else " ".join(shares)
 
+    def document_end(self) -> int:
+        """Return the token that ends a document. Raises SpecError where the files do not say which."""
+        file = self.parts[0].file
+        if file.end is None:
+            hint = 'make it anew with `shardwright tokens`, or write "end" into its header'
+            raise bad(str(file.path), "does not say which token ends a document", hint)
+        return file.end
+
     @property
     def tokens(self) -> int:
         """Tokens of all files."""
@@ -99,7 +107,9 @@ def _quotas(sources: Sequence[Source], files: Sequence[TokenFile]) -> tuple[int,
 
 def _require_one_tokenizer(files: Sequence[TokenFile]) -> None:
     for file in files[1:]:
-        if (Path(file.tokenizer).name, file.vocab) != (Path(files[0].tokenizer).name, files[0].vocab):
+        if (Path(file.tokenizer).name, file.vocab, file.end) != (
+            Path(files[0].tokenizer).name, files[0].vocab, files[0].end,
+        ):  # fmt: skip
             message = f"has tokens of {file.tokenizer}, {files[0].path} of {files[0].tokenizer}"
             raise bad(str(file.path), message, "make all files with one tokenizer")
 
