@@ -105,7 +105,8 @@ def test_a_document_is_what_it_is_alone() -> None:
     first, second = (torch.randint(0, 60, (1, length), generator=generator) for length in (9, 13))
     end = torch.full((1, 1), 60)
     together = torch.cat([first, end, second], dim=1)
-    assert documents_of(together, 60).numbers.tolist() == [[0] * 10 + [1] * 13]
+    documents = documents_of(together, 60)
+    assert documents is not None and documents.numbers.tolist() == [[0] * 10 + [1] * 13]
     whole, alone = hidden(model, together, 60), hidden(model, second, None)
     torch.testing.assert_close(whole[:, 10:], alone, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(whole[:, :10], hidden(model, together[:, :10], None), rtol=1e-5, atol=1e-5)

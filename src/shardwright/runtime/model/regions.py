@@ -36,8 +36,6 @@ def compiled(say: Callable[[str], None] | None = None, **options: Any) -> LayerF
     from torch._dynamo.exc import TorchDynamoException  # two seconds, which ranks that do not compile are spared
 
     tell = say or (lambda words: print(f"warning: {words}", file=sys.stderr, flush=True))
-    from torch._dynamo.exc import TorchDynamoException
-
     fast: list[LayerForward] = [torch.compile(layer_forward, dynamic=False, **options)]
 
     def run(*arguments: Any, **settings: Any) -> torch.Tensor:
