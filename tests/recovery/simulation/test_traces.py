@@ -11,7 +11,14 @@ from tests.runtime.recovery.fleet import machines as cluster_of_machines
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
 from shardwright.errors import SpecError
-from shardwright.recovery.simulation.generator import BATHTUB_A, CAP_HOURS, MARKETS, generate, lifetime_hours
+from shardwright.recovery.simulation.generator import (
+    BATCH,
+    BATHTUB_A,
+    CAP_HOURS,
+    MARKETS,
+    generate,
+    lifetime_hours,
+)
 from shardwright.recovery.simulation.presence import BOOT_SECONDS, spans
 from shardwright.recovery.simulation.traces import Trace, read_trace, trace_of, write_trace
 
@@ -55,6 +62,19 @@ def test_most_losses_come_in_batches_by_zone() -> None:
     drops = np.concatenate([np.diff(made(1, seed).machines, axis=0).ravel() for seed in range(5)])
     lost = -drops[drops < 0]
     assert lost[lost > 2].sum() / lost.sum() > 0.5
+
+
+def test_markets_lose_what_they_are_fitted_to() -> None:
+    """Half a year of eight zones: machines lost an hour of those that are there, and the share of whole zones in it."""
+    for market in MARKETS[:2]:
+        lost, together, there = 0.0, 0.0, 0.0
+        for seed in range(8):
+            trace = generate(market, gpu=GPU, machines=8, zones=8, days=90.0, price=3.0, seed=seed)
+            drops = np.maximum(-np.diff(trace.machines, axis=0), 0)
+            lost, together = lost + drops.sum(), together + drops[drops > 4].sum()
+            there += (trace.machines[:-1] * np.diff(trace.seconds)[:, None]).sum() / 3600.0
+        assert lost / there == pytest.approx(market.lost_per_hour, rel=0.1)
+        assert together / lost == pytest.approx(BATCH, abs=0.03)
 
 
 def test_lifetimes_have_the_shape_of_a_bathtub() -> None:

@@ -7,10 +7,12 @@ import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
 
+NETWORKS = count()
 ALONE = """
 mount --bind "$1" /mnt && mount -t tmpfs none "$0" && mkdir "$1" && mount --move /mnt "$1" && shift && exec "$@"
 """
@@ -19,9 +21,10 @@ mount --bind "$1" /mnt && mount -t tmpfs none "$0" && mkdir "$1" && mount --move
 class Network:
     """So many machines, at addresses of their own."""
 
-    def __init__(self, count: int) -> None:
-        self._id, self._subnet = f"sw{os.getpid() % 100_000}", f"10.77.{os.getpid() % 250}"
-        self._count = count
+    def __init__(self, machines: int) -> None:
+        number = os.getpid() + next(NETWORKS)  # the kernel takes its time to delete one
+        self._id, self._subnet = f"sw{number % 10_000_000}", f"10.{number // 250 % 250}.{number % 250}"
+        self._count = machines
 
     def address(self, index: int) -> str:
         return f"{self._subnet}.{index + 2}"
@@ -38,13 +41,31 @@ class Network:
     def mend(self, index: int) -> None:
         _ip("link", "set", f"{self._machine(index)}", "up")
 
+    def throttle(self, link: float, outside: float) -> None:
+        """Have machines send and receive `link` bytes a second, and receive `outside` from the gateway."""
+        for index in range(self._count):
+            name = self._machine(index)
+            for words in (("-n", name), ()):
+                device = "eth0" if words else name
+                _run("tc", *words, "qdisc", "add", "dev", device, "root", "handle", "1:", "htb", "default", "10")
+                for number, rate in (("1:10", link), ("1:20", outside)):
+                    size = ("htb", "rate", f"{rate:.0f}bps", "burst", "64k", "quantum", "60000")
+                    _run("tc", *words, "class", "add", "dev", device, "parent", "1:", "classid", number, *size)
+            match = ("u32", "match", "ip", "src", f"{self.gateway}/32", "flowid", "1:20")
+            _run("tc", "filter", "add", "dev", name, "parent", "1:", "protocol", "ip", "prio", "1", *match)
+
+    @property
+    def gateway(self) -> str:
+        """The address of what is outside."""
+        return f"{self._subnet}.1"
+
     def _machine(self, index: int) -> str:
         return f"{self._id}-{index}"
 
     def make(self) -> None:
         """Make switch and machines. Raises CalledProcessError without rights."""
         _ip("link", "add", self._id, "type", "bridge")
-        _ip("address", "add", f"{self._subnet}.1/24", "dev", self._id)
+        _ip("address", "add", f"{self.gateway}/24", "dev", self._id)
         _ip("link", "set", self._id, "up")
         for index in range(self._count):
             name = self._machine(index)
@@ -56,14 +77,16 @@ class Network:
                 _ip("-n", name, "link", "set", device, "up")
 
     def delete(self) -> None:
-        for words in (*(("netns", "delete", self._machine(n)) for n in range(self._count)), ("link", "del", self._id)):
+        names = [self._machine(index) for index in range(self._count)]
+        links = [("link", "delete", name) for name in (*names, self._id)]
+        for words in (*(("netns", "delete", name) for name in names), *links):
             subprocess.run(["ip", *words], capture_output=True, check=False)
 
 
 @contextmanager
-def network(count: int) -> Iterator[Network]:
+def network(machines: int) -> Iterator[Network]:
     """Yield machines. Skips the test where there are no rights to make them."""
-    made = Network(count)
+    made = Network(machines)
     try:
         try:
             made.make()
@@ -75,4 +98,8 @@ def network(count: int) -> Iterator[Network]:
 
 
 def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], capture_output=True, check=True)
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, capture_output=True, check=True)

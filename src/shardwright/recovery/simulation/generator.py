@@ -2,14 +2,19 @@
 
 A zone has capacity for a while, and then has none: both spells are log-normal, so that short ones are frequent and a
 few last for days. With it go all its machines but for some that stay longer, in one batch. Beside that single machines
-are taken, those of a provider with a cap on lifetimes in the shape of a bathtub. What is published, and used here:
+are taken, those of a provider with a cap on lifetimes in the shape of a bathtub. What is published, and what is fitted
+to it:
 
 * skypilot-org/spot-traces, availability/16-node/aws-08-27-2023 (Wu et al., NSDI '24, "Can't Be Late"): 16 machines
   asked for every 300 s, mostly all or none at hand; in us-west-2c spells of 0.1 to 60 h, half of them under an hour.
+  The range is taken for that of the middle 98 % of a log-normal distribution, SPREAD; the median of those without
+  capacity is an hour, WITHOUT_HOURS.
 * Kim et al., "Spot-and-Scoot", arXiv 2604.16457, 8 Apr 2026: of 2,635 interruptions on AWS and Azure, those of one type
-  in one zone come within three minutes of each other in over 92 % of cases: BATCH.
+  in one zone come within three minutes of each other in over 92 % of cases: BATCH, the share of losses that are a
+  zone's.
 * Thorpe et al., "Bamboo", NSDI '23 (arXiv 2204.12013): 64 p3 machines on EC2, whole batches within a zone; 10, 16 and
-  33 % of the machines an hour.
+  33 % of the machines an hour: the lowest is that of the market of batches. A zone's capacity ends BATCH times as
+  often, which is one over the mean of its spells, and gives their median.
 * Kadupitiya et al., arXiv 1911.05160 (HPDC '20): lifetimes of Google's preemptible machines, 24 h at most, with the
   distribution A (1 - exp(-t / τ₁) + exp((t - b) / τ₂)); A = 0.45, τ₁ = 1 h, τ₂ = 0.8 h, b = 24 h are in the middle of
   the values that it reports.
@@ -19,6 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp, log
+from statistics import NormalDist
 
 import numpy as np
 
@@ -29,30 +35,40 @@ from shardwright.units import SECONDS_PER_HOUR
 
 TICK_SECONDS = 60.0
 BATCH = 0.92
+SHORT_HOURS, LONG_HOURS, WITHOUT_HOURS = 0.1, 60.0, 1.0
+SPREAD = log(LONG_HOURS / SHORT_HOURS) / (2 * NormalDist().inv_cdf(0.99))
 CAP_HOURS = 24.0
 BATHTUB_A, EARLY_HOURS, LATE_HOURS = 0.45, 1.0, 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Market:
-    """A kind of market: medians of the spells in hours with and without capacity, the spread of their logarithms, how
-    often an hour a machine is taken alone, and whether lifetimes are capped."""
+    """A kind of market: which part of the machines that are there is lost an hour, and whether their lifetimes are
+    capped beside."""
 
     name: str
-    with_hours: float
-    without_hours: float
-    spread: float
-    alone_per_hour: float
+    lost_per_hour: float
     capped: bool = False
+
+    @property
+    def alone_per_hour(self) -> float:
+        """How often an hour a machine is taken alone."""
+        return (1 - BATCH) * self.lost_per_hour
+
+    @property
+    def with_hours(self) -> float:
+        """The median of the spells with capacity."""
+        mean = 1 / (BATCH * self.lost_per_hour)
+        return mean * exp(-(SPREAD**2) / 2)
 
 
 MARKETS = (
-    Market(name="calm", with_hours=20.0, without_hours=0.7, spread=1.2, alone_per_hour=0.005),
-    Market(name="batches", with_hours=4.0, without_hours=0.7, spread=1.5, alone_per_hour=0.02),
-    Market(name="capped", with_hours=30.0, without_hours=0.5, spread=1.2, alone_per_hour=0.0, capped=True),
+    Market(name="calm", lost_per_hour=0.025),
+    Market(name="batches", lost_per_hour=0.10),
+    Market(name="capped", lost_per_hour=0.025, capped=True),
 )
-"""`batches` loses about a tenth of the machines an hour (Bamboo's lowest rate); `calm` about a fortieth; `capped` is
-Google's."""
+"""`batches` has Bamboo's lowest rate; `calm` a quarter of it, which is assumed; `capped` is as calm, with the lifetimes
+of Google's machines."""
 
 
 def generate_for(plan: Plan, market: Market, *, days: float, zones: int, seed: int) -> Trace:
@@ -94,10 +110,10 @@ def _zone(market: Market, machines: int, ticks: int, random: np.random.Generator
     """Return how many machines can be had at each tick."""
     per_tick = TICK_SECONDS / SECONDS_PER_HOUR
     counts = np.zeros(ticks, dtype=np.int64)
-    tick, capacity = 0, bool(random.random() < market.with_hours / (market.with_hours + market.without_hours))
+    tick, capacity = 0, bool(random.random() < market.with_hours / (market.with_hours + WITHOUT_HOURS))
     while tick < ticks:
-        median = market.with_hours if capacity else market.without_hours
-        spell = max(int(exp(random.normal(log(median), market.spread)) / per_tick), 1)
+        median = market.with_hours if capacity else WITHOUT_HOURS
+        spell = max(int(exp(random.normal(log(median), SPREAD)) / per_tick), 1)
         stop = min(tick + spell, ticks)
         if capacity:
             counts[tick:stop] = machines - _missing(market, machines, stop - tick, random)
