@@ -105,20 +105,22 @@ class Uneven:
     even: Plan | None
     bound: float
     candidates: int
+    costed: int
     seconds: float
 
 
 def search_uneven(
-    results: Sequence[OneType], cluster: Cluster, space: Space, filters: Filters, fit: float
+    results: Sequence[OneType], cluster: Cluster, space: Space, filters: Filters, fit: float, enough: float
 ) -> Uneven | None:
-    """Return what uneven FSDP over machines of several types reaches, or None where there is none in the space."""
+    """Return what uneven FSDP over machines of several types reaches, or None where there is none in the space. What
+    cannot be below `enough`, in what the job minimises, is looked at no further than for one plan."""
     contexts = [result.context for result in results]
     if len({context.pool.gpu.name for context in contexts}) < 2 or away(space):
         return None
     begin, efficiency = time.perf_counter(), contexts[0].efficiency
     contexts = run_by_train(contexts, fit)
     found: UnevenFound = uneven_fsdp(
-        largest_pools(contexts), cluster, space, lambda plan: not dropped(plan, contexts, filters)
+        largest_pools(contexts), cluster, space, lambda plan: not dropped(plan, contexts, filters), enough=enough
     )
 
     def costed(plan: Plan) -> Plan:
@@ -128,7 +130,8 @@ def search_uneven(
         plans=tuple(costed(plan) for plan in found.plans[:MOST_UNEVEN]),
         even=None if found.even is None else costed(found.even),
         bound=found.bound,
-        candidates=found.costed,
+        candidates=found.candidates,
+        costed=found.costed,
         seconds=time.perf_counter() - begin,
     )
 

@@ -34,6 +34,7 @@ from shardwright.search.space.axes import Space
 from shardwright.search.summary import (
     best_of_kinds,
     best_plans,
+    best_values,
     left_out,
     passed_over,
     report_of,
@@ -96,7 +97,9 @@ def plan(
     with within(alone, 1.0):
         one_mesh = exportable_to is not None
         mixed = search_pipelines(results, cluster, space, filters, gap, fit, top, one_mesh=one_mesh)
-    uneven = None if exportable_to else search_uneven(results, cluster, space, filters, fit)
+    known = best_values(results, top, mixed)
+    enough = known[-1] if len(known) == top else np.inf
+    uneven = None if exportable_to else search_uneven(results, cluster, space, filters, fit, enough)
     values, plans = best_plans(results, cluster, top, mixed, uneven)
     bounds = [*([mixed.outcome.bound] if mixed else []), *([uneven.bound] if uneven else [])]
     bounds += [least[0] for result in results if (least := result.found.least) is not None]

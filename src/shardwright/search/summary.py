@@ -39,6 +39,13 @@ def best_plans(
     return tuple(value for _, value, _ in best), tuple(plan for _, _, plan in best)
 
 
+def best_values(results: Sequence[OneType], top: int, mixed: Pipelines | None) -> list[float]:
+    """Return the `top` least values of the rows of all pools and of pipelines over several types, doubts counted."""
+    several = map(affordable_value, mixed.outcome.plans if mixed else ())
+    alone = [value for result in results for value in result.weighed_values]
+    return sorted([*alone, *(value for value in several if value is not None)])[:top]
+
+
 def passed_over(results: Sequence[OneType], cluster: Cluster, value: float) -> PassedOver | None:
     """Return the best uniform plan, doubts not counted, where it is better than the first plan, of `value`."""
     least = [(*found, result.context) for result in results if (found := result.found.least) is not None]
@@ -120,17 +127,19 @@ def report_of(
         for reason, count in result.found.rejected:
             rejected[reason] = rejected.get(reason, 0) + count
     candidates = sum(result.found.candidates for result in results)
-    costed = sum(result.found.costed for result in results)
+    costed, unneeded = sum(result.found.costed for result in results), 0
     if mixed is not None:
         phases["mixed"] = mixed.seconds
         candidates += mixed.outcome.candidates
         costed += mixed.outcome.costed
-        if mixed.outcome.candidates > mixed.outcome.costed:
-            rejected[Rejection(Cause.NOT_NEEDED)] = mixed.outcome.candidates - mixed.outcome.costed
+        unneeded += max(mixed.outcome.candidates - mixed.outcome.costed, 0)
     if uneven is not None:
         phases["uneven FSDP"] = uneven.seconds
         candidates += uneven.candidates
-        costed += uneven.candidates
+        costed += uneven.costed
+        unneeded += uneven.candidates - uneven.costed
+    if unneeded:
+        rejected[Rejection(Cause.NOT_NEEDED)] = unneeded
     by_time = results[0].context.job.objective == "time"
     seconds = time.perf_counter() - begin
     phases["predict"] = max(seconds - sum(phases.values()), 0.0)

@@ -26,6 +26,7 @@ from shardwright.units import SECONDS_PER_HOUR
 MOST_SETS = 4  # types of which all sets are tried; of more, the sets of the fastest; chosen
 WAVES = (1, 2, 4, 8, 16, 32)
 SAME = 0.001  # even shares of the state are taken where uneven ones gain no more; chosen
+ROUGH_STEPS = 10  # of the state, for a bound at once; chosen
 REFINED = 3  # points of the grid around which it is refined; chosen
 # What these plans always have; a pin to anything else leaves none.
 FIXED = {
@@ -46,11 +47,13 @@ EVEN_RULE = "FSDP with even shares over all machines"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """Plans of the best shares on each set of GPU types and number of waves, best first by their own seconds; the plan
-    with even shares, if one fits; what no shares beat, in what the job minimises; and how many shares were costed."""
+    with even shares, if one fits; what no shares beat, in what the job minimises; and how many shares of the state were
+    looked at and costed."""
 
     plans: tuple[Plan, ...]
     even: Plan | None
     bound: float
+    candidates: int
     costed: int
 
 
@@ -72,11 +75,40 @@ def uneven_fsdp(
     allowed: Callable[[Plan], bool],
     *,
     fewest_types: int = 2,
+    enough: float = np.inf,
 ) -> Found:
-    """Return the best plans of uneven FSDP over `fewest_types` of `contexts` and more, one context for each type."""
+    """Return the best plans of uneven FSDP over `fewest_types` of `contexts` and more, one context for each type. Once
+    there is a plan, sets of GPUs whose bound is beyond `enough`, in what the job minimises, are not searched."""
     plans: list[_Best] = []
     evens: list[_Best] = []
-    costed, bounds = 0, [np.inf]
+    candidates, costed, bounds = 0, 0, [np.inf]
+    groups = list(_groups(contexts, cluster, space, fewest_types))
+    rough = [_bound(*group, ROUGH_STEPS) for group in groups]
+    for place in np.argsort(rough, kind="stable").tolist():
+        options, everyone = groups[place]
+        if len(options) == len(contexts):
+            evens += _even(options, everyone, cluster)
+        bound = rough[place]
+        if not plans or bound <= enough:
+            bound = _bound(options, everyone, steps_for(len(options)))
+        if not plans or bound <= enough:
+            best, count = _best(options, everyone, cluster)
+            candidates, costed = candidates + count, costed + count
+            plans += [each for each in best if allowed(each.plan)]
+        else:
+            candidates += len(grid(len(options), steps_for(len(options))))
+        bounds.append(bound)
+    plans.sort(key=lambda each: each.seconds)
+    even = min(evens, key=lambda each: each.seconds).plan if evens else None
+    return Found(
+        plans=tuple(each.plan for each in plans), even=even, bound=min(bounds), candidates=candidates, costed=costed
+    )
+
+
+def _groups(
+    contexts: Sequence[Context], cluster: Cluster, space: Space, fewest_types: int
+) -> Iterator[tuple[list[GpuOptions], Everyone]]:
+    """Yield what the GPUs of each set of types do in so many waves, with all of them as one group."""
     for chosen in _sets(contexts, fewest_types):
         batch, gpus = chosen[0].job.global_batch, sum(context.pool.gpus for context in chosen)
         if not all(gpus in space.pins.get(axis, (gpus,)) for axis in ("gpus", "dp")):
@@ -87,15 +119,7 @@ def uneven_fsdp(
             if not all(len(own.seconds) for own in options):
                 break
             everyone = everyone or _everyone(options, cluster)
-            best, count = _best(options, everyone, cluster)
-            costed += count
-            plans += [each for each in best if allowed(each.plan)]
-            bounds.append(_bound(options, everyone))
-            if len(chosen) == len(contexts):
-                evens += _even(options, everyone, cluster)
-    plans.sort(key=lambda each: each.seconds)
-    even = min(evens, key=lambda each: each.seconds).plan if evens else None
-    return Found(plans=tuple(each.plan for each in plans), even=even, bound=min(bounds), costed=costed)
+            yield options, everyone
 
 
 def _sets(contexts: Sequence[Context], fewest: int) -> Iterator[Sequence[Context]]:
@@ -158,10 +182,11 @@ def _costed(
     return iteration_seconds(options, everyone, rows, state), rows
 
 
-def _bound(options: Sequence[GpuOptions], everyone: Everyone) -> float:
-    """Return what no shares on these machines beat: seconds, or dollars of an iteration where these are minimised."""
+def _bound(options: Sequence[GpuOptions], everyone: Everyone, steps: int) -> float:
+    """Return what no shares on these machines beat: seconds, or dollars of an iteration where these are minimised. The
+    finer the `steps` of the state, the nearer."""
     lean = [replace(own, held=own.needed) for own in options]
-    seconds = bound_seconds(lean, everyone, steps_for(len(options)))
+    seconds = bound_seconds(lean, everyone, steps)
     if options[0].context.job.objective == "time":
         return seconds
     rates = [dollars_per_hour(own.context.pool, np.array([own.count])) for own in options]
