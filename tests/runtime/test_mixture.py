@@ -81,6 +81,8 @@ def test_one_file_is_read_as_it_is_alone_and_sizes_are_weights_where_none_are_gi
 def test_data_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="40 samples of 4; a step takes 45"):
         mixture(tmp_path, 1, 1, 8, batch=56)
+    with pytest.raises(SpecError, match="does not say which token ends a document"):
+        mixture(tmp_path, 1).document_end()
     with pytest.raises(SpecError, match="less than one sample in 10,000"):
         mixture(tmp_path, 1, 1e-6)
     other = token_file(tmp_path, "x.bin", 0, 50, tokenizer="other/u.json")
@@ -109,7 +111,18 @@ def test_a_run_on_several_files_goes_on_at_the_sample_where_it_stopped(tmp_path:
 
     def trained(out: str, steps: int, *more: object, share: float = 0.3) -> subprocess.CompletedProcess[str]:
         data = ["--data", f"{folder}/c.bin=0.7", "--data", f"{folder}/d.bin={share}", "--eval-data", folder / "d.bin"]
-        told = [*data, "--eval-every", 2, "--eval-batches", 3, "--steps", steps, "--out", folder / out]
+        told = [
+            *data,
+            "--mask-documents",
+            "--eval-every",
+            2,
+            "--eval-batches",
+            3,
+            "--steps",
+            steps,
+            "--out",
+            folder / out,
+        ]
         return run_alone(folder / "single.json", *told, *more)
 
     whole, first = trained("whole", 6), trained("parts", 3)
