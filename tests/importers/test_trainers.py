@@ -154,6 +154,39 @@ def test_what_a_recipe_computes_is_refused_by_name(tmp_path: Path) -> None:
         plan_from_launch(file, cluster=cluster_of(2))
 
 
+RECIPES_OF_ONE = """
+from megatron.bridge.recipes.common import _pretrain_common
+SEQUENCE_LENGTH_16K: int = 16384
+
+def _low_precision(mixed_precision_recipe: str) -> ConfigContainer:
+    precision_config = get_mixed_precision_config(mixed_precision_recipe)
+    cfg = _pretrain_common()
+    cfg.model = AutoBridge.from_hf_pretrained("meta-llama/Meta-Llama-3-8B").to_megatron_provider(load_weights=False)
+    cfg.model.seq_length = SEQUENCE_LENGTH_16K
+    cfg.mixed_precision = precision_config
+    return cfg
+
+def of_eight_bits() -> ConfigContainer:
+    cfg = _low_precision("bf16_with_fp8_current_scaling_mixed")
+    cfg.model.tensor_model_parallel_size = 2
+    return cfg
+
+def of_four_bits() -> ConfigContainer:
+    return _low_precision("bf16_with_nvfp4_mixed")
+"""
+
+
+def test_recipes_build_on_functions_of_their_file_and_on_the_common_one(tmp_path: Path) -> None:
+    file = tmp_path / "llama3.py"
+    file.write_text(RECIPES_OF_ONE)
+    plan = plan_from_launch(file, cluster=cluster_of(1), arguments=("of_eight_bits",)).plan
+    assert (plan.job.precision, plan.job.fp8_recipe, plan.job.seq_len) == ("fp8", "tensorwise", 16384)
+    assert (plan.micro_batch, plan.job.global_batch, plan.replicas[0].count) == (2, 32, 4)  # _pretrain_common's
+    assert plan.overlap.grad_reduce and plan.overlap.param_gather and plan.optimizer.sharding == "zero1"
+    with pytest.raises(SpecError, match="four bits are not described"):
+        plan_from_launch(file, cluster=cluster_of(1), arguments=("of_four_bits",))
+
+
 def test_a_nemo_yaml(tmp_path: Path) -> None:
     file = tmp_path / "gpt.yaml"
     file.write_text(

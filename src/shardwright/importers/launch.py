@@ -13,10 +13,10 @@ from shardwright.exporters.torchtitan.models import registered
 from shardwright.importers.launches import Launch, launches
 from shardwright.importers.megatron.flags import scan
 from shardwright.importers.megatron.read import reading_of_flags, reading_of_launch, training_of
+from shardwright.importers.python_values import COMPUTED, PythonValues, python_values
 from shardwright.importers.python_values import Path as Fields
-from shardwright.importers.python_values import PythonValues, python_values
 from shardwright.importers.reading import Reading
-from shardwright.importers.settings import arguments_of, first, flattened, literal, overridden
+from shardwright.importers.settings import BRIDGE_COMMON, arguments_of, first, flattened, literal, overridden
 from shardwright.importers.shell.read import ShellScript, read_script
 from shardwright.importers.shell.unknown import is_known, shown
 from shardwright.importers.trainers import (
@@ -182,13 +182,17 @@ def _of_configuration(text: str, ending: str, arguments: tuple[str, ...], questi
     if ending == ".py":
         function = next((word for word in arguments if word.isidentifier()), None)
         found = python_values(text, name, function)
-        fields = overridden(found.values, (word for word in arguments if "=" in word))
+        builds = any(called == "_pretrain_common" for called, _ in found.calls)
+        fields = (dict(BRIDGE_COMMON) if builds else {}) | found.values
+        fields = overridden(fields, (word for word in arguments if "=" in word))
         if "torchtitan" in text:
             fields = _titan_of_python(found) | fields
             return _plan(torchtitan_settings(fields, gpus, name, problems), None, problems, question)
         for called, given in found.calls:
             if called == "get_mixed_precision_config" and given:
                 fields[("mixed_precision",)] = given[0]
+            elif called.endswith("_mixed") and not given and fields.get(("mixed_precision",)) is COMPUTED:
+                fields[("mixed_precision",)] = called
         return _plan(_of_fields(fields, name, problems, _named_model(found)), None, problems, question)
     fields = overridden(dict(flattened(_parsed(text, name))), arguments)
     if ending == ".toml":

@@ -2,7 +2,8 @@
 
 A recipe is a function that returns a configuration: keyword arguments of constructors, and assignments to its fields.
 Both give paths such as ("model", "tensor_model_parallel_size") with values; a later one overrides an earlier. Names are
-looked up among the constants of the file and the defaults of the function. What is computed otherwise is `COMPUTED`.
+looked up among the constants of the file and the defaults of the function; functions of the same file that it calls are
+read where they are called. What is computed otherwise is `COMPUTED`.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ COMPUTED = _Computed()
 @dataclass(slots=True)
 class PythonValues:
     """`values` by path; `calls`, names of functions that the file calls, each with its literal arguments; `imports`,
-    the module that each imported name is from."""
+    the module that each imported name is from; `functions`, those of the file that are not being read."""
 
     values: dict[Path, Any] = field(default_factory=dict)
     calls: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     imports: dict[str, str] = field(default_factory=dict)
+    functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
 
 
 def python_values(text: str, name: str, function: str | None = None) -> PythonValues:
@@ -57,18 +59,31 @@ def python_values(text: str, name: str, function: str | None = None) -> PythonVa
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if function is not None and function not in functions:
         raise bad(name, f"has no function {function}", f"it has {', '.join(functions) or 'none'}")
-    found, names = PythonValues(), dict[str, Any]()
+    found, names = PythonValues(functions=functions), dict[str, Any]()
     for node in tree.body:
-        if isinstance(node, ast.Assign):
+        if isinstance(node, ast.Assign | ast.AnnAssign):
             _statement(node, names, found, ())
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.imports |= {alias.asname or alias.name: node.module for alias in node.names}
     if functions:
-        chosen = functions[function] if function else list(functions.values())[-1]
-        names |= _defaults(chosen, names)
-        for node in chosen.body:
-            _statement(node, names, found, ())
+        _read(function or list(functions)[-1], {}, names, found)
     return found
+
+
+def _read(function: str, given: Mapping[str, Any], names: Mapping[str, Any], found: PythonValues) -> None:
+    """Take what a function of the file sets that is called with `given`; one that calls itself is read once."""
+    chosen = found.functions.pop(function)
+    own = {**names, **_defaults(chosen, names), **given}
+    for node in chosen.body:
+        _statement(node, own, found, ())
+    found.functions[function] = chosen
+
+
+def _given(function: ast.FunctionDef, call: ast.Call, names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name."""
+    pairs = zip((argument.arg for argument in function.args.args), call.args, strict=False)
+    found = {name: _value(value, names) for name, value in pairs}
+    return found | {each.arg: _value(each.value, names) for each in call.keywords if each.arg is not None}
 
 
 def _defaults(function: ast.FunctionDef, names: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +103,7 @@ def _statement(node: ast.stmt, names: dict[str, Any], found: PythonValues, path:
     elif isinstance(node, ast.If):
         truth = _value(node.test, names)
         for branch, taken in ((node.body, truth), (node.orelse, COMPUTED if truth is COMPUTED else not truth)):
-            own = found if taken is not COMPUTED else PythonValues()
+            own = found if taken is not COMPUTED else PythonValues(functions=found.functions)
             if taken is COMPUTED or taken:
                 for inner in branch:
                     _statement(inner, names, own, path)
@@ -124,7 +139,10 @@ def _path(node: ast.expr) -> Path | None:
 
 
 def _gather(node: ast.expr, names: Mapping[str, Any], found: PythonValues, path: Path) -> None:
-    """Take the keyword arguments of a call, and of the calls among them."""
+    """Take the keyword arguments of a call, and of the calls among them; of a function of the file what it sets."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in found.functions:
+        _read(node.func.id, _given(found.functions[node.func.id], node, names), names, found)
+        return
     for key, value in _entries(node, found, names):
         if isinstance(value, ast.Call | ast.Dict):
             _mark((*path, key), value, found)

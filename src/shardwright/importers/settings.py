@@ -40,6 +40,17 @@ WHERE_FALSE = {
     "bias": "--disable-bias-linear",
 }
 SECTIONS = frozenset(("model", "ddp", "optimizer", "comm_overlap", "mixed_precision", "train", "model_parallel"))
+# What `_pretrain_common` of Megatron-Bridge 0.6.2 sets, on which its recipes build (megatron/bridge/recipes/common.py).
+BRIDGE_COMMON: Mapping[Path, Any] = {
+    ("train", "train_iters"): 300_000,
+    ("train", "global_batch_size"): 32,
+    ("train", "micro_batch_size"): 2,
+    ("ddp", "overlap_grad_reduce"): True,
+    ("ddp", "overlap_param_gather"): True,
+    ("ddp", "use_distributed_optimizer"): True,
+    ("dataset", "seq_length"): 4096,
+    ("mixed_precision",): "bf16_mixed",
+}
 PRECISIONS = {"bf16": "--bf16", "16-mixed": "--fp16", "fp16": "--fp16", "16": "--fp16", "bf16-mixed": "--bf16"}
 
 
@@ -55,6 +66,9 @@ def arguments_of(values: Mapping[Path, Any], name: str, problems: list[Problem])
         decisive = flag in VALUES or flag in SWITCHES
         if leaf in ("precision", "mixed_precision", "precision_config"):
             words += _precision(value)
+            if "fp4" in str(value):
+                hint = "plan in fp8, or describe the plan in a plan file"
+                problems.append(Problem(f"{name}: {'.'.join(path)}", f"is {value}; four bits are not described", hint))
         elif value is COMPUTED:
             if decisive and flag not in (*LENGTHS, *OF_THE_USER) and path[0] != "tokenizer":
                 hint = "write the value itself, or describe the plan in a plan file"
