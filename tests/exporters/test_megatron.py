@@ -89,12 +89,33 @@ VOLTA = replace(H100, name="V100-SXM2", compute_capability="7.0", peak_flops=(("
         (replace(PLANS["mixtral-8x7b-experts"], rank_order="tp-cp-ep-pp-dp"), "rank_order"),
         (replace(BASE, job=replace(BASE.job, precision="fp8", fp8_recipe="mxfp8")), "job.fp8_recipe"),
         (replace(BASE, job=replace(BASE.job, precision="fp32")), "flash_attention"),
+        (replace(PLANS["llama-3.1-8b-context"], flash_attention=False), "replicas[0].stages[0].context_parallel"),
     ],
 )
 def test_what_megatron_cannot_say_is_refused_by_name(plan: Plan, path: str) -> None:
     problems = unsupported(plan)
     assert path in {problem.path for problem in problems}
     assert all(problem.hint for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "capability", "runs"),
+    [
+        ("blockwise", "9.0", True),
+        ("blockwise", "10.0", False),
+        ("mxfp8", "10.0", True),
+        ("mxfp8", "9.0", False),
+        ("mxfp8", "12.0", False),
+        ("delayed", "8.9", True),
+    ],
+)
+def test_recipes_of_fp8_need_their_gpus(recipe: str, capability: str, runs: bool) -> None:
+    plan = PLANS["llama-2-70b-interleaved"]
+    (pool,) = plan.cluster.pools
+    cluster = replace(plan.cluster, pools=(replace(pool, gpu=replace(pool.gpu, compute_capability=capability)),))
+    job = replace(plan.job, precision="fp8", fp8_recipe=recipe)  # type: ignore[arg-type]
+    faults = [problem.path for problem in unsupported(replace(plan, job=job, cluster=cluster))]
+    assert ("job.fp8_recipe" in faults) is not runs
 
 
 def test_flash_attention_is_refused_before_ampere() -> None:

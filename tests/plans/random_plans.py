@@ -149,7 +149,7 @@ def uniform_plans(draw: Any) -> Plan:
             pipeline=chunks > 1 and (pp == 2 or draw(FLAG)),
         ),
         sequence_parallel=sequence_parallel,
-        flash_attention=draw(FLAG),
+        flash_attention=draw(FLAG) or cp > 1,
         rank_order="tp-cp-ep-pp-dp" if inside else "tp-cp-ep-dp-pp",
     )
 

@@ -4,8 +4,9 @@ Run by an interpreter that can import `megatron.training` (see megatron_venv.sh)
 
     python check_megatron.py < cases.json > results.json
 
-A case is {"name", "arguments", "world_size", "environment": {name: value or null}}. Its result is {"name", "error"} or
-{"name", "values"}: what Megatron made of the arguments.
+A case is {"name", "arguments", "world_size", "environment": {name: value or null}, "capability": [major, minor]}. Its
+result is {"name", "error"} or {"name", "values", "facts"}: what Megatron made of the arguments, and what the rules of
+megatron_rules.py judge.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import typing_extensions
 if not hasattr(typing, "override"):  # Megatron-LM 0.19 is written for Python 3.12; this is all that 3.11 lacks.
     typing.override = typing_extensions.override  # type: ignore[attr-defined]
 
-CAPABILITY = (9, 0)
 FROM_THE_USER = ("--mock-data", "--tokenizer-type", "NullTokenizer", "--lr", "1e-4")
 # Fused rotary embedding is checked for by importing Transformer Engine, which needs CUDA.
 WITHOUT_TRANSFORMER_ENGINE = ("--no-rope-fusion",)
@@ -80,14 +80,16 @@ def result(case: dict[str, Any]) -> dict[str, Any]:
             os.environ[name] = value
     os.environ.update(WORLD_SIZE=str(case["world_size"]), RANK="0", LOCAL_RANK="0")
     try:
-        return {"name": case["name"], "values": parsed(case["arguments"])}
+        values, facts = parsed(case["arguments"], tuple(case["capability"]))
+        return {"name": case["name"], "values": values, "facts": facts}
     except (Exception, SystemExit) as error:
         return {"name": case["name"], "error": f"{type(error).__name__}: {error}"}
 
 
-def parsed(words: list[str]) -> dict[str, Any]:
-    """Parse and validate an argument list, build the transformer's and the optimizer's configuration from it."""
-    arguments = megatron_arguments()
+def parsed(words: list[str], capability: tuple[int, int]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parse and validate an argument list for GPUs of a capability, build the transformer's and the optimizer's
+    configuration from it."""
+    arguments = megatron_arguments(capability)
     argument_utils = import_module("megatron.training.argument_utils")
     training = import_module("megatron.training.training")
     sys.argv = ["pretrain_gpt.py", *words, *FROM_THE_USER, *WITHOUT_TRANSFORMER_ENGINE]
@@ -97,7 +99,7 @@ def parsed(words: list[str]) -> dict[str, Any]:
     training.get_megatron_optimizer_config(args)
     training.get_megatron_ddp_config(args)
     values = {name: getattr(args, name) for name in VALUES}
-    return values | {
+    values |= {
         "layers_of_stages": layers_of_stages(config),
         "attention_backend": args.attention_backend.name,
         "num_query_groups": config.num_query_groups,
@@ -105,6 +107,38 @@ def parsed(words: list[str]) -> dict[str, Any]:
         "bias": [config.add_bias_linear, config.add_qkv_bias],
         "window_size": config.window_size,
         "moe_layer_freq": config.moe_layer_freq,
+    }
+    return values, facts(args, config)
+
+
+def facts(args: Any, config: Any) -> dict[str, Any]:
+    """Return what of a configuration the rules of megatron_rules.py judge."""
+    latent, tensor = args.multi_latent_attention, args.tensor_model_parallel_size
+    exchange = args.cp_comm_type[0] if isinstance(args.cp_comm_type, list) else args.cp_comm_type
+    widths = [args.hidden_size, args.ffn_hidden_size // tensor]
+    if args.num_experts:
+        widths.append(config.moe_ffn_hidden_size // (args.expert_tensor_parallel_size or tensor))
+    return {
+        "backend": args.attention_backend.name,
+        "head_qk": config.qk_head_dim + config.qk_pos_emb_head_dim if latent else config.kv_channels,
+        "head_v": config.v_head_dim if latent else config.kv_channels,
+        "groups": config.num_query_groups,
+        "tensor": tensor,
+        "context": args.context_parallel_size,
+        "exchange": exchange or "p2p",
+        "window": bool(config.window_size),
+        "length": args.seq_length,
+        "mask": args.create_attention_mask_in_dataloader,
+        "precision": "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
+        "fp8": bool(args.fp8),
+        "recipe": args.fp8_recipe,
+        "widths": widths,
+        "rows": args.seq_length * args.micro_batch_size // args.context_parallel_size,
+        "fsdp": args.use_megatron_fsdp,
+        "overlap": args.tp_comm_overlap,
+        "mtp": bool(args.mtp_num_layers),
+        "method": args.recompute_method,
+        "again": args.recompute_num_layers,
     }
 
 
@@ -117,13 +151,13 @@ def layers_of_stages(config: Any) -> list[list[int]] | None:
     return [[chunk.count(decoder) for chunk in rank] for rank in layout.layout]
 
 
-def megatron_arguments() -> Any:
-    """Return megatron.training.arguments, made to believe in a Hopper GPU and a recent Transformer Engine."""
+def megatron_arguments(capability: tuple[int, int]) -> Any:
+    """Return megatron.training.arguments, made to believe in a GPU of a capability and a recent Transformer Engine."""
     names = ("megatron.core.utils", "megatron.core.transformer.transformer_config", "megatron.training.arguments")
     modules: list[Any] = [import_module(name) for name in names]
     arguments = modules[-1]
-    import_module("torch").cuda.get_device_capability = lambda *_: CAPABILITY
-    arguments.get_device_arch_version = lambda: CAPABILITY[0]
+    import_module("torch").cuda.get_device_capability = lambda *_: capability
+    arguments.get_device_arch_version = lambda: capability[0]
     for module in modules:
         module.is_te_min_version = lambda *_, **__: True
     return arguments

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,24 +10,17 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.golden.plans import PLANS
 from tests.plans.meshes import mesh
 from tests.plans.random_plans import uniform_plans
+from tests.targets.run_megatron import case_of, checked
 
-from shardwright.exporters.megatron.export import MegatronExport, to_megatron
 from shardwright.plans.plan import Plan
 
-PYTHON = os.environ.get("SHARDWRIGHT_MEGATRON_PYTHON", "")
-CHECK = Path(__file__).parent / "check_megatron.py"
-TIME_LIMIT_SECONDS = 300
 RANDOM_PLANS = 80
+FP8_FORMAT = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3"}  # Megatron-LM's own
 MESHES = {"two types": mesh((4, "AH")), "three stages": mesh((2, "HHA")), "a stage on both": mesh((2, "HA"), (2, "AA"))}
 BROKEN = {
     "one layer too few": ("Et*9|t*10|", "Et*8|t*10|"),
     "a stage too many": ("t*10L", "t*9|tL"),
 }
-
-
-def case(name: str, export: MegatronExport, world: int) -> dict[str, Any]:
-    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": None} | dict(export.environment)
-    return {"name": name, "arguments": export.arguments, "world_size": world, "environment": environment}
 
 
 @functools.cache
@@ -56,24 +45,14 @@ def random_plans() -> dict[str, Plan]:
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, Any]]:
-    if not PYTHON:
-        pytest.skip(
-            "SHARDWRIGHT_MEGATRON_PYTHON names no interpreter with Megatron-LM (tests/targets/megatron_venv.sh)"
-        )
-    cases = [case(name, to_megatron(plan), plan.gpus) for name, plan in (PLANS | MESHES | random_plans()).items()]
+    cases = [case_of(name, plan) for name, plan in (PLANS | MESHES | random_plans()).items()]
     sound = cases[0]
     for name, (old, new) in BROKEN.items():
         broken = [word.replace(old, new) for word in sound["arguments"]]
         assert broken != list(sound["arguments"])
         cases.append(sound | {"name": name, "arguments": broken})
     cases.append(sound | {"name": "a world that does not divide", "world_size": 250})
-    done = subprocess.run(
-        [PYTHON, str(CHECK)], input=json.dumps(cases), capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS
-    )
-    if "No module named" in done.stderr and not done.stdout:
-        pytest.skip(f"{PYTHON} cannot import Megatron-LM: {done.stderr.strip().splitlines()[-1]}")
-    assert done.returncode == 0, done.stderr[-2000:]
-    return {result["name"]: result for result in json.loads(done.stdout)}
+    return checked(cases)
 
 
 def expected(plan: Plan) -> dict[str, Any]:
@@ -116,7 +95,7 @@ def expected(plan: Plan) -> dict[str, Any]:
         "train_iters": None if plan.job.iterations is None else -int(-plan.job.iterations // 1),
         "bf16": precision in ("bf16", "fp8"),
         "fp16": precision == "fp16",
-        "fp8": ("e4m3" if plan.job.fp8_recipe == "blockwise" else "hybrid") if precision == "fp8" else None,
+        "fp8": FP8_FORMAT[plan.job.fp8_recipe or "delayed"] if precision == "fp8" else None,
         "fp8_recipe": plan.job.fp8_recipe or "delayed",
         "num_experts": moe.experts if moe else None,
         "mtp_num_layers": plan.model.mtp_layers or None,
@@ -135,6 +114,7 @@ def expected(plan: Plan) -> dict[str, Any]:
 def test_megatron_makes_the_same_plan_of_the_arguments(name: str, results: dict[str, dict[str, Any]]) -> None:
     assert results[name].get("error") is None
     assert results[name]["values"] == expected((PLANS | MESHES)[name])
+    assert results[name]["broken"] == []
 
 
 def test_megatron_makes_the_same_plans_of_random_ones(results: dict[str, dict[str, Any]]) -> None:

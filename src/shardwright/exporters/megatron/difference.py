@@ -10,7 +10,7 @@ from shardwright.exporters.megatron.export import to_megatron
 from shardwright.plans.plan import Plan
 
 # What reading a launch takes for granted, so that writing it would change nothing.
-SILENT = frozenset(("--ckpt-format", "--log-throughput", "--log-interval"))
+SILENT = frozenset(("--ckpt-format", "--log-throughput", "--log-interval", "--padded-vocab-size"))
 
 
 @dataclass(frozen=True, slots=True)

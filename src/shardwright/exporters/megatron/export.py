@@ -78,8 +78,9 @@ def to_megatron(plan: Plan) -> MegatronExport:
         raise SpecError(*problems)
     grouped_gemm = least_capability(plan) >= 8
     moe_note = "The balancing of the router is a choice of training, not of the plan."
+    model = model_arguments(plan.model, plan.job.seq_len, first_stage(plan).tensor_parallel)
     groups = (
-        ArgumentGroup(title="Model", arguments=model_arguments(plan.model, plan.job.seq_len), note=_model_note(plan)),
+        ArgumentGroup(title="Model", arguments=model, note=_model_note(plan)),
         ArgumentGroup(title="Experts", arguments=moe_arguments(plan.model, grouped_gemm=grouped_gemm), note=moe_note),
         ArgumentGroup(title="Parallelism", arguments=_parallel_arguments(plan), note=_parallel_note(plan)),
         ArgumentGroup(title="Activation recomputation", arguments=_recompute_arguments(one_recompute(plan))),

@@ -14,9 +14,12 @@ from shardwright.exporters.megatron.mesh import mesh_problems
 from shardwright.exporters.megatron.model import model_faults
 from shardwright.plans.abilities import capability, gpu_problems
 from shardwright.plans.plan import Plan, Stage
-from shardwright.spec.cluster import NodePool
+from shardwright.spec.cluster import Gpu, NodePool
+from shardwright.spec.job import Job
 
 FP8_MULTIPLE, MXFP8_MULTIPLE = 16, 32
+# Capabilities that a recipe runs on, from one on and below another, and in words.
+RECIPE_CAPABILITY = {"mxfp8": ((10.0, 12.0), "10.0 to 11.x"), "blockwise": ((9.0, 10.0), "9.x")}
 
 
 def unsupported(plan: Plan) -> tuple[Problem, ...]:
@@ -30,6 +33,7 @@ def unsupported(plan: Plan) -> tuple[Problem, ...]:
         _experts,
         _data_parallel,
         _hardware,
+        _attention,
         _fp8_sizes,
         _recompute_of_mtp,
     )
@@ -100,9 +104,27 @@ def _hardware(plan: Plan) -> Iterator[Problem]:
     job = replace(plan.job, framework="megatron")
     for pool in pools_of(plan):
         yield from gpu_problems(replace(plan, job=job), pool)
-        if job.fp8_recipe == "mxfp8" and capability(pool.gpu) < 10:
-            message = f"mxfp8 needs compute capability 10.0, {pool.gpu.name} has {pool.gpu.compute_capability}"
-            yield Problem("job.fp8_recipe", message, "use delayed, tensorwise or blockwise")
+        yield from _recipe(job, pool.gpu)
+
+
+def _recipe(job: Job, gpu: Gpu) -> Iterator[Problem]:
+    """transformer_engine/pytorch/fp8.py 48-72 (2.8.0)."""
+    runs, which = RECIPE_CAPABILITY.get(job.fp8_recipe or "", ((0.0, float("inf")), ""))
+    if gpu.vendor == "nvidia" and not runs[0] <= capability(gpu) < runs[1]:
+        message = f"{job.fp8_recipe} needs compute capability {which}, {gpu.name} has {gpu.compute_capability}"
+        yield Problem("job.fp8_recipe", message, "use delayed or tensorwise")
+
+
+def _attention(plan: Plan) -> Iterator[Problem]:
+    """What Transformer Engine has no kernel for (2.8.0, pytorch/attention/dot_product_attention: utils.py 677,
+    context_parallel.py 3742-3751)."""
+    path, kinds = "replicas[0].stages[0].context_parallel", plan.model.kinds
+    if first_stage(plan).context_parallel == 1:
+        return
+    if not plan.flash_attention:
+        yield Problem(path, "unfused attention takes no context parallelism", "--set cp=1")
+    if any(kind.attention.latent and kind.attention.window for kind in kinds):
+        yield Problem(path, "latent attention goes round the ring, a window does not", "--set cp=1")
 
 
 def _fp8_sizes(plan: Plan) -> Iterator[Problem]:

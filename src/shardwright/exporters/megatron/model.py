@@ -15,8 +15,9 @@ SILU, QUICK_GELU, SQUARED_RELU = ("silu", "swish", "swiglu"), ("quick_gelu",), (
 DROPOUT = "0.1"
 
 
-def model_arguments(model: Model, seq_len: int) -> Arguments:
-    """Return the arguments that describe the dense part of `model`, which has no `model_faults`."""
+def model_arguments(model: Model, seq_len: int, tensor_parallel: int) -> Arguments:
+    """Return the arguments that describe the dense part of `model`, which has no `model_faults`. The size of the token
+    table is the model's, padded for `tensor_parallel` ranks, whatever the tokenizer's is."""
     attention = model.kinds[0].attention
     arguments: list[tuple[str, ...]] = [
         ("--num-layers", str(len(model.layers))),
@@ -39,7 +40,8 @@ def model_arguments(model: Model, seq_len: int) -> Arguments:
     dropout = DROPOUT if model.dropout else "0.0"
     arguments += [("--hidden-dropout", dropout), ("--attention-dropout", dropout)]
     arguments.append(("--vocab-size", str(model.vocab)))
-    arguments.append(("--make-vocab-size-divisible-by", str(VOCABULARY_MULTIPLE)))
+    multiple = VOCABULARY_MULTIPLE * tensor_parallel
+    arguments.append(("--padded-vocab-size", str(-(-model.vocab // multiple) * multiple)))
     if model.mtp_layers:
         arguments.append(("--mtp-num-layers", str(model.mtp_layers)))
     return tuple(arguments)

@@ -181,6 +181,7 @@ def runnable(context: Context, space: Space) -> Space:
     gpu, able = context.pool.gpu, {}
     if "flash" not in context.source.only and not flash_attention_runs(gpu, context.job):
         able["flash"] = space.allowed("flash", (0,))
+        able["cp"] = space.allowed("cp", (1,))  # which Transformer Engine does with fused attention alone
     if context.job.framework == OWN or not user_buffers_run(context.pool):
         able["overlap_tp"] = space.allowed("overlap_tp", (0,))
     return replace(space, pins={**space.pins, **able})
