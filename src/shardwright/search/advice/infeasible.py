@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -12,7 +11,6 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.money.price import dollars_per_hour
 from shardwright.cost.money.risk import pool_stretch
-from shardwright.cost.strategies import UNIFORM
 from shardwright.plans.findings import (
     Cause,
     Change,
@@ -36,16 +34,14 @@ from shardwright.plans.ranking import NoPlan, SearchReport
 from shardwright.search.objective import Objective
 from shardwright.search.renting.expected import run_totals
 from shardwright.search.rules.filters import Filters
-from shardwright.search.space.axes import Space, Value
+from shardwright.search.space.axes import Space
 from shardwright.search.space.layouts import layouts
+from shardwright.search.uniform.feasible import feasible
 from shardwright.search.uniform.search import search
 from shardwright.spec.job import Job
 from shardwright.units import SECONDS_PER_HOUR
 
 MORE_MACHINES = (2, 4, 8, 16, 32, 64, 128, 256)
-LEANEST: Mapping[str, tuple[Value, ...]] = MappingProxyType(
-    {"micro_batch": (1,), "vpp": (1,), "recompute": (UNIFORM,), "offload": (1.0,)}
-)
 
 
 def explain(
@@ -86,13 +82,6 @@ def _try(context: Context, space: Space, filters: Filters) -> float | None:
     objective = Objective(model=context.model, job=context.job, pool=context.pool)
     found = search(context, space, filters, objective, top=1)
     return None if found.least is None else found.least[0]
-
-
-def _fits(context: Context, space: Space) -> bool:
-    """Return whether the machines of one type have a plan. The settings that need least memory are tried alone first:
-    they are few, while those that fit are hard to find among all."""
-    lean = Space(pins={**LEANEST, **space.pins})
-    return any(_try(context, each, Filters()) is not None for each in (lean, space))
 
 
 def _nothing_legal(context: Context, space: Space) -> NoPlan:
@@ -176,8 +165,7 @@ def _memory(contexts: Sequence[Context], space: Space) -> NoPlan:
             continue
         needs.append(Need(gpus=pool.gpus, gpu=pool.gpu.name, needed_bytes=least, memory_bytes=pool.memory_bytes))
         for factor in MORE_MACHINES:
-            larger = replace(pool, nodes=pool.nodes * factor)
-            if _fits(replace(context, pool=larger), space):
+            if _fits(replace(context, pool=replace(pool, nodes=pool.nodes * factor)), space):
                 remedies.append(MoreMachines(_fewest(context, space, factor), pool.gpus_per_node, pool.gpu.name))
                 break
         remedies.append(MoreMemory(least))
@@ -194,31 +182,28 @@ def _fewest(context: Context, space: Space, factor: int) -> int:
     low, high = context.pool.nodes * factor // 2 + 1, context.pool.nodes * factor
     while low < high:
         middle = (low + high) // 2
-        pool = replace(context.pool, nodes=middle)
-        if _fits(replace(context, pool=pool), space):
+        if _fits(replace(context, pool=replace(context.pool, nodes=middle)), space):
             high = middle
         else:
             low = middle + 1
     return high
 
 
+def _fits(context: Context, space: Space) -> bool:
+    return feasible(context, space, Filters())(context.pool.memory_bytes)
+
+
 def _least_memory(context: Context, space: Space) -> float | None:
     """Return the least memory with which a GPU of this kind would have a plan, to 1 %."""
+    fits = feasible(context, space, Filters())
     low, high = context.pool.memory_bytes, context.pool.memory_bytes
     for _ in range(12):
         high *= 2.0
-        if _fits(_with_memory(context, high), space):
+        if fits(high):
             break
     else:
         return None
     while high > 1.01 * low:
         middle = (low * high) ** 0.5
-        if _fits(_with_memory(context, middle), space):
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if fits(middle) else (middle, high)
     return high
-
-
-def _with_memory(context: Context, size_bytes: float) -> Context:
-    return replace(context, pool=replace(context.pool, memory_bytes=size_bytes))

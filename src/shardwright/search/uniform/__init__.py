@@ -6,5 +6,6 @@
 * `completion`: from arrangements to complete strategies
 * `frontier`: arrangements that wait, in the order of their bounds
 * `best`: the best found, one for each layout
+* `feasible`: whether anything fits, and nothing else
 * `baselines`: what an expert would try
 """

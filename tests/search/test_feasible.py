@@ -1,0 +1,28 @@
+"""Whether anything fits: brute force over the whole declared space says the same, just below and just above the leanest
+strategy and at the median."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from tests.search.problems import Problem, problems, solved
+
+from shardwright.search.rules.filters import Filters
+from shardwright.search.space.axes import Space
+from shardwright.search.uniform.feasible import feasible
+
+
+@settings(max_examples=20, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(problem=problems(most=4000))
+def test_brute_force_says_the_same(problem: Problem) -> None:
+    where, verdict = solved(problem)
+    fits = feasible(where, Space(pins=MappingProxyType(problem.pins)), Filters())
+    if not len(verdict.rows):
+        assert not fits(1e15)
+        return
+    least, median = verdict.peak_bytes.min(), np.median(verdict.peak_bytes)
+    assert not fits(float(least) * (1.0 - 1e-9) / where.headroom)
+    assert fits(float(least) * (1.0 + 1e-9) / where.headroom)
+    assert fits(float(median) * (1.0 + 1e-9) / where.headroom)
