@@ -198,7 +198,10 @@ def test_bad_input_under_torchrun_is_told_once_and_without_other_errors(
         file.write_bytes(bytes(file.stat().st_size))
     done = run(folder / "pair.json", *arguments(folder, out, 6), "--resume", out, under=TORCHRUN)
     assert done.returncode != 0
-    assert done.stderr.count("has changed: the hash of") == 1
+    told = [line for line in done.stderr.splitlines() if "has changed: the hash of" in line]
+    assert len(told) == 1 and told[0].startswith("error: ") and told[0].count("has changed") == 2, (
+        "by both, in one line"
+    )
     assert "DistNetworkError" not in done.stderr and "DistStoreError" not in done.stderr
 
 

@@ -44,6 +44,8 @@ from shardwright.runtime.storage.piece_files import Fetch, Values, assemble, rea
 from shardwright.runtime.storage.pieces import WEIGHT, StatePiece
 from shardwright.runtime.storage.steps import checkpoints, manifest_of, newest_checkpoint
 
+MOST_NAMED = 3  # problems of as many ranks
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
@@ -238,7 +240,7 @@ def _own_values(engine: Engine) -> Iterator[tuple[StatePiece, Values]]:
 
 
 def problems_of_all(engine: Engine, own: str) -> str:
-    """Return what went wrong on any rank, in words; a meeting of all ranks."""
+    """Return what went wrong on any rank, in words, the same on all; a meeting of all ranks."""
     if engine.layout.world_size == 1:
         return own
     count = torch.full((1,), float(bool(own)), device=engine.pipeline.device)
@@ -247,4 +249,6 @@ def problems_of_all(engine: Engine, own: str) -> str:
         return ""
     found: list[Any] = [None] * engine.layout.world_size
     dist.all_gather_object(found, own)
-    return "; ".join(dict.fromkeys(problem for problem in found if problem))
+    different = list(dict.fromkeys(problem for problem in found if problem))
+    more = len(different) - MOST_NAMED
+    return "; ".join(different[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
