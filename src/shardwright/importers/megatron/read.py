@@ -117,7 +117,9 @@ def _one_gpu(cluster: Cluster, name: str, problems: list[Problem]) -> str:
     types = sorted({pool.gpu.name for pool in cluster.pools})
     if len(types) == 1:
         return types[0]
-    message = f"Megatron-LM runs on one GPU type, the cluster has {', '.join(types) or 'none'}"
+    message = (
+        f"the arguments do not say which machine has which rank, and the cluster has {', '.join(types) or 'no GPU'}"
+    )
     problems.append(Problem(name, message, "give a cluster of the type that the arguments are for"))
     return ""
 

@@ -49,7 +49,7 @@ def runs_on(plan: Plan) -> str:
     """Return which software runs a plan, and which one it is priced as."""
     if _ordinary(plan):
         return f"priced as {plan.job.framework} runs it"
-    unequal = "shares" if plan.layered else "stages" if len(plan.gpus_by_type) > 1 else "replicas"
+    unequal = "shares" if plan.layered else "stages" if len(plan.replicas) == 1 else "replicas"
     if plan.job.framework == OWN:
         return f"priced as `shardwright train` runs it, which alone runs unequal {unequal}"
     return f"`shardwright train` alone runs unequal {unequal}; priced with the habits of {plan.job.framework}"
