@@ -98,6 +98,8 @@ def uniform_plans(draw: Any) -> Plan:
     model = draw(models())
     has_experts = any(kind.moe for kind in model.kinds)
     tp, cp, pp, dp = draw(SMALL), draw(SMALL), draw(st.sampled_from([1, 2, 3, 4])), draw(SMALL)
+    if any(kind.attention.latent and kind.attention.window for kind in model.kinds):
+        cp = 1
     chunks = draw(st.sampled_from([1, 1, 2, 3])) if pp > 1 else 1
     cuts = draw(st.lists(st.integers(0, len(model.layers)), min_size=pp * chunks - 1, max_size=pp * chunks - 1))
     ends = [0, *sorted(cuts), len(model.layers)]
