@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from shardwright.units import format_bytes
 SCALE, MACHINES, EVERY, ENDLESS = 50, 3, 15, 1_000_000
 LINK, CLOUD = Rates().link / SCALE, Rates().cloud / SCALE
 LAYERS = (3, 6, 12)
+ATTEMPTS, RESTART_SECONDS = 3, 60.0
 ROW = "{:>10} {:<5} {:>9} {:>9} {:>9} {:>8} {:>8} {:>8} {:>7} {:>9} {:>7}"
 HEAD = ("state", "kept", "own", "peers", "cloud", "planned", "move", "all", "reload", "+ restart", "ratio")
 RESTARTED = """
@@ -65,7 +67,7 @@ CASES = (Case(kept="all", sharding="none", lost=(1,)), Case(kept="some", shardin
 def main() -> None:
     """Print the table."""
     restart = torchrun_restart()
-    print(f"torchrun's restart: {restart:.2f} s\n\n{ROW.format(*HEAD)}")
+    print(f"torchrun's restart: {restart:.2f} s\n\n{ROW.format(*HEAD)}", flush=True)
     for layers in LAYERS[: 1 if "--quick" in sys.argv else None]:
         for case in CASES:
             ours, reload = measured(layers, case)
@@ -123,8 +125,12 @@ def torchrun_restart() -> float:
         script, killed = Path(folder, "restarted.py"), Path(folder, "killed")
         script.write_text(RESTARTED)
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(MACHINES)]
-        subprocess.run([*words, "--max-restarts", "1", script, killed], check=True, capture_output=True)
-        return max(formed(Path(folder))) - float(killed.read_text())
+        words += ["--max-restarts", "1", str(script), str(killed)]
+        for _ in range(ATTEMPTS):  # its new workers wait for each other for ever now and then
+            with suppress(subprocess.TimeoutExpired, subprocess.CalledProcessError):
+                subprocess.run(words, check=True, capture_output=True, timeout=RESTART_SECONDS)
+                return max(formed(Path(folder))) - float(killed.read_text())
+    sys.exit("torchrun did not restart its workers")
 
 
 def formed(folder: Path) -> Iterator[float]:
