@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 import shardwright
 from shardwright.cost.iteration.layered.seconds import pass_seconds, slots
+from shardwright.cost.iteration.mixed import mixed_iteration
+from shardwright.cost.iteration.timeline import events
 from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
+from shardwright.cost.learned import default_efficiency
 from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.search.planner import predict
@@ -158,3 +161,30 @@ def test_waves_trade_gathers_for_memory() -> None:
         assert plan.prediction.time.forward_seconds == pytest.approx(first)
     assert moved[0] < moved[1] < moved[2]
     assert kept[0] > kept[1] > kept[2]
+
+
+@pytest.mark.parametrize("waves", [1, 2])
+@pytest.mark.parametrize("recompute", [None, Recompute(granularity="full", method="uniform", layers=1)])
+def test_the_timeline_takes_all_through_a_unit_before_the_next(waves: int, recompute: Recompute | None) -> None:
+    plan = layered_plan(MIXED, [("A100-SXM-40", 4, 12, 6, 3), ("V100-SXM2", 4, 4, 2, 1)], recompute, waves)
+    found = mixed_iteration(plan, default_efficiency())
+    orders = [times.units for times in found.replicas]
+    units = len(MODEL.layers) + 2
+    for times, order in zip(found.replicas, orders, strict=True):
+        assert order is not None
+        assert order.unit.tolist() == [*range(units), *reversed(range(units))] * waves
+        assert (order.start_seconds[1:] >= order.end_seconds[:-1] - 1e-12).all()
+        busy = float((order.end_seconds - order.start_seconds).sum())
+        assert busy == pytest.approx(times.pipeline_seconds)
+        assert (order.recompute_seconds > 0).any() == (recompute is not None)
+    fast, slow = orders
+    assert fast is not None and slow is not None
+    # No GPU begins a unit before the slowest has left the one before.
+    ends = np.maximum(fast.end_seconds, slow.end_seconds)
+    apart = np.arange(1, len(ends)) % (2 * units) != units  # the head goes back at once
+    assert (np.minimum(fast.start_seconds, slow.start_seconds)[1:] >= ends[:-1] - 1e-12)[apart].all()
+    last = ends.max()
+    longest = max(times.busy_seconds for times in found.replicas)
+    assert 0.8 * longest < last <= longest + 1e-12  # what is left is the last scatter
+    kinds = {event.kind for event in events(plan, found)}
+    assert kinds >= {"forward", "backward", "optimizer"} and ("recompute" in kinds) == (recompute is not None)

@@ -44,7 +44,7 @@ from shardwright.cost.iteration.step import (
 from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.pipeline.in_flight import in_flight
-from shardwright.cost.pipeline.schedule import Order, interleaved, one_f_one_b
+from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, Order, interleaved, one_f_one_b
 from shardwright.cost.pipeline.simulate import Timeline, simulate, timeline
 from shardwright.plans.plan import Plan, Replica
 
@@ -188,7 +188,13 @@ def pipeline_seconds(plan: Plan, replica: Replica, times: StageTimes, transfers:
 
 
 def pipeline_timeline(plan: Plan, replica: Replica, found: ReplicaTime) -> Timeline:
-    """Return when each pass of a replica's micro-batches runs."""
+    """Return when each pass of a replica's micro-batches runs; under uneven FSDP a pass is of a unit and a wave."""
+    if (units := found.units) is not None:
+        return Timeline(
+            rank=np.zeros_like(units.unit), kind=np.where(units.backward, BACKWARD, FORWARD),
+            virtual_stage=units.unit, micro_batch=units.wave,
+            start_seconds=units.start_seconds, end_seconds=units.end_seconds,
+        )  # fmt: skip
     forward, backward = found.stages.forward.reshape(-1), found.stages.backward.reshape(-1)
     moves = _moves(plan, found.transfers)
     return timeline(_order(plan, replica), forward, backward, moves, blocking=not plan.overlap.pipeline)

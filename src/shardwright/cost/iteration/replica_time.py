@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.arrays import Floats
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.iteration.footprint import Footprint
 from shardwright.cost.iteration.lanes import Lanes
 from shardwright.cost.iteration.step import StageTimes
 
 
+@dataclass(frozen=True, slots=True)
+class UnitPasses:
+    """Passes of a GPU under uneven FSDP in order, columns [E]: the unit (0 is the embedding), the wave, whether it is
+    the backward pass, from when to when, and the seconds of it in which the forward pass is computed again."""
+
+    unit: Ints
+    wave: Ints
+    backward: Bools
+    start_seconds: Floats
+    end_seconds: Floats
+    recompute_seconds: Floats
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaTime:
     """One replica: stage times [1, v, P], as they are beside transfers and `undisturbed`, transfers [v * P - 1] and the
-    simulated pipeline; tails [P] of gradients and weights, the optimizer step [P], and the memory of each stage [P]."""
+    simulated pipeline; tails [P] of gradients and weights, the optimizer step [P], and the memory of each stage [P].
+    Under uneven FSDP stage times are sums over units, and `units` are its passes."""
 
     stages: StageTimes
     undisturbed: StageTimes
@@ -24,6 +38,7 @@ class ReplicaTime:
     optimizer: Floats
     tied_seconds: float
     memory: Footprint
+    units: UnitPasses | None = None
 
     @property
     def peak_bytes(self) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from shardwright.arrays import Floats
 from shardwright.cost.iteration.lanes import of_stages
 from shardwright.cost.iteration.mixed import Mixed, pipeline_timeline
+from shardwright.cost.iteration.replica_time import UnitPasses
 from shardwright.cost.iteration.step import per_rank, ranged
 from shardwright.cost.pipeline.schedule import FORWARD
 from shardwright.cost.pipeline.splits import positions
@@ -22,7 +23,7 @@ Kind = Literal["forward", "recompute", "backward", "communicate", "synchronise",
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Something that stage `stage` of replicas `replica` does, in seconds from the start of the iteration. A pass has a
-    micro-batch and a virtual stage, other events have -1."""
+    micro-batch and a virtual stage, under uneven FSDP a wave and a unit; other events have -1."""
 
     replica: int
     stage: int
@@ -31,6 +32,8 @@ class Event:
     end_seconds: float
     micro_batch: int = -1
     virtual_stage: int = -1
+    wave: int = -1
+    unit: int = -1
 
 
 def events(plan: Plan, found: Mixed) -> Iterator[Event]:
@@ -45,6 +48,9 @@ def pass_events(plan: Plan, found: Mixed, number: int) -> Iterator[Event]:
     pass does not compute (collectives inside a layer that nothing hides, and launching) stands at its end, though it is
     spread over its layers."""
     replica, times = plan.replicas[number], found.replicas[number]
+    if times.units is not None:
+        yield from _unit_events(times.units, number)
+        return
     when = pipeline_timeline(plan, replica, times)
     chunk = when.virtual_stage // len(replica.stages)
     again = times.stages.recompute[0][chunk, when.rank]
@@ -69,6 +75,16 @@ def pass_events(plan: Plan, found: Mixed, number: int) -> Iterator[Event]:
                 micro_batch=micro,
                 virtual_stage=virtual,
             )
+
+
+def _unit_events(passes: UnitPasses, number: int) -> Iterator[Event]:
+    columns = (getattr(passes, field.name).tolist() for field in fields(passes))
+    for unit, wave, backward, start, end, again in zip(*columns, strict=True):
+        parts: list[tuple[Kind, float, float]] = [("backward" if backward else "forward", start + again, end)]
+        if again:
+            parts.insert(0, ("recompute", start, start + again))
+        for name, begin, stop in parts:
+            yield Event(replica=number, stage=0, kind=name, start_seconds=begin, end_seconds=stop, wave=wave, unit=unit)
 
 
 def _communication(plan: Plan, found: Mixed, number: int) -> tuple[Floats, Floats]:

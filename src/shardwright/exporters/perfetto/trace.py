@@ -16,6 +16,7 @@ from shardwright.exporters.perfetto.measured import RankTrace, measured_events
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 
+PASS = ("micro_batch", "virtual_stage", "unit", "wave")  # the first that an event has is in its name
 NAMES = {"communicate": "communication inside the pass", "synchronise": "gradients and weights between replicas"}
 
 
@@ -53,7 +54,7 @@ def _names(plan: Plan) -> Iterator[dict[str, object]]:
 
 def _events(found: Iterable[Event]) -> Iterator[dict[str, object]]:
     for each in found:
-        of_pass = {} if each.micro_batch < 0 else {"micro_batch": each.micro_batch, "virtual_stage": each.virtual_stage}
-        name = NAMES.get(each.kind, each.kind) + (f" {each.micro_batch}" if of_pass else "")
+        of_pass = {name: getattr(each, name) for name in PASS if getattr(each, name) >= 0}
+        name = " ".join([NAMES.get(each.kind, each.kind), *map(str, [*of_pass.values()][:1])])
         start, length = each.start_seconds * MICROSECONDS, (each.end_seconds - each.start_seconds) * MICROSECONDS
         yield complete(each.replica, each.stage, name, each.kind, start, length, of_pass)

@@ -11,6 +11,7 @@ from shardwright.cost.iteration.mixed import Mixed, mixed_iteration
 from shardwright.cost.iteration.timeline import Event, Kind, closing_events, pass_events
 from shardwright.plans.plan import Plan, Replica, Stage
 from shardwright.reports.html.section import Chart, Section, Table
+from shardwright.reports.text.describe import counted
 from shardwright.units import format_seconds
 
 ORDER: tuple[Kind, ...] = ("forward", "recompute", "backward", "communicate", "synchronise", "optimizer")
@@ -22,7 +23,16 @@ KINDS = (
     {"name": "gradients and weights between replicas", "colour": 5, "opacity": 0.8, "height": 0.36},
     {"name": "optimizer", "colour": 2, "opacity": 0.9, "height": 0.72},
 )
+MICRO_BATCHES, CHUNKS, UNITS = ["micro-batch"], ["micro-batch", "virtual stage"], ["wave", "unit"]
 MOST_BARS = 24_000  # of a page; of longer pipelines the first and last micro-batches are drawn
+OF_STAGES = (
+    "What each stage does when, by exact simulation of the schedule. Empty stretches are the pipeline bubble. "
+    "What a pass communicates unhidden stands at its end."
+)
+OF_UNITS = (
+    "When each GPU runs each unit (the embedding, a layer, the head): all its micro-batches of a wave through one, "
+    "then the next. In empty stretches it waits for the slowest GPU, for gathered weights or for scattered gradients."
+)
 DIGITS = 6  # of a start or end, relative to the iteration: below a thousandth of a pixel
 
 
@@ -45,14 +55,11 @@ def timeline_section(plan: Plan, efficiency: Efficiency) -> Section:
             "rows": rows,
             "kinds": KINDS,
             "seconds": found.seconds,
-            "chunks": plan.schedule.virtual_stages,
+            "pass": UNITS if plan.layered else MICRO_BATCHES if plan.schedule.virtual_stages == 1 else CHUNKS,
             "bars": [[*bar[:2], round(bar[2], digits), round(bar[3], digits), *bar[4:]] for bar in bars],
         },
     )
-    lead = (
-        "What each stage does when, by exact simulation of the schedule. Empty stretches are the pipeline bubble. "
-        "What a pass communicates unhidden stands at its end. Drag the slider to zoom."
-    )
+    lead = f"{OF_UNITS if plan.layered else OF_STAGES} Drag the slider to zoom."
     if left_out:
         lead += f" {left_out:,} passes in the middle of the step, which repeats, are left out."
     return Section(name="timeline", title="Pipeline", lead=lead, chart=chart, table=_table(plan, found))
@@ -72,12 +79,15 @@ def _bars(plan: Plan, found: Mixed, number: int, first_row: int, budget: int) ->
 
 def _bar(event: Event, first_row: int) -> list[Any]:
     span = (event.start_seconds, event.end_seconds)
-    return [first_row + event.stage, ORDER.index(event.kind), *span, event.micro_batch, max(event.virtual_stage, 0)]
+    which = (event.wave, event.unit) if event.unit >= 0 else (event.micro_batch, max(event.virtual_stage, 0))
+    return [first_row + event.stage, ORDER.index(event.kind), *span, *which]
 
 
 def _name(plan: Plan, replica: Replica, place: int, stage: Stage) -> str:
     who = f"{replica.count} × " if place == 0 and plan.data_parallel > 1 else ""
     kind = f"replica {plan.replicas.index(replica) + 1} " if len(plan.replicas) > 1 else ""
+    if plan.layered:
+        return f"{replica.count} × {stage.gpu}: {counted(replica.rows or 0, 'row')}"
     return f"{who}{kind}stage {place}: {stage.tensor_parallel} {stage.gpu}"
 
 

@@ -9,6 +9,7 @@ from shardwright.cost.iteration.mixed import ReplicaTime, mixed_iteration, pipel
 from shardwright.cost.pipeline.schedule import FORWARD
 from shardwright.cost.pipeline.simulate import Timeline
 from shardwright.plans.plan import Plan, Replica, Stage
+from shardwright.reports.text.describe import counted
 from shardwright.reports.text.mixed import gpu_words
 from shardwright.units import format_seconds
 
@@ -61,7 +62,9 @@ def _legend(plan: Plan) -> list[str]:
 def _replica(plan: Plan, replica: Replica, times: ReplicaTime, y: float, scale: float) -> list[str]:
     when = pipeline_timeline(plan, replica, times)
     colours = dict(zip(plan.gpus_by_type, COLOURS, strict=False))
-    parts = [f'<text x="12" y="{y + 14:.0f}">{replica.count} × {replica.micro_batches} micro-batches</text>']
+    batches = counted(replica.micro_batches, "micro-batch")
+    words = f"{replica.count} × {f'{replica.rows} rows, ' if plan.layered else ''}{batches}"
+    parts = [f'<text x="12" y="{y + 14:.0f}">{words}</text>']
     for place, stage in enumerate(replica.stages):
         top = y + ROW * place
         parts.append(f'<text x="{LEFT - 6}" y="{top + 14:.0f}" text-anchor="end">{escape(_name(stage))}</text>')

@@ -45,10 +45,11 @@ from shardwright.runtime.step.engine import (
     Vote,
     apply_vote,
     make_engine,
+    run_passes,
     share_weights,
     take_vote,
 )
-from shardwright.runtime.step.pipeline import Event, run_step
+from shardwright.runtime.step.pipeline import Event
 from shardwright.runtime.step.timestamps import seconds_between
 from shardwright.runtime.storage.holdings import parameter_shapes
 from shardwright.runtime.storage.manifest import by_parameter
@@ -242,11 +243,7 @@ def _step(link: Link, standing: Standing, samples: Mixture, paces: list[float]) 
 
     note("beginning a step")
     begin = time.perf_counter()
-    scale = engine.loss_scale.value
-    loss = run_step(
-        engine.pipeline, batch_of(engine, samples, step), engine.sync, loss_scale=scale, note=note, record=events.append
-    )
-    engine.passage.release()
+    loss = run_passes(engine, batch_of(engine, samples, step), note=note, record=events.append)
     passed = time.perf_counter()
     engine.sync.finish()
     with standing.held():

@@ -158,17 +158,7 @@ def train_step(
     say = note or (lambda _: None)
     device = engine.pipeline.device
     begin = moment(device)
-    scale = engine.loss_scale.value
-    if engine.layout.plan.layered:
-        waves = engine.layout.plan.schedule.waves or 1
-        loss = run_layered(
-            engine.pipeline, batch, engine.sync, engine.passage, waves, loss_scale=scale, record=record, note=note
-        )
-    else:
-        loss = run_step(
-            engine.pipeline, batch, engine.sync, loss_scale=scale, observe=observe, record=record, note=note
-        )
-    engine.passage.release()
+    loss = run_passes(engine, batch, observe=observe, record=record, note=note)
     passed = moment(device)
     say("waiting for gradient sums")
     engine.sync.finish()
@@ -188,6 +178,30 @@ def train_step(
         sync_seconds=seconds_between(passed, summed),
         update_seconds=seconds_between(summed, updated),
     )
+
+
+def run_passes(
+    engine: Engine,
+    batch: Batch,
+    *,
+    observe: Observer | None = None,
+    record: Callable[[Event], None] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> torch.Tensor:
+    """Run all passes of a step in the plan's order and return this rank's summed loss; sums of gradients may still be
+    on their way."""
+    scale, plan = engine.loss_scale.value, engine.layout.plan
+    if plan.layered:
+        waves = plan.schedule.waves or 1
+        loss = run_layered(
+            engine.pipeline, batch, engine.sync, engine.passage, waves, loss_scale=scale, record=record, note=note
+        )
+    else:
+        loss = run_step(
+            engine.pipeline, batch, engine.sync, loss_scale=scale, observe=observe, record=record, note=note
+        )
+    engine.passage.release()
+    return loss
 
 
 def voted(engine: Engine, loss: torch.Tensor, *, asked_to_stop: bool) -> torch.Tensor:

@@ -6,6 +6,7 @@ GPU, and its gradients are scattered once (Cephalo, arXiv 2411.01075 §3).
 * `units`: seconds and bytes of each unit by the size of the micro-batch
 * `shares`: what passes and memory take on a GPU with given shares
 * `seconds`: the time of the iteration
+* `timeline`: when each GPU runs each unit
 * `network`: gathers and scatters among all GPUs
 * `plan`: the iteration of a layered plan
 """

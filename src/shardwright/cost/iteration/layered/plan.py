@@ -13,9 +13,10 @@ from shardwright.cost.iteration.footprint import Footprint
 from shardwright.cost.iteration.layered.network import everyone_of, moved_seconds
 from shardwright.cost.iteration.layered.seconds import pass_seconds, slots
 from shardwright.cost.iteration.layered.shares import Passes, RowShares, memory, passes, state_total
+from shardwright.cost.iteration.layered.timeline import unit_passes
 from shardwright.cost.iteration.layered.units import Units, units_of
 from shardwright.cost.iteration.links import Contexts
-from shardwright.cost.iteration.replica_time import Mixed, ReplicaTime
+from shardwright.cost.iteration.replica_time import Mixed, ReplicaTime, UnitPasses
 from shardwright.cost.iteration.step import StageTimes, update_seconds
 from shardwright.cost.strategies import RECOMPUTE
 from shardwright.plans.plan import Plan, Replica, TimeBreakdown
@@ -35,12 +36,13 @@ def layered_iteration(plan: Plan, contexts: Contexts) -> Mixed:
     overlap = plan.overlap.param_gather and plan.overlap.grad_reduce
     waves = range(plan.schedule.waves or 1)
     seconds = float(sum(wave_seconds(kinds, moved, wave, overlap=overlap)[0] for wave in waves))
+    when = unit_passes([[passes(*kind, wave) for kind in kinds] for wave in waves], moved, overlap=overlap)
     replicas = []
-    for replica, own, kind in zip(plan.replicas, units, kinds, strict=True):
+    for replica, own, kind, order in zip(plan.replicas, units, kinds, when, strict=True):
         each, context, state = passes(*kind), kind[0], np.array([(replica.state or 0) / parts])
         found = memory(context, own, _shares(plan, replica), state, largest, everyone.gpus)
         held = state * state_total(context, own)
-        replicas.append(_replica_time(replica, each, seconds, update_seconds(context, held), found))
+        replicas.append(_replica_time(replica, each, seconds, update_seconds(context, held), found, order))
     update = max(float(each.optimizer.max()) for each in replicas)
     total = seconds + update + everyone.norm_seconds
     return Mixed(seconds=total, norm_seconds=everyone.norm_seconds, replicas=tuple(replicas), lanes=())
@@ -109,7 +111,9 @@ def _shares(plan: Plan, replica: Replica) -> RowShares:
     )
 
 
-def _replica_time(replica: Replica, taken: Passes, seconds: float, optimizer: Floats, found: Footprint) -> ReplicaTime:
+def _replica_time(
+    replica: Replica, taken: Passes, seconds: float, optimizer: Floats, found: Footprint, order: UnitPasses
+) -> ReplicaTime:
     """Return the times of a replica: of its own passes, and of what it waits for and cannot hide."""
     each = {field.name: getattr(taken, field.name).sum() / replica.micro_batches for field in fields(Passes)}
     stages = StageTimes(**{name: np.full((1, 1, 1), value) for name, value in each.items()})
@@ -124,4 +128,5 @@ def _replica_time(replica: Replica, taken: Passes, seconds: float, optimizer: Fl
         optimizer=optimizer,
         tied_seconds=0.0,
         memory=found,
+        units=order,
     )

@@ -45,9 +45,14 @@ def slots(forward: Floats, backward: Floats, gather: Floats, scatter: Floats) ->
     )
 
 
-def pass_seconds(found: Slots, *, overlap: bool = True) -> Floats:
-    """Return the seconds of all passes, [N]."""
+def slot_seconds(found: Slots, *, overlap: bool = True) -> Floats:
+    """Return the seconds of each slot, φ(C, x), [N, 2 U - 1]."""
     hidden = found.traffic
     if overlap:
         hidden = exposed_seconds(found.traffic, found.compute, slowdown=OVERLAP_SLOWDOWN)
-    return np.asarray((found.compute + hidden).sum(axis=1) + found.alone)
+    return np.asarray(found.compute + hidden)
+
+
+def pass_seconds(found: Slots, *, overlap: bool = True) -> Floats:
+    """Return the seconds of all passes, [N]."""
+    return np.asarray(slot_seconds(found, overlap=overlap).sum(axis=1) + found.alone)

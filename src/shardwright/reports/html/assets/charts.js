@@ -143,7 +143,7 @@ window.shardwright = (() => {
           { type: 'inside', filterMode: 'weakFilter', zoomOnMouseWheel: 'ctrl' }],
         tooltip: { ...tooltip((p) => {
           const [row, kind, start, end, micro, chunk] = p.data;
-          const which = micro < 0 ? '' : `, micro-batch ${micro}${data.chunks > 1 ? `, virtual stage ${chunk}` : ''}`;
+          const which = micro < 0 ? '' : `, ${data.pass.map((name, n) => `${name} ${[micro, chunk][n]}`).join(', ')}`;
           return `${plain(data.rows[row])}<br>${p.marker} ${plain(data.kinds[kind].name)}${which}<br><b>${seconds(end - start)}</b> from ${seconds(start)}`;
         }), trigger: 'item' },
         xAxis: { type: 'value', min: 0, max: data.seconds, ...axis({ axisLabel: { formatter: (v) => (v ? seconds(v) : '0') } }) },
