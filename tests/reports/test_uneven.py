@@ -65,5 +65,5 @@ def test_the_commands_take_it(file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", sorted(set(TARGETS) - {"perfetto", "kubernetes", "skypilot"}))
 def test_frameworks_that_cannot_run_it_refuse_it(target: str) -> None:
-    with pytest.raises(SpecError, match="replicas"):
+    with pytest.raises(SpecError, match=r"replicas|uneven FSDP"):
         export(UNEVEN, target)
