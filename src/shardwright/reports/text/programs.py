@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardwright.plans.ranking import GpuShare, NoProgram, Ranking, SpmdProgram
 from shardwright.reports.text import describe
-from shardwright.reports.text.layout import labelled
+from shardwright.reports.text.layout import labelled, wrapped
 from shardwright.reports.text.plans import predicted
 from shardwright.units import format_bytes
 
@@ -33,7 +33,7 @@ def program_text(ranking: Ranking, width: int) -> str:
     """Return what the program does on each type of GPU."""
     found = ranking.program
     if found is None:
-        return UNASKED
+        return wrapped(UNASKED, "", width)
     lines = ["SPMD program", labelled("  against", program_words(ranking), width, column=12)]
     if isinstance(found, SpmdProgram):
         gap = 1.0 - found.bound_seconds / found.iteration_seconds
