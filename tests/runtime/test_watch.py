@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 from tests.runtime.commands import waited
@@ -74,3 +76,9 @@ def test_where_a_thread_stands_is_seen_from_outside() -> None:
     stop.set()
     thread.join()
     assert not stands_in_a_wait(thread.ident)
+
+
+def test_a_thread_between_two_lines_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = SimpleNamespace(f_code=compile("", "step.py", "exec"), f_lineno=None, f_back=None)
+    monkeypatch.setattr(sys, "_current_frames", lambda: {7: frame})
+    assert not stands_in_a_wait(7)

@@ -24,5 +24,5 @@ def stands_in_a_wait(thread: int) -> bool:
 def _waits(frame: FrameType) -> bool:
     if frame.f_code.co_filename.endswith(COLLECTIVES):
         return True
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0)  # between two lines it has none
     return any(call in line for call in WAITS)
