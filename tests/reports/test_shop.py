@@ -89,7 +89,7 @@ def test_beside_spot_stands_the_cheapest_on_demand_within_the_deadline_with_its_
     others = [choice.dollars for choice in asked.front if not choice.preemptions and choice.hours <= slowest]
     assert asked.front[safe].dollars == min(others)
     text = " ".join(shop_text(asked, MODEL, JOB, (), 110).split())
-    assert f"The same on demand: {safe + 1}: " in text
+    assert f"The same on demand: choice {safe + 1}, " in text
     odds = chances(asked.front[safe], asked)
     assert list(odds) == ["deadline"] and 0.0 < odds["deadline"] < 1.0
     assert f"{odds['deadline']:.0%} sure to keep the deadline" in text

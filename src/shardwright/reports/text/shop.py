@@ -106,7 +106,9 @@ def _answers(result: Shopping, width: int) -> str:
     if front[safest].preemptions < front[cheapest].preemptions:
         found.append(("Cheapest without preemptions" if not front[safest].preemptions else "Safest", safest))
     lines = [
-        f"{question}: {place + 1}: {_sentence(front[place], result)}" for question, place in found if place is not None
+        f"{question}: choice {place + 1}, {_sentence(front[place], result)}"
+        for question, place in found
+        if place is not None
     ]
     return "\n".join(wrapped(line, "", width) for line in lines)
 
