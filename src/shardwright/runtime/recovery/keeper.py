@@ -104,9 +104,12 @@ class Keeper:
         return {"taken": False, "leader": self._leads_at if self._leader is not None else None}
 
     async def _follow(self) -> None:
-        """Be a member of the generation, and its coordinator where that falls to this machine."""
-        lost: set[tuple[str, int]] = set()
+        """Be a member of the generation, and its coordinator where that falls to this machine. An address where nobody
+        was is passed over for as long as a silent machine has until it is lost: a link may have come back."""
+        lost, since = set[tuple[str, int]](), time.monotonic()
         while not self.over.done():
+            if time.monotonic() - since > self.options.silence_seconds:
+                lost = set()
             for address in self._candidates():
                 if address in lost:
                     continue
@@ -115,10 +118,9 @@ class Keeper:
                 if await self._joined_at(address):
                     if not self.duties.base.generation.machines:
                         continue
-                    lost = lost if self.duties.base.generation.machines else set()
                     break
                 lost = {address} if self._was_member else lost | {address}
-                self._was_member = False
+                self._was_member, since = False, time.monotonic()
             else:
                 lost = set()
                 await asyncio.sleep(RETRY_SECONDS)

@@ -1,0 +1,92 @@
+"""A keeper that has lost its generation looks for the others until it has found them. The others are played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from tests.runtime.recovery.fleet import _free_ports, copies
+
+from shardwright.plans.document import to_document
+from shardwright.recovery.quorum import Machine
+from shardwright.runtime.job.settings import Settings
+from shardwright.runtime.recovery.channel import Channel, Message, Reply
+from shardwright.runtime.recovery.keeper import Keeper
+from shardwright.runtime.recovery.options import KeeperOptions
+from shardwright.runtime.recovery.rows import machine_data
+from shardwright.runtime.state.recipe import Recipe
+
+SILENCE, PATIENCE = 0.3, 10.0
+
+
+class Played:
+    """Another machine of the run, which answers whoever would join it; `asked` once someone has."""
+
+    def __init__(self, machine: Machine, reply: Message) -> None:
+        self.machine, self.reply, self.asked = machine, reply, asyncio.Event()
+        self._channels: list[Channel] = []
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        async with await asyncio.start_server(self._accept, self.machine.host, self.machine.port):
+            yield
+            for channel in self._channels:
+                channel.close()
+            await asyncio.sleep(0)  # the transports close
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def answer(message: Message, _payload: bytes) -> Reply:
+            if message["op"] == "join":
+                self.asked.set()
+                return self.reply, b""
+            return {}, b""
+
+        self._channels.append(Channel(reader, writer, answer))
+
+
+def keeper_of(machine: Machine, others: Sequence[Machine], folder: Path) -> Keeper:
+    return Keeper(
+        KeeperOptions(
+            machine=machine,
+            join=tuple((each.host, each.port) for each in (machine, *others)),
+            plan=copies(3),
+            settings=Settings(data=(), out=folder, steps=1, recipe=Recipe()),
+            memory=folder / "memory",
+            spares=0,
+            beat_seconds=SILENCE / 3,
+            silence_seconds=SILENCE,
+        )
+    )
+
+
+async def started(keeper: Keeper, machines: Sequence[Machine]) -> None:
+    """Have a keeper be of a generation, in which its machine has no rank."""
+    seats = [[machine.name, 0] for machine in (machines[1], machines[2], machines[2])]
+    rows = [machine_data(machine) for machine in machines]
+    fields = {"machines": rows, "seated": [], "seats": seats, "store": [], "step": 0, "scale": None}
+    await keeper.duties.answer({"op": "start", "generation": 1, "plan": to_document(copies(3))} | fields)
+
+
+def test_a_machine_whose_link_comes_back_finds_those_who_went_on_without_it(tmp_path: Path) -> None:
+    """It comes back after the machine asked in vain at the new coordinator's, and before it asks another, which only
+    says who coordinates."""
+    ports = _free_ports(3)
+    machines = [Machine(name=f"m{n}", host="127.0.0.1", port=port, gpu="A", gpus=0) for n, port in enumerate(ports)]
+    leader = Played(machines[1], {"taken": True})
+    other = Played(machines[2], {"taken": False, "leader": ["127.0.0.1", ports[1]]})
+
+    async def play() -> None:
+        keeper = keeper_of(machines[0], machines[1:], tmp_path)
+        await started(keeper, machines)
+        async with other.listening():
+            serving = asyncio.create_task(keeper.serve())
+            await asyncio.wait_for(other.asked.wait(), PATIENCE)
+            async with leader.listening():
+                await asyncio.wait_for(leader.asked.wait(), PATIENCE)
+                serving.cancel()
+                with suppress(asyncio.CancelledError):
+                    await serving
+
+    asyncio.run(play())
