@@ -11,6 +11,7 @@ from shardwright.cost.money.egress import egress_dollars
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
 from shardwright.search.planner import plan as search
+from shardwright.search.space.axes import parse_pins
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
@@ -37,7 +38,7 @@ def test_of_equal_plans_the_one_on_cheaper_machines_is_first() -> None:
     ]
     cluster = build_cluster({"nodes": nodes}, "two")
     job = make_job(global_batch=64, seq_len=2048)
-    found = search(load_model("llama-2-7b"), cluster, job, efficiency=Analytic(), top=2, exportable_to="megatron")
+    found = search(load_model("llama-2-7b"), cluster, job, efficiency=Analytic(), top=2, space=parse_pins(["cp=2"]))
     assert [plan.replicas[0].stages[0].gpu for plan in found.plans] == ["A100-SXM-80@west", "A100-SXM-80@east"]
 
 

@@ -10,10 +10,12 @@ import pytest
 from tests.search.shop.samples import A100, A100_SPOT, GB200, H100, JOB, L40S, job, offers
 
 from shardwright.cost.compute.efficiency import Analytic
+from shardwright.cost.strategies import row_of
+from shardwright.cost.trust.rarity import doubts
 from shardwright.errors import SpecError
 from shardwright.plans.check import check
 from shardwright.plans.findings import Cheapest, Fastest, Limits, NeverEnds, NoOfferKeeps, OffersTooSmall, PlacesApart
-from shardwright.search.market.front import Front
+from shardwright.search.market.front import Front, Point
 from shardwright.search.market.result import Shopping
 from shardwright.search.market.shop import shop
 from shardwright.search.planner import plan, predict
@@ -40,14 +42,20 @@ def found(entries: list[dict[str, Any]], **options: Any) -> Shopping:
 
 
 def listed(given: Offers) -> list[tuple[float, float, float]]:
-    """Return the front of the best plan on every number of machines of every offer, one search each."""
-    front: Front[None] = Front()
+    """Return the front of the best plan on every number of machines of every offer, one search each: with doubts
+    counted, and of those what no other is as good as."""
+    weighed: Front[Point] = Front()
     for offer in given.offers:
         for machines in range(1, offer.pool.nodes + 1):
             ranking = plan(MODEL, Cluster(pools=(offer.rented(machines),)), JOB, top=1, efficiency=EFFICIENCY)
             if ranking.plans:
                 rental = Rental(offer=offer, machines=machines)
-                front.offer(choice_of(ranking.best, (rental,), given.terms).point, None)
+                point = choice_of(ranking.best, (rental,), given.terms).point
+                doubt = 1.0 + float(doubts(row_of(ranking.best))[0])
+                weighed.offer((point[0] * doubt, point[1] * doubt, point[2] * doubt), point)
+    front: Front[None] = Front()
+    for _, point in weighed.sorted():
+        front.offer(point, None)
     return [point for point, _ in front.sorted()]
 
 

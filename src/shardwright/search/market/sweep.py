@@ -19,6 +19,7 @@ from shardwright.arrays import Floats, Ints
 from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import bound_seconds, exact_seconds, iteration
 from shardwright.cost.strategies import Strategies
+from shardwright.cost.trust.rarity import doubts
 from shardwright.progress import tell
 from shardwright.rounding import coarse
 from shardwright.search.market.front import Front
@@ -38,7 +39,8 @@ PROBES, PROBE_LAYOUTS, PROBE_ROWS = 6, 64, 12  # numbers of machines looked at f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Find:
-    """A plan on the front: a strategy on so many machines of an offer, and the seconds of an iteration."""
+    """A plan on the front: a strategy on so many machines of an offer, and the seconds of an iteration, its doubt
+    counted."""
 
     lot: int
     tariff: Tariff
@@ -224,8 +226,10 @@ def _offer(run: Sweep, front: Front[Find], rows: Rows, seconds: Floats) -> None:
 
 
 def _seconds(run: Sweep, rows: Rows, *, exact: bool) -> Floats:
-    """Return the iteration of rows of one shape on as many machines as each needs, or a lower bound of it, [N]."""
+    """Return the iteration of rows of one shape on as many machines as each needs, or a lower bound of it, [N], doubts
+    counted (`cost.trust.rarity`): the same plan comes first on some machines as where nothing else is offered."""
     given = rows.strategies
     shards = strained(run.index.of(given), run.strains[run.counts[rows.layout]])
     parts = iteration(run.context, given, shards, starts_of(run.context, given))
-    return coarse((exact_seconds if exact else bound_seconds)(run.context, given, parts))
+    seconds = (exact_seconds if exact else bound_seconds)(run.context, given, parts)
+    return coarse(seconds * (1.0 + doubts(given)))
