@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import combinations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.recovery.quorum import Generation, Machine, next_generation, quorum
+from shardwright.recovery.quorum import Claim, Generation, Machine, gives_way, next_generation, quorum
 
 
 def generation(count: int) -> Generation:
@@ -29,6 +30,30 @@ def test_any_majority_goes_on_without_those_that_begin() -> None:
     for present in combinations(before.names, 3):
         assert quorum(before, present) == quorum(before, (*present, "new"))
         assert quorum(before, present).may_go_on and not quorum(before, present).needs_arbiter
+
+
+@given(st.integers(2, 6), st.data())
+def test_no_group_goes_on_beside_one_that_was_first(count: int, data: st.DataObject) -> None:
+    """Groups that an arbiter lets go on have a machine in common, which has left the one for the other."""
+    before, groups = generation(count), st.sets(st.sampled_from(generation(count).names), min_size=1)
+    first, other = (claim_of(before, data.draw(groups)) for _ in range(2))
+    if not gives_way(other, first):
+        assert set(first.machines) & set(other.machines)
+        assert first.majority or set(first.machines) <= set(other.machines) or first.by == other.by
+
+
+def test_a_majority_goes_on_with_the_minority_that_claimed_and_could_not_start() -> None:
+    before = generation(3)
+    first = claim_of(before, {"m1"})
+    assert (first.majority, str(first)) == (False, "m1 with a minority")
+    assert gives_way(claim_of(before, {"m0", "m2"}), first), "m1 may be training"
+    assert not any(gives_way(claim_of(before, names), first) for names in ({"m1"}, {"m1", "m2"}, {"m0", "m1"}))
+    assert gives_way(first, claim_of(before, {"m0", "m1"})), "m0 may be training with another"
+
+
+def claim_of(before: Generation, names: Collection[str]) -> Claim:
+    present = tuple(sorted(names))
+    return Claim(by=present[0], machines=present, majority=not quorum(before, present).needs_arbiter)
 
 
 def test_the_next_generation_keeps_the_order_and_puts_newcomers_last() -> None:

@@ -59,6 +59,28 @@ def quorum(before: Generation, present: Sequence[str]) -> Quorum:
     return Quorum(may_go_on=True, needs_arbiter=True, reason=f"{words}: no majority")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What a group tells the arbiter: who coordinates it, all its machines, and whether they are a majority."""
+
+    by: str
+    machines: tuple[str, ...]
+    majority: bool
+
+    def __str__(self) -> str:
+        return f"{self.by} with a {'majority' if self.majority else 'minority'}"
+
+
+def gives_way(claim: Claim, first: Claim) -> bool:
+    """Return whether a group must wait, as the claim that was first is another's. That of a majority stands against
+    minorities: two majorities have a machine in common, which goes on with the newer one. That of a minority stands
+    against all without one of its machines, which may be training; where all of them are there, none is."""
+    if first.majority:
+        return not claim.majority
+    same = not claim.majority and claim.by == first.by
+    return not same and not set(first.machines) <= set(claim.machines)
+
+
 def next_generation(before: Generation, present: Sequence[Machine]) -> Generation:
     """Return the generation of those present: machines of the one before in its order, then those that are new."""
     by_name = {machine.name: machine for machine in present}

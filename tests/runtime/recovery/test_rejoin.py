@@ -1,4 +1,4 @@
-"""A keeper that has lost its generation looks for the others until it has found them. The others are played."""
+"""Machines that have lost their generation come together again. All but one are played."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import cast
 
+import pytest
 from tests.runtime.recovery.fleet import _free_ports, copies
 
 from shardwright.plans.document import to_document
-from shardwright.recovery.quorum import Machine
+from shardwright.recovery.quorum import Generation, Machine
 from shardwright.runtime.job.settings import Settings
+from shardwright.runtime.recovery.base import Base
 from shardwright.runtime.recovery.channel import Channel, Message, Reply
+from shardwright.runtime.recovery.course import run_of
 from shardwright.runtime.recovery.keeper import Keeper
+from shardwright.runtime.recovery.members import BeginAgainError, Member, Members
 from shardwright.runtime.recovery.options import KeeperOptions
+from shardwright.runtime.recovery.passage import MinorityError, Passage, Ready
 from shardwright.runtime.recovery.rows import machine_data
+from shardwright.runtime.recovery.tiers import Cloud
 from shardwright.runtime.state.recipe import Recipe
 
 SILENCE, PATIENCE = 0.3, 10.0
@@ -46,18 +53,16 @@ class Played:
         self._channels.append(Channel(reader, writer, answer))
 
 
-def keeper_of(machine: Machine, others: Sequence[Machine], folder: Path) -> Keeper:
-    return Keeper(
-        KeeperOptions(
-            machine=machine,
-            join=tuple((each.host, each.port) for each in (machine, *others)),
-            plan=copies(3),
-            settings=Settings(data=(), out=folder, steps=1, recipe=Recipe()),
-            memory=folder / "memory",
-            spares=0,
-            beat_seconds=SILENCE / 3,
-            silence_seconds=SILENCE,
-        )
+def keeper_options(machine: Machine, others: Sequence[Machine], folder: Path) -> KeeperOptions:
+    return KeeperOptions(
+        machine=machine,
+        join=tuple((each.host, each.port) for each in (machine, *others)),
+        plan=copies(3),
+        settings=Settings(data=(), out=folder, steps=1, recipe=Recipe()),
+        memory=folder / "memory",
+        spares=0,
+        beat_seconds=SILENCE / 3,
+        silence_seconds=SILENCE,
     )
 
 
@@ -78,7 +83,7 @@ def test_a_machine_whose_link_comes_back_finds_those_who_went_on_without_it(tmp_
     other = Played(machines[2], {"taken": False, "leader": ["127.0.0.1", ports[1]]})
 
     async def play() -> None:
-        keeper = keeper_of(machines[0], machines[1:], tmp_path)
+        keeper = Keeper(keeper_options(machines[0], machines[1:], tmp_path))
         await started(keeper, machines)
         async with other.listening():
             serving = asyncio.create_task(keeper.serve())
@@ -90,3 +95,37 @@ def test_a_machine_whose_link_comes_back_finds_those_who_went_on_without_it(tmp_
                     await serving
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("others", [(0,), (0, 2)])
+def test_a_machine_that_claimed_to_go_on_alone_goes_on_with_those_that_come_instead(
+    tmp_path: Path, others: Sequence[int]
+) -> None:
+    """Its worker does not start, and its next attempt is with a majority. One without it has to wait all the time."""
+    machines = [Machine(name=f"m{n}", host="h", port=n + 1, gpu="A", gpus=1) for n in range(3)]
+    before = Generation(number=4, machines=tuple(machines))
+
+    def start(there: Sequence[Machine], *, ready: bool = True) -> None:
+        """Have the first of these start the next generation with all of them."""
+        options = keeper_options(there[0], there[1:], tmp_path)
+        by_name = {machine.name: Member(machine=machine, channel=cast(Channel, Answering(ready))) for machine in there}
+        cloud = Cloud(f"file://{tmp_path}/store")
+        passage = Passage(options=options, run=run_of(options), members=Members(by_name=by_name), cloud=cloud)
+        base = Base(generation=Generation(number=5, machines=tuple(there)), plan=options.plan)
+        asyncio.run(passage.start(Ready(before=before, halted=tuple(by_name), base=base, seats=(), step=0, scale=None)))
+
+    with pytest.raises(BeginAgainError, match="a worker of m1 did not start"):
+        start([machines[1]], ready=False)
+    with pytest.raises(MinorityError, match="m1 with a minority is to go on"):
+        start([machines[0], machines[2]])
+    start([machines[1], *(machines[index] for index in others)])
+
+
+class Answering:
+    """A connection to a machine that answers whether it could start."""
+
+    def __init__(self, ready: bool) -> None:
+        self.ready = ready
+
+    async def call(self, *_: object, **__: object) -> Reply:
+        return {"ready": self.ready}, b""

@@ -5,16 +5,17 @@ and knows as much. No PyTorch."""
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from shardwright.errors import SpecError
 from shardwright.plans.document import to_document
 from shardwright.plans.plan import Plan
-from shardwright.recovery.quorum import Generation, Machine, next_generation, quorum
+from shardwright.recovery.quorum import Claim, Generation, Machine, gives_way, next_generation, quorum
 from shardwright.recovery.rates import bandwidths_of
 from shardwright.recovery.seats import Seat, fits, seats
 from shardwright.recovery.slow import with_slow_pools
@@ -34,8 +35,6 @@ from shardwright.runtime.recovery.record import Recovery
 from shardwright.runtime.recovery.rows import machine_data
 from shardwright.runtime.recovery.settlement import report_of, settle
 from shardwright.runtime.recovery.tiers import Cloud
-
-MAJORITY, MINORITY = "with a majority", "with a minority"
 
 
 class WaitError(Exception):
@@ -64,10 +63,11 @@ class BehindError(BeginAgainError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Where the next generation starts after the one before: its base, who sits where, after which step, with which
-    loss scale."""
+    """Where the next generation starts after the one before: the machines that ended that one for it, its base, who
+    sits where, after which step, with which loss scale."""
 
     before: Generation
+    halted: tuple[str, ...]
     base: Base
     seats: tuple[Seat, ...]
     step: int
@@ -118,12 +118,12 @@ class Passage:
         step = 0 if state is None else state.step
         recovery.reached(generation, step, plan)
         after = replace(base, generation=generation, plan=plan, seated=chairs)
-        return Ready(before=base.generation, base=after, seats=where, step=step, scale=scale)
+        return Ready(before=base.generation, halted=tuple(halted), base=after, seats=where, step=step, scale=scale)
 
     async def start(self, ready: Ready) -> None:
         """Have all machines train. Raises as `prepare`."""
         base = ready.base
-        await self._claim(ready.before)
+        await self._claim(ready)
         await self.members.ask_all(
             "start",
             generation=base.generation.number,
@@ -150,22 +150,26 @@ class Passage:
             raise MinorityError(f"{found.reason}; this machine waits for the others")
         print(f"{found.reason}, and the others are taken to be gone", file=sys.stderr, flush=True)
 
-    async def _claim(self, before: Generation) -> None:
+    async def _claim(self, ready: Ready) -> None:
         """Raise MinorityError where others have gone on. The object store is the arbiter: one claim alone can be the
-        first to follow a generation. It stands against a minority, and that of a minority against all; two majorities
-        have a machine in common, which goes on with the newer one. A majority goes on where the store is down."""
+        first to follow a generation. A majority goes on where the store is down."""
+        before, present = ready.before, [name for name in ready.halted if name in self.members.by_name]
         if self.cloud is None or not before.number:
             return
-        found = quorum(before, list(self.members.by_name))
-        mine = f"{self.options.machine.name} {MINORITY if found.needs_arbiter else MAJORITY}"
-        name = f"generations/{self.run.name}-after-{before.number:06d}"
+        found = quorum(before, present)
+        claim = Claim(by=self.options.machine.name, machines=tuple(present), majority=not found.needs_arbiter)
+        name, text = f"generations/{self.run.name}-after-{before.number:06d}.json", json.dumps(asdict(claim))
         try:
-            first = await asyncio.to_thread(self.cloud.claim, name, mine)
+            first = Claim(**json.loads(await asyncio.to_thread(self.cloud.claim, name, text)))
         except (OSError, SpecError) as error:
             print(f"the object store is no arbiter now: {error}", file=sys.stderr, flush=True)
-            first = "" if found.needs_arbiter else mine
-        if first != mine and (found.needs_arbiter or not first.endswith(MAJORITY)):
-            raise MinorityError(f"{found.reason}, and {first or 'nobody'} is to go on; this machine waits")
+            if found.needs_arbiter:
+                raise MinorityError(f"{found.reason}, and nobody is to go on; this machine waits") from None
+            return
+        except ValueError:  # its writer was killed, or is not done
+            raise MinorityError(f"{found.reason}, and the claim {name} is not whole; this machine waits") from None
+        if gives_way(claim, first):
+            raise MinorityError(f"{found.reason}, and {first} is to go on; this machine waits")
 
     async def _settled(self, halted: Mapping[str, Message], number: int) -> dict[str, Message]:
         """Bring all survivors to one step, and return what each machine then holds."""
