@@ -33,13 +33,13 @@ class Played:
 
     def __init__(self, machine: Machine, reply: Message) -> None:
         self.machine, self.reply, self.asked = machine, reply, asyncio.Event()
-        self._channels: list[Channel] = []
+        self.channels: list[Channel] = []
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
         async with await asyncio.start_server(self._accept, self.machine.host, self.machine.port):
             yield
-            for channel in self._channels:
+            for channel in self.channels:
                 channel.close()
             await asyncio.sleep(0)  # the transports close
 
@@ -50,7 +50,7 @@ class Played:
                 return self.reply, b""
             return {}, b""
 
-        self._channels.append(Channel(reader, writer, answer))
+        self.channels.append(Channel(reader, writer, answer))
 
 
 def keeper_options(machine: Machine, others: Sequence[Machine], folder: Path) -> KeeperOptions:
@@ -66,12 +66,12 @@ def keeper_options(machine: Machine, others: Sequence[Machine], folder: Path) ->
     )
 
 
-async def started(keeper: Keeper, machines: Sequence[Machine]) -> None:
-    """Have a keeper be of a generation, in which its machine has no rank."""
-    seats = [[machine.name, 0] for machine in (machines[1], machines[2], machines[2])]
+def start_of(machines: Sequence[Machine], seated: Machine) -> Message:
+    """Return the start of a generation, all ranks of which are on one machine."""
+    seats = [[seated.name, slot] for slot in range(3)]
     rows = [machine_data(machine) for machine in machines]
     fields = {"machines": rows, "seated": [], "seats": seats, "store": [], "step": 0, "scale": None}
-    await keeper.duties.answer({"op": "start", "generation": 1, "plan": to_document(copies(3))} | fields)
+    return {"op": "start", "generation": 1, "plan": to_document(copies(3))} | fields
 
 
 def test_a_machine_whose_link_comes_back_finds_those_who_went_on_without_it(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_machine_whose_link_comes_back_finds_those_who_went_on_without_it(tmp_
 
     async def play() -> None:
         keeper = Keeper(keeper_options(machines[0], machines[1:], tmp_path))
-        await started(keeper, machines)
+        await keeper.duties.answer(start_of(machines, machines[1]))
         async with other.listening():
             serving = asyncio.create_task(keeper.serve())
             await asyncio.wait_for(other.asked.wait(), PATIENCE)
@@ -95,6 +95,33 @@ def test_a_machine_whose_link_comes_back_finds_those_who_went_on_without_it(tmp_
                     await serving
 
     asyncio.run(play())
+
+
+def test_a_newcomer_that_loses_its_coordinator_asks_the_machine_that_is_to_be_the_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It asked that machine before it joined, and is the last of its generation: it must not lead beside it."""
+    ports = _free_ports(3)
+    machines = [Machine(name=f"m{n}", host="127.0.0.1", port=port, gpu="A", gpus=0) for n, port in enumerate(ports)]
+    following = Played(machines[1], {"taken": False, "leader": None})
+    leader = Played(machines[2], {"taken": True})
+
+    async def play() -> None:
+        keeper = Keeper(keeper_options(machines[0], machines[1:], tmp_path))
+        async with following.listening(), leader.listening():
+            serving = asyncio.create_task(keeper.serve())
+            await asyncio.wait_for(leader.asked.wait(), PATIENCE)
+            message = start_of([machines[2], machines[1], machines[0]], machines[1])
+            following.asked.clear()
+            await leader.channels[0].call(**message)
+            leader.channels[0].close()
+            await asyncio.wait_for(following.asked.wait(), PATIENCE)
+            serving.cancel()
+            with suppress(asyncio.CancelledError):
+                await serving
+
+    asyncio.run(play())
+    assert "no majority" not in capsys.readouterr().err, "it led first, and was refused"
 
 
 @pytest.mark.parametrize("others", [(0,), (0, 2)])

@@ -119,8 +119,11 @@ class Keeper:
                     if not self.duties.base.generation.machines:
                         continue
                     break
-                lost = {address} if self._was_member else lost | {address}
-                self._was_member, since = False, time.monotonic()
+                since = time.monotonic()
+                if self._was_member:  # of a generation that may be another by now
+                    lost, self._was_member = {address}, False
+                    break
+                lost |= {address}
             else:
                 lost = set()
                 await asyncio.sleep(RETRY_SECONDS)
