@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 EXTRAS := $(VENV)/.extras
 BENCHMARKS := $(filter-out benchmarks/history.py benchmarks/profile_search.py benchmarks/runtime_workers.py \
-	benchmarks/peer_formulas.py \
+	benchmarks/peer_formulas.py benchmarks/synthesised.py benchmarks/throttled.py benchmarks/torch_rivals.py \
 	benchmarks/gpu.py benchmarks/gpu_steps.py benchmarks/gpu_links.py,$(wildcard benchmarks/*.py))
 
 .PHONY: demo demo-train quick test nightly golden docs lint types format bench gpu history profile megatron targets clean

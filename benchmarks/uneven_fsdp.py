@@ -1,24 +1,25 @@
-"""Uneven FSDP on processes of unequal speed, against PyTorch's DDP and FSDP2 and against its prediction.
+"""Uneven FSDP and synthesised programs on processes of unequal speed, against PyTorch's DDP and FSDP2 and against their
+predictions.
 
-    python benchmarks/uneven_fsdp.py
+    python benchmarks/uneven_fsdp.py [--out docs/uneven-figures.md]
 
-Two processes run fast, two slowly: each works for the share of the time that its duty cycle allows, unit by unit, and
-sleeps for the rest. Communication, which runs beside the sleep too, is not slowed down. A first run of equal copies
-measures every layer; the shares are planned from that profile alone. Then steps of uneven FSDP, of the same trainer
-with even shares, of DDP and of FSDP2 (`fully_shard`, layer by layer) take turns in the same processes: the same model,
-loss and optimizer, rows one at a time. DDP reduces beside the last backward pass, FSDP2 gathers for every row, as it
-does under accumulation. Last, the most that the tensors of each rank take at a time, for a larger model that is not
-slowed down. Needs PyTorch.
+Two processes run fast, two slowly (`throttled`). A first run of equal copies measures every layer, and the shares of
+uneven FSDP are planned from that profile alone; another measures whole steps, from which the program is synthesised.
+Then steps of both, of the trainer with even shares, of DDP and of FSDP2 (`fully_shard`, layer by layer) take turns in
+the same processes: the same model, optimizer and number of rows. DDP and FSDP2 run a row at a time, as under
+accumulation, and all rows at once. Last, the most that the tensors of each rank take at a time, for a larger model that
+is not slowed down. Needs PyTorch.
 """
 
 from __future__ import annotations
 
-import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 try:
@@ -27,121 +28,102 @@ try:
 except ImportError:
     raise SystemExit(0) from None  # nothing to run without PyTorch
 
+import synthesised
+import torch_rivals
 from runtime_unequal import alternate
 from runtime_workers import batch_of, cpu_cluster, engine_of, llama, plan_of, run_workers, stage
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
+from throttled import PROCESSES, Throttle, arguments, duties, whole
 
 from shardwright.cost.layers.measured import measured_layers
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.predict import predict
-from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule
-from shardwright.runtime.model.chunk import Chunk, loss_of, table_of, unit_forward
-from shardwright.runtime.model.details import Details
-from shardwright.runtime.model.initial import initial_values
-from shardwright.runtime.model.parallel import TensorGroup
-from shardwright.runtime.model.parameters import unit_parameters
+from shardwright.files import write_atomically
+from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Schedule
 from shardwright.runtime.step.engine import Engine, train_step
 from shardwright.runtime.timing.layer_profile import profile_document
 from shardwright.search.planner import plan as search
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.layer_profile import layer_profile
+from shardwright.synthesis.graph import Graph
+from shardwright.synthesis.program import Program
 
 MODEL, SEQ_LEN = llama(256, 4, 1024), 64
-PROCESSES = {"fast": 2, "slow": 2}
-
-
-class Throttle:
-    """Lets a rank compute for a part `duty` of the time: `start` when it begins, `pay` when it has computed."""
-
-    def __init__(self, duty: float) -> None:
-        self.duty = duty
-        self.start()
-
-    def start(self) -> None:
-        self.began, self.used = time.perf_counter(), time.thread_time()
-
-    def pay(self) -> None:
-        due = self.began + (time.thread_time() - self.used) / self.duty
-        time.sleep(max(due - time.perf_counter(), 0.0))
-        self.start()
-
-
-class Unit(torch.nn.Module):
-    """One unit of the model for PyTorch's own wrappers; what it computes is the trainer's."""
-
-    def __init__(self, unit: int, throttle: Throttle) -> None:
-        super().__init__()
-        self.unit, self.throttle = unit, throttle
-        parameters = unit_parameters(MODEL, unit, MODEL.vocab)
-        self.names = [parameter.name for parameter in parameters]
-        self.weights = torch.nn.ParameterList([torch.nn.Parameter(initial_values(each, 0)) for each in parameters])
-        self.table = table_of(MODEL, Details(), torch.arange(SEQ_LEN))
-
-    def forward(self, x: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-        chunk = Chunk(
-            units=(self.unit,), weights=dict(zip(self.names, self.weights, strict=True)), model=MODEL,
-            details=Details(), tensor=TensorGroup(), recompute=Recompute(), positions=torch.arange(SEQ_LEN),
-            table=self.table,
-        )  # fmt: skip
-        self.throttle.start()
-        out = unit_forward(chunk, self.unit, x) if targets is None else loss_of(chunk, x, targets)
-        self.throttle.pay()
-        if targets is None:
-            out.register_hook(lambda _: self.throttle.pay())  # type: ignore[no-untyped-call]
-        else:
-            out.register_hook(lambda _: self.throttle.start())  # type: ignore[no-untyped-call]
-        return out
-
-
-class Llama(torch.nn.Module):
-    """The units one after the other, to the summed loss."""
-
-    def __init__(self, throttle: Throttle) -> None:
-        super().__init__()
-        self.units = torch.nn.ModuleList([Unit(unit, throttle) for unit in range(len(MODEL.layers) + 2)])
-
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        x = tokens
-        for unit in self.units[:-1]:
-            x = unit(x)
-        loss: torch.Tensor = self.units[-1](x, targets)
-        return loss
+BUSY = 0.5  # of a core's time that others may take before a line says so
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="steps of each")
-    parser.add_argument("--duty", type=float, default=1 / 8, help="part of the time in which fast processes work")
-    parser.add_argument("--times-slower", type=float, default=2.5, help="how much less the slow ones do")
+    parser = arguments(__doc__)
     parser.add_argument("--batch", type=int, default=28, help="rows of a step")
+    parser.add_argument("--out", type=Path, help="write the figures to this page")
     options = parser.parse_args()
-    duties = {"fast": options.duty, "slow": options.duty / options.times_slower}
-    cluster, each = cpu_cluster(**PROCESSES), options.batch // 4
-    copies = plan_of(MODEL, cluster, SEQ_LEN, whole("fast", 2, each), whole("slow", 2, each), micro_batch=1)
-    measured = [own for _, own in run_workers(4, alternate, [copies], duties, 3)]
-    document = layer_profile(profile_document(copies, measured))
+    shares, each = duties(options), options.batch // 4
+    cluster = cpu_cluster(**PROCESSES)
+    copies = plan_of(
+        MODEL, cluster, SEQ_LEN, whole(MODEL, "fast", 2, each), whole(MODEL, "slow", 2, each), micro_batch=1
+    )
+    document = layer_profile(
+        profile_document(copies, [own for _, own in run_workers(4, alternate, [copies], shares, 3)])
+    )
     profile = measured_layers(default_efficiency(), document, MODEL, cluster, copies.job)
     ranking = search(MODEL, cluster, copies.job, efficiency=profile, space=parse_pins(["sharding=zero3"]))
     _, uneven, even = (entry.plan for entry in ranking.kinds)
     assert uneven is not None and even is not None, "both fit"
-    plans = [replace(each, prediction=predict(each, profile)) for each in (uneven, even)]
-    show(plans, run_workers(4, take_turns, plans, duties, options.rounds))
-    show_memory(cluster)
+    plans = [replace(plan, prediction=predict(plan, profile)) for plan in (uneven, even)]
+    reached = run_workers(4, synthesised.measure, MODEL, SEQ_LEN, shares)
+    graph, program = synthesised.program_of(
+        MODEL, options.batch, SEQ_LEN, synthesised.machines_of(MODEL, SEQ_LEN, reached)
+    )
+    timed = run_workers(4, take_turns, plans, (graph, program), shares, options.rounds)
+    predicted = [found.prediction.iteration_seconds for found in plans if found.prediction is not None]
+    predicted.insert(1, program.seconds + max(one.step_seconds for one in reached))
+    lines = [
+        *times_table(timed, predicted),
+        "",
+        f"Two processes compute {options.duty:.3f} of the time, two {options.times_slower:g} times less; "
+        f"{MODEL.name}, {options.batch} rows of {SEQ_LEN} tokens, fp32, medians of {options.rounds} steps.{busy()}",
+        "",
+        *(f"* {name}: {shared(plan)}" for name, plan in zip(("uneven FSDP", "even FSDP"), plans, strict=True)),
+        f"* program: {ratios(program)}",
+        "",
+        *memory_table(cluster),
+    ]
+    print("\n".join(lines))
+    if options.out is not None:
+        write_atomically(options.out, "\n".join([*HEAD, *lines, ""]))
 
 
-def take_turns(rank: int, plans: Sequence[Plan], duties: dict[str, float], rounds: int) -> dict[str, float]:
+HEAD = [
+    "# Uneven FSDP and programs, measured",
+    "",
+    "`benchmarks/uneven_fsdp.py --out docs/uneven-figures.md` wrote this page: gloo processes that run at unequal",
+    "speed, all rivals in the same run, predictions from what was measured before there was a plan or a program. What",
+    "the run of a program holds beside its shards and kept tensors is not priced yet: its memory is planned too low.",
+    "",
+]
+
+
+def busy() -> str:
+    """Return a sentence if others keep the cores busy."""
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return f" Others kept the cores busy (load {load:.1f} a core)." if load > BUSY else ""
+
+
+def take_turns(
+    rank: int, plans: Sequence[Plan], found: tuple[Graph, Program], shares: dict[str, float], rounds: int
+) -> dict[str, float]:
     """Return the median seconds of a step of each."""
     engines = [engine_of(plan, rank) for plan in plans]
-    throttle = Throttle(duties[engines[0].place.gpu])
+    throttle = Throttle(synthesised.duty_of(rank, shares))
     steps: dict[str, Callable[[int], None]] = {
         "uneven FSDP": trainer(engines[0], throttle),
+        "program": synthesised.stepper(*found, Throttle(throttle.duty, patience=synthesised.PATIENCE)),
         "even FSDP": trainer(engines[1], throttle),
-        "DDP": wrapped(rank, plans[0], throttle, sharded=False),
-        "FSDP2": wrapped(rank, plans[0], throttle, sharded=True),
     }
+    for sharded, name in enumerate(("DDP", "FSDP2")):
+        for at_once in (False, True):
+            label = f"{name}, {'rows at once' if at_once else 'row by row'}"
+            steps[label] = torch_rivals.stepper(rank, plans[0], throttle, sharded=bool(sharded), at_once=at_once)
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 1):
         for name, step in steps.items():
@@ -152,10 +134,6 @@ def take_turns(rank: int, plans: Sequence[Plan], duties: dict[str, float], round
             if number:
                 seconds[name].append(time.perf_counter() - begin)
     return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def whole(gpu: str, count: int, rows: int) -> Replica:
-    return Replica(count=count, micro_batches=rows, stages=(stage(gpu, (0, len(MODEL.layers))),))
 
 
 def trainer(engine: Engine, throttle: Throttle) -> Callable[[int], None]:
@@ -172,42 +150,32 @@ def trainer(engine: Engine, throttle: Throttle) -> Callable[[int], None]:
     return step
 
 
-def wrapped(rank: int, plan: Plan, throttle: Throttle, *, sharded: bool) -> Callable[[int], None]:
-    """Return a step of PyTorch's own data parallelism, with even rows."""
-    model, rows = Llama(throttle), plan.job.global_batch // dist.get_world_size()
-    wrapper: Any
-    if sharded:
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        for unit in model.units:
-            fully_shard(unit, mesh=mesh)
-        wrapper = fully_shard(model, mesh=mesh)
-    else:
-        wrapper = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(wrapper.parameters(), lr=1e-3)
-    batch = batch_of(plan, rank * rows)
-
-    def step(number: int) -> None:
-        for row in range(rows):
-            last = row == rows - 1
-            if sharded:
-                wrapper.set_requires_gradient_sync(last)
-            else:
-                wrapper.require_backward_grad_sync = last
-            loss = wrapper(*batch(row))
-            (loss / plan.job.tokens_per_iteration).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def peak_bytes(rank: int, plan: Plan) -> float:
+def trainer_bytes(rank: int, plan: Plan) -> float:
     """Return the most bytes that tensors of the trainer take at a time, from before there is an engine on."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+
+    def train() -> None:
         engine = engine_of(plan, rank)
         batch = batch_of(plan, engine.place.first_sample)
         for number in range(2):
             train_step(engine, batch, number)
+
+    return peak_bytes(train)
+
+
+def program_bytes(rank: int, graph: Graph, program: Program) -> float:
+    """Return the most bytes that tensors of a program take at a time on this rank."""
+
+    def train() -> None:
+        step = synthesised.stepper(graph, program, Throttle(1.0))
+        for number in range(2):
+            step(number)
+
+    return peak_bytes(train)
+
+
+def peak_bytes(train: Callable[[], None]) -> float:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        train()
     results: Any = profile.profiler
     changes = [event for event in results.kineto_results.events() if event.name() == "[memory]"]
     changes.sort(key=lambda event: event.start_ns())
@@ -223,23 +191,29 @@ def shared(plan: Plan) -> str:
     )
 
 
-def show(plans: Sequence[Plan], seconds: Sequence[dict[str, float]]) -> None:
-    """Print shares, measured and predicted seconds of a step."""
-    medians = {name: max(own[name] for own in seconds) for name in seconds[0]}
-    predicted = [plan.prediction.iteration_seconds for plan in plans if plan.prediction is not None]
-    print(f"{'':12} {'measured':>9} {'predicted':>10} {'error':>7} {'over uneven FSDP':>17}")
-    for name, guess in zip(medians, [*predicted, None, None], strict=True):
-        found = medians[name]
-        columns = f"{'-':>10} {'-':>7}" if guess is None else f"{guess:8.3f} s {guess / found - 1:+7.1%}"
-        print(f"{name:12} {found:7.3f} s {columns} {found / medians['uneven FSDP']:17.2f}")
-    for name, plan in zip(medians, plans, strict=False):
-        print(f"{name}: {shared(plan)}; {plan.schedule.waves} wave(s)")
+def ratios(program: Program) -> str:
+    """Return the shares of a program in a line."""
+    rows = (f"{name} {' '.join(f'{share:.3f}' for share in row)}" for name, row in sorted(program.shares.items()))
+    return "; ".join(rows)
+
+
+def times_table(timed: Sequence[dict[str, float]], predicted: Sequence[float]) -> list[str]:
+    """Return measured and predicted seconds of a step as a table."""
+    medians = {name: max(own[name] for own in timed) for name in timed[0]}
+    lines = ["| | measured | predicted | error | over uneven FSDP | over the program |", "|---|---|---|---|---|---|"]
+    for place, (name, found) in enumerate(medians.items()):
+        guess = "– | –"
+        if place < len(predicted):
+            guess = f"{predicted[place]:.3f} s | {predicted[place] / found - 1:+.1%}"
+        over = [f"{found / medians[rival]:.2f}" for rival in ("uneven FSDP", "program")]
+        lines.append(f"| {name} | {found:.3f} s | {guess} | {' | '.join(over)} |")
+    return lines
 
 
 def skewed(cluster: Cluster, hidden: int, layers: int, seq_len: int) -> Plan:
     """Return a plan in which fast processes keep 0.35 of the state each."""
     model = llama(hidden, layers, 8 * hidden)
-    plain = plan_of(model, cluster, seq_len, whole("fast", 2, 4), whole("slow", 2, 2), micro_batch=1)
+    plain = plan_of(model, cluster, seq_len, whole(model, "fast", 2, 4), whole(model, "slow", 2, 2), micro_batch=1)
     fast, slow = (
         replace(own, rows=own.micro_batches, state=state, stages=(stage(own.stages[0].gpu, (0, layers)),))
         for own, state in zip(plain.replicas, (7, 3), strict=True)
@@ -254,16 +228,25 @@ def skewed(cluster: Cluster, hidden: int, layers: int, seq_len: int) -> Plan:
     )
 
 
-def show_memory(cluster: Cluster) -> None:
-    """Print the peak memory of each rank beside the plan's, for a larger model and skewed shares of the state."""
+def memory_table(cluster: Cluster) -> list[str]:
+    """Return the peak memory of each rank beside the plan's and the program's, for a larger model; the plan has skewed
+    shares of the state, the program as much memory as makes it share the state."""
     plan = skewed(cluster, 512, 6, 256)
     pairs = zip(predict(plan, default_efficiency()).memory, plan.replicas, strict=True)
-    planned = [row[0] for row, replica in pairs for _ in range(replica.count)]
-    print(f"peak memory, {plan.model.name}: {shared(plan)}")
-    for rank, (grown, own) in enumerate(zip(run_workers(4, peak_bytes, plan), planned, strict=True)):
-        tensors = own.total_bytes - own.context_bytes
-        columns = f"{grown / 1e6:6.0f} MB measured, {tensors / 1e6:6.0f} MB planned {tensors / grown - 1:+7.1%}"
-        print(f"  rank {rank}: {columns}")
+    each = [row[0] for row, replica in pairs for _ in range(replica.count)]
+    planned = [own.total_bytes - own.context_bytes for own in each]
+    lines = [f"Peak memory, {plan.model.name}, 12 rows of 256 tokens:", ""]
+    lines += ["| | rank | measured | planned | error |", "|---|---|---|---|---|"]
+    lines += _memory_rows("uneven FSDP", run_workers(4, trainer_bytes, plan), planned)
+    graph, program, held = synthesised.roomy_program(plan.model, 12, 256)
+    return [*lines, *_memory_rows("program", run_workers(4, program_bytes, graph, program), held)]
+
+
+def _memory_rows(name: str, measured: Sequence[float], planned: Sequence[float]) -> list[str]:
+    return [
+        f"| {name} | {rank} | {found / 1e6:.0f} MB | {own / 1e6:.0f} MB | {own / found - 1:+.1%} |"
+        for rank, (found, own) in enumerate(zip(measured, planned, strict=True))
+    ]
 
 
 if __name__ == "__main__":
