@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 import yaml
 from tests.cli.running import refused, run
+from tests.cli.schemas import holds, schema
 from tests.discovery.test_discover import SCONTROL
 from tests.golden.plans import PLANS
 from tests.measured import real_document, small_document
@@ -25,16 +26,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 JOB = ["--model", "llama-3.2-1b", "--global-batch", "8", "--seq-len", "512"]
 TWO = "1x2xA100-SXM-80+1x2xV100-SXM2"
-
-
-def schema(name: str) -> Any:
-    outcome = run(["schema", name])
-    assert outcome.code == 0, outcome.err
-    return json.loads(outcome.out)
-
-
-def holds(name: str, document: Any) -> None:
-    jsonschema.validate(document, schema(name), cls=jsonschema.Draft202012Validator)
 
 
 @pytest.fixture(scope="module")

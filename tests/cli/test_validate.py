@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.running import refused, run
+from tests.cli.schemas import holds
 from tests.validation.known import KNOWN
 
 
@@ -45,6 +46,7 @@ def test_json_has_every_row_duplicates_and_skipped_ones_too(rows, tmp_path: Path
     assert outcome.code == 0, outcome.err
     document = json.loads(outcome.out)
     assert set(document) == {"runs", "summary"}
+    holds("validation", document)
     first, second, skipped, memory = document["runs"]
     assert (first["duplicate"], second["duplicate"]) == (False, True)
     assert first["measured_seconds"] == float(rows[0]["measured_iter_time_s"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.cli.running import refused
 from tests.cli.running import run as run_here
+from tests.cli.schemas import holds
 from tests.runtime.commands import children, make_folder, rank_process, rows, run, run_alone, run_ranks, started, waited
 
 
@@ -36,6 +37,7 @@ def test_train_checkpoint_and_resume_under_another_plan(folder: Path) -> None:
     first = run(folder / "pair.json", *told, *more)
     assert first.returncode == 0, first.stderr
     document = json.loads(first.stdout)
+    holds("training", document)
     assert document["held_out"] == {"step": 4, "loss": float(rows(out)[3]["held_out_loss"])}
     assert "[rank0]:step 4/4  loss " in first.stderr
     (log,) = (folder / "logs").glob("*/attempt_0/0/stderr.log")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.cli.running import refused, run
+from tests.cli.schemas import holds
 from tests.spmd.reference import Masked
 
 from shardwright.spmd.task import load_task
@@ -48,6 +49,7 @@ def test_plan_show_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     made = run(["spmd", "plan", "mine:task", "--cluster", CLUSTER, "--out", step, "--json"])
     assert made.code == 0, made.err
     assert json.loads(made.out)["ranks"] == 2
+    holds("program", json.loads(made.out))
     assert "traced" in made.err
     shown = run(["spmd", "show", step])
     assert shown.code == 0, shown.err

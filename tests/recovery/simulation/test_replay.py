@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.cli.running import run
+from tests.cli.schemas import holds
 
 import shardwright
 from shardwright.cost.money.risk import checkpoint_bytes
@@ -94,6 +95,7 @@ def test_the_command_prints_a_table_a_document_and_a_picture(plan: Plan, tmp_pat
     assert shown.code == 0 and "local first" in shown.out and picture.read_text().startswith("<svg")
     again = run(["simulate-spot", str(tmp_path / "plan.json"), "--trace", str(trace), "--json"])
     found = json.loads(again.out)
+    holds("simulation", found)
     assert [item["strategy"] for item in found["strategies"]][:2] == ["local first", "reload from the cloud"]
     assert np.isclose(sum(found["strategies"][0]["hours"].values()), 24.0)
     for wrong in (["--market", "wild"], [], ["--market", "calm", "--trace", str(trace)]):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 from pathlib import Path
 
 import pytest
+from tests.cli.running import run
+from tests.cli.schemas import holds
 from tests.runtime.recovery.fleet import Fleet, copies, pipelines, undisturbed
 
 from shardwright.runtime.recovery.rehearsal import rehearse
@@ -41,6 +44,8 @@ def test_the_coordinators_machine_is_lost_and_another_takes_its_place(tmp_path: 
     with Fleet(tmp_path, copies(), 100) as fleet:
         fleet.until(lambda: fleet.step(1) >= 12, "steps")
         expected = rehearse(("127.0.0.1", fleet.ports[1]), ("machine-0",))
+        told = ["recover", "--dry-run", "--join", f"127.0.0.1:{fleet.ports[1]}", "--lose", "machine-0", "--json"]
+        holds("recovery", json.loads(run(told).out))
         assert (expected.ranks, expected.moved_bytes["cloud"]) == (2, 0)
         before, generation = fleet.step(1), fleet.generation()
         fleet.lose(0)

@@ -12,95 +12,99 @@ from shardwright.discovery.machine import Machines
 from shardwright.plans.ranking import Fewer, Nearby, NoProgram, SpmdProgram
 from shardwright.plans.schema import DIALECT, Schema, plan_schema, schema_of
 from shardwright.reports.documents.input_schemas import cluster_schema, layers_schema, profile_schema
+from shardwright.reports.documents.run_schemas import (
+    program_schema,
+    recovery_schema,
+    simulation_schema,
+    training_schema,
+    validation_schema,
+)
+from shardwright.reports.documents.shapes import (
+    ANY,
+    COUNT,
+    FLAG,
+    NUMBER,
+    PERHAPS_NUMBER,
+    TEXT,
+    by_name,
+    list_of,
+    record,
+)
 from shardwright.spec.catalog.catalog import MachinePrice
 from shardwright.spec.cluster import Gpu
-
-ANY: Schema = {}
-TEXT: Schema = {"type": "string"}
-FLAG: Schema = {"type": "boolean"}
-NUMBER: Schema = {"type": "number"}
-COUNT: Schema = {"type": "integer", "minimum": 0}
-PERHAPS_NUMBER: Schema = {"type": ["number", "null"]}
-
-
-def _record(keys: Mapping[str, Schema], more: Mapping[str, Schema] | None = None) -> Schema:
-    """Return the schema of an object with `keys`, and perhaps with `more`."""
-    return {"type": "object", "properties": {**keys, **(more or {})}, "required": list(keys)}
-
-
-def _list(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
-
-
-def _by_name(values: Schema) -> Schema:
-    return {"type": "object", "additionalProperties": values}
 
 
 def _ranking() -> Schema:
     """Return the schema of `plan --json`."""
-    baseline = _record({"rule": TEXT, "iteration_seconds": PERHAPS_NUMBER, "reason": TEXT})
+    baseline = record({"rule": TEXT, "iteration_seconds": PERHAPS_NUMBER, "reason": TEXT})
     program = {"anyOf": [schema_of(SpmdProgram), schema_of(NoProgram)]}
-    search = _record(
+    search = record(
         {
             "candidates": COUNT,
             "costed": COUNT,
             "seconds": NUMBER,
-            "rejected": _by_name(COUNT),
-            "phases": _by_name(NUMBER),
+            "rejected": by_name(COUNT),
+            "phases": by_name(NUMBER),
             "gap": PERHAPS_NUMBER,
             "lower_bound_dollars": PERHAPS_NUMBER,
-            "not_covered": _list(TEXT),
+            "not_covered": list_of(TEXT),
         }
     )
-    switch = _record({"name": TEXT, "runs": COUNT, "of": COUNT})
-    passed_over = _record(
-        {"iteration_seconds": NUMBER, "saving": NUMBER, "switches": _list(switch), "pins": _list(TEXT), "words": TEXT}
-    )
-    return _record(
+    switch = record({"name": TEXT, "runs": COUNT, "of": COUNT})
+    passed_over = record(
         {
-            "plans": _list(plan_schema()),
-            "baselines": _list(baseline),
+            "iteration_seconds": NUMBER,
+            "saving": NUMBER,
+            "switches": list_of(switch),
+            "pins": list_of(TEXT),
+            "words": TEXT,
+        }
+    )
+    return record(
+        {
+            "plans": list_of(plan_schema()),
+            "baselines": list_of(baseline),
             "search": search,
-            "nearby": _list(schema_of(Nearby)),
-            "fewer": _list(schema_of(Fewer)),
+            "nearby": list_of(schema_of(Nearby)),
+            "fewer": list_of(schema_of(Fewer)),
             "passed_over": {"anyOf": [passed_over, {"type": "null"}]},
         },
-        {"infeasible": _record({"reason": TEXT, "remedies": _list(TEXT)}), "risk": _list(ANY), "program": program},
+        {"infeasible": record({"reason": TEXT, "remedies": list_of(TEXT)}), "risk": list_of(ANY), "program": program},
     )
 
 
 def _problem() -> Schema:
-    return _record({"path": TEXT, "message": TEXT, "hint": TEXT})
+    return record({"path": TEXT, "message": TEXT, "hint": TEXT})
 
 
 def _evaluation() -> Schema:
     """Return the schema of `evaluate --json`."""
-    return _record(
+    return record(
         {
             "plan": plan_schema(),
             "legal": FLAG,
-            "violations": _list(_problem()),
+            "violations": list_of(_problem()),
             "fits": FLAG,
-            "shortage": _list(TEXT),
-            "remedies": _list(TEXT),
+            "shortage": list_of(TEXT),
+            "remedies": list_of(TEXT),
             "best": {"anyOf": [plan_schema(), {"type": "null"}]},
             "verdict": TEXT,
-            "settings": _by_name(_record({"plan": ANY, "best": ANY})),
-            "terms": _by_name(_record({"plan": NUMBER, "best": NUMBER, "difference": NUMBER})),
-            "differences": _list(TEXT),
-            "notes": _list(TEXT),
+            "settings": by_name(record({"plan": ANY, "best": ANY})),
+            "terms": by_name(record({"plan": NUMBER, "best": NUMBER, "difference": NUMBER})),
+            "differences": list_of(TEXT),
+            "notes": list_of(TEXT),
         }
     )
 
 
 def _check() -> Schema:
     """Return the schema of `check --json`."""
-    return _record({"legal": FLAG, "violations": _list(_problem())})
+    return record({"legal": FLAG, "violations": list_of(_problem())})
 
 
 def _fit() -> Schema:
     """Return the schema of `fit --json`."""
-    way = _record(
+    way = record(
         {
             "name": TEXT,
             "training": TEXT,
@@ -117,22 +121,22 @@ def _fit() -> Schema:
         }
     )
     sizes = {"parameters": COUNT, "gpus": COUNT, "seq_len": COUNT, "sure": NUMBER}
-    return _record({"model": TEXT, "gpu": TEXT, **sizes, "ways": _list(way), "next": {"type": ["string", "null"]}})
+    return record({"model": TEXT, "gpu": TEXT, **sizes, "ways": list_of(way), "next": {"type": ["string", "null"]}})
 
 
 def _shop() -> Schema:
     """Return the schema of `shop --json`."""
     figures = ("hours", "dollars", "preemptions", "interruptions", "lost_share", "dollars_per_million_tokens")
-    choice = _record({"gpus": COUNT, "rent": _list(ANY), **dict.fromkeys(figures, NUMBER), "plan": plan_schema()})
+    choice = record({"gpus": COUNT, "rent": list_of(ANY), **dict.fromkeys(figures, NUMBER), "plan": plan_schema()})
     pick: Schema = {"anyOf": [choice, COUNT, {"type": "null"}]}
-    return _record(
+    return record(
         {
-            "front": _list(choice),
-            "picks": _by_name(pick),
+            "front": list_of(choice),
+            "picks": by_name(pick),
             "deadline_hours": PERHAPS_NUMBER,
             "budget_dollars": PERHAPS_NUMBER,
             "search": ANY,
-            "assumed": _list(TEXT),
+            "assumed": list_of(TEXT),
         }
     )
 
@@ -140,21 +144,21 @@ def _shop() -> Schema:
 def _gpus() -> Schema:
     """Return the schema of `gpus --json`."""
     gpu = schema_of(Gpu)
-    gpu["properties"]["peak_flops"] = _by_name(NUMBER)
-    return _list(gpu)
+    gpu["properties"]["peak_flops"] = by_name(NUMBER)
+    return list_of(gpu)
 
 
 def _models() -> Schema:
     """Return the schema of `models --json`."""
     texts = dict.fromkeys(("name", "source"), TEXT) | {"particular": {"type": ["string", "null"]}}
     counts = dict.fromkeys(("parameters", "active_parameters", "hidden", "layers", "vocab"), COUNT)
-    return _list(_record({**texts, **counts, "assumed": _list(TEXT)}))
+    return list_of(record({**texts, **counts, "assumed": list_of(TEXT)}))
 
 
 def _discovery() -> Schema:
     """Return the schema of `discover --json`."""
-    machines = _list(schema_of(Machines))
-    return _record({"source": TEXT, "machines": machines, "unseen": _list(TEXT), "text": TEXT})
+    machines = list_of(schema_of(Machines))
+    return record({"source": TEXT, "machines": machines, "unseen": list_of(TEXT), "text": TEXT})
 
 
 SCHEMAS: Mapping[str, Callable[[], Schema]] = {
@@ -166,8 +170,13 @@ SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "shop": _shop,
     "gpus": _gpus,
     "models": _models,
-    "prices": lambda: _list(schema_of(MachinePrice)),
+    "prices": lambda: list_of(schema_of(MachinePrice)),
     "discovery": _discovery,
+    "validation": validation_schema,
+    "simulation": simulation_schema,
+    "recovery": recovery_schema,
+    "program": program_schema,
+    "training": training_schema,
     "cluster": cluster_schema,
     "profile": profile_schema,
     "layers": layers_schema,
