@@ -55,13 +55,15 @@ def test_every_pass_of_every_rank_is_there_once_and_none_overlap(trace: dict[str
         assert all(one[1] <= other[0] + 1.0 for one, other in itertools.pairwise(spans))  # microseconds
 
 
-def test_a_stage_begins_when_the_one_before_has_done(trace: dict[str, Any]) -> None:
+def test_a_stage_begins_after_the_one_before_it(trace: dict[str, Any]) -> None:
     first, second = (
         {event["name"]: event for event in events if event["cat"] == "forward"}
         for _, events in sorted(of_process(trace, "measured").items())
     )
     for name, event in second.items():
-        assert event["ts"] + 1e3 >= first[name]["ts"] + first[name]["dur"]  # clocks of two processes, to a millisecond
+        # To a millisecond, between the clocks of two processes. A rank may be halted when it has sent its output, before
+        # it notes that it is done: so that end says nothing.
+        assert event["ts"] + 1e3 >= first[name]["ts"]
 
 
 def test_operators_lie_inside_the_step(trace: dict[str, Any]) -> None:
