@@ -18,7 +18,7 @@ from tests.measured import real_document, small_document
 from tests.spec.test_machine_profile import PROFILE
 
 from shardwright.discovery.discover import discover
-from shardwright.plans.document import to_document
+from shardwright.plans.document import save, to_document
 from shardwright.reports.documents.schemas import SCHEMAS
 from shardwright.spec.read import machine_profile
 
@@ -84,6 +84,13 @@ def test_the_plan_of_a_user_is_as_it_should_be(plan_file: Path) -> None:
     holds("plan", json.loads(plan_file.read_text()))
     holds("evaluation", json.loads(run(["evaluate", str(plan_file), "--json"]).out))
     holds("check", json.loads(run(["check", str(plan_file), "--json"]).out))
+    holds("layout", json.loads(run(["train", str(plan_file), "--dry-run", "--json"]).out))
+
+
+@pytest.mark.parametrize("target", ["megatron", "perfetto", "skypilot"])
+def test_exports_are_as_they_should_be(target: str, tmp_path: Path) -> None:
+    save(PLANS["llama-2-70b-interleaved"], tmp_path / "plan.json")
+    holds("export", json.loads(run(["export", str(tmp_path / "plan.json"), "--to", target, "--json"]).out))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.cli.running import refused, run
+from tests.cli.schemas import holds
 from tests.signals import interruptible
 
 pytest.importorskip("torch")
@@ -46,6 +47,7 @@ def profile_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert outcome.code == 0, outcome.err
     document = json.loads(outcome.out)
     assert document["gpu"] == "this cpu"
+    holds("measurement", document)
     assert {(item["kind"], item["dtype"]) for item in document["operators"]} == {
         (kind, dtype) for kind in ("gemm", "attention", "memory") for dtype in ("fp32", "bf16")
     }

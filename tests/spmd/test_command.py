@@ -70,6 +70,7 @@ def test_plan_show_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         str(end),
         "--json",
     )
+    holds("losses", json.loads(told))
     losses, state = trained_alone()
     torch.testing.assert_close(json.loads(told)["losses"], losses, rtol=1e-4, atol=1e-5)
     saved = load_file(end)

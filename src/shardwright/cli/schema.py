@@ -17,9 +17,10 @@ Examples:
   shardwright schema ranking
 
 Written: plan (`plan --out`), ranking (`plan --json`), evaluation (`evaluate --json`), discovery (`discover --json`),
-validation (`validate --json`), simulation (`simulate-spot --json`), recovery (`recover --dry-run --json`), program
-(`spmd plan --json`), training (`train --json`), and check, fit, shop, gpus, models and prices (`--json`). Read: cluster
-(a cluster file), profile (a machine profile), layers (a layer profile).
+validation (`validate --json`), simulation (`simulate-spot --json`), recovery (`recover --dry-run --json`), program and
+losses (`spmd plan` and `spmd train --json`), layout (`train --dry-run --json`), training (`train --json`), measurement
+(`profile --json`), and check, export, fit, shop, gpus, models and prices (`--json`). Read: cluster (a cluster file),
+profile (a machine profile), layers (a layer profile).
 """
 
 

@@ -1,4 +1,4 @@
-"""JSON schemas of what is said of runs: measured, simulated, recovered, trained, and of programs."""
+"""JSON schemas of what is said of runs (laid out, trained, measured, simulated, recovered), of programs and exports."""
 
 from __future__ import annotations
 
@@ -133,3 +133,42 @@ def training_schema() -> Schema:
     }
     ended = {"state": {"enum": ["finished", "stopped"]}, "step": COUNT}
     return record({**ended, "checkpoint": PERHAPS_TEXT, "unsaved": list_of(TEXT)}, measured)
+
+
+def losses_schema() -> Schema:
+    """Return the schema of `spmd train --json`."""
+    return record(
+        {"losses": list_of(NUMBER), "ranks": list_of(record({"parameter_bytes": COUNT, "peak_bytes": COUNT}))}
+    )
+
+
+def layout_schema() -> Schema:
+    """Return the schema of `train --dry-run --json`: what each rank would hold and compute."""
+    counts = ("rank", "replica", "copy", "stage", "context_rank", "tensor_rank", "micro_batches", "first_sample")
+    rank = record(
+        {
+            **dict.fromkeys(counts, COUNT),
+            "gpu": TEXT,
+            "layers": list_of(list_of(COUNT)),
+            "embedding": FLAG,
+            "head": FLAG,
+            "before": list_of(COUNT),
+            "after": list_of(COUNT),
+            "predicted_memory_bytes": PERHAPS_NUMBER,
+            "gradient_groups": list_of(record({"units": list_of(COUNT), "experts": ANY, "ranks": list_of(COUNT)})),
+        }
+    )
+    group = record({"purpose": TEXT, "ranks": list_of(COUNT)})
+    return record({"world_size": COUNT, "ranks": list_of(rank), "groups": list_of(group)})
+
+
+def measurement_schema() -> Schema:
+    """Return the schema of `profile --json`."""
+    figures = {"gpu": TEXT, "device": TEXT, "count": COUNT, "memory_bytes": NUMBER}
+    parts = {"operators": list_of(ANY), "links": list_of(ANY), "cluster": {"type": "object"}}
+    return record({"profile": TEXT, **figures, **parts})
+
+
+def export_schema() -> Schema:
+    """Return the schema of `export --json`; beside these keys it has what the target takes."""
+    return record({"target": TEXT, "version": TEXT})

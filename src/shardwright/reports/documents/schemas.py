@@ -13,6 +13,10 @@ from shardwright.plans.ranking import Fewer, Nearby, NoProgram, SpmdProgram
 from shardwright.plans.schema import DIALECT, Schema, plan_schema, schema_of
 from shardwright.reports.documents.input_schemas import cluster_schema, layers_schema, profile_schema
 from shardwright.reports.documents.run_schemas import (
+    export_schema,
+    layout_schema,
+    losses_schema,
+    measurement_schema,
     program_schema,
     recovery_schema,
     simulation_schema,
@@ -177,6 +181,10 @@ SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "recovery": recovery_schema,
     "program": program_schema,
     "training": training_schema,
+    "layout": layout_schema,
+    "losses": losses_schema,
+    "measurement": measurement_schema,
+    "export": export_schema,
     "cluster": cluster_schema,
     "profile": profile_schema,
     "layers": layers_schema,
