@@ -75,7 +75,7 @@ def test_weights_that_are_kept_twice_are_counted(name):
         store = make_store(layout, place, torch.float32, torch.device("cpu"))
         buffers = {buffer.weights.whole.untyped_storage().data_ptr() for buffer in store.buffers}
         tensors = {parameter.untyped_storage().data_ptr(): parameter for parameter in store.parameters.values()}
-        kept = sum(buffer.weights.whole.nbytes for buffer in store.buffers)
+        kept = 4 * sum(piece.elements for buffer in store.buffers for piece in buffer.bucket.pieces)
         kept += sum(parameter.nbytes for where, parameter in tensors.items() if where not in buffers)
         counted = float(replicas[place.replica].memory.weights[place.stage])
         alike = len({buffer.bucket.alone for buffer in store.buffers}) == 1

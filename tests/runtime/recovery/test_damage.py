@@ -20,7 +20,7 @@ from shardwright.runtime.recovery.fetch import Source, Wanted, fetch
 from shardwright.runtime.recovery.inventory import Held
 from shardwright.runtime.recovery.snapshots import INDEX, Snapshot, Snapshots, hashed, laid_out
 from shardwright.runtime.recovery.tiers import Cloud, DiskTier
-from shardwright.runtime.storage.pieces import StatePiece
+from shardwright.runtime.state.pieces import StatePiece
 
 FOREVER = 100_000
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from shardwright.recovery.transfer import DISK, MEMORY
 from shardwright.runtime.recovery.inventory import Held, cover, disagreements, held_of, held_row, newest_state
-from shardwright.runtime.storage.pieces import CutShape, StatePiece, StoredPiece
+from shardwright.runtime.state.pieces import CutShape, StatePiece, StoredPiece
 
 SHAPES = {"a": CutShape(shape=(8, 2))}
 

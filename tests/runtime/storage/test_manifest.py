@@ -15,8 +15,9 @@ from tests.runtime.samples import plan_of, replica, stage, tiny_model
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan, Sharding
 from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.state.holdings import needed_pieces, parameter_shapes, written_pieces
+from shardwright.runtime.state.pieces import CutShape, StatePiece, StoredPiece, overlaps
 from shardwright.runtime.storage.checkpoint import prune
-from shardwright.runtime.storage.holdings import needed_pieces, parameter_shapes, written_pieces
 from shardwright.runtime.storage.manifest import (
     MANIFEST,
     Manifest,
@@ -31,7 +32,6 @@ from shardwright.runtime.storage.manifest import (
     write_part,
 )
 from shardwright.runtime.storage.model_hash import model_hash
-from shardwright.runtime.storage.pieces import CutShape, StatePiece, StoredPiece, overlaps
 
 STORED = StoredPiece(
     piece=StatePiece(kind="weight", parameter="p", start=1, stop=3, low=2, high=5),

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shardwright.errors import SpecError
+from shardwright.runtime.state.pieces import CutShape, StatePiece, overlaps, split
 from shardwright.runtime.storage.manifest import by_parameter
 from shardwright.runtime.storage.piece_files import LARGEST_PIECE_BYTES, assemble, read_piece, write_pieces
-from shardwright.runtime.storage.pieces import CutShape, StatePiece, overlaps, split
 
 
 @st.composite

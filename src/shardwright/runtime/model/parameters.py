@@ -43,6 +43,12 @@ class Parameter:
         return len(self.shape) > 1
 
     @property
+    def hidden(self) -> bool:
+        """Whether it is a matrix of a layer, for which some optimizers have another rule than for embeddings, the
+        output projection, norms and biases."""
+        return self.decayed and self.name.startswith("layers.")
+
+    @property
     def padded(self) -> bool:
         """Whether its rows are those of the vocabulary, of which the last may be padding."""
         return self.name in ("embedding.tokens.weight", "head.weight")

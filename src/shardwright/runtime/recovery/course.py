@@ -13,7 +13,7 @@ from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.recovery.inventory import Shapes
 from shardwright.runtime.recovery.needs import kinds_of
 from shardwright.runtime.recovery.options import KeeperOptions
-from shardwright.runtime.storage.holdings import parameter_shapes
+from shardwright.runtime.state.holdings import parameter_shapes
 from shardwright.runtime.storage.manifest import hash_of
 from shardwright.runtime.storage.model_hash import model_hash
 

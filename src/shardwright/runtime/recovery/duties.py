@@ -32,7 +32,7 @@ from shardwright.runtime.recovery.settlement import Settlement, reaches, report_
 from shardwright.runtime.recovery.snapshots import Snapshot, Snapshots, is_sound
 from shardwright.runtime.recovery.staff import Staff
 from shardwright.runtime.recovery.store_server import Values
-from shardwright.runtime.storage.pieces import StoredPiece
+from shardwright.runtime.state.pieces import StoredPiece
 
 FETCHED = "fetched"
 STATUS = "elastic.json"

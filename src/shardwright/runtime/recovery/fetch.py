@@ -11,7 +11,7 @@ from pathlib import Path
 from shardwright.recovery.transfer import CLOUD, DISK
 from shardwright.runtime.recovery.channel import Channel, LostError, RefusedError, connect, refuse
 from shardwright.runtime.recovery.snapshots import is_sound, reserve
-from shardwright.runtime.storage.pieces import StoredPiece
+from shardwright.runtime.state.pieces import StoredPiece
 
 AT_A_TIME = 8
 RANGE_SECONDS = 60.0

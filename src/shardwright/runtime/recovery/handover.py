@@ -14,43 +14,47 @@ import numpy as np
 import torch
 
 from shardwright.runtime.recovery.link import Link
-from shardwright.runtime.recovery.needs import held_pieces
+from shardwright.runtime.recovery.needs import held_pieces, kinds_of
 from shardwright.runtime.recovery.rows import rows_of
 from shardwright.runtime.recovery.snapshots import laid_out, reserve
+from shardwright.runtime.state.holdings import holdings_of
 from shardwright.runtime.state.loss_scale import LossScale
-from shardwright.runtime.state.optimizer import Slot
+from shardwright.runtime.state.pieces import DTYPES, CutShape, StatePiece, split
+from shardwright.runtime.state.slots import Slot
 from shardwright.runtime.step.engine import Engine, share_weights
-from shardwright.runtime.storage.holdings import holdings_of
 from shardwright.runtime.storage.manifest import Index
 from shardwright.runtime.storage.piece_files import LARGEST_PIECE_BYTES, Fetch, Values, assemble
-from shardwright.runtime.storage.pieces import DTYPES, WEIGHT, CutShape, StatePiece, split
 
 FP32 = "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A piece that this rank writes, and the flat values of it, on its device."""
+    """A piece that this rank writes: of a slot, from element `start` of the bucket on."""
 
     piece: StatePiece
-    values: torch.Tensor
+    slot: Slot
+    start: int
+
+    def values(self) -> torch.Tensor:
+        """Return its flat values, on the slot's device."""
+        return self.slot.read(self.piece.kind, self.start, self.start + self.piece.elements)
 
 
 def parts_of(engine: Engine, mates: Sequence[int]) -> tuple[Part, ...]:
     """Return what a rank writes: what it holds, but for what a lower rank of its machine has, one of its `mates`."""
-    layout, kinds = engine.layout, (WEIGHT, *engine.recipe.moments)
+    layout, kinds = engine.layout, kinds_of(engine.recipe.method)
     others = {piece for rank in mates for piece in held_pieces(layout, layout.places[rank], kinds)}
     most = LARGEST_PIECE_BYTES // DTYPES[FP32].itemsize
     found: list[Part] = []
     for slot in engine.slots:
-        for kind, values in _state(slot).items():
+        for kind in slot.kinds:
             for item in _held(engine, slot, kind):
                 if item.piece in others:
                     continue
                 others.add(item.piece)
-                begin = item.at - slot.start - item.piece.low
                 for piece in split(item.piece, most):
-                    found.append(Part(piece=piece, values=values[begin + piece.low : begin + piece.high]))
+                    found.append(Part(piece=piece, slot=slot, start=item.at + piece.low - item.piece.low))
     return tuple(found)
 
 
@@ -93,11 +97,12 @@ class Writer:
     def _copy(self, memory: torch.Tensor) -> None:
         at = 0
         for part in self._parts:
-            count = part.values.numel()
-            memory[at : at + count].copy_(part.values, non_blocking=True)
+            count = part.piece.elements
+            memory[at : at + count].copy_(part.values(), non_blocking=True)
             at += count
-        if self._parts and self._parts[0].values.device.type == "cuda":
-            torch.cuda.synchronize(self._parts[0].values.device)
+        for device in {part.slot.master.device for part in self._parts}:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
 
 
 def take_back(
@@ -106,21 +111,17 @@ def take_back(
     """Set all that a rank updates from pieces on its machine, then the weights of the others that it computes with.
     Every rank must call it. Raises SpecError where a piece is missing or damaged."""
     for slot in engine.slots:
-        for kind, values in _state(slot).items():
+        for kind in slot.kinds:
             host = np.zeros(slot.stop - slot.start, np.float32)
             targets = {item.piece: _view(host, slot, item.at, item.piece) for item in _held(engine, slot, kind)}
             assemble(targets, index, shapes, fetch, "the state on this machine")
-            values.copy_(torch.from_numpy(host))
+            slot.write(kind, slot.start, torch.from_numpy(host))
         own = slot.buffer.weights.part(slot.start, slot.stop)
         if own.data_ptr() != slot.master.data_ptr():
             own.copy_(slot.master)
     if scale is not None:
         engine.loss_scale = LossScale(**scale)
     share_weights(engine)
-
-
-def _state(slot: Slot) -> dict[str, torch.Tensor]:
-    return {WEIGHT: slot.master, **slot.moments}
 
 
 def _held(engine: Engine, slot: Slot, kind: str) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from shardwright.recovery.transfer import CLOUD, DISK, MEMORY
-from shardwright.runtime.storage.pieces import CutShape, StatePiece, StoredPiece, overlaps
+from shardwright.runtime.state.pieces import CutShape, StatePiece, StoredPiece, overlaps
 
 Key = tuple[StatePiece, str]
 """What a shard is: a piece and the hash of its content."""

@@ -15,13 +15,12 @@ from shardwright.runtime.layout.groups import Layout, layout_of
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.recovery.inventory import Held, Key, Shapes, State
 from shardwright.runtime.state.buckets import buckets_of
-from shardwright.runtime.storage.holdings import holdings_of
-from shardwright.runtime.storage.pieces import WEIGHT, StatePiece, overlaps
+from shardwright.runtime.state.holdings import holdings_of
+from shardwright.runtime.state.pieces import WEIGHT, StatePiece, overlaps
+from shardwright.runtime.state.recipe import MOMENTS, Method
 
-MOMENTS = {"adamw": ("first", "second"), "sgd": ("first",)}
 
-
-def kinds_of(method: str) -> tuple[str, ...]:
+def kinds_of(method: Method) -> tuple[str, ...]:
     """Return the kinds of state of an optimizer."""
     return (WEIGHT, *MOMENTS[method])
 

@@ -25,7 +25,7 @@ from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.rows import machine_data, machine_of, pieces_of, rows_of
 from shardwright.runtime.recovery.snapshots import Snapshot, Snapshots
 from shardwright.runtime.recovery.tiers import Cloud, DiskTier
-from shardwright.runtime.storage.pieces import split
+from shardwright.runtime.state.pieces import split
 
 COPY_SECONDS = 60.0
 

@@ -18,7 +18,7 @@ from shardwright.runtime.recovery.inventory import held_of, newest_state
 from shardwright.runtime.recovery.needs import chairs_of, machine_needs, movement
 from shardwright.runtime.recovery.record import Recovery
 from shardwright.runtime.recovery.rows import machine_of
-from shardwright.runtime.storage.holdings import parameter_shapes
+from shardwright.runtime.state.holdings import parameter_shapes
 
 ASK_SECONDS = 10.0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwright.recovery.quorum import Machine
 from shardwright.runtime.recovery.fetch import Source, Wanted
-from shardwright.runtime.storage.pieces import StatePiece, StoredPiece
+from shardwright.runtime.state.pieces import StatePiece, StoredPiece
 
 Rows = list[list[Any]]
 

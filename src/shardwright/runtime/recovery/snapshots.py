@@ -23,9 +23,9 @@ from shardwright.errors import SpecError, bad
 from shardwright.files import write_atomically
 from shardwright.recovery.transfer import MEMORY
 from shardwright.runtime.recovery.inventory import Held, held_of, held_row
+from shardwright.runtime.state.pieces import DTYPES, StatePiece, StoredPiece
 from shardwright.runtime.storage.manifest import hash_of
 from shardwright.runtime.storage.piece_files import Values, read_piece, stored_piece
-from shardwright.runtime.storage.pieces import DTYPES, StatePiece, StoredPiece
 
 INDEX = "index.json"
 

@@ -21,6 +21,7 @@ from shardwright.errors import SpecError, bad
 from shardwright.files import write_atomically
 from shardwright.recovery.transfer import CLOUD, DISK
 from shardwright.runtime.recovery.inventory import Held, held_of, held_row
+from shardwright.runtime.state.pieces import StoredPiece
 from shardwright.runtime.storage.manifest import (
     MANIFEST,
     Manifest,
@@ -29,7 +30,6 @@ from shardwright.runtime.storage.manifest import (
     step_folder,
     working_folder,
 )
-from shardwright.runtime.storage.pieces import StoredPiece
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")

@@ -38,6 +38,7 @@ from shardwright.runtime.recovery.handover import Writer, parts_of, take_back
 from shardwright.runtime.recovery.link import Link, Order
 from shardwright.runtime.recovery.rows import pieces_of
 from shardwright.runtime.recovery.settlement import Report
+from shardwright.runtime.state.holdings import parameter_shapes
 from shardwright.runtime.step.engine import (
     DTYPES,
     Engine,
@@ -51,7 +52,6 @@ from shardwright.runtime.step.engine import (
 )
 from shardwright.runtime.step.pipeline import Event
 from shardwright.runtime.step.timestamps import seconds_between
-from shardwright.runtime.storage.holdings import parameter_shapes
 from shardwright.runtime.storage.manifest import by_parameter
 from shardwright.runtime.storage.mixture import Mixture, open_mixture
 from shardwright.runtime.storage.piece_files import read_piece

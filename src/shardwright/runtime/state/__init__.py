@@ -1,9 +1,14 @@
 """What a rank holds.
 
 * `buckets`: parameters in flat buffers
+* `pieces`: pieces of training state and their overlaps
+* `holdings`: which pieces a rank has, and which it writes
 * `store`: the buffers
 * `sharding`: what ZeRO cuts
-* `optimizer`: AdamW and SGD on flat buffers
+* `slots`: fp32 weights and moments of what a rank updates
+* `blocks`: moments in 8 bits
+* `methods`: AdamW, in 8 bits too, and SGD
+* `optimizer`: the update of a step
 * `offload`: state in host memory
 * `loss_scale`: fp16 loss scaling
 * `recipe`: how weights are updated

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import prod
 
 from shardwright.plans.shares import cuts
@@ -19,7 +19,7 @@ from shardwright.runtime.model.parameters import Parameter, Summed, unit_paramet
 from shardwright.spec.model import Model
 
 LARGEST_MERGED_ELEMENTS = 8_000_000
-ALIGNMENT_ELEMENTS = 8
+ALIGNMENT_ELEMENTS = 256  # of matrices and of the parts of ranks: blocks of 8-bit state straddle neither
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +47,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Elements [start, stop) of a bucket with the same treatment: weight decay, and whether they count for norms."""
+    """Elements [start, stop) of a bucket that are treated alike: whether they are matrices of layers (`hidden`), decay,
+    and count for norms. What no piece has in between stays zero."""
 
     start: int
     stop: int
+    hidden: bool
     decayed: bool
     counted: bool
 
@@ -170,18 +172,23 @@ def _bucket(
     held: range,
 ) -> Bucket:
     shards = len(holders)
-    keyed = [(not _counted(p, shard, shards), not p.decayed, p, unit) for p, unit in found]
-    keyed.sort(key=lambda item: item[:2])
+    keyed = [((not _counted(p, shard, shards), not p.hidden, not p.decayed), p, unit) for p, unit in found]
+    keyed.sort(key=lambda item: item[0])
     pieces: list[Piece] = []
     segments: list[Segment] = []
     offset = 0
-    for uncounted, plain, parameter, unit in keyed:
-        piece = _piece(parameter, unit, offset, shard, shards, held, counted=not uncounted)
-        offset += piece.elements
-        pieces.append(piece)
-        same = segments and (segments[-1].decayed, segments[-1].counted) == (not plain, not uncounted)
-        start = segments.pop().start if same else piece.offset
-        segments.append(Segment(start=start, stop=offset, decayed=not plain, counted=not uncounted))
+    for (_, alike), run in groupby(keyed, lambda item: (matrix_of(item[1]) if item[1].decayed else "", item[0])):
+        offset = -(-offset // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
+        uncounted, plain, vector = alike
+        start = offset
+        for _, parameter, unit in run:
+            pieces.append(_piece(parameter, unit, offset, shard, shards, held, counted=not uncounted))
+            offset += pieces[-1].elements
+        treated = {"hidden": not plain, "decayed": not vector, "counted": not uncounted}
+        last = segments[-1] if segments else None
+        if last is not None and (last.hidden, last.decayed, last.counted) == tuple(treated.values()):
+            start = segments.pop().start
+        segments.append(Segment(start=start, stop=offset, **treated))
     ranks = holders[shard]
     unit_elements = ALIGNMENT_ELEMENTS * len(ranks)
     return Bucket(

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-Method = Literal["adamw", "sgd"]
+if TYPE_CHECKING:
+    from shardwright.runtime.state.buckets import Segment
+
+Method = Literal["adamw", "adamw8bit", "sgd"]
 Schedule = Literal["cosine", "linear", "wsd"]
 METHODS: tuple[Method, ...] = get_args(Method)
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+MOMENTS: dict[Method, tuple[str, ...]] = {
+    "adamw": ("first", "second"),
+    "adamw8bit": ("first", "second"),
+    "sgd": ("first",),
+}  # kept for each weight
 STABLE = 0.9  # of the steps that warm-up, stable and decay phase take together, those before the decay
 
 
@@ -45,7 +53,6 @@ class Recipe:
         left = 0.5 * (1.0 + math.cos(math.pi * done)) if self.schedule == "cosine" else 1.0 - done
         return self.learning_rate * (self.final_fraction + (1.0 - self.final_fraction) * left)
 
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The names of what is kept for each weight."""
-        return ("first", "second") if self.method == "adamw" else ("first",)
+    def rule(self, segment: Segment) -> Method:
+        """Return the method that updates a segment: where moments have 8 bits, vectors keep theirs in fp32."""
+        return "adamw" if self.method == "adamw8bit" and not segment.decayed else self.method

@@ -21,8 +21,9 @@ from shardwright.runtime.model.initial import Initial
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
 from shardwright.runtime.model.regions import LayerForward, why_not_compiled
 from shardwright.runtime.state.loss_scale import UNSCALED, LossScale
-from shardwright.runtime.state.optimizer import Slot, make_slots, own_square, update, verdict_on
+from shardwright.runtime.state.optimizer import own_square, update, verdict_on
 from shardwright.runtime.state.recipe import Recipe
+from shardwright.runtime.state.slots import Slot, make_slots
 from shardwright.runtime.state.store import Store, fill, make_store
 from shardwright.runtime.step.layered import run_layered
 from shardwright.runtime.step.pipeline import Batch, Event, Pipeline, make_pipeline, run_step

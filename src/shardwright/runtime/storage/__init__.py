@@ -1,9 +1,7 @@
 """What outlives a process: checkpoints by pieces of state, files of weights, and training data.
 
 * `checkpoint`: checkpoints that any plan can read
-* `pieces`: pieces of training state and their overlaps
 * `manifest`: where every piece of a step lies, with its hash
-* `holdings`: which pieces a rank has, and which it writes
 * `piece_files`: files of pieces
 * `model_hash`: the hash of a model
 * `steps`: the checkpoints in a folder

@@ -21,10 +21,13 @@ import torch.distributed as dist
 
 from shardwright.errors import SpecError, bad
 from shardwright.runtime.model.parallel import gather_into
+from shardwright.runtime.state.holdings import holdings_of, parameter_shapes
 from shardwright.runtime.state.loss_scale import LossScale
-from shardwright.runtime.state.optimizer import Slot, gather_weights
+from shardwright.runtime.state.optimizer import gather_weights
+from shardwright.runtime.state.pieces import WEIGHT, StatePiece
+from shardwright.runtime.state.slots import Slot
+from shardwright.runtime.state.store import Buffer
 from shardwright.runtime.step.engine import Engine
-from shardwright.runtime.storage.holdings import holdings_of, parameter_shapes
 from shardwright.runtime.storage.manifest import (
     Course,
     Index,
@@ -41,7 +44,6 @@ from shardwright.runtime.storage.manifest import (
 )
 from shardwright.runtime.storage.model_hash import model_hash
 from shardwright.runtime.storage.piece_files import Fetch, Values, assemble, read_piece, write_pieces
-from shardwright.runtime.storage.pieces import WEIGHT, StatePiece
 from shardwright.runtime.storage.steps import checkpoints, manifest_of, newest_checkpoint
 
 MOST_NAMED = 3  # problems of as many ranks
@@ -134,15 +136,16 @@ def restore(engine: Engine, checkpoint: Checkpoint | None, problem: str = "") ->
     holders of the same send it to each other. `problem` says why a rank has no `checkpoint`."""
     if checkpoint is not None:
         try:
-            for slot, kind, values in _state(engine):
-                _read(engine, slot, kind, values, checkpoint)
+            for slot in engine.slots:
+                _read(engine, slot, checkpoint)
         except SpecError as error:
             problem = str(error)
     if problems := problems_of_all(engine, problem):
         return problems
     assert checkpoint is not None, "a rank without one has a problem"
-    for slot, _, values in _state(engine):
-        _share(engine, slot, values)
+    if not engine.sharded:
+        for buffer in engine.store.buffers:
+            _share(engine, buffer)
     for slot in engine.slots:
         own = slot.buffer.weights.part(slot.start, slot.stop)
         if own.data_ptr() != slot.master.data_ptr():
@@ -157,33 +160,40 @@ def restore(engine: Engine, checkpoint: Checkpoint | None, problem: str = "") ->
     return ""
 
 
-def _state(engine: Engine) -> Iterator[tuple[Slot, str, torch.Tensor]]:
-    """Yield the kinds of state of each slot, with their values."""
-    for slot in engine.slots:
-        for kind, values in {WEIGHT: slot.master, **slot.moments}.items():
-            yield slot, kind, values
+def _own(engine: Engine, slot: Slot) -> tuple[int, int]:
+    """Return [start, stop) of the elements of a slot that this rank writes and reads: its own, as under ZeRO-1."""
+    start, stop = slot.buffer.bucket.own(engine.place.rank, sharded=True)
+    return max(start, slot.start), min(stop, slot.stop)
 
 
-def _read(engine: Engine, slot: Slot, kind: str, values: torch.Tensor, checkpoint: Checkpoint) -> None:
-    """Set a rank's own part of one kind of state of a slot, `values`."""
-    bucket, vocab = slot.buffer.bucket, engine.layout.plan.model.vocab
-    start, stop = bucket.own(engine.place.rank, sharded=True)
-    host = np.zeros(stop - start, np.float32)
-    own = holdings_of(bucket, start, stop, vocab, kind)
-    checkpoint.fill({item.piece: host[item.at - start :][: item.piece.elements] for item in own})
-    values[start - slot.start : stop - slot.start].copy_(torch.from_numpy(host))
+def _read(engine: Engine, slot: Slot, checkpoint: Checkpoint) -> None:
+    """Set a rank's own part of the state of a slot."""
+    start, stop = _own(engine, slot)
+    for kind in slot.kinds if start < stop else ():
+        host = np.zeros(stop - start, np.float32)
+        own = holdings_of(slot.buffer.bucket, start, stop, engine.layout.plan.model.vocab, kind)
+        checkpoint.fill({item.piece: host[item.at - start :][: item.piece.elements] for item in own})
+        slot.write(kind, start, torch.from_numpy(host))
 
 
-def _share(engine: Engine, slot: Slot, values: torch.Tensor) -> None:
-    """Set the parts of other holders, where this one has all of a bucket."""
-    bucket = slot.buffer.bucket
-    start, stop = bucket.own(engine.place.rank, sharded=True)
+def _share(engine: Engine, buffer: Buffer) -> None:
+    """Set the parts of other holders of a bucket, of which every one has all."""
+    bucket, device = buffer.bucket, engine.pipeline.device  # where the group can send from
     group = engine.groups.find("gradient", bucket.ranks)
-    if not engine.sharded and group is not None:
-        device = engine.pipeline.device  # where the group can send from
-        whole = torch.empty(values.shape, dtype=values.dtype, device=device)
-        gather_into(whole, values[start - slot.start : stop - slot.start].to(device, copy=True), group=group)
-        values.copy_(whole)
+    if group is None:
+        return
+    slots = [slot for slot in engine.slots if slot.buffer is buffer]
+    for kind in dict.fromkeys(kind for slot in slots for kind in slot.kinds):
+        whole = torch.zeros(bucket.elements, dtype=torch.float32, device=device)
+        having = [slot for slot in slots if kind in slot.kinds]
+        for slot in having:
+            start, stop = _own(engine, slot)
+            if start < stop:
+                whole[start:stop].copy_(slot.read(kind, start, stop))
+        start, stop = bucket.own(engine.place.rank, sharded=True)
+        gather_into(whole, whole[start:stop].clone(), group=group)
+        for slot in having:
+            slot.write(kind, slot.start, whole[slot.start : slot.stop])
 
 
 def _prepare(engine: Engine, root: Path, step: int, course: Course) -> None:
@@ -230,13 +240,13 @@ def state_file(rank: int) -> str:
 def _own_values(engine: Engine) -> Iterator[tuple[StatePiece, Values]]:
     """Yield the pieces that a rank writes, with their values."""
     vocab = engine.layout.plan.model.vocab
-    for slot, kind, values in _state(engine):
-        bucket = slot.buffer.bucket
-        start, stop = bucket.own(engine.place.rank, sharded=True)
-        host = values[start - slot.start : stop - slot.start].detach().cpu().numpy()
-        for item in holdings_of(bucket, start, stop, vocab, kind):
-            if item.counted:
-                yield item.piece, host[item.at - start :][: item.piece.elements]
+    for slot in engine.slots:
+        start, stop = _own(engine, slot)
+        for kind in slot.kinds if start < stop else ():
+            host = slot.read(kind, start, stop).detach().cpu().numpy()
+            for item in holdings_of(slot.buffer.bucket, start, stop, vocab, kind):
+                if item.counted:
+                    yield item.piece, host[item.at - start :][: item.piece.elements]
 
 
 def problems_of_all(engine: Engine, own: str) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from shardwright.errors import bad
+from shardwright.runtime.state.pieces import CutShape, StatePiece
 from shardwright.runtime.storage.checkpoint import open_checkpoint
 from shardwright.runtime.storage.manifest import (
     manifest_text,
@@ -30,7 +31,6 @@ from shardwright.runtime.storage.manifest import (
     write_manifest,
 )
 from shardwright.runtime.storage.piece_files import assemble, write_pieces
-from shardwright.runtime.storage.pieces import CutShape, StatePiece
 from shardwright.runtime.storage.tensor_files import open_tensors, save_tensors
 
 SUFFIX, TEXT, FILE = ".safetensors", "shardwright", "imported.state"

@@ -19,7 +19,7 @@ import xxhash
 
 from shardwright.errors import SpecError, bad
 from shardwright.files import write_atomically
-from shardwright.runtime.storage.pieces import DTYPES, CutShape, StatePiece, StoredPiece, require_held
+from shardwright.runtime.state.pieces import DTYPES, CutShape, StatePiece, StoredPiece, require_held
 
 MANIFEST, VERSION = "manifest.json", 2
 STEP_FOLDER = re.compile(r"step-(\d{8,})")

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.errors import bad
-from shardwright.runtime.storage.manifest import Index, hash_of
-from shardwright.runtime.storage.pieces import (
+from shardwright.runtime.state.pieces import (
     DTYPES,
     CutShape,
     Overlap,
@@ -22,6 +21,7 @@ from shardwright.runtime.storage.pieces import (
     overlaps,
     split,
 )
+from shardwright.runtime.storage.manifest import Index, hash_of
 
 LARGEST_PIECE_BYTES = 1 << 25
 """A reader that wants a part of a piece reads all of it to verify it: no more than this too much at either end."""

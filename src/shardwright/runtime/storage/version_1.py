@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.errors import SpecError, bad
+from shardwright.runtime.state.pieces import CutShape, StatePiece, StoredPiece
 from shardwright.runtime.storage.manifest import STEP_FOLDER, Manifest
-from shardwright.runtime.storage.pieces import CutShape, StatePiece, StoredPiece
 
 META = "checkpoint.json"
 

@@ -13,7 +13,7 @@ from shardwright.runtime.layout.groups import Layout, vocabulary
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.model.parameters import Parameter, unit_parameters
 from shardwright.runtime.state.buckets import Bucket, buckets_of
-from shardwright.runtime.storage.pieces import CutShape, StatePiece
+from shardwright.runtime.state.pieces import CutShape, StatePiece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
