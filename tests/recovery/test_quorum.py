@@ -21,7 +21,7 @@ def test_of_two_groups_without_a_machine_in_common_at_most_one_goes_on_alone(cou
     before = generation(count)
     one = data.draw(st.sets(st.sampled_from(before.names)))
     other = set(before.names) - one
-    free = [found.may_go_on and not found.needs_arbiter for found in (quorum(before, [*one]), quorum(before, [*other]))]
+    free = [quorum(before, group).majority for group in (one, other)]
     assert sum(free) == 1, "and one of two halves always does"
 
 
@@ -29,7 +29,7 @@ def test_any_majority_goes_on_without_those_that_begin() -> None:
     before = generation(5)
     for present in combinations(before.names, 3):
         assert quorum(before, present) == quorum(before, (*present, "new"))
-        assert quorum(before, present).may_go_on and not quorum(before, present).needs_arbiter
+        assert quorum(before, present).majority
 
 
 @given(st.integers(2, 6), st.data())
@@ -51,9 +51,25 @@ def test_a_majority_goes_on_with_the_minority_that_claimed_and_could_not_start()
     assert gives_way(first, claim_of(before, {"m0", "m1"})), "m0 may be training with another"
 
 
+def test_machines_that_are_gone_hold_nobody_up() -> None:
+    """Where nobody listens at their addresses, they train nowhere: their claim stands against nobody."""
+    before = generation(3)
+    majority, minority = claim_of(before, {"m0", "m1"}), claim_of(before, {"m0"})
+    assert gives_way(minority, majority) and not gives_way(minority, majority, {"m1"})
+    assert gives_way(claim_of(before, {"m2"}), majority, {"m1"}), "m0 may be training"
+    assert not gives_way(claim_of(before, {"m1", "m2"}), minority, {"m0"})
+
+
+def test_a_claim_to_follow_a_later_generation_stands_against_everybody() -> None:
+    before, later = generation(3), Claim(by="m9", machines=("m9", "m2"), majority=True)
+    assert gives_way(claim_of(before, {"m0", "m1"}), later, alone=True)
+    assert not gives_way(claim_of(before, {"m0", "m2"}), later, {"m9"}, alone=True)
+    assert not gives_way(later, later, alone=True), "its own claim, when it tries again"
+
+
 def claim_of(before: Generation, names: Collection[str]) -> Claim:
     present = tuple(sorted(names))
-    return Claim(by=present[0], machines=present, majority=not quorum(before, present).needs_arbiter)
+    return Claim(by=present[0], machines=present, majority=quorum(before, present).majority)
 
 
 def test_the_next_generation_keeps_the_order_and_puts_newcomers_last() -> None:

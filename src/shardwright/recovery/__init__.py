@@ -1,5 +1,6 @@
 """What recovery decides, without PyTorch.
 
+* `leadership`: which machine coordinates
 * `quorum`: who goes on after a loss
 * `seats`: which machine each rank sits on
 * `rates`: how fast bytes move

@@ -1,13 +1,15 @@
 """Who goes on after a loss: one generation of machines follows another, and never two follow the same one.
 
 Most of the machines of the generation before must be there. Where exactly half are, the half with its first machine
-goes on. Fewer need an arbiter outside of them, such as the object store, that lets one group alone claim the number of
-the next generation. Compare torchft's quorum, which needs a server that outlives all replicas.
+goes on. Fewer may be those that were cut off: they go on at once only where nobody listens any more where the others
+were, else after a time in which a majority would have gone on. An arbiter outside of them, such as the object store,
+lets one group alone claim to follow a generation. Which machine coordinates a group is for `leadership` to say. Compare
+torchft's quorum, which needs a server that outlives all replicas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 
@@ -38,25 +40,21 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quorum:
-    """Whether those present may go on, whether only after an arbiter said so, and why, in words."""
+    """Whether those present are most of a generation, or half with its first machine; the count in words."""
 
-    may_go_on: bool
-    needs_arbiter: bool
+    majority: bool
     reason: str
 
 
-def quorum(before: Generation, present: Sequence[str]) -> Quorum:
-    """Return whether the machines `present` may be the next generation; machines that are new do not count."""
-    there = [name for name in before.names if name in present]
-    total = len(before.machines)
-    words = f"{len(there)} of {total} machines of generation {before.number} are there"
-    if 2 * len(there) > total or not total:
-        return Quorum(may_go_on=True, needs_arbiter=False, reason=words)
-    if 2 * len(there) == total and before.names[0] in there:
-        return Quorum(may_go_on=True, needs_arbiter=False, reason=f"{words}, the first among them")
-    if not there:
-        return Quorum(may_go_on=False, needs_arbiter=False, reason=words)
-    return Quorum(may_go_on=True, needs_arbiter=True, reason=f"{words}: no majority")
+def quorum(before: Generation, present: Collection[str]) -> Quorum:
+    """Return whether the machines `present` are a majority of a generation; machines that are new do not count."""
+    there, total = sum(name in present for name in before.names), len(before.machines)
+    words = f"{there} of {total} machines of generation {before.number} are there"
+    if 2 * there > total or not total:
+        return Quorum(majority=True, reason=words)
+    if 2 * there == total and before.names[0] in present:
+        return Quorum(majority=True, reason=f"{words}, the first among them")
+    return Quorum(majority=False, reason=f"{words}: no majority")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +69,17 @@ class Claim:
         return f"{self.by} with a {'majority' if self.majority else 'minority'}"
 
 
-def gives_way(claim: Claim, first: Claim) -> bool:
-    """Return whether a group must wait, as the claim that was first is another's. That of a majority stands against
-    minorities: two majorities have a machine in common, which goes on with the newer one. That of a minority stands
-    against all without one of its machines, which may be training; where all of them are there, none is."""
-    if first.majority:
+def gives_way(claim: Claim, first: Claim, gone: Collection[str] = (), *, alone: bool = False) -> bool:
+    """Return whether a group must wait, as the claim that was first is another's. Machines that are `gone` train
+    nowhere. A claim stands against all without one of its machines, which may be training; where all of them are here
+    or gone, none is. That of a majority stands against minorities alone: two majorities have a machine in common, which
+    goes on with the newer one. A claim that stands `alone`, to begin a run or to follow a later generation than this
+    group's, does so against everybody else."""
+    if set(first.machines) <= {*claim.machines, *gone}:
+        return False
+    if first.majority and not alone:
         return not claim.majority
-    same = not claim.majority and claim.by == first.by
-    return not same and not set(first.machines) <= set(claim.machines)
+    return claim.by != first.by or (claim.majority and not alone)
 
 
 def next_generation(before: Generation, present: Sequence[Machine]) -> Generation:

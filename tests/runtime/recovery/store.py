@@ -31,6 +31,10 @@ class Store(BaseHTTPRequestHandler):
         if self.headers.get("If-None-Match") and self.path in self.objects:
             self._say(412)
             return
+        if self.fault == "keeps half":
+            content = content[: len(content) // 2]
+        if self.fault == "keeps other bytes":
+            content = bytes(value ^ 255 for value in content)
         self.objects[self.path] = content
         self._say(200)
 

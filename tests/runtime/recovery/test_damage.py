@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +15,14 @@ import pytest
 from tests.runtime.recovery.fleet import Fleet, copies
 from tests.runtime.recovery.store import store
 
+from shardwright.errors import SpecError
 from shardwright.recovery.transfer import CLOUD
 from shardwright.runtime.recovery.fetch import Source, Wanted, fetch
 from shardwright.runtime.recovery.inventory import Held
 from shardwright.runtime.recovery.snapshots import INDEX, Snapshot, Snapshots, hashed, laid_out
 from shardwright.runtime.recovery.tiers import Cloud, DiskTier
-from shardwright.runtime.state.pieces import StatePiece
+from shardwright.runtime.state.pieces import CutShape, StatePiece, StoredPiece
+from shardwright.runtime.storage.manifest import Manifest
 
 FOREVER = 100_000
 
@@ -143,7 +145,7 @@ def test_what_an_object_store_gives_is_verified(tmp_path: Path, fault: str) -> N
     held = Held(machine="m0", tier=0, step=5, generation=1, stored=snapshot.pieces[0])
     with store() as (server, url):
         cloud = Cloud(url)
-        (there,) = cloud.put_part(5, "m0", tmp_path, [held])
+        (there,) = cloud.put_part(5, 1, "m0", tmp_path, [held])
         server.fault = fault
         source = Source(
             machine="", address=None, tier=CLOUD, file=f"step-00000005/{there.file}", offset=there.offset,
@@ -168,11 +170,55 @@ def test_a_store_that_takes_nothing_raises_and_one_claim_alone_is_first(tmp_path
     held = Held(machine="m0", tier=0, step=5, generation=1, stored=snapshot.pieces[0])
     with store() as (server, url):
         cloud = Cloud(url)
-        assert cloud.claim("generations/after-1", "m0") == "m0"
-        assert cloud.claim("generations/after-1", "m1") == "m0"
+        assert cloud.claim("run", 1, "m0") == "m0"
+        assert cloud.claim("run", 1, "m1") == "m0"
+        assert cloud.claims("run") == [1] and not cloud.claims("another")
         server.fault = fault
         with pytest.raises(OSError, match=r"127\.0\.0\.1"):
-            cloud.put_part(5, "m0", tmp_path, [held])
+            cloud.put_part(5, 1, "m0", tmp_path, [held])
+
+
+@pytest.mark.parametrize("fault", ["keeps half", "keeps other bytes"])
+def test_an_upload_that_a_store_did_not_keep_as_it_was_counts_for_nothing(tmp_path: Path, fault: str) -> None:
+    """Neither a part of a step nor a manifest; the step before is what the store holds."""
+    held = Held(machine="m0", tier=0, step=5, generation=1, stored=snapshot_in(tmp_path).pieces[0])
+    with store() as (server, url):
+        cloud = Cloud(url)
+        pieces = cloud.put_part(5, 1, "m0", tmp_path, [held])
+        first = manifest_of(5, pieces)
+        cloud.commit(first)
+        server.fault = fault
+        with pytest.raises(OSError, match=r"step-00000010/000001-m0\.state does not read back as it was written"):
+            cloud.put_part(10, 1, "m0", tmp_path, [held])
+        with pytest.raises(OSError, match=r"step-00000010/manifest\.json does not read back as it was written"):
+            cloud.commit(manifest_of(10, pieces))
+        server.fault = ""
+        assert {item.step for item in cloud.held(first.model)} == {5}
+
+
+def test_a_snapshot_that_was_written_over_is_not_protected(tmp_path: Path) -> None:
+    """A tier that is so slow that the ranks have come round to the file again has no right to what it reads there."""
+    held = Held(machine="m0", tier=0, step=5, generation=1, stored=snapshot_in(tmp_path).pieces[0])
+    (tmp_path / "a.bin").write_bytes(np.arange(1, 65, dtype=np.float32).tobytes())
+    with pytest.raises(OSError, match="has changed"):
+        DiskTier(tmp_path / "disk", "m0", "this run").write(5, tmp_path, [held])
+    with store() as (server, url), pytest.raises(SpecError, match="has changed"):
+        Cloud(url).put_part(5, 1, "m0", tmp_path, [held])
+    assert not server.objects and not list(DiskTier(tmp_path / "disk", "m0", "this run").holdings())
+
+
+def manifest_of(step: int, pieces: Sequence[StoredPiece]) -> Manifest:
+    parameters = {"a": CutShape(shape=(64,), dim=0)}
+    return Manifest(
+        step=step,
+        model="a",
+        settings={},
+        data={"samples": 0},
+        random={"seed": 0},
+        loss_scale=None,
+        parameters=parameters,
+        pieces=tuple(pieces),
+    )
 
 
 @pytest.mark.nightly
@@ -181,6 +227,7 @@ def test_a_store_that_takes_nothing_raises_and_one_claim_alone_is_first(tmp_path
     [
         ("503", "of machine-0 is not in the object store: "),
         ("reset", "of machine-0 is not in the object store: "),
+        ("keeps half", "of machine-0 is not in the object store: step-000000"),
         ("slow", "is still on its way"),
     ],
 )

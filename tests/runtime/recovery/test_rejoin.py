@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import cast
 
-import pytest
 from tests.runtime.recovery.fleet import _free_ports, copies
 
 from shardwright.plans.document import to_document
+from shardwright.recovery.leadership import Address, Standing
 from shardwright.recovery.quorum import Generation, Machine
 from shardwright.runtime.job.settings import Settings
-from shardwright.runtime.recovery.base import Base
 from shardwright.runtime.recovery.channel import Channel, Message, Reply
-from shardwright.runtime.recovery.course import run_of
 from shardwright.runtime.recovery.keeper import Keeper
-from shardwright.runtime.recovery.members import BeginAgainError, Member, Members
+from shardwright.runtime.recovery.lookout import look_around
 from shardwright.runtime.recovery.options import KeeperOptions
-from shardwright.runtime.recovery.passage import MinorityError, Passage, Ready
-from shardwright.runtime.recovery.rows import machine_data
-from shardwright.runtime.recovery.tiers import Cloud
+from shardwright.runtime.recovery.rows import machine_data, standing_data
 from shardwright.runtime.state.recipe import Recipe
 
-SILENCE, PATIENCE = 0.3, 10.0
+SILENCE, PATIENCE = 0.9, 60.0
 
 
 class Played:
-    """Another machine of the run, which answers whoever would join it; `asked` once someone has."""
+    """Another machine of the run, which was in a generation last and has its coordinator somewhere; `asked` once
+    someone has looked for a coordinator, `joined` once someone has joined this one."""
 
-    def __init__(self, machine: Machine, reply: Message) -> None:
-        self.machine, self.reply, self.asked = machine, reply, asyncio.Event()
+    def __init__(self, machine: Machine, number: int = 0, members: Sequence[Machine] = ()) -> None:
+        self.machine = machine
+        self.leader: Address | None = None
+        self.generation = Generation(number=number, machines=tuple(members))
+        self.asked, self.joined = asyncio.Event(), asyncio.Event()
         self.channels: list[Channel] = []
+
+    @property
+    def address(self) -> Address:
+        return self.machine.host, self.machine.port
+
+    def following(self, leader: Machine) -> Played:
+        self.leader = leader.host, leader.port
+        return self
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
@@ -45,15 +53,22 @@ class Played:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async def answer(message: Message, _payload: bytes) -> Reply:
-            if message["op"] == "join":
+            if message["op"] == "standing":
                 self.asked.set()
-                return self.reply, b""
+                mine = Standing(address=self.address, generation=self.generation, leader=self.leader)
+                return standing_data(mine), b""
+            if message["op"] == "join":
+                self.joined.set()
+                self.member = channel
+                return {"taken": self.leader == self.address}, b""
             return {}, b""
 
-        self.channels.append(Channel(reader, writer, answer))
+        channel = Channel(reader, writer, answer)
+        self.channels.append(channel)
 
 
 def keeper_options(machine: Machine, others: Sequence[Machine], folder: Path) -> KeeperOptions:
+    """Return what the keeper of a machine is told that is the first of `--join`."""
     return KeeperOptions(
         machine=machine,
         join=tuple((each.host, each.port) for each in (machine, *others)),
@@ -66,93 +81,133 @@ def keeper_options(machine: Machine, others: Sequence[Machine], folder: Path) ->
     )
 
 
-def start_of(machines: Sequence[Machine], seated: Machine) -> Message:
-    """Return the start of a generation, all ranks of which are on one machine."""
+async def started(keeper: Keeper, machines: Sequence[Machine], seated: Machine) -> None:
+    """Have a keeper start a generation, all ranks of which are on another machine."""
     seats = [[seated.name, slot] for slot in range(3)]
     rows = [machine_data(machine) for machine in machines]
     fields = {"machines": rows, "seated": [], "seats": seats, "store": [], "step": 0, "scale": None}
-    return {"op": "start", "generation": 1, "plan": to_document(copies(3))} | fields
+    await keeper.duties.answer({"op": "start", "generation": 5, "plan": to_document(copies(3))} | fields)
+
+
+@asynccontextmanager
+async def serving(keeper: Keeper) -> AsyncIterator[None]:
+    task = asyncio.create_task(keeper.serve())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.05)  # connections that were ended at one side end at the other
+
+
+def some(count: int) -> list[Machine]:
+    ports = _free_ports(count)
+    return [Machine(name=f"m{n}", host="127.0.0.1", port=port, gpu="A", gpus=0) for n, port in enumerate(ports)]
+
+
+async def soon(event: asyncio.Event) -> None:
+    await asyncio.wait_for(event.wait(), PATIENCE)
 
 
 def test_a_machine_whose_link_comes_back_finds_those_who_went_on_without_it(tmp_path: Path) -> None:
-    """It comes back after the machine asked in vain at the new coordinator's, and before it asks another, which only
-    says who coordinates."""
-    ports = _free_ports(3)
-    machines = [Machine(name=f"m{n}", host="127.0.0.1", port=port, gpu="A", gpus=0) for n, port in enumerate(ports)]
-    leader = Played(machines[1], {"taken": True})
-    other = Played(machines[2], {"taken": False, "leader": ["127.0.0.1", ports[1]]})
+    """They are of no generation that it knows; the one that is left of its own says where their coordinator is."""
+    machines = some(3)
+    leader = Played(machines[2], 7, machines[1:]).following(machines[2])
+    other = Played(machines[1], 7, machines[1:]).following(machines[2])
 
     async def play() -> None:
-        keeper = Keeper(keeper_options(machines[0], machines[1:], tmp_path))
-        await keeper.duties.answer(start_of(machines, machines[1]))
-        async with other.listening():
-            serving = asyncio.create_task(keeper.serve())
-            await asyncio.wait_for(other.asked.wait(), PATIENCE)
-            async with leader.listening():
-                await asyncio.wait_for(leader.asked.wait(), PATIENCE)
-                serving.cancel()
-                with suppress(asyncio.CancelledError):
-                    await serving
+        keeper = Keeper(keeper_options(machines[0], machines[1:2], tmp_path))
+        await started(keeper, machines[:2], machines[1])
+        async with other.listening(), leader.listening(), serving(keeper):
+            await soon(leader.joined)
 
     asyncio.run(play())
 
 
-def test_a_newcomer_that_loses_its_coordinator_asks_the_machine_that_is_to_be_the_next(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It asked that machine before it joined, and is the last of its generation: it must not lead beside it."""
-    ports = _free_ports(3)
-    machines = [Machine(name=f"m{n}", host="127.0.0.1", port=port, gpu="A", gpus=0) for n, port in enumerate(ports)]
-    following = Played(machines[1], {"taken": False, "leader": None})
-    leader = Played(machines[2], {"taken": True})
+def test_a_machine_that_was_cut_off_hears_from_the_coordinator_that_asks_it(tmp_path: Path) -> None:
+    """Nobody that it knows answers. The coordinator waits for machines, and asks those of `--join`."""
+    machines = some(3)
+    leader = Played(machines[2], 7, machines[2:]).following(machines[2])
+
+    async def play() -> None:
+        keeper = Keeper(keeper_options(machines[0], machines[1:2], tmp_path))
+        await started(keeper, machines[:2], machines[1])
+        silent = socket.create_server((machines[1].host, machines[1].port))
+        async with leader.listening(), serving(keeper):
+            mine = Standing(address=leader.address, generation=leader.generation, leader=leader.address)
+            while not leader.joined.is_set():
+                await look_around(mine, [keeper.options.address], SILENCE)
+                await asyncio.sleep(SILENCE / 3)
+        silent.close()
+
+    asyncio.run(asyncio.wait_for(play(), PATIENCE))
+
+
+def test_the_first_machine_of_all_begins_no_second_run_when_it_is_started_anew(tmp_path: Path) -> None:
+    """The other remembers a generation, and finds that it is to lead; this one waits for it."""
+    machines = some(2)
+    other = Played(machines[1], 4, machines)
 
     async def play() -> None:
         keeper = Keeper(keeper_options(machines[0], machines[1:], tmp_path))
-        async with following.listening(), leader.listening():
-            serving = asyncio.create_task(keeper.serve())
-            await asyncio.wait_for(leader.asked.wait(), PATIENCE)
-            message = start_of([machines[2], machines[1], machines[0]], machines[1])
-            following.asked.clear()
-            await leader.channels[0].call(**message)
-            leader.channels[0].close()
-            await asyncio.wait_for(following.asked.wait(), PATIENCE)
-            serving.cancel()
-            with suppress(asyncio.CancelledError):
-                await serving
+        async with other.listening(), serving(keeper):
+            for _ in range(3):
+                await soon(other.asked)
+                other.asked.clear()
+                assert keeper.leading is None
+            other.following(machines[1])
+            await soon(other.joined)
 
     asyncio.run(play())
-    assert "no majority" not in capsys.readouterr().err, "it led first, and was refused"
 
 
-@pytest.mark.parametrize("others", [(0,), (0, 2)])
-def test_a_machine_that_claimed_to_go_on_alone_goes_on_with_those_that_come_instead(
-    tmp_path: Path, others: Sequence[int]
-) -> None:
-    """Its worker does not start, and its next attempt is with a majority. One without it has to wait all the time."""
-    machines = [Machine(name=f"m{n}", host="h", port=n + 1, gpu="A", gpus=1) for n in range(3)]
-    before = Generation(number=4, machines=tuple(machines))
+def test_a_beginner_gives_way_to_a_run_that_it_could_not_see(tmp_path: Path) -> None:
+    """It was started anew and nobody answered, so it waits for the machines of the plan. Then its link comes back."""
+    machines = some(2)
+    other = Played(machines[1], 4, machines).following(machines[1])
 
-    def start(there: Sequence[Machine], *, ready: bool = True) -> None:
-        """Have the first of these start the next generation with all of them."""
-        options = keeper_options(there[0], there[1:], tmp_path)
-        by_name = {machine.name: Member(machine=machine, channel=cast(Channel, Answering(ready))) for machine in there}
-        cloud = Cloud(f"file://{tmp_path}/store")
-        passage = Passage(options=options, run=run_of(options), members=Members(by_name=by_name), cloud=cloud)
-        base = Base(generation=Generation(number=5, machines=tuple(there)), plan=options.plan)
-        asyncio.run(passage.start(Ready(before=before, halted=tuple(by_name), base=base, seats=(), step=0, scale=None)))
+    async def play() -> None:
+        keeper = Keeper(keeper_options(machines[0], machines[1:], tmp_path))
+        async with serving(keeper):
+            while keeper.leading is None:
+                await asyncio.sleep(0.01)
+            async with other.listening():
+                await soon(other.joined)
+                assert keeper.leading is None
 
-    with pytest.raises(BeginAgainError, match="a worker of m1 did not start"):
-        start([machines[1]], ready=False)
-    with pytest.raises(MinorityError, match="m1 with a minority is to go on"):
-        start([machines[0], machines[2]])
-    start([machines[1], *(machines[index] for index in others)])
+    asyncio.run(asyncio.wait_for(play(), PATIENCE))
 
 
-class Answering:
-    """A connection to a machine that answers whether it could start."""
+def test_a_newcomer_that_loses_its_coordinator_asks_the_machine_that_is_to_be_the_next(tmp_path: Path) -> None:
+    """It is the last of its generation, and the first of `--join`: it must not lead beside the next one."""
+    machines = some(3)
+    order = [machines[2], machines[1], machines[0]]
+    leader = Played(machines[2], 5, order).following(machines[2])
+    following = Played(machines[1], 5, order).following(machines[2])
 
-    def __init__(self, ready: bool) -> None:
-        self.ready = ready
+    async def play() -> None:
+        keeper = Keeper(keeper_options(machines[0], machines[1:], tmp_path))
+        async with following.listening(), leader.listening(), serving(keeper):
+            await soon(leader.joined)
+            await started(keeper, order, machines[1])
+            leader.leader = following.leader = None
+            leader.member.close()
+            await soon(following.joined)
+            assert keeper.leading is None
 
-    async def call(self, *_: object, **__: object) -> Reply:
-        return {"ready": self.ready}, b""
+    asyncio.run(play())
+
+
+def test_a_machine_leads_where_the_first_of_its_generation_was_started_anew(tmp_path: Path) -> None:
+    machines = some(2)
+    first = Played(machines[0])
+
+    async def play() -> None:
+        keeper = Keeper(keeper_options(machines[1], machines[:1], tmp_path))
+        await started(keeper, machines, machines[0])
+        async with first.listening(), serving(keeper):
+            while keeper.leading is None:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(play(), PATIENCE))

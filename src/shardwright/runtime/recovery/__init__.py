@@ -5,8 +5,12 @@ A keeper on each machine holds snapshots and starts workers. Keepers have no PyT
 * `options`: what a keeper is told
 * `course`: what must be the same on all machines of a run
 * `keeper`: the process of a machine
+* `lookout`: what the machines that answer say of themselves
+* `arbiter`: whether the machines that are there may go on
 * `coordinator`: takes machines in, and decides when the next generation begins
+* `gathering`: waiting for the machines with which it can go on
 * `members`: the machines that have joined it
+* `advance`: how far the ranks of a generation are
 * `passage`: the way from one generation to the next
 * `base`: where that way begins, and where a keeper is
 * `uploads`: steps in the object store

@@ -54,8 +54,6 @@ class Channel:
     async def call(self, op: str, payload: Payload = b"", *, timeout: float | None = None, **fields: Any) -> Reply:
         """Return the reply to a request. Raises LostError where the other side goes, falls silent or takes longer than
         `timeout` seconds, RefusedError where it says so."""
-        if self.over:
-            raise LostError("the connection is over")
         number = next(self._numbers)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
@@ -148,6 +146,8 @@ class Channel:
                 await self._write(reply | {"to": number}, content)
 
     async def _write(self, header: Message, payload: Payload) -> None:
+        if self.over:
+            raise LostError("the connection is over")
         text = json.dumps(header).encode()
         try:
             self._writer.write(FRAME.pack(len(text), len(payload)) + text)

@@ -1,5 +1,5 @@
-"""The coordinator of a generation, which is the keeper of its first machine: it takes machines in, hears of steps and
-losses, and brings the run to the next generation (`passage`) whenever machines come or go."""
+"""The coordinator of a generation: it takes machines in, hears of steps and losses, and brings the run to the next
+generation (`passage`) whenever machines come or go. `recovery.leadership` says which keeper it is."""
 
 from __future__ import annotations
 
@@ -7,48 +7,36 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 
+from shardwright.recovery.leadership import Address
 from shardwright.recovery.outlook import Change, outlook_of
 from shardwright.recovery.quorum import Generation
-from shardwright.recovery.seats import fits
 from shardwright.recovery.slow import Pace, answer, slowed
+from shardwright.runtime.recovery.advance import Progress
+from shardwright.runtime.recovery.arbiter import Arbiter, MinorityError
 from shardwright.runtime.recovery.base import BAD_INPUT, ENDED, GAVE_UP, Base
 from shardwright.runtime.recovery.channel import Channel, LostError, Message, RefusedError
 from shardwright.runtime.recovery.course import Run
 from shardwright.runtime.recovery.errands import Errands
+from shardwright.runtime.recovery.gathering import gathered, regathered
 from shardwright.runtime.recovery.members import BeginAgainError, Members
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.paces import Paces
-from shardwright.runtime.recovery.passage import BehindError, MinorityError, NothingLeftError, Passage, WaitError
+from shardwright.runtime.recovery.passage import BehindError, NothingLeftError, Passage, WaitError
 from shardwright.runtime.recovery.record import Recovery
 from shardwright.runtime.recovery.rows import machine_of
 from shardwright.runtime.recovery.tiers import Cloud
 from shardwright.runtime.recovery.uploads import Uploads
 
 ATTEMPTS = 12
-GATHERING = 2.0
-"""Times the silence after which a machine is lost: for so long a new coordinator waits for those of the generation."""
 GOODBYE_SECONDS, LONGEST_WAIT_SECONDS = 2.0, 3600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far the ranks of a generation are: which machines have handed over which step, which GPUs have finished."""
-
-    held: dict[int, set[str]] = field(default_factory=dict)
-    finished: set[tuple[str, int]] = field(default_factory=set)
-    ranks: int = 0
-
-    def over(self, names: tuple[str, ...]) -> bool:
-        """Return whether all ranks are done and their last step is one that all machines have."""
-        last = max(self.held, default=-1)
-        return 0 < self.ranks <= len(self.finished) and self.held.get(last, set()) >= set(names)
-
-
 class Coordinator:
-    """Coordinates from its creation until it is closed. `step_down` is called with the reason, and with an exit status
-    where the whole run is over."""
+    """Coordinates from its creation until it is closed, at first waiting for those of its generation that are `here`.
+    `step_down` is called with the reason, and with an exit status where the whole run is over."""
 
     HEARS = frozenset(("held", "finished", "stuck", "bad input", "uploaded", "leaving", "pace"))
 
@@ -57,15 +45,23 @@ class Coordinator:
         options: KeeperOptions,
         run: Run,
         base: Base,
-        lost: set[tuple[str, int]],
+        here: Collection[Address],
         step_down: Callable[[str, int | None], None],
     ) -> None:
         self._options, self._run, self._step_down, self.closed = options, run, step_down, False
-        self._lost_addresses = set(lost)
+        self._here = frozenset(here)
         self._members = Members()
         cloud = Cloud(options.upload) if options.upload else None
         self._uploads = None if cloud is None else Uploads(options=options, run=run, cloud=cloud)
-        self._passage = Passage(options=options, run=run, members=self._members, cloud=cloud)
+        self._cloud = cloud
+        self._arbiter = Arbiter(
+            me=options.machine.name,
+            run=run.name,
+            cloud=cloud,
+            silence_seconds=options.silence_seconds,
+            wait_seconds=options.wait_seconds,
+        )
+        self._passage = Passage(options=options, run=run, members=self._members, cloud=cloud, arbiter=self._arbiter)
         before = base.generation
         self._base, self._current, self._progress = base, before, Progress()
         self._highest = before.number
@@ -85,10 +81,6 @@ class Coordinator:
         machine = machine_of(message["machine"])
         if message["run"] != self._run.name:
             return {"refused": f"{machine.name} has another plan, seed or optimizer than this run"}
-        theirs = Generation(number=message["number"], machines=tuple(machine_of(m) for m in message["members"]))
-        if theirs.number > self._base.generation.number and theirs.machines:
-            self._base = replace(self._base, generation=theirs)
-        self._highest = max(self._highest, theirs.number)
         self._members.put(machine, channel)
         channel.on_lost = self._member_lost
         channel.watch(self._options.beat_seconds, self._options.silence_seconds)
@@ -121,10 +113,22 @@ class Coordinator:
             self._event.set()
         return {}
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing trains, as machines are waited for."""
+        return not self._progress.ranks
+
+    def give_way(self, reason: str) -> None:
+        """Coordinate no more, as others do, or may."""
+        self.close()
+        self._members.close(reason)
+        self._step_down(reason, None)
+
     def close(self) -> None:
         """Coordinate no more."""
         self.closed = True
-        self._task.cancel()
+        if self._task is not asyncio.current_task():
+            self._task.cancel()
 
     def _member_lost(self, channel: Channel, reason: str) -> None:
         name = self._members.name_of(channel)
@@ -207,17 +211,15 @@ class Coordinator:
                 if self._cause:
                     await self._recover()
                 elif self._progress.over(self._current.names):
-                    await self._end()
-                    return
+                    with suppress(LostError):  # a machine is lost at the very end
+                        return await self._end()
                 self._event.clear()
                 if not self._cause and not self._progress.over(self._current.names):
                     await self._event.wait()
         except NothingLeftError as error:
             self._give_up(f"error: {error} (begin from a checkpoint, or anew with an empty folder)", GAVE_UP)
         except MinorityError as error:
-            self.closed = True
-            self._members.close("this coordinator has no majority")
-            self._step_down(str(error), None)
+            self.give_way(str(error))
         except asyncio.CancelledError:
             raise
         except Exception as error:  # a defect must not leave the machines waiting for ever
@@ -231,7 +233,7 @@ class Coordinator:
         if self._uploads is not None:
             await self._uploads.errands.finished()
         self.closed = True
-        await self._members.ask_all("end", status=ENDED, generation=number)
+        await self._members.tell_all("end", GOODBYE_SECONDS, status=ENDED, generation=number)
 
     def _give_up(self, reason: str, status: int) -> None:
         """End the run on all machines."""
@@ -247,19 +249,12 @@ class Coordinator:
     async def _gathered(self) -> None:
         """Wait for the machines of the generation before, or at the beginning for as many as the plan needs."""
         before = self._base.generation
-        limit = GATHERING * self._options.silence_seconds if before.machines else self._options.wait_seconds
-        end = time.monotonic() + limit
-        while time.monotonic() < end and not self._all_there():
-            self._event.clear()
-            with_limit = asyncio.wait_for(self._event.wait(), max(end - time.monotonic(), 0.01))
-            await asyncio.gather(with_limit, return_exceptions=True)
-
-    def _all_there(self) -> bool:
-        before = self._base.generation.machines
-        if not before:
-            return fits(self._options.plan, self._members.machines)
-        expected = {m.name for m in before if (m.host, m.port) not in self._lost_addresses}
-        return expected <= self._members.by_name.keys()
+        if before.machines:
+            await regathered(self._options, before, self._here, self._members, self._event)
+            return
+        await gathered(self._options, self._members, self._event, self._cloud)
+        number = await self._arbiter.first_free()
+        self._base = replace(self._base, generation=Generation(number=number, machines=()))
 
     async def _recover(self) -> None:
         """Bring the run to the next generation."""
@@ -271,6 +266,7 @@ class Coordinator:
             except WaitError as error:  # the next machine that comes begins a recovery, or that none has come
                 again = min(error.again_seconds, LONGEST_WAIT_SECONDS)
                 asyncio.get_running_loop().call_later(again, self._waited, self._highest)
+                self._progress = Progress()
                 await self._goodbye(leaving)
                 return
             except BehindError as error:

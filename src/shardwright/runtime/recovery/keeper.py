@@ -1,8 +1,8 @@
 """The keeper of a machine: it holds the machine's snapshots, starts its workers, and stands for it among the machines.
 
 It has no PyTorch, so that it is small and nothing of the training can take it down. It serves its workers (`desk`), the
-coordinator of the generation (`duties`) and other keepers, and is the coordinator itself where its machine is the first
-(`coordinator`).
+coordinator of the generation (`duties`) and other keepers, and is the coordinator itself where that falls to it
+(`recovery.leadership`, `coordinator`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from dataclasses import replace
 from math import inf
 from typing import Any
 
+from shardwright.recovery.leadership import Address, Standing, leader_of
 from shardwright.runtime.recovery.base import BAD_INPUT, ENDED
 from shardwright.runtime.recovery.channel import Channel, LostError, Message, RefusedError, Reply, connect
 from shardwright.runtime.recovery.coordinator import Coordinator
@@ -23,13 +24,16 @@ from shardwright.runtime.recovery.course import run_of
 from shardwright.runtime.recovery.desk import Desk
 from shardwright.runtime.recovery.duties import Duties
 from shardwright.runtime.recovery.errands import Errands
+from shardwright.runtime.recovery.lookout import look_around
 from shardwright.runtime.recovery.notices import Notice, watch
 from shardwright.runtime.recovery.options import KeeperOptions
-from shardwright.runtime.recovery.rows import machine_data
+from shardwright.runtime.recovery.rows import machine_data, standing_data
 from shardwright.runtime.recovery.snapshots import Snapshots
 from shardwright.runtime.recovery.staff import Staff
 
 RETRY_SECONDS = 0.1
+LOOKING = 1 / 3
+"""Part of the silence after which a machine is lost in which it has to say how it stands."""
 
 
 class Keeper:
@@ -45,8 +49,10 @@ class Keeper:
         self.duties = Duties(options, self.run_identity, self.snapshots, self.staff, self.desk, self._ended)
         self.leading: Coordinator | None = None
         self._leader: Channel | None = None
-        self._was_member = False
-        self._leads_at: tuple[str, int] | None = None
+        self._leads_at: Address | None = None
+        self._lost: Address | None = None
+        self._heard: set[Address] = set()
+        self._said = ""
         self._leaving, self._alone_since = "", inf
         self._errands = Errands(what="keeping")
 
@@ -61,6 +67,7 @@ class Keeper:
         watching = [loop.create_task(watch(service, self._noticed)) for service in self.options.notices]
         hiring = loop.create_task(self.staff.start(self.options.machine.gpus + self.options.spares))
         following = loop.create_task(self._follow())
+        watching.append(loop.create_task(self._doubt()))
         try:
             await _first(self.over, following)
             if following.done():
@@ -91,6 +98,8 @@ class Keeper:
         op = message["op"]
         if op == "join":
             return self._joined(channel, message), b""
+        if op == "standing":
+            return self._stands(message), b""
         if op in Coordinator.HEARS:
             return (self.leading.hear(channel, message) if self.leading else {}), b""
         if op in Desk.ANSWERS:
@@ -98,93 +107,88 @@ class Keeper:
         return await self.duties.answer(message)
 
     def _joined(self, channel: Channel, message: Message) -> Message:
-        """Take a machine in, if this is the coordinator; else say who is."""
-        if self.leading is not None:
-            return self.leading.join(channel, message)
-        return {"taken": False, "leader": self._leads_at if self._leader is not None else None}
+        """Take a machine in, if this is the coordinator."""
+        return {"taken": False} if self.leading is None else self.leading.join(channel, message)
+
+    def _stands(self, message: Message) -> Message:
+        """Say how this machine stands, and hear where the one that asks has its coordinator."""
+        if message["leader"] is not None:
+            self._heard.add(tuple(message["leader"]))
+        return standing_data(self._standing())
+
+    def _standing(self) -> Standing:
+        """Return what this machine says of itself."""
+        leading = self.leading is not None and not self.leading.closed
+        following = self._leads_at if self._leader is not None else None
+        leader = self.options.address if leading else following
+        return Standing(address=self.options.address, generation=self.duties.base.generation, leader=leader)
+
+    async def _looked_around(self) -> list[Standing]:
+        """Return what the machines of the generation and of `--join` say of themselves, and those they tell of."""
+        generation = self.duties.base.generation.machines
+        known = {*self.options.join, *((machine.host, machine.port) for machine in generation), *self._heard}
+        self._heard.clear()
+        seconds = LOOKING * self.options.silence_seconds
+        return await look_around(self._standing(), known - {self._lost}, seconds)
 
     async def _follow(self) -> None:
-        """Be a member of the generation, and its coordinator where that falls to this machine. An address where nobody
-        was is passed over for as long as a silent machine has until it is lost: a link may have come back."""
-        lost, since = set[tuple[str, int]](), time.monotonic()
+        """Be a member of the generation, and its coordinator where that falls to this machine."""
         while not self.over.done():
-            if time.monotonic() - since > self.options.silence_seconds:
-                lost = set()
-            for address in self._candidates():
-                if address in lost:
-                    continue
-                if address == self.options.address:
-                    self._lead(lost)
-                if await self._joined_at(address):
-                    if not self.duties.base.generation.machines:
-                        continue
-                    break
-                since = time.monotonic()
-                if self._was_member:  # of a generation that may be another by now
-                    lost, self._was_member = {address}, False
-                    break
-                lost |= {address}
-            else:
-                lost = set()
+            found = await self._looked_around()
+            self._lost = None  # but for this once, as it may be back
+            leader = leader_of(found, self.options.join[0])
+            if leader == self.options.address:
+                self._lead([one.address for one in found])
+            if leader is None or not await self._joined_at(leader):
                 await asyncio.sleep(RETRY_SECONDS)
 
-    def _candidates(self) -> list[tuple[str, int]]:
-        """Return where the coordinator may be, in the order in which machines become it. A machine of no generation
-        asks the others first: the run may have begun without it. The first of all that are named begins it."""
-        machines, me = self.duties.base.generation.machines, self.options.address
-        if not machines:
-            others = [each for each in (self._leads_at, *self.options.join) if each is not None and each != me]
-            return [*others, me] if self.options.join[0] == me else others
-        known = [(machine.host, machine.port) for machine in machines]
-        return (
-            known if self.options.machine.name in self.duties.base.generation.names else [a for a in known if a != me]
-        )
+    async def _doubt(self) -> None:
+        """While this machine coordinates and nothing trains, give way to whoever has a newer generation."""
+        while not self.over.done():
+            await asyncio.sleep(self.options.silence_seconds)
+            leading = self.leading
+            if leading is not None and leading.idle:
+                leader = leader_of(await self._looked_around(), self.options.join[0])
+                if leader not in (self.options.address, None) and leading is self.leading:
+                    leading.give_way(f"the run goes on at {leader[0]}:{leader[1]}")
 
-    def _lead(self, lost: set[tuple[str, int]]) -> None:
+    def _lead(self, here: Collection[Address]) -> None:
         if self.leading is None or self.leading.closed:
             base = replace(self.duties.base, alone_since=self._alone_since)
-            self.leading = Coordinator(self.options, self.run_identity, base, lost, self._stepped_down)
+            self.leading = Coordinator(self.options, self.run_identity, base, here, self._stepped_down)
 
     def _stepped_down(self, reason: str, status: int | None) -> None:
         self.leading, self._alone_since = None, min(self._alone_since, time.monotonic())
-        print(reason, file=sys.stderr, flush=True)
+        if reason != self._said:
+            print(reason, file=sys.stderr, flush=True)
+        self._said = reason
         if status is not None:
             self._ended(status)
 
-    async def _joined_at(self, address: tuple[str, int]) -> bool:
-        """Join the coordinator at an address and be a member until it is lost; False where nobody is there any more.
-        A machine that is not the coordinator may become it, so it is asked again."""
+    async def _joined_at(self, address: Address) -> bool:
+        """Join the coordinator at an address and be a member until it is lost; False where there is none."""
         over, limit = asyncio.Event(), self.options.silence_seconds
         try:
             channel = await connect(*address, self._from_leader, timeout=limit, on_lost=lambda *_: over.set())
         except LostError:
             return False
         try:
-            me, generation = machine_data(self.options.machine), self.duties.base.generation
-            members = [machine_data(machine) for machine in generation.machines]
+            me = machine_data(self.options.machine)
             reply, _ = await channel.call(
-                "join",
-                timeout=limit,
-                machine=me,
-                number=generation.number,
-                members=members,
-                run=self.run_identity.name,
-                leaving=self._leaving,
+                "join", timeout=limit, machine=me, run=self.run_identity.name, leaving=self._leaving
             )
             if "refused" in reply:
                 print(f"error: {reply['refused']}", file=sys.stderr, flush=True)
                 self._ended(BAD_INPUT)
-                return False
             if not reply.get("taken"):
-                self._leads_at = tuple(reply["leader"]) if reply.get("leader") else None
-                await asyncio.sleep(RETRY_SECONDS)
-                return True
-            self._leader, self._leads_at, self._was_member = channel, address, True
+                return False
+            self._leader, self._leads_at = channel, address
             if address != self.options.address:
                 self._alone_since = inf
             channel.watch(self.options.beat_seconds, self.options.silence_seconds)
             await _first(over.wait(), self.over)
-            return False
+            self._lost = None if address == self.options.address else address
+            return True
         except (LostError, RefusedError):
             return False
         finally:

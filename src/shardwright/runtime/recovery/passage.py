@@ -5,24 +5,22 @@ and knows as much. No PyTorch."""
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
-import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.errors import SpecError
 from shardwright.plans.document import to_document
 from shardwright.plans.plan import Plan
-from shardwright.recovery.quorum import Claim, Generation, Machine, gives_way, next_generation, quorum
+from shardwright.recovery.quorum import Generation, Machine, next_generation
 from shardwright.recovery.rates import bandwidths_of
 from shardwright.recovery.seats import Seat, fits, seats
 from shardwright.recovery.slow import with_slow_pools
 from shardwright.recovery.ways import Run as Now
 from shardwright.recovery.ways import choose
 from shardwright.runtime.layout.groups import layout_of
-from shardwright.runtime.recovery import channel
+from shardwright.runtime.recovery.arbiter import Arbiter
 from shardwright.runtime.recovery.base import Base
 from shardwright.runtime.recovery.channel import Message
 from shardwright.runtime.recovery.course import Run
@@ -36,6 +34,9 @@ from shardwright.runtime.recovery.rows import machine_data
 from shardwright.runtime.recovery.settlement import report_of, settle
 from shardwright.runtime.recovery.tiers import Cloud
 
+ASKING_SECONDS = 30.0
+"""So long the object store has to say what it holds."""
+
 
 class WaitError(Exception):
     """Nothing is trained until there are more machines, or `again_seconds` are over."""
@@ -43,10 +44,6 @@ class WaitError(Exception):
     def __init__(self, reason: str, again_seconds: float) -> None:
         super().__init__(reason)
         self.again_seconds = again_seconds
-
-
-class MinorityError(Exception):
-    """Others may be going on without these machines."""
 
 
 class NothingLeftError(Exception):
@@ -63,11 +60,8 @@ class BehindError(BeginAgainError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Where the next generation starts after the one before: the machines that ended that one for it, its base, who
-    sits where, after which step, with which loss scale."""
+    """Where the next generation starts: its base, who sits where, after which step, with which loss scale."""
 
-    before: Generation
-    halted: tuple[str, ...]
     base: Base
     seats: tuple[Seat, ...]
     step: int
@@ -82,6 +76,7 @@ class Passage:
     run: Run
     members: Members
     cloud: Cloud | None
+    arbiter: Arbiter
     damage: list[str] = field(default_factory=list)
 
     async def prepare(self, base: Base, number: int, recovery: Recovery, leaving: Collection[str] = ()) -> Ready:
@@ -91,18 +86,18 @@ class Passage:
         Raises BeginAgainError, LostError or RefusedError where it must begin anew, WaitError where no plan fits the
         machines, MinorityError where others may go on.
         """
+        majority = await self.arbiter.require(base.generation, list(self.members.by_name), base.alone_since)
         halted = await self.members.ask_all("halt", generation=number)
         promised = max(reply.get("promised", number) for reply in halted.values())
         if promised > number:
             raise BehindError(promised)
         recovery.lap("detect")
-        await self._require_quorum(base)
         going = [self.members.by_name[name].machine for name in halted if name in leaving]
         machines = [self.members.by_name[name].machine for name in halted if name not in leaving]
         generation = Generation(number=number, machines=next_generation(base.generation, machines).machines)
-        answers = await self._settled(halted, number)
+        step, answers = await self._settled(halted, number)
         recovery.lap("re-form")
-        state = await self._surviving(answers)
+        state = await self._surviving(answers, step if majority and base.generation.machines else None)
         try:
             plan = await self._plan_for(base, generation.machines)
         except WaitError:
@@ -118,12 +113,11 @@ class Passage:
         step = 0 if state is None else state.step
         recovery.reached(generation, step, plan)
         after = replace(base, generation=generation, plan=plan, seated=chairs)
-        return Ready(before=base.generation, halted=tuple(halted), base=after, seats=where, step=step, scale=scale)
+        return Ready(base=after, seats=where, step=step, scale=scale)
 
     async def start(self, ready: Ready) -> None:
         """Have all machines train. Raises as `prepare`."""
         base = ready.base
-        await self._claim(ready)
         await self.members.ask_all(
             "start",
             generation=base.generation.number,
@@ -136,63 +130,29 @@ class Passage:
             scale=ready.scale,
         )
 
-    async def _require_quorum(self, base: Base) -> None:
-        """Raise MinorityError where others may go on without these machines. Where no object store can decide, a
-        minority goes on if nobody listens any more where the others were, or once it has waited long enough."""
-        before = base.generation
-        found = quorum(before, list(self.members.by_name))
-        if found.may_go_on and (not found.needs_arbiter or self.cloud is not None):
-            return
-        absent = [machine for machine in before.machines if machine.name not in self.members.by_name]
-        alone = found.may_go_on and all(await asyncio.gather(*(channel.refuses(m.host, m.port) for m in absent)))
-        waited = time.monotonic() - base.alone_since
-        if not alone and waited < self.options.wait_seconds:
-            raise MinorityError(f"{found.reason}; this machine waits for the others")
-        print(f"{found.reason}, and the others are taken to be gone", file=sys.stderr, flush=True)
-
-    async def _claim(self, ready: Ready) -> None:
-        """Raise MinorityError where others have gone on. The object store is the arbiter: one claim alone can be the
-        first to follow a generation. A majority goes on where the store is down."""
-        before, present = ready.before, [name for name in ready.halted if name in self.members.by_name]
-        if self.cloud is None or not before.number:
-            return
-        found = quorum(before, present)
-        claim = Claim(by=self.options.machine.name, machines=tuple(present), majority=not found.needs_arbiter)
-        name, text = f"generations/{self.run.name}-after-{before.number:06d}.json", json.dumps(asdict(claim))
-        try:
-            first = Claim(**json.loads(await asyncio.to_thread(self.cloud.claim, name, text)))
-        except (OSError, SpecError) as error:
-            print(f"the object store is no arbiter now: {error}", file=sys.stderr, flush=True)
-            if found.needs_arbiter:
-                raise MinorityError(f"{found.reason}, and nobody is to go on; this machine waits") from None
-            return
-        except ValueError:  # its writer was killed, or is not done
-            raise MinorityError(f"{found.reason}, and the claim {name} is not whole; this machine waits") from None
-        if gives_way(claim, first):
-            raise MinorityError(f"{found.reason}, and {first} is to go on; this machine waits")
-
-    async def _settled(self, halted: Mapping[str, Message], number: int) -> dict[str, Message]:
-        """Bring all survivors to one step, and return what each machine then holds."""
+    async def _settled(self, halted: Mapping[str, Message], number: int) -> tuple[int, dict[str, Message]]:
+        """Bring all survivors to one step, and return it with what each machine then holds."""
         reports = [report_of(report) for reply in halted.values() for report in reply["reports"].values()]
         settled = settle([report for report in reports if report.step >= 0])
-        return await self.members.ask_all("settle", generation=number, step=settled.step, vote=settled.vote)
+        answers = await self.members.ask_all("settle", generation=number, step=settled.step, vote=settled.vote)
+        return settled.step, answers
 
-    async def _surviving(self, answers: Mapping[str, Message]) -> State | None:
-        """Return the newest step that survives on these machines, or with the help of the object store."""
+    async def _surviving(self, answers: Mapping[str, Message], reached: int | None) -> State | None:
+        """Return the newest step that survives on these machines, or with the help of the object store. That is asked
+        where the machines have no whole step as new as the one `reached`, or nobody knows which that is (None)."""
         held = [held_of(row) for reply in answers.values() for row in reply["held"]]
         for words in disagreements(held):
             print(f"warning: {words}", file=sys.stderr, flush=True)
-        state = newest_state(held, self.run.shapes, self.run.kinds)
-        cloud = self.cloud
-        if state is None and cloud is None and self.damage:
-            raise NothingLeftError(f"no step survives whole: {'; '.join(self.damage)}")
-        if state is not None or cloud is None:
-            return state
-        try:
-            stored = await asyncio.to_thread(lambda: list(cloud.held(self.run.settings["model"])))
-        except (OSError, SpecError) as error:
-            raise BeginAgainError(f"the object store cannot be read: {error}") from None
-        state = newest_state([*held, *stored], self.run.shapes, self.run.kinds)
+        state, cloud = newest_state(held, self.run.shapes, self.run.kinds), self.cloud
+        if cloud is not None and (state is None or reached is None or state.step < reached):
+            try:
+                async with asyncio.timeout(ASKING_SECONDS):
+                    stored = await asyncio.to_thread(lambda: list(cloud.held(self.run.settings["model"])))
+                state = newest_state([*held, *stored], self.run.shapes, self.run.kinds)
+            except (OSError, SpecError) as error:
+                if state is None:
+                    raise BeginAgainError(f"the object store cannot be read: {error}") from None
+                print(f"the object store cannot be read: {error}", file=sys.stderr, flush=True)
         if state is None and self.damage:
             raise NothingLeftError(f"no step survives whole: {'; '.join(self.damage)}")
         return state

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.recovery.quorum import Machine
 from shardwright.recovery.seats import Seat
@@ -19,7 +20,6 @@ from shardwright.runtime.recovery.channel import LostError, Message, RefusedErro
 from shardwright.runtime.recovery.course import Run
 from shardwright.runtime.recovery.desk import Desk
 from shardwright.runtime.recovery.fetch import Source, Wanted, fetch
-from shardwright.runtime.recovery.inventory import Held
 from shardwright.runtime.recovery.needs import held_pieces
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.rows import machine_data, machine_of, pieces_of, rows_of
@@ -38,7 +38,8 @@ class Protection:
         self.disk = DiskTier(options.disk, options.machine.name, run.name) if options.disk else None
         self.cloud = Cloud(options.upload) if options.upload else None
         self._saving: asyncio.Task[None] | None = None
-        self._saved, self._late = -1, False
+        self._due = self._saved = -1, 0
+        self._late = False
         self._partner: Machine | None = None
         self._lonely: frozenset[Any] = frozenset()
         desk.protect = self.copied
@@ -130,16 +131,19 @@ class Protection:
         return {}, b""
 
     async def commit(self, message: Message) -> None:
-        """Know that all machines have a step; then bring it to the slower tiers, unless they are busy with another."""
-        await self._snapshots.commit(message["step"], self._term.base.generation.number)
+        """Know that all machines have a step; then bring it to the slower tiers, as soon as they are done with another:
+        steps that come meanwhile are passed over but for the newest."""
+        generation = self._term.base.generation.number
+        await self._snapshots.commit(message["step"], generation)
+        self._due = message["step"], generation
         if self._saving is None or self._saving.done():
-            self._saved = message["step"]
-            self._saving = asyncio.get_running_loop().create_task(self._save(message["step"]))
+            self._saving = asyncio.get_running_loop().create_task(self._save_due())
             self._late = False
         elif not self._late:
             self._late = True
             print(
-                f"step {message['step']} of {self._me.name} is in memory alone: step {self._saved} is still on its way",
+                f"step {message['step']} of {self._me.name} is in memory alone: step {self._saved[0]} is still on its "
+                f"way",
                 file=sys.stderr,
                 flush=True,
             )
@@ -150,13 +154,19 @@ class Protection:
         await self.commit(message)
         if self._saving is not None:
             await self._saving
-        if self._saved != message["step"]:
-            await self._save(message["step"])
+
+    async def _save_due(self) -> None:
+        while self._saved != self._due:
+            self._saved = self._due
+            await self._save(self._saved[0])
 
     async def _save(self, step: int) -> None:
         """Write this machine's part of a step to disk, then to the object store. Where one fails, training goes on and
         the older steps stay."""
-        held = [item for snapshot in list(self._snapshots.by_file.values()) for item in self._of(snapshot, step)]
+        mine = [one for one in self._snapshots.by_file.values() if one.step == step and not one.origin]
+        generation = max((one.generation for one in mine), default=0)
+        files = {one.file for one in mine if one.generation == generation}
+        held = [item for item in self._snapshots.holdings() if item.stored.file in files]
         me = self._me.name
         try:
             if self.disk is not None and held:
@@ -166,20 +176,19 @@ class Protection:
             print(f"step {step} of {me} is not on disk: {error}", file=sys.stderr, flush=True)
         try:
             if self.cloud is not None:
-                rows = await asyncio.to_thread(self.cloud.put_part, step, me, self._snapshots.folder, held)
-                scale = next((s.scale for s in self._snapshots.by_file.values() if s.step == step), None)
+                rows = await asyncio.to_thread(self.cloud.put_part, step, generation, me, self._snapshots.folder, held)
                 await self._desk.tell(
-                    "uploaded", step=step, rows=rows_of(rows), scale=scale, generation=self._term.promised
+                    "uploaded",
+                    step=step,
+                    of_generation=generation,
+                    rows=rows_of(rows),
+                    scale=next((one.scale for one in mine), None),
+                    generation=self._term.promised,
                 )
-        except OSError as error:
+        except (OSError, SpecError) as error:
             print(f"step {step} of {me} is not in the object store: {error}", file=sys.stderr, flush=True)
 
     def expendable(self) -> bool:
         """Return whether the disk has this machine's part of the newest step, too."""
         held = [] if self.disk is None else self.disk.holdings()
         return any(item.step == self._snapshots.committed for item in held)
-
-    def _of(self, snapshot: Snapshot, step: int) -> Iterator[Held]:
-        """Yield what this machine itself wrote of a step."""
-        if snapshot.step == step and not snapshot.origin:
-            yield from (item for item in self._snapshots.holdings() if item.stored.file == snapshot.file)

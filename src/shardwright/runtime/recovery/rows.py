@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from shardwright.recovery.quorum import Machine
+from shardwright.recovery.leadership import Standing
+from shardwright.recovery.quorum import Generation, Machine
 from shardwright.runtime.recovery.fetch import Source, Wanted
 from shardwright.runtime.state.pieces import StatePiece, StoredPiece
 
@@ -31,6 +32,22 @@ def machine_data(machine: Machine) -> dict[str, Any]:
 def machine_of(data: Mapping[str, Any]) -> Machine:
     """Return the machine of JSON data."""
     return Machine(**data)
+
+
+def standing_data(standing: Standing) -> dict[str, Any]:
+    """Return a standing as JSON data."""
+    machines = [machine_data(machine) for machine in standing.generation.machines]
+    told = {"number": standing.generation.number, "machines": machines}
+    return {"address": standing.address, "generation": told, "leader": standing.leader}
+
+
+def standing_of(data: Mapping[str, Any]) -> Standing:
+    """Return the standing of JSON data."""
+    told = data["generation"]
+    generation = Generation(number=told["number"], machines=tuple(map(machine_of, told["machines"])))
+    return Standing(
+        address=tuple(data["address"]), generation=generation, leader=data["leader"] and tuple(data["leader"])
+    )
 
 
 def wanted_row(wanted: Wanted) -> list[Any]:

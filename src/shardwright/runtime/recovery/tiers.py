@@ -25,11 +25,13 @@ from shardwright.runtime.state.pieces import StoredPiece
 from shardwright.runtime.storage.manifest import (
     MANIFEST,
     Manifest,
+    hash_of,
     manifest_text,
     parse_manifest,
     step_folder,
     working_folder,
 )
+from shardwright.runtime.storage.piece_files import read_piece
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -72,8 +74,7 @@ class DiskTier:
         try:
             with (working / name).open("wb") as out:
                 for item in held:
-                    with (memory / item.stored.file).open("rb", buffering=0) as source:
-                        out.write(os.pread(source.fileno(), item.stored.bytes, item.stored.offset))
+                    out.write(read_piece(memory, item.stored).data)
                     where = replace(item.stored, file=f"{final.name}/{name}", offset=offset)
                     rows.append(replace(item, tier=DISK, stored=where))
                     offset += item.stored.bytes
@@ -132,25 +133,46 @@ class Cloud:
         self._files.pipe_file(path, content)
 
     @_told_as_oserror
-    def claim(self, name: str, content: str) -> str:
-        """Create a file that can be created once alone, and return its content: this one, or that of who was first."""
-        path = f"{self._root}/{name}"
+    def claim(self, run: str, number: int, content: str) -> str:
+        """Claim to follow a generation of a run, and return the claim that stands: this one, or the first."""
+        path = f"{self._root}/{_claim_name(run, f'{number:06d}')}"
         self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         try:
             self._files.pipe_file(path, content.encode(), mode="create")
         except FileExistsError:
-            return str(self._files.cat_file(path).decode())
+            return self.claimed(run, number)
         return content
 
-    def put_part(self, step: int, machine: str, memory: Path, held: Sequence[Held]) -> tuple[StoredPiece, ...]:
-        """Upload a machine's part of a step, and return its pieces as they lie there."""
-        content, pieces = bytearray(), []
+    @_told_as_oserror
+    def claimed(self, run: str, number: int) -> str:
+        """Return the claim to follow a generation."""
+        return str(self._files.cat_file(f"{self._root}/{_claim_name(run, f'{number:06d}')}").decode())
+
+    @_told_as_oserror
+    def claims(self, run: str) -> list[int]:
+        """Return the numbers of the generations of a run that were claimed to be followed, in order."""
+        try:
+            found = self._files.glob(f"{self._root}/{_claim_name(run, '*')}")
+        except FileNotFoundError:
+            return []
+        return sorted(int(path.removesuffix(".json").rpartition("-")[2]) for path in found)
+
+    def put_part(
+        self, step: int, generation: int, machine: str, memory: Path, held: Sequence[Held]
+    ) -> tuple[StoredPiece, ...]:
+        """Upload a machine's part of a step of a generation, and return its pieces as they lie there. Raises OSError
+        where they read back other than they were written: stores have been seen to cut uploads off and say nothing."""
+        content, pieces, file = bytearray(), [], f"{generation:06d}-{machine}.state"
         for item in held:
-            with (memory / item.stored.file).open("rb", buffering=0) as source:
-                pieces.append(replace(item.stored, file=f"{machine}.state", offset=len(content)))
-                content += os.pread(source.fileno(), item.stored.bytes, item.stored.offset)
+            pieces.append(replace(item.stored, file=file, offset=len(content)))
+            content += read_piece(memory, item.stored).data
         if content:
-            self.put(f"step-{step:08d}/{machine}.state", bytes(content))
+            self.put(f"{_folder_name(step)}/{file}", bytes(content))
+        for stored in pieces:
+            name = f"{_folder_name(step)}/{file}"
+            back = self.read(name, stored.offset, stored.offset + stored.bytes)
+            if len(back) != stored.bytes or hash_of(memoryview(back)) != stored.hash:
+                raise OSError(f"{name} does not read back as it was written")
         return tuple(pieces)
 
     @_told_as_oserror
@@ -171,12 +193,15 @@ class Cloud:
     @_told_as_oserror
     def manifest(self, step: int) -> Manifest:
         """Return the manifest of a step. Raises SpecError where it was changed."""
-        name = f"step-{step:08d}/{MANIFEST}"
+        name = f"{_folder_name(step)}/{MANIFEST}"
         return parse_manifest(self._files.cat_file(f"{self._root}/{name}").decode(), name)
 
     def commit(self, manifest: Manifest) -> None:
-        """Write the manifest of a step, all files of which are there."""
-        self.put(f"step-{manifest.step:08d}/{MANIFEST}", manifest_text(manifest).encode())
+        """Write the manifest of a step, all files of which are there. Raises OSError where it does not read back."""
+        name, content = f"{_folder_name(manifest.step)}/{MANIFEST}", manifest_text(manifest).encode()
+        self.put(name, content)
+        if self.read(name, 0, len(content) + 1) != content:
+            raise OSError(f"{name} does not read back as it was written")
 
     def held(self, model: str) -> Iterator[Held]:
         """Yield the pieces of the newest step of a model that is whole."""
@@ -188,7 +213,7 @@ class Cloud:
             if manifest.model != model:
                 continue
             for stored in manifest.pieces:
-                where = replace(stored, file=f"step-{step:08d}/{stored.file}")
+                where = replace(stored, file=f"{_folder_name(step)}/{stored.file}")
                 yield Held(machine="", tier=CLOUD, step=step, generation=0, stored=where)
             return
 
@@ -196,9 +221,17 @@ class Cloud:
     def keep_newest(self, number: int = KEPT_STEPS) -> None:
         """Delete all but the newest steps, the manifest first."""
         for step in self.steps()[:-number]:
-            folder = f"{self._root}/step-{step:08d}"
+            folder = f"{self._root}/{_folder_name(step)}"
             self._files.rm_file(f"{folder}/{MANIFEST}")
             self._files.rm(folder, recursive=True)
+
+
+def _folder_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _claim_name(run: str, number: str) -> str:
+    return f"generations/{run}-after-{number}.json"
 
 
 def scale_of(manifest: Manifest) -> dict[str, Any] | None:

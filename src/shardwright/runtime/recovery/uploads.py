@@ -22,21 +22,22 @@ from shardwright.runtime.storage.manifest import Manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uploads:
-    """The parts of steps that have come, by step and machine, and the manifests that are being written."""
+    """The parts of steps that have come, by step and the generation that wrote it, and machine; and the manifests that
+    are being written."""
 
     options: KeeperOptions
     run: Run
     cloud: Cloud
-    parts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    parts: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
     errands: Errands = field(default_factory=lambda: Errands(what="the object store"))
 
     def take(self, name: str, message: Message, machines: Collection[str]) -> None:
         """Note that a machine has put its part of a step; when all have, the step is one."""
-        step = message["step"]
-        parts = self.parts.setdefault(step, {})
+        step, generation = message["step"], message["of_generation"]
+        parts = self.parts.setdefault((step, generation), {})
         parts[name] = message["rows"]
         if parts.keys() >= set(machines):
-            for old in [number for number in self.parts if number <= step]:
+            for old in [key for key in self.parts if key[0] <= step]:
                 del self.parts[old]
             rows = [row for part in parts.values() for row in part]
             self.errands.begin(asyncio.to_thread(self._commit, step, rows, message["scale"]))

@@ -26,10 +26,8 @@ PLACES = {
         ("settle", "Duties._settle", MACHINE),
     ],
     f"{RECOVERY}.protection": [("copy", "Protection.copy", MACHINE)],
-    f"{RECOVERY}.passage": [
-        ("plan", "Passage._surviving", MACHINE),
-        ("quorum", "Passage._claim", MACHINE),
-    ],
+    f"{RECOVERY}.passage": [("plan", "Passage._surviving", MACHINE)],
+    f"{RECOVERY}.arbiter": [("quorum", "Arbiter.require", MACHINE)],
 }
 
 

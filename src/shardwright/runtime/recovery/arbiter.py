@@ -1,0 +1,96 @@
+"""Whether the machines that are there may go on (`recovery.quorum`), asked of those that are not and of the object
+store. No PyTorch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+
+from shardwright.errors import SpecError
+from shardwright.recovery.quorum import Claim, Generation, Quorum, gives_way, quorum
+from shardwright.runtime.recovery.channel import refuses
+from shardwright.runtime.recovery.tiers import Cloud
+
+GRACE = 3.0
+"""Times the silence after which a machine is lost: for so long a minority leaves the object store to a majority, which
+finds the loss, a coordinator and each other in that time."""
+
+ASKING_SECONDS = 10.0
+"""So long the object store has for an answer."""
+
+
+class MinorityError(Exception):
+    """Others may be going on without these machines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arbiter:
+    """What a coordinator on machine `me` of the run named `run` needs to find out. Where no object store decides, a
+    minority waits `wait_seconds`."""
+
+    me: str
+    run: str
+    cloud: Cloud | None
+    silence_seconds: float
+    wait_seconds: float
+
+    async def require(self, before: Generation, present: Collection[str], alone_since: float) -> bool:
+        """Return whether those present are a majority of a generation. Raises MinorityError where others may go on
+        after it, or have gone on; `alone_since` (monotonic) is when these were first too few."""
+        found = quorum(before, present)
+        if not found.majority:
+            absent = {name for name in before.names if name not in present}
+            patience = self.wait_seconds if self.cloud is None else GRACE * self.silence_seconds
+            if time.monotonic() - alone_since < patience and await _gone(before, absent) != absent:
+                raise MinorityError(f"{found.reason}; this machine waits for the others")
+            print(f"{found.reason}, and the others are taken to be gone", file=sys.stderr, flush=True)
+        if self.cloud is not None:
+            await self._claim(self.cloud, before, found, present)
+        return found.majority
+
+    async def first_free(self) -> int:
+        """Return the number after the last that was claimed to be followed: where a run goes on that nobody
+        remembers."""
+        if self.cloud is None:
+            return 0
+        try:
+            async with asyncio.timeout(ASKING_SECONDS):
+                return max(await asyncio.to_thread(self.cloud.claims, self.run), default=-1) + 1
+        except (OSError, SpecError) as error:
+            print(f"the object store cannot say if this run was there before: {error}", file=sys.stderr, flush=True)
+            return 0
+
+    async def _claim(self, cloud: Cloud, before: Generation, found: Quorum, present: Collection[str]) -> None:
+        """Claim to follow a generation, or raise MinorityError. A majority goes on where the store is down."""
+        claim = Claim(by=self.me, machines=tuple(present), majority=found.majority)
+        try:
+            async with asyncio.timeout(ASKING_SECONDS):
+                claims = await asyncio.to_thread(_claims, cloud, self.run, before.number, claim)
+        except (OSError, SpecError, ValueError) as error:  # the last: of a writer that was killed
+            print(f"the object store is no arbiter now: {error}", file=sys.stderr, flush=True)
+            if not found.majority:
+                raise MinorityError(f"{found.reason}, and nobody is to go on; this machine waits") from None
+            return
+        for number, other in enumerate(claims):
+            gone = await _gone(before, {*other.machines} - {*present})
+            if gives_way(claim, other, gone, alone=number > 0 or not before.machines):
+                raise MinorityError(f"{found.reason}, and {other} is to go on; this machine waits")
+
+
+def _claims(cloud: Cloud, run: str, number: int, claim: Claim) -> list[Claim]:
+    """Claim to follow a generation; return the claim to it that stands, and those to follow later ones. Raises
+    ValueError where one of them is not whole."""
+    texts = [cloud.claim(run, number, json.dumps(asdict(claim)))]
+    texts += [cloud.claimed(run, later) for later in cloud.claims(run) if later > number]
+    return [Claim(**json.loads(text)) for text in texts]
+
+
+async def _gone(before: Generation, names: Collection[str]) -> set[str]:
+    """Return those of some machines of a generation at whose addresses nobody listens any more."""
+    machines = [machine for machine in before.machines if machine.name in names]
+    answers = await asyncio.gather(*(refuses(machine.host, machine.port) for machine in machines))
+    return {machine.name for machine, refused in zip(machines, answers, strict=True) if refused}
