@@ -45,6 +45,18 @@ def test_pieces_of_one_generation_are_taken_together() -> None:
     assert found is not None and {key[0].low for key in found} == {0, 4}
 
 
+def test_pieces_of_a_newer_generation_that_are_not_all_there_hide_no_older_ones() -> None:
+    """Two thirds of a step by the newer generation, and halves of the same step by the one before."""
+    newer = [held("m1", 10, 0, 5, generation=2), held("m2", 10, 5, 10, generation=2)]
+    older = [held("", 10, 0, 8, generation=0), held("", 10, 8, 16, generation=0)]
+    state = newest_state([*newer, *older], SHAPES, ["weight"])
+    assert state is not None and {key[0].low for key in state.pieces} == {0, 8}
+    rest = [held("", 10, 0, 5, generation=0), held("", 10, 5, 10, generation=0), held("", 10, 10, 16, generation=0)]
+    state = newest_state([*newer, *rest], SHAPES, ["weight"])
+    assert state is not None
+    assert sorted({item.machine for items in state.pieces.values() for item in items}) == ["", "m1", "m2"]
+
+
 def test_where_content_differs_most_machines_are_right_and_it_is_told() -> None:
     items = [held("m0", 10, 0, 16, content="bad"), held("m1", 10, 0, 16), held("m2", 10, 0, 16)]
     found = cover(items, SHAPES, ["weight"])

@@ -30,7 +30,8 @@ from shardwright.runtime.recovery.rows import machine_of
 from shardwright.runtime.recovery.tiers import Cloud
 from shardwright.runtime.recovery.uploads import Uploads
 
-ATTEMPTS = 12
+ATTEMPTS, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 12, 0.05, 5.0
+"""A recovery is tried so often, with pauses that double: half a minute, in which an object store may come back."""
 GOODBYE_SECONDS, LONGEST_WAIT_SECONDS = 2.0, 3600.0
 
 
@@ -258,7 +259,7 @@ class Coordinator:
 
     async def _recover(self) -> None:
         """Bring the run to the next generation."""
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             recovery = Recovery(cause=self._cause, began=self._noticed)
             self._cause, leaving = "", frozenset(self._leaving & self._members.by_name.keys())
             try:
@@ -275,7 +276,7 @@ class Coordinator:
             except (BeginAgainError, LostError, RefusedError) as error:
                 self._cause = self._cause or str(error)
                 print(f"recovery begins anew: {self._cause}", file=sys.stderr, flush=True)
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2**attempt, LONGEST_PAUSE_SECONDS))
                 continue
             recovery.tell(self._options.settings.out)
             await self._goodbye(leaving)

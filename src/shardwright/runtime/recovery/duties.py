@@ -127,7 +127,8 @@ class Duties:
         await self._staff.settle(orders, self._options.silence_seconds + 30.0)
         self._reports = {}
         scales = {str(s.step): s.scale for s in self._snapshots.by_file.values()}
-        return {"held": [held_row(item) for item in self._holdings()], "scales": scales}
+        held = [held_row(item) for item in self._holdings()]
+        return {"held": held, "scales": scales, "committed": self._snapshots.committed}
 
     def _inventory(self) -> Message:
         """Say what this machine knows, to someone who asks and changes nothing."""

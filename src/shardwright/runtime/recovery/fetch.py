@@ -13,6 +13,7 @@ from shardwright.runtime.recovery.channel import Channel, LostError, RefusedErro
 from shardwright.runtime.recovery.snapshots import is_sound, reserve
 from shardwright.runtime.state.pieces import StoredPiece
 
+UNSOUND = "its content is not what was written"
 AT_A_TIME = 8
 RANGE_SECONDS = 60.0
 
@@ -110,8 +111,8 @@ async def _arrived(
             async with room:
                 content = await (readers[source.tier] if local else peers.read)(source)
             if len(content) != source.stop - source.start:
-                return f"{len(content):,} bytes of {source.stop - source.start:,} came"
+                return f"{UNSOUND}: {len(content):,} bytes of {source.stop - source.start:,} came"
             await asyncio.to_thread(os.pwrite, descriptor, content, item.stored.offset + source.start)
     except (LostError, RefusedError, OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
-    return "" if await asyncio.to_thread(is_sound, folder, item.stored) else "its content is not what was written"
+    return "" if await asyncio.to_thread(is_sound, folder, item.stored) else UNSOUND

@@ -45,10 +45,22 @@ def newest_state(held: Iterable[Held], shapes: Shapes, kinds: Sequence[str]) -> 
     for item in held:
         by_step.setdefault(item.step, []).append(item)
     for step in sorted(by_step, reverse=True):
-        pieces = cover(by_step[step], shapes, kinds)
-        if pieces is not None:
-            return State(step=step, pieces=pieces)
+        for fitting in _fitting(by_step[step]):
+            pieces = cover(fitting, shapes, kinds)
+            if pieces is not None:
+                return State(step=step, pieces=pieces)
     return None
+
+
+def _fitting(held: Sequence[Held]) -> Iterator[list[Held]]:
+    """Yield what the ranks of one generation wrote of a step, with all who hold it, newest generation first; then all
+    of it. Two generations may have cut a parameter in different ways, so that pieces of one hide those of another."""
+    generations = sorted({item.generation for item in held}, reverse=True)
+    for generation in generations:
+        written = {item.key for item in held if item.generation == generation}
+        yield [item for item in held if item.key in written]
+    if len(generations) > 1:
+        yield list(held)
 
 
 def cover(held: Sequence[Held], shapes: Shapes, kinds: Sequence[str]) -> dict[Key, tuple[Held, ...]] | None:

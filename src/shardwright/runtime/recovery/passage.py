@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,18 +25,21 @@ from shardwright.runtime.recovery.arbiter import Arbiter
 from shardwright.runtime.recovery.base import Base
 from shardwright.runtime.recovery.channel import Message
 from shardwright.runtime.recovery.course import Run
-from shardwright.runtime.recovery.inventory import State, disagreements, held_of, newest_state
+from shardwright.runtime.recovery.fetch import UNSOUND
+from shardwright.runtime.recovery.inventory import Key, State, disagreements, held_of, newest_state
 from shardwright.runtime.recovery.members import BeginAgainError, Members
 from shardwright.runtime.recovery.moves import orders_of
 from shardwright.runtime.recovery.needs import chairs_of, machine_needs, movement
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.record import Recovery
-from shardwright.runtime.recovery.rows import machine_data
+from shardwright.runtime.recovery.rows import machine_data, pieces_of
 from shardwright.runtime.recovery.settlement import report_of, settle
 from shardwright.runtime.recovery.tiers import Cloud
 
 ASKING_SECONDS = 30.0
 """So long the object store has to say what it holds."""
+CHANCES = 2
+"""So often it may give a piece otherwise than it was written, before an older step is taken."""
 
 
 class WaitError(Exception):
@@ -78,6 +82,7 @@ class Passage:
     cloud: Cloud | None
     arbiter: Arbiter
     damage: list[str] = field(default_factory=list)
+    unsound: Counter[Key] = field(default_factory=Counter)
 
     async def prepare(self, base: Base, number: int, recovery: Recovery, leaving: Collection[str] = ()) -> Ready:
         """Bring the run from a generation to where the next, number `number`, can start. Machines that are `leaving`
@@ -148,13 +153,16 @@ class Passage:
             try:
                 async with asyncio.timeout(ASKING_SECONDS):
                     stored = await asyncio.to_thread(lambda: list(cloud.held(self.run.settings["model"])))
+                stored = [item for item in stored if self.unsound[item.key] < CHANCES]
                 state = newest_state([*held, *stored], self.run.shapes, self.run.kinds)
             except (OSError, SpecError) as error:
                 if state is None:
                     raise BeginAgainError(f"the object store cannot be read: {error}") from None
                 print(f"the object store cannot be read: {error}", file=sys.stderr, flush=True)
-        if state is None and self.damage:
-            raise NothingLeftError(f"no step survives whole: {'; '.join(self.damage)}")
+        protected = max(reply["committed"] for reply in answers.values())
+        if state is None and (self.damage or protected >= 0):
+            why = "; ".join(self.damage) or f"step {protected} was the newest that all machines had"
+            raise NothingLeftError(f"no step survives whole: {why}")
         return state
 
     async def _plan_for(self, base: Base, machines: Sequence[Machine]) -> Plan:
@@ -192,6 +200,7 @@ class Passage:
         fields["of_generation"] = max(item.generation for items in state.pieces.values() for item in items)
         replies = await self.members.ask_each("fetch", {name: orders[name] | fields for name in generation.names})
         failed = [(name, item) for name, reply in replies.items() for item in reply["failed"]]
+        self.unsound.update({key for _, item in failed for key in _unsound_in_cloud(*item)})
         for words, rows in _by_reason(failed).items():
             self.damage.append(f"{len(rows)} pieces, among them the {rows[0][0]} of {rows[0][1]}: {words}")
             print(self.damage[-1], file=sys.stderr, flush=True)
@@ -208,9 +217,18 @@ def _scale(answers: Mapping[str, Message], state: State | None) -> Any:
     )
 
 
+def _unsound_in_cloud(row: Sequence[Any], sources: Sequence[str], why: str) -> Iterator[Key]:
+    """Yield the piece of a row that the object store gave otherwise than it was written."""
+    if "" in sources and why.startswith(UNSOUND):
+        (stored,) = pieces_of([row])
+        yield stored.piece, stored.hash
+
+
 def _by_reason(failed: Sequence[tuple[str, Sequence[Any]]]) -> dict[str, list[Any]]:
     """Return the rows of pieces that did not arrive, by where they were to come from and go, and why not."""
     found: dict[str, list[Any]] = {}
     for name, (row, sources, why) in failed:
-        found.setdefault(f"from {' and '.join(sources)} to {name}: {why}", []).append(row)
+        found.setdefault(
+            f"from {' and '.join(source or 'the object store' for source in sources)} to {name}: {why}", []
+        ).append(row)
     return found

@@ -204,18 +204,16 @@ class Cloud:
             raise OSError(f"{name} does not read back as it was written")
 
     def held(self, model: str) -> Iterator[Held]:
-        """Yield the pieces of the newest step of a model that is whole."""
-        for step in reversed(self.steps()):
+        """Yield the pieces of all steps of a model, as far as their manifests are whole."""
+        for step in self.steps():
             try:
                 manifest = self.manifest(step)
             except (SpecError, OSError, ValueError):
                 continue
-            if manifest.model != model:
-                continue
-            for stored in manifest.pieces:
-                where = replace(stored, file=f"{_folder_name(step)}/{stored.file}")
-                yield Held(machine="", tier=CLOUD, step=step, generation=0, stored=where)
-            return
+            if manifest.model == model:
+                for stored in manifest.pieces:
+                    where = replace(stored, file=f"{_folder_name(step)}/{stored.file}")
+                    yield Held(machine="", tier=CLOUD, step=step, generation=0, stored=where)
 
     @_told_as_oserror
     def keep_newest(self, number: int = KEPT_STEPS) -> None:

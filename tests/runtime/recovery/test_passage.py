@@ -1,0 +1,109 @@
+"""From one generation to the next where state is lost or damaged. The machines are played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tests.runtime.recovery.fleet import copies
+from tests.runtime.recovery.store import store
+
+from shardwright.recovery.quorum import Generation, Machine
+from shardwright.runtime.job.settings import Settings
+from shardwright.runtime.recovery.arbiter import Arbiter
+from shardwright.runtime.recovery.base import Base
+from shardwright.runtime.recovery.channel import Channel, Message, Reply
+from shardwright.runtime.recovery.course import Run, run_of
+from shardwright.runtime.recovery.fetch import UNSOUND
+from shardwright.runtime.recovery.members import BeginAgainError, Member, Members
+from shardwright.runtime.recovery.options import KeeperOptions
+from shardwright.runtime.recovery.passage import NothingLeftError, Passage, Ready
+from shardwright.runtime.recovery.record import Recovery
+from shardwright.runtime.recovery.tiers import Cloud
+from shardwright.runtime.state.pieces import StatePiece, StoredPiece
+from shardwright.runtime.state.recipe import Recipe
+from shardwright.runtime.storage.manifest import Manifest
+
+NAMES = ("m0", "m1", "m2")
+
+
+class Playing:
+    """A connection to a machine that has no worker and holds nothing; `spoilt` is the step whose pieces do not come as
+    they were written."""
+
+    def __init__(self, spoilt: int = -1) -> None:
+        self.spoilt = spoilt
+
+    async def call(self, op: str, **fields: Any) -> Reply:
+        replies: Mapping[str, Message] = {
+            "halt": {"reports": {}},
+            "settle": {"held": [], "scales": {}, "committed": 7},
+            "fetch": {"failed": []},
+            "damaged": {},
+        }
+        if op == "fetch" and fields["step"] == self.spoilt:
+            return {"failed": [[row, [""], UNSOUND] for row, _ in fields["wanted"]]}, b""
+        return replies[op], b""
+
+
+def passage_to(folder: Path, cloud: Cloud | None, spoilt: int = -1) -> tuple[Passage, Base]:
+    plan = copies(3)
+    gpu = plan.cluster.pools[0].gpu.name
+    machines = tuple(Machine(name=name, host="h", port=1, gpu=gpu, gpus=1) for name in NAMES)
+    options = KeeperOptions(
+        machine=machines[0],
+        join=(),
+        plan=plan,
+        settings=Settings(data=(), out=folder, steps=1, recipe=Recipe()),
+        memory=folder,
+    )
+    run = run_of(options)
+    channel = cast(Channel, Playing(spoilt))
+    members = Members(by_name={machine.name: Member(machine=machine, channel=channel) for machine in machines})
+    arbiter = Arbiter(me="m0", run=run.name, cloud=None, silence_seconds=1.0, wait_seconds=1.0)
+    passage = Passage(options=options, run=run, members=members, cloud=cloud, arbiter=arbiter)
+    return passage, Base(generation=Generation(number=4, machines=machines), plan=options.plan)
+
+
+def passed(passage: Passage, base: Base) -> Ready:
+    return asyncio.run(passage.prepare(base, 5, Recovery(cause="", began=0.0)))
+
+
+def stored(cloud: Cloud, run: Run, steps: Sequence[int]) -> None:
+    """Put steps into an object store, as whole parameters."""
+    pieces = []
+    for kind in run.kinds:
+        for name, cut in run.shapes.items():
+            elements = prod(cut.shape)
+            piece = StatePiece(kind=kind, parameter=name, start=0, stop=cut.shape[cut.dim], low=0, high=elements)
+            pieces.append((piece, elements * 4))
+    for step in steps:
+        found = tuple(
+            StoredPiece(piece=piece, file="a.state", offset=0, bytes=size, dtype="float32", hash=f"{step}")
+            for piece, size in pieces
+        )
+        told = {"data": {"samples": 0}, "random": {"seed": 0}, "settings": {}, "loss_scale": None}
+        model = run.settings["model"]
+        cloud.commit(Manifest(step=step, model=model, parameters=run.shapes, pieces=found, **told))
+
+
+def test_a_run_whose_protected_state_is_lost_stops_and_does_not_begin_anew(tmp_path: Path) -> None:
+    passage, base = passage_to(tmp_path, None)
+    with pytest.raises(NothingLeftError, match="no step survives whole: step 7 was the newest that all machines had"):
+        passed(passage, base)
+
+
+def test_an_older_step_is_taken_where_the_store_spoilt_the_newest(tmp_path: Path) -> None:
+    """It has a second chance, as what came may have been spoilt on its way."""
+    with store() as (_, url):
+        cloud = Cloud(url)
+        passage, base = passage_to(tmp_path, cloud, spoilt=10)
+        stored(cloud, passage.run, (5, 10))
+        for _ in range(2):
+            with pytest.raises(BeginAgainError, match="pieces were damaged or did not arrive"):
+                passed(passage, base)
+        assert passed(passage, base).step == 5
