@@ -14,7 +14,8 @@ from tests.search.problems import Problem, problems, some_candidates
 from shardwright.cost.context import Context, sharded
 from shardwright.cost.iteration.evaluate import evaluate
 from shardwright.cost.iteration.footprint import fixed_bytes, footprint, held_parameters, kept_activations
-from shardwright.cost.memory.sizes import layer_activation_bytes, least_state_bytes, state_bytes
+from shardwright.cost.memory.activations import layer_activation_bytes
+from shardwright.cost.memory.sizes import least_state_bytes, state_bytes
 from shardwright.cost.pipeline.splits import boundaries
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, ZERO1, ZERO2, ZERO3, Strategies, strategies
 from shardwright.spec.job import Job

@@ -13,10 +13,10 @@ from tests.cost.samples import context, llama, pool, row, shard
 from shardwright.cost.context import sharded
 from shardwright.cost.iteration.evaluate import evaluate
 from shardwright.cost.iteration.footprint import footprint
+from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.cost.memory.facts import memory_facts, shipped_facts, trial
 from shardwright.cost.memory.fit_probability import fit_probability, headroom
 from shardwright.cost.memory.sizes import (
-    layer_activation_bytes,
     least_state_bytes,
     logit_bytes,
     reserved_bytes,

@@ -22,7 +22,8 @@ from shardwright.cost.iteration.step import (
     tied_bytes,
     transfers,
 )
-from shardwright.cost.memory.sizes import Activations, layer_activation_bytes, logit_bytes
+from shardwright.cost.memory.activations import Activations, layer_activation_bytes
+from shardwright.cost.memory.sizes import logit_bytes
 from shardwright.cost.pipeline.splits import positions
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Strategies, strategies
 from shardwright.spec.cluster import Gpu

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shardwright.cost.compute.operators import Shard
-from shardwright.cost.memory.sizes import layer_activation_bytes
+from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.plans.plan import Recompute
 from shardwright.runtime.model.chunk import Chunk, forward, table_of
 from shardwright.runtime.model.context import ContextGroup, positions_of

@@ -22,6 +22,7 @@ from shardwright.search.space.layouts import Layouts, candidate_counts, layouts,
 from shardwright.search.uniform.search import search
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Mlp, Model, Moe
+from shardwright.spec.options import VALUES
 from shardwright.spec.read.model import load_model
 
 JOB = Job(global_batch=16, seq_len=2048)
@@ -108,7 +109,7 @@ def test_pins_are_read_with_their_words_and_synonyms():
         "tp": (8,), "micro_batch": (1, 2), "recompute": (2, 3), "sharding": (1, 0), "sequence_parallel": (1,),
         "rank_order": (1,), "offload": (0.3,), "pp": (4,), "last_layers": (0,), "recompute_layers": (2,),
     }  # fmt: skip
-    assert set(SYNONYMS.values()) <= set(AXES)
+    assert set(SYNONYMS.values()) <= {*AXES, *VALUES}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from shardwright.exporters.torchtitan.limits import unsupported as torchtitan
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 from shardwright.search.planner import plan as search
-from shardwright.search.space.axes import Space, Value, parse_pins
+from shardwright.search.space.axes import Space, parse_pins
 from shardwright.spec.cluster import Cluster
 
 Limits = Callable[[Plan], Iterable[Problem]]
@@ -34,8 +34,8 @@ def nearest_plan(plan: Plan, to: str) -> Plan | None:
     framework, limits = TRAINERS[to]
     job = replace(plan.job, framework=framework)
     clusters = [plan.cluster] if to == "megatron" else list(_by_type(plan.cluster))
-    pins = _more_pins({}, limits(plan))
-    found = [_nearest_on(replace(plan, cluster=cluster, job=job), limits, pins or {}) for cluster in clusters]
+    space = _narrowed(Space(), limits(plan)) or Space()
+    found = [_nearest_on(replace(plan, cluster=cluster, job=job), limits, space) for cluster in clusters]
     best = min((each for each in found if each is not None), key=_seconds, default=None)
     return None if best is None else replace(best, cluster=plan.cluster)
 
@@ -50,11 +50,11 @@ def _by_type(cluster: Cluster) -> Iterable[Cluster]:
         yield replace(cluster, pools=tuple(pool for pool in cluster.pools if pool.gpu.name == name))
 
 
-def _nearest_on(plan: Plan, limits: Limits, pins: Mapping[str, tuple[Value, ...]]) -> Plan | None:
+def _nearest_on(plan: Plan, limits: Limits, space: Space) -> Plan | None:
     """Return the best plan on the machines of `plan` within the limits."""
     for _ in range(SEARCHES):
         try:
-            found = search(plan.model, plan.cluster, plan.job, space=Space(pins=pins), exportable_to="megatron")
+            found = search(plan.model, plan.cluster, plan.job, space=space, exportable_to="megatron")
         except SpecError:  # GPUs that cannot compute in the job's precision
             return None
         if not found.plans:
@@ -62,26 +62,27 @@ def _nearest_on(plan: Plan, limits: Limits, pins: Mapping[str, tuple[Value, ...]
         faults = tuple(limits(found.best))
         if not faults:
             return found.best
-        more = _more_pins(pins, faults)
-        if more is None or more == pins:
+        more = _narrowed(space, faults)
+        if more is None or more == space:
             return next((each for each in found.plans if not tuple(limits(each))), None)
-        pins = more
+        space = more
     return None
 
 
-def _more_pins(
-    pins: Mapping[str, tuple[Value, ...]], faults: Iterable[Problem]
-) -> Mapping[str, tuple[Value, ...]] | None:
-    """Return pins with those that faults hint at; None where a fault has no such hint, or they exclude each other."""
-    found = dict(pins)
+def _narrowed(space: Space, faults: Iterable[Problem]) -> Space | None:
+    """Return the space with the pins and options that faults hint at; None where a fault has no such hint, or they
+    exclude each other."""
+    pins, options = dict(space.pins), dict(space.options)
     for fault in faults:
         if not fault.hint.startswith(SET):
             return None
-        for axis, values in parse_pins([fault.hint.removeprefix(SET)]).pins.items():
-            found[axis] = tuple(value for value in found.get(axis, values) if value in values)
-            if not found[axis]:
+        hinted = parse_pins([fault.hint.removeprefix(SET)])
+        options |= hinted.options
+        for axis, values in hinted.pins.items():
+            pins[axis] = tuple(value for value in pins.get(axis, values) if value in values)
+            if not pins[axis]:
                 return None
-    return found
+    return Space(pins=pins, options=options)
 
 
 # The framework that a target runs, as `frameworks.csv` names it, and its limits.

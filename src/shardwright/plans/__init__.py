@@ -2,6 +2,7 @@
 
 * `plan`: what a plan is
 * `check`: whether it is legal
+* `trainer_options`: whether the options of a trainer go with its model and job
 * `shares`: rows and state of each GPU under uneven FSDP
 * `abilities`: what GPUs and links can do
 * `placement`: where each of its GPUs stands

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from shardwright.errors import Problem, suggestion
 from shardwright.plans.plan import Plan, Recompute, Replica, Stage
 from shardwright.plans.shares import share_problems
+from shardwright.plans.trainer_options import option_problems
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model
@@ -36,6 +37,7 @@ def check(plan: Plan) -> tuple[Problem, ...]:
         _framework,
         _precision,
         _positions,
+        _options,
         share_problems,
     )
     return tuple(problem for rule in rules for problem in rule(plan))
@@ -265,6 +267,17 @@ def _precision(plan: Plan) -> Iterator[Problem]:
         if gpu.peak(job.precision) is None:
             known = ", ".join(name for name, _ in gpu.peak_flops)
             yield Problem("job.precision", f"{gpu.name} cannot compute in {job.precision}", f"it has {known}")
+
+
+def _options(plan: Plan) -> Iterator[Problem]:
+    """The precision-aware optimizer is a distributed one (optimizer_config.py 434 of Megatron-LM core_v0.19.2)."""
+    yield from option_problems(plan.model, plan.job)
+    if not plan.job.options.precision_aware:
+        return
+    if plan.optimizer.sharding != "zero1":
+        yield Problem("optimizer.sharding", "must be zero1 for the precision-aware optimizer", "use zero1")
+    if plan.optimizer.offload > 0:
+        yield Problem("optimizer.offload", "leaves no choice of the state's types", "use 0, or leave them out")
 
 
 def _positions(plan: Plan) -> Iterator[Problem]:

@@ -28,17 +28,15 @@ def hints(cls: type) -> dict[str, Any]:
 def encode(value: Any, kind: Any) -> Any:
     """Return the JSON data of `value`, which has the type `kind`.
 
-    A field whose value is None and whose default is None is left out; numbers of a float field are written as floats,
-    so that equal values give equal text.
+    A field whose value is its default is left out where that is None or a dataclass; numbers of a float field are
+    written as floats, so that equal values give equal text.
     """
     if kind is Assumption:
         return str(value)
     if dataclasses.is_dataclass(kind):
         defaults = {field.name: field.default for field in dataclasses.fields(kind)}
         pairs = ((name, getattr(value, name), hint) for name, hint in hints(kind).items())  # type: ignore[arg-type]
-        return {
-            name: encode(item, hint) for name, item, hint in pairs if item is not None or defaults[name] is not None
-        }
+        return {name: encode(item, hint) for name, item, hint in pairs if not _left_out(item, defaults[name])}
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return None if value is None else encode(value, _not_none(arguments))
@@ -46,6 +44,11 @@ def encode(value: Any, kind: Any) -> Any:
         item_kinds = [arguments[0]] * len(value) if Ellipsis in arguments else list(arguments)
         return [encode(item, item_kind) for item, item_kind in zip(value, item_kinds, strict=True)]
     return float(value) if kind is float else value
+
+
+def _left_out(value: Any, default: Any) -> bool:
+    """Whether a field is not written."""
+    return (default is None or dataclasses.is_dataclass(default)) and value == default
 
 
 def decode(data: object, kind: Any, place: str, problems: list[Problem]) -> Any:

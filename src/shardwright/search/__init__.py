@@ -4,6 +4,7 @@ rest. Start reading at `planner`.
 * `planner`: one call from a description to ranked plans, and from a plan to its evaluation
 * `kinds`: one search for each kind of plan
 * `summary`: the account of all searches together
+* `combinations`: one ranking of searches with several options of the trainer
 * `objective`: what is best: time or dollars, within budget and deadline
 * `sizing`: ways to train on some GPUs, and the memory of each
 * `first_plans`: plans at once, unproved

@@ -20,17 +20,20 @@ from shardwright.errors import SpecError, bad, suggestion
 from shardwright.plans.check import position_problems
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, Fewer, NoPlan, Ranking
+from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import within
 from shardwright.search.advice.fewer import fewer_machines
 from shardwright.search.advice.infeasible import explain
 from shardwright.search.advice.nearby import nearby
 from shardwright.search.advice.remedies import remedies
+from shardwright.search.combinations import best_of
 from shardwright.search.kinds import search_pipelines, search_type, search_uneven, without_limits
 from shardwright.search.programs.candidate import best_program
 from shardwright.search.replan import Kept, replan
 from shardwright.search.rules.filters import Filters
 from shardwright.search.rules.rules import Rule
-from shardwright.search.space.axes import Space
+from shardwright.search.space.axes import Space, as_options_need
+from shardwright.search.space.choices import jobs_of
 from shardwright.search.summary import (
     best_of_kinds,
     best_plans,
@@ -67,8 +70,9 @@ def plan(
     """Return the `top` best plans, best first: uniform ones on the machines of any one type of `cluster`; where it has
     several, those that mix them; where `train` runs the job, those of unequal replicas.
 
-    `space` pins parameters, `rules` drop candidates, `fit` is the probability with which a plan must fit in memory,
-    `exportable_to` names a target that must be able to run the plan. Where all replicas are equal on machines of one
+    `space` pins parameters and options, of which each combination is a search of its own; `rules` drop candidates,
+    `fit` is the probability with which a plan must fit in memory, `exportable_to` names a target that must be able to
+    run the plan. Where all replicas are equal on machines of one
     type the first plan is the optimum of the declared space under the cost model; else it is within `gap` of it, or as
     near as the `gap` of the search report says, in seconds or dollars. What hardly any published run has comes first
     only where it gains more than its doubt (`cost.trust.rarity`); else `passed_over` is the optimum, and the gap says
@@ -83,10 +87,31 @@ def plan(
         raise bad("`fit=`", f"{fit} is not a probability from 0.01 to 0.99", "0.9 is the default")
     if not 0.0 <= gap <= 1.0:
         raise bad("`gap=`", f"{gap:g} is not a part from 0 to 1", "0.01 or 1% is the default")
-    if problems := tuple(position_problems(model, job)):
+    space = space or Space()
+    rankings = []
+    for each in jobs_of(job, space.options):
+        narrowed = as_options_need(replace(space, options={}), each)
+        rankings.append(_plan(model, cluster, each, narrowed, rules, top, fit, exportable_to, efficiency, gap))
+    return best_of(rankings, top)
+
+
+def _plan(
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    space: Space,
+    rules: Sequence[Rule],
+    top: int,
+    fit: float,
+    exportable_to: str | None,
+    efficiency: Efficiency | None,
+    gap: float,
+) -> Ranking:
+    """Return the best plans for a job whose options are settled (`plan`)."""
+    if problems := (*position_problems(model, job), *option_problems(model, job)):
         raise SpecError(*problems)
     begin = time.perf_counter()
-    space, filters = space or Space(), Filters(rules=tuple(rules))
+    filters = Filters(rules=tuple(rules))
     model_of_time, room = efficiency or default_efficiency(), headroom(fit, job)
     results, able = [], _able(cluster, job)
     alone = 1.0 if len(able) == 1 else UNIFORM_SHARE

@@ -3,6 +3,7 @@
 * `model`: the shape of a transformer
 * `cluster`: machines, their GPUs and links
 * `job`: what to train on and what the user wants of it
+* `options`: what a trainer leaves to choose beside the layout
 * `offers`: machines that one could rent
 * `assumption`: what a description left open
 * `layer_profile`: a user's own layer times

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from shardwright.spec.options import DEFAULTS, Options
+
 Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 FP8_RECIPES: tuple[Fp8Recipe, ...] = get_args(Fp8Recipe)
@@ -23,7 +25,7 @@ class Job:
     with `attention_adapters` beside those of attention alone.
     `fp8_storage`: weights and the inputs of non-linearities are kept in fp8 alone and gradients in bf16, as
     the peaks of NeMo's recipes imply (in Megatron-LM: fp8-param-gather, activation-func-fp8-input-store, no fp32
-    reduction). `fused_loss`: the output projection and the
+    reduction). `options` are what the framework leaves to choose beside. `fused_loss`: the output projection and the
     loss are one kernel that never holds the logits.
 
     `budget_dollars` and `deadline_hours` bound the whole run and need `tokens`.
@@ -43,10 +45,16 @@ class Job:
     fused_loss: bool = False
     budget_dollars: float | None = None
     deadline_hours: float | None = None
+    options: Options = DEFAULTS
 
     @property
     def tokens_per_iteration(self) -> int:
         return self.global_batch * self.seq_len
+
+    @property
+    def bf16_gradients(self) -> bool:
+        """Whether gradients are kept and reduced in bf16 (`Options`)."""
+        return self.options.bf16_gradients
 
     @property
     def iterations(self) -> float | None:

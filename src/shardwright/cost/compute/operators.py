@@ -16,19 +16,25 @@ from shardwright.arrays import Array, Bools, Floats, Ints
 from shardwright.cost.compute.flops import score_flops_per_token
 from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
+from shardwright.spec.options import MODULES
 
 GEMM, ATTENTION, MEMORY = range(3)
 FORWARD, BACKWARD = range(2)
 POINTWISE, NORM, SOFTMAX, LOOKUP = range(4)
 # Documented.
 FLASH_BACKWARD_FLOPS = 2.5  # recomputed scores: 5 matrix products for the 2 of the forward pass (arXiv 2307.08691)
-# Documented.
-ACCUMULATE_BYTES = 6.0  # per weight: the gradient is added into fp32 (read 4, write 4) and not written in 16 bits
+# Documented. Per weight: a gradient is added (read 4 and write 4 in fp32, 2 and 2 in bf16), not written in 16 bits.
+ACCUMULATE_BYTES, ACCUMULATE_BF16_BYTES = 6.0, 2.0
 # Quantisation of a gradient for fp8, per element: read 16 bits, write fp8 twice, for both products. That of an input is
 # fused with the operator before, which writes fp8 twice in place of 16 bits.
 CAST_BYTES = 4.0  # documented
-# Documented.
-LOSS_FORWARD_BYTES, LOSS_BACKWARD_BYTES = 18.0, 12.0  # per logit: cast to fp32, max, exp and sum, gradient, cast
+# Documented. Per logit, forward and backward: cast to fp32, max, exp and sum, gradient, cast. Unfused, each of cast,
+# maximum, difference, exponential, sum and quotient goes over the logits, and the gradient is scaled before its cast
+# (megatron/core/tensor_parallel/cross_entropy.py, core_v0.19.2).
+LOSS_BYTES = {"fused": (18.0, 12.0), "unfused": (38.0, 14.0)}
+# The modules that selective recomputation may repeat, one bit each.
+MODULE_BITS = {name: 1 << place for place, name in enumerate(MODULES)}
+CORE, ACTIVATION, NORMS, UP, MLP, MOE, SHARED = MODULE_BITS.values()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +54,8 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """One operator for every row of a `Shard`. A GEMM is `groups` products (m × k)(k × n); `core` marks core
-    attention, which selective recomputation repeats; `low_precision` marks the GEMMs that run in fp8 where the job
+    """One operator for every row of a `Shard`. A GEMM is `groups` products (m × k)(k × n); a `share` of the
+    work belongs to the `modules`, bits of `MODULE_BITS`; `low_precision` marks the GEMMs that run in fp8 where the job
     says so; `weight_gradient` those that frozen weights do not need; `form` says what a memory-bound operator does."""
 
     kind: int
@@ -60,7 +66,8 @@ class Operator:
     groups: Array
     flops: Array
     bytes: Array
-    core: bool = False
+    modules: int = 0
+    share: float = 1.0
     low_precision: bool = False
     weight_gradient: bool = False
     form: int = POINTWISE
@@ -80,13 +87,20 @@ def layer_operators(model: Model, layer: Layer, shard: Shard, job: Job) -> Itera
     """Yield the operators of one layer."""
     hidden = float(model.hidden)
     outer = norm_tokens(shard, job)
-    yield from _memory(layer.norms * 4.0 * outer * hidden, backward=2.0, form=NORM)
+    apart = unfused_norms(layer) / max(layer.norms, 1)
+    yield from _memory(layer.norms * 4.0 * outer * hidden, backward=2.0, form=NORM, modules=NORMS, share=apart)
     yield from _memory(2 * 6.0 * outer * hidden, backward=1.0)  # residual adds (with dropout, fused)
     yield from _attention(hidden, layer.attention, shard, job)
     if layer.mlp is not None:
         yield from _mlp(hidden, layer.mlp, shard, job)
     if layer.moe is not None:
         yield from _moe(hidden, layer.moe, shard, job)
+
+
+def unfused_norms(layer: Layer) -> int:
+    """Return the norms that Megatron-LM does not fuse with the product after them: before latent attention, and before
+    experts (megatron/core/models/gpt/gpt_layer_specs.py, core_v0.19.2)."""
+    return (layer.attention.latent is not None) + (layer.moe is not None)
 
 
 def embedding_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
@@ -101,15 +115,23 @@ def head_operators(model: Model, shard: Shard, job: Job) -> Iterator[Operator]:
     logits = size * model.vocab / shard.tp
     for depth in range(1 + model.mtp_layers):
         if depth:
-            yield from _gemm(size, model.hidden / shard.tp, 2.0 * model.hidden)
+            yield from _gemm(size, model.hidden / shard.tp, 2.0 * model.hidden, job)
             yield from layer_operators(model, model.layers[-1], shard, job)
         yield from _memory(4.0 * outer * model.hidden, backward=2.0, form=NORM)
-        yield from _gemm(size, model.vocab / shard.tp, float(model.hidden))
-        yield from _memory(LOSS_FORWARD_BYTES * logits, backward=LOSS_BACKWARD_BYTES / LOSS_FORWARD_BYTES)
+        yield from _gemm(size, model.vocab / shard.tp, float(model.hidden), job)
+        forward, backward = LOSS_BYTES[job.options.loss or "fused"]
+        yield from _memory(forward * logits, backward=backward / forward)
 
 
 def _gemm(
-    m: Array, n: Array | float, k: Array | float, *, groups: Array | float = 1.0, low_precision: bool = False
+    m: Array,
+    n: Array | float,
+    k: Array | float,
+    job: Job,
+    *,
+    groups: Array | float = 1.0,
+    low_precision: bool = False,
+    modules: int = 0,
 ) -> Iterator[Operator]:
     """Yield a GEMM forward, and its gradients for input and weight."""
     ones = np.ones_like(m, dtype=float)
@@ -127,17 +149,19 @@ def _gemm(
             groups=groups,
             flops=flops,
             bytes=size,
+            modules=modules,
             low_precision=low_precision,
             weight_gradient=of_weight,
         )
-    yield from _memory(ACCUMULATE_BYTES * n * k * groups, forward=0.0, backward=1.0, weight_gradient=True)
+    accumulated = ACCUMULATE_BF16_BYTES if job.bf16_gradients else ACCUMULATE_BYTES
+    yield from _memory(accumulated * n * k * groups, forward=0.0, backward=1.0, weight_gradient=True)
 
 
 def _linear(
-    m: Array, n: Array | float, k: Array | float, job: Job, *, groups: Array | float = 1.0
+    m: Array, n: Array | float, k: Array | float, job: Job, *, groups: Array | float = 1.0, modules: int = 0
 ) -> Iterator[Operator]:
     """Yield a GEMM that runs in fp8 where the job does, with the quantisation of its gradient."""
-    yield from _gemm(m, n, k, groups=groups, low_precision=True)
+    yield from _gemm(m, n, k, job, groups=groups, low_precision=True, modules=modules)
     if job.precision == "fp8":
         yield from _memory(CAST_BYTES * m * n * groups, forward=0.0, backward=1.0)
 
@@ -147,7 +171,8 @@ def _memory(
     *,
     forward: float = 1.0,
     backward: float,
-    core: bool = False,
+    modules: int = 0,
+    share: float = 1.0,
     weight_gradient: bool = False,
     form: int = POINTWISE,
 ) -> Iterator[Operator]:
@@ -163,7 +188,8 @@ def _memory(
             groups=zero,
             flops=zero,
             bytes=size_bytes * factor,
-            core=core,
+            modules=modules,
+            share=share,
             weight_gradient=weight_gradient,
             form=form,
         )
@@ -179,15 +205,15 @@ def _attention(hidden: float, attention: Attention, shard: Shard, job: Job) -> I
         mla = attention.latent
         up = attention.query_width / tp
         if mla.query_rank is None:
-            yield from _linear(size, up, hidden, job)
+            yield from _linear(size, up, hidden, job, modules=UP)
         else:
             yield from _linear(outer, float(mla.query_rank), hidden, job)
-            yield from _linear(size, up, float(mla.query_rank), job)
+            yield from _linear(size, up, float(mla.query_rank), job, modules=UP)
         yield from _linear(outer, float(mla.kv_rank + mla.rope_head_dim), hidden, job)
         keys_values = attention.heads * (mla.nope_head_dim + attention.value_head_dim) / tp
-        yield from _linear(size, keys_values, float(mla.kv_rank), job)
+        yield from _linear(size, keys_values, float(mla.kv_rank), job, modules=UP)
     rotated = attention.query_width + attention.key_width
-    yield from _memory(4.0 * size * rotated / tp, backward=1.0)
+    yield from _memory(4.0 * size * rotated / tp, backward=1.0, modules=UP if attention.latent else 0)
     yield from _core_attention(attention, shard, job)
     yield from _linear(size, hidden, attention.out_width / tp, job)
 
@@ -213,18 +239,18 @@ def _core_attention(attention: Attention, shard: Shard, job: Job) -> Iterator[Op
             groups=heads * np.ones_like(size),
             flops=flops * factor,
             bytes=inputs * traffic,
-            core=True,
+            modules=CORE,
         )
     scores = 2.0 * size * job.seq_len * heads
-    yield from _memory(np.where(shard.flash, 0.0, 8.0 * scores), backward=1.0, core=True, form=SOFTMAX)
+    yield from _memory(np.where(shard.flash, 0.0, 8.0 * scores), backward=1.0, modules=CORE, form=SOFTMAX)
 
 
-def _mlp(hidden: float, mlp: Mlp, shard: Shard, job: Job) -> Iterator[Operator]:
+def _mlp(hidden: float, mlp: Mlp, shard: Shard, job: Job, *, modules: int = MLP) -> Iterator[Operator]:
     size, width = tokens(shard, job), mlp.width / shard.tp
     up = 2 if mlp.gated else 1
-    yield from _linear(size, up * width, hidden, job)
-    yield from _memory(2.0 * (up + 1) * size * width, backward=5 / 3)
-    yield from _linear(size, hidden, width, job)
+    yield from _linear(size, up * width, hidden, job, modules=modules)
+    yield from _memory(2.0 * (up + 1) * size * width, backward=5 / 3, modules=modules)
+    yield from _linear(size, hidden, width, job, modules=modules)
 
 
 def _moe(hidden: float, moe: Moe, shard: Shard, job: Job) -> Iterator[Operator]:
@@ -233,13 +259,14 @@ def _moe(hidden: float, moe: Moe, shard: Shard, job: Job) -> Iterator[Operator]:
     local = moe.experts / shard.ep
     routed = outer * moe.top_k * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
     width, up = moe.expert_width / shard.etp, 2 if moe.gated else 1
-    yield from _gemm(outer, float(moe.experts), hidden)
-    yield from _memory(2 * 4.0 * routed * hidden, backward=1.0)  # permute and un-permute
-    yield from _linear(routed / local, up * width, hidden, job, groups=local)
-    yield from _memory(2.0 * (up + 1) * routed * width, backward=5 / 3)
-    yield from _linear(routed / local, hidden, width, job, groups=local)
+    yield from _gemm(outer, float(moe.experts), hidden, job, modules=MOE)
+    yield from _memory(2 * 4.0 * routed * hidden, backward=1.0, modules=MOE)  # permute and un-permute
+    yield from _linear(routed / local, up * width, hidden, job, groups=local, modules=MOE)
+    yield from _memory(2.0 * (up + 1) * routed * width, backward=5 / 3, modules=MOE | ACTIVATION)
+    yield from _linear(routed / local, hidden, width, job, groups=local, modules=MOE)
     if moe.shared_width:
-        yield from _mlp(hidden, Mlp(width=moe.shared_width, gated=moe.gated), shard, job)
+        shared = Mlp(width=moe.shared_width, gated=moe.gated)
+        yield from _mlp(hidden, shared, shard, job, modules=MOE | SHARED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +275,8 @@ class OperatorTable:
 
     kind: Ints
     direction: Ints
-    core: Bools
+    modules: Ints
+    share: Floats
     low_precision: Bools
     weight_gradient: Bools
     form: Ints
@@ -272,7 +300,8 @@ def table(operators: Sequence[Operator]) -> OperatorTable:
     return OperatorTable(
         kind=flags("kind", int),
         direction=flags("direction", int),
-        core=flags("core", bool),
+        modules=flags("modules", int),
+        share=flags("share", float),
         low_precision=flags("low_precision", bool),
         weight_gradient=flags("weight_gradient", bool),
         form=flags("form", int),

@@ -1,4 +1,4 @@
-"""What selective recomputation keeps and repeats: core attention in Megatron-LM, most cheap operators in torchtitan.
+"""What selective recomputation keeps and repeats: modules in Megatron-LM, most cheap operators in torchtitan.
 
 torchtitan's per-operator policy keeps the output of attention and of every other matrix product, and repeats all
 else (pytorch/torchtitan: activation checkpointing, mode "selective", option "op").
@@ -8,8 +8,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.arrays import Floats
-from shardwright.cost.compute.operators import ATTENTION, GEMM, OperatorTable, Shard, norm_tokens, tokens
+from shardwright.arrays import Bools, Floats
+from shardwright.cost.compute.operators import (
+    ATTENTION,
+    CORE,
+    GEMM,
+    MODULE_BITS,
+    OperatorTable,
+    Shard,
+    norm_tokens,
+    tokens,
+)
 from shardwright.spec.catalog.frameworks import framework_rows
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model
@@ -17,25 +26,33 @@ from shardwright.spec.model import Layer, Model
 KEPT_PRODUCTS = 0.5  # documented
 
 
+def repeats(job: Job) -> int:
+    """Return the bits of the modules that selective recomputation repeats: core attention, unless told otherwise."""
+    modules = job.options.recompute_modules
+    return CORE if modules is None else sum(MODULE_BITS[module] for module in modules)
+
+
+def core_attention(operators: OperatorTable) -> Bools:
+    """Return which operators are core attention, [operators, 1]."""
+    return np.asarray(operators.modules & CORE, dtype=bool)
+
+
 def repeated_share(job: Job, operators: OperatorTable) -> Floats:
     """Return the part of each forward operator's time that selective recomputation repeats, [operators, 1]."""
-    if _per_operator(job):
+    if per_operator(job):
         others = np.where(operators.kind == ATTENTION, 0.0, 1.0)
         return np.where(operators.kind == GEMM, 1.0 - KEPT_PRODUCTS, others)
-    return np.where(operators.core, 1.0, 0.0)
+    return np.where(operators.modules & repeats(job), operators.share, 0.0)
 
 
-def _per_operator(job: Job) -> bool:
+def per_operator(job: Job) -> bool:
+    """Whether the framework repeats operators, not modules."""
     return framework_rows()[job.framework]["selective"] == "operators"
 
 
-def freed_bytes(
-    model: Model, layer: Layer, shard: Shard, job: Job, kept: Floats, scores: Floats, *, width: float
-) -> Floats:
-    """Return the bytes of one layer that selective recomputation frees, [M], of `kept` bytes without any, of which
-    `scores` belong to core attention; activations have `width` bytes."""
-    if not _per_operator(job):
-        return scores
+def freed_of_operators(model: Model, layer: Layer, shard: Shard, job: Job, kept: Floats, *, width: float) -> Floats:
+    """Return the bytes of one layer that recomputation of operators frees, [M], of `kept` bytes without any;
+    activations have `width` bytes."""
     attention, size = layer.attention, tokens(shard, job)
     products = attention.query_width + attention.key_width + attention.value_width + model.hidden
     if layer.mlp is not None:

@@ -31,8 +31,6 @@ ASYNCHRONOUS = ("Hopper", "Blackwell")
 FLASH2_LOSS = 1.7  # documented
 # Chosen.
 FP8_LAUNCHES = 1.4  # of a layer in fp8, over one in 16 bits: quantisation, maxima and transposes are kernels too
-# What an update moves: read gradient (twice, for the norm), master weight, moments; write these and the bf16 weight.
-STATE_BYTES = {"adam": 34.0, "sgd": 26.0, "none": 0.0}  # documented
 UPDATE_EFFICIENCY = 0.75  # of the memory's bandwidth; chosen
 POWER_EXPONENT = 0.5  # of the speed of matrix products, where a GPU is capped below the power of its data sheet; chosen
 

@@ -125,7 +125,8 @@ def working_set(rows: Strategies, shards: Sharded, starts: Ints) -> Floats:
     widest = shards.table.widest[shards.row]
     longest = np.diff(starts, axis=1).max(axis=1)
     again = np.where(rows.recompute == UNIFORM, np.minimum(rows.recompute_layers, longest), rows.recompute == BLOCK)
-    return np.asarray((widest * again + shards.table.gradients[shards.row])[:, None])
+    repeated = shards.table.repeated[shards.row] * (rows.recompute == SELECTIVE)
+    return np.asarray((widest * again + repeated + shards.table.gradients[shards.row])[:, None])
 
 
 def fixed_bytes(context: Context, rows: Strategies, shards: Sharded, starts: Ints) -> Fixed:

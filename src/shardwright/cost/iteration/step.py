@@ -16,7 +16,8 @@ import numpy as np
 
 from shardwright.arrays import Array, Floats, Ints
 from shardwright.cost.context import Context, Sharded
-from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, STATE_BYTES, UPDATE_EFFICIENCY, launched_seconds
+from shardwright.cost.frameworks.optimizer import update_width
+from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, UPDATE_EFFICIENCY, launched_seconds
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
 from shardwright.cost.memory.sizes import trained_share
@@ -47,7 +48,7 @@ from shardwright.cost.strategies import (
 from shardwright.spec.job import Job
 
 BUCKET_SHARE = 0.9  # part of a pass beside which gradient buckets can travel; the last bucket cannot; chosen
-HOST_STATE_BYTES = 28.0  # what an update moves in host memory: STATE_BYTES without the norm; documented
+HOST_STATE_BYTES = 28.0  # what an update moves in host memory: UPDATE_BYTES without the norm; documented
 PCIE_EFFICIENCY = 0.8  # chosen
 HOST_EFFICIENCY = 0.6  # chosen
 
@@ -248,7 +249,7 @@ def optimizer_seconds(context: Context, rows: Strategies, dense: Floats, expert:
 
 def update_seconds(context: Context, elements: Floats) -> Floats:
     """Return the time to update parameters on the GPU that holds their state."""
-    width = trained_share(context.job) * STATE_BYTES[context.job.optimizer]
+    width = trained_share(context.job) * update_width(context.job)
     rate = context.pool.gpu.memory_bytes_per_second * UPDATE_EFFICIENCY / context.software.optimizer
     return np.asarray(elements * width / rate)
 

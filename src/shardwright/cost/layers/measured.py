@@ -16,7 +16,8 @@ import numpy as np
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.compute.efficiency import Efficiency, peak_flops
 from shardwright.cost.compute.operators import OperatorTable, Shard
-from shardwright.cost.frameworks.overheads import STATE_BYTES, UPDATE_EFFICIENCY, Overheads
+from shardwright.cost.frameworks.optimizer import update_width
+from shardwright.cost.frameworks.overheads import UPDATE_EFFICIENCY, Overheads
 from shardwright.cost.layers.source import Basis, LayerSource, layer_source
 from shardwright.cost.layers.table import LayerTable, layer_table
 from shardwright.cost.memory.sizes import logit_bytes, weight_bytes
@@ -60,7 +61,7 @@ class MeasuredLayers:
         measured pace of the optimizer's step."""
         scopes = {curve.scope for curve in self.profile.links if curve.source == curve.target == gpu.kind}
         rate = self._update_seconds(gpu, job)
-        plain = gpu.memory_bytes_per_second * UPDATE_EFFICIENCY / max(STATE_BYTES[job.optimizer], 1.0)
+        plain = gpu.memory_bytes_per_second * UPDATE_EFFICIENCY / max(update_width(job), 1.0)
         return Overheads(
             intra=1.0 if "intra_node" in scopes else software.intra,
             inter=1.0 if "inter_node" in scopes else software.inter,

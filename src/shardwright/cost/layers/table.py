@@ -16,6 +16,9 @@ from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.compute.operators import (
     BACKWARD,
     FORWARD,
+    MLP,
+    MOE,
+    SHARED,
     Operator,
     Shard,
     embedding_operators,
@@ -24,7 +27,7 @@ from shardwright.cost.compute.operators import (
     table,
     tokens,
 )
-from shardwright.cost.compute.selective import repeated_share
+from shardwright.cost.compute.selective import core_attention, per_operator, repeated_share, repeats
 from shardwright.cost.frameworks.overheads import (
     BACKWARD_LAUNCHES,
     Overheads,
@@ -33,7 +36,7 @@ from shardwright.cost.frameworks.overheads import (
     launched_seconds,
 )
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.memory.sizes import layer_activation_bytes
+from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.cost.network.collectives import (
     Fabric,
     exposed_seconds,
@@ -53,8 +56,8 @@ TP_OVERLAP_SHARE = 0.8  # part of a GEMM beside which chunks of its own communic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """Exposed seconds of one layer for one micro-batch, [M], by cause; `core` is the part of `compute` forward that
-    selective recomputation repeats."""
+    """Exposed seconds of one layer for one micro-batch, [M], by cause; `core` is what selective recomputation
+    repeats of those forward."""
 
     forward: Floats
     backward: Floats
@@ -80,8 +83,8 @@ class LayerTable(Columns):
     `activations` are the bytes kept for the backward pass of one micro-batch without recomputation, `core` those
     that selective recomputation frees, `inputs` those that full recomputation keeps. `dense` and `expert` are
     parameters held by one GPU. Of single layers, [M]: `widest` is the largest of `activations`, `gradients` what the
-    gradients of activations take at a time, `boundary` the activation passed to the next layer, `parameters` the
-    most that a layer has.
+    gradients of activations take at a time, `repeated` what selective recomputation has beside them, `boundary` the
+    activation passed to the next layer, `parameters` the most that a layer has.
     """
 
     forward: Floats
@@ -99,6 +102,7 @@ class LayerTable(Columns):
     expert: Floats
     widest: Floats
     gradients: Floats
+    repeated: Floats
     boundary: Floats
     parameters: Floats
 
@@ -156,6 +160,7 @@ def layer_table(
         expert=running([expert for _, expert in parameters]),
         widest=np.max(np.stack(memory.kept[1:-1]), axis=0),
         gradients=np.max(np.stack(memory.gradients), axis=0),
+        repeated=np.max(np.stack(memory.again), axis=0),
         boundary=np.max(np.stack(memory.inputs[1:-1]), axis=0),
         parameters=np.max(np.stack([dense + expert for dense, expert in parameters[1:-1]]), axis=0),
     )
@@ -198,21 +203,23 @@ def _timed(
     efficiency: Efficiency,
     software: Overheads,
     host: list[float],
-) -> list[tuple[Floats, Floats, Floats]]:
-    """Return forward, backward and core-attention forward seconds [M] of each part, timed in one batch. Where the
-    host launches a part (forward in `host` seconds) more slowly than the device runs it, the host's time counts."""
+) -> list[tuple[Floats, Floats, Floats, Floats]]:
+    """Return forward and backward seconds [M] of each part, and those forward of core attention and of what selective
+    recomputation repeats, timed in one batch. Where the host launches a part (forward in `host` seconds) more slowly
+    than the device runs it, the host's time counts."""
     operators = table([operator for part in parts for operator in part])
     seconds = coarse(efficiency.operator_seconds(gpu, job, operators)) * kernel_factor(software, job, operators)
     if job.adapters:
         seconds = np.where(operators.weight_gradient, 0.0, seconds)
     forward = np.where(operators.direction == FORWARD, seconds, 0.0)
     backward = np.where(operators.direction == BACKWARD, seconds, 0.0)
-    core = repeated_share(job, operators) * forward
+    again = repeated_share(job, operators) * forward
+    core = np.where(core_attention(operators), forward, 0.0)
     bounds = np.cumsum([0, *(len(part) for part in parts)])[:-1]
-    sums = [np.add.reduceat(column, bounds, axis=0) for column in (forward, backward, core)]
+    sums = [np.add.reduceat(column, bounds, axis=0) for column in (forward, backward, core, again)]
     return [
-        (launched_seconds(forward, launch), launched_seconds(backward, BACKWARD_LAUNCHES * launch), core)
-        for forward, backward, core, launch in zip(*sums, host, strict=True)
+        (launched_seconds(forward, launch), launched_seconds(backward, BACKWARD_LAUNCHES * launch), core, again)
+        for forward, backward, core, again, launch in zip(*sums, host, strict=True)
     ]
 
 
@@ -226,6 +233,7 @@ def _seconds(
     forward: Floats,
     backward: Floats,
     core: Floats,
+    again: Floats,
 ) -> Seconds:
     """Return the times of a layer with the communication that it cannot hide."""
     zero = np.zeros(len(shard.tp))
@@ -249,7 +257,7 @@ def _seconds(
     return Seconds(
         forward=forward,
         backward=backward,
-        core=core,
+        core=again + _repeated_communication(layer, job, tp_forward / blocks, ep_forward),
         tp_forward=tp_forward,
         tp_backward=tp_backward,
         cp_forward=cp_forward,
@@ -257,6 +265,16 @@ def _seconds(
         ep_forward=ep_forward,
         ep_backward=ep_forward,
     )
+
+
+def _repeated_communication(layer: Layer, job: Job, pair: Floats, exchange: Floats) -> Floats | float:
+    """Return the communication of the modules that selective recomputation repeats: `pair` is that of a column-row pair
+    forward, `exchange` that of tokens with experts."""
+    modules = 0 if per_operator(job) else repeats(job)
+    dense = layer.mlp is not None and modules & MLP
+    shared = layer.moe is not None and layer.moe.shared_width and modules & (SHARED | MOE)
+    experts = layer.moe is not None and modules & MOE
+    return (pair if dense or shared else 0.0) + (exchange if experts else 0.0)
 
 
 def _tp_layer(
@@ -323,7 +341,7 @@ def _ep_layer(model: Model, layer: Layer, shard: Shard, job: Job, links: Fabric)
     within = group(links, shard.etp, np.ones_like(shard.etp))
     gathered = reduce_seconds(links, within, widths.combine * elements * layer.moe.top_k * shard.etp)
     sent, returned = (
-        dispatch_seconds(links, across, width * elements, layer.moe.top_k)
+        dispatch_seconds(links, across, width * elements, layer.moe.top_k, job.options.dispatcher)
         for width in (widths.dispatch, widths.combine)
     )
     return sent + returned + gathered

@@ -10,6 +10,7 @@ from shardwright.cost.compute.flops import score_flops_per_token
 from shardwright.cost.compute.operators import (
     ATTENTION,
     BACKWARD,
+    CORE,
     FLASH_BACKWARD_FLOPS,
     FORWARD,
     GEMM,
@@ -77,7 +78,7 @@ def _attention(row: OperatorTime, direction: int) -> Operator:
         groups=_column(row.heads),
         flops=_column(row.tokens * score_flops_per_token(shape, row.seq) * work),
         bytes=_column(size * traffic),
-        core=True,
+        modules=CORE,
     )
 
 

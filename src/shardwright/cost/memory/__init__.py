@@ -1,6 +1,7 @@
 """Bytes on one GPU.
 
-* `sizes`: weights, gradients, optimizer state, activations, logits, buffers
+* `activations`: what a layer keeps for its backward pass, and what recomputation frees of it
+* `sizes`: weights, gradients, optimizer state, logits, buffers
 * `facts`: what frameworks keep beyond the formulas
 * `fit_probability`: how likely a predicted peak fits
 """

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Exported
 from shardwright.exporters.trainer_arguments import PRECISION, trainer_arguments, trainer_limits, trainer_text
+from shardwright.exporters.trainer_options import refused_options
 from shardwright.exporters.yaml_text import yaml_text
 from shardwright.plans.check import check
 from shardwright.plans.placement import machine_sizes, placement_of
@@ -40,6 +41,7 @@ def export_config(plan: Plan) -> Exported:
 def unsupported(plan: Plan) -> Iterator[Problem]:
     """Yield why Accelerate cannot run a legal plan."""
     yield from trainer_limits(plan, "Accelerate")
+    yield from refused_options(plan, "Accelerate")
     if not plan.uniform:
         return
     stage, sharding = plan.replicas[0].stages[0], plan.optimizer.sharding

@@ -17,9 +17,11 @@ from shardwright.exporters.exported import Exported
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
 from shardwright.exporters.megatron.limits import first_stage
 from shardwright.exporters.megatron.limits import unsupported as megatron_limits
+from shardwright.exporters.trainer_options import options_of
 from shardwright.plans.check import check
 from shardwright.plans.placement import machine_sizes, placement_of
 from shardwright.plans.plan import Plan, Recompute
+from shardwright.spec.options import STATE
 from shardwright.units import format_seconds
 
 VERSION = "0.6.2"
@@ -31,7 +33,15 @@ FP8 = {
     "blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
     "mxfp8": "bf16_with_mxfp8_mixed",
 }
+TORCH = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8"}
 STRATEGY = {"none": "no_shard", "zero1": "no_shard", "zero2": "optim_grads", "zero3": "optim_grads_params"}
+
+
+class Torch(str):
+    """A type by its name in a plan, which a recipe writes as PyTorch's; fp8 is kept in bytes (arguments.py 1046)."""
+
+    def __repr__(self) -> str:
+        return f"torch.{TORCH[self]}"
 
 
 def export_recipe(plan: Plan) -> Exported:
@@ -67,7 +77,7 @@ def _limits(plan: Plan) -> Iterator[Problem]:
 def settings(plan: Plan) -> dict[str, dict[str, Any]]:
     """Return the fields that the plan decides, by section of the configuration."""
     (replica,) = plan.replicas
-    stage, depth = first_stage(plan), len(replica.stages)
+    stage, depth, options = first_stage(plan), len(replica.stages), options_of(plan)
     virtual = plan.schedule.virtual_stages
     model: dict[str, Any] = {
         **provider_fields(plan.model, plan.job.seq_len),
@@ -76,7 +86,7 @@ def settings(plan: Plan) -> dict[str, dict[str, Any]]:
         "virtual_pipeline_model_parallel_size": virtual if virtual > 1 else None,
         "context_parallel_size": stage.context_parallel,
         "sequence_parallel": plan.sequence_parallel,
-        **_recompute(stage.recompute),
+        **_recompute(stage.recompute, options),
     }
     if depth > 1:
         counts = layer_counts_of_ranges([each.layers for each in replica.stages])
@@ -86,6 +96,12 @@ def settings(plan: Plan) -> dict[str, dict[str, Any]]:
         model["expert_tensor_parallel_size"] = stage.expert_tensor_parallel
     if not plan.flash_attention:
         model["attention_backend"] = "unfused"
+    if "loss" in options:
+        model |= {"cross_entropy_loss_fusion": options["loss"] == "fused", "cross_entropy_fusion_impl": "native"}
+    if "dispatcher" in options:
+        model["moe_token_dispatcher_type"] = options["dispatcher"]
+    if options.get("dispatcher") == "flex":
+        model |= {"moe_flex_dispatcher_backend": "deepep", "moe_router_dtype": "fp32"}
     sharded = plan.optimizer.sharding in ("zero2", "zero3")
     ddp = {
         "use_distributed_optimizer": plan.optimizer.distributed,
@@ -104,6 +120,8 @@ def settings(plan: Plan) -> dict[str, dict[str, Any]]:
     if plan.optimizer.offload > 0:
         optimizer |= {"optimizer_cpu_offload": True, "optimizer_offload_fraction": float(plan.optimizer.offload)}
         optimizer["use_precision_aware_optimizer"] = True
+    if types := {f"{name}_dtype": Torch(options[name]) for name in STATE if name in options}:
+        optimizer |= {"use_precision_aware_optimizer": True, **types}
     comm: dict[str, Any] = {"tp_comm_overlap": plan.overlap.tensor_parallel}
     if virtual > 1:
         comm["overlap_p2p_comm"] = plan.overlap.pipeline
@@ -111,11 +129,14 @@ def settings(plan: Plan) -> dict[str, dict[str, Any]]:
     return {"model": model, "train": train, "ddp": ddp, "optimizer": optimizer, "comm_overlap": comm, "dist": dist}
 
 
-def _recompute(recompute: Recompute) -> dict[str, Any]:
+def _recompute(recompute: Recompute, options: Mapping[str, str]) -> dict[str, Any]:
     if recompute.granularity == "none":
         return {}
     if recompute.granularity == "selective":
-        return {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+        return {
+            "recompute_granularity": "selective",
+            "recompute_modules": options.get("recompute_modules", "core_attn").split("+"),
+        }
     return {
         "recompute_granularity": "full",
         "recompute_method": recompute.method,
@@ -127,6 +148,15 @@ def precision_of(plan: Plan) -> str:
     """Return the name of Megatron-Bridge's mixed precision recipe."""
     job = plan.job
     return FP8[job.fp8_recipe or "delayed"] if job.precision == "fp8" else PRECISION[job.precision]
+
+
+def _mixed_precision(plan: Plan) -> str:
+    """Return the expression of the recipe's mixed precision, which decides how gradients are reduced."""
+    named = f"get_mixed_precision_config({precision_of(plan)!r})"
+    options = plan.job.options
+    if options.grad_reduce is None and not options.bf16_gradients:
+        return named
+    return f"dataclasses.replace({named}, grad_reduce_in_fp32={not options.bf16_gradients})"
 
 
 def _file(plan: Plan, values: Mapping[str, Mapping[str, Any]]) -> str:
@@ -174,7 +204,7 @@ def _file(plan: Plan, values: Mapping[str, Mapping[str, Any]]) -> str:
         "        ),",
         f"        comm_overlap={_call('CommOverlapConfig', values['comm_overlap'], {})},",
         f"        dist={_call('DistributedInitConfig', values['dist'], {})},",
-        f"        mixed_precision=get_mixed_precision_config({precision_of(plan)!r}),",
+        f"        mixed_precision={_mixed_precision(plan)},",
         "    )",
         "",
         "",
@@ -184,7 +214,19 @@ def _file(plan: Plan, values: Mapping[str, Mapping[str, Any]]) -> str:
         "",
         f"    pretrain({FUNCTION}(), forward_step)",
     ]
-    opening = [*head, "", "import os", "", "import torch", *imports, "", "", f"def {FUNCTION}() -> ConfigContainer:"]
+    dataclasses = ["import dataclasses"] if "dataclasses." in _mixed_precision(plan) else []
+    opening = [
+        *head,
+        "",
+        *dataclasses,
+        "import os",
+        "",
+        "import torch",
+        *imports,
+        "",
+        "",
+        f"def {FUNCTION}() -> ConfigContainer:",
+    ]
     return "\n".join([*opening, *body]) + "\n"
 
 

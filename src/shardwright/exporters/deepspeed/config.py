@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.exported import Exported
 from shardwright.exporters.trainer_arguments import trainer_arguments, trainer_limits, trainer_text
+from shardwright.exporters.trainer_options import options_of, refused_options
 from shardwright.plans.check import check
 from shardwright.plans.placement import machine_sizes, placement_of
 from shardwright.plans.plan import Plan
@@ -41,6 +42,7 @@ def export_config(plan: Plan) -> Exported:
 def unsupported(plan: Plan) -> Iterator[Problem]:
     """Yield why DeepSpeed cannot run a legal plan."""
     yield from trainer_limits(plan, "DeepSpeed")
+    yield from refused_options(plan, "DeepSpeed", able=("grad_reduce",))
     if not plan.uniform:
         return
     stage = plan.replicas[0].stages[0]
@@ -74,6 +76,8 @@ def config(plan: Plan) -> dict[str, object]:
     }
     if replica.stages[0].tensor_parallel > 1:
         found["tensor_parallel"] = {"autotp_size": replica.stages[0].tensor_parallel}
+    if reduced := options_of(plan).get("grad_reduce"):
+        found |= {"communication_data_type": reduced, "data_types": {"grad_accum_dtype": reduced}}
     return found
 
 

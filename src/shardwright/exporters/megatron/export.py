@@ -7,21 +7,25 @@ can say any split, and excludes the other ways to say one.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwright.errors import SpecError
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
-from shardwright.exporters.megatron.limits import first_stage, least_capability, pools_of, unsupported
+from shardwright.exporters.megatron.limits import GROUPED_GEMM, first_stage, least_capability, pools_of, unsupported
 from shardwright.exporters.megatron.model import Arguments, model_arguments, moe_arguments, scaling_arguments
+from shardwright.exporters.trainer_options import options_of
 from shardwright.plans.check import check
 from shardwright.plans.mesh import Host, hosts, one_recompute
 from shardwright.plans.placement import machine_sizes, placement_of
-from shardwright.plans.plan import Plan, Recompute
+from shardwright.plans.plan import Plan
+from shardwright.spec.options import STATE
 
 MEGATRON_VERSION = "core_v0.19"
 FP8_RECIPE = "delayed"
 LOG: Arguments = (("--log-throughput",), ("--log-interval", "1"))
 FP8_FORMAT = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3"}
+GRAD_REDUCE = {"fp32": "--accumulate-allreduce-grads-in-fp32", "bf16": "--grad-reduce-in-bf16"}
 SHARDING_STRATEGY = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
 
 
@@ -76,14 +80,18 @@ def to_megatron(plan: Plan) -> MegatronExport:
     problems = check(plan) or unsupported(plan)
     if problems:
         raise SpecError(*problems)
-    grouped_gemm = least_capability(plan) >= 8
+    experts = moe_arguments(
+        plan.model,
+        grouped_gemm=least_capability(plan) >= GROUPED_GEMM,
+        dispatcher=plan.job.options.dispatcher or "alltoall",
+    )
     moe_note = "The balancing of the router is a choice of training, not of the plan."
     model = model_arguments(plan.model, plan.job.seq_len, first_stage(plan).tensor_parallel)
     groups = (
         ArgumentGroup(title="Model", arguments=model, note=_model_note(plan)),
-        ArgumentGroup(title="Experts", arguments=moe_arguments(plan.model, grouped_gemm=grouped_gemm), note=moe_note),
+        ArgumentGroup(title="Experts", arguments=experts, note=moe_note),
         ArgumentGroup(title="Parallelism", arguments=_parallel_arguments(plan), note=_parallel_note(plan)),
-        ArgumentGroup(title="Activation recomputation", arguments=_recompute_arguments(one_recompute(plan))),
+        ArgumentGroup(title="Activation recomputation", arguments=_recompute_arguments(plan)),
         ArgumentGroup(title="Optimizer and data parallelism", arguments=_optimizer_arguments(plan)),
         ArgumentGroup(title="Overlap of communication", arguments=_overlap_arguments(plan)),
         ArgumentGroup(title="Batch and length", arguments=_batch_arguments(plan), note=_batch_note(plan)),
@@ -137,11 +145,13 @@ def _windowed_exchange(plan: Plan) -> str:
     return "a2a" if all(count % stage.context_parallel == 0 and count for count in groups) else "all_gather"
 
 
-def _recompute_arguments(recompute: Recompute | None) -> Arguments:
+def _recompute_arguments(plan: Plan) -> Arguments:
+    recompute = one_recompute(plan)
     if recompute is None or recompute.granularity == "none":
         return ()
     if recompute.granularity == "selective":
-        return (("--recompute-granularity", "selective"), ("--recompute-modules", "core_attn"))
+        modules = plan.job.options.recompute_modules or ("core_attn",)
+        return (("--recompute-granularity", "selective"), ("--recompute-modules", *modules))
     return (
         ("--recompute-granularity", "full"),
         ("--recompute-method", str(recompute.method)),
@@ -161,7 +171,16 @@ def _optimizer_arguments(plan: Plan) -> Arguments:
     if optimizer.offload > 0:
         arguments += [("--optimizer-cpu-offload",), ("--optimizer-offload-fraction", repr(float(optimizer.offload)))]
         arguments.append(("--use-precision-aware-optimizer",))
-    return tuple(arguments)
+    return (*arguments, *_width_arguments(options_of(plan)))
+
+
+def _width_arguments(options: Mapping[str, str]) -> Arguments:
+    """Types of gradients and of the optimizer's state."""
+    arguments: list[tuple[str, ...]] = []
+    if "grad_reduce" in options:
+        arguments.append((GRAD_REDUCE[options["grad_reduce"]],))
+    types = [(f"--{name.replace('_', '-')}-dtype", options[name]) for name in STATE if name in options]
+    return (*arguments, *([("--use-precision-aware-optimizer",)] if types else ()), *types)
 
 
 def _overlap_arguments(plan: Plan) -> Arguments:
@@ -201,6 +220,8 @@ def _precision_arguments(plan: Plan) -> Arguments:
             arguments += [("--fp8-amax-history-len", "1024"), ("--fp8-amax-compute-algo", "max")]
     if not plan.flash_attention:
         arguments.append(("--attention-backend", "unfused"))
+    if job.options.loss == "fused":
+        arguments.append(("--cross-entropy-loss-fusion",))
     return tuple(arguments)
 
 

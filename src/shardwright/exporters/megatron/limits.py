@@ -12,12 +12,15 @@ from dataclasses import replace
 from shardwright.errors import Problem
 from shardwright.exporters.megatron.mesh import mesh_problems
 from shardwright.exporters.megatron.model import model_faults
+from shardwright.exporters.trainer_options import options_of
 from shardwright.plans.abilities import capability, gpu_problems
 from shardwright.plans.plan import Plan, Stage
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import Job
 
 FP8_MULTIPLE, MXFP8_MULTIPLE = 16, 32
+GROUPED_GEMM = 8.0  # the capability from which on the export asks for grouped products of experts
+DEEPEP = 8.0  # the capability from which on DeepEP runs
 # Capabilities that a recipe runs on, from one on and below another, and in words.
 RECIPE_CAPABILITY = {"mxfp8": ((10.0, 12.0), "10.0 to 11.x"), "blockwise": ((9.0, 10.0), "9.x")}
 
@@ -36,6 +39,7 @@ def unsupported(plan: Plan) -> tuple[Problem, ...]:
         _attention,
         _fp8_sizes,
         _recompute_of_mtp,
+        _options,
     )
     return tuple(problem for rule in rules for problem in rule(plan))
 
@@ -157,3 +161,20 @@ def _recompute_of_mtp(plan: Plan) -> Iterator[Problem]:
     if plan.model.mtp_layers and recompute.method == "uniform" and recompute.layers != 1:
         path = "replicas[0].stages[0].recompute.layers"
         yield Problem(path, "with multi-token prediction uniform recomputation goes layer by layer", "write 1")
+
+
+def _options(plan: Plan) -> Iterator[Problem]:
+    """transformer_config.py 1784, fused_a2a.py and the README of DeepEP, distributed_data_parallel_config.py 264."""
+    options, stage = options_of(plan), first_stage(plan)
+    if "moe_act" in options.get("recompute_modules", "") and least_capability(plan) < GROUPED_GEMM:
+        message = "has moe_act, which needs grouped products of experts"
+        yield Problem("job.options.recompute_modules", message, "--set recompute_modules=default")
+    if options.get("dispatcher") == "flex":
+        if stage.expert_parallel * stage.expert_tensor_parallel == 1:
+            yield Problem("job.options.dispatcher", "is flex, but experts are not split", "--set dispatcher=alltoall")
+        elif any(pool.gpu.vendor != "nvidia" for pool in pools_of(plan)) or least_capability(plan) < DEEPEP:
+            message = f"is flex (DeepEP), which needs NVIDIA GPUs of capability {DEEPEP:g} or more"
+            yield Problem("job.options.dispatcher", message, "--set dispatcher=alltoall")
+    if "grad_reduce" in options and plan.optimizer.sharding in ("zero2", "zero3"):
+        message = f"is {options['grad_reduce']}; FSDP has types of its own"
+        yield Problem("job.options.grad_reduce", message, "--set grad_reduce=default")

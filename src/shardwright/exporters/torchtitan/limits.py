@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from shardwright.errors import Problem
 from shardwright.exporters.torchtitan.models import registered, registry
+from shardwright.exporters.trainer_options import refused_options
 from shardwright.plans.plan import Plan
 
 RECIPES = ("tensorwise", "mxfp8")
@@ -13,7 +14,7 @@ RECIPES = ("tensorwise", "mxfp8")
 
 def unsupported(plan: Plan) -> tuple[Problem, ...]:
     """Return why torchtitan cannot run a legal plan; nothing if it can."""
-    return (*_shape(plan), *_model(plan), *_settings(plan))
+    return (*_shape(plan), *_model(plan), *_settings(plan), *refused_options(plan, "torchtitan"))
 
 
 def _shape(plan: Plan) -> Iterator[Problem]:

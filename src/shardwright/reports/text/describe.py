@@ -9,6 +9,7 @@ from shardwright.spec.catalog.catalog import GBIT_BYTES
 from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+from shardwright.spec.options import VALUES, said
 from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_count, format_dollars, format_seconds
 
 TERMS = {
@@ -222,6 +223,9 @@ def switches(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "overlap of tensor-parallel communication", _on(plan.overlap.tensor_parallel)
     yield "overlap of pipeline transfers", _on(plan.overlap.pipeline)
     yield "rank order", plan.rank_order
+    given = said(plan.job.options)
+    for name in VALUES:
+        yield name.replace("_", " "), given.get(name, "default")
 
 
 def _on(value: bool) -> str:
@@ -248,6 +252,23 @@ def settings(plan: Plan) -> Iterator[tuple[str, str]]:
     yield from shared_settings(plan)
 
 
+OPTION_NAMES = {
+    "grad_reduce": "gradients reduced in",
+    "main_grads": "main gradients",
+    "main_params": "main weights",
+    "exp_avg": "first moment",
+    "exp_avg_sq": "second moment",
+    "loss": "loss",
+    "dispatcher": "tokens sent by",
+}
+
+
+def options_words(plan: Plan) -> str:
+    """Return the options of the trainer that are not its framework's own, "" where there are none."""
+    given = said(plan.job.options)
+    return ", ".join(f"{words} {given[name]}" for name, words in OPTION_NAMES.items() if name in given)
+
+
 def shared_settings(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield what holds for all stages of a plan: optimizer, overlap and switches."""
     offload = f"; {plan.optimizer.offload:.0%} of it in host memory" if plan.optimizer.offload else ""
@@ -260,6 +281,8 @@ def shared_settings(plan: Plan) -> Iterator[tuple[str, str]]:
     }
     yield "overlap", ", ".join(name for name, on in overlaps.items() if on) or "none"
     yield "switches", f"sequence parallel {_on(plan.sequence_parallel)}, FlashAttention {_on(plan.flash_attention)}"
+    if words := options_words(plan):
+        yield "trainer", words
 
 
 def _pipeline_words(plan: Plan) -> str:
@@ -276,7 +299,8 @@ def _recompute_sentence(plan: Plan) -> str:
     if "/" in words or found.granularity == "none":
         return words
     if found.granularity == "selective":
-        return "selective: core attention"
+        modules = plan.job.options.recompute_modules
+        return "selective: " + ("core attention" if modules is None else ", ".join(modules))
     if found.method == "block":
         return f"full, method block: the first {found.layers} layers of each virtual stage"
     return f"full, method uniform: all layers, in groups of {found.layers}"

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from shardwright.errors import Problem
 from shardwright.plans.plan import Plan
 from shardwright.spec.model import Attention
+from shardwright.spec.options import said
 
 RUNNABLE_PRECISIONS = ("bf16", "fp16", "fp32")
 ACTIVATIONS = ("silu", "swish", "swiglu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")
+OWN_OPTIONS = {"grad_reduce": "fp32", "dispatcher": "alltoall"}  # as it runs every plan
 # Families whose forward pass has something that no field of `Model` tells.
 FAMILIES_WITH_MORE = (
     "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "chatglm", "granite", "bert", "opt", "nemotron",
@@ -19,7 +21,14 @@ FAMILIES_WITH_MORE = (
 
 def unrunnable(plan: Plan) -> tuple[Problem, ...]:
     """Return why a legal plan cannot be run, nothing if it can. Paths are those of the plan file."""
-    rules: tuple[Callable[[Plan], Iterator[Problem]], ...] = (_model, _attention, _stages, _optimizer, _precision)
+    rules: tuple[Callable[[Plan], Iterator[Problem]], ...] = (
+        _model,
+        _attention,
+        _stages,
+        _optimizer,
+        _precision,
+        _options,
+    )
     return tuple(problem for rule in rules for problem in rule(plan))
 
 
@@ -85,3 +94,9 @@ def _optimizer(plan: Plan) -> Iterator[Problem]:
 def _precision(plan: Plan) -> Iterator[Problem]:
     if plan.job.precision not in RUNNABLE_PRECISIONS:
         yield Problem("job.precision", f"{plan.job.precision} cannot be run", "use bf16, fp16 or fp32")
+
+
+def _options(plan: Plan) -> Iterator[Problem]:
+    for name, word in said(plan.job.options).items():
+        if OWN_OPTIONS.get(name) != word:
+            yield Problem(f"job.options.{name}", f"{word} cannot be run", "leave the option out of the plan")

@@ -13,7 +13,7 @@ from shardwright.cost.compute.efficiency import Efficiency, computes, peak_flops
 from shardwright.cost.context import Context
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.fit_probability import headroom
-from shardwright.errors import bad
+from shardwright.errors import SpecError, bad
 from shardwright.plans.findings import (
     Change,
     MixesLeft,
@@ -25,6 +25,7 @@ from shardwright.plans.findings import (
     Uncovered,
 )
 from shardwright.plans.ranking import NoPlan
+from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import within
 from shardwright.search.market.front import Front
 from shardwright.search.market.mixes import Mix, apart, cluster_of, machine_seconds, promising
@@ -35,7 +36,8 @@ from shardwright.search.planner import plan as plan_on
 from shardwright.search.renting.choice import Choice, Rental
 from shardwright.search.renting.expected import choice_of
 from shardwright.search.renting.tariff import Tariff, tariff
-from shardwright.search.space.axes import Space
+from shardwright.search.space.axes import Space, as_options_need
+from shardwright.search.space.choices import only_job
 from shardwright.search.summary import costed_plan
 from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
@@ -74,6 +76,10 @@ def shop(
     limits = job.deadline_hours, job.budget_dollars
     job = replace(job, deadline_hours=None, budget_dollars=None, objective="time")
     space, model_of_time = space or Space(), efficiency or default_efficiency()
+    job = only_job(job, space.options)
+    if problems := tuple(option_problems(model, job)):
+        raise SpecError(*problems)
+    space = as_options_need(replace(space, options={}), job)
     lots, room = _lots(offers, job), headroom(fit, job)
     front: Front[Find] = Front()
     runs = [

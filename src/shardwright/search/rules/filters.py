@@ -13,6 +13,7 @@ from shardwright.cost.strategies import BLOCK, RANK_ORDERS, SHARDING, UNIFORM, U
 from shardwright.plans.findings import Cause, Rejection
 from shardwright.search.rules.rules import Column, Rule, evaluate
 from shardwright.search.space.layouts import Layouts
+from shardwright.spec.options import VALUES, said
 
 # Which axis of the space decides the value of a rule's variable. Layout variables are not listed.
 VARIABLE_AXES: Mapping[str, str] = {
@@ -84,6 +85,7 @@ def _evaluated(rule: Rule, columns: Mapping[str, Column], size: int) -> Bools:
 def layout_columns(context: Context, rows: Layouts | Strategies) -> dict[str, Column]:
     """Return the variables that a layout decides."""
     pool, model, job = context.pool, context.model, context.job
+    given = said(job.options)
 
     def number(value: Array | float) -> Column:
         return Column(values=np.asarray(value), words=None, none=None)
@@ -107,7 +109,12 @@ def layout_columns(context: Context, rows: Layouts | Strategies) -> dict[str, Co
         "hidden_size": number(model.hidden),
         "num_attention_heads": number(model.max_heads),
         "gpu": Column(values=np.asarray(0), words=(pool.gpu.kind,), none=None),
+        **{name: _option(given.get(name)) for name in VALUES},
     }
+
+
+def _option(word: str | None) -> Column:
+    return Column(values=np.asarray(0), words=(word or "",), none=np.asarray(word is None))
 
 
 def strategy_columns(context: Context, rows: Strategies) -> dict[str, Column]:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from shardwright.plans.plan import Granularity, Method, RankOrder, Sharding
+from shardwright.spec.options import VALUES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,14 @@ PARAMETERS: tuple[Parameter, ...] = (
     _number("first_stage_layers", "", "layers on the first virtual stage"),
     _number("last_stage_layers", "", "layers on the last virtual stage"),
     _word("rank_order", get_args(RankOrder), "which parallel groups sit on neighbouring ranks, innermost first"),
+    _word("recompute_modules", (), "what selective recomputation repeats, joined by +, in quotes", optional=True),
+    _word("grad_reduce", VALUES["grad_reduce"], "type in which gradients are reduced", optional=True),
+    _word("main_grads", VALUES["main_grads"], "type of the gradients that the optimizer reads", optional=True),
+    _word("main_params", VALUES["main_params"], "type of the master weights", optional=True),
+    _word("exp_avg", VALUES["exp_avg"], "type of Adam's first moment", optional=True),
+    _word("exp_avg_sq", VALUES["exp_avg_sq"], "type of Adam's second moment", optional=True),
+    _word("loss", VALUES["loss"], "whether the loss is fused", optional=True),
+    _word("dispatcher", VALUES["dispatcher"], "how tokens get to their experts", optional=True),
 )
 
 SCHEMA: Mapping[str, Parameter] = MappingProxyType({parameter.name: parameter for parameter in PARAMETERS})

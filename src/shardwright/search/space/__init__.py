@@ -1,6 +1,7 @@
 """The space of uniform strategies: every row legal, none costed.
 
 * `axes`: axes, their values and pins
+* `choices`: options of the trainer that the user pins
 * `layouts`: which GPU holds what
 * `expand`: layouts to complete strategies, axis by axis
 """

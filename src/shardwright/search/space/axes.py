@@ -14,11 +14,15 @@ from types import MappingProxyType
 import numpy as np
 
 from shardwright.cost.context import Context
-from shardwright.cost.strategies import RANK_ORDERS, RECOMPUTE, SHARDING, Bools, Ints, Strategies
+from shardwright.cost.strategies import RANK_ORDERS, RECOMPUTE, SHARDING, ZERO1, Bools, Ints, Strategies
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.plans.abilities import flash_attention_runs, user_buffers_run
+from shardwright.search.space.choices import SYNONYMS as OPTION_SYNONYMS
+from shardwright.search.space.choices import Choice, Choices, parse_choice
 from shardwright.spec.catalog.frameworks import OWN
+from shardwright.spec.job import Job
 from shardwright.spec.model import Layer
+from shardwright.spec.options import VALUES as OPTIONS
 
 Value = int | float
 OFFLOADS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -83,6 +87,7 @@ SYNONYMS: Mapping[str, str] = MappingProxyType(
         "recompute_num_layers": "recompute_layers",
         "zero": "sharding",
         "optimizer_offload_fraction": "offload",
+        **OPTION_SYNONYMS,
     }
 )
 
@@ -92,10 +97,12 @@ FULL: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType({("recompute"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
     """What is searched: the values allowed for the pinned axes (all legal values for the others). With `tp_per_type`,
-    GPU types of one plan may differ in their tensor-parallel degree."""
+    GPU types of one plan may differ in their tensor-parallel degree. `options` are those of the trainer to choose
+    among; the others are the job's."""
 
     pins: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     tp_per_type: bool = False
+    options: Choices = field(default_factory=dict)
 
     def allowed(self, axis: str, values: Sequence[Value]) -> tuple[Value, ...]:
         """Return those of `values` that the pins leave."""
@@ -104,8 +111,10 @@ class Space:
 
 
 def parse_pins(settings: Sequence[str]) -> Space:
-    """Return the space with axes pinned by `name=value[,value…]` settings. Raises SpecError for what it cannot read."""
+    """Return the space with axes and options pinned by `name=value[,value…]` settings. Raises SpecError for what it
+    cannot read."""
     pins: dict[str, tuple[Value, ...]] = {}
+    options: dict[str, tuple[Choice, ...]] = {}
     problems: list[Problem] = []
     for setting in settings:
         name, equals, text = setting.partition("=")
@@ -113,20 +122,23 @@ def parse_pins(settings: Sequence[str]) -> Space:
         axis = SYNONYMS.get(name, name)
         if not equals or not text.strip():
             problems.append(Problem(f"`set={setting}`", "is not of the form name=value", "for example `set=tp=8`"))
-        elif axis not in AXES:
-            hint = suggestion(name, [*AXES, *SYNONYMS])
+        elif axis not in AXES and axis not in OPTIONS:
+            hint = suggestion(name, [*AXES, *OPTIONS, *SYNONYMS])
             problems.append(Problem(f"`set={setting}`", f"there is no parameter {name!r}", hint))
-        elif axis in pins:
+        elif axis in pins or axis in options:
             problems.append(Problem(f"`set={setting}`", f"{axis} is set twice", "give all its values at once"))
         else:
             try:
                 words = [part for word in text.split(",") for part in FULL.get((axis, word.strip()), (word.strip(),))]
-                pins[axis] = tuple(dict.fromkeys(_value(axis, word) for word in words))
+                if axis in OPTIONS:
+                    options[axis] = tuple(dict.fromkeys(parse_choice(axis, word) for word in words))
+                else:
+                    pins[axis] = tuple(dict.fromkeys(_value(axis, word) for word in words))
             except SpecError as error:
                 problems += error.problems
     if problems:
         raise SpecError(*problems)
-    return Space(pins=MappingProxyType(pins))
+    return Space(pins=MappingProxyType(pins), options=MappingProxyType(options))
 
 
 def _value(axis: str, word: str) -> Value:
@@ -173,6 +185,15 @@ def measurable(context: Context, space: Space) -> Space:
     which would be predicted beside a measured one."""
     known = {axis: values for axis, values in context.source.only.items() if axis == "offload"}
     return replace(space, pins={**known, **space.pins})
+
+
+def as_options_need(space: Space, job: Job) -> Space:
+    """Return the space without what does not go with the job's options: the precision-aware optimizer is a distributed
+    one on the GPU."""
+    if not job.options.precision_aware:
+        return space
+    pins = {"sharding": space.allowed("sharding", (ZERO1,)), "offload": space.allowed("offload", (0.0,))}
+    return replace(space, pins={**space.pins, **pins})
 
 
 def runnable(context: Context, space: Space) -> Space:

@@ -11,7 +11,8 @@ import numpy as np
 
 from shardwright.arrays import Floats
 from shardwright.cost.context import Context, sharded
-from shardwright.cost.frameworks.overheads import STATE_BYTES, UPDATE_EFFICIENCY
+from shardwright.cost.frameworks.optimizer import update_width
+from shardwright.cost.frameworks.overheads import UPDATE_EFFICIENCY
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.footprint import P2P_BUFFERS
 from shardwright.cost.iteration.step import message_bytes, tied_bytes
@@ -137,7 +138,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "working_bytes": working,
         "state_bytes": state.weights + state.gradients,
         "shared_bytes": state.optimizer,
-        "update_seconds": trained_share(job) * STATE_BYTES[job.optimizer] / rate * ones,
+        "update_seconds": trained_share(job) * update_width(job) / rate * ones,
         "tied_near": transfer_seconds(links, tied, no),
         "tied_far": transfer_seconds(links, tied, yes),
         "step_seconds": software.step_seconds * ones,

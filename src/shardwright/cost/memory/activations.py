@@ -1,0 +1,188 @@
+"""Bytes of activations that a layer keeps for its backward pass.
+
+They follow Korthikanti et al. 2022 (arXiv 2205.05198 §4), tensor by tensor, so that grouped queries, gated and expert
+layers, latent attention and FlashAttention have their own counts; for a GPT layer the sum is the paper's
+sbh(10 + 24/t + 5as/(ht)), with sequence parallelism sbh/t (34 + 5as/h).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.arrays import Floats
+from shardwright.cost.compute.operators import ACTIVATION, CORE, MLP, MOE, NORMS, SHARED, UP, Shard, norm_tokens, tokens
+from shardwright.cost.compute.selective import freed_of_operators, per_operator, repeats
+from shardwright.cost.frameworks.widths import widths_of
+from shardwright.cost.memory.facts import memory_facts
+from shardwright.spec.job import Job
+from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activations:
+    """Bytes of one micro-batch, lists over positions (embedding, kinds of layers, head) of [M]; `gradients` and
+    `again` over kinds of layers alone. `core` is what selective recomputation frees, `again` what of it lives beside
+    the gradients while it runs again, where its modules are said."""
+
+    kept: list[Floats]
+    core: list[Floats]
+    inputs: list[Floats]
+    gradients: list[Floats]
+    again: list[Floats]
+
+
+def layer_activation_bytes(model: Model, shard: Shard, job: Job) -> Activations:
+    """Return what each position keeps for the backward pass."""
+    outer = norm_tokens(shard, job) * model.hidden
+    facts, saved = memory_facts(job.framework), widths_of(job).saved
+    zero = np.zeros(len(shard.tp))
+    kept, core, inputs, gradients, again = [], [], [], [], []
+    for layer in model.kinds:
+        attention, scores = _attention_bytes(model, layer.attention, shard, job)
+        feed_forward = zero
+        if layer.mlp is not None:
+            feed_forward = _mlp_bytes(model, layer.mlp, shard, job)
+        if layer.moe is not None:
+            feed_forward = feed_forward + _moe_bytes(model, layer.moe, shard, job)
+        masks = 2.0 if model.dropout else 0.0
+        outside = outer * (saved * layer.norms + masks + facts.hidden_copies * saved / 2.0)
+        kept.append(outside + attention + feed_forward)
+        if per_operator(job):
+            core.append(freed_of_operators(model, layer, shard, job, kept[-1], width=saved))
+        else:
+            core.append(_freed_of_modules(model, layer, shard, job, scores))
+        again.append(zero if job.options.recompute_modules is None else core[-1])
+        inputs.append(saved * outer)
+        gradients.append(_gradient_bytes(model, layer, shard, job))
+    embedding = outer * (1.0 if model.dropout else 0.0)
+    last = 2.0 * saved * outer  # inputs of the final norm and of the output projection
+    head = last + model.mtp_layers * (kept[model.kind_of_layer[-1]] + last)
+    return Activations(
+        kept=[embedding, *kept, head],
+        core=[zero, *core, zero],
+        inputs=[embedding, *inputs, head],
+        gradients=gradients,
+        again=again,
+    )
+
+
+def _freed_of_modules(model: Model, layer: Layer, shard: Shard, job: Job, scores: Floats) -> Floats:
+    """Return the bytes of one layer that recomputation of modules frees, [M], of which `scores` are core attention's.
+
+    A module that runs again keeps its input. `mla_up_proj`, `layernorm` and `moe_act` drop their outputs: queries, keys
+    and values; inputs of the products after the norms that are not fused with them; and the input of the experts'
+    second product. A dense block's norm is fused with it, so its input is the norm's, which is kept anyway
+    (transformer_config.py 546 and transformer_layer.py 447-516 of Megatron-LM core_v0.19.2).
+    """
+    modules, widths, moe = repeats(job), widths_of(job), layer.moe
+    outer = norm_tokens(shard, job) * model.hidden
+    freed = scores if modules & CORE else np.zeros(len(shard.tp))
+    latent = layer.attention.latent is not None
+    if latent and modules & NORMS:
+        freed = freed + widths.saved_input * outer
+    if latent and modules & UP:
+        freed = freed + widths.saved * tokens(shard, job) * _latent_width(layer.attention) / shard.tp
+    if layer.mlp is not None and modules & MLP:
+        freed = freed + _mlp_bytes(model, layer.mlp, shard, job)
+    if moe is None:
+        return freed
+    if modules & NORMS:
+        freed = freed + widths.saved * outer
+    if modules & MOE:
+        return np.asarray(freed + _moe_bytes(model, moe, shard, job) - widths.saved * outer)
+    if modules & ACTIVATION and not job.attention_adapters:
+        freed = freed + widths.saved_input * _routed(moe, shard, job) * moe.expert_width / shard.etp
+    if modules & SHARED and moe.shared_width:
+        freed = freed + _shared_bytes(model, moe, shard, job)
+    return np.asarray(freed)
+
+
+def _latent_width(attention: Attention) -> int:
+    """Queries, keys and values of latent attention after their projections up."""
+    return attention.heads * (2 * attention.head_dim + attention.value_head_dim)
+
+
+def _routed(moe: Moe, shard: Shard, job: Job) -> Floats:
+    """Tokens that the experts of a rank take, each copy for one expert, [M]."""
+    return np.asarray(
+        norm_tokens(shard, job) * moe.top_k * np.where(shard.sequence_parallel, shard.etp, shard.etp / shard.tp)
+    )
+
+
+def _inner_bytes(job: Job, *, gated: bool) -> float:
+    """Bytes for each element of the width of a feed-forward block: the input of the non-linearity, and that of the
+    second projection unless its weights are frozen and without an adapter."""
+    widths, copies = widths_of(job), memory_facts(job.framework).inner_copies
+    saved = 0.0 if job.attention_adapters else widths.saved_input
+    return widths.saved_inner * (2.0 if gated else 1.0) + saved + copies * widths.saved / 2.0
+
+
+def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job) -> tuple[Floats, Floats]:
+    """Return the bytes of the attention block and, of these, those that recomputing core attention frees."""
+    size, outer = tokens(shard, job), norm_tokens(shard, job)
+    widths = widths_of(job)
+    saved = widths.saved_input
+    key_part = np.maximum(1.0 / shard.tp, 1.0 / attention.kv_heads)  # a rank has one key-value head at least
+    queries, keys = attention.query_width / shard.tp, attention.key_width * key_part
+    qkv = queries + keys + attention.value_width * key_part
+    if attention.latent is None:
+        projected = saved * outer * model.hidden
+    else:
+        mla = attention.latent
+        ranks = (mla.query_rank or 0) + mla.kv_rank
+        projected = saved * outer * model.hidden + (widths.saved + saved) * outer * ranks
+        qkv = _latent_width(attention) / shard.tp
+    heads = attention.heads / shard.tp
+    per_score = 2.0 * widths.saved + 1.0 if model.dropout else widths.saved
+    sums = 4.0 * size * heads  # FlashAttention keeps one fp32 number a row of scores
+    scores = np.where(shard.flash, sums, per_score * size * job.seq_len * heads)
+    inner = widths.saved * size * qkv + saved * size * attention.out_width / shard.tp
+    if attention.qk_norm:  # what the norms of queries and keys take in
+        inner = inner + widths.saved * size * (queries + keys)
+    if whole := memory_facts(job.framework).whole_sequence:
+        inner = inner + whole * (shard.cp - 1) * widths.saved * size * (qkv - queries)
+        scores = scores + np.where(shard.cp > 1, whole * saved * size * attention.out_width / shard.tp, 0.0)
+    return projected + inner + scores, scores
+
+
+def _mlp_bytes(model: Model, mlp: Mlp, shard: Shard, job: Job) -> Floats:
+    saved = 0.0 if job.attention_adapters else widths_of(job).saved_input
+    size = tokens(shard, job) * mlp.width / shard.tp
+    return saved * norm_tokens(shard, job) * model.hidden + _inner_bytes(job, gated=mlp.gated) * size
+
+
+def _moe_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
+    widths, outer = widths_of(job), norm_tokens(shard, job)
+    routed = _routed(moe, shard, job)
+    router = outer * (widths.saved * model.hidden + 8.0 * moe.experts)  # logits and probabilities in fp32
+    inner = _inner_bytes(job, gated=moe.gated) * moe.expert_width / shard.etp
+    experts = routed * (widths.saved_input * model.hidden + inner + widths.saved * model.hidden)
+    total = router + experts
+    if moe.shared_width:
+        total = total + _shared_bytes(model, moe, shard, job)
+        total = total + widths.saved * tokens(shard, job) * model.hidden * moe.shared_gate
+    return np.asarray(total)
+
+
+def _shared_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
+    """Bytes of shared experts beyond their input where it is the router's."""
+    widths = widths_of(job)
+    total = _mlp_bytes(model, Mlp(width=moe.shared_width, gated=moe.gated), shard, job)
+    if widths.saved_input == widths.saved and not job.attention_adapters:
+        total = total - widths.saved * norm_tokens(shard, job) * model.hidden
+    return total
+
+
+def _gradient_bytes(model: Model, layer: Layer, shard: Shard, job: Job) -> Floats:
+    """Return the gradients that live together in the backward pass of the feed-forward block: of its inner
+    activations, before and after the non-linearity, and of its input."""
+    size = tokens(shard, job)
+    width = np.zeros(len(shard.tp))
+    if layer.mlp is not None:
+        width = size * (3.0 if layer.mlp.gated else 2.0) * layer.mlp.width / shard.tp
+    if layer.moe is not None:
+        routed = _routed(layer.moe, shard, job)
+        width = np.maximum(width, routed * (3.0 if layer.moe.gated else 2.0) * layer.moe.expert_width / shard.etp)
+    return widths_of(job).saved * (width + size * model.hidden)

@@ -1,0 +1,72 @@
+"""Whether a job's options are its framework's to choose, and go with its model, its precision and each other.
+
+Files and lines are those of Megatron-LM core_v0.19.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from shardwright.errors import Problem
+from shardwright.spec.catalog.frameworks import framework_rows
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+from shardwright.spec.options import STATE, said
+
+Faults = Iterator[tuple[str, str, str]]  # option, what is wrong, what helps
+
+
+def option_problems(model: Model, job: Job) -> Iterator[Problem]:
+    """Yield what is wrong with the options of a job, whatever the plan."""
+    given = said(job.options)
+    if not given or job.framework not in framework_rows():
+        return
+    able = framework_rows()[job.framework]["options"].split()
+    for name in given:
+        if name not in able:
+            have = f"{job.framework} leaves to choose: {', '.join(able) or 'none of these'}"
+            yield Problem(f"job.options.{name}", f"is not {job.framework}'s to choose", have)
+    for faults in (_widths(job, given), _modules(model, job), _experts(model, given), _loss(job, given)):
+        for name, message, hint in faults:
+            yield Problem(f"job.options.{name}", message, hint)
+
+
+def _widths(job: Job, given: Mapping[str, str]) -> Faults:
+    """arguments.py 1186-1188, optimizer_config.py 430-436."""
+    for name in ("grad_reduce", *STATE):
+        if name in given and job.precision not in ("bf16", "fp8"):
+            yield name, f"is {given[name]} with precision {job.precision}", "use bf16 or fp8, or leave it out"
+        elif name in given and name != "grad_reduce" and job.optimizer != "adam":
+            yield name, f"belongs to Adam, the optimizer is {job.optimizer}", "use adam, or leave it out"
+    if given.get("grad_reduce") == "fp32" and given.get("main_grads") == "bf16":
+        yield "main_grads", "is bf16, but gradients are reduced in fp32", "set grad_reduce=bf16, or main_grads=fp32"
+
+
+def _modules(model: Model, job: Job) -> Faults:
+    """transformer_config.py 1784-1834."""
+    modules, kinds = job.options.recompute_modules or (), model.kinds
+    lacking = {
+        "mla_up_proj": "" if any(kind.attention.latent for kind in kinds) else "latent attention",
+        "mlp": "" if any(kind.mlp for kind in kinds) else "dense feed-forward blocks",
+        "moe": "" if any(kind.moe for kind in kinds) else "experts",
+        "moe_act": "" if any(kind.moe for kind in kinds) else "experts",
+        "shared_experts": "" if any(kind.moe and kind.moe.shared_width for kind in kinds) else "shared experts",
+    }
+    for module in modules:
+        if lacking.get(module):
+            yield "recompute_modules", f"has {module}, but the model has no {lacking[module]}", "leave it out"
+        if module in ("moe_act", "layernorm") and job.precision == "fp8" and job.fp8_recipe in (None, "delayed"):
+            hint = "leave it out, or use another fp8 recipe"
+            yield "recompute_modules", f"has {module}, which delayed scaling cannot run again", hint
+    if job.options.recompute_modules == ():
+        yield "recompute_modules", "is empty", "name a module, or leave it out"
+
+
+def _experts(model: Model, given: Mapping[str, str]) -> Faults:
+    if "dispatcher" in given and not any(kind.moe for kind in model.kinds):
+        yield "dispatcher", f"is {given['dispatcher']}, but the model has no experts", "leave it out"
+
+
+def _loss(job: Job, given: Mapping[str, str]) -> Faults:
+    if "loss" in given and job.fused_loss:
+        yield "loss", f"is {given['loss']} beside job.fused_loss, which holds no logits", "leave one of them out"

@@ -1,0 +1,77 @@
+"""`Options`: what a trainer does alike on every GPU, whatever the layout, and leaves to the user to choose.
+
+Names and values are Megatron-LM's (core_v0.19); the catalogue's row of a framework says which of them it has. An option
+that is None is the framework's own, and is priced as the published runs of that framework ran.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+Module = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
+MODULES: tuple[Module, ...] = get_args(Module)
+GradReduce = Literal["fp32", "bf16"]
+MainGrads = Literal["fp32", "bf16"]
+MainParams = Literal["fp32", "fp16"]
+Moment = Literal["fp32", "bf16", "fp16", "fp8"]
+Loss = Literal["unfused", "fused"]
+Dispatcher = Literal["alltoall", "allgather", "flex"]
+WIDTH = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}  # bytes of an element
+STATE = ("main_grads", "main_params", "exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """`recompute_modules` are what selective recomputation runs again, in the order of `MODULES`. `grad_reduce` is the
+    type in which gradients are accumulated and reduced. The four of `STATE` are those of the precision-aware optimizer,
+    which is used where any of them is said; those that are not said are fp32 then. A `fused` loss goes over the logits
+    in few kernels. `dispatcher` sends tokens to their experts: one copy for each expert (`alltoall`), all tokens to all
+    ranks (`allgather`), or one copy for each machine (`flex`: DeepEP, HybridEP)."""
+
+    recompute_modules: tuple[Module, ...] | None = None
+    grad_reduce: GradReduce | None = None
+    main_grads: MainGrads | None = None
+    main_params: MainParams | None = None
+    exp_avg: Moment | None = None
+    exp_avg_sq: Moment | None = None
+    loss: Loss | None = None
+    dispatcher: Dispatcher | None = None
+
+    @property
+    def precision_aware(self) -> bool:
+        """Whether the precision-aware optimizer is used."""
+        return any(getattr(self, name) is not None for name in STATE)
+
+    @property
+    def bf16_gradients(self) -> bool:
+        """Whether gradients are kept and reduced in bf16. With bf16 main gradients they are, unless told otherwise
+        (arguments.py 1186-1194 of Megatron-LM core_v0.19.2)."""
+        return (self.grad_reduce or self.main_grads) == "bf16"
+
+
+DEFAULTS = Options()
+
+
+def _words(hint: Any) -> tuple[str, ...]:
+    """The words of the Literal inside a type hint."""
+    arguments = get_args(hint)
+    return arguments if get_origin(hint) is Literal else tuple(word for each in arguments for word in _words(each))
+
+
+VALUES: dict[str, tuple[str, ...]] = {name: _words(hint) for name, hint in get_type_hints(Options).items()}
+
+
+def said(options: Options) -> dict[str, str]:
+    """Return the options that are not the framework's own as words, by name; modules are joined by `+`."""
+    found = {field.name: getattr(options, field.name) for field in fields(Options)}
+    return {
+        name: value if isinstance(value, str) else "+".join(value) for name, value in found.items() if value is not None
+    }
+
+
+def ordered(modules: set[str]) -> tuple[Module, ...] | None:
+    """Return modules in the order of `MODULES`; None for core attention alone, which is what Megatron-LM recomputes
+    unless told otherwise."""
+    found = tuple(module for module in MODULES if module in modules)
+    return None if found == ("core_attn",) else found
