@@ -76,29 +76,40 @@ class Staff:
         }
 
     async def settle(self, orders: Mapping[int, Message], seconds: float) -> None:
-        """Give workers their orders by GPU. Those that are stuck in their communication are of no more use then."""
+        """Give workers their orders by GPU."""
         found = [hand for hand in self.hands.values() if hand.slot in orders]
-        answers = await asyncio.gather(*(self._told(hand, orders[hand.slot or 0], seconds) for hand in found))
-        for hand, answer in zip(found, answers, strict=True):
-            if answer.get("stuck"):
-                self._let_go(hand)
+        await asyncio.gather(*(self._told(hand, orders[hand.slot or 0], seconds) for hand in found))
 
     async def assign(self, orders: Mapping[int, Message], seconds: float) -> bool:
         """Give each GPU its rank, and return whether all are ready to train."""
         for hand in self.hands.values():
             if hand.slot not in orders:
                 hand.slot = None
-        taken = {hand.slot for hand in self.hands.values()}
-        free = [hand for hand in self.hands.values() if hand.slot is None]
-        for slot in orders.keys() - taken:
-            hand = free.pop(0) if free else await self._hire()
-            hand.slot = slot
-        assigned = [hand for hand in self.hands.values() if hand.slot is not None]
-        answers = [asyncio.create_task(self._told(hand, orders[hand.slot or 0], seconds)) for hand in assigned]
+        for slot in orders.keys() - {hand.slot for hand in self.hands.values()}:
+            await self._fill(slot)
+        answers = [asyncio.create_task(self._assigned(slot, order, seconds)) for slot, order in orders.items()]
         for answer in asyncio.as_completed(answers):
             if not (await answer).get("ready"):
                 return False  # the others wait for one that will not come, until they are halted
         return True
+
+    async def _fill(self, slot: int) -> None:
+        """Have a worker for a GPU: a spare one, or a new one."""
+        free = next((hand for hand in self.hands.values() if hand.slot is None), None)
+        hand = free or await self._hire()
+        hand.slot = slot
+
+    async def _assigned(self, slot: int, order: Message, seconds: float) -> Message:
+        """Give a GPU its rank. A worker that is stuck in its communication is of no more use; another one gets it."""
+        hand = next((hand for hand in self.hands.values() if hand.slot == slot), None)
+        if hand is None:
+            return {}  # it has just died
+        answer = await self._told(hand, order, seconds)
+        if answer.get("stuck"):
+            self._let_go(hand)
+            await self._fill(slot)
+            return await self._assigned(slot, order, seconds)
+        return answer
 
     def processes(self) -> dict[int, int]:
         """Return the process of each GPU that has a rank."""

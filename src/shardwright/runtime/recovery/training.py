@@ -58,7 +58,7 @@ from shardwright.runtime.storage.piece_files import read_piece
 from shardwright.runtime.storage.weights import open_weights
 
 UNWIND_SECONDS = 1.0
-"""So long a halted thread has for coming out of what it does."""
+"""So long a thread has for coming out of what it does, beside the time since it was halted."""
 PACED_STEPS, PACED_SECONDS = 10, 10.0
 """The keeper hears of the median of the seconds computed in so many steps, taken over so many seconds or more: noise of
 a second or two is no reason to form groups anew."""
@@ -106,18 +106,17 @@ class Training:
         self._thread = threading.Thread(target=self._run, name="training", daemon=True)
         self._thread.start()
 
-    def halt(self) -> Report:
+    def report(self) -> Report:
         """Return where the rank is, now that its generation is over."""
-        self._thread.join(UNWIND_SECONDS)
         standing = self.standing
         if standing is None:
             return Report(step=-1)
         with standing.lock:
             return Report(step=-1) if standing.torn else standing.report
 
-    @property
     def stuck(self) -> bool:
-        """Whether the thread did not end, which makes this process of no more use."""
+        """Return whether the thread does not end, which makes this process of no more use."""
+        self._thread.join(UNWIND_SECONDS)
         return self._thread.is_alive()
 
     def _run(self) -> None:

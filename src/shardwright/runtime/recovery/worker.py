@@ -2,8 +2,8 @@
 
 Its keeper gives it orders: `assign` a rank of a plan in a generation, `halt` when that is over, `settle` on a step with
 the others, `end`. The main thread takes them one by one and waits for nothing else, as training has a thread of its own
-(`training`). Between generations the process stays, and hands its state to the keeper if that is newer than the last
-snapshot.
+(`training`), which has until the next rank is assigned to come out of what it does. Between generations the process
+stays, and hands its state to the keeper if that is newer than the last snapshot.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def work(host: str, port: int, token: int, settings: Settings) -> None:
         order = link.orders.get()
         match order.message["op"]:
             case "assign":
+                if training is not None and training.stuck():
+                    link.answer(order, stuck=True)  # which is this process's end
+                    continue
+                training = None
+                reform.tear_down()
                 training = Training(link, order, settings)
             case "halt":
-                report = Report(step=-1) if training is None else training.halt()
+                report = Report(step=-1) if training is None else training.report()
                 link.answer(order, report=asdict(report))
             case "settle":
-                kept = training is not None and _settled(training.standing, order.message)
-                stuck = training is not None and training.stuck
-                link.answer(order, kept=kept, stuck=stuck)
-                training = None
-                if not stuck:
-                    reform.tear_down()
+                link.answer(order, kept=training is not None and _settled(training.standing, order.message))
             case "end":
                 link.answer(order)
                 return
