@@ -51,6 +51,7 @@ class NotCovered(Enum):
     VIRTUAL_STAGES = "virtual stages"
     CONTEXT_OR_EXPERTS = "context and expert parallelism"
     FULL_SHARDING = "ZeRO-2, ZeRO-3 and offload"
+    SHARDED_GRADIENTS = "ZeRO-2 and ZeRO-3"
     SHARED_MICRO_BATCH = "a micro-batch split over several GPUs of a stage"
     SPREAD_STAGES = "stages of one type that are not neighbours"
     STRADDLED_STAGES = "unequal stages, one of them on several types"
@@ -67,12 +68,32 @@ class DeeperPipelines:
     stages: int
 
 
+class Lack(Enum):
+    """What plans that mix GPU types never have: the last two as `shardwright train`, which runs them, does not."""
+
+    CONTEXT_PARALLEL = "context parallelism"
+    EXPERT_PARALLEL = "expert parallelism"
+    VIRTUAL_STAGES = "virtual stages"
+    OVERLAPPED_MESSAGES = "messages between stages beside computation"
+    MORE_SHARDING = "sharded gradients and weights"
+    PLAIN_ATTENTION = "attention that is not fused"
+    OVERLAPPED_TENSOR_PARALLEL = "tensor-parallel communication beside computation"
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """A pin or a rule, as it is `written`, that asks for what plans that mix GPU types lack."""
+
+    of: Lack
+    written: str
+
+
 @dataclass(frozen=True, slots=True)
 class MixedPlans:
-    """Not covered: plans that mix GPU types, or `pipelines` alone that do, which have none of the pinned `settings`, or
-    which are searched for `target` by time alone."""
+    """Not covered: plans that mix GPU types, or `pipelines` alone that do: what is asked for they are `lacking`, or
+    they are searched for `target` by time alone."""
 
-    settings: tuple[str, ...] = ()
+    lacking: tuple[Lacking, ...] = ()
     target: str = ""
     pipelines: bool = False
 

@@ -15,6 +15,8 @@ from shardwright.plans.findings import (
     Failure,
     Fastest,
     FastestInBudget,
+    Lack,
+    Lacking,
     Limits,
     LimitsNotKept,
     MixedPlans,
@@ -56,6 +58,7 @@ FIXED = {
     NotCovered.VIRTUAL_STAGES: "virtual pipeline stages",
     NotCovered.CONTEXT_OR_EXPERTS: "context and expert parallelism",
     NotCovered.FULL_SHARDING: "ZeRO-2, ZeRO-3 and optimizer offload",
+    NotCovered.SHARDED_GRADIENTS: "ZeRO-2 and ZeRO-3",
     NotCovered.SHARED_MICRO_BATCH: "one micro-batch split over several GPUs of a stage",
     NotCovered.SPREAD_STAGES: "stages of one type that are not neighbours",
     NotCovered.STRADDLED_STAGES: "unequal stages of which one is on several GPU types",
@@ -82,6 +85,17 @@ FIXED = {
     Failure.DOES_NOT_FIT_OR_KEEP_LIMITS: "no plan fits and keeps the limits",
     Failure.NOT_ON_ALL_TYPES: "no uniform plan fits all types",
     Failure.MISSES_LIMITS: "does not keep the limits",
+}
+LACKS = {
+    Lack.CONTEXT_PARALLEL: "have no context parallelism",
+    Lack.EXPERT_PARALLEL: "have no expert parallelism",
+    Lack.VIRTUAL_STAGES: "have no virtual pipeline stages",
+    Lack.OVERLAPPED_MESSAGES: "have no virtual pipeline stages, without which messages do not overlap",
+    Lack.MORE_SHARDING: "shard neither gradients nor weights",
+    Lack.PLAIN_ATTENTION: "run by `shardwright train` alone, where attention is always fused",
+    Lack.OVERLAPPED_TENSOR_PARALLEL: (
+        "run by `shardwright train` alone, without overlap of tensor-parallel communication"
+    ),
 }
 MEANING = {
     FIXED[Cause.MEMORY]: "does not fit in memory",
@@ -136,10 +150,15 @@ def _(found: DeeperPipelines) -> str:
 
 
 @in_words.register
+def _(found: Lacking) -> str:
+    return f"{LACKS[found.of]} ({found.written})"
+
+
+@in_words.register
 def _(found: MixedPlans) -> str:
-    by_time = f"which are searched for {found.target} by time alone, without a budget"
-    why = f"which have no {' and '.join(found.settings)}" if found.settings else by_time
-    return f"{'pipelines' if found.pipelines else 'plans'} that mix GPU types, {why}"
+    by_time = f"are searched for {found.target} by time alone, without a budget"
+    why = " and ".join(map(in_words, found.lacking)) or by_time
+    return f"{'pipelines' if found.pipelines else 'plans'} that mix GPU types, which {why}"
 
 
 @in_words.register

@@ -17,13 +17,12 @@ from shardwright.rounding import coarse
 from shardwright.search.mixed.entry import (
     Outcome,
     by_dollars,
-    dropped,
     largest_pools,
     mixed_search,
     run_by_train,
 )
 from shardwright.search.mixed.one_mesh.search import mesh_search
-from shardwright.search.mixed.tables.settings import pinned_away
+from shardwright.search.mixed.restrictions import dropped, lacking, narrowed
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, measurable, runnable
@@ -86,7 +85,9 @@ def search_pipelines(
     machines of several types, and on those of one where `shardwright train` runs the job, which alone can. Those of
     `one_mesh` of ranks, over several types, are searched by time alone."""
     contexts = largest_pools([result.context for result in results])
-    if pinned_away(space) or (len(contexts) == 1 and (one_mesh or contexts[0].job.framework != OWN)):
+    if lacking(contexts, space, filters, one_mesh=one_mesh) or (
+        len(contexts) == 1 and (one_mesh or contexts[0].job.framework != OWN)
+    ):
         return None
     if one_mesh and by_dollars(contexts[0].job):
         return None
@@ -115,6 +116,7 @@ def search_uneven(
     """Return what uneven FSDP over machines of several types reaches, or None where there is none in the space. What
     cannot be below `enough`, in what the job minimises, is looked at no further than for one plan."""
     contexts = [result.context for result in results]
+    space, filters = narrowed(contexts, space, filters)
     if len({context.pool.gpu.name for context in contexts}) < 2 or away(space):
         return None
     begin, efficiency = time.perf_counter(), contexts[0].efficiency

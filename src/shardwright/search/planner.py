@@ -131,7 +131,7 @@ def _plan(
     bound = min([*values[:1], *bounds], default=np.inf)
     if job.objective == "time":
         plans = tuple(with_bound(plan, bound) for plan in plans)
-    unmixed = () if mixed else tuple(left_out(results, space, exportable_to, pipelines=uneven is not None))
+    unmixed = () if mixed else tuple(left_out(results, space, filters, exportable_to, pipelines=uneven is not None))
     report = report_of(results, begin, mixed, uneven, unmixed, values[0] if plans else None, bound)
     shown = shown_baselines(results, cluster, plans, mixed if several_types(results) else None)
     infeasible: NoPlan | None = None

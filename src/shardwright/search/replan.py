@@ -21,6 +21,7 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.predict import predict
+from shardwright.cost.strategies import UNSHARDED, ZERO1
 from shardwright.plans.plan import Plan, Stage
 from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.entry import largest_pools
@@ -29,6 +30,7 @@ from shardwright.search.mixed.replanning.quick import Task, quick_plan
 from shardwright.search.mixed.replanning.remaining import remaining
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import Setting
+from shardwright.search.mixed.tables.sharing import USUAL, Sharing
 from shardwright.search.space.axes import Space
 from shardwright.search.uneven.search import uneven_fsdp
 from shardwright.spec.catalog.frameworks import OWN
@@ -126,6 +128,20 @@ def _setting(plan: Plan, contexts: Sequence[Context]) -> Setting:
         micro_batch=plan.micro_batch,
         sequence_parallel=plan.sequence_parallel,
         flash=plan.flash_attention,
+        sharing=_sharing(plan),
+    )
+
+
+def _sharing(plan: Plan) -> Sharing:
+    """Return how the replicas of a plan share their state. A single one says nothing of it: as is usual."""
+    optimizer, overlap = plan.optimizer, plan.overlap
+    if plan.data_parallel == 1:
+        return replace(USUAL, offload=optimizer.offload)
+    return Sharing(
+        sharding=ZERO1 if optimizer.distributed else UNSHARDED,
+        offload=optimizer.offload,
+        overlap_grad=overlap.grad_reduce,
+        overlap_param=overlap.param_gather,
     )
 
 

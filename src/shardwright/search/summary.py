@@ -19,7 +19,8 @@ from shardwright.search.kinds import OneType, Pipelines, Uneven
 from shardwright.search.mixed.entry import (
     affordable_value,
 )
-from shardwright.search.mixed.tables.settings import pinned_away
+from shardwright.search.mixed.restrictions import lacking
+from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, pin_words
 from shardwright.search.uneven.search import EVEN_RULE
 from shardwright.spec.cluster import Cluster, NodePool
@@ -100,11 +101,13 @@ def several_types(results: Sequence[OneType]) -> bool:
 
 
 def left_out(
-    results: Sequence[OneType], space: Space, exportable_to: str | None, *, pipelines: bool
+    results: Sequence[OneType], space: Space, filters: Filters, exportable_to: str | None, *, pipelines: bool
 ) -> Iterator[MixedPlans]:
     """Yield why plans that mix the types of a cluster, or `pipelines` alone, were left out, if it has several."""
     if several_types(results):
-        yield MixedPlans(settings=pinned_away(space), target=exportable_to or "", pipelines=pipelines)
+        contexts = [result.context for result in results]
+        lacks = lacking(contexts, space, filters, one_mesh=exportable_to is not None)
+        yield MixedPlans(lacking=lacks, target=exportable_to or "", pipelines=pipelines)
 
 
 def report_of(

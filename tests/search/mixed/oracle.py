@@ -19,6 +19,7 @@ from tests.search.mixed.oracle_tails import paces
 
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
+from shardwright.cost.strategies import stage_rows
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 from shardwright.search.mixed.drafts.costing import ORDERS, fitting_seconds
@@ -28,6 +29,7 @@ from shardwright.search.mixed.drafts.splits import Line
 from shardwright.search.mixed.tables.columns import Table
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import Setting
+from shardwright.search.space.axes import Space, within
 from shardwright.spec.cluster import Cluster
 
 SLACK = 1e-9
@@ -58,6 +60,7 @@ class Run:
     costed: int = 0
     nodes: int = 0
     plan: Plan | None = None
+    space: Space = field(default_factory=Space)
     known: Known = field(default_factory=dict)
 
     @property
@@ -72,15 +75,19 @@ def brute_force(
     most: int,
     best: float = np.inf,
     machines: Sequence[int] | None = None,
+    space: Space | None = None,
 ) -> Run:
-    """Return the plan that is best of all and better than `best` seconds, if any; on so many `machines` of each type
-    where these are given. Raises TooManyError where more than `most` sets of pipelines would have to be looked at."""
-    run = Run(contexts, cluster, best, most)
+    """Return the plan that is best of all that keep the pins of `space` and better than `best` seconds, if any; on so
+    many `machines` of each type where these are given. Raises TooManyError where more than `most` sets of pipelines
+    would have to be looked at."""
+    space = space or Space()
+    run = Run(contexts, cluster, best, most, space=space)
     for setting, table in zip(settings, tables(contexts, settings), strict=True):
         if machines is not None:
             there = np.array([context.pool.nodes for context in contexts])
             table = replace(table, units=table.units // there * np.array(machines))
-        shop = Shop(contexts=contexts, setting=setting, table=table, paces=paces(table))
+        modes = tuple(int(code) for code in space.pins.get("recompute", MODES))
+        shop = Shop(contexts=contexts, setting=setting, table=table, paces=paces(table), modes=modes)
         for copies in range(1, min(int(table.units.sum()), shop.total) + 1):
             items = list(_items(run, shop, copies))
             for chosen in _choices(run, shop, items, copies):
@@ -182,7 +189,7 @@ def _cost(run: Run, shop: Shop, chosen: Sequence[tuple[Item, int]], least: float
     run.costed += 1
     sizes = [item.micro_batches for item, _ in chosen]
     for made in _recomputed(shop, chosen):
-        found = cost(run.contexts, run.cluster, shop.setting, made, sizes, run.known)
+        found = cost(run.contexts, run.cluster, shop.setting, made, sizes, run.known, run.space)
         if found is None:
             continue
         assert least <= found[0] * (1.0 + SLACK), "the enumeration leaves out plans that may be the best"
@@ -199,7 +206,9 @@ def _recomputed(shop: Shop, chosen: Sequence[tuple[Item, int]]) -> Iterator[list
     table, made = shop.table.laid_out(), []
     for item, row in chosen:
         kinds, starts = item.lines.kinds[row], item.lines.starts[row]
-        found = stages(table, kinds, starts[None], micro_batches=item.micro_batches, copies=len(chosen), modes=MODES)
+        found = stages(
+            table, kinds, starts[None], micro_batches=item.micro_batches, copies=len(chosen), modes=shop.modes
+        )
         if found.fits[0]:
             made.append(line_of(kinds, starts, found, 0))
     if len(made) == len(chosen):
@@ -213,6 +222,7 @@ def cost(
     chosen: Sequence[Line],
     shares: Sequence[int],
     known: Known,
+    space: Space | None = None,
 ) -> tuple[float, Plan] | None:
     """Return seconds and plan, under the best order of replicas and of ranks, or None where it does not fit."""
     best = None
@@ -222,12 +232,19 @@ def cost(
         draft = Draft(setting=setting, replicas=replicas, seconds=0.0)
         for order in ORDERS:
             plan = plan_of(contexts, cluster, draft, rank_order=order)
-            if check(plan):
+            if check(plan) or not keeps(plan, space or Space()):
                 continue
             seconds = fitting_seconds(contexts, plan, known)
             if seconds is not None and (best is None or seconds < best[0]):
                 best = (seconds, plan)
     return best
+
+
+def keeps(plan: Plan, space: Space) -> bool:
+    """Return whether each stage of a plan, as a strategy of such stages, has what is pinned, and the plan the GPUs."""
+    of_stages = Space(pins={axis: values for axis, values in space.pins.items() if axis != "gpus"})
+    rows = [stage_rows(plan, replica) for replica in plan.replicas]
+    return plan.gpus in space.pins.get("gpus", (plan.gpus,)) and all(within(of_stages, row).all() for row in rows)
 
 
 def sample(

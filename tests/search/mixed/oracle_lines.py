@@ -59,6 +59,7 @@ class Shop:
     setting: Setting
     table: Table
     paces: Paces
+    modes: tuple[int, ...] = MODES
 
     @property
     def total(self) -> int:
@@ -92,8 +93,8 @@ def lines(shop: Shop, counts: Counts, micro_batches: int, copies: int, limit: fl
 
 def _of_order(shop: Shop, kinds: np.ndarray, micro_batches: int, copies: int, limit: float) -> Lines | None:
     table, starts = shop.table, splits(shop.table.layers, len(kinds))
-    found = stages(table, kinds, starts, micro_batches=micro_batches, copies=copies, modes=MODES)
-    update = (found.parameters * table.update_seconds[kinds]).max(axis=1) / copies
+    found = stages(table, kinds, starts, micro_batches=micro_batches, copies=copies, modes=shop.modes)
+    update = (found.parameters * table.updates(copies)[kinds]).max(axis=1)
     tied, norm = _once_an_iteration(shop, kinds, copies)
     row = np.broadcast_to(kinds, found.forward.shape)
     own = (row[:, :, None] == np.arange(table.types)).astype(np.int64)

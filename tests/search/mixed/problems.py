@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -10,10 +11,11 @@ from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
 from shardwright.search.mixed.branch_and_bound.effort import Effort
 from shardwright.search.mixed.branch_and_bound.fastest import Found, Problem, search
+from shardwright.search.mixed.restrictions import keeps_pins
 from shardwright.search.mixed.tables.columns import Table
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import Setting, settings, unit_degrees
-from shardwright.search.space.axes import Space
+from shardwright.search.space.axes import Space, Value
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
@@ -34,8 +36,16 @@ class Small:
     tables: tuple[Table, ...]
 
 
-def small(seed: int, *, most_gpus: int = 10, most_layers: int = 8, most_batch: int = 8, sites: bool = False) -> Small:
-    """Return a random problem; with `sites`, on machines at two sites or three."""
+def small(
+    seed: int,
+    *,
+    most_gpus: int = 10,
+    most_layers: int = 8,
+    most_batch: int = 8,
+    sites: bool = False,
+    pins: Mapping[str, tuple[Value, ...]] | None = None,
+) -> Small:
+    """Return a random problem; with `sites`, on machines at two sites or three; with `pins` beside those of degrees."""
     pick = random.Random(seed)
     nodes = _nodes(pick, pick.randint(2, most_gpus))
     cluster = build_cluster({"nodes": nodes} | (_at_sites(seed, nodes) if sites else {}), "test")
@@ -46,11 +56,11 @@ def small(seed: int, *, most_gpus: int = 10, most_layers: int = 8, most_batch: i
     contexts = tuple(Context(model=model, pool=pool, job=job, efficiency=EFFICIENCY) for pool in cluster.pools)
     degrees = [tp for tp in (1, 2) if any(tp in unit_degrees(context) for context in contexts)]
     sizes = [size for size in (1, 2, 4) if batch % size == 0]
-    pins = {
+    degrees_and_sizes = {
         "tp": tuple(sorted(pick.sample(degrees, pick.randint(1, len(degrees))))),
         "micro_batch": tuple(sorted(pick.sample(sizes, min(pick.choice((1, 1, 2)), len(sizes))))),
     }
-    space = Space(pins=pins)
+    space = Space(pins={**degrees_and_sizes, **(pins or {})})
     chosen = tuple(settings(contexts, space))
     return Small(cluster, contexts, space, chosen, tuple(tables(contexts, chosen, cluster.site_links)))
 
@@ -94,4 +104,4 @@ def stated(problem: Small, gap: float) -> Problem:
 
 def solved(problem: Small, gap: float) -> Found:
     """Return what the mixed search finds."""
-    return search(stated(problem, gap), 1e9, lambda plan: True)
+    return search(stated(problem, gap), 1e9, lambda plan: keeps_pins(plan, problem.space))

@@ -8,15 +8,42 @@ import pytest
 from tests.search.mixed.oracle import brute_force, sample
 from tests.search.mixed.problems import Small, small, solved
 
+from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, UNSHARDED, ZERO1
+
 SLOWEST = 1.2  # times the optimum, on problems of few micro-batches, where nothing is hidden
 MOST = 50_000  # sets of pipelines that an enumeration looks at before it gives up, and the test fails
 BEST_OF_ALL = 5e-5  # the gap below which the report calls a plan the best of all
+PINS = (
+    {"overlap_grad": (0,)},
+    {"overlap_param": (0,)},
+    {"sharding": (UNSHARDED,)},
+    {"sharding": (ZERO1,), "overlap_param": (1,)},
+    {"offload": (1.0,)},
+    {"offload": (0.5,), "overlap_grad": (0,)},
+    {"recompute": (UNIFORM,)},
+    {"recompute": (BLOCK, UNIFORM)},
+    {"recompute": (SELECTIVE,), "sharding": (UNSHARDED,)},
+    {"first_layers": (1, 2)},
+    {"last_layers": (1,)},
+    {"gpus": (4,)},
+)
 SOME, MANY = range(90), range(90, 700)
 
 
 @pytest.mark.parametrize("seed", SOME)
 def test_enumeration_does_not_beat_the_certificate(seed):
     against_enumeration(small(seed), SLOWEST)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_enumeration_with_pins_does_not_beat_the_certificate(seed):
+    against_enumeration(pinned(seed), SLOWEST)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(12, 360))
+def test_enumeration_with_more_pins_does_not_beat_the_certificate(seed):
+    against_enumeration(pinned(seed), SLOWEST)
 
 
 @pytest.mark.nightly
@@ -34,11 +61,16 @@ def test_no_random_plan_beats_enumeration(seed):
     assert min(found) >= best * (1 - 1e-9)
 
 
+def pinned(seed: int) -> Small:
+    """Return a problem with something pinned that is no degree."""
+    return small(seed, most_gpus=6, most_layers=6, pins=PINS[seed % len(PINS)])
+
+
 def against_enumeration(problem: Small, slowest: float) -> None:
     """Compare what the search finds with enumeration: its plan may take `slowest` times the optimum."""
     found = solved(problem, gap=0.5 * BEST_OF_ALL)
     seconds = found.plans[0][0] if found.plans else np.inf
-    best = brute_force(problem.contexts, problem.cluster, problem.settings, MOST, seconds).best
+    best = brute_force(problem.contexts, problem.cluster, problem.settings, MOST, seconds, space=problem.space).best
     assert bool(found.plans) == np.isfinite(best)
     assert found.lower_bound_seconds <= best * (1 + 1e-9)
     assert not found.plans or seconds <= slowest * best

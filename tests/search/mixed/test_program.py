@@ -12,7 +12,7 @@ import pytest
 
 from shardwright.search import mixed
 from shardwright.search.mixed.master.answer import Infeasible, Solved
-from shardwright.search.mixed.master.program import master_problem
+from shardwright.search.mixed.master.program import Limits, master_problem
 
 
 def best_by_enumeration(counts, value, units, fewest, most) -> int:
@@ -33,7 +33,7 @@ def test_the_bound_holds_and_the_solution_exists(seed):
     value = pick.integers(0, 9, len(counts))
     units, fewest, most = pick.integers(3, 8, 2), int(pick.integers(1, 3)), 4
     best = best_by_enumeration(counts, value, units, fewest, most)
-    found = master_problem(counts, units, fewest, most)
+    found = master_problem(counts, Limits(units, fewest, most))
     assert found.relaxed(value).value >= best - 1e-9
     for wanted in (best, best + 1):
         answer = found.solve(value, wanted, np.zeros((0, len(value)), dtype=bool))
@@ -56,7 +56,7 @@ def test_a_dive_stays_within_the_units(seed):
     counts = counts[counts.sum(axis=1) > 0]
     value = pick.integers(1, 9, len(counts))
     units = pick.integers(3, 20, 3)
-    choice = master_problem(counts, units, 1, 12).dive(value, 40)
+    choice = master_problem(counts, Limits(units, 1, 12)).dive(value, 40)
     assert (choice.copies @ counts[choice.chosen] <= units).all()
     assert choice.copies.sum() <= 12
     assert choice.reached == choice.copies @ value[choice.chosen]

@@ -1,6 +1,7 @@
 """The search over clusters of several GPU types: replicas of different depth, types and micro-batch counts.
 
 * `entry`: the search as the planner calls it
+* `restrictions`: what pins and rules leave
 * `branch_and_bound/`: the search itself
 * `tables/`: the figures it works on
 * `bounds/`: what no composition beats

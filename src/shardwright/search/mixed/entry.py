@@ -11,7 +11,6 @@ from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.predict import predict
-from shardwright.cost.strategies import stage_rows
 from shardwright.plans.check import check
 from shardwright.plans.findings import DeeperPipelines, Uncovered
 from shardwright.plans.plan import Plan
@@ -24,8 +23,9 @@ from shardwright.search.mixed.dollars.cheapest import search as search_by_money
 from shardwright.search.mixed.dollars.machines import bill_of
 from shardwright.search.mixed.drafts.costing import fitting_seconds
 from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
+from shardwright.search.mixed.restrictions import dropped, keeps_pins, narrowed, unruled
 from shardwright.search.mixed.tables.model_tables import tables
-from shardwright.search.mixed.tables.settings import Setting, not_covered, rows_of, settings
+from shardwright.search.mixed.tables.settings import not_covered, settings
 from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space
@@ -33,23 +33,6 @@ from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.units import SECONDS_PER_HOUR
-
-# Variables of rules that a setting decides, or that are the same in every mixed plan.
-SETTING_VARIABLES = frozenset(
-    {
-        "tensor_model_parallel_size",
-        "micro_batch_size",
-        "sequence_parallel",
-        "tp_comm_overlap",
-        "context_parallel_size",
-        "expert_model_parallel_size",
-        "virtual_stages",
-        "use_flash_attn",
-        "overlap_p2p_comm",
-        "optimizer_offload_fraction",
-    }
-)
-PLAN_AXES = ("pp", "rank_order", "overlap_grad", "overlap_param")  # that drafts decide, not settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +68,8 @@ def mixed_search(
     Raises SpecError where a GPU type has no figures.
     """
     plain, contexts = contexts, run_by_train(contexts, fit)
-    chosen = unruled(settings(contexts, space), contexts, filters)
+    space, filters = narrowed(contexts, space, filters)
+    chosen = unruled(settings(contexts, space, filters.axes), contexts, filters)
     if not chosen:
         return Outcome(
             plans=(),
@@ -195,38 +179,3 @@ def best_uniform(contexts: Sequence[Context], plans: Sequence[Plan]) -> Plan | N
     legal = [plan for plan in plans if not check(plan)]
     timed = [(seconds, plan) for plan in legal if (seconds := fitting_seconds(contexts, plan, known)) is not None]
     return min(timed, key=lambda item: item[0])[1] if timed else None
-
-
-def unruled(chosen: Sequence[Setting], contexts: Sequence[Context], filters: Filters) -> list[Setting]:
-    """Return the settings without those that rules drop on every GPU type, whatever the plan."""
-    rules = tuple(rule for rule in filters.rules if SETTING_VARIABLES.issuperset(rule.variables))
-    if not rules or not chosen:
-        return list(chosen)
-    of_settings, model = Filters(rules=rules), contexts[0].model
-    dropped = [
-        of_settings.mask(context, rows_of([setting.on(place) for setting in chosen], model, stages=1, copies=1))
-        for place, context in enumerate(contexts)
-    ]
-    return [setting for setting, gone in zip(chosen, np.all(dropped, axis=0).tolist(), strict=True) if not gone]
-
-
-def keeps_pins(plan: Plan, space: Space) -> bool:
-    """Return whether a plan has what is pinned of whole plans; settings have the rest."""
-    pins = [(axis, space.pins[axis]) for axis in PLAN_AXES if axis in space.pins]
-    if not pins:
-        return True
-    rows = [stage_rows(plan, replica) for replica in plan.replicas]
-    return all(bool(np.isin(getattr(row, axis), values).all()) for axis, values in pins for row in rows)
-
-
-def dropped(plan: Plan, contexts: Sequence[Context], filters: Filters) -> bool:
-    """Return whether a rule drops any stage of a plan."""
-    if not filters.rules:
-        return False
-    of = {context.pool.gpu.name: context for context in contexts}
-    for replica in plan.replicas:
-        rows = stage_rows(plan, replica)
-        for place, stage in enumerate(replica.stages):
-            if np.any(filters.mask(of[stage.gpu], rows.take(slice(place, place + 1)))):
-                return True
-    return False

@@ -7,4 +7,5 @@
 * `check`: what may be compared with what
 * `evaluation`: what a rule means, over columns
 * `filters`: rules and measurements applied to candidates
+* `as_pins`: rules of one axis as pins
 """

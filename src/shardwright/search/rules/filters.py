@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -33,6 +34,7 @@ VARIABLE_AXES: Mapping[str, str] = {
     "last_stage_layers": "last_layers",
     "rank_order": "rank_order",
 }
+NONE_OTHER: Mapping[str, int] = MappingProxyType({})
 GRANULARITY = ("none", "selective", "full")
 METHOD = ("uniform", "block")
 
@@ -70,11 +72,13 @@ class Filters:
                 yield Rejection(Cause.RULE, rule.name), mask
                 kept = kept.take(~mask)
 
-    def mask(self, context: Context, rows: Strategies) -> Bools:
-        """Return which of `rows` are dropped, [N]."""
+    def mask(self, context: Context, rows: Strategies, counts: Mapping[str, int] = NONE_OTHER) -> Bools:
+        """Return which of `rows` are dropped, [N]. `counts` are variables that do not follow from a row where it is a
+        part of a plan."""
         dropped = ~context.timed(rows)
+        columns = strategy_columns(context, rows) | {name: number(value) for name, value in counts.items()}
         for rule in self.rules:
-            dropped |= _evaluated(rule, strategy_columns(context, rows), len(rows))
+            dropped |= _evaluated(rule, columns, len(rows))
         return dropped
 
 
@@ -82,14 +86,15 @@ def _evaluated(rule: Rule, columns: Mapping[str, Column], size: int) -> Bools:
     return np.array(np.broadcast_to(evaluate(rule, columns), (size,)))
 
 
+def number(value: Array | float) -> Column:
+    """Return a variable that is a number for every candidate."""
+    return Column(values=np.asarray(value), words=None, none=None)
+
+
 def layout_columns(context: Context, rows: Layouts | Strategies) -> dict[str, Column]:
     """Return the variables that a layout decides."""
     pool, model, job = context.pool, context.model, context.job
     given = said(job.options)
-
-    def number(value: Array | float) -> Column:
-        return Column(values=np.asarray(value), words=None, none=None)
-
     return {
         "tensor_model_parallel_size": number(rows.tp),
         "pipeline_model_parallel_size": number(rows.pp),

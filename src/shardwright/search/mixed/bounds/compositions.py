@@ -85,7 +85,7 @@ def alone(table: Table, layers: Layers, region: Region) -> Columns:
     if region.parted:
         link = min(link, between_sites(table, region.used)[0] / region.gpus * float(table.wide.max()))
     later = single_stage_seconds(table, parameters, region.fewest, link, region.used)
-    later = later + parameters * table.update_seconds / copies + table.norm_seconds(region.fewest)[0]
+    later = later + parameters * table.updates(copies) + table.norm_seconds(region.fewest)[0]
     fits = ((fits <= room) | (short <= 0.0)) & usable(table, np.eye(table.types), region)
     kept_types = types[fits[types]]
     counts = np.eye(table.types, dtype=np.int64)[kept_types]
@@ -177,11 +177,12 @@ def _layers(found: Capacity, arranged: Arrangement, place: Ints) -> Floats:
 def after(table: Table, layers: Layers, counts: Ints, region: Region) -> Floats:
     """Return the seconds after the pipeline that no split avoids, [N]: the optimizer step, a tied embedding, and what
     the framework does."""
-    speed = weighed(counts, 1.0 / np.maximum(table.update_seconds, 1e-300))
+    updates = np.maximum(table.updates(region.most), 1e-300)
+    speed = weighed(counts, 1.0 / updates)
     ends = layers.first_parameters + layers.last_parameters - table.tied_parameters * (counts.sum(axis=1) == 1)[:, None]
     parameters = layers.total * (layers.dense + layers.expert).min() + ends.min(axis=1)
     once = np.where(counts > 0, table.norm_seconds(counts.sum(axis=1) * region.fewest), 0.0).max(axis=1)
-    least = parameters / speed / region.most + once + least_tied(table, counts)
+    least = parameters / speed + once + least_tied(table, counts)
     return np.asarray(least)
 
 

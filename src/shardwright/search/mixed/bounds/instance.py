@@ -13,6 +13,7 @@ from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.capacity import Capacity, capacity
 from shardwright.search.mixed.tables.columns import Layers, Table, layers_of
 from shardwright.search.mixed.tables.compositions import compositions, deepest
+from shardwright.search.mixed.tables.ends import Ends
 from shardwright.search.mixed.tables.region import Region
 from shardwright.search.mixed.tables.settings import Setting
 from shardwright.search.space.axes import Space
@@ -25,7 +26,8 @@ SHORT = 4  # stages of a pipeline of which all compositions are looked at first
 @dataclass(slots=True)
 class Instance:
     """One setting: its table, the micro-batches of an iteration, `total`, and the deepest pipelines whose compositions
-    are listed. `speeds` are layers per second of all units of each type, [G]. Capacities are made once (`known`)."""
+    are listed; `modes` are the recomputations and `ends` the layers of the first and the last stage that are allowed.
+    `speeds` are layers per second of all units of each type, [G]. Capacities are made once (`known`)."""
 
     setting: Setting
     table: Table
@@ -33,6 +35,7 @@ class Instance:
     total: int
     depth: int
     modes: tuple[int, ...]
+    ends: Ends
     speeds: Floats
     known: dict[tuple[int, bool], Capacity] = field(default_factory=dict)
 
@@ -84,21 +87,48 @@ class Instance:
 
     def roots(self, space: Space) -> list[Region]:
         """Return the regions to start from: all numbers of replicas, or those pinned."""
-        most = int(min(self.table.units.sum(), self.total))
-        pinned = space.pins.get("dp")
-        ranges = [(1, most)] if pinned is None else [(int(number), int(number)) for number in pinned if number <= most]
-        return [Region(fewest=low, most=high, modes=self.modes, link=np.inf, used=()) for low, high in ranges]
+        fewest, most = 1, int(min(self.table.units.sum(), self.total))
+        if not self.setting.sharing.within(space, 1):
+            fewest = 2
+        allowed = np.array(space.allowed("dp", range(fewest, most + 1)), dtype=np.int64)
+        ranges = np.split(allowed, np.flatnonzero(np.diff(allowed) > 1) + 1) if len(allowed) else []
+        gpus = [int(number) for number in space.pins.get("gpus", ())]
+        whole = Region(
+            fewest=1, most=1, modes=self.modes, link=np.inf, used=(),
+            gpus=min(gpus, default=1), most_gpus=max(gpus, default=None),
+        )  # fmt: skip
+        return [replace(whole, fewest=int(run[0]), most=int(run[-1])) for run in ranges]
+
+
+def _recomputing(layers: Layers, modes: tuple[int, ...]) -> Layers:
+    """Return layers with what `uniform` recomputation is at least: large groups of them keep hardly any inputs, and
+    where nothing else is allowed all take its seconds."""
+    if UNIFORM not in modes:
+        return layers
+    more = layers.recompute if len(modes) == 1 else 0.0 * layers.recompute
+    return replace(
+        layers,
+        inputs=0.0 * layers.inputs,
+        seconds=layers.seconds + more,
+        alone_seconds=layers.alone_seconds + more,
+        recompute=layers.recompute - more,
+    )
+
+
+def _layer_counts(space: Space, axis: str) -> tuple[int, ...]:
+    return tuple(int(value) for value in space.pins.get(axis, ()))
 
 
 def instances(settings: Sequence[Setting], tables: Sequence[Table], global_batch: int, space: Space) -> list[Instance]:
     """Return an instance for each setting that some GPUs can run, those that are faster at best first."""
-    codes = space.allowed("recompute", (NONE, SELECTIVE, BLOCK, UNIFORM))
-    modes = tuple(code for code in (NONE, SELECTIVE, BLOCK) if code in codes)
+    usual = (NONE, SELECTIVE, BLOCK)  # groups of layers, `uniform`, save memory that is seldom short: if asked for
+    modes = tuple(int(code) for code in space.pins.get("recompute", usual))
+    ends = Ends(first=_layer_counts(space, "first_layers"), last=_layer_counts(space, "last_layers"))
     found = []
     for setting, table in zip(settings, tables, strict=True):
         if not table.units.any():
             continue
-        layers = layers_of(table)
+        layers = _recomputing(layers_of(table), modes)
         total = global_batch // setting.micro_batch
         found.append(
             Instance(
@@ -108,6 +138,7 @@ def instances(settings: Sequence[Setting], tables: Sequence[Table], global_batch
                 total=total,
                 depth=deepest(table.units, table.layers),
                 modes=modes,
+                ends=ends,
                 speeds=table.units / np.minimum(layers.alone_seconds, layers.seconds),
             )
         )

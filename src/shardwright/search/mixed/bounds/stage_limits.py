@@ -6,7 +6,8 @@ seconds, s the state bytes and a the activation bytes of a layer:
 * none: k <= tau / t and k (s + h a) <= R;
 * selective: t and a of selective recomputation;
 * block, n of k layers: k t + n r <= tau and k (s + h a) - n h (a - i) <= R', so with the least n
-  k (t + q (s + h a)) <= tau + q R', q = r / (h (a - i)), and k (s + h i) <= R'.
+  k (t + q (s + h a)) <= tau + q R', q = r / (h (a - i)), and k (s + h i) <= R';
+* uniform, groups of layers of which few inputs are kept (i = 0): k (t + r) <= tau and k s <= R'.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.arrays import Columns, Floats
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
 from shardwright.search.mixed.tables.columns import Layers, Table
 
 IMPOSSIBLE = -1e7  # layers of a stage that cannot hold one: no sum with it reaches the model's
@@ -98,6 +99,9 @@ def most_layers(
         price = column(of.recompute) / np.maximum(h * (kept - inputs), 1e-300)
         block = np.minimum((left + price * tight) / (t + price * (s + h * kept)), tight / (s + h * inputs))
         most = np.maximum(most, np.minimum(block, left / t))
+    if UNIFORM in modes:
+        groups = (space - column(of.again)) / s
+        most = np.maximum(most, np.minimum(left / (t + column(of.recompute)), groups))
     least = 1.0
     if layers.whole:
         most, free = np.floor(most + SLACK), np.floor(np.maximum(free, 0.0) + SLACK)

@@ -18,14 +18,34 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
-from shardwright.cost.iteration.step import BUCKET_SHARE
 from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
 from shardwright.cost.network.collectives import Fabric, Group, gather_seconds
 from shardwright.search.mixed.tables.columns import Layers, Table
 from shardwright.search.mixed.tables.orders import Arrangement
 from shardwright.search.mixed.tables.region import Region, between_sites
 
-HIDDEN = BUCKET_SHARE * (1.0 - OVERLAP_SLOWDOWN)  # part of a pass that overlapped communication does not add to
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of a parameter that travel once an iteration, and the part of a pass to which they do not add where they
+    travel beside it."""
+
+    width: float
+    hidden: float
+
+    @property
+    def least(self) -> float:
+        """The part that is added in any case: what travels slows the pass beside it."""
+        return OVERLAP_SLOWDOWN if self.hidden else 1.0
+
+
+def traffic(table: Table) -> tuple[Traffic, Traffic]:
+    """Return what travels beside the backward passes, and what beside the forward passes."""
+    alone = 1.0 - OVERLAP_SLOWDOWN
+    return (
+        Traffic(table.reduced_bytes, alone * table.reduced_beside),
+        Traffic(table.gathered_bytes, alone * table.gathered_beside),
+    )
 
 
 def byte_seconds(table: Table, parameters: Floats, fewest: int, link: float, *, beside: Sequence[int] = ()) -> Floats:
@@ -73,22 +93,22 @@ def travel(table: Table, layers: Layers, *, fewest: int, most: int, link: float)
     parameters = layers.dense + layers.expert
     whole = layers.total * parameters + layers.first_parameters + layers.last_parameters
     once = byte_seconds(table, whole, fewest, link)
-    widths = table.reduced_bytes, table.gathered_bytes
+    kinds = traffic(table)
     hidden = [
-        (1.0 - OVERLAP_SLOWDOWN) * width * once * parameters >= HIDDEN * passing
-        for width, passing in zip(widths, (layers.backward, layers.forward), strict=True)
+        (1.0 - OVERLAP_SLOWDOWN) * each.width * once * parameters >= each.hidden * passing
+        for each, passing in zip(kinds, (layers.backward, layers.forward), strict=True)
     ]
 
     def needs(branches: Sequence[Bools]) -> Travel:
         def needed(held: Floats, forward: Floats, backward: Floats) -> Floats:
-            seconds = table.update_seconds / most * held
-            for width, passing, branch in zip(widths, (backward, forward), branches, strict=True):
-                each = width * once * held
-                seconds = seconds + np.where(branch, each - HIDDEN * passing, OVERLAP_SLOWDOWN * each)
+            seconds = table.updates(most) * held
+            for of, passing, branch in zip(kinds, (backward, forward), branches, strict=True):
+                each = of.width * once * held
+                seconds = seconds + np.where(branch, each - of.hidden * passing, OVERLAP_SLOWDOWN * each)
             return np.asarray(seconds)
 
         nothing = np.zeros(table.types)
-        passes = [np.where(branch, HIDDEN * table.each, 0.0) for branch in branches]
+        passes = [np.where(branch, of.hidden * table.each, 0.0) for of, branch in zip(kinds, branches, strict=True)]
         each = needed(parameters, layers.forward, layers.backward)
         spare = layers.total * np.maximum(-each, 0.0)  # what the passes of all layers hide of other communication
         return Travel(
@@ -146,16 +166,16 @@ def parted_seconds(table: Table, layers: Layers, region: Region) -> Floats:
         return np.zeros(table.types)
     parameters = (layers.dense + layers.expert) * float(layers.weight.min())
     pace, _ = between_sites(table, region.used)
-    found = np.zeros(table.types)
+    found, kinds = np.zeros(table.types), traffic(table)
     for kind, fabric in enumerate(table.fabrics):
         links = replace(fabric, inter_bytes_per_second=min(fabric.inter_bytes_per_second, pace / region.gpus))
         local = np.arange(1, int(table.local[kind]) + 1)
         groups = Group(size=np.maximum(region.fewest, local + 1), local=local)
         once = gather_seconds(links, groups, np.full(len(local), parameters[kind])).min()
         passes = layers.backward[kind], layers.forward[kind]
-        for width, passing in zip((table.reduced_bytes, table.gathered_bytes), passes, strict=True):
-            found[kind] += max(OVERLAP_SLOWDOWN * width * once, width * once - HIDDEN * passing)
-    return np.maximum(found - HIDDEN * 2.0 * table.each, 0.0)
+        for of, passing in zip(kinds, passes, strict=True):
+            found[kind] += max(of.least * of.width * once, of.width * once - of.hidden * passing)
+    return np.maximum(found - sum(of.hidden for of in kinds) * table.each, 0.0)
 
 
 def single_stage_seconds(table: Table, parameters: Floats, fewest: int, link: float, used: tuple[int, ...]) -> Floats:
@@ -164,6 +184,6 @@ def single_stage_seconds(table: Table, parameters: Floats, fewest: int, link: fl
     beside = used if len(used) > 1 else ()
     once = byte_seconds(table, parameters, fewest, link, beside=beside) * parameters
     seconds = np.zeros(table.types)
-    for width, passing in ((table.reduced_bytes, table.backward[:, -1]), (table.gathered_bytes, table.forward[:, -1])):
-        seconds += np.maximum(width * once - HIDDEN * (passing + table.each), OVERLAP_SLOWDOWN * width * once)
+    for of, passing in zip(traffic(table), (table.backward[:, -1], table.forward[:, -1]), strict=True):
+        seconds += np.maximum(of.width * once - of.hidden * (passing + table.each), of.least * of.width * once)
     return seconds

@@ -160,4 +160,4 @@ def _least_seconds(pool: ColumnPool, units: Ints, low: float, high: float) -> fl
 
 
 def _set_units(pool: ColumnPool, units: Ints) -> None:
-    pool.program = master_problem(pool.listed.counts, units, pool.region.fewest, pool.region.most)
+    pool.program = master_problem(pool.listed.counts, replace(pool.program.limits, units=units))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.cost.context import Context
-from shardwright.cost.strategies import RECOMPUTE
+from shardwright.cost.strategies import SHARDING, recompute_of
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, RankOrder, Recompute, Replica, Schedule, Stage
 from shardwright.search.mixed.drafts.splits import Line
 from shardwright.search.mixed.tables.settings import Setting
@@ -29,7 +29,7 @@ def plan_of(contexts: Sequence[Context], cluster: Cluster, draft: Draft, *, rank
         Replica(count=count, micro_batches=size, stages=_stages(contexts, setting, line))
         for line, count, size in draft.replicas
     )
-    several = sum(replica.count for replica in replicas) > 1
+    sharing = setting.sharing.of(sum(replica.count for replica in replicas))
     split = any(stage.tensor_parallel > 1 for replica in replicas for stage in replica.stages)
     return Plan(
         model=context.model,
@@ -38,8 +38,8 @@ def plan_of(contexts: Sequence[Context], cluster: Cluster, draft: Draft, *, rank
         micro_batch=setting.micro_batch,
         schedule=Schedule(),
         replicas=replicas,
-        optimizer=OptimizerPlan(sharding="zero1" if several else "none"),
-        overlap=Overlap(grad_reduce=several, param_gather=several),
+        optimizer=OptimizerPlan(sharding=SHARDING[sharing.sharding], offload=sharing.offload),
+        overlap=Overlap(grad_reduce=sharing.overlap_grad, param_gather=sharing.overlap_param),
         sequence_parallel=setting.sequence_parallel and split,
         flash_attention=setting.flash,
         rank_order=rank_order,
@@ -65,7 +65,4 @@ def _stages(contexts: Sequence[Context], setting: Setting, line: Line) -> tuple[
 
 
 def _recompute(code: int, layers: int, held: int) -> Recompute:
-    name = RECOMPUTE[code]
-    if name == "block":
-        return Recompute(granularity="full", method="block", layers=min(layers, held))
-    return Recompute(granularity=name)  # type: ignore[arg-type]
+    return recompute_of(code, min(layers, held))

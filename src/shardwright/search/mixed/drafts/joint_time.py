@@ -25,7 +25,7 @@ def seconds_together(table: Table, replicas: Replicas, found: Sequence[Stages]) 
     update, norm = 0.0, 0.0
     for (line, _, _), each in zip(replicas, found, strict=True):
         kinds = np.array(line.kinds)
-        update = max(update, float((each.parameters[0] * table.update_seconds[kinds]).max()) / copies)
+        update = max(update, float((each.parameters[0] * table.updates(copies)[kinds]).max()))
         norm = max(norm, float(table.norm_seconds(len(kinds) * copies)[0, kinds].max()))
     orders = (False, True) if copies > 1 else (False,)
     after = [_after(table, replicas, found, copies, outermost) for outermost in orders]

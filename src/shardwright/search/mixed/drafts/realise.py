@@ -15,6 +15,7 @@ from shardwright.search.mixed.drafts.micro_batch_shares import shares
 from shardwright.search.mixed.drafts.split_times import Stages
 from shardwright.search.mixed.drafts.splits import Line, Splits, Surroundings, best_line, retimed, splits, stages_of
 from shardwright.search.mixed.tables.columns import Layers, Table
+from shardwright.search.mixed.tables.ends import Ends
 from shardwright.search.mixed.tables.settings import Setting
 
 MOST_SPLITS = 64  # compositions whose splits are remembered
@@ -30,6 +31,7 @@ class Workshop:
     table: Table
     layers: Layers
     modes: tuple[int, ...]
+    ends: Ends
     lines: dict[Key, Line | None] = field(default_factory=dict)
     timed: dict[tuple[object, ...], Line | None] = field(default_factory=dict)
     splits: dict[Key, Splits | None] = field(default_factory=dict)
@@ -39,7 +41,7 @@ class Workshop:
     def around(self, copies: int, used: Ints) -> list[Surroundings]:
         """Return in what lines of `copies` replicas on the types `used` may be costed: with the links of each type, and
         with the slowest of all."""
-        joined = Surroundings(copies=copies, modes=self.modes, slowest=None)
+        joined = Surroundings(copies=copies, modes=self.modes, ends=self.ends, slowest=None)
         slowest = int(used[self.table.links[used].argmin()])
         return [joined, replace(joined, slowest=slowest)] if copies > 1 and len(used) > 1 else [joined]
 
@@ -90,7 +92,7 @@ class Workshop:
         if found is None or not shares_unequally(self.table, [line for line, _, _ in found.replicas]):
             return found
         if self.laid_out is None:
-            self.laid_out = Workshop(self.setting, self.table.laid_out(), self.layers, self.modes)
+            self.laid_out = Workshop(self.setting, self.table.laid_out(), self.layers, self.modes, self.ends)
         return self.laid_out.draft(chosen, total)
 
     def _best(self, chosen: Sequence[Composition], total: int) -> Draft | None:

@@ -8,12 +8,11 @@ import numpy as np
 
 from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, launched_seconds
-from shardwright.cost.iteration.step import BUCKET_SHARE
 from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
 from shardwright.cost.network.collectives import Group, exposed_seconds, gather_seconds
 from shardwright.cost.pipeline.schedule import one_f_one_b
 from shardwright.cost.pipeline.simulate import simulate
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
 from shardwright.search.mixed.tables.columns import Table
 
 
@@ -66,10 +65,11 @@ def stages(
             lean = kept - held(table.core_bytes) * flight
             options.append((SELECTIVE, np.where(lean <= room, held(table.core), np.inf), zeros))
         if BLOCK in modes:
-            tight = room - table.again_bytes[kinds]
-            tight[:, -1] = (room[:, -1:] - table.last_again_bytes[kinds[..., -1:]])[:, 0]
+            tight = room - _again(table, kinds, 1)
             wanted = ~spare if NONE in modes else np.ones_like(spare)
             options.append((BLOCK, *_block(table, row, starts, kept - tight, flight, wanted)))
+        if UNIFORM in modes:
+            options.append((UNIFORM, *_uniform(table, kinds, row, starts, kept - room, flight)))
     seconds = np.stack([option[1] for option in options])
     best = seconds.argmin(axis=0)
     recompute = np.take_along_axis(seconds, best[None], axis=0)[0]
@@ -112,6 +112,34 @@ def _block(table: Table, row: Ints, starts: Ints, over: Floats, flight: Ints, wa
     return seconds, count
 
 
+def _again(table: Table, kinds: Ints, group: int) -> Floats:
+    """Return the bytes that recomputing a group of layers at a time adds to stages on types `kinds`, [P] or [N, P]: on
+    the last one beyond the logits, with which they alternate."""
+    again = group * table.again_bytes[kinds]
+    again[..., -1] = np.maximum(again[..., -1] - table.head_bytes[kinds[..., -1]], 0.0)
+    return again
+
+
+def _uniform(table: Table, kinds: Ints, row: Ints, starts: Ints, over: Floats, flight: Ints) -> tuple[Floats, Ints]:
+    """Return the seconds of recomputing all layers of each stage in groups, of which the inputs are kept (infinite
+    where no size of them frees the bytes that a stage is `over` its memory), and the smallest size that does."""
+    begin, end, count = starts[:, :-1] + 1 + row, starts[:, 1:] + 1 + row, np.diff(starts, axis=1)
+
+    def held(running: Floats) -> Floats:
+        flat = running.ravel()
+        return np.asarray(flat.take(end) - flat.take(begin))
+
+    activations, inputs = held(table.activations), held(table.inputs)
+    sizes = np.zeros_like(count)
+    for size in range(1, int(count.max()) + 1):
+        if not ((sizes == 0) & (size <= count)).any():
+            break
+        kept = inputs * -(-count // size) / np.maximum(count, 1)
+        enough = (activations - kept) * flight >= over + _again(table, kinds, size)
+        sizes = np.where((sizes == 0) & (size <= count) & enough, size, sizes)
+    return np.where(sizes > 0, held(table.forward), np.inf), sizes
+
+
 def pipeline_seconds(found: Stages, moves: Floats, micro_batches: int) -> Floats:
     """Return the exact seconds of all micro-batches through each split, [N]; messages, [P - 1] or [N, P - 1],
     block their senders."""
@@ -127,7 +155,7 @@ def after_seconds(table: Table, kinds: Ints, found: Stages, copies: int, slowest
     """Return an estimate of what gradients, weights and the optimizer add after the pipeline, [N], where the stages are
     on types `kinds`, [P] or [N, P]: the links of the type `slowest` join all copies of a stage (None: those of its own
     type), as many in a domain as can be."""
-    update = (found.parameters * table.update_seconds[kinds]).max(axis=1) / copies
+    update = (found.parameters * table.updates(copies)[kinds]).max(axis=1)
     update = update + table.tied_between(kinds)
     if copies == 1:
         return np.asarray(update)
@@ -144,8 +172,9 @@ def after_seconds(table: Table, kinds: Ints, found: Stages, copies: int, slowest
 def tails(table: Table, found: Stages, once: Floats) -> tuple[Floats, Floats]:
     """Return what reducing gradients and gathering weights leave after the pipeline at each stage, [N, P], where a byte
     of each of its parameters is gathered in `once` seconds [N, P]."""
-    reduce = exposed_seconds(table.reduced_bytes * once, BUCKET_SHARE * found.own_backward, slowdown=OVERLAP_SLOWDOWN)
-    gather = exposed_seconds(table.gathered_bytes * once, BUCKET_SHARE * found.forward, slowdown=OVERLAP_SLOWDOWN)
+    backward, forward = table.reduced_beside * found.own_backward, table.gathered_beside * found.forward
+    reduce = exposed_seconds(table.reduced_bytes * once, backward, slowdown=OVERLAP_SLOWDOWN)
+    gather = exposed_seconds(table.gathered_bytes * once, forward, slowdown=OVERLAP_SLOWDOWN)
     return (
         np.maximum(reduce - _before(found.own_backward), 0.0),
         np.maximum(gather - _before(found.forward), 0.0),

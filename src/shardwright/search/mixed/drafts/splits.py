@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, permutations
@@ -10,12 +10,13 @@ from math import comb
 
 import numpy as np
 
-from shardwright.arrays import Floats, Ints
+from shardwright.arrays import Floats, Ints, picked
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.stage_limits import Figures, figures, stage_layers
 from shardwright.search.mixed.bounds.travel import layers_in_tail, travel
 from shardwright.search.mixed.drafts.split_times import Stages, after_seconds, pipeline_seconds, stages
 from shardwright.search.mixed.tables.columns import Layers, Table
+from shardwright.search.mixed.tables.ends import Ends
 
 TRIED = 24  # bottleneck times for each order
 WIDEST = 1.25  # the longest of them, as a multiple of the least
@@ -38,11 +39,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a pipeline is costed in: copies of the model, the recomputations allowed, and the type whose links join
-    copies of a stage (None: its own)."""
+    """What a pipeline is costed in: copies of the model, the recomputations and ends allowed, and the type whose links
+    join copies of a stage (None: its own)."""
 
     copies: int
     modes: tuple[int, ...]
+    ends: Ends
     slowest: int | None
 
 
@@ -174,7 +176,7 @@ def candidates(
     about `tail` seconds after the pipeline at most."""
     depth, total = len(kinds), table.layers
     if comb(total - 1, depth - 1) <= FEW:
-        return _every(total, depth)
+        return around.ends.kept(_every(total, depth))
     flight = np.minimum(micro_batches, depth - np.arange(depth)).astype(np.float64)
 
     of = _with_moves(figures(table, layers, around.copies).take(kinds), table, kinds, around.copies)
@@ -187,25 +189,47 @@ def candidates(
             most = np.minimum(most, layers_in_tail(needs, kinds, seconds, tail))
         return np.floor(np.clip(most, 0.0, total) + 1e-9).astype(np.int64)
 
-    share = layers.total / (1.0 / layers.seconds[kinds]).sum()
-    low, high = 0.5 * share, 64.0 * share
-    for _ in range(ROUNDS):
-        seconds = coarse(np.geomspace(low, high, POINTS))
-        caps = room(seconds)
-        enough = (caps >= 1).all(axis=1) & (caps.sum(axis=1) >= total)
-        if not enough.any():
-            return np.zeros((0, depth + 1), dtype=np.int64)
-        place = int(enough.argmax())
-        low, high = float(seconds[max(place - 1, 0)]), float(seconds[place])
-    caps = room(coarse(np.geomspace(high, high * WIDEST, TRIED)))
-    slow = np.argsort(-coarse(layers.seconds[kinds]), kind="stable")
-    orders = (slow, np.arange(depth), np.arange(depth)[::-1])
-    counts = [_reduced(caps, order, total) for order in orders]
-    counts.append(_levelled(caps, total))
+    share, slow = (
+        layers.total / (1.0 / layers.seconds[kinds]).sum(),
+        np.argsort(-coarse(layers.seconds[kinds]), kind="stable"),
+    )
+    counts = [_filled(room, slow, total, share, *ends) for ends in around.ends.pairs()]
     found = np.unique(np.concatenate(counts), axis=0)
     starts = np.zeros((len(found), depth + 1), dtype=np.int64)
     np.cumsum(found, axis=1, out=starts[:, 1:])
-    return starts
+    return around.ends.kept(starts)
+
+
+def _filled(
+    room: Callable[[Floats], Ints], slow: Ints, total: int, share: float, first: int | None, last: int | None
+) -> Ints:
+    """Return layers of the stages [N, P], `total` together, where `room` says how many fit within each of some times:
+    `share` is about the least of these, `slow` are the stages [P], slowest first. The ends have `first` and `last`
+    layers, where these are given."""
+    depth = len(slow)
+    fixed = {place: held for place, held in ((0, first), (depth - 1, last)) if held is not None}
+
+    def caps_within(seconds: Floats) -> Ints:
+        caps = room(seconds)
+        for place, held in fixed.items():
+            caps[:, place] = np.where(caps[:, place] >= held, held, 0)
+        return caps
+
+    low, high = 0.5 * share, 64.0 * share
+    for _ in range(ROUNDS):
+        seconds = coarse(np.geomspace(low, high, POINTS))
+        caps = caps_within(seconds)
+        enough = (caps >= 1).all(axis=1) & (caps.sum(axis=1) >= total)
+        if not enough.any():
+            return np.zeros((0, depth), dtype=np.int64)
+        place = int(enough.argmax())
+        low, high = float(seconds[max(place - 1, 0)]), float(seconds[place])
+    caps = caps_within(coarse(np.geomspace(high, high * WIDEST, TRIED)))
+    free = np.array([place for place in range(depth) if place not in fixed], dtype=np.int64)
+    counts = [_reduced(caps, order, total) for order in (slow[np.isin(slow, free)], free, free[::-1])]
+    counts.append(_levelled(caps, free, total))
+    found = np.concatenate(counts)
+    return picked(found, (found.sum(axis=1) == total) & (found >= 1).all(axis=1))
 
 
 @lru_cache(maxsize=64)
@@ -226,13 +250,16 @@ def _reduced(caps: Ints, order: Ints, total: int) -> Ints:
     return found
 
 
-def _levelled(caps: Ints, total: int) -> Ints:
-    """Return caps less the surplus, taken from all stages in turn, first stages first."""
+def _levelled(caps: Ints, stages: Ints, total: int) -> Ints:
+    """Return caps less the surplus, taken from all `stages` in turn, first stages first, each left with a layer."""
     found = caps.copy()
     surplus = caps.sum(axis=1) - total
     while (surplus > 0).any():
-        for stage in range(caps.shape[1]):
+        before = int(surplus.sum())
+        for stage in stages:
             take = (surplus > 0) & (found[:, stage] > 1)
             found[:, stage] -= take
             surplus = surplus - take
+        if int(surplus.sum()) == before:
+            break
     return found

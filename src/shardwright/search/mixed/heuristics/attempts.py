@@ -46,7 +46,12 @@ class Drafter:
 
 def drafter(instance: Instance) -> Drafter:
     """Return a drafter that has not made anything yet."""
-    return Drafter(instance, Workshop(instance.setting, instance.table, instance.layers, instance.modes))
+    return Drafter(instance, workshop_of(instance, instance.modes))
+
+
+def workshop_of(instance: Instance, modes: tuple[int, ...]) -> Workshop:
+    """Return a workshop for plans of an instance with some of its recomputations."""
+    return Workshop(instance.setting, instance.table, instance.layers, modes, instance.ends)
 
 
 def attempt(

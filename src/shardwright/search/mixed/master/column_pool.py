@@ -14,7 +14,7 @@ from shardwright.arrays import Bools, Floats, Ints, picked
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import Columns, alone, columns, joined, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance
-from shardwright.search.mixed.master.program import CLOSE, MasterProblem, master_problem
+from shardwright.search.mixed.master.program import CLOSE, Limits, MasterProblem, master_problem
 from shardwright.search.mixed.master.relaxation import Relaxed
 from shardwright.search.mixed.subproblem.exact import impossible
 from shardwright.search.mixed.subproblem.pricing import needed, possible
@@ -22,6 +22,18 @@ from shardwright.search.mixed.tables.region import Region
 
 FIRST = 200  # compositions that are all listed at first; of more, samples
 MORE = 120  # listed at a time
+
+
+def limits_of(instance: Instance, region: Region) -> Limits:
+    """Return the limits of a region's plans."""
+    return Limits(
+        units=instance.table.units,
+        fewest=region.fewest,
+        most=region.most,
+        degrees=instance.setting.tp,
+        fewest_gpus=region.gpus,
+        most_gpus=region.most_gpus,
+    )
 
 
 class ColumnPool:
@@ -42,7 +54,7 @@ class ColumnPool:
         self.narrow = counts[:0]
         self.possible: dict[tuple[int, int], float] = {}  # rows and micro-batches for which some split may do
         self.too_many: list[tuple[float, int, int]] = []  # seconds, row and micro-batches for which no split does
-        self.program = master_problem(self.listed.counts, instance.table.units, region.fewest, region.most)
+        self.program = master_problem(self.listed.counts, limits_of(instance, region))
         self.capacity = instance.capacity(region, longest, few=False)
         if len(counts):
             self._list(instance.samples(self.unlisted) if len(counts) > FIRST else np.ones(len(counts), dtype=bool))
@@ -121,7 +133,7 @@ class ColumnPool:
         """Return the listed compositions that can be in a solution within `seconds`, with their program."""
         relaxed = self.relaxed(seconds)
         found = self.listed.take(np.flatnonzero(relaxed.reduced_costs <= relaxed.value - self.total + CLOSE))
-        return found, master_problem(found.counts, self.instance.table.units, self.region.fewest, self.region.most)
+        return found, master_problem(found.counts, self.program.limits)
 
     def counts_within(self, seconds: float) -> Ints:
         """Return the compositions of two stages or more, listed or not, that can be in a solution, [N, G]."""

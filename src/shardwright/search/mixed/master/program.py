@@ -8,11 +8,11 @@ of M or more, so the integer program has only the few others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.arrays import Bools, Ints
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.search.mixed.master.answer import Infeasible, Open, Solved
 from shardwright.search.mixed.master.relaxation import Relaxation, Relaxed, relaxation
 
@@ -31,27 +31,61 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class MasterProblem:
-    """The program of compositions [N, G] with `units` [G] and from `fewest` to `most` replicas."""
+class Limits:
+    """`units` of each type [G] that there are, of `degrees` GPUs each; from `fewest` to `most` replicas; if that is
+    limited, from `fewest_gpus` to `most_gpus`."""
 
-    counts: Ints
     units: Ints
     fewest: int
     most: int
+    degrees: tuple[int, ...] = ()
+    fewest_gpus: int = 1
+    most_gpus: int | None = None
+
+    def rows(self, counts: Ints) -> Ints:
+        """Return what a replica of each composition [N, G] takes of each limit, [N, R]."""
+        each = [counts, np.ones((len(counts), 1), dtype=np.int64)]
+        return np.column_stack([*each, *([] if self.most_gpus is None else [counts @ np.array(self.degrees)])])
+
+    @property
+    def most_of_each(self) -> Ints:
+        return np.array([*self.units, self.most, *([] if self.most_gpus is None else [self.most_gpus])])
+
+    @property
+    def least_of_each(self) -> list[float]:
+        """Limits from below, [R - G]; the relaxation is without them."""
+        return [float(self.fewest), *([] if self.most_gpus is None else [float(self.fewest_gpus)])]
+
+    def of_replicas(self, prices: Floats) -> Floats:
+        """Return prices of the types and of a replica, [G + 1], that come to those [R] of all limits."""
+        types = len(self.units)
+        if self.most_gpus is None:
+            return prices
+        return np.append(prices[:types] + prices[-1] * np.array(self.degrees), prices[types])
+
+
+@dataclass(frozen=True, slots=True)
+class MasterProblem:
+    """The program of compositions [N, G] within limits."""
+
+    counts: Ints
+    limits: Limits
     relaxation: Relaxation
 
     def widened(self, counts: Ints) -> MasterProblem:
         """Return the program of `counts`, which begin with those of this one."""
-        return MasterProblem(counts, self.units, self.fewest, self.most, self.relaxation.widened(_rows(counts)))
+        return MasterProblem(counts, self.limits, self.relaxation.widened(self.limits.rows(counts)))
 
     def relaxed(self, micro_batches: Ints) -> Relaxed:
-        """Return the optimum of the relaxation where a composition finishes `micro_batches` [N]."""
-        return self.relaxation.optimum(micro_batches.astype(np.float64))
+        """Return the optimum of the relaxation where a composition finishes `micro_batches` [N], with prices of the
+        types and of a replica."""
+        found = self.relaxation.optimum(micro_batches.astype(np.float64))
+        return replace(found, prices=self.limits.of_replicas(found.prices))
 
     def dive(self, micro_batches: Ints, wanted: int) -> Selection:
         """Return a good solution: the whole part of the relaxation's, again for what is left, one more where that is
         nothing."""
-        left = np.append(self.units, self.most).astype(np.float64)
+        left = self.limits.most_of_each.astype(np.float64)
         rows = self.relaxation.columns
         value = micro_batches.astype(np.float64)
         taken: dict[int, int] = {}
@@ -107,7 +141,7 @@ class MasterProblem:
         lp.col_cost_ = value
         lp.col_lower_ = np.zeros(count)
         lp.col_upper_ = np.floor(np.where(rows > 0, limits / np.maximum(rows, 1.0), np.inf).min(axis=1) + CLOSE)
-        least = [float(self.fewest), float(wanted)] + [1.0] * len(asked)
+        least = [*self.limits.least_of_each, float(wanted)] + [1.0] * len(asked)
         lp.row_lower_ = np.append(np.full(width - len(least), -highspy.kHighsInf), least)
         lp.row_upper_ = limits
         lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
@@ -140,10 +174,6 @@ OPTIONS = {
 }
 
 
-def master_problem(counts: Ints, units: Ints, fewest: int, most: int) -> MasterProblem:
+def master_problem(counts: Ints, limits: Limits) -> MasterProblem:
     """Return the program of the compositions `counts` [N, G]."""
-    return MasterProblem(counts, units, fewest, most, relaxation(_rows(counts), np.append(units, most)))
-
-
-def _rows(counts: Ints) -> Ints:
-    return np.concatenate([counts.T, np.ones((1, len(counts)), dtype=np.int64)]).T
+    return MasterProblem(counts, limits, relaxation(limits.rows(counts), limits.most_of_each))

@@ -16,19 +16,17 @@ from shardwright.plans.plan import Plan
 from shardwright.search.mixed.bounds.instance import HOPELESS, Instance, instances
 from shardwright.search.mixed.drafts.costing import fitting_seconds, under_each_order
 from shardwright.search.mixed.drafts.draft import Draft
-from shardwright.search.mixed.drafts.realise import Workshop
 from shardwright.search.mixed.entry import (
     Outcome,
     best_uniform,
     depth_limits,
-    dropped,
-    keeps_pins,
-    unruled,
 )
+from shardwright.search.mixed.heuristics.attempts import workshop_of
 from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
 from shardwright.search.mixed.one_mesh.candidates import Candidate, candidates, numbers_of_copies
+from shardwright.search.mixed.restrictions import dropped, keeps_pins, narrowed, unruled
 from shardwright.search.mixed.tables.model_tables import tables
-from shardwright.search.mixed.tables.settings import NOT_COVERED, settings
+from shardwright.search.mixed.tables.settings import OF_MIXED_PLANS, in_no_setting, settings
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space
 from shardwright.spec.cluster import Cluster
@@ -65,7 +63,9 @@ def mesh_search(
 ) -> Outcome:
     """Return the best plans over all `contexts` together that one mesh of ranks can run, priced as the job's framework
     runs them, with the seconds that none of their space beats. `incumbent` and `gap` are as in `mixed_search`."""
-    chosen = [setting for setting in unruled(settings(contexts, space), contexts, filters) if setting.symmetric]
+    space, filters = narrowed(contexts, space, filters)
+    each = unruled(settings(contexts, space, filters.axes), contexts, filters)
+    chosen = [setting for setting in each if setting.symmetric]
     found_tables = tables(contexts, chosen, cluster.site_links) if chosen else []
     run = _Run(contexts, cluster, space, filters, incumbent)
     uniform = best_uniform(contexts, uniform_plans(contexts, cluster, chosen, found_tables))
@@ -91,7 +91,8 @@ def mesh_search(
         candidates=len(ways),
         costed=run.costed,
         not_covered=(
-            *NOT_COVERED,
+            *in_no_setting(space),
+            *OF_MIXED_PLANS,
             NotCovered.STRADDLED_STAGES,
             *depth_limits(max((each.depth for each in found), default=0), len(contexts[0].model.layers)),
         ),
@@ -134,7 +135,7 @@ def _drafts(way: Candidate) -> Iterator[Draft]:
     """Yield the best draft of a composition with each recomputation, the same in all stages."""
     each = way.instance
     for mode in each.modes:
-        workshop = Workshop(each.setting, each.table, each.layers, (mode,))
+        workshop = workshop_of(each, (mode,))
         draft = workshop.draft([(way.counts, way.copies, each.total // way.copies)], each.total)
         if draft is not None:
             yield _recomputing_alike(draft)

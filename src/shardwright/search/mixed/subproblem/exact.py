@@ -130,7 +130,7 @@ def _least_after(table: Table, layers: Layers, region: Region, kinds: Ints, foun
     """Return the least seconds after the pipeline, [N], in a plan of the region. Of the layers that a type in use
     holds some are in a stage at least, which is reduced with it."""
     held = found.parameters
-    rest = (held * table.update_seconds[kinds]).max(axis=1) / region.most
+    rest = (held * table.updates(region.most)[kinds]).max(axis=1)
     rest = rest + table.norm_seconds(len(kinds) * region.fewest)[0, kinds].max() + table.tied_between(kinds)
     if region.fewest < 2:
         return np.asarray(rest)

@@ -32,15 +32,17 @@ class Table:
     stage; seconds of a message inside (`near`) and across (`far`) domains; `room_bytes` for tensors; `fixed_bytes` of
     a stage whatever its layers, `staged_bytes` more in a pipeline, `again_bytes` more with full recomputation,
     `logit_bytes` on the last stage; `state_bytes` per parameter that every copy keeps, `shared_bytes` that copies
-    share out; `working_bytes` live while a layer runs backward; `update_seconds` per parameter and step, for one copy;
+    share out; `working_bytes` live while a layer runs backward; `update_seconds` per parameter and step, for one copy,
+    and if there is a `shared_update`, for all copies together;
     `fabrics` are the links of the types, `wide` how many times the least tensor-parallel degree of the setting that of
     a type is; `copied_bytes` are those of a parameter that is laid out twice where copies of a layer differ in degree;
     `step_seconds` once an iteration; `tied_near` and `tied_far` to add the gradients of a tied embedding between the
     ends of a pipeline inside a domain and across; `tied_parameters` are counted twice where one stage has both ends;
     `units` of the type and `local` of them in a domain.
 
-    `reduced_bytes` of a parameter are reduced as gradient, `gathered_bytes` gathered as weight; no message takes longer
-    than `longest_move` seconds.
+    `reduced_bytes` of a parameter are reduced as gradient, `gathered_bytes` gathered as weight, beside these parts of a
+    backward and a forward pass, `reduced_beside` and `gathered_beside`; no message takes longer than `longest_move`
+    seconds.
     `activation_bytes` of a micro-batch go from stage to stage, on all ranks together. Types at two sites are joined at
     `site_rates` bytes per second with `site_delays`, [G, G]: infinite, and none, at one site.
     """
@@ -79,12 +81,19 @@ class Table:
     tied_parameters: Floats
     reduced_bytes: float
     gathered_bytes: float
+    reduced_beside: float
+    gathered_beside: float
+    shared_update: bool
     units: Ints
     local: Ints
 
     @property
     def layers(self) -> int:
         return int(self.forward.shape[1]) - 3
+
+    def updates(self, copies: int) -> Floats:
+        """Return the seconds of the optimizer step for a parameter that `copies` hold, [G]."""
+        return self.update_seconds / copies if self.shared_update else self.update_seconds
 
     @property
     def links(self) -> Floats:

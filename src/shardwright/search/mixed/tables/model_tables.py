@@ -11,11 +11,9 @@ import numpy as np
 
 from shardwright.arrays import Floats
 from shardwright.cost.context import Context, sharded
-from shardwright.cost.frameworks.optimizer import update_width
-from shardwright.cost.frameworks.overheads import UPDATE_EFFICIENCY
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.footprint import P2P_BUFFERS
-from shardwright.cost.iteration.step import message_bytes, tied_bytes
+from shardwright.cost.iteration.step import BUCKET_SHARE, message_bytes, optimizer_seconds, tied_bytes
 from shardwright.cost.memory.sizes import (
     gathered_bytes,
     logit_bytes,
@@ -28,7 +26,9 @@ from shardwright.cost.network.collectives import transfer_seconds
 from shardwright.cost.strategies import UNSHARDED
 from shardwright.search.mixed.tables.columns import RUNNING, Table
 from shardwright.search.mixed.tables.settings import Setting, rows_of, timed, units
+from shardwright.search.mixed.tables.sharing import Sharing
 from shardwright.spec.cluster import SiteLink
+from shardwright.spec.job import Job
 
 NAMES = dict(
     zip(
@@ -43,7 +43,6 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
     """Return the table of every setting, with a row for each pool; `links` join their sites. The figures of a type are
     made once for all settings that are alike on it."""
     model, job = contexts[0].model, contexts[0].job
-    widths = widths_of(job)
     parts = [_by_setting(context, [each.on(place) for each in settings]) for place, context in enumerate(contexts)]
     fabrics = tuple(context.links for context in contexts)
     token_table = model.token_table_parameters if model.tied_embeddings else 0.0
@@ -66,11 +65,22 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
                 site_rates=rates,
                 site_delays=delays,
                 tied_parameters=token_table / degrees,
-                reduced_bytes=trained_share(job) * widths.gradient_reduction,
-                gathered_bytes=trained_share(job) * widths.weight_gather,
+                **_traffic(setting.sharing, job),
             )
         )
     return found
+
+
+def _traffic(sharing: Sharing, job: Job) -> dict[str, Any]:
+    """Return what of gradients and weights travels once an iteration, and beside which part of a pass."""
+    widths, trained, sharded = widths_of(job), trained_share(job), sharing.sharding != UNSHARDED
+    return {
+        "reduced_bytes": trained * widths.gradient_reduction * (1.0 if sharded else 2.0),  # summed and spread again
+        "gathered_bytes": trained * widths.weight_gather * sharded,
+        "reduced_beside": BUCKET_SHARE * sharing.overlap_grad,
+        "gathered_beside": BUCKET_SHARE * sharing.overlap_param,
+        "shared_update": sharded,
+    }
 
 
 def _between_sites(contexts: Sequence[Context], links: Sequence[SiteLink]) -> tuple[Floats, Floats]:
@@ -115,12 +125,13 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
     running = {name: getattr(table, field)[row] for name, field in NAMES.items()}
     ones, alone = np.ones(count), replace(rows, pp=np.ones_like(rows.pp))
     size = message_bytes(context, rows)
-    state = state_bytes(job, ones, 0 * ones, ones, ones, UNSHARDED + 0 * rows.tp, 0 * ones, 0 * ones)
+    state = state_bytes(job, ones, 0 * ones, ones, ones, rows.sharding, rows.offload, 0 * ones)
+    shared = state.optimizer * (rows.sharding != UNSHARDED)
     gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)
     single = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, alone.pp)
     working = table.gradients[row]
     logits = logit_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
-    rate = pool.gpu.memory_bytes_per_second * UPDATE_EFFICIENCY / software.optimizer
+    update = optimizer_seconds(context, replace(rows, dp=np.ones_like(rows.dp)), ones[:, None], 0.0 * ones[:, None])
     tied = tied_bytes(context, rows)
     yes, no = np.ones(count, dtype=bool), np.zeros(count, dtype=bool)
     return {
@@ -136,9 +147,9 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "again_bytes": table.widest[row],
         "logit_bytes": logits,
         "working_bytes": working,
-        "state_bytes": state.weights + state.gradients,
-        "shared_bytes": state.optimizer,
-        "update_seconds": trained_share(job) * update_width(job) / rate * ones,
+        "state_bytes": state.weights + state.gradients + (state.optimizer - shared),
+        "shared_bytes": shared,
+        "update_seconds": update[:, 0],
         "tied_near": transfer_seconds(links, tied, no),
         "tied_far": transfer_seconds(links, tied, yes),
         "step_seconds": software.step_seconds * ones,

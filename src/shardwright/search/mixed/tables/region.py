@@ -15,7 +15,7 @@ from shardwright.search.mixed.tables.columns import Table
 class Region:
     """A part of a setting's plans: `fewest` to `most` replicas, with the recomputations `modes`. No layer is reduced on
     links faster than `link`, every replica has a type with links as fast and one has none faster (infinite: not known).
-    All of the types `used` hold layers and no other (empty: not known); plans have `gpus` or more.
+    All of the types `used` hold layers and no other (empty: not known); plans have `gpus` or more, `most_gpus` at most.
 
     Where the types in use stand at several sites, either all pipelines cross to all of these, so that a micro-batch
     crosses `crossings` times at least, or some layer is `parted`: a replica holds it at one site and another elsewhere,
@@ -27,6 +27,7 @@ class Region:
     link: float
     used: tuple[int, ...]
     gpus: int = 1
+    most_gpus: int | None = None
     crossings: int = 0
     parted: bool = False
 
@@ -75,7 +76,7 @@ def by_types(table: Table, region: Region, gpus: int) -> list[Region]:
     and whether pipelines or gradients go between sites."""
     types = np.flatnonzero(table.units > 0).tolist()
     found = [
-        replace(region, used=used, link=link, gpus=gpus)
+        replace(region, used=used, link=link, gpus=max(region.gpus, gpus))
         for number in range(1, len(types) + 1)
         for used in combinations(types, number)
         for link in sorted(set(table.links[list(used)].tolist()))

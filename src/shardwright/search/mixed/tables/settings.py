@@ -3,54 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 
 import numpy as np
 
 from shardwright.cost.context import Context
-from shardwright.cost.strategies import UNSHARDED, ZERO1, Strategies, strategies
+from shardwright.cost.strategies import Strategies, strategies
 from shardwright.plans.abilities import flash_attention_runs
 from shardwright.plans.findings import NotCovered, Uncovered, UnequalReplicas
-from shardwright.search.space.axes import Space, pin_words, tensor_parallel_degrees
+from shardwright.search.mixed.tables.sharing import Sharing, sharings
+from shardwright.search.space.axes import Space, tensor_parallel_degrees
 from shardwright.spec.model import Model
 
 MICRO_BATCHES = (1, 2, 4, 8)
-SEARCHED = (
-    "tp",
-    "micro_batch",
-    "sequence_parallel",
-    "pp",
-    "dp",
-    "recompute",
-    "sharding",
-    "rank_order",
-)
-# What a mixed plan always has, or what runs it (`train`) does; a pin to anything else leaves it nothing to search.
-FIXED = {
-    "cp": 1,
-    "ep": 1,
-    "vpp": 1,
-    "flash": 1,
-    "overlap_tp": 0,
-    "overlap_pp": 0,
-    "overlap_grad": 1,
-    "overlap_param": 1,
-    "offload": 0.0,
-}
-OF_EQUAL_REPLICAS = (NotCovered.VIRTUAL_STAGES, NotCovered.CONTEXT_OR_EXPERTS, NotCovered.FULL_SHARDING)
-NOT_COVERED = (*OF_EQUAL_REPLICAS, NotCovered.SHARED_MICRO_BATCH, NotCovered.SPREAD_STAGES)
+OF_MIXED_PLANS = (NotCovered.SHARED_MICRO_BATCH, NotCovered.SPREAD_STAGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One choice of what all stages share, and of the tensor-parallel degree of each GPU type, `tp`. Sequence
+    """One choice of what all stages have in common, and of the tensor-parallel degree of each GPU type, `tp`. Sequence
     parallelism holds for stages of more than one rank; attention is fused (`flash`) if every type can."""
 
     tp: tuple[int, ...]
     micro_batch: int
     sequence_parallel: bool
     flash: bool
+    sharing: Sharing
 
     @property
     def symmetric(self) -> bool:
@@ -59,45 +38,46 @@ class Setting:
     def on(self, place: int) -> Setting:
         """Return the setting of the type at `place` alone."""
         split = self.tp[place] > 1
-        return Setting(
-            tp=(self.tp[place],),
-            micro_batch=self.micro_batch,
-            sequence_parallel=self.sequence_parallel and split,
-            flash=self.flash,
-        )
+        return replace(self, tp=(self.tp[place],), sequence_parallel=self.sequence_parallel and split)
 
 
 def not_covered(contexts: Sequence[Context], space: Space) -> tuple[Uncovered, ...]:
     """Return what no mixed plan of the space has; on one type, what none of unequal replicas has."""
     if len(contexts) == 1:
-        return (UnequalReplicas((*OF_EQUAL_REPLICAS, NotCovered.UNEQUAL_DEGREES_OF_A_TYPE)),)
+        return (UnequalReplicas((*in_no_setting(space), NotCovered.UNEQUAL_DEGREES_OF_A_TYPE)),)
     degrees = NotCovered.UNEQUAL_DEGREES_OF_A_TYPE if space.tp_per_type else NotCovered.UNEQUAL_DEGREES
-    return (*NOT_COVERED, degrees)
+    return (*in_no_setting(space), *OF_MIXED_PLANS, degrees)
 
 
-def pinned_away(space: Space) -> tuple[str, ...]:
-    """Return which pins, as `axis=value`, leave no plan that mixes GPU types; nothing if there may be some."""
-    return tuple(pin_words(axis, values) for axis, values in space.pins.items() if _away(axis, values))
+def in_no_setting(space: Space) -> tuple[NotCovered, ...]:
+    """Return what stages have in no setting of the space."""
+    sharding = NotCovered.SHARDED_GRADIENTS if "offload" in space.pins else NotCovered.FULL_SHARDING
+    return NotCovered.VIRTUAL_STAGES, NotCovered.CONTEXT_OR_EXPERTS, sharding
 
 
-def _away(axis: str, values: Sequence[float]) -> bool:
-    if axis == "sharding":
-        return ZERO1 not in values
-    return axis not in SEARCHED and FIXED.get(axis) not in values
-
-
-def settings(contexts: Sequence[Context], space: Space) -> list[Setting]:
+def settings(contexts: Sequence[Context], space: Space, ruled: frozenset[str] = frozenset()) -> list[Setting]:
     """Return every setting that at least one pool can run, in a fixed order: those with one degree for all types, then,
-    if the space has them, those of unequal degrees."""
+    if the space has them, those of unequal degrees. `ruled` are the axes of which rules speak."""
+    if not all(space.pins.values()):  # rules leave nothing of an axis
+        return []
     degrees = [*_equal_degrees(contexts, space), *_unequal_degrees(contexts, space)]
     flash = all(flash_attention_runs(context.pool.gpu, context.job) for context in contexts)
     found = [
-        Setting(tp=tp, micro_batch=size, sequence_parallel=sequence, flash=flash)
+        Setting(tp=tp, micro_batch=size, sequence_parallel=sequence, flash=bool(fused), sharing=sharing)
         for tp in degrees
         for size in _micro_batches(contexts, space)
         for sequence in _sequence(contexts[0], space, tp)
+        for fused in space.allowed("flash", (1, 0) if flash else (0,))[:1]
+        for sharing in sharings(space, ruled)
+        if _splits_experts(contexts[0].model, space, tp)
     ]
     return [setting for setting in found if setting.symmetric or _differs(contexts, setting)]
+
+
+def _splits_experts(model: Model, space: Space, tp: tuple[int, ...]) -> bool:
+    """Return whether the pins let experts be split as the rest of a layer is; in a model without experts all are 1."""
+    experts = any(kind.moe is not None for kind in model.kinds)
+    return set(tp if experts else (1,)) <= set(space.pins.get("etp", (1, *tp)))
 
 
 def _differs(contexts: Sequence[Context], setting: Setting) -> bool:
@@ -169,8 +149,7 @@ def rows_of(owns: Sequence[Setting], model: Model, *, stages: int, copies: int) 
             {
                 "tp": own.tp[0], "pp": stages, "dp": copies, "etp": own.tp[0] if experts else 1,
                 "micro_batch": own.micro_batch, "sequence_parallel": own.sequence_parallel, "flash": own.flash,
-                "overlap_tp": False, "first_layers": 1, "last_layers": 1,
-                "sharding": ZERO1 if copies > 1 else UNSHARDED, "overlap_grad": copies > 1, "overlap_param": copies > 1,
+                "overlap_tp": False, "first_layers": 1, "last_layers": 1, **asdict(own.sharing.of(copies)),
             }
             for own in owns
         ]
