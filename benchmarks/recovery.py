@@ -9,21 +9,23 @@ own to a switch, behind which the object store is. Needs root.
 * Scenarios as AutoHet's: all layers survive (of three copies a machine is lost), some do (of an optimizer sharded over
   three machines two are lost, with the copies that they had of each other), none does (all machines are new).
 * Reloading reads everything from the object store, by the same code, after a restart by torchrun: its agent finds a
-  killed worker, ends the others and has them form their group again, PyTorch imported.
+  killed worker, ends the others and has them form their group again, PyTorch imported. Where all machines are new,
+  torchrun is new on them too: an agent and a worker on each. Both are timed from their launch then.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.runtime.recovery.fleet import Fleet, machines
+from tests.runtime.recovery.fleet import Fleet, _free_ports, machines
 from tests.runtime.recovery.network import Network, network
 from tests.runtime.recovery.store import Store, store
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
@@ -35,9 +37,15 @@ from shardwright.units import format_bytes
 SCALE, MACHINES, EVERY, ENDLESS = 50, 3, 15, 1_000_000
 LINK, CLOUD = Rates().link / SCALE, Rates().cloud / SCALE
 LAYERS = (3, 6, 12)
-ATTEMPTS, RESTART_SECONDS = 3, 60.0
+RESTART_SECONDS = 120.0
 ROW = "{:>10} {:<5} {:>9} {:>9} {:>9} {:>8} {:>8} {:>8} {:>7} {:>9} {:>7}"
 HEAD = ("state", "kept", "own", "peers", "cloud", "planned", "move", "all", "reload", "+ restart", "ratio")
+TOGETHER = """
+try:
+    dist.barrier()  # who leaves earlier ends the barrier before for the others
+except RuntimeError:
+    pass
+"""
 RESTARTED = """
 import os, signal, sys, time
 import torch
@@ -49,6 +57,18 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 dist.barrier()
 print(time.time(), file=open(sys.argv[1] + str(dist.get_rank()), "w"), flush=True)
+"""
+A_STORE_EACH = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""torchrun 2.13 gives the workers of every restart the same store, with no prefix for the attempt: new ones find the
+addresses of the old ones in it, and now and then wait for them for ever."""
+STARTED = """
+import sys, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 0:
+    print(time.time(), file=open(sys.argv[1], "w"), flush=True)
 """
 
 
@@ -66,21 +86,21 @@ CASES = (Case(kept="all", sharding="none", lost=(1,)), Case(kept="some", shardin
 
 def main() -> None:
     """Print the table."""
-    restart = torchrun_restart()
-    print(f"torchrun's restart: {restart:.2f} s\n\n{ROW.format(*HEAD)}", flush=True)
+    restart, start = torchrun_restart(), torchrun_start()
+    print(f"torchrun's restart: {restart:.2f} s, its start: {start:.2f} s\n\n{ROW.format(*HEAD)}", flush=True)
     for layers in LAYERS[: 1 if "--quick" in sys.argv else None]:
         for case in CASES:
             ours, reload = measured(layers, case)
-            print(row(case.kept, ours, reload, restart), flush=True)
-        print(row("none", reload, reload, restart), flush=True)
+            print(row(case.kept, ours, sum(ours["seconds"].values()), reload, restart), flush=True)
+        print(row("none", reload, reload["launched_seconds"], reload, start), flush=True)
 
 
-def row(kept: str, ours: dict[str, Any], reload: dict[str, Any], restart: float) -> str:
+def row(kept: str, ours: dict[str, Any], whole: float, reload: dict[str, Any], restart: float) -> str:
     """Return a line: what moved from where, what the plan said of it, what it took alone and with all other parts."""
     state = sum(reload["moved_bytes"].values())
     moved = [format_bytes(sum(size for name, size in ours["moved_bytes"].items() if name.startswith(kind)))
              for kind in ("own", "peers'", "cloud")]  # fmt: skip
-    whole, again = sum(ours["seconds"].values()), reload["seconds"]["move"]
+    again = reload["seconds"]["move"]
     seconds = (SCALE * ours["predicted_seconds"], ours["seconds"]["move"], whole, again, again + restart)
     return ROW.format(
         format_bytes(state), kept, *moved, *(f"{s:.2f} s" for s in seconds), f"{(again + restart) / whole:.1f}"
@@ -95,7 +115,8 @@ def plan_for(layers: int, sharding: str) -> Plan:
 
 
 def measured(layers: int, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the recovery from a loss, and that of machines which have nothing and read all from the store."""
+    """Return the recovery from a loss, and that of machines which have nothing and read all from the store, with the
+    seconds since they were launched."""
     plan = plan_for(layers, case.sharding)
     with tempfile.TemporaryDirectory() as folder, network(MACHINES) as wires, store(wires.gateway) as (server, url):
         wires.throttle(LINK, CLOUD)
@@ -106,9 +127,11 @@ def measured(layers: int, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
                 run.lose(index)
             run.until(lambda: run.generation() > generation, "a recovery")
             ours = next(item for item in run.recoveries() if item["generation"] > generation)
+        launched = time.time()
         with fleet(Path(folder, "anew"), plan, url, wires) as run:
             run.until(lambda: run.generation() > 0, "a reload")
-            return ours, run.recoveries()[0]
+            (reload,) = run.recoveries()
+            return ours, reload | {"launched_seconds": reload["began"] - launched}
 
 
 def fleet(folder: Path, plan: Plan, url: str, wires: Network) -> Fleet:
@@ -123,14 +146,28 @@ def torchrun_restart() -> float:
     """Return the seconds from a worker's death until torchrun's new workers have formed their group."""
     with tempfile.TemporaryDirectory() as folder:
         script, killed = Path(folder, "restarted.py"), Path(folder, "killed")
-        script.write_text(RESTARTED)
+        script.write_text(RESTARTED + TOGETHER)
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(MACHINES)]
         words += ["--max-restarts", "1", str(script), str(killed)]
-        for _ in range(ATTEMPTS):  # its new workers wait for each other for ever now and then
-            with suppress(subprocess.TimeoutExpired, subprocess.CalledProcessError):
-                subprocess.run(words, check=True, capture_output=True, timeout=RESTART_SECONDS)
-                return max(formed(Path(folder))) - float(killed.read_text())
-    sys.exit("torchrun did not restart its workers")
+        subprocess.run(words, check=True, capture_output=True, timeout=RESTART_SECONDS, env=os.environ | A_STORE_EACH)
+        return max(formed(Path(folder))) - float(killed.read_text())
+
+
+def torchrun_start() -> float:
+    """Return the seconds from the launch of torchrun on three machines until their workers have formed their group."""
+    with tempfile.TemporaryDirectory() as folder:
+        script, formed_at = Path(folder, "started.py"), Path(folder, "formed")
+        script.write_text(STARTED + TOGETHER)
+        (port,) = _free_ports(1)
+        words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(MACHINES), "--nproc-per-node", "1"]
+        words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", str(script), str(formed_at)]
+        launched = time.time()
+        agents = [
+            subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(MACHINES)
+        ]
+        if any(agent.wait(RESTART_SECONDS) for agent in agents):
+            sys.exit("torchrun did not start its workers")
+        return float(formed_at.read_text()) - launched
 
 
 def formed(folder: Path) -> Iterator[float]:
