@@ -50,11 +50,15 @@ def _run(
         recompute=Recompute(), positions=torch.arange(seq_len),
         table=table_of(model, details, torch.arange(seq_len)),
     )  # fmt: skip
-    matrices = [w for w in weights.values() if w.dim() > 1]
+    hidden = [
+        w for name, w in weights.items() if recipe.method == "muon" and w.dim() > 1 and name.startswith("layers.")
+    ]
+    momenta = [torch.zeros_like(w) for w in hidden]
+    matrices = [w for w in weights.values() if w.dim() > 1 and not any(w is matrix for matrix in hidden)]
     others = [w for w in weights.values() if w.dim() == 1]
     groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer: torch.optim.Optimizer
-    if recipe.method == "adamw":
+    if recipe.method != "sgd":
         optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, eps=recipe.epsilon)
     else:
         optimizer = torch.optim.SGD(
@@ -71,13 +75,52 @@ def _run(
 
     for step in range(steps):
         loss = loss_of(step)
-        optimizer.zero_grad()
+        for weight in weights.values():
+            weight.grad = None
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(list(weights.values()), recipe.clip or torch.inf)))
         if recipe.method == "sgd":
             for weight in matrices:
                 weight.data.mul_(1 - recipe.learning_rate * recipe.weight_decay)
         optimizer.step()
+        if recipe.method == "adamw8bit":
+            for state in (optimizer.state[matrix] for matrix in matrices):
+                for name, signed in (("exp_avg", True), ("exp_avg_sq", False)):
+                    state[name].copy_(in_8_bits(state[name], signed=signed))
+        for weight, momentum in zip(hidden, momenta, strict=True):
+            muon_step(weight, momentum, recipe)
         losses.append(float(loss.detach()))
     held_out = float(loss_of(steps).detach())
     return Reference(losses, norms, held_out, {name: weight.detach() for name, weight in weights.items()})
+
+
+def in_8_bits(values: torch.Tensor, *, signed: bool) -> torch.Tensor:
+    """Return what is left of values in blocks of 256: the nearest of the numbers of the dynamic code, whose decades
+    0.1 to 1, 0.01 to 0.1, … have half as many each (arXiv 2110.02861), times the largest value of the block."""
+    decades = [torch.linspace(0.1, 1.0, 2**i * (1 if signed else 2) + 1) for i in range(7)]
+    positive = torch.cat([(d[1:] + d[:-1]) / 2 * 10.0 ** (i - 6) for i, d in enumerate(decades)])
+    code = torch.cat([positive, torch.tensor([0.0, 1.0]), -positive if signed else positive[:0]])
+    blocks = values.reshape(-1, 256)
+    largest = torch.stack([block[block.abs().argmax()] for block in blocks])[:, None]
+    ordered = code.sort().values
+    upper = torch.searchsorted(ordered, blocks / largest.where(largest != 0.0, 1.0)).clamp(1, 255)
+    low, high = ordered[upper - 1], ordered[upper]
+    scaled = blocks / largest.where(largest != 0.0, 1.0)
+    return (torch.where(scaled - low <= high - scaled, low, high) * largest).reshape(values.shape)
+
+
+def muon_step(weight: torch.nn.Parameter, momentum: torch.Tensor, recipe: Recipe) -> None:
+    """Muon as torch.optim has it (adjust_lr_fn "match_rms_adamw"), but for its bf16, whose rounding would hide what is
+    compared."""
+    gradient = weight.grad
+    assert gradient is not None
+    momentum.lerp_(gradient, 1 - recipe.muon_momentum)
+    x = gradient.lerp(momentum, recipe.muon_momentum)
+    x = x.T if weight.shape[0] > weight.shape[1] else x
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    x = x.T if weight.shape[0] > weight.shape[1] else x
+    weight.data.mul_(1 - recipe.learning_rate * recipe.weight_decay)
+    weight.data.sub_(x, alpha=recipe.learning_rate * 0.2 * max(weight.shape) ** 0.5)

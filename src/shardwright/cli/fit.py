@@ -35,7 +35,7 @@ def fit(
     ] = None,
     micro_batch: Annotated[int, typer.Option(metavar="N", help="Samples that a GPU takes at a time.")] = 1,
     precision: Annotated[str, typer.Option(metavar="NAME", help="bf16, fp16 or fp32.")] = "bf16",
-    optimizer: Annotated[str, typer.Option(metavar="NAME", help="adam or sgd.")] = "adam",
+    optimizer: Annotated[str, typer.Option(metavar="NAME", help="adam, adam8bit (moments in 8 bits) or sgd.")] = "adam",
     framework: Annotated[str, typer.Option(metavar="NAME", help="Software that trains, as for `plan`.")] = "fsdp",
     accept_guess: AcceptGuess = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,

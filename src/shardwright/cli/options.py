@@ -27,7 +27,7 @@ Precision = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="bf16, fp16, fp8 or fp32; by default bf16, or that of measured layers."),
 ]
-Optimizer = Annotated[str, typer.Option(metavar="NAME", help="adam or sgd.")]
+Optimizer = Annotated[str, typer.Option(metavar="NAME", help="adam, adam8bit (moments in 8 bits) or sgd.")]
 Framework = Annotated[
     str,
     typer.Option(

@@ -9,6 +9,7 @@ import typer
 
 from shardwright.cli.destination import require_writable
 from shardwright.cli.train_input import (
+    METHOD_OF,
     checked_layout,
     recipe_of,
     refuse_elastic,
@@ -19,11 +20,12 @@ from shardwright.cli.train_input import (
     require_positive,
     settings_before,
     sources_of,
+    with_optimizer,
 )
 from shardwright.cli.train_run import run_plan, show_layout
 from shardwright.errors import bad
 from shardwright.runtime.job.settings import CHANGES
-from shardwright.runtime.state.recipe import SCHEDULES, Recipe
+from shardwright.runtime.state.recipe import METHODS, SCHEDULES, Recipe
 
 HELP = """Run a plan on torch.distributed: any plan, uniform or mixed, on CPUs (gloo) or GPUs (NCCL).
 
@@ -100,7 +102,9 @@ def train(
         float | None,
         typer.Option(metavar="X", help=f"Limit of the gradients' global norm; {USUAL.clip:g}; 0: none. {TRAVELS}"),
     ] = None,
-    optimizer: Annotated[str | None, typer.Option(metavar="NAME", help="adamw or sgd, if not the plan's.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(metavar="NAME", help=f"{', '.join(METHODS)}, if not the plan's.")
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(metavar="N", help=f"Of initial weights and the order of samples; 0. {TRAVELS}")
     ] = None,
@@ -189,7 +193,7 @@ def train(
 
     if inside_torchrun():
         end_with_parent(launcher())
-    found = load_plan(plan)
+    found = with_optimizer(load_plan(plan), optimizer)
     precision = precision or found.job.precision
     layout = checked_layout(found, precision)
     if dry_run:
@@ -220,7 +224,7 @@ def train(
     before = settings_before(resume)
     recipe = recipe_of(
         before,
-        method=optimizer or ("sgd" if found.job.optimizer == "sgd" else "adamw"),
+        method=METHOD_OF[found.job.optimizer],
         schedule=schedule,
         learning_rate=learning_rate,
         warmup_steps=warmup,

@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardwright.errors import SpecError, bad
 from shardwright.runtime.job.settings import CHANGES
-from shardwright.runtime.state.recipe import METHODS, SCHEDULES, Recipe
+from shardwright.runtime.state.recipe import METHODS, SCHEDULES, Method, Recipe
 
 if TYPE_CHECKING:
     from shardwright.plans.plan import Plan
     from shardwright.runtime.job.settings import Settings
     from shardwright.runtime.layout.groups import Layout
     from shardwright.runtime.storage.mixture import Source
-    from shardwright.spec.job import Precision
+    from shardwright.spec.job import Optimizer, Precision
+
+METHOD_OF: dict[Optimizer, Method] = {
+    "adam": "adamw",
+    "adam8bit": "adamw8bit",
+    "muon": "muon",
+    "sgd": "sgd",
+    "none": "adamw",
+}
 
 
 def checked_layout(plan: Plan, precision: str) -> Layout:
@@ -38,6 +46,19 @@ def checked_layout(plan: Plan, precision: str) -> Layout:
     return layout_of(plan)
 
 
+def with_optimizer(plan: Plan, method: str | None) -> Plan:
+    """Return a plan with another optimizer, and then without its prediction, which is of the one it had. Raises
+    SpecError where there is no such method."""
+    from dataclasses import replace
+
+    if method is not None and method not in METHODS:
+        raise bad(f"--optimizer {method}", "is not known", f"one of {', '.join(METHODS)}")
+    if method in (None, METHOD_OF[plan.job.optimizer]):
+        return plan
+    optimizer = next(name for name, known in METHOD_OF.items() if known == method)
+    return replace(plan, job=replace(plan.job, optimizer=optimizer), prediction=None)
+
+
 def settings_before(resume: Path | None) -> Mapping[str, Any]:
     """Return what travels with the checkpoint that a run goes on from, nothing for a new run."""
     if resume is None:
@@ -49,12 +70,11 @@ def settings_before(resume: Path | None) -> Mapping[str, Any]:
 
 
 def recipe_of(
-    before: Mapping[str, Any], *, beta1: float | None, beta2: float | None, method: str, **told: float | str | None
+    before: Mapping[str, Any], *, beta1: float | None, beta2: float | None, method: Method, **told: float | str | None
 ) -> Recipe:
     """Return the recipe of a run: what it is `told`, else what travelled with the checkpoint that it goes on from."""
-    for option, value, known in (("optimizer", method, METHODS), ("schedule", told["schedule"], SCHEDULES)):
-        if value is not None and value not in known:
-            raise bad(f"--{option} {value}", "is not known", f"one of {', '.join(known)}")
+    if told["schedule"] not in (None, *SCHEDULES):
+        raise bad(f"--schedule {told['schedule']}", "is not known", f"one of {', '.join(SCHEDULES)}")
     betas = before.get("betas", Recipe().betas)
     given: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     given["betas"] = (betas[0] if beta1 is None else beta1, betas[1] if beta2 is None else beta2)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardwright.cost.compute.efficiency import Analytic, computes, peak_flops
+from shardwright.cost.frameworks.optimizer import STATE_BYTES
 from shardwright.cost.memory.fit_probability import fit_probability
 from shardwright.errors import SpecError, bad
 from shardwright.plans.abilities import fused_attention_runs
@@ -174,8 +175,8 @@ def _plan(way: Way, model: Model, cluster: Cluster, job: Job) -> Plan:
 
 
 def _state_bytes(model: Model, job: Job) -> float:
-    """Return the optimizer state of all weights: master weights and moments in 32 bits."""
-    return {"adam": 12.0, "sgd": 8.0, "none": 0.0}[job.optimizer] * model.parameters
+    """Return the optimizer state of all weights: master weights and moments."""
+    return STATE_BYTES[job.optimizer] * model.parameters
 
 
 def _quantized_bytes(model: Model) -> float:

@@ -10,7 +10,7 @@ from shardwright.spec.options import DEFAULTS, Options
 Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
 FP8_RECIPES: tuple[Fp8Recipe, ...] = get_args(Fp8Recipe)
-Optimizer = Literal["adam", "sgd", "none"]
+Optimizer = Literal["adam", "adam8bit", "muon", "sgd", "none"]
 Framework = str  # a row of `catalog/data/frameworks.csv`
 Objective = Literal["time", "cost"]
 
@@ -20,8 +20,9 @@ class Job:
     """One training run. Sizes are in samples and tokens; `tokens` is None where only the step time is wanted.
 
     `framework` is the software that runs it; "megatron-2021" stands for Megatron of the time before FlashAttention,
-    "fsdp" for FSDP without compilation, "eager" for plain PyTorch. With optimizer "none" an iteration is a forward and
-    a backward pass alone. `adapters`: the weights are frozen, and small adapters (LoRA) are trained beside them,
+    "fsdp" for FSDP without compilation, "eager" for plain PyTorch. Optimizer "adam8bit" keeps Adam's moments in 8 bits,
+    "muon" orthogonalises the steps of matrices of layers (Adam takes the rest); with "none" an iteration is a forward
+    and a backward pass alone. `adapters`: the weights are frozen, and small adapters (LoRA) are trained beside them,
     with `attention_adapters` beside those of attention alone.
     `fp8_storage`: weights and the inputs of non-linearities are kept in fp8 alone and gradients in bf16, as
     the peaks of NeMo's recipes imply (in Megatron-LM: fp8-param-gather, activation-func-fp8-input-store, no fp32

@@ -4,5 +4,6 @@
 * `flops`: model FLOPs, by which MFU is measured
 * `selective`: what selective recomputation keeps and repeats
 * `efficiency`: the interface behind which efficiency sits, and its analytic form
+* `orthogonalisation`: what Muon computes
 * `roofline`: the least time of operators
 """

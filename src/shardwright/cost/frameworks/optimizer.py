@@ -11,9 +11,12 @@ from __future__ import annotations
 from shardwright.spec.job import Job
 from shardwright.spec.options import WIDTH
 
-STATE_BYTES = {"adam": 12.0, "sgd": 8.0, "none": 0.0}  # master weight and moments in fp32; documented
+# Master weight and moments in fp32; moments of 8 bits have a scale in fp32 for each 256 (arXiv 2110.02861). Documented.
+STATE_BYTES = {"adam": 12.0, "adam8bit": 4.0 + 2.0 * (1.0 + 4.0 / 256.0), "muon": 8.0, "sgd": 8.0, "none": 0.0}
+STORED_BYTES = STATE_BYTES | {"adam8bit": 12.0}  # the same in a checkpoint, where all moments are in fp32; documented
 # What an update moves: read gradient (twice, for the norm), master weight, moments; write these and the bf16 weight.
-UPDATE_BYTES = {"adam": 34.0, "sgd": 26.0, "none": 0.0}  # documented
+# Muon writes and reads the bf16 step as well.
+UPDATE_BYTES = {"adam": 34.0, "adam8bit": 22.06, "muon": 30.0, "sgd": 26.0, "none": 0.0}  # documented
 COPY_BYTES = 4.0  # an fp32 copy of a gradient; documented
 
 
@@ -26,6 +29,12 @@ def state_width(job: Job) -> float:
         if job.precision == "fp32" and job.optimizer != "none":  # the weight is its own master
             kept -= WIDTH["fp32"]
     return kept + (COPY_BYTES if _copies(job) else 0.0)
+
+
+def ends_width(job: Job) -> float:
+    """Return the bytes of state that a parameter of embedding or output projection has beyond one of a layer: under
+    Muon these stay with Adam."""
+    return STATE_BYTES["adam"] - STATE_BYTES["muon"] if job.optimizer == "muon" else 0.0
 
 
 def update_width(job: Job) -> float:

@@ -2,6 +2,7 @@
 
 * `step`: stage times and what follows the pipeline
 * `batch`: seconds for rows of equal pipeline shape
+* `orthogonalisation`: what Muon adds to the update
 * `footprint`: peak memory of every rank, and the recomputation that fits
 * `evaluate`: the verdict on many rows
 * `mixed`: the exact iteration of any plan

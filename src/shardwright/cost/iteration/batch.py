@@ -9,6 +9,7 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.context import Context, Sharded
 from shardwright.cost.iteration.footprint import held_parameters, micro_batches
+from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.iteration.step import (
     StageTimes,
     norm_seconds,
@@ -45,12 +46,12 @@ def iteration(context: Context, rows: Strategies, shards: Sharded, starts: Ints)
     times = beside_transfers(rows, stage_times(context, rows, shards, starts), moves)
     held = held_parameters(context, rows, shards, starts)
     reduce, gather = reduction_tails(context, rows, times, held.dense, held.expert)
-    update = optimizer_seconds(context, rows, held.dense, held.expert).max(axis=1)
+    update = optimizer_seconds(context, rows, held.dense, held.expert) + orthogonalisation_seconds(context, rows, held)
     return Iteration(
         stages=times,
         transfers=np.where(rows.overlap_pp[:, None], 1.0 - OVERLAP_SLOWDOWN, 1.0) * moves,
         data_parallel=reduce.max(axis=1) + gather.max(axis=1) + tied_embedding_seconds(context, rows),
-        optimizer=update + norm_seconds(context, rows),
+        optimizer=update.max(axis=1) + norm_seconds(context, rows),
     )
 
 

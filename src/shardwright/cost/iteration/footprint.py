@@ -58,10 +58,12 @@ class Fixed(Columns):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Parameters that one GPU of each rank holds before data-parallel sharding, [N, P]."""
+    """Parameters that one GPU of each rank holds before data-parallel sharding, [N, P]; `ends` are those of `dense` in
+    embedding and output projection."""
 
     dense: Floats
     expert: Floats
+    ends: Floats
 
 
 def held_parameters(context: Context, rows: Strategies, shards: Sharded, starts: Ints) -> Held:
@@ -70,9 +72,13 @@ def held_parameters(context: Context, rows: Strategies, shards: Sharded, starts:
     table, row = shards.table, shards.row
     dense = per_rank(ranged(table.dense, row, where[:, :-1], where[:, 1:]), rows).sum(axis=1)
     expert = per_rank(ranged(table.expert, row, where[:, :-1], where[:, 1:]), rows).sum(axis=1)
+    low, high, head = where[:, :-1], where[:, 1:], context.layer_count + 1
+    ends = ranged(table.dense, row, np.minimum(low, 1), np.minimum(high, 1))
+    ends = per_rank(ends + ranged(table.dense, row, np.maximum(low, head), np.maximum(high, head)), rows).sum(axis=1)
     if context.model.tied_embeddings and rows.pp[0] == 1:
-        dense = dense - (context.model.token_table_parameters / rows.tp)[:, None]
-    return Held(dense=dense, expert=expert)
+        once = (context.model.token_table_parameters / rows.tp)[:, None]
+        dense, ends = dense - once, ends - once
+    return Held(dense=dense, expert=expert, ends=ends)
 
 
 def micro_batches(context: Context, rows: Strategies) -> Ints:
@@ -93,6 +99,7 @@ def states(context: Context, rows: Strategies, shards: Sharded, held: Held) -> t
         rows.sharding[:, None],
         rows.offload[:, None],
         two_layers[:, None],
+        held.ends,
     )
     return found.weights, found.gradients, found.optimizer
 

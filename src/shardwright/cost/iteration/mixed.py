@@ -26,6 +26,7 @@ from shardwright.cost.iteration.footprint import Footprint, Held, fixed_bytes, f
 from shardwright.cost.iteration.lanes import Known, Lanes, contexts_of, lane_of, lanes_of, of_pipelines, of_stages
 from shardwright.cost.iteration.layered.plan import layered_iteration
 from shardwright.cost.iteration.links import Contexts, move_seconds, once_seconds
+from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.iteration.places import Places, places_of
 from shardwright.cost.iteration.replica_time import Mixed as Mixed
 from shardwright.cost.iteration.replica_time import ReplicaTime as ReplicaTime
@@ -115,7 +116,12 @@ def _stages(plan: Plan, lanes: list[Lanes], held: list[Held], places: Places) ->
         dense=dense,
         expert=expert,
         optimizer=of_stages(
-            lanes, [optimizer_seconds(each.context, each.rows, own.dense, own.expert) for each, own in pairs]
+            lanes,
+            [
+                optimizer_seconds(each.context, each.rows, own.dense, own.expert)
+                + orthogonalisation_seconds(each.context, each.rows, own)
+                for each, own in pairs
+            ],
         ),
         message_bytes=of_pipelines(lanes, [message_bytes(each.context, each.rows) for each in lanes]),
         tied_seconds=of_pipelines(lanes, [tied_embedding_seconds(each.context, each.rows) for each in lanes]),

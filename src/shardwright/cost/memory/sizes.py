@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.arrays import Array, Floats, Ints
-from shardwright.cost.frameworks.optimizer import state_width
+from shardwright.cost.frameworks.optimizer import ends_width, state_width
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.strategies import UNSHARDED, ZERO2, ZERO3
@@ -36,6 +36,7 @@ def state_bytes(
     sharding: Array,
     offload: Array,
     working: Array,
+    ends: Array | float = 0.0,
 ) -> StateBytes:
     """Return the bytes of weights, gradients and optimizer state, for parameters held by a GPU before data-parallel
     sharding.
@@ -43,7 +44,8 @@ def state_bytes(
     Mixed precision keeps 2-byte weights, the gradients of `MemoryFacts` (4 bytes in Megatron-LM, which accumulates in
     fp32) or of the job's options, and the state of `frameworks.optimizer`. ZeRO-1 shards the state over the
     data-parallel ranks, ZeRO-2 the gradients as well, ZeRO-3 the weights too, of which `working` parameters are
-    gathered at a time. `offload` is the fraction of the state in host memory.
+    gathered at a time. `offload` is the fraction of the state in host memory. `ends` are the dense parameters of
+    embedding and output projection, which stay with Adam under Muon.
     """
     full, facts = job.precision == "fp32", memory_facts(job.framework)
     weight, gradient = weight_bytes(job), gradient_bytes(job)
@@ -56,7 +58,10 @@ def state_bytes(
     gathered = np.minimum(working, total - sharded)
     weights = np.where(sharding == ZERO3, own_shard * sharded + weight * gathered, weight * total)
     gradients = trained * np.where(sharding >= ZERO2, gradient * sharded + passing * gathered, gradient * total)
-    optimizer = state * np.where(sharding == UNSHARDED, total, sharded) * (1.0 - offload)
+    apart = ends_width(job)
+    optimizer = np.where(
+        sharding == UNSHARDED, state * total + apart * ends, state * sharded + apart * ends / dense_ranks
+    ) * (1.0 - offload)
     return StateBytes(weights=weights, gradients=gradients, optimizer=optimizer)
 
 

@@ -100,6 +100,10 @@ def _experts(plan: Plan) -> Iterator[Problem]:
 
 def _data_parallel(plan: Plan) -> Iterator[Problem]:
     """Offload belongs to Adam in the distributed optimizer: arguments.py 1803, optimizer_config.py 430."""
+    if plan.job.optimizer not in ("adam", "sgd"):
+        yield Problem(
+            "job.optimizer", f"is {plan.job.optimizer}, which is run by `shardwright train`", "use adam or sgd"
+        )
     if plan.optimizer.offload > 0 and plan.job.optimizer != "adam":
         yield Problem("optimizer.offload", f"is not there for {plan.job.optimizer}", "use adam, or offload 0")
 

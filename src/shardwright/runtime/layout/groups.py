@@ -19,7 +19,16 @@ from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.places import Place, places_of
 
 Purpose = Literal[
-    "tensor", "context", "copies", "experts", "forward", "forward wrap", "backward", "backward wrap", "gradient"
+    "tensor",
+    "context",
+    "copies",
+    "experts",
+    "forward",
+    "forward wrap",
+    "backward",
+    "backward wrap",
+    "gradient",
+    "matrices",
 ]
 Pipelines = Mapping[tuple[int, int, int], tuple[tuple[int, ...], ...]]
 """Maps (replica, copy, context-parallel rank) to the ranks of each stage, these in tensor-parallel order."""
@@ -189,6 +198,17 @@ def _communicators(layout: Layout) -> Iterator[Communicator]:
         for ranks in (*unit.holders, *chain.from_iterable(unit.experts)):
             if len(ranks) > 1:
                 yield Communicator(purpose="gradient", ranks=ranks)
+    if layout.plan.job.optimizer == "muon":
+        yield from _matrix_communicators(layout)
+
+
+def _matrix_communicators(layout: Layout) -> Iterator[Communicator]:
+    """Yield the ranks that hold something of the same matrices of layers, which Muon wants whole."""
+    for unit in layout.units[1:-1]:
+        for holders in (unit.holders, *unit.experts):
+            ranks = tuple(sorted(set(chain.from_iterable(holders))))
+            if len(ranks) > 1:
+                yield Communicator(purpose="matrices", ranks=ranks)
 
 
 def _pipeline_communicators(layout: Layout) -> Iterator[Communicator]:

@@ -8,6 +8,8 @@
 * `slots`: fp32 weights and moments of what a rank updates
 * `blocks`: moments in 8 bits
 * `methods`: AdamW, in 8 bits too, and SGD
+* `matrices`: which rank orthogonalises which matrix
+* `muon`: Muon, on matrices whole
 * `optimizer`: the update of a step
 * `offload`: state in host memory
 * `loss_scale`: fp16 loss scaling

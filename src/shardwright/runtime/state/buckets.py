@@ -75,6 +75,11 @@ class Bucket:
     alone: bool
     bounds: tuple[int, ...] = ()
 
+    @property
+    def key(self) -> tuple[tuple[int, ...], int | None, int]:
+        """What tells it from all others of a layout, whoever holds it."""
+        return self.units, self.block, self.shard
+
     def own(self, rank: int, *, sharded: bool) -> tuple[int, int]:
         """Return [start, stop) of the elements that `rank` updates: its part of them, or all."""
         if not sharded:
@@ -156,8 +161,10 @@ def unit_runs(layout: Layout) -> tuple[tuple[int, ...], ...]:
 
 def _alike(layout: Layout, one: int, other: int) -> bool:
     """Return whether the same ranks hold two units in the same virtual stages, and not layer by layer. A tied embedding
-    stands alone: its gradient is complete only when the first and the last stage are done."""
+    stands alone: its gradient is complete only when the first and the last stage are done. Under Muon both ends do, as
+    they have more state than layers: parts of ranks would be unequal in bytes."""
     apart = layout.plan.layered or (layout.plan.model.tied_embeddings and other == 0)
+    apart |= layout.plan.job.optimizer == "muon" and (other == 0 or one == layout.head)
     if apart or layout.units[one].holders != layout.units[other].holders:
         return False
     holders = {rank for ranks in layout.units[one].holders for rank in ranks}

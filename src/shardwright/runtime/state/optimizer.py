@@ -11,9 +11,12 @@ import torch
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.model.parallel import gather_into
 from shardwright.runtime.state.methods import METHODS, Update, Verdict
-from shardwright.runtime.state.recipe import Recipe
+from shardwright.runtime.state.muon import Orthogonaliser, muon
+from shardwright.runtime.state.recipe import Method, Recipe
 from shardwright.runtime.state.slots import Slot
 from shardwright.runtime.state.store import Store
+
+NORM_ELEMENTS = 1 << 16
 
 
 def own_square(store: Store, rank: int, device: torch.device) -> torch.Tensor:
@@ -28,33 +31,50 @@ def own_square(store: Store, rank: int, device: torch.device) -> torch.Tensor:
                 parts.append(buffer.gradients.part(low, high))
     if not parts:
         return torch.zeros((), dtype=torch.float32, device=device)
+    if device.type == "cpu":  # where PyTorch adds one square after the other: 4e-4 too little for ten million
+        parts = [chunk for part in parts for chunk in torch.split(part, NORM_ELEMENTS)]
     return torch.stack(torch._foreach_norm(parts)).square().sum()
 
 
-def update(slots: Sequence[Slot], recipe: Recipe, step: int, verdict: Verdict, *, skipped: int = 0) -> None:
+def update(
+    slots: Sequence[Slot],
+    recipe: Recipe,
+    step: int,
+    verdict: Verdict,
+    *,
+    skipped: int = 0,
+    orthogonaliser: Orthogonaliser | None = None,
+) -> None:
     """Update the master weights as the verdict on the gradients says, and the weights of the buffers from them: a few
-    calls for all slots. `skipped` of the steps before this one had no update."""
-    for _, alike in groupby(sorted(slots, key=lambda slot: _treatment(slot, recipe)), lambda s: _treatment(s, recipe)):
-        chosen = tuple(alike)
-        device = chosen[0].master.device
-        METHODS[recipe.rule(chosen[0].segment)](
-            Update(
-                slots=chosen,
-                gradients=tuple(slot.gradient.to(device) for slot in chosen),
-                recipe=recipe,
-                rate=recipe.rate(step),
-                decay=recipe.weight_decay if chosen[0].segment.decayed else 0.0,
-                updates=step - skipped,
-                verdict=verdict.on(device),
-            )
-        )
+    calls for all slots. `skipped` of the steps before this one had no update. Muon's `orthogonaliser` needs all ranks;
+    the other methods need none."""
+    ordered = sorted(slots, key=lambda slot: _treatment(slot, recipe))
+    matrices = [slot for slot in ordered if recipe.rule(slot.segment) == "muon"]
+    if orthogonaliser is not None:
+        muon(_update(matrices, recipe, step, verdict, skipped), orthogonaliser)
+    for (_, _, method), alike in groupby(ordered, lambda slot: _treatment(slot, recipe)):
+        if method != "muon":
+            METHODS[method](_update(tuple(alike), recipe, step, verdict, skipped))
     own = [(slot.buffer.weights.part(slot.start, slot.stop), slot.master) for slot in slots]
     apart = [(part, master) for part, master in own if part.data_ptr() != master.data_ptr()]
     if apart:
         torch._foreach_copy_([part for part, _ in apart], [master for _, master in apart])
 
 
-def _treatment(slot: Slot, recipe: Recipe) -> tuple[bool, bool, str]:
+def _update(slots: Sequence[Slot], recipe: Recipe, step: int, verdict: Verdict, skipped: int) -> Update:
+    """Return the update of slots that are treated alike."""
+    return Update(
+        slots=tuple(slots),
+        gradients=tuple(slot.gradient.to(slot.master.device) for slot in slots),
+        recipe=recipe,
+        rate=recipe.rate(step),
+        decay=recipe.weight_decay if slots and slots[0].segment.decayed else 0.0,
+        updates=step - skipped,
+        verdict=verdict.on(slots[0].master.device) if slots else verdict,
+    )
+
+
+def _treatment(slot: Slot, recipe: Recipe) -> tuple[bool, bool, Method]:
     """Return what one call has in common: where state is, whether it decays, and its method."""
     in_host = slot.master.device != slot.gradient.device
     return in_host, not slot.segment.decayed, recipe.rule(slot.segment)

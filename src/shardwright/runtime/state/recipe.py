@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Literal, get_args
 if TYPE_CHECKING:
     from shardwright.runtime.state.buckets import Segment
 
-Method = Literal["adamw", "adamw8bit", "sgd"]
+Method = Literal["adamw", "adamw8bit", "muon", "sgd"]
 Schedule = Literal["cosine", "linear", "wsd"]
 METHODS: tuple[Method, ...] = get_args(Method)
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 MOMENTS: dict[Method, tuple[str, ...]] = {
     "adamw": ("first", "second"),
     "adamw8bit": ("first", "second"),
+    "muon": ("first",),
     "sgd": ("first",),
 }  # kept for each weight
 STABLE = 0.9  # of the steps that warm-up, stable and decay phase take together, those before the decay
@@ -26,7 +27,7 @@ class Recipe:
     """How weights are updated. The rate rises linearly for `warmup_steps`, stays until step `decay_from`, and falls to
     `final_fraction` of itself at `decay_steps` (never, where that is 0): as a cosine, or linearly. `wsd` (warm-up,
     stable, decay: arXiv 2404.06395 §4) falls linearly, in the last tenth of the steps where `decay_from` is 0.
-    `momentum` is SGD's."""
+    `momentum` is SGD's, `muon_momentum` Muon's, which updates the matrices of layers; all else is AdamW's then."""
 
     method: Method = "adamw"
     learning_rate: float = 3e-4
@@ -38,6 +39,7 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = 1e-8
     momentum: float = 0.9
+    muon_momentum: float = 0.95
     weight_decay: float = 0.1
     clip: float = 1.0
 
@@ -54,5 +56,7 @@ class Recipe:
         return self.learning_rate * (self.final_fraction + (1.0 - self.final_fraction) * left)
 
     def rule(self, segment: Segment) -> Method:
-        """Return the method that updates a segment: where moments have 8 bits, vectors keep theirs in fp32."""
-        return "adamw" if self.method == "adamw8bit" and not segment.decayed else self.method
+        """Return the method that updates a segment: Muon has the matrices of layers alone, and moments in 8 bits have
+        matrices alone."""
+        others = (self.method == "muon" and not segment.hidden) or (self.method == "adamw8bit" and not segment.decayed)
+        return "adamw" if others else self.method

@@ -21,6 +21,8 @@ from shardwright.runtime.model.initial import Initial
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
 from shardwright.runtime.model.regions import LayerForward, why_not_compiled
 from shardwright.runtime.state.loss_scale import UNSCALED, LossScale
+from shardwright.runtime.state.matrices import exchanges_of
+from shardwright.runtime.state.muon import Orthogonaliser, make_orthogonaliser
 from shardwright.runtime.state.optimizer import own_square, update, verdict_on
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.state.slots import Slot, make_slots
@@ -46,6 +48,7 @@ class Engine:
     sync: GradientSync
     passage: Passage
     slots: tuple[Slot, ...]
+    orthogonaliser: Orthogonaliser | None
     recipe: Recipe
     sharded: bool
     loss_scale: LossScale
@@ -130,6 +133,10 @@ def make_engine(
         )
         for units in place.chunks
     ]  # fmt: skip
+    slots = make_slots(store, rank, recipe, sharded=sharded, offload=plan.optimizer.offload)
+    orthogonaliser = None
+    if recipe.method == "muon":
+        orthogonaliser = make_orthogonaliser(exchanges_of(layout, place), groups, rank, slots, dtype, device)
     return Engine(
         layout=layout,
         place=place,
@@ -138,7 +145,8 @@ def make_engine(
         pipeline=make_pipeline(layout, place, chunks, groups, dtype, device),
         sync=sync,
         passage=passage,
-        slots=make_slots(store, rank, recipe, sharded=sharded, offload=plan.optimizer.offload),
+        slots=slots,
+        orthogonaliser=orthogonaliser,
         recipe=recipe,
         sharded=sharded,
         loss_scale=LossScale() if dtype == torch.float16 else UNSCALED,
@@ -221,10 +229,11 @@ def mean_loss(engine: Engine, loss: torch.Tensor) -> torch.Tensor:
 
 
 def decide(engine: Engine, step: int, sums: torch.Tensor) -> None:
-    """Update what this rank updates, by the figures of a vote alone and without any other rank or the host."""
+    """Update what this rank updates, by the figures of a vote alone and without the host; under Muon together with all
+    other ranks, else without any."""
     scale = engine.loss_scale
     verdict = verdict_on(sums[1].sqrt() / scale.value, sums[0], engine.recipe.clip, scale.value)
-    update(engine.slots, engine.recipe, step, verdict, skipped=scale.skipped)
+    update(engine.slots, engine.recipe, step, verdict, skipped=scale.skipped, orthogonaliser=engine.orthogonaliser)
 
 
 def note_outcome(engine: Engine, vote: Vote) -> float:

@@ -67,8 +67,8 @@ def best_program(
 def _refused(model: Model, cluster: Cluster, job: Job) -> str:
     if not 1 < cluster.gpus <= MOST_GPUS:
         return f"programs are searched on 2 to {MOST_GPUS} GPUs"
-    if job.precision not in DTYPES or job.adapters or job.optimizer == "none":
-        return "programs are searched for whole training steps in fp32, bf16 or fp16"
+    if job.precision not in DTYPES or job.adapters or job.optimizer not in ("adam", "sgd"):
+        return "programs are searched for whole training steps in fp32, bf16 or fp16 with adam or sgd"
     for pool in cluster.pools:
         if not computes(pool.gpu, job.precision):
             return f"{pool.gpu.name} does not compute in {job.precision}"

@@ -1,0 +1,85 @@
+"""What Muon computes: five steps of Newton-Schulz on the momentum of each matrix of the layers (arXiv 2502.16982)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
+
+STEPS = 5
+
+
+def orthogonalisation_flops(rows: int, columns: int) -> float:
+    """Return the FLOPs of a matrix: in each step three products, those of its Gram matrix along the shorter side."""
+    short, long = sorted((float(rows), float(columns)))
+    return STEPS * (4.0 * short * short * long + 2.0 * short**3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """FLOPs for each weight of the matrices of a model's layers on average, of experts and of all others, and those of
+    the matrix that has most."""
+
+    dense: float
+    expert: float
+    largest: float
+
+
+def work_of(model: Model) -> Work:
+    """Return the work of orthogonalising all matrices of the layers of a model."""
+    counted = list(zip(model.kinds, np.bincount(model.kind_of_layer, minlength=len(model.kinds)).tolist(), strict=True))
+    dense = [(shape, count) for layer, count in counted for shape in _dense(model, layer)]
+    expert = [
+        (shape, count * layer.moe.experts)
+        for layer, count in counted
+        if layer.moe
+        for shape in _expert(model, layer.moe)
+    ]
+    return Work(
+        dense=_each(dense),
+        expert=_each(expert),
+        largest=max(orthogonalisation_flops(*shape) for shape, _ in (*dense, *expert)),
+    )
+
+
+def _each(counted: Sequence[tuple[tuple[int, int], int]]) -> float:
+    """Return the FLOPs for each weight of so many matrices of a shape; 0 where there are none."""
+    weights = sum(count * rows * columns for (rows, columns), count in counted)
+    return sum(count * orthogonalisation_flops(*shape) for shape, count in counted) / max(weights, 1)
+
+
+def _expert(model: Model, moe: Moe) -> Iterator[tuple[int, int]]:
+    return _mlp(model, Mlp(width=moe.expert_width, gated=moe.gated))
+
+
+def _dense(model: Model, layer: Layer) -> Iterator[tuple[int, int]]:
+    yield from _attention(model.hidden, layer.attention)
+    if layer.mlp is not None:
+        yield from _mlp(model, layer.mlp)
+    if layer.moe is not None:
+        yield layer.moe.experts, model.hidden
+        if layer.moe.shared_width:
+            yield from _mlp(model, Mlp(width=layer.moe.shared_width, gated=layer.moe.gated))
+
+
+def _attention(hidden: int, attention: Attention) -> Iterator[tuple[int, int]]:
+    yield hidden, attention.out_width
+    mla = attention.latent
+    if mla is None:
+        yield from ((width, hidden) for width in (attention.query_width, attention.key_width, attention.value_width))
+        return
+    if mla.query_rank is None:
+        yield attention.query_width, hidden
+    else:
+        yield mla.query_rank, hidden
+        yield attention.query_width, mla.query_rank
+    yield mla.kv_rank + mla.rope_head_dim, hidden
+    yield attention.heads * (mla.nope_head_dim + attention.value_head_dim), mla.kv_rank
+
+
+def _mlp(model: Model, mlp: Mlp) -> Iterator[tuple[int, int]]:
+    for _ in range(3 if mlp.gated else 2):
+        yield mlp.width, model.hidden

@@ -1,0 +1,208 @@
+"""Muon (Jordan et al. 2024; Liu et al., arXiv 2502.16982): steps along the orthogonalised momentum of each matrix.
+
+A rank has the momentum of what it updates, however the plan cuts matrices. In a step the ranks send their parts to the
+owners of the matrices (`matrices`), who orthogonalise these whole and send the results back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardwright.cost.compute.orthogonalisation import STEPS
+from shardwright.runtime.layout.process_groups import ProcessGroups
+from shardwright.runtime.state.matrices import UPDATE, Exchange, Fragment
+from shardwright.runtime.state.methods import Update
+from shardwright.runtime.state.pieces import CutShape, Overlap, StatePiece, overlaps
+from shardwright.runtime.state.slots import Slot
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic that takes singular values to about 1
+MATCHED = 0.2  # root mean square of AdamW's updates, to which those of a matrix are scaled (arXiv 2502.16982 §2.2)
+SMALLEST_NORM = 1e-7
+TOGETHER_ELEMENTS = 1 << 26  # of equal matrices that are orthogonalised at once
+
+Own = tuple[Slot, int, int]
+"""Elements of a slot, from one to another."""
+Part = tuple[int, StatePiece]
+"""A piece of one of the matrices that a rank owns, by its number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """An exchange as one rank sees it, each a list by the other's place in the group: what it sends to owners and gets
+    back of its slots, and of the matrices that it owns the `parts` that come and those that go back, `results`."""
+
+    group: Any
+    owned: tuple[CutShape, ...]
+    sent: list[list[Own]]
+    updated: list[list[Own]]
+    parts: list[list[Part]]
+    results: list[list[Part]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orthogonaliser:
+    """The routes of a rank. Matrices travel and are orthogonalised in `dtype`: bf16, or fp32 where the run computes in
+    that."""
+
+    routes: tuple[Route, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def make_orthogonaliser(
+    exchanges: Iterable[Exchange],
+    groups: ProcessGroups,
+    rank: int,
+    slots: Sequence[Slot],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Orthogonaliser:
+    """Return the orthogonaliser of a rank that computes in `dtype`."""
+    return Orthogonaliser(
+        routes=tuple(_route(exchange, groups.find("matrices", exchange.ranks), rank, slots) for exchange in exchanges),
+        dtype=torch.float32 if dtype == torch.float32 else torch.bfloat16,
+        device=device,
+    )
+
+
+def muon(update: Update, orthogonaliser: Orthogonaliser) -> None:
+    """Update matrices of layers. All ranks must call it together, those that update none too."""
+    momentum, steps = update.recipe.muon_momentum, dict[Slot, torch.Tensor]()
+    for slot, gradient, first in zip(update.slots, update.gradients, update.moments("first"), strict=True):
+        there = update.verdict.on(first.device)
+        out = there.left_out > 0.0
+        pushed = torch.where(out, first, gradient / there.divisor)
+        first.lerp_(pushed, 1.0 - momentum)
+        steps[slot] = pushed.lerp_(first, momentum)  # Nesterov's
+        slot.master.mul_(1.0 - update.rate * update.decay * (1.0 - there.left_out))
+    for route in orthogonaliser.routes:
+        for (slot, start, stop), result in _orthogonalised(route, steps, orthogonaliser):
+            there = update.verdict.on(slot.master.device)
+            taken = result.to(slot.master.device, torch.float32) * (update.rate * (1.0 - there.left_out))
+            slot.master[start:stop].sub_(taken)
+
+
+def newton_schulz(matrices: torch.Tensor) -> torch.Tensor:
+    """Return matrices [count, m, n] with their singular values brought to about 1, in their own precision."""
+    first, second, third = COEFFICIENTS
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if tall else matrices
+    x = x / x.flatten(1).norm(dim=1).clamp(min=SMALLEST_NORM)[:, None, None]
+    for _ in range(STEPS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=second, alpha=third), x, beta=first)
+    return x.mT if tall else x
+
+
+def _route(exchange: Exchange, group: Any, rank: int, slots: Sequence[Slot]) -> Route:
+    ranks, place = exchange.ranks, {other: number for number, other in enumerate(exchange.ranks)}
+    lists: list[list[list[Any]]] = [[[] for _ in ranks] for _ in range(4)]
+    sent, updated, parts, results = lists
+    owned: list[CutShape] = []
+    by_bucket = _by_bucket(slots)
+    for matrix in exchange.matrices:
+        number = len(owned)
+        if matrix.owner == rank:
+            owned.append(matrix.shape)
+        for fragments, own, other in ((matrix.sources, sent, parts), (matrix.targets, updated, results)):
+            for fragment in fragments:
+                if fragment.rank == rank:
+                    own[place[matrix.owner]].append(_own(fragment, by_bucket))
+                if matrix.owner == rank:
+                    other[place[fragment.rank]].append((number, fragment.holding.piece))
+    return Route(group=group, owned=tuple(owned), sent=sent, updated=updated, parts=parts, results=results)
+
+
+def _by_bucket(slots: Iterable[Slot]) -> Mapping[Any, list[Slot]]:
+    found: dict[Any, list[Slot]] = {}
+    for slot in slots:
+        found.setdefault(slot.buffer.bucket.key, []).append(slot)
+    return found
+
+
+def _own(fragment: Fragment, by_bucket: Mapping[Any, list[Slot]]) -> Own:
+    """Return where a fragment of this rank lies in its slots."""
+    start, count = fragment.holding.at, fragment.holding.piece.elements
+    slot = next(s for s in by_bucket[fragment.bucket.key] if s.start <= start and start + count <= s.stop)
+    return slot, start - slot.start, start - slot.start + count
+
+
+def _orthogonalised(
+    route: Route, steps: Mapping[Slot, torch.Tensor], how: Orthogonaliser
+) -> Iterator[tuple[Own, torch.Tensor]]:
+    """Yield what this rank updates with the orthogonalised steps of the matrices there."""
+    flat = [[steps[slot][start:stop].to(how.device, how.dtype) for slot, start, stop in own] for own in route.sent]
+    came = _exchanged(flat, [sum(p.elements for _, p in parts) for parts in route.parts], route.group, how)
+    wholes = [torch.empty(prod(cut.shape), dtype=how.dtype, device=how.device) for cut in route.owned]
+    for number, piece, values in _along(chain.from_iterable(route.parts), came):
+        for overlap in overlaps(piece, _whole(route.owned[number]), route.owned[number]):
+            _target(overlap, wholes[number]).copy_(_source(overlap, values))
+    _orthogonalise(wholes, route.owned)
+    back = [[_taken(wholes[number], piece, route.owned[number]) for number, piece in parts] for parts in route.results]
+    del wholes
+    got = _exchanged(back, [sum(stop - start for _, start, stop in own) for own in route.updated], route.group, how)
+    at = 0
+    for own in chain.from_iterable(route.updated):
+        count = own[2] - own[1]
+        yield own, got[at : at + count]
+        at += count
+
+
+def _exchanged(out: list[list[torch.Tensor]], received: list[int], group: Any, how: Orthogonaliser) -> torch.Tensor:
+    """Return the flat values that the ranks of a group sent here, `received` of each; each gets its part of `out`."""
+    nothing = torch.empty(0, dtype=how.dtype, device=how.device)
+    sent = torch.cat([nothing, *chain.from_iterable(out)])
+    if group is None:
+        return sent
+    came = torch.empty(sum(received), dtype=how.dtype, device=how.device)
+    dist.all_to_all_single(came, sent, received, [sum(t.numel() for t in each) for each in out], group=group)
+    return came
+
+
+def _orthogonalise(wholes: Sequence[torch.Tensor], shapes: Sequence[CutShape]) -> None:
+    """Orthogonalise whole matrices in place, equal ones together, and scale them to AdamW's steps."""
+    alike: dict[tuple[int, ...], list[torch.Tensor]] = {}
+    for whole, cut in zip(wholes, shapes, strict=True):
+        alike.setdefault(cut.shape, []).append(whole)
+    for shape, all_of_them in alike.items():
+        together = max(TOGETHER_ELEMENTS // prod(shape), 1)
+        for begin in range(0, len(all_of_them), together):
+            some = all_of_them[begin : begin + together]
+            results = newton_schulz(torch.stack(some).view(len(some), *shape)) * (MATCHED * max(shape) ** 0.5)
+            for whole, result in zip(some, results, strict=True):
+                whole.copy_(result.reshape(-1))
+
+
+def _along(parts: Iterable[Part], values: torch.Tensor) -> Iterator[tuple[int, StatePiece, torch.Tensor]]:
+    """Yield parts with their flat values, which lie one after another."""
+    at = 0
+    for number, piece in parts:
+        yield number, piece, values[at : at + piece.elements]
+        at += piece.elements
+
+
+def _taken(whole: torch.Tensor, piece: StatePiece, cut: CutShape) -> torch.Tensor:
+    """Return the flat values of a piece of a matrix."""
+    out = whole.new_empty(piece.elements)
+    for overlap in overlaps(_whole(cut), piece, cut):
+        _target(overlap, out).copy_(_source(overlap, whole))
+    return out
+
+
+def _whole(cut: CutShape) -> StatePiece:
+    return StatePiece(kind=UPDATE, parameter="", start=0, stop=cut.shape[cut.dim], low=0, high=prod(cut.shape))
+
+
+def _source(overlap: Overlap, values: torch.Tensor) -> torch.Tensor:
+    return values[overlap.source :].as_strided((overlap.count, overlap.length), (overlap.source_step, 1))
+
+
+def _target(overlap: Overlap, values: torch.Tensor) -> torch.Tensor:
+    return values[overlap.target :].as_strided((overlap.count, overlap.length), (overlap.target_step, 1))

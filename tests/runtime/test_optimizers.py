@@ -1,0 +1,159 @@
+"""Muon and AdamW with moments in 8 bits: the same as in one process whatever the plan cuts, and as large as priced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.runtime.equal import ADAM, require_equal, require_equal_weights
+from tests.runtime.reference import in_8_bits, reference_run
+from tests.runtime.samples import plan_of, replica, stage, tiny_model
+from tests.runtime.workers import Case, Outcome, run_cases
+
+from shardwright.cli.train_input import METHOD_OF
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.cost.iteration.mixed import mixed_iteration
+from shardwright.plans.check import check
+from shardwright.plans.plan import Plan, Sharding
+from shardwright.runtime.layout.groups import layout_of
+from shardwright.runtime.layout.limits import unrunnable
+from shardwright.runtime.state.blocks import zeros
+from shardwright.runtime.state.muon import newton_schulz
+from shardwright.runtime.state.recipe import Recipe
+from shardwright.runtime.state.slots import make_slots
+from shardwright.runtime.state.store import make_store
+from shardwright.spec.job import Optimizer
+from shardwright.spec.model import Mlp, Model
+
+MUON = replace(ADAM, method="muon")
+EIGHT = replace(ADAM, method="adamw8bit", learning_rate=2e-4)
+
+
+def wide() -> Model:
+    """Two layers of which tensor parallelism 2 leaves rows of 256 weights: blocks of 8-bit moments are then the same."""
+    model = tiny_model(2, hidden=256)
+    attention = replace(model.layers[0].attention, head_dim=128, value_head_dim=128)
+    layer = replace(model.layers[0], attention=attention, mlp=Mlp(width=512, gated=True))
+    return replace(model, layers=(layer, layer))
+
+
+def under(optimizer: Optimizer, plan: Plan) -> Plan:
+    return replace(plan, job=replace(plan.job, optimizer=optimizer))
+
+
+LLAMA, SMALL, WIDE = tiny_model(), tiny_model(4), wide()
+MIXTURE = tiny_model(3, family="qwen2", experts=4, shared=True)
+DEEP_AND_FLAT = (replica(stage((0, 2)), stage((2, 6)), micro_batches=5), replica(stage((0, 6)), micro_batches=3))
+PLANS: dict[str, tuple[Plan, Recipe]] = {
+    "muon, two depths, zero1, half in host memory": (plan_of(LLAMA, *DEEP_AND_FLAT, sharding="zero1", offload=0.5), MUON),
+    "muon, tp 2, 1 and 4 of one layer": (
+        plan_of(
+            SMALL,
+            replica(stage((0, 1), tp=2), stage((1, 4)), micro_batches=2),
+            replica(stage((0, 4), tp=4), micro_batches=1),
+            sequence_parallel=True,
+            sharding="zero1",
+        ),
+        MUON,
+    ),
+    "muon, zero3, experts over two of four copies": (
+        plan_of(MIXTURE, replica(stage((0, 3), ep=2), count=4, micro_batches=2), sharding="zero3"),
+        MUON,
+    ),
+    "8 bits, zero1, two depths": (
+        plan_of(WIDE, replica(stage((0, 1)), stage((1, 2)), micro_batches=2), replica(stage((0, 2)), micro_batches=2), sharding="zero1"),
+        EIGHT,
+    ),
+    "8 bits, zero3, tp 2": (
+        plan_of(WIDE, replica(stage((0, 2), tp=2), count=2, micro_batches=2), sequence_parallel=True, sharding="zero3"),
+        EIGHT,
+    ),
+}  # fmt: skip
+RELAY = {
+    "muon": (
+        plan_of(SMALL, replica(stage((0, 2)), stage((2, 4)), micro_batches=2), replica(stage((0, 4)), micro_batches=1), sharding="zero1"),
+        plan_of(SMALL, replica(stage((0, 4), tp=2), micro_batches=3)),
+    ),
+    "adam8bit": (
+        plan_of(WIDE, replica(stage((0, 2)), count=3, micro_batches=1), sharding="zero1"),
+        plan_of(WIDE, replica(stage((0, 2), tp=2), micro_batches=3)),
+    ),
+}  # fmt: skip
+FEW = 6  # steps
+NAMES: dict[str, Optimizer] = {"muon": "muon", "adamw8bit": "adam8bit"}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Outcome]:
+    cases = [Case(name, under(NAMES[recipe.method], plan), recipe, steps=FEW) for name, (plan, recipe) in PLANS.items()]
+    for optimizer, (before, after) in RELAY.items():
+        recipe = MUON if optimizer == "muon" else EIGHT
+        cases.append(Case(f"{optimizer} 1", under(optimizer, before), recipe, steps=FEW // 2, save=optimizer))
+        cases.append(Case(f"{optimizer} 2", under(optimizer, after), recipe, steps=FEW // 2, load=optimizer))
+    return run_cases(cases, processes=7)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_training_equals_that_of_one_process(name: str, outcomes: dict[str, Outcome]) -> None:
+    plan, recipe = PLANS[name]
+    plan = under(NAMES[recipe.method], plan)
+    assert check(plan) == () and unrunnable(plan) == ()
+    expected = reference_run(plan, recipe, steps=FEW, seed=7)
+    require_equal(outcomes[name], expected, rounded=recipe is EIGHT)
+    plain = reference_run(plan, replace(recipe, method="adamw"), steps=FEW, seed=7)
+    with pytest.raises(AssertionError):  # it is another method
+        require_equal_weights(outcomes[name], plain, rounded=recipe is EIGHT)
+
+
+@pytest.mark.parametrize("optimizer", RELAY)
+def test_a_checkpoint_goes_on_under_another_plan(optimizer: str, outcomes: dict[str, Outcome]) -> None:
+    recipe = MUON if optimizer == "muon" else EIGHT
+    expected = reference_run(RELAY[optimizer][0], recipe, steps=FEW, seed=7)
+    losses = [*outcomes[f"{optimizer} 1"].losses, *outcomes[f"{optimizer} 2"].losses]
+    assert losses == pytest.approx(expected.losses, rel=1e-5)
+    require_equal_weights(outcomes[f"{optimizer} 2"], expected, rounded=recipe is EIGHT)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adam8bit", "muon"])
+@pytest.mark.parametrize("sharding", ["none", "zero1", "zero3"])
+def test_state_is_as_large_as_priced(optimizer: Optimizer, sharding: Sharding) -> None:
+    """Master weights and moments, within 2 % on every rank."""
+    stages = (stage((0, 1), tp=2), stage((1, 2), tp=2))
+    plan = plan_of(
+        replace(wide(), vocab=4096), replica(*stages, count=2, micro_batches=2), sharding=sharding, precision="bf16"
+    )
+    plan = under(optimizer, plan)
+    layout, memory = layout_of(plan), mixed_iteration(plan, Analytic()).replicas[0].memory
+    recipe = Recipe(method=METHOD_OF[optimizer])
+    for place in layout.places:
+        store = make_store(layout, place, torch.bfloat16, torch.device("cpu"))
+        slots = make_slots(store, place.rank, recipe, sharded=plan.optimizer.distributed, offload=0.0)
+        measured = sum(slot.master.nbytes + slot.moment_bytes for slot in slots)
+        assert measured == pytest.approx(float(memory.optimizer[place.stage]), rel=0.02), place.name
+
+
+@pytest.mark.parametrize("shape", [(48, 80), (80, 48)])
+def test_a_step_of_muon_is_that_of_torch(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.zeros(shape))
+    weight.grad = torch.randn(shape)
+    optimizer = torch.optim.Muon([weight], lr=1.0, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    optimizer.step()
+    step = newton_schulz(weight.grad[None].bfloat16())[0].float() * (0.2 * max(shape) ** 0.5)
+    assert float((step + weight.detach()).norm()) < 0.02 * float(step.norm())
+
+
+def test_blocks_keep_what_they_hold() -> None:
+    """Values that were in 8 bits once go through fp32, as in checkpoints, unchanged; new ones are near."""
+    torch.manual_seed(0)
+    for signed in (True, False):
+        blocks = zeros(1000, torch.device("cpu"), signed=signed)
+        values = torch.randn(1000) * 10.0 ** torch.randn(1000)
+        values = values if signed else values.square()
+        blocks.put(0, values)
+        once = blocks.values(0, 1000)
+        torch.testing.assert_close(once[:768], in_8_bits(values[:768], signed=signed))
+        assert float((once - values).norm()) < 0.02 * float(values.norm())
+        blocks.put(256, once[256:])
+        assert torch.equal(blocks.values(0, 1000), once) and torch.equal(blocks.values(300, 700), once[300:700])
