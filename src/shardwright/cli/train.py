@@ -267,6 +267,9 @@ def train(
     if elastic:
         told = {"tensorboard": tensorboard, "wandb": wandb, "logs": logs}
         refuse_elastic(mask_documents=mask_documents, eval_data=eval_data, **told)
+        if recipe.method == "muon":
+            message = "is not there under --elastic, where a rank finishes its update without the others"
+            raise bad("--optimizer muon", message, "use another optimizer, or train without --elastic")
         require_positive(snapshot_every=snapshot_every, silence=silence, wait=wait)
         return run_elastic(
             found,
