@@ -9,7 +9,7 @@ import numpy as np
 
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
 
-STEPS = 5
+STEPS = 5  # documented
 
 
 def orthogonalisation_flops(rows: int, columns: int) -> float:
