@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from shardwright.recovery.transfer import DISK, MEMORY
 from shardwright.runtime.recovery.inventory import Held, cover, disagreements, held_of, held_row, newest_state
+from shardwright.runtime.recovery.needs import shares_of
 from shardwright.runtime.state.pieces import CutShape, StatePiece, StoredPiece
 
 SHAPES = {"a": CutShape(shape=(8, 2))}
@@ -68,3 +72,16 @@ def test_where_content_differs_most_machines_are_right_and_it_is_told() -> None:
 def test_rows_carry_all_of_a_holding() -> None:
     item = held("m0", 10, 0, 16)
     assert held_of(held_row(item)) == item
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.sets(st.integers(0, 20), min_size=1), min_size=1))
+def test_every_piece_is_uploaded_once_by_a_machine_that_holds_it(numbers: dict[str, set[int]]) -> None:
+    pieces = {
+        name: {StatePiece(kind="weight", parameter=f"{n}", start=0, stop=8, low=0, high=8) for n in found}
+        for name, found in numbers.items()
+    }
+    shares = shares_of(pieces)
+    assert all(shares[name] <= pieces[name] for name in pieces)
+    assert sorted(piece for share in shares.values() for piece in share) == sorted(set().union(*pieces.values()))
+    alike = dict.fromkeys("abc", pieces[min(pieces)])
+    assert max(map(len, shares_of(alike).values())) - min(map(len, shares_of(alike).values())) <= 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,29 @@ def held_pieces(layout: Layout, place: Place, kinds: Iterable[str]) -> tuple[Sta
     return tuple(found)
 
 
+def machine_pieces(layout: Layout, where: Sequence[Seat], kinds: Sequence[str]) -> dict[str, set[StatePiece]]:
+    """Return for each machine all that its ranks update."""
+    found: dict[str, set[StatePiece]] = {seat.machine: set() for seat in where}
+    for place in layout.places:
+        found[where[place.rank].machine].update(held_pieces(layout, place, kinds))
+    return found
+
+
+def shares_of(pieces: Mapping[str, Collection[StatePiece]]) -> dict[str, frozenset[StatePiece]]:
+    """Return which of the pieces that machines hold each is to upload: every piece once, about as much each."""
+    holders: dict[StatePiece, list[str]] = {}
+    for name in sorted(pieces):
+        for piece in pieces[name]:
+            holders.setdefault(piece, []).append(name)
+    shares: dict[str, list[StatePiece]] = {name: [] for name in pieces}
+    elements = dict.fromkeys(pieces, 0)
+    for piece in sorted(holders):
+        name = min(holders[piece], key=lambda name: (elements[name], name))
+        shares[name].append(piece)
+        elements[name] += piece.elements
+    return {name: frozenset(share) for name, share in shares.items()}
+
+
 def machine_needs(
     layout: Layout, where: Sequence[Seat], kinds: Sequence[str], state: State, shapes: Shapes
 ) -> dict[str, tuple[Key, ...]]:
@@ -43,9 +66,7 @@ def machine_needs(
     by_place: dict[tuple[str, str], list[Key]] = {}
     for key in state.pieces:
         by_place.setdefault((key[0].kind, key[0].parameter), []).append(key)
-    wanted: dict[str, set[StatePiece]] = {seat.machine: set() for seat in where}
-    for place in layout.places:
-        wanted[where[place.rank].machine].update(held_pieces(layout, place, kinds))
+    wanted = machine_pieces(layout, where, kinds)
     return {machine: _touched(pieces, by_place, shapes) for machine, pieces in wanted.items()}
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
@@ -20,12 +19,12 @@ from shardwright.runtime.recovery.channel import LostError, Message, RefusedErro
 from shardwright.runtime.recovery.course import Run
 from shardwright.runtime.recovery.desk import Desk
 from shardwright.runtime.recovery.fetch import Source, Wanted, fetch
-from shardwright.runtime.recovery.needs import held_pieces
+from shardwright.runtime.recovery.needs import machine_pieces, shares_of
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.rows import machine_data, machine_of, pieces_of, rows_of
 from shardwright.runtime.recovery.snapshots import Snapshot, Snapshots
 from shardwright.runtime.recovery.tiers import Cloud, DiskTier
-from shardwright.runtime.state.pieces import split
+from shardwright.runtime.state.pieces import StatePiece, split
 
 COPY_SECONDS = 60.0
 
@@ -38,22 +37,21 @@ class Protection:
         self.disk = DiskTier(options.disk, options.machine.name, run.name) if options.disk else None
         self.cloud = Cloud(options.upload) if options.upload else None
         self._saving: asyncio.Task[None] | None = None
-        self._due = self._saved = -1, 0
+        self._due = self._saved = (-1, 0, False)
         self._late = False
         self._partner: Machine | None = None
-        self._lonely: frozenset[Any] = frozenset()
+        self._lonely: frozenset[StatePiece] = frozenset()
+        self._share: frozenset[StatePiece] = frozenset()
         desk.protect = self.copied
 
     def begin_generation(self, plan: Plan, where: Sequence[Seat], machines: Sequence[Machine]) -> None:
         """Find the pieces that no other machine holds, and the machine that shall have a copy of them: the next one, of
-        another zone if there is one."""
+        another zone if there is one; and those that this machine shall upload."""
         me = self._me
-        layout = layout_of(plan)
-        by_machine: dict[str, set[Any]] = {}
-        for place in layout.places:
-            by_machine.setdefault(where[place.rank].machine, set()).update(held_pieces(layout, place, self._run.kinds))
+        by_machine = machine_pieces(layout_of(plan), where, self._run.kinds)
         elsewhere = set().union(*(pieces for name, pieces in by_machine.items() if name != me.name))
         self._lonely = frozenset(by_machine.get(me.name, set()) - elsewhere)
+        self._share = shares_of(by_machine).get(me.name, frozenset())
         index = next((n for n, machine in enumerate(machines) if machine.name == me.name), 0)
         others = [*machines[index + 1 :], *machines[:index]]
         apart = [machine for machine in others if machine.zone != me.zone]
@@ -61,7 +59,7 @@ class Protection:
 
     async def copied(self, step: int) -> None:
         """Have a copy of what no other machine holds made on another one."""
-        lonely = {part for piece in self._lonely for part in split(piece, 1 << 23)}
+        lonely = _parts(self._lonely)
         pieces = [
             stored
             for snapshot in self._snapshots.by_file.values()
@@ -130,12 +128,13 @@ class Protection:
         )
         return {}, b""
 
-    async def commit(self, message: Message) -> None:
+    async def commit(self, message: Message, *, whole: bool = False) -> None:
         """Know that all machines have a step; then bring it to the slower tiers, as soon as they are done with another:
-        steps that come meanwhile are passed over but for the newest."""
+        steps that come meanwhile are passed over but for the newest. The `whole` of what this machine wrote is uploaded
+        where others that hold it alike may be lost."""
         generation = self._term.base.generation.number
         await self._snapshots.commit(message["step"], generation)
-        self._due = message["step"], generation
+        self._due = (message["step"], generation, whole)
         if self._saving is None or self._saving.done():
             self._saving = asyncio.get_running_loop().create_task(self._save_due())
             self._late = False
@@ -151,16 +150,16 @@ class Protection:
     async def flush(self, message: Message) -> None:
         """Have the last step in all tiers, and with another machine."""
         await self.copied(message["step"])
-        await self.commit(message)
+        await self.commit(message, whole=True)
         if self._saving is not None:
             await self._saving
 
     async def _save_due(self) -> None:
         while self._saved != self._due:
             self._saved = self._due
-            await self._save(self._saved[0])
+            await self._save(self._saved[0], whole=self._saved[2])
 
-    async def _save(self, step: int) -> None:
+    async def _save(self, step: int, *, whole: bool) -> None:
         """Write this machine's part of a step to disk, then to the object store. Where one fails, training goes on and
         the older steps stay."""
         mine = [one for one in self._snapshots.by_file.values() if one.step == step and not one.origin]
@@ -176,6 +175,8 @@ class Protection:
             print(f"step {step} of {me} is not on disk: {error}", file=sys.stderr, flush=True)
         try:
             if self.cloud is not None:
+                share = _parts(self._share)
+                held = held if whole else [item for item in held if item.stored.piece in share]
                 rows = await asyncio.to_thread(self.cloud.put_part, step, generation, me, self._snapshots.folder, held)
                 await self._desk.tell(
                     "uploaded",
@@ -192,3 +193,8 @@ class Protection:
         """Return whether the disk has this machine's part of the newest step, too."""
         held = [] if self.disk is None else self.disk.holdings()
         return any(item.step == self._snapshots.committed for item in held)
+
+
+def _parts(pieces: Iterable[StatePiece]) -> set[StatePiece]:
+    """Return pieces as they are cut in snapshots."""
+    return {part for piece in pieces for part in split(piece, 1 << 23)}

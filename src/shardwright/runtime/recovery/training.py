@@ -58,7 +58,7 @@ from shardwright.runtime.storage.piece_files import read_piece
 from shardwright.runtime.storage.weights import open_weights
 
 UNWIND_SECONDS = 1.0
-"""So long a thread has for coming out of what it does, beside the time since it was halted."""
+"""So long a halted thread has for coming out of what it does."""
 PACED_STEPS, PACED_SECONDS = 10, 10.0
 """The keeper hears of the median of the seconds computed in so many steps, taken over so many seconds or more: noise of
 a second or two is no reason to form groups anew."""
@@ -103,11 +103,13 @@ class Training:
     def __init__(self, link: Link, order: Order, settings: Settings) -> None:
         self.standing: Standing | None = None
         self._link, self._order, self._settings = link, order, settings
+        self._halted = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="training", daemon=True)
         self._thread.start()
 
     def report(self) -> Report:
         """Return where the rank is, now that its generation is over."""
+        self._halted = time.monotonic()
         standing = self.standing
         if standing is None:
             return Report(step=-1)
@@ -116,7 +118,7 @@ class Training:
 
     def stuck(self) -> bool:
         """Return whether the thread does not end, which makes this process of no more use."""
-        self._thread.join(UNWIND_SECONDS)
+        self._thread.join(max(self._halted + UNWIND_SECONDS - time.monotonic(), 0.0))
         return self._thread.is_alive()
 
     def _run(self) -> None:
