@@ -10,13 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
+from shardwright.exporters.megatron.dispatcher import usual_dispatcher
 from shardwright.exporters.megatron.export import to_megatron
 from shardwright.exporters.megatron.launch import launch_script
 from shardwright.exporters.megatron.limits import unsupported
 from shardwright.importers.megatron.read import plan_from_megatron
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute
+from shardwright.spec.options import STATE, Options
 from tests.golden.plans import H100, LLAMA_2_70B, LLAMA_3_1_8B, PLANS, cluster_of
 from tests.plans.random_plans import uniform_plans
+from tests.targets.plans import option_plans
 
 FEW = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
@@ -241,3 +244,34 @@ def test_no_text_is_a_traceback(words: list[str]) -> None:
         read(" ".join(words))
     except SpecError as error:
         assert error.problems
+
+
+@pytest.mark.parametrize("name", option_plans())
+def test_options_of_the_trainer_come_back(name: str) -> None:
+    """An unfused loss and fp32 gradients are what Megatron-LM does where it is told nothing."""
+    plan = option_plans()[name]
+    read = plan_from_megatron(launch_script(plan, to_megatron(plan), "torchrun"), cluster=plan.cluster)
+    said = plan.job.options
+    if said.precision_aware:
+        said = replace(said, **{field: getattr(said, field) or "fp32" for field in STATE})  # type: ignore[arg-type]
+    if said.loss == "unfused":
+        said = replace(said, loss=None)
+    if said.grad_reduce == "fp32":
+        said = replace(said, grad_reduce=None)
+    if said.dispatcher == usual_dispatcher(plan):
+        said = replace(said, dispatcher=None)
+    assert_same(read.plan, replace(plan, job=replace(plan.job, options=said)))
+    assert read.uncounted == ()
+
+
+def test_what_no_option_tells_is_not_counted() -> None:
+    plan = PLANS["llama-2-70b-interleaved"]
+    words = [*to_megatron(plan).arguments, "--recompute-granularity", "selective", "--recompute-modules", "mhc", "mlp"]
+    read = plan_from_megatron(shlex.join(words), cluster=plan.cluster)
+    assert read.plan.job.options.recompute_modules == ("mlp",)
+    assert any("--recompute-modules mhc mlp" in line for line in read.uncounted)
+    sharded = shlex.join(to_megatron(option_plans()["bf16 reduction"]).arguments).replace(
+        "--use-distributed-optimizer", "--use-distributed-optimizer --use-megatron-fsdp --use-precision-aware-optimizer"
+    )
+    fsdp = plan_from_megatron(f"{sharded} --exp-avg-dtype bf16", cluster=option_plans()["bf16 reduction"].cluster)
+    assert fsdp.plan.job.options == Options() and any("--exp-avg-dtype" in line for line in fsdp.uncounted)

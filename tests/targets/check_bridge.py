@@ -33,6 +33,7 @@ CORE = (
     *("models.gpt.gpt_model", "models.gpt.gpt_layer_specs", "optimizer", "distributed", "transformer.moe.moe_layer"),
     "transformer.multi_latent_attention",
 )
+TYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.uint8": "fp8"}
 USERS = {"DATA_PATH": "data", "TOKENIZER_MODEL": "tokenizer", "CHECKPOINT_DIR": "out", "LEARNING_RATE": "1e-4", "TRAIN_ITERS": "10"}  # fmt: skip
 
 
@@ -80,8 +81,9 @@ def values(files: dict[str, str], world_size: int) -> dict[str, Any]:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    config = module.pretrain_config()
-    config.validate()
+    with importlib.import_module("stand_ins").with_fused_adam():
+        config = module.pretrain_config()
+        config.validate()
     model = config.model
     layout = getattr(model, "pipeline_model_parallel_layout", None)
     return {
@@ -101,6 +103,26 @@ def values(files: dict[str, str], world_size: int) -> dict[str, Any]:
         "distributed": config.ddp.use_distributed_optimizer,
         "fsdp": config.ddp.use_megatron_fsdp,
         "fp8": config.mixed_precision.fp8 is not None,
+        "options": options(config),
+    }
+
+
+def options(config: Any) -> dict[str, Any]:
+    """Return what Megatron-Bridge made of the options of a plan. In fp32 and fp16 gradients are as they are."""
+    model, optimizer, selective = config.model, config.optimizer, config.model.recompute_granularity == "selective"
+    kinds = (
+        optimizer.main_grads_dtype,
+        optimizer.main_params_dtype,
+        optimizer.exp_avg_dtype,
+        optimizer.exp_avg_sq_dtype,
+    )
+    return {
+        "modules": sorted(model.recompute_modules) if selective else None,
+        "fp32_gradients": config.mixed_precision.grad_reduce_in_fp32,
+        "precision_aware": optimizer.use_precision_aware_optimizer,
+        "types": [TYPES[str(kind)] for kind in kinds],
+        "fused_loss": model.cross_entropy_loss_fusion,
+        "dispatcher": model.moe_token_dispatcher_type if model.num_moe_experts else None,
     }
 
 
@@ -111,6 +133,8 @@ def main() -> None:
         for name in CORE:
             importlib.import_module(f"megatron.core.{name}")
         STAND_INS.update(("transformer_engine", "transformer_engine_torch"))
+        hopper = types.SimpleNamespace(major=9, minor=0, name="NVIDIA H100")  # what DeepEP is allowed on
+        importlib.import_module("torch").cuda.get_device_properties = lambda *_: hopper
         for case in json.load(sys.stdin):
             try:
                 results.append({"name": case["name"], "values": values(case["files"], case["world_size"])})

@@ -21,7 +21,10 @@ KNOWN = {  # DeepSpeed passes over keys at the top that it does not know: these 
     "bf16",
     "fp16",
     "tensor_parallel",
+    "communication_data_type",
+    "data_types",
 }
+TYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16"}
 
 
 def values(files: dict[str, str], world_size: int) -> dict[str, Any]:
@@ -46,6 +49,7 @@ def values(files: dict[str, str], world_size: int) -> dict[str, Any]:
         else offload.ratio,
         "bf16": found.bfloat16_config.enabled if hasattr(found, "bfloat16_config") else None,
         "tensor": tensor,
+        "reduction": TYPES.get(str(found.communication_data_type)),
     }
 
 

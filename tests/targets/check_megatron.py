@@ -27,6 +27,7 @@ if not hasattr(typing, "override"):  # Megatron-LM 0.19 is written for Python 3.
 FROM_THE_USER = ("--mock-data", "--tokenizer-type", "NullTokenizer", "--lr", "1e-4")
 # Fused rotary embedding is checked for by importing Transformer Engine, which needs CUDA.
 WITHOUT_TRANSFORMER_ENGINE = ("--no-rope-fusion",)
+TYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.uint8": "fp8"}
 VALUES = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -96,7 +97,8 @@ def parsed(words: list[str], capability: tuple[int, int]) -> tuple[dict[str, Any
     args = arguments.parse_args()
     arguments.validate_args(args)
     config = argument_utils.core_transformer_config_from_args(args)
-    training.get_megatron_optimizer_config(args)
+    with import_module("stand_ins").with_fused_adam():
+        training.get_megatron_optimizer_config(args)
     training.get_megatron_ddp_config(args)
     values = {name: getattr(args, name) for name in VALUES}
     values |= {
@@ -107,8 +109,23 @@ def parsed(words: list[str], capability: tuple[int, int]) -> tuple[dict[str, Any
         "bias": [config.add_bias_linear, config.add_qkv_bias],
         "window_size": config.window_size,
         "moe_layer_freq": config.moe_layer_freq,
+        "options": options(args, config),
     }
     return values, facts(args, config)
+
+
+def options(args: Any, config: Any) -> dict[str, Any]:
+    """Return what Megatron made of the options of a plan."""
+    kinds = (args.main_grads_dtype, args.main_params_dtype, args.exp_avg_dtype, args.exp_avg_sq_dtype)
+    selective = args.recompute_granularity == "selective"
+    return {
+        "modules": sorted(config.recompute_modules) if selective else None,
+        "fp32_gradients": args.accumulate_allreduce_grads_in_fp32,
+        "precision_aware": args.use_precision_aware_optimizer,
+        "types": [TYPES[str(kind)] for kind in kinds],
+        "fused_loss": config.cross_entropy_loss_fusion,
+        "dispatcher": config.moe_token_dispatcher_type if args.num_experts else None,
+    }
 
 
 def facts(args: Any, config: Any) -> dict[str, Any]:

@@ -11,9 +11,51 @@ from tests.golden.plans import LLAMA_2_70B, LLAMA_3_1_8B, MIXTRAL_8X7B, PLANS, u
 import shardwright
 from shardwright.plans.plan import Overlap, Plan, Recompute
 from shardwright.spec.job import Job
+from shardwright.spec.options import Options
 
 FULL = Recompute(granularity="full", method="uniform", layers=1)
 SELECTIVE = Recompute(granularity="selective")
+
+
+@cache
+def option_plans() -> dict[str, Plan]:
+    """Every option of the trainer, with latent attention, experts and a dense model."""
+    deepseek, mixtral = shardwright.load_model("deepseek-v3"), MIXTRAL_8X7B
+    narrow = Options(main_grads="bf16", main_params="fp32", exp_avg="bf16", exp_avg_sq="fp8")
+    latent = Options(recompute_modules=("moe_act", "layernorm", "mla_up_proj", "mlp"), dispatcher="flex", loss="fused")
+    whole = Options(recompute_modules=("core_attn", "moe"), dispatcher="allgather", main_params="fp16", loss="unfused")
+    shared = {"nodes": 16, "micro_batch": 1, "counts": (7, 8, 8, 8, 8, 8, 7, 7), "pp": 8, "recompute": SELECTIVE}
+    return {
+        "narrow state": uniform_plan(
+            LLAMA_3_1_8B, nodes=1, job=_job(options=narrow), micro_batch=1, tp=2, counts=(32,)
+        ),
+        "bf16 reduction": uniform_plan(
+            LLAMA_3_1_8B, nodes=1, job=_job(options=Options(grad_reduce="bf16")), micro_batch=1, tp=1, counts=(32,)
+        ),
+        "fp32 reduction": uniform_plan(
+            LLAMA_3_1_8B,
+            nodes=1,
+            job=_job(options=Options(grad_reduce="fp32")),
+            micro_batch=1,
+            tp=1,
+            counts=(32,),
+            sharding="none",
+        ),
+        "latent attention": uniform_plan(deepseek, job=_job(options=latent), tp=1, ep=16, **shared),
+        "whole experts": uniform_plan(
+            mixtral,
+            nodes=2,
+            job=_job(options=whole),
+            micro_batch=1,
+            tp=1,
+            ep=8,
+            counts=(32,),
+            recompute=SELECTIVE,
+        ),
+        "all to all": uniform_plan(
+            deepseek, job=_job(options=Options(dispatcher="alltoall")), tp=1, ep=16, **(shared | {"recompute": None})
+        ),
+    }
 
 
 def _job(**told: Any) -> Job:

@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.golden.plans import PLANS
 from tests.plans.meshes import mesh
 from tests.plans.random_plans import uniform_plans
+from tests.targets.expected import options
+from tests.targets.plans import option_plans
 from tests.targets.run_megatron import case_of, checked
 
 from shardwright.plans.plan import Plan
@@ -17,6 +19,7 @@ from shardwright.plans.plan import Plan
 RANDOM_PLANS = 80
 FP8_FORMAT = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3"}  # Megatron-LM's own
 MESHES = {"two types": mesh((4, "AH")), "three stages": mesh((2, "HHA")), "a stage on both": mesh((2, "HA"), (2, "AA"))}
+FIXED = PLANS | MESHES | option_plans()
 BROKEN = {
     "one layer too few": ("Et*9|t*10|", "Et*8|t*10|"),
     "a stage too many": ("t*10L", "t*9|tL"),
@@ -45,7 +48,7 @@ def random_plans() -> dict[str, Plan]:
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, Any]]:
-    cases = [case_of(name, plan) for name, plan in (PLANS | MESHES | random_plans()).items()]
+    cases = [case_of(name, plan) for name, plan in (FIXED | random_plans()).items()]
     sound = cases[0]
     for name, (old, new) in BROKEN.items():
         broken = [word.replace(old, new) for word in sound["arguments"]]
@@ -107,13 +110,14 @@ def expected(plan: Plan) -> dict[str, Any]:
         "bias": [attention.out_bias, attention.qkv_bias],
         "window_size": [*(window - 1 for window in windows if window), 0] if windows else None,
         "moe_layer_freq": experts if moe and not all(experts) else 1,
+        "options": options(plan, loss="unfused"),
     }
 
 
-@pytest.mark.parametrize("name", PLANS | MESHES)
+@pytest.mark.parametrize("name", FIXED)
 def test_megatron_makes_the_same_plan_of_the_arguments(name: str, results: dict[str, dict[str, Any]]) -> None:
     assert results[name].get("error") is None
-    assert results[name]["values"] == expected((PLANS | MESHES)[name])
+    assert results[name]["values"] == expected(FIXED[name])
     assert results[name]["broken"] == []
 
 

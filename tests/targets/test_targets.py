@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from tests.golden.plans import PLANS as GOLDEN_PLANS
-from tests.targets.plans import machine_plans, torchtitan_plans, trainer_plans
+from tests.targets.expected import options
+from tests.targets.plans import machine_plans, option_plans, torchtitan_plans, trainer_plans
 
 import shardwright
 from shardwright.errors import SpecError
@@ -26,10 +27,10 @@ ENVIRONMENTS = HERE.parents[1] / ".venv-targets"
 TIME_LIMIT_SECONDS = 900
 FEWEST = 12
 PLANS: dict[str, Callable[[], dict[str, Plan]]] = {
-    "bridge": lambda: {**GOLDEN_PLANS, **torchtitan_plans()},
+    "bridge": lambda: {**GOLDEN_PLANS, **torchtitan_plans(), **option_plans()},
     "torchtitan": torchtitan_plans,
     "accelerate": trainer_plans,
-    "deepspeed": trainer_plans,
+    "deepspeed": lambda: {**trainer_plans(), **option_plans()},
     "skypilot": machine_plans,
 }
 # Of each target: a plan, a file of its export, and changes of its text, each of which the target's code must refuse.
@@ -206,6 +207,7 @@ def of_deepspeed(plan: Plan) -> dict[str, Any]:
         "offload": plan.optimizer.offload,
         "bf16": plan.job.precision == "bf16",
         "tensor": replica.stages[0].tensor_parallel,
+        "reduction": plan.job.options.grad_reduce,
     }
 
 
@@ -237,6 +239,7 @@ def of_bridge(plan: Plan) -> dict[str, Any]:
         "distributed": plan.optimizer.distributed,
         "fsdp": plan.optimizer.sharding in ("zero2", "zero3"),
         "fp8": plan.job.precision == "fp8",
+        "options": options(plan, loss="fused"),
     }
 
 

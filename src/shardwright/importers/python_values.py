@@ -184,7 +184,7 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
         pass
     if isinstance(node, ast.Name):
         return names.get(node.id, COMPUTED)
-    if isinstance(node, ast.Attribute) and node.attr in ("bfloat16", "float16", "float32"):
+    if isinstance(node, ast.Attribute) and node.attr in ("bfloat16", "float16", "float32", "uint8"):
         return node.attr
     if isinstance(node, ast.List | ast.Tuple):
         items = [_value(item, names) for item in node.elts]

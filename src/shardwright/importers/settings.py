@@ -34,7 +34,14 @@ NAMES = {
     "qk_pos_emb_head_dim": "--qk-pos-emb-head-dim",
     "cpu_offloading_num_layers": "--cpu-offloading-num-layers",
 }
+TYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "uint8": "fp8",
+}
 WHERE_FALSE = {
+    "grad_reduce_in_fp32": "--grad-reduce-in-bf16",
     "share_embeddings_and_output_weights": "--untie-embeddings-and-output-weights",
     "add_bias_linear": "--disable-bias-linear",
     "bias": "--disable-bias-linear",
@@ -59,7 +66,7 @@ def arguments_of(values: Mapping[Path, Any], name: str, problems: list[Problem])
     plan and is computed goes to `problems`."""
     words: list[str] = []
     strange: list[str] = []
-    for path, value in values.items():
+    for path, value in _effective(values).items():
         leaf = path[-1]
         flag = NAMES.get(leaf, "--" + leaf.replace("_", "-"))
         flag = ALIASES.get(flag, flag)
@@ -88,12 +95,19 @@ def arguments_of(values: Mapping[Path, Any], name: str, problems: list[Problem])
     return words, strange
 
 
+def _effective(values: Mapping[Path, Any]) -> dict[Path, Any]:
+    """Return the fields without those that others override: the mixed precision of Megatron-Bridge says how gradients
+    are reduced (MixedPrecisionConfig.setup of 0.6.2)."""
+    mixed = any(path[0] == "mixed_precision" for path in values)
+    return {path: value for path, value in values.items() if not (mixed and path == ("ddp", "grad_reduce_in_fp32"))}
+
+
 def _words(flag: str, value: Any) -> Iterator[str]:
     if value is None or value is False or isinstance(value, Mapping):
         return
     yield flag
     if value is not True:
-        yield _text(value)
+        yield TYPES.get(str(value).removeprefix("torch."), _text(value)) if flag.endswith("-dtype") else _text(value)
     if flag == "--num-query-groups":
         yield "--group-query-attention"
 

@@ -81,6 +81,7 @@ def deepspeed_settings(
     for part, device in devices.items():
         if device not in ("none", None) and (part != "offload_optimizer" or device != "cpu"):
             problems.append(Problem(f"{name}: {part}", f"is offloaded to {device}, which is not described", "use none"))
+    words += ["--grad-reduce-in-bf16"] if said("communication_data_type") == "bf16" else []
     uncounted = [key for key in ("partition_activations", "cpu_checkpointing") if said(key) is True]
     model = first(trainer, "model_name_or_path")
     return Settings(tuple(words), tuple(uncounted), "deepspeed", gpus, model)

@@ -62,6 +62,7 @@ def _attention(attention: Attention) -> Fields:
         shape = {"num_query_groups": attention.kv_heads, "kv_channels": attention.head_dim}
         return {**shape, "qk_layernorm": attention.qk_norm}
     return {
+        "multi_latent_attention": True,
         "q_lora_rank": latent.query_rank,
         "kv_lora_rank": latent.kv_rank,
         "qk_head_dim": latent.nope_head_dim,
@@ -109,7 +110,6 @@ def _experts(model: Model) -> Fields:
         "moe_router_topk": moe.top_k,
         "moe_ffn_hidden_size": moe.expert_width,
         "moe_grouped_gemm": True,
-        "moe_token_dispatcher_type": "alltoall",
         "moe_router_load_balancing_type": "none" if moe.router_bias else "aux_loss",
     }
     if not all(pattern):

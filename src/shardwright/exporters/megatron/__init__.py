@@ -6,6 +6,7 @@
 * `machines`: those of several GPU types in it
 * `layout`: layers of each stage
 * `model`: the model as arguments
+* `dispatcher`: which dispatcher sends tokens to their experts
 * `difference`: what to change on a command line
 * `limits`: what Megatron-LM cannot run
 * `mesh`: what does not fit its one mesh of ranks

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwright.errors import SpecError
+from shardwright.exporters.megatron.dispatcher import dispatcher_arguments
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
 from shardwright.exporters.megatron.limits import GROUPED_GEMM, first_stage, least_capability, pools_of, unsupported
 from shardwright.exporters.megatron.model import Arguments, model_arguments, moe_arguments, scaling_arguments
@@ -83,7 +84,7 @@ def to_megatron(plan: Plan) -> MegatronExport:
     experts = moe_arguments(
         plan.model,
         grouped_gemm=least_capability(plan) >= GROUPED_GEMM,
-        dispatcher=plan.job.options.dispatcher or "alltoall",
+        dispatcher=dispatcher_arguments(plan),
     )
     moe_note = "The balancing of the router is a choice of training, not of the plan."
     model = model_arguments(plan.model, plan.job.seq_len, first_stage(plan).tensor_parallel)

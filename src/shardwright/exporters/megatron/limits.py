@@ -20,7 +20,7 @@ from shardwright.spec.job import Job
 
 FP8_MULTIPLE, MXFP8_MULTIPLE = 16, 32
 GROUPED_GEMM = 8.0  # the capability from which on the export asks for grouped products of experts
-DEEPEP = 8.0  # the capability from which on DeepEP runs
+FLEX = (8.0, 11.0)  # capabilities that DeepEP and HybridEP run on, from one on and below another
 # Capabilities that a recipe runs on, from one on and below another, and in words.
 RECIPE_CAPABILITY = {"mxfp8": ((10.0, 12.0), "10.0 to 11.x"), "blockwise": ((9.0, 10.0), "9.x")}
 
@@ -167,6 +167,11 @@ def _recompute_of_mtp(plan: Plan) -> Iterator[Problem]:
         yield Problem(path, "with multi-token prediction uniform recomputation goes layer by layer", "write 1")
 
 
+def flex_runs(plan: Plan) -> bool:
+    """Return whether DeepEP or HybridEP runs on the GPUs of a plan."""
+    return all(pool.gpu.vendor == "nvidia" and FLEX[0] <= capability(pool.gpu) < FLEX[1] for pool in pools_of(plan))
+
+
 def _options(plan: Plan) -> Iterator[Problem]:
     """transformer_config.py 1784, fused_a2a.py and the README of DeepEP, distributed_data_parallel_config.py 264."""
     options, stage = options_of(plan), first_stage(plan)
@@ -176,8 +181,8 @@ def _options(plan: Plan) -> Iterator[Problem]:
     if options.get("dispatcher") == "flex":
         if stage.expert_parallel * stage.expert_tensor_parallel == 1:
             yield Problem("job.options.dispatcher", "is flex, but experts are not split", "--set dispatcher=alltoall")
-        elif any(pool.gpu.vendor != "nvidia" for pool in pools_of(plan)) or least_capability(plan) < DEEPEP:
-            message = f"is flex (DeepEP), which needs NVIDIA GPUs of capability {DEEPEP:g} or more"
+        elif not flex_runs(plan):
+            message = f"is flex (DeepEP), which needs NVIDIA GPUs of capability {FLEX[0]:g} to below {FLEX[1]:g}"
             yield Problem("job.options.dispatcher", message, "--set dispatcher=alltoall")
     if "grad_reduce" in options and plan.optimizer.sharding in ("zero2", "zero3"):
         message = f"is {options['grad_reduce']}; FSDP has types of its own"

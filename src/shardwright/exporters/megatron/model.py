@@ -47,7 +47,7 @@ def model_arguments(model: Model, seq_len: int, tensor_parallel: int) -> Argumen
     return tuple(arguments)
 
 
-def moe_arguments(model: Model, *, grouped_gemm: bool, dispatcher: str = "alltoall") -> Arguments:
+def moe_arguments(model: Model, *, grouped_gemm: bool, dispatcher: Arguments) -> Arguments:
     """Return the arguments of the experts, none for a dense model."""
     moe = next((kind.moe for kind in model.kinds if kind.moe), None)
     if moe is None:
@@ -65,10 +65,7 @@ def moe_arguments(model: Model, *, grouped_gemm: bool, dispatcher: str = "alltoa
     if moe.shared_gate:
         arguments.append(("--moe-shared-expert-gate",))
     arguments += _router_arguments(moe) + _group_arguments(moe)
-    arguments.append(("--moe-token-dispatcher-type", dispatcher))
-    if dispatcher == "flex":  # DeepEP takes probabilities in fp32 alone (token_dispatcher.py 1303)
-        arguments.append(("--moe-flex-dispatcher-backend", "deepep"))
-        arguments += [] if moe.router_bias else [("--moe-router-dtype", "fp32")]
+    arguments += dispatcher
     if grouped_gemm:
         arguments.append(("--moe-grouped-gemm",))
     return tuple(arguments)

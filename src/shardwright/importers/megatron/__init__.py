@@ -3,6 +3,7 @@
 * `read`: a plan from a launch script
 * `plan`: a plan from flags
 * `model`: a model from flags
+* `options`: options of the trainer from flags
 * `flags`: the arguments that say something about a plan
 * `flag_table`: every argument, and what it means for a plan
 * `vocabulary`: the size of a tokenizer's vocabulary

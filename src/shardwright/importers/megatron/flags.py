@@ -11,6 +11,8 @@ from typing import Any
 from shardwright.errors import Problem, suggestion
 from shardwright.importers.megatron.flag_table import Known, hyphenated, known_flags
 from shardwright.importers.shell.unknown import is_known, is_lone, shown, unknowns, variable_of
+from shardwright.spec.options import MODULES
+from shardwright.spec.options import VALUES as VALUES_OF
 from shardwright.spec.text.fields import shown as quoted
 
 LARGEST_COUNT = 10**18
@@ -130,10 +132,14 @@ VALUES: dict[str, tuple[Reader, Any]] = {
     "--attention-head-type": (str, "multihead"),
     "--glu-activation": (str, None),
     "--optimizer-offload-policy": (str, None),
-    "--moe-token-dispatcher-type": (str, "alltoall"),
+    "--moe-token-dispatcher-type": (str, None),
     "--cp-comm-type": (str, "p2p"),
     "--transformer-impl": (str, "transformer_engine"),
-    "--recompute-modules": (str, "core_attn"),
+    "--recompute-modules": (str, None),
+    "--main-grads-dtype": (str, "fp32"),
+    "--main-params-dtype": (str, "fp32"),
+    "--exp-avg-dtype": (str, "fp32"),
+    "--exp-avg-sq-dtype": (str, "fp32"),
 }
 CHOICES: dict[str, tuple[str, ...]] = {
     "--recompute-granularity": ("full", "selective"),
@@ -147,6 +153,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "--normalization": ("LayerNorm", "RMSNorm", "layernorm", "rmsnorm"),
     "--glu-activation": ("swiglu", "geglu", "reglu", "liglu"),
     "--attention-head-type": ("multihead", "multiquery"),
+    "--main-grads-dtype": VALUES_OF["main_grads"],
+    "--main-params-dtype": VALUES_OF["main_params"],
+    "--exp-avg-dtype": VALUES_OF["exp_avg"],
+    "--exp-avg-sq-dtype": VALUES_OF["exp_avg_sq"],
 }
 SWITCHES = (
     "--sequence-parallel",
@@ -179,6 +189,10 @@ SWITCHES = (
     "--moe-router-enable-expert-bias",
     "--moe-router-pre-softmax",
     "--cross-entropy-loss-fusion",
+    "--grad-reduce-in-bf16",
+    "--use-precision-aware-optimizer",
+    "--moe-enable-deepep",
+    "--moe-layer-recompute",
     "--apply-layernorm-1p",
     "--rotary-interleaved",
     "--use-rope-scaling",
@@ -223,12 +237,11 @@ IMPLIED = {
 }
 # Values with which an argument that is not modelled changes nothing.
 USUAL = {
-    "--moe-token-dispatcher-type": ("alltoall", "alltoall_seq"),
+    "--moe-token-dispatcher-type": ("alltoall", "alltoall_seq", "allgather", "flex"),
     "--transformer-impl": ("transformer_engine",),
-    "--recompute-modules": ("core_attn",),
+    "--recompute-modules": MODULES,
     "--cp-comm-type": ("p2p",),
     "--pp-partition-method": ("type:transformer", "type:transformer|embedding"),
-    "--cross-entropy-fusion-impl": ("linear",),
 }
 # The length of the run decides nothing about the plan: a script may leave it to its caller.
 LENGTHS = ("--train-iters", "--train-samples", "--train-tokens")
@@ -299,7 +312,8 @@ def _read(flag: str, values: list[str], written: str, found: _Scan) -> None:
     if own in VALUES:
         value = _value(own, values, place, found)
         found.given[own] = value
-        if own in USUAL and value is not None and value not in USUAL[own]:
+        parts = _parts(own, value)
+        if own in USUAL and not set(parts) <= set(USUAL[own]):
             found.uncounted[f"{written} {value}"] = known_flags()[own].words
     elif own in SWITCHES:
         found.given[own] = True
@@ -311,6 +325,13 @@ def _read(flag: str, values: list[str], written: str, found: _Scan) -> None:
         found.problems.append(Problem(place, known.words, "leave the flag out, or describe the plan in a plan file"))
     else:
         _pass_over(written, values, known, found)
+
+
+def _parts(flag: str, value: Any) -> list[Any]:
+    """The values of an argument: of several words where it takes a list."""
+    if value is None:
+        return []
+    return value.replace(",", " ").split() if flag == "--recompute-modules" else [value]
 
 
 def _pass_over(written: str, values: list[str], known: Known | None, found: _Scan) -> None:

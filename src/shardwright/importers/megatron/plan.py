@@ -13,6 +13,7 @@ from shardwright.exporters.megatron.layout import (
     stage_ranges,
 )
 from shardwright.importers.megatron.flags import Flags
+from shardwright.importers.megatron.options import options_of, recomputes
 from shardwright.plans.plan import (
     Granularity,
     OptimizerPlan,
@@ -47,6 +48,7 @@ def plan_of_flags(
     stages = _stages(flags, model, gpu, name)
     sequence_parallel = flags["--sequence-parallel"] and flags["--tensor-model-parallel-size"] > 1
     chunks = len(stages[0].layers)
+    optimizer, job = _optimizer(flags, name), _job(flags, job, global_batch, seq_len, name)
     overlap = Overlap(
         grad_reduce=flags["--overlap-grad-reduce"],
         param_gather=flags["--overlap-param-gather"],
@@ -55,7 +57,7 @@ def plan_of_flags(
     )
     return Plan(
         model=model,
-        job=_job(flags, job, global_batch, seq_len, name),
+        job=replace(job, options=options_of(flags, model, job, optimizer)),
         cluster=cluster,
         micro_batch=micro_batch,
         schedule=Schedule(kind="interleaved" if chunks > 1 else "1f1b", virtual_stages=chunks),
@@ -66,7 +68,7 @@ def plan_of_flags(
                 stages=stages,
             ),
         ),
-        optimizer=_optimizer(flags, name),
+        optimizer=optimizer,
         overlap=overlap,
         sequence_parallel=sequence_parallel,
         flash_attention=flags["--use-flash-attn"] or flags["--attention-backend"] in ("flash", "fused", "auto"),
@@ -140,6 +142,8 @@ def _stages(flags: Flags, model: Model, gpu: str, name: str) -> tuple[Stage, ...
     experts = any(kind.moe for kind in model.kinds)
     expert_tensor = flags["--expert-tensor-parallel-size"] or tensor_parallel
     recompute = _recompute(flags, name)
+    if recompute.granularity == "selective" and not recomputes(flags, model):
+        recompute = Recompute()
     return tuple(
         Stage(
             gpu=gpu,
@@ -195,7 +199,8 @@ def _split(flags: Flags, layers: int, pipeline: int) -> EvenSplit:
 
 
 def _recompute(flags: Flags, name: str) -> Recompute:
-    granularity = "selective" if flags["--recompute-activations"] else flags["--recompute-granularity"]
+    selective = flags["--recompute-activations"] or flags["--moe-layer-recompute"]
+    granularity = "selective" if selective else flags["--recompute-granularity"]
     method, layers = flags["--recompute-method"], flags["--recompute-num-layers"]
     if flags["--checkpoint-activations"] or (granularity is None and method is not None and layers):
         return Recompute(granularity="full", method=method or "uniform", layers=layers or 1)  # Megatron-LM before 3.0

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from shardwright.errors import Problem, SpecError, bad
+from shardwright.exporters.megatron.dispatcher import usual_dispatcher
 from shardwright.importers.launches import Launch, launches
 from shardwright.importers.megatron.flags import LENGTHS, Flags, scan
 from shardwright.importers.megatron.model import read_model
+from shardwright.importers.megatron.options import unpriced
 from shardwright.importers.megatron.plan import plan_of_flags
 from shardwright.importers.reading import Reading
 from shardwright.importers.shell.read import ShellScript, read_script
 from shardwright.importers.shell.unknown import shown
 from shardwright.plans.check import check
+from shardwright.plans.plan import Plan
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
@@ -106,11 +110,19 @@ def reading_of_flags(
     if problems or model is None:
         raise SpecError(*problems)
     world = _world(launch, cluster, name)
-    plan = plan_of_flags(flags, model, cluster, gpu, world, job, name)
+    plan = _without_usual(plan_of_flags(flags, model, cluster, gpu, world, job, name))
     problems += [Problem(f"{name}: {fault.path}", fault.message, fault.hint) for fault in check(plan)]
     if problems:
         raise SpecError(*problems)
-    return Reading(plan, (*notes, *_notes(flags, launch, cluster, world)), flags.ignored, flags.uncounted)
+    uncounted = (*flags.uncounted, *unpriced(flags, plan.job, plan.optimizer))
+    return Reading(plan, (*notes, *_notes(flags, launch, cluster, world)), flags.ignored, uncounted)
+
+
+def _without_usual(plan: Plan) -> Plan:
+    """Return the plan without a dispatcher where it is the one that it would be exported with."""
+    if plan.job.options.dispatcher != usual_dispatcher(plan):
+        return plan
+    return replace(plan, job=replace(plan.job, options=replace(plan.job.options, dispatcher=None)))
 
 
 def _one_gpu(cluster: Cluster, name: str, problems: list[Problem]) -> str:

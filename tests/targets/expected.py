@@ -1,0 +1,27 @@
+"""What Megatron-LM and Megatron-Bridge must make of the options of a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwright.exporters.megatron.dispatcher import dispatcher_of
+from shardwright.plans.plan import Plan
+
+
+def options(plan: Plan, *, loss: str) -> dict[str, Any]:
+    """What it must have made of the options of a plan, where its own loss is `loss`."""
+    said, stage = plan.job.options, plan.replicas[0].stages[0]
+    selective = stage.recompute.granularity == "selective"
+    return {
+        "modules": sorted(said.recompute_modules or ("core_attn",)) if selective else None,
+        "fp32_gradients": plan.job.precision in ("bf16", "fp8") and not said.bf16_gradients,
+        "precision_aware": said.precision_aware or plan.optimizer.offload > 0,
+        "types": [
+            said.main_grads or "fp32",
+            said.main_params or "fp32",
+            said.exp_avg or "fp32",
+            said.exp_avg_sq or "fp32",
+        ],
+        "fused_loss": (said.loss or loss) == "fused",
+        "dispatcher": dispatcher_of(plan) if any(kind.moe for kind in plan.model.kinds) else None,
+    }
