@@ -2,6 +2,7 @@
 
 * `read`: a plan from a launch script
 * `plan`: a plan from flags
+* `machines`: machines of several GPU types, in the order of their ranks
 * `model`: a model from flags
 * `options`: options of the trainer from flags
 * `flags`: the arguments that say something about a plan

@@ -11,6 +11,7 @@ from shardwright.errors import Problem, SpecError, bad
 from shardwright.exporters.megatron.dispatcher import usual_dispatcher
 from shardwright.importers.launches import Launch, launches
 from shardwright.importers.megatron.flags import LENGTHS, Flags, scan
+from shardwright.importers.megatron.machines import EXAMPLE, hosts_of, on_hosts
 from shardwright.importers.megatron.model import read_model
 from shardwright.importers.megatron.options import unpriced
 from shardwright.importers.megatron.plan import plan_of_flags
@@ -87,7 +88,9 @@ def reading_of_launch(
     if not flags.given and not problems:
         problems.append(Problem(name, "contains no Megatron-LM argument", "give the launch command or its arguments"))
     notes = _assumed(script)
-    return reading_of_flags(flags, launch, notes, problems, cluster=cluster, model=model, job=job, name=name)
+    return reading_of_flags(
+        flags, launch, notes, problems, cluster=cluster, model=model, job=job, name=name, script=script
+    )
 
 
 def reading_of_flags(
@@ -100,17 +103,21 @@ def reading_of_flags(
     model: Model | None,
     job: Job | None,
     name: str,
+    script: ShellScript | None = None,
 ) -> Reading:
-    """Return the plan of flags that any trainer's configuration was put into; `problems` are those found so far."""
-    gpu = _one_gpu(cluster, name, problems)
+    """Return the plan of flags that any trainer's configuration was put into; `problems` are those found so far.
+    `script` is the one that launches it, which may name machines of several GPU types."""
+    machines = hosts_of(script, launch, cluster, name) if script is not None and launch is not None else ()
+    gpu = machines[0].gpu if machines else _one_gpu(cluster, name, problems)
     stated = len(problems)
     model = _model(flags, model, name, problems, notes)
     if stated and len(problems) > stated:
         problems = problems[:stated]  # what is missing follows from what could not be read
     if problems or model is None:
         raise SpecError(*problems)
-    world = _world(launch, cluster, name)
-    plan = _without_usual(plan_of_flags(flags, model, cluster, gpu, world, job, name))
+    world = sum(host.gpus for host in machines) or _world(launch, cluster, name)
+    plan = plan_of_flags(flags, model, cluster, gpu, world, job, name)
+    plan = _without_usual(on_hosts(plan, machines, name) if machines else plan)
     problems += [Problem(f"{name}: {fault.path}", fault.message, fault.hint) for fault in check(plan)]
     if problems:
         raise SpecError(*problems)
@@ -132,7 +139,8 @@ def _one_gpu(cluster: Cluster, name: str, problems: list[Problem]) -> str:
     message = (
         f"the arguments do not say which machine has which rank, and the cluster has {', '.join(types) or 'no GPU'}"
     )
-    problems.append(Problem(name, message, "give a cluster of the type that the arguments are for"))
+    hint = f"give a cluster of the type that the arguments are for, or name the machines in the script: {EXAMPLE}"
+    problems.append(Problem(name, message, hint))
     return ""
 
 

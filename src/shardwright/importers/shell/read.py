@@ -24,7 +24,7 @@ LARGEST_FILE = 1_000_000
 class ShellScript:
     """What a script starts, in order. `assumed` are variables that it does not set, with the defaults taken instead;
     `arrays` the elements of every array and variable, `reasons` why a variable is not known, `files` what the script
-    writes into files, `slurm` what its #SBATCH lines ask for."""
+    writes into files, `slurm` what its #SBATCH lines ask for; `text` is the script itself."""
 
     started: tuple[Started, ...]
     assumed: Mapping[str, str]
@@ -32,6 +32,7 @@ class ShellScript:
     reasons: Mapping[str, str]
     files: Mapping[str, str]
     slurm: Mapping[str, str]
+    text: str
 
 
 def read_script(
@@ -79,6 +80,7 @@ def read_script(
         reasons=dict(state.reasons),
         files=dict(state.files),
         slurm=slurm,
+        text=text,
     )
 
 
