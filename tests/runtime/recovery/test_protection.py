@@ -1,0 +1,77 @@
+"""Steps on their way to the slower tiers. The object store is played."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+from tests.runtime.recovery.fleet import copies
+
+from shardwright.recovery.quorum import Generation, Machine
+from shardwright.runtime.job.settings import Settings
+from shardwright.runtime.recovery.base import Base, Term
+from shardwright.runtime.recovery.course import run_of
+from shardwright.runtime.recovery.desk import Desk
+from shardwright.runtime.recovery.options import KeeperOptions
+from shardwright.runtime.recovery.protection import Protection
+from shardwright.runtime.recovery.snapshots import Snapshots
+from shardwright.runtime.recovery.staff import Staff
+from shardwright.runtime.recovery.tiers import Cloud
+from shardwright.runtime.state.recipe import Recipe
+
+
+class Slow:
+    """An object store that takes a step only when it is let."""
+
+    def __init__(self) -> None:
+        self.may, self.taken = threading.Semaphore(0), list[int]()
+
+    def put_part(self, step: int, *_: object) -> tuple[()]:
+        self.may.acquire()
+        self.taken.append(step)
+        return ()
+
+
+def test_the_newest_step_is_uploaded_as_soon_as_the_store_is_done_with_another(tmp_path: Path, capsys: Any) -> None:
+    """Else the store would be an interval further behind than it has to be, with all that is lost from there."""
+
+    async def play() -> None:
+        slow = Slow()
+        protection = protection_with(tmp_path, slow)
+        for step in (10, 20, 30):
+            await protection.commit({"step": step})
+            await asyncio.sleep(0)
+        slow.may.release(2)
+        while slow.taken != [10, 30]:
+            await asyncio.sleep(0.01)
+        slow.may.release()
+        await protection.commit({"step": 40})
+        while slow.taken != [10, 30, 40]:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(play(), 60.0))
+    assert capsys.readouterr().err.startswith("step 20 of m0 is in memory alone: step 10 is still on its way\n")
+
+
+def protection_with(folder: Path, slow: Slow) -> Protection:
+    machine = Machine(name="m0", host="h", port=1, gpu="A", gpus=1)
+    options = KeeperOptions(
+        machine=machine,
+        join=(),
+        plan=copies(3),
+        settings=Settings(data=(), out=folder, steps=1, recipe=Recipe()),
+        memory=folder / "memory",
+    )
+    run = run_of(options)
+    snapshots = Snapshots(options.memory, "m0", run.name)
+
+    async def tell(_op: str, **_fields: object) -> None:
+        return
+
+    desk = Desk(options, snapshots, cast(Staff, None), tell)
+    term = Term(base=Base(generation=Generation(number=1, machines=(machine,)), plan=options.plan))
+    protection = Protection(options, run, snapshots, desk, term)
+    protection.cloud = cast(Cloud, slow)
+    return protection
