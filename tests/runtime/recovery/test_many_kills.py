@@ -17,7 +17,7 @@ MACHINES, EVERY, ENDLESS = 3, 3, 1_000_000
 TRAINING = ("optimizer", "snapshot", "upload", "disk", "copy")
 RECOVERING = ("settle", "quorum", "plan", "transfer", "start", "taking back")
 COORDINATING = ("quorum", "plan")
-CUT = ("cut off", "coordinator cut off")
+CUT = ("cut off", "coordinator cut off", "others replaced")
 KINDS = (
     *("worker", "worker", "worker twice", "worker stopped", "machine", "machine stopped", "keeper", "coordinator"),
     *("two machines", "stuck"),
@@ -25,8 +25,10 @@ KINDS = (
     *TRAINING,
     *RECOVERING,
 )
+KILLS = dict.fromkeys(("two machines", "worker twice", *RECOVERING), 2) | {"others replaced": 3}
+"""Of those that are more than one."""
 SEEDS = [int(seed) for seed in os.environ.get("SHARDWRIGHT_SEEDS", "0 1 2 3 4 5 6").split()]
-"""Seven runs of 31 kills: 217."""
+"""Seven runs of 34 kills: 238."""
 
 
 @pytest.mark.nightly
@@ -103,8 +105,8 @@ def struck(fleet: Fleet, kind: str, chosen: random.Random) -> int:
             armed = fleet.arm(other, kind)
             fleet.until(lambda: not armed.exists(), "a rank that is stuck")
             fleet.signal_worker(victim, signal.SIGKILL, chosen)
-        case "cut off" | "coordinator cut off":
-            cut_off(fleet, victim if kind == "cut off" else first)
+        case _ if kind in CUT:
+            cut_off(fleet, first if kind == "coordinator cut off" else victim, replaced=kind == "others replaced")
         case _:
             files = [fleet.arm(index, kind) for index in (range(MACHINES) if kind in COORDINATING else (other,))]
             if kind in RECOVERING:
@@ -112,15 +114,26 @@ def struck(fleet: Fleet, kind: str, chosen: random.Random) -> int:
             fleet.until(lambda: not all(file.exists() for file in files), f"a death in {kind}")
             for file in files:
                 file.unlink(missing_ok=True)
-    return 2 if kind in ("two machines", "worker twice", *RECOVERING) else 1
+    return KILLS.get(kind, 1)
 
 
-def cut_off(fleet: Fleet, index: int) -> None:
-    """Cut a machine's link until the others have gone on without it; then it finds them again, by itself."""
+def cut_off(fleet: Fleet, index: int, *, replaced: bool) -> None:
+    """Cut a machine's link until the others have gone on without it, and have been `replaced` one by one: then it comes
+    back to a run in which nobody knows the generation that it was in. It finds them by itself."""
     assert fleet.network is not None
+    others = {f"machine-{other}": other for other in range(MACHINES) if other != index}
     generation = fleet.generation()
+
+    def together() -> bool:
+        return fleet.generation() > generation and set(fleet.recoveries()[-1]["machines"]) == others.keys()
+
     fleet.network.cut(index)
-    fleet.until(lambda: fleet.generation() > generation, f"the others to go on without machine-{index}")
+    fleet.until(together, f"the others to go on without machine-{index}")
+    for other in others.values() if replaced else ():
+        generation = fleet.generation()
+        fleet.lose(other)
+        fleet.start(other)
+        fleet.until(together, f"a new machine-{other}")
     fleet.network.mend(index)
 
 

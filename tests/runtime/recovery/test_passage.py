@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from math import prod
+from dataclasses import replace
+from math import inf, prod
 from pathlib import Path
 from typing import Any, cast
 
@@ -107,3 +108,12 @@ def test_an_older_step_is_taken_where_the_store_spoilt_the_newest(tmp_path: Path
             with pytest.raises(BeginAgainError, match="pieces were damaged or did not arrive"):
                 passed(passage, base)
         assert passed(passage, base).step == 5
+
+
+def test_a_machine_that_was_once_alone_has_its_patience_again_in_the_next_generation(tmp_path: Path) -> None:
+    """It went on; cut off later, it would not leave the others the time to go on without it."""
+    with store() as (_, url):
+        cloud = Cloud(url)
+        passage, base = passage_to(tmp_path, cloud)
+        stored(cloud, passage.run, (5,))
+        assert passed(passage, replace(base, alone_since=0.0)).base.alone_since == inf

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -36,6 +36,14 @@ LOOKING = 1 / 3
 """Part of the silence after which a machine is lost in which it has to say how it stands."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alone:
+    """Since when (monotonic) this machine has been in a minority of a generation."""
+
+    generation: int = -1
+    since: float = inf
+
+
 class Keeper:
     """One keeper. `run` serves until the training is done."""
 
@@ -53,7 +61,8 @@ class Keeper:
         self._lost: Address | None = None
         self._heard: set[Address] = set()
         self._said = ""
-        self._leaving, self._alone_since = "", inf
+        self._leaving = ""
+        self._alone = Alone()
         self._errands = Errands(what="keeping")
 
     async def serve(self) -> int:
@@ -154,11 +163,15 @@ class Keeper:
 
     def _lead(self, here: Collection[Address]) -> None:
         if self.leading is None or self.leading.closed:
-            base = replace(self.duties.base, alone_since=self._alone_since)
+            base = self.duties.base
+            if self._alone.generation == base.generation.number:
+                base = replace(base, alone_since=self._alone.since)
             self.leading = Coordinator(self.options, self.run_identity, base, here, self._stepped_down)
 
     def _stepped_down(self, reason: str, status: int | None) -> None:
-        self.leading, self._alone_since = None, min(self._alone_since, time.monotonic())
+        self.leading, generation = None, self.duties.base.generation.number
+        if self._alone.generation != generation:
+            self._alone = Alone(generation=generation, since=time.monotonic())
         if reason != self._said:
             print(reason, file=sys.stderr, flush=True)
         self._said = reason
@@ -184,7 +197,7 @@ class Keeper:
                 return False
             self._leader, self._leads_at = channel, address
             if address != self.options.address:
-                self._alone_since = inf
+                self._alone = Alone()
             channel.watch(self.options.beat_seconds, self.options.silence_seconds)
             await _first(over.wait(), self.over)
             self._lost = None if address == self.options.address else address

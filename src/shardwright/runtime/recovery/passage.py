@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from shardwright.errors import SpecError
@@ -117,7 +118,7 @@ class Passage:
         recovery.lap("move")
         step = 0 if state is None else state.step
         recovery.reached(generation, step, plan)
-        after = replace(base, generation=generation, plan=plan, seated=chairs)
+        after = replace(base, generation=generation, plan=plan, seated=chairs, alone_since=inf)
         return Ready(base=after, seats=where, step=step, scale=scale)
 
     async def start(self, ready: Ready) -> None:
