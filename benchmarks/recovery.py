@@ -48,8 +48,8 @@ except RuntimeError:
 """
 RESTARTED = """
 import os, signal, sys, time
-import torch
 import torch.distributed as dist
+import shardwright.runtime.job.worker
 dist.init_process_group("gloo")
 dist.barrier()
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
@@ -63,8 +63,8 @@ A_STORE_EACH = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 addresses of the old ones in it, and now and then wait for them for ever."""
 STARTED = """
 import sys, time
-import torch
 import torch.distributed as dist
+import shardwright.runtime.job.worker
 dist.init_process_group("gloo")
 dist.barrier()
 if dist.get_rank() == 0:
