@@ -36,13 +36,16 @@ def run_elastic(
     silence_seconds: float,
     wait_seconds: float,
     notices: str,
+    logs: Path | None,
 ) -> int:
     """Keep this machine until the training is done, and return the exit status."""
     from shardwright.recovery.quorum import Machine
+    from shardwright.runtime.job.trackers import require_trackers
     from shardwright.runtime.recovery.keeper import keep
     from shardwright.runtime.recovery.notices import service_of
     from shardwright.runtime.recovery.options import KeeperOptions
 
+    require_trackers(settings)
     host, port = address_of("--listen", listen)
     gpu, gpus = _gpus(plan, gpu)
     name = name or socket.gethostname()
@@ -63,6 +66,7 @@ def run_elastic(
             beat_seconds=min(silence_seconds / 8, 0.5),
             wait_seconds=wait_seconds,
             notices=tuple(service_of(item) for item in notices.split(",") if item),
+            logs=logs,
         )
     )
 

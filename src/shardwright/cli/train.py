@@ -12,7 +12,6 @@ from shardwright.cli.train_input import (
     METHOD_OF,
     checked_layout,
     recipe_of,
-    refuse_elastic,
     require_below_1,
     require_changes,
     require_measurable,
@@ -265,8 +264,6 @@ def train(
         compile=compile,
     )
     if elastic:
-        told = {"tensorboard": tensorboard, "wandb": wandb, "logs": logs}
-        refuse_elastic(mask_documents=mask_documents, eval_data=eval_data, **told)
         if recipe.method == "muon":
             message = "is not there under --elastic, where a rank finishes its update without the others"
             raise bad("--optimizer muon", message, "use another optimizer, or train without --elastic")
@@ -285,6 +282,7 @@ def train(
             silence_seconds=silence,
             wait_seconds=wait,
             notices=notices,
+            logs=logs,
         )
     return run_plan(found, layout, settings, logs, json=json)
 

@@ -112,13 +112,6 @@ def require_changes(names: Sequence[str]) -> None:
             raise bad(f"--accept-change {name}", "is not known", f"one of {', '.join(CHANGES)}")
 
 
-def refuse_elastic(**told: object) -> None:
-    """Raise SpecError where an elastic run is told what it cannot do."""
-    for name in (name for name, value in told.items() if value):
-        option = f"--{name.replace('_', '-')}"
-        raise bad(option, "is not there under --elastic", f"leave {option} out, or train without --elastic")
-
-
 def require_below_1(**numbers: float | None) -> None:
     for name, value in numbers.items():
         if value is not None and not value < 1:

@@ -59,7 +59,7 @@ def _run_rank(plan: Plan, settings: Settings, *, json: bool) -> int:
     from shardwright.runtime.job.launch import speaks_for_all
     from shardwright.runtime.job.lock import locked
     from shardwright.runtime.job.status import DIVERGED, NOT_SAVED, DivergedError
-    from shardwright.runtime.job.trackers import tracked
+    from shardwright.runtime.job.trackers import about, tracked
     from shardwright.runtime.job.train import train as run
 
     first = speaks_for_all()
@@ -67,7 +67,7 @@ def _run_rank(plan: Plan, settings: Settings, *, json: bool) -> int:
         if first:
             require_input(plan, settings)
         try:
-            with tracked(settings, _about(plan, settings)) as track:
+            with tracked(settings, about(plan, settings)) as track:
                 document = run(plan, settings, _reporter(plan, track))
         except DivergedError as error:
             print(f"\nerror: training has diverged: {flagged(str(error))}", file=sys.stderr, flush=True)
@@ -75,16 +75,6 @@ def _run_rank(plan: Plan, settings: Settings, *, json: bool) -> int:
         if first and (settings.out / STATUS).exists():
             _tell(settings.out / STATUS, json=json)
     return NOT_SAVED if document["unsaved"] else 0
-
-
-def _about(plan: Plan, settings: Settings) -> dict[str, Any]:
-    """Return what a run is, for those who compare several."""
-    from dataclasses import asdict
-
-    job = plan.job
-    told = {"model": plan.model.name, "global_batch": job.global_batch, "seq_len": job.seq_len}
-    machines = {"cluster": plan.cluster.name, "gpus": plan.gpus, "precision": settings.precision, "seed": settings.seed}
-    return {**told, **machines, **asdict(settings.recipe)}
 
 
 def _tell(status: Path, *, json: bool) -> None:

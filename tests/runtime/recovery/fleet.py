@@ -221,21 +221,28 @@ def supplied(place: Path, plan: Plan) -> None:
     """Put a plan and data into a folder."""
     place.mkdir(parents=True, exist_ok=True)
     save(plan, place / "plan.json")
-    (place / "a.txt").write_text("It is a truth universally acknowledged, that a single man. " * 50, encoding="utf-8")
-    write_tokens(place / "c.bin", [place / "a.txt"])
+    (place / "a.txt").write_text("It is a truth universally acknowledged, that a single man. ", encoding="utf-8")
+    write_tokens(place / "c.bin", [place / "a.txt"] * 50)
 
 
 def undisturbed(place: Path, steps: int, plan: Plan | None = None) -> dict[int, float]:
     """Return the losses of a run that nothing happens to, by step; of one process, as every plan has them within
     rounding, if there is no plan."""
+    return {int(row["step"]): float(row["loss"]) for row in undisturbed_rows(place, steps, plan)}
+
+
+def undisturbed_rows(
+    place: Path, steps: int, plan: Plan | None = None, extra: Sequence[object] = ()
+) -> list[dict[str, str]]:
+    """Return the rows of metrics of such a run, told `extra` options."""
     plan = plan or copies(1)
     supplied(place, plan)
     (pool,) = plan.cluster.pools
     out, told = place / "out", (place / "plan.json", "--data", place / "c.bin", "--steps", steps)
-    done = run_ranks(pool.nodes, pool.gpus_per_node, *told, "--out", out)
+    done = run_ranks(pool.nodes, pool.gpus_per_node, *told, *extra, "--out", out)
     assert done.returncode == 0, done.stderr
     with (out / "metrics.csv").open(newline="") as file:
-        return {int(row["step"]): float(row["loss"]) for row in csv.DictReader(file)}
+        return list(csv.DictReader(file))
 
 
 def children(pid: int) -> list[int]:

@@ -51,4 +51,5 @@ def settings_of(plan: Plan, settings: Settings) -> dict[str, Any]:
         "seed": settings.seed,
         "optimizer": recipe.method,
         "learning_rate": recipe.learning_rate,
+        **({"mask_documents": True} if settings.mask_documents else {}),
     }

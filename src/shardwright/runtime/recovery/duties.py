@@ -205,6 +205,7 @@ class Duties:
                 "folder": str(self._snapshots.folder),
                 "snapshot_every": self._options.snapshot_every,
                 "operation_seconds": self._options.operation_seconds,
+                "logs": None if self._options.logs is None else str(self._options.logs),
             }
             for rank, slot in mine.items()
         }

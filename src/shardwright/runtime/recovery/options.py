@@ -17,7 +17,8 @@ class KeeperOptions:
     """`machine` as others reach it; `join` where they may be, its own address first on the one that begins. Snapshots
     are taken every `snapshot_every` steps into `memory`, written to `disk` and to the URL `upload` where these are
     given. A machine or worker silent for `silence_seconds` is lost. With fewer machines than any plan needs, the others
-    wait `wait_seconds` for more. `notices` say when the machine is taken away; SIGTERM: in `notice_seconds`."""
+    wait `wait_seconds` for more. `notices` say when the machine is taken away; SIGTERM: in `notice_seconds`.
+    What each rank prints is kept in `logs` too."""
 
     machine: Machine
     join: tuple[tuple[str, int], ...]
@@ -34,6 +35,7 @@ class KeeperOptions:
     wait_seconds: float = 600.0
     notices: tuple[Service, ...] = ()
     notice_seconds: float = SIGNAL_SECONDS
+    logs: Path | None = None
     rates: Rates = field(default_factory=Rates)
 
     @property

@@ -13,49 +13,36 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from shardwright.errors import SpecError
 from shardwright.plans.document import from_document
+from shardwright.runtime.job.held_out import HeldOut, held_out
 from shardwright.runtime.job.loop import batch_of, metrics_row
+from shardwright.runtime.job.metrics import Row
 from shardwright.runtime.job.settings import Settings
-from shardwright.runtime.job.start import details_for
-from shardwright.runtime.layout.groups import Layout, layout_of
+from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.places import Place
-from shardwright.runtime.model.initial import seeded
-from shardwright.runtime.recovery import reform
 from shardwright.runtime.recovery.channel import Message, RefusedError
-from shardwright.runtime.recovery.generation_store import GenerationStore
-from shardwright.runtime.recovery.handover import Writer, parts_of, take_back
 from shardwright.runtime.recovery.link import Link, Order
-from shardwright.runtime.recovery.rows import pieces_of
+from shardwright.runtime.recovery.reporting import Tell, reporting
 from shardwright.runtime.recovery.settlement import Report
-from shardwright.runtime.state.holdings import parameter_shapes
+from shardwright.runtime.recovery.standing import Standing, begun
 from shardwright.runtime.step.engine import (
-    DTYPES,
-    Engine,
     StepResult,
-    Vote,
-    apply_vote,
-    make_engine,
     run_passes,
     share_weights,
     take_vote,
 )
 from shardwright.runtime.step.pipeline import Event
 from shardwright.runtime.step.timestamps import seconds_between
-from shardwright.runtime.storage.manifest import by_parameter
 from shardwright.runtime.storage.mixture import Mixture, open_mixture
-from shardwright.runtime.storage.piece_files import read_piece
-from shardwright.runtime.storage.weights import open_weights
 
 UNWIND_SECONDS = 1.0
 """So long a halted thread has for coming out of what it does."""
@@ -64,45 +51,12 @@ PACED_STEPS, PACED_SECONDS = 10, 10.0
 a second or two is no reason to form groups anew."""
 
 
-class HaltedError(RuntimeError):
-    """The generation is over."""
-
-
-@dataclass(kw_only=True)
-class Standing:
-    """Where a rank is in its generation: its engine, which has the state after `report.step` steps, and the writer of
-    its snapshots. `torn` while it updates: a failure there leaves no state."""
-
-    engine: Engine
-    writer: Writer
-    report: Report
-    over: Callable[[], bool]
-    torn: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the state still. Raises HaltedError once the generation is over."""
-        with self.lock:
-            if self.over():
-                raise HaltedError("the generation is over")
-            yield
-
-    def update(self, vote: Vote) -> float:
-        """Update this rank's part of the state by the outcome of a vote, and return the gradients' norm."""
-        step, self.torn = self.report.step, True
-        norm = apply_vote(self.engine, step, vote)
-        self.report = replace(self.report, step=step + 1, voted=False)
-        self.torn = False
-        return norm
-
-
 class Training:
     """The thread, from the order that assigns a rank. `standing` is None until it has its state."""
 
-    def __init__(self, link: Link, order: Order, settings: Settings) -> None:
+    def __init__(self, link: Link, order: Order, settings: Settings, untold: Row | None) -> None:
         self.standing: Standing | None = None
-        self._link, self._order, self._settings = link, order, settings
+        self._link, self._order, self._settings, self._untold = link, order, settings, untold
         self._halted = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="training", daemon=True)
         self._thread.start()
@@ -125,11 +79,14 @@ class Training:
         link, message, settings = self._link, self._order.message, self._settings
         try:
             layout = layout_of(from_document(message["plan"]))
-            self.standing = _begun(link, message, layout, settings)
-            link.answer(self._order, ready=True)
             model, job = layout.plan.model, layout.plan.job
             samples = open_mixture(settings.data, job.seq_len, settings.seed, model.vocab, job.global_batch)
-            _train(link, message, self.standing, samples, settings)
+            end = samples.document_end() if settings.mask_documents else None
+            self.standing = begun(link, message, layout, settings, end)
+            self.standing.untold = self._untold
+            link.answer(self._order, ready=True)
+            with reporting(link, message, self.standing.engine, settings) as tell:
+                _train(link, message, self.standing, samples, settings, tell)
         except SpecError as error:
             link.answer(self._order, ready=False)
             link.tell("bad input here", reason=str(error))
@@ -149,73 +106,22 @@ def line_of(error: BaseException | Mapping[str, Any]) -> str:
     return text.partition(". ")[0]
 
 
-def _device(settings: Settings, slot: int) -> torch.device:
-    if settings.device != "cuda":
-        return torch.device("cpu")
-    device = torch.device("cuda", slot)
-    torch.cuda.set_device(device)
-    return device
-
-
-def _begun(link: Link, message: Message, layout: Layout, settings: Settings) -> Standing:
-    """Return a rank that has joined the others and has its state."""
-    rank, generation, seconds = message["rank"], message["generation"], message["operation_seconds"]
-    device = _device(settings, message["slot"])
-    if link.over(generation):
-        raise HaltedError("the generation is over")
-    link.open_store(message["store"], generation)
-    sockets = reform.Sockets()
-    link.interrupt = partial(reform.interrupt, sockets, device)
-    store = GenerationStore(link.ask_store, seconds)
-    groups = reform.form(layout, rank, store, device, seconds, sockets)
-    resumed = message["step"] > 0
-    engine = make_engine(
-        layout,
-        rank,
-        groups,
-        details=details_for(layout.plan.model, settings),
-        recipe=settings.recipe,
-        initial=None if resumed else _initial(layout, settings),
-        dtype=DTYPES[settings.precision],
-        device=device,
-    )
-    if resumed:
-        _restored(engine, message)
-    folder = Path(message["folder"])
-    writer = Writer(link, folder, f"slot-{message['slot']}", generation, parts_of(engine, message["mates"]))
-    over = partial(link.over, generation)
-    return Standing(engine=engine, writer=writer, report=Report(step=message["step"]), over=over)
-
-
-def _initial(layout: Layout, settings: Settings) -> Any:
-    model = layout.plan.model
-    if settings.weights is not None:
-        return partial(open_weights(settings.weights).whole, model)
-    return seeded(model, settings.seed)
-
-
-def _restored(engine: Engine, message: Message) -> None:
-    """Have the state that the keeper gathered. Raises RuntimeError where it is not whole: a recovery begins anew."""
-    pieces = pieces_of(message["pieces"])
-    shapes = parameter_shapes(engine.layout)
-    try:
-        take_back(engine, by_parameter(pieces), shapes, partial(read_piece, Path("/")), message["scale"])
-    except SpecError as error:
-        raise RuntimeError(str(error)) from None
-
-
-def _train(link: Link, message: Message, standing: Standing, samples: Mixture, settings: Settings) -> None:
-    """Train to the last step, or until all are asked to stop."""
+def _train(
+    link: Link, message: Message, standing: Standing, samples: Mixture, settings: Settings, tell: Tell | None
+) -> None:
+    """Train to the last step, or until all are asked to stop. A rank that records its machine's rows has `tell`."""
     every, generation, stopped = message["snapshot_every"], message["generation"], False
+    evaluation = held_out(standing.engine, settings)
+    _tell_untold(standing, evaluation, settings, tell)
     paces: list[float] = []
     window = time.perf_counter()
     while standing.report.step < settings.steps and not stopped:
         begin = time.perf_counter()
         result = _step(link, standing, samples, paces)
         done, stopped = standing.report.step, result.stop
-        if not message["mates"]:
-            row = metrics_row(standing.engine, settings, result, done, time.perf_counter() - begin)
-            link.tell("row", row=asdict(row))
+        if tell is not None:
+            standing.untold = metrics_row(standing.engine, settings, result, done, time.perf_counter() - begin)
+        _tell_row(standing, evaluation, settings, tell)
         if len(paces) >= PACED_STEPS and time.perf_counter() - window >= PACED_SECONDS:
             work = _work_of(standing.engine.place)
             link.tell("pace here", seconds=median(paces), work=work, generation=generation)
@@ -225,6 +131,30 @@ def _train(link: Link, message: Message, standing: Standing, samples: Mixture, s
             _snapshot(link, standing)
     _snapshot(link, standing)
     link.tell("finished here", step=standing.report.step, generation=generation, stopped=stopped)
+
+
+def _tell_row(standing: Standing, evaluation: HeldOut | None, settings: Settings, tell: Tell | None) -> None:
+    """Take the held-out loss where it is due, which all ranks do together, and tell the row of the last step."""
+    loss = None
+    if evaluation is not None and evaluation.due(standing.report.step, settings.steps):
+        loss = evaluation.loss(standing.engine, standing.note)
+    if tell is not None and standing.untold is not None:
+        tell(replace(standing.untold, held_out_loss=loss))
+    standing.untold = None
+
+
+def _tell_untold(standing: Standing, evaluation: HeldOut | None, settings: Settings, tell: Tell | None) -> None:
+    """Tell the row of the step at which this generation begins, where the one before was over before its held-out loss
+    was there: some ranks may have told theirs."""
+    if standing.untold is not None and standing.untold.step != standing.report.step:
+        standing.untold = None  # of a step that was given up
+    if evaluation is None or not evaluation.due(standing.report.step, settings.steps):
+        return
+    waiting = torch.full((1,), float(standing.untold is not None), device=standing.engine.pipeline.device)
+    if standing.engine.layout.world_size > 1:
+        dist.all_reduce(waiting)
+    if waiting.item():
+        _tell_row(standing, evaluation, settings, tell)
 
 
 def _work_of(place: Place) -> str:
@@ -238,13 +168,9 @@ def _step(link: Link, standing: Standing, samples: Mixture, paces: list[float]) 
     engine, step = standing.engine, standing.report.step
     events: list[Event] = []
 
-    def note(_doing: str) -> None:
-        if standing.over():
-            raise HaltedError("the generation is over")
-
-    note("beginning a step")
+    standing.note("beginning a step")
     begin = time.perf_counter()
-    loss = run_passes(engine, batch_of(engine, samples, step), note=note, record=events.append)
+    loss = run_passes(engine, batch_of(engine, samples, step), note=standing.note, record=events.append)
     passed = time.perf_counter()
     engine.sync.finish()
     with standing.held():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
@@ -20,8 +21,10 @@ from shardwright.runtime.recovery import reform
 from shardwright.runtime.recovery.channel import Message
 from shardwright.runtime.recovery.handover import parts_of
 from shardwright.runtime.recovery.link import Link
+from shardwright.runtime.recovery.rank_logs import keep_log
 from shardwright.runtime.recovery.settlement import Report, Settlement
-from shardwright.runtime.recovery.training import Standing, Training, line_of
+from shardwright.runtime.recovery.standing import Standing
+from shardwright.runtime.recovery.training import Training, line_of
 from shardwright.runtime.step.engine import Vote
 
 
@@ -38,9 +41,13 @@ def work(host: str, port: int, token: int, settings: Settings) -> None:
                 if training is not None and training.stuck():
                     link.answer(order, stuck=True)  # which is this process's end
                     continue
+                untold = None if training is None or training.standing is None else training.standing.untold
                 training = None
                 reform.tear_down()
-                training = Training(link, order, settings)
+                message = order.message
+                if message["logs"] is not None:
+                    keep_log(Path(message["logs"]), message["generation"], message["rank"])
+                training = Training(link, order, settings, untold)
             case "halt":
                 report = Report(step=-1) if training is None else training.report()
                 link.answer(order, report=asdict(report))
