@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shardwright.plans.plan import Plan
+from shardwright.units import format_seconds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
@@ -20,3 +23,12 @@ class Exported:
     def main(self) -> str:
         """The text of the main file."""
         return next(iter(self.files.values()))
+
+
+def plan_words(plan: Plan) -> str:
+    """Return a uniform plan in one line, fit for the docstring of a Python file."""
+    name = " ".join(plan.model.name.split()).replace('"', "'").replace("\\", "/")
+    words = f"{name} on {plan.gpus} {plan.replicas[0].stages[0].gpu}."
+    if plan.prediction is not None:
+        words += f" Predicted: {format_seconds(plan.prediction.iteration_seconds)} a step."
+    return words

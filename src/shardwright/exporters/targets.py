@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 
 from shardwright.errors import bad, suggestion
 from shardwright.exporters.exported import Exported
@@ -11,6 +12,18 @@ from shardwright.plans.plan import Plan
 
 COMMENTED = (".sh", ".py", ".yaml")
 LAUNCHERS = ("torchrun", "slurm")
+# The module and the function of each target, imported when it is asked for.
+TARGETS: Mapping[str, tuple[str, str]] = {
+    "megatron": ("megatron.files", "megatron_files"),
+    "bridge": ("bridge.recipe", "export_recipe"),
+    "torchtitan": ("torchtitan.config", "export_config"),
+    "accelerate": ("accelerate.config", "export_config"),
+    "deepspeed": ("deepspeed.config", "export_config"),
+    "skypilot": ("skypilot.task", "export_task"),
+    "kubernetes": ("kubernetes.jobset", "export_jobset"),
+    "perfetto": ("perfetto.trace", "export_trace"),
+}
+LAUNCHED = ("megatron",)  # whose launch script depends on the launcher
 
 
 def export(plan: Plan, to: str, *, launcher: str = "torchrun") -> Exported:
@@ -23,7 +36,9 @@ def export(plan: Plan, to: str, *, launcher: str = "torchrun") -> Exported:
         raise bad(f"--to {to}", "there is no such target", f"supported: {', '.join(TARGETS)}")
     if launcher not in LAUNCHERS:
         raise bad(f"--launcher {launcher}", "is not known", suggestion(launcher, LAUNCHERS))
-    return _headed(TARGETS[to](plan, launcher), plan.model.guesses)
+    module, name = TARGETS[to]
+    write: Callable[..., Exported] = getattr(import_module(f"{__package__}.{module}"), name)
+    return _headed(write(plan, launcher) if to in LAUNCHED else write(plan), plan.model.guesses)
 
 
 def _headed(exported: Exported, guesses: tuple[str, ...]) -> Exported:
@@ -41,63 +56,3 @@ def _with_comments(text: str, lines: list[str]) -> str:
     first, newline, rest = text.partition("\n")
     head = [first] if first.startswith("#!") else []
     return "\n".join([*head, *lines, rest if head else first + newline + rest])
-
-
-def _megatron(plan: Plan, launcher: str) -> Exported:
-    from shardwright.exporters.megatron.files import megatron_files
-
-    return megatron_files(plan, launcher)
-
-
-def _perfetto(plan: Plan, launcher: str) -> Exported:
-    from shardwright.exporters.perfetto.trace import export_trace
-
-    return export_trace(plan)
-
-
-def _skypilot(plan: Plan, launcher: str) -> Exported:
-    from shardwright.exporters.skypilot.task import export_task
-
-    return export_task(plan)
-
-
-def _kubernetes(plan: Plan, launcher: str) -> Exported:
-    from shardwright.exporters.kubernetes.jobset import export_jobset
-
-    return export_jobset(plan)
-
-
-def _torchtitan(plan: Plan, launcher: str) -> Exported:
-    from shardwright.exporters.torchtitan.config import export_config
-
-    return export_config(plan)
-
-
-def _accelerate(plan: Plan, launcher: str) -> Exported:
-    from shardwright.exporters.accelerate.config import export_config
-
-    return export_config(plan)
-
-
-def _deepspeed(plan: Plan, launcher: str) -> Exported:
-    from shardwright.exporters.deepspeed.config import export_config
-
-    return export_config(plan)
-
-
-def _bridge(plan: Plan, launcher: str) -> Exported:
-    from shardwright.exporters.bridge.recipe import export_recipe
-
-    return export_recipe(plan)
-
-
-TARGETS: Mapping[str, Callable[[Plan, str], Exported]] = {
-    "megatron": _megatron,
-    "bridge": _bridge,
-    "torchtitan": _torchtitan,
-    "accelerate": _accelerate,
-    "deepspeed": _deepspeed,
-    "skypilot": _skypilot,
-    "kubernetes": _kubernetes,
-    "perfetto": _perfetto,
-}

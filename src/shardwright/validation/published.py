@@ -24,6 +24,10 @@ from shardwright.validation.runs import COLUMNS, Run, parse_runs, read_runs
 
 RUNS_FILE, FAILED_FILE = "published.csv.gz", "published_failed.csv.gz"
 KEPT_QUALITIES = ("A", "B", "")
+TEST_CASE = re.compile(
+    r"\w+:(?P<model>\w+?)_tp\d+\w*"
+)  # of Megatron-LM's functional tests, by suite, model and degrees
+TESTED = {"gpt3_7b": "GPT-3-7B", "mimo_vlm_pretrain_convergence": "MIMO-VLM"}
 
 
 @lru_cache
@@ -53,9 +57,16 @@ def table(runs: Iterable[Run]) -> str:
         if "@" not in run.source_file:
             raise bad(f"run {run.row_id}", "has no source", "give repository@commit:path in source_file")
         cells = {name: _cell(getattr(run, name)) for name in COLUMNS}
-        cells |= {"notes": phrases(run.notes), "source_file": re.sub(r"^([^+/@]+)\+", r"\1/", run.source_file)}
+        cells |= {"model": model_name(run.model), "notes": phrases(run.notes)}
+        cells |= {"source_file": re.sub(r"^([^+/@]+)\+", r"\1/", run.source_file)}
         writer.writerow([cells[name] for name in COLUMNS])
     return out.getvalue()
+
+
+def model_name(name: str) -> str:
+    """Return the name of a run's model as a person would write it, where it is that of a test case."""
+    case = TEST_CASE.fullmatch(name)
+    return name if case is None else TESTED.get(case["model"], case["model"].replace("_", "-"))
 
 
 def _cell(value: float | str | None) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.bridge.provider import activation_of, provider_fields, provider_of
-from shardwright.exporters.exported import Exported
+from shardwright.exporters.exported import Exported, plan_words
 from shardwright.exporters.megatron.dispatcher import dispatcher_of, flex_backend
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
 from shardwright.exporters.megatron.limits import first_stage
@@ -23,7 +23,6 @@ from shardwright.plans.check import check
 from shardwright.plans.placement import machine_sizes, placement_of
 from shardwright.plans.plan import Plan, Recompute
 from shardwright.spec.options import STATE
-from shardwright.units import format_seconds
 
 VERSION = "0.6.2"
 FILE, FUNCTION = "shardwright_recipe", "pretrain_config"
@@ -176,7 +175,7 @@ def _file(plan: Plan, values: Mapping[str, Mapping[str, Any]]) -> str:
     model = _call(provider, values["model"], {"activation_func": activation_line})
     learning = {"lr": 'float(os.environ["LEARNING_RATE"])'}
     head = [
-        f'"""{_words(plan)}',
+        f'"""{plan_words(plan)}',
         "",
         f"Written by shardwright for Megatron-Bridge {VERSION}. Start it with run.sh.",
         '"""',
@@ -247,21 +246,13 @@ def _call(name: str, values: Mapping[str, Any], expressions: Mapping[str, str]) 
     return "\n".join([f"{name}(", *lines, "        )"])
 
 
-def _words(plan: Plan) -> str:
-    name = " ".join(plan.model.name.split()).replace('"', "'").replace("\\", "/")
-    words = f"{name} on {plan.gpus} {plan.replicas[0].stages[0].gpu}."
-    if plan.prediction is not None:
-        words += f" Predicted: {format_seconds(plan.prediction.iteration_seconds)} a step."
-    return words
-
-
 def _script(plan: Plan) -> str:
     machines = machine_sizes(plan, placement_of(plan))
     names = ["DATA_PATH", "TOKENIZER_MODEL", "CHECKPOINT_DIR", "LEARNING_RATE"]
     names += ["TRAIN_ITERS"] if plan.job.iterations is None else []
     lines = [
         "#!/usr/bin/env bash",
-        f"# {_words(plan)} Written by shardwright for Megatron-Bridge {VERSION}.",
+        f"# {plan_words(plan)} Written by shardwright for Megatron-Bridge {VERSION}.",
         "set -euo pipefail",
         *(f': "${{{name}:?}}"' for name in names),
         "export PYTORCH_ALLOC_CONF=expandable_segments:True",

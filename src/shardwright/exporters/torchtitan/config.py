@@ -11,12 +11,11 @@ import math
 from pprint import pformat
 
 from shardwright.errors import SpecError
-from shardwright.exporters.exported import Exported
+from shardwright.exporters.exported import Exported, plan_words
 from shardwright.exporters.torchtitan.limits import unsupported
 from shardwright.exporters.torchtitan.models import Registered, registered
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
-from shardwright.units import format_seconds
 
 VERSION = "0.3.0"
 MODULE, FUNCTION = "shardwright_plan", "plan"
@@ -126,7 +125,7 @@ def _file(plan: Plan, found: Registered, values: dict[str, dict[str, object]]) -
         "    )",
     ]
     head = [
-        f'"""{_words(plan)}',
+        f'"""{plan_words(plan)}',
         "",
         f"Written by shardwright for torchtitan {VERSION}. Start it with run.sh, which lies beside it.",
         '"""',
@@ -134,14 +133,6 @@ def _file(plan: Plan, found: Registered, values: dict[str, dict[str, object]]) -
     return (
         "\n".join([*head, "", "import os", "", *imports, "", "", f"def {FUNCTION}() -> Trainer.Config:", *body]) + "\n"
     )
-
-
-def _words(plan: Plan) -> str:
-    name = " ".join(plan.model.name.split()).replace('"', "'").replace("\\", "/")
-    words = f"{name} on {plan.gpus} {plan.replicas[0].stages[0].gpu}."
-    if plan.prediction is not None:
-        words += f" Predicted: {format_seconds(plan.prediction.iteration_seconds)} a step."
-    return words
 
 
 def _call(name: str, values: dict[str, object]) -> str:
@@ -155,7 +146,7 @@ def _script(plan: Plan) -> str:
     nodes = max(plan.gpus // size, 1)
     lines = [
         "#!/usr/bin/env bash",
-        f"# {_words(plan)} Written by shardwright for torchtitan {VERSION}.",
+        f"# {plan_words(plan)} Written by shardwright for torchtitan {VERSION}.",
         "set -euo pipefail",
         ': "${HF_ASSETS_PATH:?folder with the tokenizer}"',
         ': "${LEARNING_RATE:?peak learning rate}"',
