@@ -8,6 +8,7 @@ import pytest
 from tests.cost.samples import attention, gpt, llama, mixtral
 
 from shardwright.cost.compute.flops import iteration_flops, layer_flops_per_token
+from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe, uniform_layers
 from shardwright.spec.read.model import load_model
 
@@ -146,3 +147,15 @@ def test_a_window_bounds_the_tokens_that_a_query_sees():
     gap = layer_flops_per_token(model, model.layers[0], 4096) - layer_flops_per_token(model, near, 4096)
     assert gap == pytest.approx(2 * 2 * 1024 * (2048 - 256))
     assert layer_flops_per_token(model, near, 512) == layer_flops_per_token(model, model.layers[0], 512)
+
+
+def test_attention_within_documents_goes_over_their_own_tokens():
+    """Causal attention over documents of L tokens: Σ L² / 2 scores, whatever they are packed into."""
+    model = llama(4, 1024, 8, 8, 2816, 32000)
+    lengths = [100, 700, 24, 200]
+    document = sum(length**2 for length in lengths) / sum(lengths)
+    job = Job(global_batch=8, seq_len=1024, document_tokens=document)
+    packed = iteration_flops(model, 8, 1024, job.attended_tokens)
+    apart = sum(iteration_flops(model, 8, length) for length in lengths)
+    assert packed == pytest.approx(apart)
+    assert Job(global_batch=8, seq_len=64, document_tokens=document).attended_tokens == 64

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from shardwright.errors import SpecError
-from shardwright.runtime.storage.data import END_OF_TEXT, header_path, make_samples, open_tokens, write_tokens
+from shardwright.runtime.storage import data
+from shardwright.runtime.storage.data import (
+    END_OF_TEXT,
+    document_tokens,
+    header_path,
+    make_samples,
+    open_tokens,
+    write_tokens,
+)
 
 
 def corpus(folder: Path, text: str = "All happy families are alike. " * 20) -> Path:
@@ -52,3 +60,14 @@ def test_bad_token_files_are_told(tmp_path: Path) -> None:
         open_tokens(path)
     with pytest.raises(SpecError, match="has no header"):
         open_tokens(tmp_path / "missing.bin")
+
+
+def test_documents_are_measured_as_samples_cut_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in (("a", 9), ("b", 29), ("c", 4)):
+        (tmp_path / name).write_text("x" * size)
+    file = write_tokens(tmp_path / "c.bin", [tmp_path / name for name in "abc"])
+    assert document_tokens(file, 100) == pytest.approx((10**2 + 30**2 + 5**2) / 45)
+    cut = (10**2 + 6**2 + 16**2 + 8**2 + 5**2) / 45  # samples of 16: 10 6 | 16 | 8 5
+    for scanned in (1, 1 << 24):
+        monkeypatch.setattr(data, "SCANNED_TOKENS", scanned)
+        assert document_tokens(file, 16) == pytest.approx(cut)

@@ -27,7 +27,11 @@ Precision = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="bf16, fp16, fp8 or fp32; by default bf16, or that of measured layers."),
 ]
-Optimizer = Annotated[str, typer.Option(metavar="NAME", help="adam, adam8bit (moments in 8 bits) or sgd.")]
+MaskDocuments = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.bin", help="Attention stays within documents as long as those of this token file."),
+]
+Optimizer = Annotated[str, typer.Option(metavar="NAME", help="adam, adam8bit (moments in 8 bits), muon or sgd.")]
 Framework = Annotated[
     str,
     typer.Option(

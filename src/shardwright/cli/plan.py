@@ -58,6 +58,7 @@ def plan(
     ] = None,
     optimizer: options.Optimizer = "adam",
     framework: options.Framework = "megatron",
+    mask_documents: options.MaskDocuments = None,
     objective: Annotated[
         str, typer.Option(metavar="NAME", help="What to minimise: time of an iteration, or cost in dollars.")
     ] = "time",
@@ -142,6 +143,7 @@ def plan(
         objective=objective,
         budget_dollars=dollars(budget, "--budget"),
         deadline_hours=hours(deadline, "--deadline"),
+        document_tokens=length_of_documents(mask_documents, measurements.seq_len(seq_len)),
     )
     gpu_names = [pool.gpu.kind for pool in found_cluster.pools]
     limits = load_rules(rules, gpu_names) if rules else ()
@@ -185,6 +187,15 @@ def plan(
             tell(ranking_text(ranking, width) if details else first_screen(ranking, out, width), beside=out)
     if ranking.infeasible:
         raise typer.Exit(3)
+
+
+def length_of_documents(file: Path | None, seq_len: int) -> float | None:
+    """Return the length of the documents that attention stays within, None where it does not."""
+    if file is None:
+        return None
+    from shardwright.runtime.storage.data import document_tokens, open_tokens
+
+    return document_tokens(open_tokens(file), seq_len)
 
 
 plan.__doc__ = HELP

@@ -57,7 +57,7 @@ def predict(
         for pool in plan.cluster.pools
         if pool.gpu.peak(job.precision)
     }
-    flops = iteration_flops(plan.model, job.global_batch, job.seq_len)
+    flops = iteration_flops(plan.model, job.global_batch, job.seq_len, job.attended_tokens)
     per_hour = _dollars_per_hour(plan, used, seconds)
     hours = None if job.iterations is None else job.iterations * seconds / SECONDS_PER_HOUR
     settings = [setting_of(plan.model, pool.gpu, plan.gpus, job) for pool in plan.cluster.pools if used[pool.gpu.name]]

@@ -53,5 +53,7 @@ def trainer_limits(plan: Plan, name: str) -> Iterator[Problem]:
         yield Problem("recompute", f"{name} recomputes all layers, each by itself, or none", hint)
     if plan.job.precision not in PRECISION:
         yield Problem("job.precision", f"{plan.job.precision} is not among {', '.join(PRECISION)}", "--precision bf16")
+    if plan.job.document_tokens is not None:
+        yield Problem("job.document_tokens", "is run by `shardwright train` alone", "leave it out")
     if plan.job.optimizer != "adam":
         yield Problem("job.optimizer", f"is {plan.job.optimizer}", "--optimizer adam")

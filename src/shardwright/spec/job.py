@@ -29,6 +29,9 @@ class Job:
     reduction). `options` are what the framework leaves to choose beside. `fused_loss`: the output projection and the
     loss are one kernel that never holds the logits.
 
+    `document_tokens`: attention stays within documents of which several are in a sample; it is the length of the
+    document of a token on average, of which attention's work is a multiple: Σ L² / Σ L.
+
     `budget_dollars` and `deadline_hours` bound the whole run and need `tokens`.
     """
 
@@ -44,9 +47,15 @@ class Job:
     attention_adapters: bool = False
     fp8_storage: bool = False
     fused_loss: bool = False
+    document_tokens: float | None = None
     budget_dollars: float | None = None
     deadline_hours: float | None = None
     options: Options = DEFAULTS
+
+    @property
+    def attended_tokens(self) -> float:
+        """The length of the sequence that attention goes over: of a sample, or of a token's document."""
+        return float(self.seq_len if self.document_tokens is None else min(self.document_tokens, self.seq_len))
 
     @property
     def tokens_per_iteration(self) -> int:

@@ -222,10 +222,10 @@ def _core_attention(attention: Attention, shard: Shard, job: Job) -> Iterator[Op
     """Yield core attention: one fused operator with FlashAttention, else two batched products and a softmax."""
     size = tokens(shard, job)
     heads = attention.heads / shard.tp
-    span = float(min(job.seq_len, attention.window or job.seq_len))
+    span = min(job.attended_tokens, attention.window or job.attended_tokens)
     widths = attention.head_dim + attention.value_head_dim
     full_flops = 2.0 * size * job.seq_len * heads * widths
-    flash_flops = size * score_flops_per_token(attention, job.seq_len) / shard.tp
+    flash_flops = size * score_flops_per_token(attention, job.attended_tokens) / shard.tp
     flops = np.where(shard.flash, flash_flops, full_flops)
     inputs = 2.0 * size * (2 * attention.out_width + attention.key_width + attention.value_width) / shard.tp
     for direction, work, traffic in ((FORWARD, 1.0, 1.0), (BACKWARD, FLASH_BACKWARD_FLOPS, 2.0)):

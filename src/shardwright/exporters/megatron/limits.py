@@ -100,6 +100,8 @@ def _experts(plan: Plan) -> Iterator[Problem]:
 
 def _data_parallel(plan: Plan) -> Iterator[Problem]:
     """Offload belongs to Adam in the distributed optimizer: arguments.py 1803, optimizer_config.py 430."""
+    if plan.job.document_tokens is not None:
+        yield Problem("job.document_tokens", "is run by `shardwright train` alone", "leave it out")
     if plan.job.optimizer not in ("adam", "sgd"):
         yield Problem(
             "job.optimizer", f"is {plan.job.optimizer}, which is run by `shardwright train`", "use adam or sgd"

@@ -48,6 +48,8 @@ def _settings(plan: Plan) -> Iterator[Problem]:
         yield Problem("job.precision", f"{plan.job.precision} is not trained by torchtitan", "--precision bf16")
     if plan.job.precision == "fp8" and plan.job.fp8_recipe not in RECIPES:
         yield Problem("job.fp8_recipe", f"is {plan.job.fp8_recipe}", f"one of {', '.join(RECIPES)}")
+    if plan.job.document_tokens is not None:
+        yield Problem("job.document_tokens", "is run by `shardwright train` alone", "leave it out")
     if plan.job.optimizer != "adam":
         yield Problem("job.optimizer", f"is {plan.job.optimizer}", "--optimizer adam")
     if plan.optimizer.offload:

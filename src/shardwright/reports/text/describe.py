@@ -91,6 +91,8 @@ def beyond_positions(model: Model, job: Job) -> str:
 def job_line(job: Job) -> str:
     """Return batch, sequence, precision and length of a job."""
     words = [f"global batch {job.global_batch} × {job.seq_len} tokens", job.precision, job.optimizer]
+    if job.document_tokens is not None:
+        words.append(f"attention within documents ({job.attended_tokens:,.0f} tokens)")
     if job.fp8_recipe:
         words[1] += f" ({job.fp8_recipe})"
     if job.tokens is not None:

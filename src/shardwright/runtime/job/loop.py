@@ -180,7 +180,7 @@ def _diverged(run: Run, result: StepResult, done: int) -> str:
 def metrics_row(engine: Engine, settings: Settings, result: StepResult, done: int, seconds: float) -> metrics.Row:
     plan = engine.layout.plan
     peak = _peak_flops(engine.layout, settings.precision)
-    flops = iteration_flops(plan.model, plan.job.global_batch, plan.job.seq_len)
+    flops = iteration_flops(plan.model, plan.job.global_batch, plan.job.seq_len, plan.job.attended_tokens)
     return metrics.Row(
         step=done,
         loss=result.loss,

@@ -26,6 +26,7 @@ from shardwright.files import write_atomically
 BYTES = "bytes"
 END_OF_TEXT = 256
 BLOCK_BYTES, MOST_SCANNED_BYTES = 1 << 24, 1 << 32
+SCANNED_TOKENS = 1 << 24  # at a time
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
@@ -129,6 +130,27 @@ def _require_below(tokens: NDArray[Any], vocab: int, path: Path, first: int) -> 
         where = first + int(np.argmax(tokens >= vocab))
         message = f"token {where:,} is {int(tokens[where - first]):,}, the model's vocabulary ends at {vocab - 1:,}"
         raise bad(str(path), message, "use the model's tokenizer, or plan a model with a larger vocabulary")
+
+
+def document_end(file: TokenFile) -> int:
+    """Return the token that ends a document. Raises SpecError where the file does not say which."""
+    if file.end is None:
+        hint = 'make it anew with `shardwright tokens`, or write "end" into its header'
+        raise bad(str(file.path), "does not say which token ends a document", hint)
+    return file.end
+
+
+def document_tokens(file: TokenFile, seq_len: int) -> float:
+    """Return the length of a token's document on average, Σ L² / Σ L, where samples of `seq_len` tokens cut documents.
+    Raises SpecError where the file does not say what ends one."""
+    end, squares = document_end(file), 0.0
+    each = max(SCANNED_TOKENS // seq_len, 1) * seq_len
+    for begin in range(0, len(file.tokens), each):
+        part = np.asarray(file.tokens[begin : begin + each])
+        ends = np.flatnonzero(part == end) + 1
+        cuts = np.unique(np.concatenate([ends, np.arange(0, len(part), seq_len), [len(part)]]))
+        squares += float(np.square(np.diff(cuts), dtype=np.float64).sum())
+    return squares / len(file.tokens)
 
 
 def write_tokens(path: Path, texts: Iterable[Path], tokenizer: str = BYTES) -> TokenFile:

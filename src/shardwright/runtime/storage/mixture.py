@@ -17,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardwright.errors import bad
-from shardwright.runtime.storage.data import Samples, TokenFile, make_samples, open_tokens
+from shardwright.runtime.storage.data import Samples, TokenFile, document_end, make_samples, open_tokens
 from shardwright.runtime.storage.fingerprint import fingerprint
 
 BLOCK = 10_000
@@ -60,11 +60,7 @@ class Mixture:
 
     def document_end(self) -> int:
         """Return the token that ends a document. Raises SpecError where the files do not say which."""
-        file = self.parts[0].file
-        if file.end is None:
-            hint = 'make it anew with `shardwright tokens`, or write "end" into its header'
-            raise bad(str(file.path), "does not say which token ends a document", hint)
-        return file.end
+        return document_end(self.parts[0].file)
 
     @property
     def tokens(self) -> int:

@@ -136,8 +136,8 @@ def even_split(context: Context, stages: int) -> tuple[int, int]:
 
 def head_layers(context: Context) -> float:
     """Return the work of the logits (and of multi-token prediction) in units of the mean layer."""
-    model, seq_len = context.model, context.job.seq_len
-    per_layer = [layer_flops_per_token(model, kind, seq_len) for kind in model.kinds]
+    model, attended = context.model, context.job.attended_tokens
+    per_layer = [layer_flops_per_token(model, kind, attended) for kind in model.kinds]
     mean = sum(per_layer[kind] for kind in model.kind_of_layer) / len(model.layers)
     logits = 2.0 * model.hidden * model.vocab * (1 + model.mtp_layers)
     return (logits + model.mtp_layers * per_layer[model.kind_of_layer[-1]]) / mean

@@ -49,6 +49,7 @@ def make_job(
     objective: str = "time",
     budget_dollars: float | None = None,
     deadline_hours: float | None = None,
+    document_tokens: float | None = None,
 ) -> Job:
     """Return the job, checked. `tokens` may be a human form such as "1.5T"; `steps` says the same in iterations.
 
@@ -63,6 +64,8 @@ def make_job(
             _check_number(problems, name, value)
             if name != "steps" and tokens is None and steps is None:
                 problems.append(Problem(name, "bounds a run whose length is unknown", "give tokens (or steps) as well"))
+    if document_tokens is not None:
+        _check_number(problems, "document_tokens", document_tokens)
     problems += _name_problems(precision, fp8_recipe, optimizer, framework, objective)
     if tokens is not None and steps is not None:
         problems.append(Problem("steps", "says again how long the run is", "give tokens or steps, not both"))
@@ -82,6 +85,7 @@ def make_job(
         objective=cast("Objective", objective),
         budget_dollars=None if budget_dollars is None else float(budget_dollars),
         deadline_hours=None if deadline_hours is None else float(deadline_hours),
+        document_tokens=None if document_tokens is None else float(document_tokens),
     )
 
 
