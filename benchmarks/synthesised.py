@@ -24,18 +24,19 @@ from throttled import PROCESSES, Throttle
 from shardwright.spec.model import Model
 from shardwright.spmd.fabric import Fabric, Finish, ProcessFabric
 from shardwright.spmd.training import SpmdStep
-from shardwright.synthesis.decisions import ADAM_BYTES, decisions
-from shardwright.synthesis.extract import program
+from shardwright.synthesis.decisions import decisions
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Device, Machine, Machines
+from shardwright.synthesis.memory import alone
 from shardwright.synthesis.models.described import training_step
-from shardwright.synthesis.prices import prices, seconds_of
+from shardwright.synthesis.prices import seconds_of
 from shardwright.synthesis.program import Program
-from shardwright.synthesis.synthesize import best_of, synthesize
+from shardwright.synthesis.synthesize import synthesize
 
 FEW, MORE, TIMES = 2, 10, 3  # rows of the steps that are measured, and how often
 SMALL, LARGE = 1 << 10, 1 << 22  # numbers in the all-reduces that are measured
 PATIENCE = 1e-3
+ROOM = 0.4  # of what one process would hold alone
 BYTES_PER_FLOP = 0.25  # of these processes: about 10 GB/s beside 40 GFLOP/s on one core
 
 
@@ -167,15 +168,15 @@ def machines_of(model: Model, seq_len: int, found: Sequence[Measured]) -> Machin
     )
 
 
-def roomy_program(model: Model, rows: int, seq_len: int) -> tuple[Graph, Program, list[float]]:
-    """Return a step, a program whose state is shared for lack of memory, and the bytes that it plans on each rank."""
+def roomy_program(model: Model, rows: int, seq_len: int) -> tuple[Graph, Program]:
+    """Return a step and a program whose state is shared for lack of memory."""
     graph = training_step(model, batch=rows, seq_len=seq_len, dtype="float32")
-    state = ADAM_BYTES * sum(graph.by_name()[ref.node].outputs[0].size_bytes for ref in graph.parameters.values())
+    most = float(alone(decisions(graph)).max())
     speeds = {"fast": 2.5e9, "slow": 1e9}
     machines = Machines(
         machines=tuple(
             Machine(
-                device=Device(name=name, flops_per_second=speeds[name], memory_bytes=1.2 * state),
+                device=Device(name=name, flops_per_second=speeds[name], memory_bytes=ROOM * most),
                 gpus=count,
                 link_bytes_per_second=1e9,
             )
@@ -183,16 +184,7 @@ def roomy_program(model: Model, rows: int, seq_len: int) -> tuple[Graph, Program
         ),
         network_bytes_per_second=1e9,
     )
-    these = decisions(graph, ranks=machines.ranks, state_ratio=True)
-    found = best_of(these, machines, branch=False)
-    assert found is not None, "it fits"
-    costs = prices(these, machines, found.shares)
-    held = costs.memory[costs.first + found.choice.rules].sum(axis=0)
-    planned = np.zeros(machines.ranks)
-    for own, (_, ranks) in zip(held, machines.classes, strict=True):
-        planned[ranks] = own
-    notes = {"machines": machines.machine_of.tolist()}
-    return graph, program(graph, these, found.choice, machines, found.shares, notes), planned.tolist()
+    return graph, synthesize(graph, machines, gap=1e-2)
 
 
 def program_of(model: Model, rows: int, seq_len: int, machines: Machines) -> tuple[Graph, Program]:

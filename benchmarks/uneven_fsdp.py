@@ -1,7 +1,7 @@
 """Uneven FSDP and synthesised programs on processes of unequal speed, against PyTorch's DDP and FSDP2 and against their
 predictions.
 
-    python benchmarks/uneven_fsdp.py [--out docs/uneven-figures.md]
+    PYTHONPATH=. python benchmarks/uneven_fsdp.py [--out docs/uneven-figures.md]
 
 Two processes run fast, two slowly (`throttled`). A first run of equal copies measures every layer, and the shares of
 uneven FSDP are planned from that profile alone; another measures whole steps, from which the program is synthesised.
@@ -18,12 +18,9 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 try:
-    import torch
     import torch.distributed as dist
 except ImportError:
     raise SystemExit(0) from None  # nothing to run without PyTorch
@@ -32,6 +29,7 @@ import synthesised
 import torch_rivals
 from runtime_unequal import alternate
 from runtime_workers import batch_of, cpu_cluster, engine_of, llama, plan_of, run_workers, stage
+from tests.spmd.peaks import Peak
 from throttled import PROCESSES, Throttle, arguments, duties, whole
 
 from shardwright.cost.layers.measured import measured_layers
@@ -97,8 +95,7 @@ HEAD = [
     "# Uneven FSDP and programs, measured",
     "",
     "`benchmarks/uneven_fsdp.py --out docs/uneven-figures.md` wrote this page: gloo processes that run at unequal",
-    "speed, all rivals in the same run, predictions from what was measured before there was a plan or a program. What",
-    "the run of a program holds beside its shards and kept tensors is not priced yet: its memory is planned too low.",
+    "speed, all rivals in the same run, predictions from what was measured before there was a plan or a program.",
     "",
 ]
 
@@ -174,12 +171,9 @@ def program_bytes(rank: int, graph: Graph, program: Program) -> float:
 
 
 def peak_bytes(train: Callable[[], None]) -> float:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with Peak() as seen:
         train()
-    results: Any = profile.profiler
-    changes = [event for event in results.kineto_results.events() if event.name() == "[memory]"]
-    changes.sort(key=lambda event: event.start_ns())
-    return float(max(accumulate(event.nbytes() for event in changes)))
+    return float(seen.most)
 
 
 def shared(plan: Plan) -> str:
@@ -238,8 +232,11 @@ def memory_table(cluster: Cluster) -> list[str]:
     lines = [f"Peak memory, {plan.model.name}, 12 rows of 256 tokens:", ""]
     lines += ["| | rank | measured | planned | error |", "|---|---|---|---|---|"]
     lines += _memory_rows("uneven FSDP", run_workers(4, trainer_bytes, plan), planned)
-    graph, program, held = synthesised.roomy_program(plan.model, 12, 256)
-    return [*lines, *_memory_rows("program", run_workers(4, program_bytes, graph, program), held)]
+    graph, program = synthesised.roomy_program(plan.model, 12, 256)
+    return [
+        *lines,
+        *_memory_rows("program", run_workers(4, program_bytes, graph, program), program.notes["memory_bytes"]),
+    ]
 
 
 def _memory_rows(name: str, measured: Sequence[float], planned: Sequence[float]) -> list[str]:

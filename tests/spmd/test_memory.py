@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
-
 import torch
 from tests.spmd.models import SEQUENCE, VOCABULARY, Bert, next_token
+from tests.spmd.peaks import Peak
 from tests.spmd.programs import whole
 from tests.spmd.ranks import ThreadFabric, on_ranks
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.spmd.execute import compiled, execute
 from shardwright.spmd.local import Site
@@ -23,37 +20,6 @@ from shardwright.synthesis.program import Program
 from shardwright.synthesis.synthesize import synthesize
 
 
-class Peak(TorchDispatchMode):
-    """Counts the bytes of the memory that tensors made in this thread hold, and the most of them at one time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.most = 0
-        self.known: set[int] = set()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        results = result if isinstance(result, tuple | list) else (result,)
-        for tensor, returned in zip(results, function._schema.returns, strict=False):
-            if (
-                isinstance(tensor, Tensor) and returned.alias_info is None
-            ):  # else it is a view, of another rank's perhaps
-                self._count(tensor.untyped_storage())
-        return result
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key = storage.data_ptr()
-        if key and key not in self.known:
-            self.known.add(key)
-            self.now += storage.nbytes()
-            self.most = max(self.most, self.now)
-            weakref.finalize(storage, self._forget, key, storage.nbytes())
-
-    def _forget(self, key: int, size: int) -> None:
-        self.known.discard(key)
-        self.now -= size
-
-
 def peaks(graph: Graph, program: Program, leaves: dict[str, Tensor]) -> list[int]:
     """Return the most bytes that each rank held, its parameters and inputs among them."""
     code = compiled(graph, program)
@@ -63,7 +29,8 @@ def peaks(graph: Graph, program: Program, leaves: dict[str, Tensor]) -> list[int
         site = Site(place=place, fabric=fabric, device=torch.device("cpu"), seed=0)
         with Peak() as peak:
             parts = {name: cut(x, program.steps[name].outputs[0], place).clone() for name, x in leaves.items()}
-            execute(code, parts, site)
+            left: dict[str, Tensor] = {}
+            execute(code, parts, site, left.__setitem__)
         return peak.most
 
     return on_ranks(program.ranks, one)

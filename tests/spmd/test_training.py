@@ -7,7 +7,7 @@ from random import Random
 import torch
 from tests.spmd.draws import drawn
 from tests.spmd.models import build
-from tests.spmd.processes import Job, run
+from tests.spmd.processes import Job, run, train
 from tests.spmd.reference import Masked
 from torch import Tensor, nn
 
@@ -68,7 +68,7 @@ def test_unequal_processes_train_like_one() -> None:
                 for rank in range(RANKS)
             ]
         )
-    for outcome, (losses, norms, state), bytes_held in zip(run(jobs, RANKS), expected, stored, strict=True):
+    for outcome, (losses, norms, state), bytes_held in zip(run(train, jobs, RANKS), expected, stored, strict=True):
         torch.testing.assert_close(outcome.losses, losses, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(outcome.norms, norms, rtol=1e-3, atol=1e-5)
         assert outcome.state.keys() == state.keys()

@@ -11,7 +11,8 @@ from tests.synthesis.clusters import unequal
 from tests.synthesis.test_synthesize import GRAPHS
 
 from shardwright.synthesis.baselines import Rules, data_parallel, fsdp, hap
-from shardwright.synthesis.best_rules import Choice, best
+from shardwright.synthesis.best_rules import best
+from shardwright.synthesis.choice import Choice
 from shardwright.synthesis.decisions import decisions
 from shardwright.synthesis.integer_program import IntegerProgram, broken, integer_program
 from shardwright.synthesis.prices import prices

@@ -15,8 +15,9 @@ from shardwright.progress import heard
 from shardwright.synthesis import baselines
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import decisions
-from shardwright.synthesis.extract import replicated_share
+from shardwright.synthesis.extract import program, replicated_share
 from shardwright.synthesis.machines import Machine, Machines
+from shardwright.synthesis.memory import alone, class_bytes, held_by, rank_bytes
 from shardwright.synthesis.models.transformers import Transformer, language_model, vision
 from shardwright.synthesis.models.vgg import fully_connected, vgg19
 from shardwright.synthesis.prices import Shares, prices
@@ -91,9 +92,8 @@ def test_what_fits_no_device_whole_is_sharded() -> None:
         net, machines=tuple(replace(one, device=replace(one.device, memory_bytes=0.5 * state)) for one in net.machines)
     )
     found = search(graph, tight)
-    costs = prices(found.these, tight, found.shares)
-    held = costs.memory[costs.first + found.choice.rules].sum(axis=0)
-    assert (held <= costs.limits * 1.02).all()
+    held = class_bytes(held_by(found.these, found.choice.rules, tight, found.shares), tight, found.shares)
+    assert (held.max(axis=0) <= tight.limits).all()
     none = replace(
         net, machines=tuple(replace(one, device=replace(one.device, memory_bytes=0.1 * state)) for one in net.machines)
     )
@@ -107,12 +107,26 @@ def test_what_fits_no_device_whole_is_sharded() -> None:
     assert not fits(graph, fewer)
 
 
+def test_three_blocks_stand_for_all_in_the_account_of_memory() -> None:
+    graph, net = GRAPHS["gpt2"](), unequal()
+    room = 0.5 * float(alone(decisions(graph)).max())
+    tight = replace(
+        net, machines=tuple(replace(one, device=replace(one.device, memory_bytes=room)) for one in net.machines)
+    )
+    found = search(graph, tight)
+    short = class_bytes(held_by(found.these, found.choice.rules, tight, found.shares), tight, found.shares)
+    made = program(graph, found.these, found.choice, tight, found.shares)
+    each = rank_bytes(graph, made, found.these.state)
+    assert short.max(axis=0) == pytest.approx([each[ranks].max() for _, ranks in tight.classes], rel=0.02)
+    assert (each <= room).all()
+
+
 def test_moments_in_host_memory_are_proposed_where_they_would_do() -> None:
     graph = GRAPHS["wide"]()
     state = 16 * sum(graph.by_name()[ref.node].outputs[0].elements for ref in graph.parameters.values())
     net = unequal(1, 1)
     tight = replace(
-        net, machines=tuple(replace(one, device=replace(one.device, memory_bytes=0.2 * state)) for one in net.machines)
+        net, machines=tuple(replace(one, device=replace(one.device, memory_bytes=0.24 * state)) for one in net.machines)
     )
     assert not fits(graph, tight) and fits(graph, tight, WITHOUT_MOMENTS)
     assert "moments in host memory" in remedies(graph, tight)

@@ -12,6 +12,7 @@ import typer
 from shardwright.cli.destination import deliver, require_writable, tell
 from shardwright.cli.output import WIPE, progress, write, write_json
 from shardwright.errors import bad
+from shardwright.units import format_bytes
 
 if TYPE_CHECKING:
     from shardwright.spmd.document import Synthesized
@@ -190,9 +191,11 @@ def _summary(found: Synthesized) -> str:
         f"{program.notes.get('replicated_flops', 0.0):.2%} of the FLOPs run on every rank alike",
     ]
     names = list(program.notes.get("devices", ())) or [""] * program.ranks
+    held = program.notes.get("memory_bytes")
     for rank, name in enumerate(names):
         parts = ", ".join(f"{ratio} {row[rank]:.1%}" for ratio, row in program.shares.items())
-        lines.append(f"rank {rank} {name}: {parts}")
+        memory = f", {format_bytes(held[rank])} of tensors" if held else ""
+        lines.append(f"rank {rank} {name}: {parts}{memory}")
     return "\n".join([*lines, *(str(word) for word in program.notes.get("warnings", ()))])
 
 

@@ -13,7 +13,6 @@
 * `normalise`: one form for each operator
 * `shards`: where the shard of a rank lies in a tensor
 * `local`: one operator on what a rank holds
-* `schedule`: when a rank computes, sends and forgets
 * `convert`: from one sharding to another
 * `fabric`: collectives for unequal parts
 * `execute`: a program on one rank

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,9 +10,9 @@ from torch import Tensor
 from shardwright.spmd.convert import convert
 from shardwright.spmd.fabric import Finish
 from shardwright.spmd.local import Call, Site, run
-from shardwright.spmd.schedule import Action, Compute, Forget, Key, Send, Wait, ends, schedule
 from shardwright.synthesis.graph import Graph, Ref, Value
 from shardwright.synthesis.program import Program
+from shardwright.synthesis.schedule import Action, Compute, Forget, Key, Leave, Send, Wait, ends, schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,9 @@ def compiled(graph: Graph, program: Program) -> Executable:
     )
 
 
-def execute(code: Executable, leaves: Mapping[str, Tensor], site: Site) -> dict[str, Tensor]:
-    """Run one training step on one rank and return this rank's parts of what `schedule.ends` names.
+def execute(code: Executable, leaves: Mapping[str, Tensor], site: Site, leave: Callable[[str, Tensor], None]) -> None:
+    """Run one training step on one rank; `leave` is given this rank's part of what `schedule.ends` names, each as soon
+    as it is done.
 
     `leaves` holds this rank's part of each parameter, buffer and input by the name of its node.
     """
@@ -60,7 +61,9 @@ def execute(code: Executable, leaves: Mapping[str, Tensor], site: Site) -> dict[
                 finishes[one.tensor, one.target] = convert(part, one, shape, site.place, site.fabric)
             case Wait(one):
                 held[one.tensor, one.target] = finishes.pop((one.tensor, one.target))()
+            case Leave(names, key):
+                for name in names:
+                    leave(name, held[key])
             case Forget(keys):
                 for key in keys:
                     del held[key]
-    return {name: held[key] for name, key in code.ends.items()}

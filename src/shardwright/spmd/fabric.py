@@ -54,26 +54,28 @@ class ProcessFabric:
         return lambda: _after([work], x)
 
     def all_gather(self, part: Tensor, rows: Sequence[int], *, padded: bool) -> Finish:
-        most = max(rows)
+        most, rest = max(rows), part.shape[1:]
         if padded:
-            gathered = [part.new_empty(most, *part.shape[1:]) for _ in rows]
-            works = [dist.all_gather(gathered, _padded(part, most), async_op=True)]
-        else:
-            gathered = [
-                part if rank == self.rank else part.new_empty(n, *part.shape[1:]) for rank, n in enumerate(rows)
-            ]
-            works = [dist.broadcast(x, rank, async_op=True) for rank, x in enumerate(gathered) if x.numel()]
-        return lambda: _after(works, lambda: torch.cat([x[:n] for x, n in zip(gathered, rows, strict=True)]))
+            gathered = part.new_empty(len(rows) * most, *rest)
+            works = [dist.all_gather_into_tensor(gathered, _padded(part, most), async_op=True)]
+            kept = [gathered]  # given up once its rows are joined, though the caller may still hold the function
+            return lambda: _after(works, lambda: _joined(kept.pop(), rows))
+        whole = part.new_empty(sum(rows), *rest)
+        places = whole.split(list(rows))
+        places[self.rank].copy_(part)
+        works = [dist.broadcast(x, rank, async_op=True) for rank, x in enumerate(places) if x.numel()]
+        return lambda: _after(works, whole)
 
     def reduce_scatter(self, whole: Tensor, rows: Sequence[int], *, padded: bool) -> Finish:
-        parts = list(whole.split(list(rows)))
+        parts = whole.split(list(rows))
         if padded:
+            apart = whole.contiguous() if min(rows) == max(rows) else torch.cat([_padded(x, max(rows)) for x in parts])
             result = whole.new_empty(max(rows), *whole.shape[1:])
-            works = [dist.reduce_scatter(result, [_padded(part, max(rows)) for part in parts], async_op=True)]
+            works = [dist.reduce_scatter_tensor(result, apart, async_op=True)]
             return lambda: _after(works, lambda: result[: rows[self.rank]].clone())
-        parts = [part.clone(memory_format=torch.contiguous_format) for part in parts]
-        works = [dist.reduce(part, rank, async_op=True) for rank, part in enumerate(parts) if part.numel()]
-        return lambda: _after(works, parts[self.rank])
+        own = [part.clone(memory_format=torch.contiguous_format) for part in parts]
+        works = [dist.reduce(part, rank, async_op=True) for rank, part in enumerate(own) if part.numel()]
+        return lambda: _after(works, lambda: own[self.rank].clone())
 
     def all_to_all(self, parts: Sequence[Tensor], counts: Sequence[int]) -> Finish:
         sent = torch.cat(list(parts))
@@ -102,6 +104,13 @@ def _groups(machines: Sequence[int], rank: int) -> tuple[Any, Any, int]:
     return own, dist.new_group([ranks[0] for ranks in members.values()]), members[machines[rank]][0]
 
 
+def _joined(gathered: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return the first `rows` of each of as many equal parts one after the other."""
+    if min(rows) == max(rows):
+        return gathered
+    return torch.cat([part[:count] for part, count in zip(gathered.split(max(rows)), rows, strict=True)])
+
+
 def _padded(part: Tensor, rows: int) -> Tensor:
     return (
         torch.cat([part, part.new_zeros(rows - part.shape[0], *part.shape[1:])])
@@ -110,7 +119,7 @@ def _padded(part: Tensor, rows: int) -> Tensor:
     )
 
 
-def _after(works: Sequence[Any], result: Tensor | Callable[[], Tensor]) -> Tensor:
-    for work in works:
-        work.wait()
+def _after(works: list[Any], result: Tensor | Callable[[], Tensor]) -> Tensor:
+    while works:
+        works.pop(0).wait()  # and its own copies are gone
     return result() if callable(result) else result

@@ -47,7 +47,7 @@ def _mixed(word: int) -> int:
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
     """Return the words shifted right, zeros coming in from the left."""
-    return (words >> bits) & ((1 << (64 - bits)) - 1)
+    return (words >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def kept(local: Sequence[int], chance: float, draw: Draw, device: torch.device) -> Tensor:
@@ -64,10 +64,11 @@ def kept(local: Sequence[int], chance: float, draw: Draw, device: torch.device) 
         stride = math.prod(shape[dim + 1 :])
         positions = positions + (along * stride).view(-1, *[1] * (len(shape) - dim - 1))
     key = _mixed((_mixed((draw.seed * _GOLDEN + 1) & _WORD) + draw.number * _GOLDEN) & _WORD)
-    words = (positions + 1) * _signed(_GOLDEN) + _signed(key)
-    words = (words ^ _shifted(words, 30)) * _signed(_FIRST)
-    words = (words ^ _shifted(words, 27)) * _signed(_SECOND)
-    return _shifted(words ^ _shifted(words, 31), 40) >= round(chance * (1 << 24))
+    words = positions.add_(1).mul_(_signed(_GOLDEN)).add_(_signed(key))
+    words.bitwise_xor_(_shifted(words, 30)).mul_(_signed(_FIRST))
+    words.bitwise_xor_(_shifted(words, 27)).mul_(_signed(_SECOND))
+    words.bitwise_xor_(_shifted(words, 31))
+    return _shifted(words, 40) >= round(chance * (1 << 24))
 
 
 def dropout(x: Tensor, chance: float, draw: Draw) -> Tensor:
@@ -200,10 +201,13 @@ def cross_entropy_backward(
     gradient: Tensor, logits: Tensor, target: Tensor, logsumexp: Tensor, ignore: int, *, first: int = 0
 ) -> Tensor:
     """Return the gradient to `logits`, which hold the classes from `first` on."""
-    chances = torch.exp(logits - logsumexp.unsqueeze(1))
-    classes = torch.arange(first, first + logits.shape[1], device=logits.device)
-    counted = torch.where(target != ignore, gradient, 0.0).unsqueeze(1)
-    return (chances - (target.unsqueeze(1) == classes).to(logits.dtype)) * counted
+    result = (logits - logsumexp.unsqueeze(1)).exp_()  # of the size of the logits: all else is done in place
+    index = target - first
+    inside = (target != ignore) & (index >= 0) & (index < logits.shape[1])
+    if logits.shape[1]:
+        rows = torch.arange(len(target), device=logits.device)
+        result[rows, torch.where(inside, index, 0)] -= inside.to(result.dtype)
+    return result.mul_(torch.where(target != ignore, gradient, 0.0).unsqueeze(1))
 
 
 def grouped_mm(x: Tensor, weight: Tensor, expert: Tensor, first: int = 0) -> Tensor:

@@ -134,20 +134,21 @@ class SpmdStep:
         leaves |= {ref.node: self._part(batch, name, ref) for name, ref in self._code.graph.inputs.items()}
         seed = (self.seed << 32) + self.steps
         site = Site(place=self.place, fabric=self.fabric, device=self.device, seed=seed)
+        left: dict[str, Tensor] = {}
+        taken: set[int] = set()
+
+        def leave(name: str, tensor: Tensor) -> None:
+            if name.startswith("gradient "):
+                _add_gradient(self._tensors[name.removeprefix("gradient ")], tensor, taken)
+            else:
+                left[name] = tensor  # operators may still read a buffer as it was
+
         with torch.no_grad():
-            found = execute(self._code, leaves, site)
-            taken: set[int] = set()
-            for name, parameter in self.named_parameters():
-                gradient = found.get(f"gradient {name}")
-                if gradient is not None:
-                    # Two biases that are added together have one gradient.
-                    own = gradient.clone() if gradient.data_ptr() in taken else gradient.contiguous()
-                    taken.add(own.data_ptr())
-                    parameter.grad = own if parameter.grad is None else parameter.grad + own
+            execute(self._code, leaves, site, leave)
             for name in self._code.graph.buffer_updates:
-                self._tensors[name].copy_(found[f"buffer {name}"])
+                self._tensors[name].copy_(left[f"buffer {name}"])
         self.steps += 1
-        return found["loss"]
+        return left["loss"]
 
     def clip_gradients(self, limit: float) -> Tensor:
         """Scale all gradients so that their norm over all ranks is at most `limit`; return the norm before."""
@@ -181,6 +182,17 @@ class SpmdStep:
     def _keep(self, state: Mapping[str, Tensor]) -> None:
         unused = [key for key, name in self._names.items() if name not in self._tensors and key in state]
         self._rest = {key: state[key] for key in unused}
+
+
+def _add_gradient(parameter: Tensor, gradient: Tensor, taken: set[int]) -> None:
+    """Add to a parameter's gradient; `taken` are the addresses of those that are gradients of others already."""
+    if parameter.grad is not None:
+        parameter.grad.add_(gradient)
+        return
+    # Two biases that are added together have one gradient; a part must not keep the whole alive.
+    shared = gradient.data_ptr() in taken or gradient.untyped_storage().nbytes() > gradient.nbytes
+    parameter.grad = gradient.clone() if shared else gradient.contiguous()
+    taken.add(parameter.grad.data_ptr())
 
 
 def _checked(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:

@@ -20,12 +20,16 @@ What it costs:
 * `collectives`: the time of a conversion, and its fastest method
 * `prices`: rules and conversions in seconds and bytes
 * `timeline`: the time of a step
+* `schedule`: when a rank computes, sends and forgets
+* `ledger`: what each of these actions takes and frees
+* `memory`: bytes held through the step, and what fits
 
 How it is chosen:
 
 * `linear`: linear and integer programs
 * `integer_program`: rules at fixed shares as an integer program
 * `best_rules`: its best solution
+* `choice`: what that comes to
 * `a_star`: the same by A*, as HAP has it
 * `ratios`: the best shares for fixed rules
 * `rounding`: whole units for exact shares

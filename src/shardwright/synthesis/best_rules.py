@@ -4,12 +4,13 @@ and bound only where those are further from the bound than asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
+from shardwright.synthesis.choice import Choice, Hint
 from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.integer_program import (
     Edge,
@@ -17,10 +18,12 @@ from shardwright.synthesis.integer_program import (
     TimeRow,
     broken,
     integer_program,
+    memory_row,
     spans,
     time_row,
 )
 from shardwright.synthesis.linear import Relaxation, solve
+from shardwright.synthesis.memory import class_bytes, held_by
 from shardwright.synthesis.prices import BLOCKING, DEFERRED, EARLY, Prices
 from shardwright.synthesis.timeline import Events, StepSeconds, step_seconds
 
@@ -28,47 +31,35 @@ ROUNDS = 12  # of adding rows that a solution breaks
 SURE = 0.9  # what a relaxation takes to this part is taken at once
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
-    """What a search leaves to the next at other shares: the rows of time that mattered, and the basis it ended with."""
-
-    rows: tuple[TimeRow, ...]
-    basis: Any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """A rule for each decision [decisions], the conversions made [C], the time of the step, and a lower bound of the
-    time of any choice at these shares. `nodes` of the branch and bound were visited."""
-
-    rules: Ints
-    sent: Floats
-    seconds: StepSeconds
-    bound_seconds: float
-    nodes: int = 0
-    hint: Hint | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def gap(self) -> float:
-        """By how much the time exceeds the bound, as a part of the time."""
-        return 1.0 - self.bound_seconds / self.seconds.total if self.seconds.total else 0.0
-
-
 def best(
     these: Decisions, costs: Prices, *, gap: float = 1e-3, allowed: Bools | None = None, hint: Hint | None = None,
     branch: bool = True,
 ) -> Choice | None:  # fmt: skip
-    """Return the best choice among `allowed` rules [R], None if none fits the memory. Without `branch` whole numbers
-    near the relaxation are all that is tried, unless there are none."""
+    """Return the best choice among `allowed` rules [R], None if none is found that fits the memory. Without `branch`
+    whole numbers near the relaxation are all that is tried, unless there are none."""
     program = integer_program(these, costs)
     width = len(program.costs)
-    lower, upper = np.zeros(width), np.ones(width)
+    upper = np.ones(width)
     upper[-1] = np.inf
     if allowed is not None:
         upper[: len(allowed)] = allowed
     known = [row for row in (hint.rows if hint else ()) if row[3] < program.compute.shape[1]]
     for row in known:
         program.rows.add_dense(time_row(program, row), low=0.0)
+    for _ in range(ROUNDS):
+        found, values = _fastest(these, costs, program, upper, gap, known, hint, branch)
+        if found is None or values is None or not _overfull(these, costs, program, found.rules, values):
+            return found
+        known, hint = list(found.hint.rows) if found.hint else known, found.hint
+    return None
+
+
+def _fastest(
+    these: Decisions, costs: Prices, program: IntegerProgram, upper: Floats, gap: float, known: list[TimeRow],
+    hint: Hint | None, branch: bool,
+) -> tuple[Choice | None, Floats | None]:  # fmt: skip
+    """Return the best choice under the rows that there are, with its columns."""
+    lower = np.zeros(len(upper))
     fits = hint is not None and len(hint.basis.row_status) == len(program.rows.low)
     relaxation = Relaxation(
         program.costs, program.rows, lower=lower, upper=upper, start=hint.basis if hint and fits else None
@@ -77,12 +68,12 @@ def best(
     for _ in range(ROUNDS):
         solution = relaxation.solve()
         if solution.status == "infeasible":
-            return None
+            return None, None
         bound = max(bound, solution.bound * program.unit)
         more = broken(program, solution.values, gap / 4)
         if not more:
             break
-        known += more
+        known = known + more
         for row in more:
             program.rows.add_dense(time_row(program, row), low=0.0)
             relaxation.add(time_row(program, row), 0.0)
@@ -90,8 +81,25 @@ def best(
     values = _dive(program, relaxation, solution.values, costs)
     found = None if values is None else _chosen(these, costs, values, bound)
     if found is None or (branch and found.gap > gap):
-        found = _branched(these, costs, program, lower, upper, gap, bound, found, values)
-    return None if found is None else replace(found, hint=left)
+        found, values = _branched(these, costs, program, lower, upper, gap, bound, found, values)
+    return (None, None) if found is None else (replace(found, hint=left), values)
+
+
+def _overfull(these: Decisions, costs: Prices, program: IntegerProgram, rules: Ints, values: Floats) -> bool:
+    """Return whether a choice holds more than some device has, and add the rows that it breaks: for each class of
+    devices the moment at which it holds most."""
+    net = costs.net
+    if not np.isfinite(net.limits).any():
+        return False
+    found = held_by(these, rules, net, costs.shares)
+    levels = class_bytes(found, net, costs.shares)
+    full = np.flatnonzero(levels.max(axis=0) > net.limits * (1 + 1e-9))
+    for one in full.tolist():
+        moment = int(levels[:, one].argmax())
+        row = memory_row(these, costs, program.edges, len(program.costs), int(found.node[moment]))[:, one]
+        beside = float(levels[moment, one] - row @ values)
+        program.rows.add_dense(row / net.limits[one], high=1.0 - beside / float(net.limits[one]))
+    return len(full) > 0
 
 
 def _dive(program: IntegerProgram, relaxation: Relaxation, values: Floats, costs: Prices) -> Floats | None:
@@ -122,9 +130,9 @@ def _dive(program: IntegerProgram, relaxation: Relaxation, values: Floats, costs
 def _branched(
     these: Decisions, costs: Prices, program: IntegerProgram, lower: Floats, upper: Floats, gap: float, bound: float,
     found: Choice | None, values: Floats | None,
-) -> Choice | None:  # fmt: skip
-    """Return the best choice of branch and bound, starting from what was found; rows of time are added as they are
-    broken."""
+) -> tuple[Choice | None, Floats | None]:  # fmt: skip
+    """Return the best choice of branch and bound, starting from what was found, with its columns; rows of time are
+    added as they are broken."""
     integer = np.zeros(len(program.costs), dtype=bool)
     integer[: len(costs.decision)] = True
     nodes = 0
@@ -135,7 +143,7 @@ def _branched(
             start = np.append(values[:-1], found.seconds.total / program.unit - slowed)
         solution = solve(program.costs, program.rows, lower=lower, upper=upper, integer=integer, gap=gap, start=start)
         if solution.status == "infeasible" or not len(solution.values):
-            return found
+            return found, values
         bound, nodes = max(bound, solution.bound * program.unit), nodes + solution.nodes
         choice = _chosen(these, costs, solution.values, bound)
         if found is None or choice.seconds.total < found.seconds.total:
@@ -146,7 +154,7 @@ def _branched(
         for row in more:
             program.rows.add_dense(time_row(program, row), low=0.0)
     assert found is not None
-    return replace(found, bound_seconds=min(bound, found.seconds.total), nodes=nodes)
+    return replace(found, bound_seconds=min(bound, found.seconds.total), nodes=nodes), values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,24 @@ from shardwright.synthesis.shorten import Short, shorten
 
 VIEWS = words("view _unsafe_view reshape t transpose.int permute unsqueeze squeeze squeeze.dim detach alias")
 END = "end"
-ADAM_BYTES = 16.0 / 4.0  # per byte of a parameter in fp32: itself, its gradient and two moments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What is held all the time for each byte of a parameter: itself and the optimizer's moments, and, where the
+    gradients of several batches are added up, their sum. A gradient as such is held from when it is made to the end, or
+    until it is added."""
+
+    bytes: float
+    sum_bytes: float = 0.0
+
+    @property
+    def gradient_bytes(self) -> float:
+        """What is held of a gradient at the end of the step; one of a single batch is of its parameter's type."""
+        return self.sum_bytes or 1.0
+
+
+ADAM = State(bytes=3.0)  # a parameter and two moments, all of one type
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,35 +63,35 @@ class Reader:
 @dataclass(slots=True, kw_only=True)
 class Use:
     """Tensors made by one decision and read by the same others. `places` are the nodes of the short graph that make
-    them, `first` those that read each first. An `early` one is there when the step starts. A parameter has one for its
-    readers in the forward and one for those in the backward: what is gathered for the one is forgotten before the
-    other."""
+    them, `first` and `last` those that read each first and last, `ending` is the reader that does so last (-1 if none
+    but the end of the step does). An `early` one is there when the step starts. A parameter has one for its readers in
+    the forward and one for those in the backward: what is gathered for the one is forgotten before the other."""
 
     decision: int
     output: int
     value: Value
     readers: tuple[Reader, ...]
     early: bool
+    ending: int
     places: list[int] = field(default_factory=list)
     first: list[int] = field(default_factory=list)
+    last: list[int] = field(default_factory=list)
     weight: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """`order` has the decision (or -1) of each node of the short graph, `weights` how often it occurs; `saved` the
-    tensors that the backward pass reads, by decision and output; `views` the rules of nodes that decide nothing. A
-    device holds `state_bytes` for each byte of a parameter: itself, its gradient, the optimizer's."""
+    """`order` has the decision (or -1) of each node of the short graph, `weights` how often it occurs; `views` the
+    rules of nodes that decide nothing."""
 
     short: Short
     decisions: tuple[Decision, ...]
     uses: tuple[Use, ...]
     order: tuple[int, ...]
     weights: tuple[int, ...]
-    saved: frozenset[tuple[int, int]]
     unknown: tuple[str, ...]
     views: Mapping[str, tuple[Rule, ...]]
-    state_bytes: float = ADAM_BYTES
+    state: State = ADAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +105,7 @@ class _Root:
         return asked if self.behind is None else self.behind[asked]
 
 
-def decisions(graph: Graph, *, ranks: int = 2, state_ratio: bool = False, state_bytes: float = ADAM_BYTES) -> Decisions:
+def decisions(graph: Graph, *, ranks: int = 2, state_ratio: bool = False, state: State = ADAM) -> Decisions:
     """Return the decisions of `graph` on `ranks` devices. With `state_ratio`, parameters may also be stored by the
     ratio of state."""
     short = shorten(graph)
@@ -120,10 +137,9 @@ def decisions(graph: Graph, *, ranks: int = 2, state_ratio: bool = False, state_
         uses=tuple(_uses(short, reads, number, order, values, side_nodes(short.graph))),
         order=tuple(-1 if node.name in roots else number[node.name] for node in short.graph.nodes),
         weights=tuple(short.weight[node.name] for node in short.graph.nodes),
-        saved=_saved(short.graph, reads, number, order),
         unknown=chosen.unknown,
         views={short.tie[name]: rules[name] for name in roots},
-        state_bytes=state_bytes,
+        state=state,
     )
 
 
@@ -211,15 +227,22 @@ def _uses(
     found: dict[tuple[object, ...], Use] = {}
     for ref, readers in _by_pass(short.graph, reads, order):
         late = {name: name in leaves or name in side or name == END for name, _, _ in readers}
+        made = {name: Reader(decision, asked, late[name]) for name, decision, asked in readers}
         wanted = tuple(dict.fromkeys(Reader(decision, asked, late[name]) for name, decision, asked in readers))
+        inside = [name for name in made if name not in leaves and name != END]
+        last = max(inside, key=order.__getitem__, default=None)
         key = (number[ref.node], ref.output, frozenset(wanted))
         use = found.get(key)
         if use is None:
             early = ref.node in leaves
-            use = Use(decision=number[ref.node], output=ref.output, value=values[ref], readers=wanted, early=early)
+            use = Use(
+                decision=number[ref.node], output=ref.output, value=values[ref], readers=wanted, early=early,
+                ending=-1 if last is None else wanted.index(made[last]),
+            )  # fmt: skip
             found[key] = use
         use.places.append(order[ref.node])
         use.first.append(min(len(order) if name in leaves else order.get(name, len(order)) for name, _, _ in readers))
+        use.last.append(len(order) if last is None else order[last])
         use.weight += short.weight[ref.node]
     return list(found.values())
 
@@ -250,17 +273,3 @@ def side_nodes(graph: Graph) -> frozenset[str]:
         if node.name not in main and all(name in side for name in readers) and (readers or node.name in ends):
             side.add(node.name)
     return frozenset(side)
-
-
-def _saved(
-    graph: Graph, reads: _Reads, number: Mapping[str, int], order: Mapping[str, int]
-) -> frozenset[tuple[int, int]]:
-    """Return what is made before the loss and read after it, parameters and inputs aside."""
-    middle = order[graph.loss.node]
-    leaves = {ref.node for table in (graph.parameters, graph.buffers, graph.inputs) for ref in table.values()}
-    return frozenset(
-        (number[ref.node], ref.output)
-        for ref, readers in reads.items()
-        if order[ref.node] < middle and ref.node not in leaves
-        if any(order.get(name, 0) > middle for name, _, _ in readers)
-    )

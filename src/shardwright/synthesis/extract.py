@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from shardwright.synthesis.best_rules import Choice
+from shardwright.arrays import Ints
+from shardwright.synthesis.choice import Choice
 from shardwright.synthesis.collectives import conversion
 from shardwright.synthesis.decisions import Decisions, side_nodes
 from shardwright.synthesis.graph import Graph, Node, Ref, Value
@@ -20,19 +20,30 @@ from shardwright.synthesis.shorten import ties
 from shardwright.synthesis.work import flops
 
 
-def program(
-    graph: Graph, these: Decisions, choice: Choice, net: Machines, shares: Shares, notes: Mapping[str, Any]
-) -> Program:
+def program(graph: Graph, these: Decisions, choice: Choice, net: Machines, shares: Shares) -> Program:
     """Return the program that a choice stands for, with a step for each node of `graph`."""
-    steps = _steps(graph, these, choice)
+    steps = steps_of(graph, these, choice.rules)
+    held = [one for step in steps.values() for one in (*step.inputs, *step.outputs) if isinstance(one, Sharded)]
+    used = dict.fromkeys((one.ratio, one.units) for one in held)
+    return Program(
+        ranks=net.ranks,
+        steps=steps,
+        communications=communications(graph, steps, net, shares),
+        shares={name: shares.row(name) for name in dict.fromkeys(ratio for ratio, _ in used)},
+        sizes={key: shares.sizes[key] for key in used},
+        seconds=choice.seconds.total,
+        bound_seconds=choice.bound_seconds,
+    )
+
+
+def communications(graph: Graph, steps: Mapping[str, Step], net: Machines, shares: Shares) -> tuple[Communication, ...]:
+    """Return what is sent between `steps`, each tensor by the fastest method."""
     made = {Ref(name, number): one for name, step in steps.items() for number, one in enumerate(step.outputs)}
     asked = _asked(graph, steps, made)
     values = {Ref(node.name, number): one for node in graph.nodes for number, one in enumerate(node.outputs)}
-    held = [one for step in steps.values() for one in (*step.inputs, *step.outputs) if isinstance(one, Sharded)]
-    used = dict.fromkeys((one.ratio, one.units) for one in held)
     leaves = {ref.node for ref in (*graph.parameters.values(), *graph.buffers.values())}
     late = side_nodes(graph) | leaves | {""}
-    sent = tuple(
+    return tuple(
         Communication(
             tensor=ref,
             source=made[ref],
@@ -43,20 +54,11 @@ def program(
         )
         for (ref, target), readers in asked.items()
     )
-    return Program(
-        ranks=net.ranks,
-        steps=steps,
-        communications=sent,
-        shares={name: shares.row(name) for name in dict.fromkeys(ratio for ratio, _ in used)},
-        sizes={key: shares.sizes[key] for key in used},
-        seconds=choice.seconds.total,
-        bound_seconds=choice.bound_seconds,
-        notes=dict(notes),
-    )
 
 
-def _steps(graph: Graph, these: Decisions, choice: Choice) -> dict[str, Step]:
-    chosen = {one.name: one.rules[rule] for one, rule in zip(these.decisions, choice.rules.tolist(), strict=True)}
+def steps_of(graph: Graph, these: Decisions, rules: Ints) -> dict[str, Step]:
+    """Return a step for each node of `graph` from a rule for each decision."""
+    chosen = {one.name: one.rules[rule] for one, rule in zip(these.decisions, rules.tolist(), strict=True)}
     tie = ties(graph)
     steps: dict[str, Step] = {}
     made: dict[Ref, Property] = {}

@@ -10,14 +10,17 @@ property p and reader k asks for q; T is the time of the step, in units of a bou
 5. T ≥ computation before node k + what is waited for + what is deferred from k on;        -> `_times`
 6. T ≥ what is gathered early for nodes up to j + computation from j to k + what is waited for + what is deferred
    from k on, for other j and k where a solution breaks it;                               -> `broken`
-7. what a device holds fits its memory.                                                    -> `_memory`
+7. state and gradients, which are all there at the end, fit the memory of each device;      -> `_memory`
+8. what a device holds at node k fits, for other k where a solution breaks it.             -> `memory_row`
 
 Rows 4 to 6 are the time of `timeline` if one class of devices is the slowest at every rule; otherwise they bound it
-from below, and the gap to the true time of the program found is its certificate.
+from below, and the gap to the true time of the program found is its certificate. Row 8 counts each tensor as its last
+reader asks for it; what `memory` counts beside is taken from the limit as the solution that broke it had it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -28,7 +31,7 @@ from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.linear import Rows
 from shardwright.synthesis.machines import OVERLAP_SLOWDOWN
 from shardwright.synthesis.prices import BLOCKING, DEFERRED, EARLY, Prices, slower
-from shardwright.synthesis.properties import Property
+from shardwright.synthesis.properties import Property, Sharded
 
 Edge: TypeAlias = tuple[int, int, Property, Property]  # use, reader of it, made, asked
 TimeRow: TypeAlias = tuple[int, int, int, int]  # j + 1, j, k + 1 and the class of devices of a row of kind 6
@@ -214,7 +217,44 @@ def broken(program: IntegerProgram, x: Floats, gap: float) -> list[TimeRow]:
 
 
 def _memory(rows: Rows, costs: Prices, width: int) -> None:
-    for one, limit in enumerate(costs.limits):
+    for one, limit in enumerate(costs.net.limits):
         if np.isfinite(limit):
-            row = np.concatenate([costs.memory[:, one], np.zeros(width - len(costs.decision))])
+            row = np.concatenate([costs.state[:, one], np.zeros(width - len(costs.decision))])
             rows.add_dense(row / limit, high=1.0)
+
+
+def memory_row(these: Decisions, costs: Prices, edges: Mapping[Edge, int], width: int, node: int) -> Floats:
+    """Return the bytes that columns make a device of each class hold while a node of the short graph runs [width, D]:
+    state, gradients made by then, and what will still be read, in the property that its last reader asks for."""
+    row = np.zeros((width, len(costs.net.classes)))
+    made = _gradients_made(these, node)
+    state = these.state
+    there = state.bytes + np.where(state.sum_bytes > 0, state.sum_bytes, made)
+    still = np.asarray(there / (state.bytes + state.gradient_bytes))
+    row[: len(costs.decision)] = costs.state * still[costs.decision, None]
+    copies = [
+        sum(
+            these.weights[place]
+            for place, first, last in zip(use.places, use.first, use.last, strict=True)
+            if (first if use.early else place) <= node <= last < len(these.order)
+        )
+        for use in these.uses
+    ]
+    for (number, which, _, asked), column in edges.items():
+        use = these.uses[number]
+        if copies[number] and which == use.ending:
+            share = costs.shares.by_class(asked, costs.net) if isinstance(asked, Sharded) else 1.0
+            row[column] = (1 if use.early else copies[number]) * use.value.size_bytes * share
+    return row
+
+
+def _gradients_made(these: Decisions, node: int) -> Floats:
+    """Return the part of the occurrences of each decision whose gradient has been made by a node [decisions]."""
+    graph = these.short.graph
+    place = {one.name: number for number, one in enumerate(graph.nodes)}
+    found = np.zeros(len(these.decisions))
+    for name, ref in graph.gradients.items():
+        leaf = place[graph.parameters[name].node]
+        if place[ref.node] <= node:
+            found[these.order[leaf]] += these.weights[leaf] / these.decisions[these.order[leaf]].weight
+    return found

@@ -71,6 +71,11 @@ class Machines:
             found.setdefault(self.machines[number], []).append(rank)
         return tuple((machine, np.array(ranks)) for machine, ranks in found.items())
 
+    @cached_property
+    def limits(self) -> Floats:
+        """The bytes that a device of each class has, [classes]."""
+        return np.array([machine.device.memory_bytes for machine, _ in self.classes])
+
     def proportional(self) -> tuple[float, ...]:
         """Return the shares in proportion to the speed of the devices."""
         return tuple((self.flops_per_second / self.flops_per_second.sum()).tolist())

@@ -9,44 +9,12 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.synthesis.collectives import Sent, conversion, reduce_flat, reduce_hierarchical
-from shardwright.synthesis.decisions import Decision, Decisions, Use
+from shardwright.synthesis.decisions import Decision, Decisions, State, Use
 from shardwright.synthesis.machines import BUCKET_BYTES, Machines
 from shardwright.synthesis.properties import COMPUTE, Property, Replicated, Sharded, Sizes
 from shardwright.synthesis.work import flops, product, traffic_bytes
 
 BLOCKING, DEFERRED, EARLY = 0, 1, 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversions:
-    """Ways to convert tensors, as columns [C]: of which use, from which property to which, when they need be done, and
-    the seconds of one; `ahead` are the seconds where it is sent with others, in a bucket."""
-
-    use: Ints
-    source: tuple[Property, ...]
-    target: tuple[Property, ...]
-    kind: Ints
-    seconds: Floats
-    method: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.use)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """`compute` are seconds by rule and class of devices [R, D], `sends` of what is sent inside an operator [R],
-    `memory` bytes held for all occurrences [R, D], `limits` bytes that a device has [D]; `decision` and `rule` name the
-    rows. `shared` says which rules divide their work."""
-
-    decision: Ints
-    rule: Ints
-    compute: Floats
-    sends: Floats
-    memory: Floats
-    limits: Floats
-    first: Ints
-    conversions: Conversions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,29 +40,61 @@ class Shares:
         return np.array([row[ranks].max() for _, ranks in net.classes])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversions:
+    """Ways to convert tensors, as columns [C]: of which use, from which property to which, when they need be done, and
+    the seconds of one; `ahead` are the seconds where it is sent with others, in a bucket."""
+
+    use: Ints
+    source: tuple[Property, ...]
+    target: tuple[Property, ...]
+    kind: Ints
+    seconds: Floats
+    method: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.use)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What rules cost at `shares` on `net`: `compute` are seconds by rule and class of devices [R, D], `sends` of what
+    is sent inside an operator [R], `state` bytes of parameters, of what an optimizer keeps of them and of gradients,
+    which are all there at the end, for all occurrences [R, D]; `decision` and `rule` name the rows."""
+
+    net: Machines
+    shares: Shares
+
+    decision: Ints
+    rule: Ints
+    compute: Floats
+    sends: Floats
+    state: Floats
+    first: Ints
+    conversions: Conversions
+
+
 def prices(these: Decisions, net: Machines, shares: Shares, *, overlap: bool = True) -> Prices:
     """Return the prices. Without `overlap` every conversion is waited for."""
     rows = [(number, place) for number, one in enumerate(these.decisions) for place in range(len(one.rules))]
     counts = np.array([len(one.rules) for one in these.decisions])
     speed = np.array([machine.device.flops_per_second for machine, _ in net.classes])
     pace = np.array([machine.device.memory_bytes_per_second for machine, _ in net.classes])
-    compute, sends, memory = [], [], []
-    saved: dict[int, list[int]] = {}
-    for number, output in sorted(these.saved):
-        saved.setdefault(number, []).append(output)
-    for number, one in enumerate(these.decisions):
+    compute, sends, state = [], [], []
+    for one in these.decisions:
         seconds = seconds_of(one, speed, pace)
         for rule in one.rules:
             compute.append(seconds * _part(rule.cut, shares, net))
             sends.append(sum(_reduce(net, size).seconds for size in rule.sends))
-            memory.append(_held(one, rule.outputs, saved.get(number, []), shares, net, these.state_bytes))
+            state.append(_state(one, rule.outputs, shares, net, these.state))
     return Prices(
+        net=net,
+        shares=shares,
         decision=np.array([row[0] for row in rows]),
         rule=np.array([row[1] for row in rows]),
         compute=np.array(compute),
         sends=np.array(sends),
-        memory=np.array(memory),
-        limits=np.array([machine.device.memory_bytes for machine, _ in net.classes]),
+        state=np.array(state),
         first=np.cumsum(counts) - counts,
         conversions=_conversions(these, net, shares, overlap=overlap),
     )
@@ -117,17 +117,12 @@ def _reduce(net: Machines, size_bytes: float) -> Sent:
     return min(reduce_flat(net, size_bytes), reduce_hierarchical(net, size_bytes), key=lambda one: one.seconds)
 
 
-def _held(
-    one: Decision, outputs: tuple[Property, ...], saved: list[int], shares: Shares, net: Machines, state_bytes: float
-) -> Floats:
-    """Return the bytes that the results of all occurrences take [D]: state of parameters, activations kept for the
-    backward pass."""
-    total = np.zeros(len(net.classes))
-    for output, held in enumerate(outputs):
-        size = one.node.outputs[output].size_bytes * one.weight
-        times = state_bytes if one.node.op == "parameter" else float(output in saved)
-        total += times * size * (shares.by_class(held, net) if isinstance(held, Sharded) else 1.0)
-    return total
+def _state(one: Decision, outputs: tuple[Property, ...], shares: Shares, net: Machines, state: State) -> Floats:
+    if one.node.op != "parameter":
+        return np.zeros(len(net.classes))
+    size = (state.bytes + state.gradient_bytes) * one.weight * one.node.outputs[0].size_bytes
+    held = outputs[0]
+    return size * (shares.by_class(held, net) if isinstance(held, Sharded) else np.ones(len(net.classes)))
 
 
 def _conversions(these: Decisions, net: Machines, shares: Shares, *, overlap: bool) -> Conversions:

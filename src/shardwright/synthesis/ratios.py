@@ -22,11 +22,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.synthesis.best_rules import Choice
+from shardwright.synthesis.choice import Choice
 from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.linear import Rows, solve
 from shardwright.synthesis.machines import Machines
-from shardwright.synthesis.prices import BLOCKING, DEFERRED, EARLY, Prices, Shares, prices
+from shardwright.synthesis.memory import held_by
+from shardwright.synthesis.prices import BLOCKING, DEFERRED, EARLY, Prices, Shares
 from shardwright.synthesis.properties import Sharded
 
 POINTS = 12  # nodes k of row 4
@@ -87,7 +88,7 @@ def best_shares(
     _shares(rows, layout, net, shares)
     _stages(rows, layout, flow, weights, stages)
     _behind(rows, layout, flow, weights)
-    _memory(rows, layout, these, choice, net, costs, shares)
+    _memory(rows, layout, these, choice, net, shares)
     lower = np.zeros(layout.width)
     lower[: layout.largest] = floor
     upper = np.ones(layout.width)
@@ -228,20 +229,32 @@ def _behind(rows: Rows, layout: _Layout, flow: _Affine, weights: Floats) -> None
             rows.add_dense(row, low=least)
 
 
-def _memory(
-    rows: Rows, layout: _Layout, these: Decisions, choice: Choice, net: Machines, costs: Prices, shares: Shares
-) -> None:
-    """Add row 5: what is held whole, and what each ratio divides, found by pricing shares of nothing."""
-    if not np.isfinite(costs.limits).any():
+def _memory(rows: Rows, layout: _Layout, these: Decisions, choice: Choice, net: Machines, shares: Shares) -> None:
+    """Add row 5 for the moments of which no other has more of all that is whole, shared by a ratio and padded."""
+    if not np.isfinite(net.limits).any():
         return
-    nothing = Shares(exact=dict.fromkeys(layout.ratios, (0.0,) * net.ranks))
-    picked = costs.first + choice.rules
-    whole = prices(these, net, nothing).memory[picked].sum(axis=0)
-    per_ratio = []
-    for name in layout.ratios:
-        only = Shares(exact={**nothing.exact, name: (1.0,) * net.ranks})
-        per_ratio.append(prices(these, net, only).memory[picked].sum(axis=0) - whole)
-    for one, limit in enumerate(costs.limits):
-        if np.isfinite(limit):
-            terms = {ratio * layout.classes + one: float(held[one] / limit) for ratio, held in enumerate(per_ratio)}
-            rows.add(terms, high=1.0 - float(whole[one] / limit))
+    found = held_by(these, choice.rules, net, shares)
+    ratios = [layout.ratios.index(ratio) for ratio, _ in found.cuts]
+    terms = np.zeros((len(found.whole), 1 + 2 * len(layout.ratios)))
+    terms[:, 0] = found.whole
+    for cut, ratio in enumerate(ratios):
+        terms[:, 1 + ratio] += found.part[:, cut]
+        terms[:, 1 + len(layout.ratios) + ratio] += net.ranks * found.padded[:, cut]
+    for moment in _undominated(terms):
+        whole, part, padded = moment[0], moment[1 : 1 + len(layout.ratios)], moment[1 + len(layout.ratios) :]
+        for one, limit in enumerate(net.limits):
+            if np.isfinite(limit):
+                row = {ratio * layout.classes + one: float(size / limit) for ratio, size in enumerate(part)}
+                row |= {layout.largest + ratio: float(size / limit) for ratio, size in enumerate(padded)}
+                rows.add(row, high=1.0 - float(whole / limit))
+
+
+def _undominated(terms: Floats) -> Floats:
+    """Return the rows of which no other row is as large in all columns."""
+    left = np.unique(terms, axis=0)
+    left = left[np.argsort(-left.sum(axis=1), kind="stable")]
+    kept = []
+    while len(left):
+        kept.append(left[0])
+        left = left[(left > left[0] * (1 + 1e-9)).any(axis=1)]
+    return np.array(kept)

@@ -7,24 +7,25 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.synthesis.best_rules import best
-from shardwright.synthesis.decisions import ADAM_BYTES, decisions
+from shardwright.synthesis.decisions import ADAM, State, decisions
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machine, Machines
 from shardwright.synthesis.prices import Shares, prices
 from shardwright.synthesis.properties import COMPUTE, STATE
 
-WITHOUT_MOMENTS = ADAM_BYTES / 2  # a parameter and its gradient stay
+WITHOUT_MOMENTS = State(bytes=1.0)
 MOST_DEVICES = 256  # more are not proposed
 
 
 def remedies(graph: Graph, net: Machines) -> str:
     """Return in words what is lacking and what would help; each remedy named was found to fit."""
     nodes = graph.by_name()
-    state = ADAM_BYTES * sum(nodes[ref.node].outputs[0].size_bytes for ref in graph.parameters.values())
+    parameters = sum(nodes[ref.node].outputs[0].size_bytes for ref in graph.parameters.values())
+    state = (ADAM.bytes + ADAM.gradient_bytes) * parameters
     there = sum(machine.gpus * machine.device.memory_bytes for machine in net.machines)
     lacking = (
-        f"parameters and optimizer state take {state / 2**30:.3g} GiB of the {there / 2**30:.3g} GiB of all devices, "
-        "and activations the rest"
+        f"parameters, gradients and optimizer state take {state / 2**30:.3g} GiB of the {there / 2**30:.3g} GiB of all "
+        "devices, and activations the rest"
     )
     found = []
     if fits(graph, net, WITHOUT_MOMENTS):
@@ -51,9 +52,9 @@ def more_devices(graph: Graph, net: Machines) -> int:
     return many
 
 
-def fits(graph: Graph, net: Machines, state_bytes: float = ADAM_BYTES) -> bool:
-    """Return whether some program fits, with `state_bytes` for each byte of a parameter."""
-    these = decisions(graph, ranks=net.ranks, state_ratio=True, state_bytes=state_bytes)
+def fits(graph: Graph, net: Machines, state: State = ADAM) -> bool:
+    """Return whether some program is found that fits."""
+    these = decisions(graph, ranks=net.ranks, state_ratio=True, state=state)
     costs = prices(these, net, by_memory(net))
     return best(these, costs, branch=False) is not None
 

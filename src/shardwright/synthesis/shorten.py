@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from shardwright.synthesis.graph import Argument, Graph, Node, Ref
+from shardwright.synthesis.graph import Argument, Graph, Node, Ref, Repeat
 
 KEPT = 3
 
@@ -58,11 +58,16 @@ def shorten(graph: Graph) -> Short:
             buffers={name: ref for name, ref in graph.buffers.items() if ref.node in names},
             gradients={name: ref for name, ref in graph.gradients.items() if graph.parameters[name].node in names},
             buffer_updates={n: ref for n, ref in graph.buffer_updates.items() if graph.buffers[n].node in names},
-            repeats=(),
+            repeats=tuple(_kept(repeat) for repeat in graph.repeats),
         ),
         weight={node.name: weight.get(node.name, 1) for node in nodes},
         tie={node.name: tie.get(node.name, node.name) for node in nodes},
     )
+
+
+def _kept(repeat: Repeat) -> Repeat:
+    blocks = repeat.occurrences
+    return repeat if repeat.count <= KEPT else Repeat(occurrences=(blocks[0], blocks[1], blocks[-1]))
 
 
 def _moved(node: Node, gone: Mapping[str, tuple[str, str]], last: set[str]) -> Node:

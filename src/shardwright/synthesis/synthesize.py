@@ -16,11 +16,13 @@ import numpy as np
 from shardwright.errors import bad
 from shardwright.progress import tell
 from shardwright.synthesis.baselines import Rules, data_parallel, fsdp, hap
-from shardwright.synthesis.best_rules import Choice, best, time_of
+from shardwright.synthesis.best_rules import best, time_of
+from shardwright.synthesis.choice import Choice
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.extract import program, replicated_share, unknown
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machines
+from shardwright.synthesis.memory import fits, rank_bytes
 from shardwright.synthesis.prices import Prices, Shares, prices
 from shardwright.synthesis.program import Program
 from shardwright.synthesis.properties import COMPUTE, FEATURES, STATE, Sharded
@@ -51,13 +53,15 @@ class Synthesis:
 def synthesize(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = True) -> Program:
     """Return the fastest program found for `graph` on `net`. Raises `SpecError` if none fits the memory."""
     found = search(graph, net, gap=gap, overlap=overlap)
+    made = program(graph, found.these, found.choice, net, found.shares)
     notes = {
         "rounding_loss": found.rounding_loss,
         "replicated_flops": replicated_share(found.these, found.choice),
         "warnings": unknown(found.these),
         "machines": net.machine_of.tolist(),
+        "memory_bytes": rank_bytes(graph, made, found.these.state).tolist(),
     }
-    return program(graph, found.these, found.choice, net, found.shares, notes)
+    return replace(made, notes=notes)
 
 
 def search(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = True) -> Synthesis:
@@ -87,6 +91,7 @@ def best_of(
     if not any(found):
         found = [turns(these, net, by_memory(net), gap=gap, overlap=overlap)]
     kept = [(one, in_whole_units(these, net, *one, overlap=overlap)) for one in found if one is not None]
+    kept = [one for one in kept if fits(these, one[1][0].rules, net, one[1][1])]
     if not kept:
         return None
     (exact, _), (choice, shares) = min(kept, key=lambda one: one[1][0].seconds.total)
@@ -163,6 +168,8 @@ def _reshared(
         if new is None:
             return found
         costs = prices(these, net, new, overlap=overlap)
+        if not fits(these, choice.rules, net, new):
+            return found
         priced = replace(choice, seconds=time_of(these, costs, choice.rules, choice.sent))
         if found is not None and priced.seconds.total > found[0].seconds.total * (1 - ENOUGH):
             return found

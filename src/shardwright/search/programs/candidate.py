@@ -22,13 +22,14 @@ from shardwright.cost.memory.sizes import state_bytes
 from shardwright.cost.strategies import UNSHARDED
 from shardwright.plans.ranking import GpuShare, NoProgram, SpmdProgram
 from shardwright.search.mixed.entry import run_by_train
-from shardwright.search.programs.devices import machines_of
+from shardwright.search.programs.devices import machines_of, room_bytes
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
-from shardwright.synthesis.decisions import Decisions, decisions
+from shardwright.synthesis.decisions import Decisions, State, decisions
 from shardwright.synthesis.graph import ITEM_BYTES
 from shardwright.synthesis.machines import Machines
+from shardwright.synthesis.memory import alone, class_bytes, held_by
 from shardwright.synthesis.models.described import other_than, training_step
 from shardwright.synthesis.prices import Prices, prices
 from shardwright.synthesis.properties import COMPUTE, FEATURES, STATE, Sharded
@@ -76,42 +77,43 @@ def _refused(model: Model, cluster: Cluster, job: Job) -> str:
     return f"{model.name} has {lacking}, which no graph that ships has" if lacking else ""
 
 
-def _decisions(contexts: Sequence[Context], rows: int) -> Decisions:
+def _decisions(contexts: Sequence[Context], rows: int, steps: int) -> Decisions:
     context = contexts[0]
     job, dtype = context.job, DTYPES[context.job.precision]
     graph = training_step(context.model, batch=rows, seq_len=job.seq_len, dtype=dtype)
     return decisions(
-        graph, ranks=sum(one.pool.gpus for one in contexts), state_ratio=True, state_bytes=_state_bytes(job, dtype)
+        graph, ranks=sum(one.pool.gpus for one in contexts), state_ratio=True, state=_state(job, dtype, steps)
     )
 
 
-def _state_bytes(job: Job, dtype: str) -> float:
-    """Return the bytes of a parameter, its gradient and the optimizer's state for each byte of the parameter."""
+def _state(job: Job, dtype: str, steps: int) -> State:
+    """Return what is held for each byte of a parameter; gradients of several steps are added up."""
     one, none = np.ones(1), np.zeros(1)
     held = state_bytes(job, one, none, one, one, np.full(1, UNSHARDED), none, none)
-    return float((held.weights + held.gradients + held.optimizer)[0]) / ITEM_BYTES[dtype]
+    size = ITEM_BYTES[dtype]
+    return State(
+        bytes=float((held.weights + held.optimizer)[0]) / size,
+        sum_bytes=float(held.gradients[0]) / size if steps > 1 else 0.0,
+    )
 
 
 def _that_may_fit(contexts: Sequence[Context], steps: Sequence[int]) -> list[int]:
-    """Return the numbers of steps with which state and activations, each held once, fit all GPUs together."""
+    """Return the numbers of steps with which all GPUs together have room for what one would hold of all: bytes are
+    linear in the rows."""
     batch = contexts[0].job.global_batch
-    these = _decisions(contexts, 1)
-    nodes = [(one.node, one.weight) for one in these.decisions]
-    state = sum(
-        weight * node.outputs[0].size_bytes * these.state_bytes for node, weight in nodes if node.op == "parameter"
-    )
-    row = sum(
-        these.decisions[number].weight * these.decisions[number].node.outputs[output].size_bytes
-        for number, output in these.saved
-    )
-    room = sum(context.memory_limit_bytes * context.pool.gpus for context in contexts)
-    return [count for count in steps if state + batch // count * row <= room]
+    room = sum(room_bytes(context) * context.pool.gpus for context in contexts)
+    found = []
+    for several in (1, 2):
+        one, two = (alone(_decisions(contexts, rows, several)) for rows in (1, 2))
+        counts = [count for count in steps if min(count, 2) == several]
+        found += [count for count in counts if (one + (batch // count - 1) * (two - one)).max() <= room]
+    return found
 
 
 def _in_steps(contexts: Sequence[Context], steps: int) -> SpmdProgram | None:
     """Return the best program for a batch that goes in so many parts, None if none fits."""
     rows = contexts[0].job.global_batch // steps
-    these = _decisions(contexts, rows)
+    these = _decisions(contexts, rows, steps)
     net = machines_of(contexts, these, rows)
     found = best_of(these, net, branch=False)
     if found is None:
@@ -125,7 +127,7 @@ def _in_steps(contexts: Sequence[Context], steps: int) -> SpmdProgram | None:
         steps=steps,
         shares=_shares(found, net),
         sent=_sent(found, costs),
-        memory_bytes=float(costs.memory[costs.first + found.choice.rules].sum(axis=0).max()),
+        memory_bytes=float(class_bytes(held_by(these, found.choice.rules, net, found.shares), net, found.shares).max()),
     )
 
 

@@ -10,12 +10,10 @@ import numpy as np
 from shardwright.cost.compute.efficiency import peak_flops
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.layered.units import units_of
-from shardwright.cost.memory.sizes import logit_bytes, room_for_tensors, weight_bytes
+from shardwright.cost.memory.sizes import room_for_tensors
 from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.machines import Device, Machine, Machines
 from shardwright.synthesis.prices import seconds_of
-
-GATHERED = 3.0  # parameters of the largest size: one in use, one ahead of it, one gradient on its way
 
 
 def machines_of(contexts: Sequence[Context], these: Decisions, rows: int) -> Machines:
@@ -64,15 +62,11 @@ def _device(context: Context, these: Decisions, rows: int, per_gpu: int) -> Devi
     return Device(
         name=gpu.name,
         flops_per_second=reached * peak,
-        memory_bytes=_room_bytes(context, these, per_gpu),
+        memory_bytes=room_bytes(context),
         memory_bytes_per_second=reached * pace,
     )
 
 
-def _room_bytes(context: Context, these: Decisions, per_gpu: int) -> float:
-    """Return what state and saved activations may take: what is left beside the gradient of the logits and what is
-    gathered."""
-    job, one, size = context.job, np.ones(1, dtype=np.int64), np.array([per_gpu])
-    largest = max(one.node.outputs[0].elements for one in these.decisions if one.node.op == "parameter")
-    working = GATHERED * weight_bytes(job) * largest + float(logit_bytes(context.model, job, size, one, one)[0])
-    return max(room_for_tensors(job, context.memory_limit_bytes) - working, 0.0)
+def room_bytes(context: Context) -> float:
+    """Return the bytes of tensors that a GPU has room for."""
+    return room_for_tensors(context.job, context.memory_limit_bytes)

@@ -2,9 +2,9 @@
 
 A tensor is sent just before the operator that reads it in its new property. What the program marks as early (a
 parameter gathered for use) is sent one such tensor ahead, so that it travels while the operators before compute, and
-sent again for the backward, so that no rank holds all parameters; what
-it marks as deferred (a gradient) is sent as soon as it is made and waited for when two more have been sent. A tensor is
-forgotten after its last use.
+sent again for the backward, so that no rank holds all parameters; what it marks as deferred (a gradient) is sent as
+soon as it is made and waited for when two more have been sent. A tensor is forgotten after its last use; what the step
+leaves (a gradient) is handed over before.
 """
 
 from __future__ import annotations
@@ -40,27 +40,37 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """What the step leaves under `names` is done, and nothing in the step reads it any more."""
+
+    names: tuple[str, ...]
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
 class Forget:
     keys: tuple[Key, ...]
 
 
-Action: TypeAlias = Compute | Send | Wait | Forget
+Action: TypeAlias = Compute | Send | Wait | Leave | Forget
 
 
 def schedule(graph: Graph, program: Program) -> tuple[Action, ...]:
     """Return the actions of every rank."""
     actions = _ordered(graph, program)
-    kept = set(ends(graph, program).values())
+    left: dict[Key, list[str]] = defaultdict(list)
+    for name, key in ends(graph, program).items():
+        left[key].append(name)
     gone: dict[int, list[Key]] = defaultdict(list)
-    later = set(kept)
+    later: set[Key] = set()
     for index, action in reversed(list(enumerate(actions))):
         for key in dict.fromkeys(_used(action)):
             if key not in later:
                 later.add(key)
                 gone[index].append(key)
-        if isinstance(action, Wait) and (key := (action.one.tensor, action.one.target)) not in kept:
+        if isinstance(action, Wait) and (key := (action.one.tensor, action.one.target)) not in left:
             later.discard(key)  # what comes before belongs to an earlier copy
-    return tuple(_forgetting(actions, gone))
+    return tuple(_forgetting(actions, gone, left))
 
 
 def ends(graph: Graph, program: Program) -> dict[str, Key]:
@@ -164,12 +174,13 @@ def _used(action: Action) -> Iterator[Key]:
             yield one.tensor, one.source
         case Wait(one):
             yield one.tensor, one.target
-        case Forget():
+        case Leave() | Forget():
             pass
 
 
-def _forgetting(actions: list[Action], gone: dict[int, list[Key]]) -> Iterator[Action]:
+def _forgetting(actions: list[Action], gone: dict[int, list[Key]], left: dict[Key, list[str]]) -> Iterator[Action]:
     for index, action in enumerate(actions):
         yield action
-        if index in gone:
+        yield from (Leave(tuple(left[key]), key) for key in gone[index] if key in left)
+        if gone[index]:
             yield Forget(tuple(gone[index]))
