@@ -19,7 +19,8 @@ from shardwright.spmd.training import SpmdStep
 from shardwright.synthesis import graph as graphs
 from shardwright.synthesis import program as programs
 
-J, R = TypeVar("J"), TypeVar("R")
+J = TypeVar("J")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True)
