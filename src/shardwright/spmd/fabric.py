@@ -57,7 +57,7 @@ class ProcessFabric:
         most, rest = max(rows), part.shape[1:]
         if padded:
             gathered = part.new_empty(len(rows) * most, *rest)
-            works = [dist.all_gather_into_tensor(gathered, _padded(part, most), async_op=True)]
+            works = [dist.all_gather_single(gathered, _padded(part, most), async_op=True)]
             kept = [gathered]  # given up once its rows are joined, though the caller may still hold the function
             return lambda: _after(works, lambda: _joined(kept.pop(), rows))
         whole = part.new_empty(sum(rows), *rest)
@@ -71,7 +71,7 @@ class ProcessFabric:
         if padded:
             apart = whole.contiguous() if min(rows) == max(rows) else torch.cat([_padded(x, max(rows)) for x in parts])
             result = whole.new_empty(max(rows), *whole.shape[1:])
-            works = [dist.reduce_scatter_tensor(result, apart, async_op=True)]
+            works = [dist.reduce_scatter_single(result, apart, async_op=True)]
             return lambda: _after(works, lambda: result[: rows[self.rank]].clone())
         own = [part.clone(memory_format=torch.contiguous_format) for part in parts]
         works = [dist.reduce(part, rank, async_op=True) for rank, part in enumerate(own) if part.numel()]
