@@ -9,7 +9,7 @@ own to a switch, behind which the object store is. Needs root.
 * Scenarios as AutoHet's: all layers survive (of three copies a machine is lost), some do (of an optimizer sharded over
   three machines two are lost, with the copies that they had of each other), none does (all machines are new).
 * Reloading reads everything from the object store, by the same code, after a restart by torchrun: its agent finds a
-  killed worker, ends the others and has them form their group again, PyTorch imported. Where all machines are new,
+  killed worker, ends the others and has them form their group again, the trainer imported. Where all machines are new,
   torchrun is new on them too: an agent and a worker on each. Both are timed from their launch then.
 """
 

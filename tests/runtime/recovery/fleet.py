@@ -28,7 +28,7 @@ from shardwright.plans.plan import Plan
 from shardwright.runtime.storage.data import write_tokens
 from shardwright.spec.cluster import Cluster
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS, LOG_CHARACTERS = 120.0, 12_000
 ROOT = Path(__file__).parents[3]
 MODEL = tiny_model(4, vocab=257)
 
@@ -199,10 +199,14 @@ class Fleet:
         return max((one["generation"] for one in self.recoveries()), default=0)
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for something. Fails with the logs where it does not come."""
+        """Wait for something. Fails with the logs where it does not come; mortal machines say where they are."""
         end = time.monotonic() + PATIENCE_SECONDS
         while not condition():
-            assert time.monotonic() < end and not self._failed(), f"{what}:\n{self.logs()}"
+            if time.monotonic() > end or self._failed():
+                for index in self.running if self.mortal else ():
+                    self.signal_machine(index, signal.SIGUSR1)
+                time.sleep(1.0)
+                raise AssertionError(f"{what}:\n{self.logs()}")
             time.sleep(0.02)
 
     def finish(self) -> None:
@@ -210,7 +214,9 @@ class Fleet:
         self.until(lambda: all(process.poll() is not None for process in self.running.values()), "the end")
 
     def logs(self) -> str:
-        return "\n".join(f"{path}:\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("machine-*/log")))
+        return "\n".join(
+            f"{path}:\n{path.read_text()[-LOG_CHARACTERS:]}" for path in sorted(self.folder.glob("machine-*/log"))
+        )
 
     def _failed(self) -> bool:
         well = (None, 0, -signal.SIGKILL) if self.mortal else (None, 0)

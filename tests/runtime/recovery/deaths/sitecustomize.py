@@ -2,6 +2,7 @@
 that place takes it away, and that is its end. Workers die alone, and when the function has done its work (an update of
 half the weights); keepers with all processes of their machine."""
 
+import faulthandler
 import importlib.abc
 import importlib.util
 import os
@@ -82,6 +83,7 @@ def _mortal(function, place, victim):
 
 if "DEATHS" in os.environ:
     sys.meta_path.insert(0, Deaths())
+    faulthandler.register(signal.SIGUSR1)  # so that a run which hangs can be asked where
 if "REMOTE" in os.environ:  # the tests' own object store
     import fsspec
 
