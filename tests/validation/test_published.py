@@ -81,6 +81,13 @@ def test_poor_runs_are_left_out_and_a_run_without_source_is_refused() -> None:
         table([replace(run, source_file="somewhere")])
 
 
+def test_models_of_test_cases_have_names_that_people_know() -> None:
+    assert published.model_name("gpt:gpt3_7b_tp4_pp1_memory_speed") == "GPT-3-7B"
+    assert published.model_name("gpt:own_model_tp2_fast") == "own-model"
+    assert published.model_name("Llama-3-70B") == "Llama-3-70B"
+    assert not [run.model for run in published_runs() if ":" in run.model]
+
+
 def test_equal_tables_are_packed_to_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = []
     for folder in ("one", "two"):

@@ -90,11 +90,9 @@ class Lacking:
 
 @dataclass(frozen=True, slots=True)
 class MixedPlans:
-    """Not covered: plans that mix GPU types, or `pipelines` alone that do: what is asked for they are `lacking`, or
-    they are searched for `target` by time alone."""
+    """Not covered: plans that mix GPU types, or `pipelines` alone that do: what is asked for they are `lacking`."""
 
     lacking: tuple[Lacking, ...] = ()
-    target: str = ""
     pipelines: bool = False
 
 

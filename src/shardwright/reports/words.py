@@ -156,8 +156,7 @@ def _(found: Lacking) -> str:
 
 @in_words.register
 def _(found: MixedPlans) -> str:
-    by_time = f"are searched for {found.target} by time alone, without a budget"
-    why = " and ".join(map(in_words, found.lacking)) or by_time
+    why = " and ".join(map(in_words, found.lacking))
     return f"{'pipelines' if found.pipelines else 'plans'} that mix GPU types, which {why}"
 
 

@@ -16,7 +16,6 @@ from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse
 from shardwright.search.mixed.entry import (
     Outcome,
-    by_dollars,
     largest_pools,
     mixed_search,
     run_by_train,
@@ -82,14 +81,12 @@ def search_pipelines(
     one_mesh: bool,
 ) -> Pipelines | None:
     """Return what pipelines reach whose replicas may be unequal, or None where there are none in the space: over
-    machines of several types, and on those of one where `shardwright train` runs the job, which alone can. Those of
-    `one_mesh` of ranks, over several types, are searched by time alone."""
+    machines of several types, and on those of one where `shardwright train` runs the job, which alone can; with
+    `one_mesh`, those over several types that one mesh of ranks can run."""
     contexts = largest_pools([result.context for result in results])
     if lacking(contexts, space, filters, one_mesh=one_mesh) or (
         len(contexts) == 1 and (one_mesh or contexts[0].job.framework != OWN)
     ):
-        return None
-    if one_mesh and by_dollars(contexts[0].job):
         return None
     begin = time.perf_counter()
     known = [value for result in results for value in result.weighed_values[:1]]

@@ -107,7 +107,7 @@ def left_out(
     if several_types(results):
         contexts = [result.context for result in results]
         lacks = lacking(contexts, space, filters, one_mesh=exportable_to is not None)
-        yield MixedPlans(lacking=lacks, target=exportable_to or "", pipelines=pipelines)
+        yield MixedPlans(lacking=lacks, pipelines=pipelines)
 
 
 def report_of(

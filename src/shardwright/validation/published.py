@@ -24,9 +24,8 @@ from shardwright.validation.runs import COLUMNS, Run, parse_runs, read_runs
 
 RUNS_FILE, FAILED_FILE = "published.csv.gz", "published_failed.csv.gz"
 KEPT_QUALITIES = ("A", "B", "")
-TEST_CASE = re.compile(
-    r"\w+:(?P<model>\w+?)_tp\d+\w*"
-)  # of Megatron-LM's functional tests, by suite, model and degrees
+# Megatron-LM names its functional tests by suite, model and degrees.
+TEST_CASE = re.compile(r"\w+:(?P<model>\w+?)_tp\d+\w*")
 TESTED = {"gpt3_7b": "GPT-3-7B", "mimo_vlm_pretrain_convergence": "MIMO-VLM"}
 
 

@@ -23,13 +23,15 @@ from shardwright.search.mixed.one_mesh.search import mesh_search
 from shardwright.search.mixed.tables.compositions import compositions
 from shardwright.search.mixed.tables.settings import Setting
 from shardwright.search.rules.filters import Filters
+from shardwright.spec.cluster import NodePool, Price
 
 SLOWEST = 1.05  # times the optimum
 SIZES = {"most_gpus": 4, "most_layers": 4, "most_batch": 4}
 
 
-def enumerated(problem: Small) -> float:
-    """Return the least seconds of all meshes with each stage on one type, infinite if none fits."""
+def enumerated(problem: Small, rates: dict[str, float] | None = None) -> float:
+    """Return the least seconds of all meshes with each stage on one type, infinite if none fits; with `rates`, dollars
+    per second of a machine of each type, the least dollars."""
     known: dict = {}
     best = np.inf
     for setting, table in zip(problem.settings, problem.tables, strict=True):
@@ -38,8 +40,15 @@ def enumerated(problem: Small) -> float:
                 plan = plan_of(problem.contexts, problem.cluster, draft, rank_order=order)
                 if not check(plan) and is_mesh(plan):
                     seconds = fitting_seconds(problem.contexts, plan, known)
-                    best = best if seconds is None else min(best, seconds)
+                    best = best if seconds is None else min(best, seconds * rate_of(problem, plan, rates))
     return best
+
+
+def rate_of(problem: Small, plan: Plan, rates: dict[str, float] | None) -> float:
+    if rates is None:
+        return 1.0
+    sizes = {context.pool.gpu.name: context.pool.gpus_per_node for context in problem.contexts}
+    return sum(rates[gpu] * -(-count // sizes[gpu]) for gpu, count in plan.gpus_by_type.items())
 
 
 def drafts(problem: Small, setting: Setting, units: np.ndarray) -> Iterator[Draft]:
@@ -70,6 +79,11 @@ def seconds_of(plan: Plan) -> float:
     return plan.prediction.iteration_seconds
 
 
+def hours_of(plan: Plan, iterations: float | None) -> float:
+    assert iterations is not None
+    return seconds_of(plan) * iterations / 3600.0
+
+
 def against_enumeration(seed: int) -> bool:
     problem = small(seed, **SIZES)
     found = mesh_search(
@@ -85,6 +99,47 @@ def against_enumeration(seed: int) -> bool:
     return bool(np.isfinite(best))
 
 
+def priced(problem: Small) -> tuple[Small, dict[str, float]]:
+    """Return a problem by dollars, of which machines of each type cost other ones, and the dollars of a second."""
+    prices = {pool.gpu.name: 3600.0 * (2.0 + place) for place, pool in enumerate(problem.cluster.pools)}
+
+    def with_price(pool: NodePool) -> NodePool:
+        price = Price(on_demand_per_hour=prices[pool.gpu.name], spot_per_hour=None, source="test", date="2026")
+        return replace(pool, spot=False, price=price)
+
+    cluster = replace(problem.cluster, pools=tuple(map(with_price, problem.cluster.pools)))
+    contexts = tuple(
+        replace(context, pool=with_price(context.pool), job=replace(context.job, objective="cost"))
+        for context in problem.contexts
+    )
+    return replace(problem, cluster=cluster, contexts=contexts), {gpu: price / 3600.0 for gpu, price in prices.items()}
+
+
+def dollars_against_enumeration(seed: int) -> bool:
+    problem, rates = priced(small(seed, **SIZES))
+    found = mesh_search(
+        problem.contexts, problem.cluster, problem.space, Filters(rules=()), gap=0.0, incumbent=np.inf, top=1
+    )
+    best = enumerated(problem, rates)
+    plans = [seconds_of(plan) * rate_of(problem, plan, rates) for plan in found.plans]
+    dollars = min(plans, default=np.inf)
+    assert min(found.bound, dollars) <= best * (1.0 + 1e-9)
+    assert np.isfinite(dollars) == np.isfinite(best)
+    if np.isfinite(best):
+        assert dollars <= SLOWEST * best
+    return bool(np.isfinite(best))
+
+
+def test_enumeration_does_not_beat_the_certificate_in_dollars() -> None:
+    assert sum(map(dollars_against_enumeration, range(4))) > 2
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(4, 60))
+def test_enumeration_of_more_clusters_does_not_beat_it_in_dollars(seed: int) -> None:
+    dollars_against_enumeration(seed)
+
+
 def test_enumeration_does_not_beat_the_certificate_of_a_mesh() -> None:
     assert sum(map(against_enumeration, range(4))) > 2
 
@@ -95,7 +150,7 @@ def test_enumeration_of_more_clusters_does_not_beat_the_certificate_of_a_mesh(se
     against_enumeration(seed)
 
 
-def test_megatron_plans_over_several_types_and_by_time_alone() -> None:
+def test_megatron_plans_over_several_types_by_time_and_by_dollars() -> None:
     model, cluster = shardwright.load_model("llama-2-7b"), shardwright.load_cluster("1x8xH100-SXM+2x8xA100-SXM-80")
     job = shardwright.make_job(global_batch=48, seq_len=4096, tokens=1e9)
     found = shardwright.plan(model, cluster, job, exportable_to="megatron")
@@ -103,4 +158,9 @@ def test_megatron_plans_over_several_types_and_by_time_alone() -> None:
     assert found.best.job.framework == "megatron"
     assert seconds_of(found.best) < min(seconds_of(entry.plan) for entry in found.baselines if entry.plan)
     by_cost = shardwright.plan(model, cluster, replace(job, objective="cost"), exportable_to="megatron")
-    assert [kind.target for kind in by_cost.search.not_covered if isinstance(kind, MixedPlans)] == ["megatron"]
+    assert is_mesh(by_cost.best) and by_cost.search.lower_bound_dollars is not None
+    assert not [kind for kind in by_cost.search.not_covered if isinstance(kind, MixedPlans)]
+    deadline = 0.99 * hours_of(by_cost.best, job.iterations)
+    quick = replace(job, objective="cost", deadline_hours=deadline)
+    sooner = shardwright.plan(model, cluster, quick, exportable_to="megatron").best
+    assert is_mesh(sooner) and hours_of(sooner, job.iterations) <= deadline

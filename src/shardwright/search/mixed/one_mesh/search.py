@@ -1,4 +1,4 @@
-"""The best plans over several GPU types that one mesh of ranks can run, by time."""
+"""The best plans over several GPU types that one mesh of ranks can run, by time or by dollars."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from shardwright.search.mixed.entry import (
 from shardwright.search.mixed.heuristics.attempts import workshop_of
 from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
 from shardwright.search.mixed.one_mesh.candidates import Candidate, candidates, numbers_of_copies
+from shardwright.search.mixed.one_mesh.worth import Worth, worth_of
 from shardwright.search.mixed.restrictions import dropped, keeps_pins, narrowed, unruled
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import OF_MIXED_PLANS, in_no_setting, settings
@@ -36,6 +37,9 @@ TRIED = 48  # candidates that are made into plans
 
 @dataclass(slots=True)
 class _Run:
+    """`incumbent` and `best` are in what the job minimises."""
+
+    worth: Worth
     contexts: Sequence[Context]
     cluster: Cluster
     space: Space
@@ -62,20 +66,21 @@ def mesh_search(
     top: int,
 ) -> Outcome:
     """Return the best plans over all `contexts` together that one mesh of ranks can run, priced as the job's framework
-    runs them, with the seconds that none of their space beats. `incumbent` and `gap` are as in `mixed_search`."""
+    runs them, with the seconds or dollars that none of their space beats. `incumbent` and `gap` are as in
+    `mixed_search`."""
     space, filters = narrowed(contexts, space, filters)
     each = unruled(settings(contexts, space, filters.axes), contexts, filters)
     chosen = [setting for setting in each if setting.symmetric]
     found_tables = tables(contexts, chosen, cluster.site_links) if chosen else []
-    run = _Run(contexts, cluster, space, filters, incumbent)
+    run = _Run(worth_of(contexts), contexts, cluster, space, filters, incumbent)
     uniform = best_uniform(contexts, uniform_plans(contexts, cluster, chosen, found_tables))
     if uniform is not None and run.allowed(uniform):
         _keep(run, uniform, fitting_seconds(contexts, uniform, run.known))
     found = instances(chosen, found_tables, contexts[0].job.global_batch, space)
-    run.incumbent = min(run.incumbent, HOPELESS * max((each.quick for each in found), default=np.inf))
-    ways = sorted(_scouted(run, found, gap), key=lambda way: way.seconds)
-    for way in ways[:TRIED]:
-        if way.seconds >= run.incumbent / (1.0 + gap):
+    longest = HOPELESS * max((each.quick for each in found), default=np.inf)
+    ways = sorted(_scouted(run, found, gap, longest), key=lambda pair: pair[0])
+    for least, way in ways[:TRIED]:
+        if least >= run.incumbent / (1.0 + gap):
             break
         _try(run, way)
 
@@ -87,7 +92,7 @@ def mesh_search(
         plans=tuple(plans),
         uniform=None if uniform is None else costed(uniform),
         uniform_rule=RULE,
-        bound=min((way.seconds for way in ways), default=np.inf),
+        bound=min((least for least, _ in ways), default=np.inf),
         candidates=len(ways),
         costed=run.costed,
         not_covered=(
@@ -99,17 +104,20 @@ def mesh_search(
     )
 
 
-def _scouted(run: _Run, found: Sequence[Instance], gap: float) -> Iterator[Candidate]:
-    """Yield all candidates. Plans are made of the best one of a setting and a number of copies at once, where it looks
-    better than those before, so that the next ones are held against good plans."""
+def _scouted(run: _Run, found: Sequence[Instance], gap: float, longest: float) -> Iterator[tuple[float, Candidate]]:
+    """Yield all candidates that may take less than `longest` seconds, with what no plan of each is below. Plans are
+    made of the best one of a setting and a number of copies at once, where it looks better than those before, so that
+    the next ones are held against good plans."""
     looked = np.inf
     for each in found:
         for copies in numbers_of_copies(each, run.space):
-            ways = candidates(each, run.space, run.incumbent, copies)
-            if ways and ways[0].seconds < min(looked, run.incumbent / (1.0 + gap)):
-                looked = ways[0].seconds
-                _try(run, ways[0])
-            yield from ways
+            most = min(longest, run.worth.longest(run.incumbent))
+            ways = [(run.worth.least(way), way) for way in candidates(each, run.space, most, copies)]
+            least, best = min(ways, key=lambda pair: pair[0], default=(np.inf, None))
+            if best is not None and least < min(looked, run.incumbent / (1.0 + gap)):
+                looked = least
+                _try(run, best)
+            yield from ((value, way) for value, way in ways if np.isfinite(value))
 
 
 def _try(run: _Run, way: Candidate) -> None:
@@ -126,9 +134,10 @@ def _try(run: _Run, way: Candidate) -> None:
 
 def _keep(run: _Run, plan: Plan, seconds: float | None) -> None:
     key = (plan.replicas, plan.micro_batch)
-    if seconds is not None and (key not in run.best or seconds < run.best[key][0]):
-        run.best[key] = (seconds, plan)
-        run.incumbent = min(run.incumbent, seconds)
+    value = None if seconds is None else run.worth.of(plan, seconds, run.contexts[0])
+    if value is not None and (key not in run.best or value < run.best[key][0]):
+        run.best[key] = (value, plan)
+        run.incumbent = min(run.incumbent, value)
 
 
 def _drafts(way: Candidate) -> Iterator[Draft]:
