@@ -17,6 +17,8 @@ from shardwright.runtime.recovery.errands import Errands
 
 PRELOADED = ["shardwright.runtime.recovery.worker", "torch.fx.experimental.symbolic_shapes"]
 """The second is what a backward pass imports when it is first run, in most of a second."""
+START_SECONDS = 60.0
+"""A new worker that has not come by then is given up; those after it have less to load."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -88,9 +90,13 @@ class Staff:
         for slot in orders.keys() - {hand.slot for hand in self.hands.values()}:
             await self._fill(slot)
         answers = [asyncio.create_task(self._assigned(slot, order, seconds)) for slot, order in orders.items()]
-        for answer in asyncio.as_completed(answers):
-            if not (await answer).get("ready"):
-                return False  # the others wait for one that will not come, until they are halted
+        try:
+            for answer in asyncio.as_completed(answers):
+                if not (await answer).get("ready"):
+                    return False  # the others wait for one that will not come, until they are halted
+        finally:
+            for task in answers:
+                task.cancel()
         return True
 
     async def _fill(self, slot: int) -> None:
@@ -155,6 +161,9 @@ class Staff:
             self.on_gone(hand.slot, _how(hand.process.exitcode))
 
     async def _halted(self, hand: Hand, generation: int, seconds: float) -> Message | None:
+        if not hand.channel.done():  # it has only just been hired
+            hand.slot = None
+            return None
         try:
             reply, _ = await hand.channel.result().call("halt", generation=generation, timeout=seconds)
             return dict(reply["report"])
@@ -164,7 +173,7 @@ class Staff:
 
     async def _told(self, hand: Hand, order: Message, seconds: float) -> Message:
         try:
-            channel = await asyncio.wait_for(asyncio.shield(hand.channel), seconds)
+            channel = await asyncio.wait_for(asyncio.shield(hand.channel), min(seconds, START_SECONDS))
             fields = {name: value for name, value in order.items() if name != "op"}
             reply, _ = await channel.call(order["op"], timeout=seconds, **fields)
             return reply
