@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runtime.equal import ADAM
-from tests.runtime.samples import plan_of, replica, stage, tiny_model
-from tests.runtime.workers import batch_of
+from tests.runtime.equal import ADAM, require_equal
+from tests.runtime.reference import reference_run
+from tests.runtime.samples import STEPS, plan_of, replica, stage, tiny_model
+from tests.runtime.workers import Case, batch_of, run_cases
 from torch.nn.attention.flex_attention import flex_attention
 
 from shardwright.plans.plan import Plan, Recompute
@@ -70,13 +71,24 @@ def test_where_compilation_fails_layers_run_as_they_are_and_this_is_said_once() 
     assert len(told) == 1 and "no compiler here" in told[0] and "operator by operator" in told[0]
 
 
-def test_layers_that_communicate_are_not_compiled() -> None:
+def test_layers_that_differ_between_ranks_are_not_compiled() -> None:
     model, experts = tiny_model(2), tiny_model(2, family="qwen2", experts=4)
     split = ExpertGroup(rank=0, size=2)
-    assert why_not_compiled(model, TensorGroup(), split, WHOLE) == ""
-    assert "tensor" in why_not_compiled(model, TensorGroup(size=2), ALONE, WHOLE)
-    assert "context" in why_not_compiled(model, TensorGroup(), ALONE, ContextGroup(parts=(0, 1)))
-    assert "experts" in why_not_compiled(experts, TensorGroup(), split, WHOLE)
+    assert why_not_compiled(model, split, WHOLE) == ""
+    assert "context" in why_not_compiled(model, ALONE, ContextGroup(parts=(0, 1)))
+    assert "experts" in why_not_compiled(experts, split, WHOLE)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_collectives_of_tensor_parallelism_are_compiled_too(sequence_parallel: bool) -> None:
+    """Forward and backward, by AOTAutograd; the last compiler alone is left out."""
+    model = tiny_model(3, kv_heads=1)
+    plan = plan_of(
+        model, replica(stage((0, 3), tp=2), micro_batches=2), sequence_parallel=sequence_parallel, sharding="zero1"
+    )
+    found = run_cases([Case("compiled", plan, ADAM, backend="aot_eager")], processes=2)
+    require_equal(found["compiled"], reference_run(plan, ADAM, steps=STEPS, seed=7))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

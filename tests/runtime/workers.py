@@ -21,8 +21,10 @@ from tests.runtime.samples import STEPS, tokens_of
 from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
+from shardwright.runtime.model.blocks import layer_forward
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import seeded
+from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.state import buckets
 from shardwright.runtime.state.loss_scale import LossScale
 from shardwright.runtime.state.recipe import Recipe
@@ -38,7 +40,8 @@ PATIENCE, WHOLE_RUN = datetime.timedelta(seconds=60), datetime.timedelta(minutes
 class Case:
     """A plan to run. Plans with fewer ranks than processes leave the last processes idle. At the end a checkpoint is
     written to the folder `save`, at the beginning one is read from `load`: that of an earlier case. `first_scale` is
-    that of the loss in fp16. Attention stays within documents that a token `end` ends. Units share a bucket of up to `largest_merged` elements."""
+    that of the loss in fp16. Attention stays within documents that a token `end` ends. Units share a bucket of up to
+    `largest_merged` elements. Layers are compiled by `backend`, and what goes wrong there is an error."""
 
     name: str
     plan: Plan
@@ -50,6 +53,7 @@ class Case:
     first_scale: float | None = None
     end: int | None = None
     largest_merged: int = buckets.LARGEST_MERGED_ELEMENTS
+    backend: str = ""
 
 
 @dataclass
@@ -96,6 +100,10 @@ def _work(rank: int, processes: int, cases: Sequence[Case], folder: str) -> None
         raise
 
 
+def _fail(words: str) -> None:
+    raise AssertionError(words)
+
+
 def _run_all(rank: int, processes: int, cases: Sequence[Case], folder: str) -> None:
     torch.set_num_threads(1)
     distributed: Any = dist
@@ -127,6 +135,7 @@ def run_case(case: Case, rank: int, folder: Path) -> dict[str, Any]:
         layout, rank, make_process_groups(layout, rank), details=Details(), recipe=case.recipe,
         initial=None if case.load else seeded(case.plan.model, case.seed),
         dtype=dtype, device=torch.device("cpu"), end=case.end,
+        layer=compiled(_fail, backend=case.backend) if case.backend else layer_forward,
     )  # fmt: skip
     if case.first_scale is not None:
         engine.loss_scale = LossScale(value=case.first_scale)

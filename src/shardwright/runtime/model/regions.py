@@ -1,6 +1,8 @@
 """Layers compiled as regions: each kind of layer once, whatever their number (as torchtitan does).
 
-What communicates inside is not compiled: tensor, context and expert parallelism run operator by operator.
+Collectives of tensor parallelism are part of the compiled region, the same one on all ranks of a stage, which so meet
+in the same order. Under context parallelism regions differ from rank to rank, and with shared experts the host reads
+how many rows go where: these layers run operator by operator.
 """
 
 from __future__ import annotations
@@ -13,16 +15,15 @@ import torch
 
 from shardwright.runtime.model.blocks import layer_forward
 from shardwright.runtime.model.context import ContextGroup
-from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
+from shardwright.runtime.model.parallel import ExpertGroup
 from shardwright.spec.model import Model
 
 LayerForward = Callable[..., torch.Tensor]
 
 
-def why_not_compiled(model: Model, tensor: TensorGroup, experts: ExpertGroup, context: ContextGroup) -> str:
+def why_not_compiled(model: Model, experts: ExpertGroup, context: ContextGroup) -> str:
     """Return why the layers of a rank run operator by operator, nothing where they may be compiled."""
     parallel = {
-        "tensor parallelism": tensor.size > 1,
         "context parallelism": context.size > 1,
         "experts on several ranks": any(kind.moe for kind in model.kinds) and experts.size > 1,
     }

@@ -128,7 +128,7 @@ def make_engine(
             units=units, weights=store.parameters, model=plan.model, details=details, tensor=tensor, experts=experts,
             context=context, recompute=stage.recompute, positions=positions, table=table,
             way=None if plan.layered else passage,
-            layer=layer_forward if end is not None or why_not_compiled(plan.model, tensor, experts, context) else layer,
+            layer=layer_forward if end is not None or why_not_compiled(plan.model, experts, context) else layer,
             end=end,
         )
         for units in place.chunks
