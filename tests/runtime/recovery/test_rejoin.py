@@ -7,6 +7,8 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 from tests.runtime.recovery.fleet import _free_ports, copies
 
@@ -14,7 +16,7 @@ from shardwright.plans.document import to_document
 from shardwright.recovery.leadership import Address, Standing
 from shardwright.recovery.quorum import Generation, Machine
 from shardwright.runtime.job.settings import Settings
-from shardwright.runtime.recovery.channel import Channel, Message, Reply
+from shardwright.runtime.recovery.channel import Channel, Message, Reply, refuse
 from shardwright.runtime.recovery.keeper import Keeper
 from shardwright.runtime.recovery.lookout import look_around
 from shardwright.runtime.recovery.options import KeeperOptions
@@ -211,3 +213,17 @@ def test_a_machine_leads_where_the_first_of_its_generation_was_started_anew(tmp_
                 await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(play(), PATIENCE))
+
+
+def test_a_connection_that_is_closed_before_it_is_used_is_lost_and_nothing_more() -> None:
+    """Its socket takes no options any more; that ended the keeper."""
+
+    async def play() -> None:
+        closed, lost, reader = socket.socket(), asyncio.Event(), asyncio.StreamReader()
+        closed.close()
+        reader.feed_eof()
+        writer = SimpleNamespace(get_extra_info=lambda _: closed, transport=SimpleNamespace(abort=lambda: None))
+        Channel(reader, cast(asyncio.StreamWriter, writer), refuse, lambda *_: lost.set())
+        await soon(lost)
+
+    asyncio.run(play())

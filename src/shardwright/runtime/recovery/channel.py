@@ -192,4 +192,5 @@ async def refuse(message: Message, _payload: bytes) -> Reply:
 def _without_delay(writer: asyncio.StreamWriter) -> None:
     connection = writer.get_extra_info("socket")
     if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with suppress(OSError):  # it is closed already, as reading will tell
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -59,11 +59,9 @@ async def fetch(wanted: Sequence[Wanted], folder: Path, file: str, readers: dict
     await asyncio.to_thread(reserve, folder / file, size)
     peers = Peers()
     room = asyncio.Semaphore(AT_A_TIME)
-    descriptor = os.open(folder / file, os.O_RDWR)
     try:
-        reasons = await asyncio.gather(*(_arrived(item, folder, descriptor, readers, peers, room) for item in wanted))
+        reasons = await asyncio.gather(*(_arrived(item, folder / file, readers, peers, room) for item in wanted))
     finally:
-        os.close(descriptor)
         peers.close()
     pairs = list(zip(wanted, reasons, strict=True))
     return Fetched(
@@ -101,9 +99,7 @@ class Peers:
             task.cancel()
 
 
-async def _arrived(
-    item: Wanted, folder: Path, descriptor: int, readers: dict[int, Reader], peers: Peers, room: asyncio.Semaphore
-) -> str:
+async def _arrived(item: Wanted, path: Path, readers: dict[int, Reader], peers: Peers, room: asyncio.Semaphore) -> str:
     """Return why a piece has not arrived, "" if it has."""
     try:
         for source in item.sources:
@@ -112,7 +108,13 @@ async def _arrived(
                 content = await (readers[source.tier] if local else peers.read)(source)
             if len(content) != source.stop - source.start:
                 return f"{UNSOUND}: {len(content):,} bytes of {source.stop - source.start:,} came"
-            await asyncio.to_thread(os.pwrite, descriptor, content, item.stored.offset + source.start)
+            await asyncio.to_thread(_put, path, content, item.stored.offset + source.start)
     except (LostError, RefusedError, OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
-    return "" if await asyncio.to_thread(is_sound, folder, item.stored) else UNSOUND
+    return "" if await asyncio.to_thread(is_sound, path.parent, item.stored) else UNSOUND
+
+
+def _put(path: Path, content: bytes, offset: int) -> None:
+    """Write into a file. A thread that outlives its fetch has a descriptor of its own."""
+    with path.open("r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), content, offset)
