@@ -20,7 +20,7 @@ from shardwright.search.mixed.master.answer import Infeasible
 from shardwright.search.mixed.master.column_pool import ColumnPool
 from shardwright.search.mixed.subproblem.exact import impossible
 from shardwright.search.mixed.subproblem.pricing import possible
-from shardwright.search.mixed.tables.region import Region, by_types, sites_of
+from shardwright.search.mixed.tables.region import Region, by_links, by_types, sites_of
 from shardwright.search.space.axes import Space
 
 SLACK = 1.0 + 1e-7
@@ -138,9 +138,9 @@ def test_no_region_with_a_plan_that_exists_is_closed(seed):
 def close_no_region(plans: Iterable[Existing]) -> None:
     for plan in plans:
         each, region = plan.each, plan.region
-        assert region in by_types(
-            each.table, replace(region, used=(), link=np.inf, crossings=0, parted=False), region.gpus
-        )
+        whole = replace(region, used=(), link=np.inf, crossings=0, parted=False)
+        parts = by_types(each.table, whole, region.gpus)
+        assert region in [*parts, *(found for part in parts for found in by_links(each.table, part))]
         listing = ColumnPool(each, region, each.compositions(Space()), 4.0 * plan.seconds)
         assert listing.reaches_all(plan.seconds)
         assert solve_within(drafter(each), region, listing, plan.seconds) != Infeasible()

@@ -21,7 +21,7 @@ the functions that implement them; `docs/methods-mixed-search.md` derives them:
     (P2) layers of a stage       most k within tau and the memory                  bounds.stage_limits.most_layers
     (P3) tail                    least A with sum_g k_g(A) >= L                    bounds.travel.least_tail
     (P4) master problem          max sum_c x_c m_c(T),  sum_c x_c c <= U,          master.relaxation.Relaxation.optimum
-                                 a <= sum_c x_c <= b;  relaxed without a
+                                 a <= sum_c x_c <= b;  a by a premium
     (P5) pricing                 c is in a solution only if m_c(T) >= c pi - slack subproblem.pricing.possible
     (P6) exact subproblem        some split of c finishes m within T               subproblem.exact.impossible
     (P7) integer master problem  (P4) with x integer and each type in use          master.program.MasterProblem.solve

@@ -36,7 +36,7 @@ from shardwright.search.mixed.heuristics.attempts import Drafter, attempt, draft
 from shardwright.search.mixed.heuristics.equal import equal_replicas
 from shardwright.search.mixed.heuristics.side_by_side import side_by_side
 from shardwright.search.mixed.master.answer import Infeasible, Solved
-from shardwright.search.mixed.master.column_pool import ColumnPool
+from shardwright.search.mixed.master.column_pool import ColumnPool, RuledOut
 from shardwright.search.mixed.master.regions import bounded, parts, shortest
 from shardwright.search.mixed.tables.columns import Table
 from shardwright.search.mixed.tables.region import Region, usable
@@ -83,7 +83,7 @@ class Found:
 class _Part:
     """A region of an instance: `counts` are its compositions (None: all), `columns` those that prove its own bound
     (None: it has that of the region it is part of). That one had a bound `before`, the last `idle` of those that this
-    is part of none better than the ones before them."""
+    is part of none better than the ones before them; it has `ruled_out` what this need not look at again."""
 
     by: Drafter
     region: Region
@@ -91,6 +91,7 @@ class _Part:
     columns: ColumnPool | None = None
     before: float = 0.0
     idle: int = 0
+    ruled_out: RuledOut = dataclass_field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -151,7 +152,8 @@ def _processed(run: _Run, node: Node[_Part]) -> Step[_Part]:
     if not split:
         return Undecided(_raised(run, part, node.bound))
     counts = part.columns.counts_within(run.cutoff)
-    return Branched([(node.bound, _Part(part.by, each, counts, before=node.bound, idle=idle)) for each in split])
+    child = _Part(part.by, part.region, counts, before=node.bound, idle=idle, ruled_out=part.columns.ruled_out)
+    return Branched([(node.bound, replace(child, region=each)) for each in split])
 
 
 def _bounded(run: _Run, node: Node[_Part]) -> Step[_Part]:
@@ -162,7 +164,15 @@ def _bounded(run: _Run, node: Node[_Part]) -> Step[_Part]:
         return Pruned()
     run.regions += 1
     run.candidates += len(counts)
-    found = bounded(instance, part.region, counts, known=node.bound, incumbent=run.incumbent, gap=run.problem.gap)
+    found = bounded(
+        instance,
+        part.region,
+        counts,
+        known=node.bound,
+        incumbent=run.incumbent,
+        gap=run.problem.gap,
+        ruled_out=part.ruled_out,
+    )
     if isinstance(found, Infeasible):
         return Pruned()
     return Rebounded(found.seconds, replace(part, columns=found.columns))

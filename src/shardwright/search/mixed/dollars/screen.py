@@ -19,6 +19,7 @@ from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.master.column_pool import ColumnPool
 from shardwright.search.mixed.master.program import CLOSE, master_problem
 from shardwright.search.mixed.master.regions import shortest
+from shardwright.search.mixed.master.relaxation import Relaxed
 from shardwright.search.mixed.subproblem.pricing import possible
 from shardwright.search.mixed.tables.region import Region, usable
 from shardwright.search.space.axes import Space
@@ -140,13 +141,13 @@ def _screened(pool: ColumnPool, units: Ints, longest: Floats) -> Bools:
         relaxed = pool.generated(float(longest[row]))
         may[row] = pool.suffices(relaxed)
         if not may[row]:
-            left &= (longest > longest[row]) | (_value(pool, units, relaxed.prices) >= pool.total - CLOSE)
+            left &= (longest > longest[row]) | (_value(pool, units, relaxed) >= pool.total - CLOSE)
     return may
 
 
-def _value(pool: ColumnPool, units: Ints, prices: Floats) -> Floats:
-    """Return the most micro-batches at `prices` on each row of units, [K]."""
-    return np.asarray(weighed(units, prices[:-1]) + pool.region.most * prices[-1])
+def _value(pool: ColumnPool, units: Ints, relaxed: Relaxed) -> Floats:
+    """Return the most micro-batches on each row of units, [K], at the prices of the optimum on those of the pool."""
+    return np.asarray(relaxed.value + weighed(units - pool.program.limits.units, relaxed.prices[:-1]))
 
 
 def _least_seconds(pool: ColumnPool, units: Ints, low: float, high: float) -> float:

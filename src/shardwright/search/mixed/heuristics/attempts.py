@@ -100,8 +100,8 @@ def attempt(
 
 
 def solve_within(by: Drafter, region: Region, pool: ColumnPool, cutoff: float) -> Solved[Draft] | Infeasible | Open:
-    """Return the plan that the integer program makes of a region within `cutoff` seconds. The compositions of solutions
-    are looked at split by split before they count."""
+    """Return the plan that the integer program makes of a region within `cutoff` seconds, if it has few enough
+    compositions to prove anything. Those of solutions are looked at split by split before they count."""
     each = by.instance
     for _ in range(TIGHTENED):
         relaxed = pool.generated(cutoff)
@@ -111,12 +111,11 @@ def solve_within(by: Drafter, region: Region, pool: ColumnPool, cutoff: float) -
             break
     for _ in range(SOLVED):
         pool.generated(cutoff)
-        complete = pool.widen(cutoff, SOME)
+        if not pool.widen(cutoff, SOME):
+            return Open()
         sizes = pool.sizes(cutoff)
         answer = pool.program.solve(sizes, each.total, asked_for(each.table, pool.listed.counts, region))
-        if isinstance(answer, Open) or (isinstance(answer, Infeasible) and not complete):
-            return Open()
-        if isinstance(answer, Infeasible):
+        if not isinstance(answer, Solved):
             return answer
         if not pool.tighten(answer.solution.chosen.tolist(), cutoff):
             draft = _draft(by, region, pool.listed, answer.solution, sizes, np.full(len(pool.listed.counts), cutoff))

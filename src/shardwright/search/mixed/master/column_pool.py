@@ -5,8 +5,9 @@ A composition that is not listed counts as one that no solution has, and prices 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -22,6 +23,11 @@ from shardwright.search.mixed.tables.region import Region
 
 FIRST = 200  # compositions that are all listed at first; of more, samples
 MORE = 120  # listed at a time
+
+
+# Compositions with seconds and micro-batches that no split of them finishes in a region, nor in a part of it.
+RuledOut = Mapping[tuple[int, ...], tuple[tuple[float, int], ...]]
+NOTHING: RuledOut = MappingProxyType({})
 
 
 def limits_of(instance: Instance, region: Region) -> Limits:
@@ -41,11 +47,19 @@ class ColumnPool:
 
     Where micro-batches in flight limit a stage, a composition with fewer micro-batches than stages can hold more: it
     has a second row for that. `narrow` [N, G] are listed compositions whose second row no solution asked for yet. If
-    `ordered`, compositions are bounded by each order of their types where there are few.
+    `ordered`, compositions are bounded by each order of their types where there are few. What was `ruled_out` for a
+    region of which this is a part holds here, too.
     """
 
     def __init__(
-        self, instance: Instance, region: Region, counts: Ints, longest: float, *, ordered: bool = True
+        self,
+        instance: Instance,
+        region: Region,
+        counts: Ints,
+        longest: float,
+        *,
+        ordered: bool = True,
+        ruled_out: RuledOut = NOTHING,
     ) -> None:
         self.instance, self.region, self.longest = instance, region, longest
         self.ordered = ordered
@@ -53,6 +67,7 @@ class ColumnPool:
         self.unlisted = picked(counts, np.argsort(counts.sum(axis=1), kind="stable"))
         self.narrow = counts[:0]
         self.possible: dict[tuple[int, int], float] = {}  # rows and micro-batches for which some split may do
+        self.ruled_out = dict(ruled_out)
         self.too_many: list[tuple[float, int, int]] = []  # seconds, row and micro-batches for which no split does
         self.program = master_problem(self.listed.counts, limits_of(instance, region))
         self.capacity = instance.capacity(region, longest, few=False)
@@ -123,11 +138,17 @@ class ColumnPool:
             if size and self.possible.get((row, size), np.inf) > seconds:
                 column = self.listed.take(np.array([row]))
                 if impossible(self.instance.table, self.instance.layers, self.region, column, size, seconds):
-                    self.too_many.append((seconds, row, size))
+                    self._rule_out(tuple(self.listed.counts[row].tolist()), seconds, size)
                     lowered = True
                 else:
                     self.possible[row, size] = seconds
         return lowered
+
+    def _rule_out(self, counts: tuple[int, ...], seconds: float, size: int) -> None:
+        """Remember that no split of a composition finishes `size` micro-batches within `seconds`."""
+        self.ruled_out[counts] = (*self.ruled_out.get(counts, ()), (seconds, size))
+        rows = np.flatnonzero((self.listed.counts == np.array(counts)).all(axis=1)).tolist()
+        self.too_many += [(seconds, row, size) for row in rows]
 
     def within(self, seconds: float) -> tuple[Columns, MasterProblem]:
         """Return the listed compositions that can be in a solution within `seconds`, with their program."""
@@ -194,5 +215,7 @@ class ColumnPool:
         return True
 
     def _join(self, more: Columns) -> None:
+        for row, counts in enumerate(map(tuple, more.counts.tolist()), start=len(self.listed.stages)):
+            self.too_many += [(seconds, row, size) for seconds, size in self.ruled_out.get(counts, ())]
         self.listed = joined([self.listed, more])
         self.program = self.program.widened(self.listed.counts)

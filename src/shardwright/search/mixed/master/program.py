@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
+from shardwright.rounding import coarse
 from shardwright.search.mixed.master.answer import Infeasible, Open, Solved
 from shardwright.search.mixed.master.relaxation import Relaxation, Relaxed, relaxation
 
 MOST_INTEGER = 150  # columns of an integer program; of more, the best by reduced cost, which proves nothing
 NODES = 30
+PREMIUMS = 8  # tried for replicas where the relaxation has fewer than there must be
 CLOSE = 1e-6
 
 
@@ -78,8 +80,11 @@ class MasterProblem:
 
     def relaxed(self, micro_batches: Ints) -> Relaxed:
         """Return the optimum of the relaxation where a composition finishes `micro_batches` [N], with prices of the
-        types and of a replica."""
-        found = self.relaxation.optimum(micro_batches.astype(np.float64))
+        types and of a replica. A replica takes a micro-batch at least."""
+        value = micro_batches.astype(np.float64)
+        found = self.relaxation.optimum(value)
+        if self.limits.fewest > 1:
+            found = _of_as_many(self.relaxation, value, self.limits, found)
         return replace(found, prices=self.limits.of_replicas(found.prices))
 
     def dive(self, micro_batches: Ints, wanted: int) -> Selection:
@@ -162,6 +167,48 @@ class MasterProblem:
         bound = float(info.mip_dual_bound)
         copies = np.round(np.array(solution)).astype(np.int64) if len(solution) else np.zeros(count, dtype=np.int64)
         return bound if np.isfinite(bound) else np.inf, copies
+
+
+@dataclass(frozen=True, slots=True)
+class _Dual:
+    """The relaxation with a premium for each replica, less that of the fewest: a bound, and how it changes with the
+    premium, by how many more replicas than the fewest there are."""
+
+    premium: float
+    bound: float
+    slope: float
+    optimum: Relaxed
+
+
+def _of_as_many(relaxation: Relaxation, value: Floats, limits: Limits, found: Relaxed) -> Relaxed:
+    """Return the optimum with no fewer replicas than the fewest, from that without, `found`, by the premium that bounds
+    it best: the bound is convex in it, so that tangents on both sides lead to the least."""
+    able = value > 0.0
+
+    def at(premium: float, optimum: Relaxed) -> _Dual:
+        replicas = sum(amount for name, amount in optimum.amounts.items() if able[name])
+        bound = optimum.value - premium * limits.fewest
+        return _Dual(premium, bound, coarse(replicas - limits.fewest), optimum)
+
+    best = low = at(0.0, found)
+    high: _Dual | None = None
+    for _ in range(PREMIUMS):
+        if low.slope >= -CLOSE or best.bound <= 0.0:
+            break
+        if high is None:
+            premium = low.premium - low.bound / low.slope
+        else:
+            apart = high.bound - low.bound + low.slope * low.premium - high.slope * high.premium
+            premium = apart / (low.slope - high.slope)
+        premium = coarse(premium)
+        each = at(premium, relaxation.optimum(value + premium * able))
+        best = min(best, each, key=lambda dual: dual.bound)
+        if abs(each.slope) <= CLOSE or (high is not None and each.bound >= high.bound - CLOSE):
+            break
+        low, high = (each, high) if each.slope < 0.0 else (low, each)
+    prices = best.optimum.prices.copy()
+    prices[len(limits.units)] -= best.premium
+    return replace(best.optimum, value=best.bound, prices=prices)
 
 
 OPTIONS = {

@@ -12,10 +12,10 @@ from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import alone, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.master.answer import Infeasible
-from shardwright.search.mixed.master.column_pool import ColumnPool
+from shardwright.search.mixed.master.column_pool import NOTHING, ColumnPool, RuledOut
 from shardwright.search.mixed.master.program import CLOSE
 from shardwright.search.mixed.subproblem.pricing import needed, possible
-from shardwright.search.mixed.tables.region import Region, by_types, sites_of, usable
+from shardwright.search.mixed.tables.region import Region, by_links, by_types, sites_of, usable
 
 PRECISION = 1e-3  # of the bound of a region
 MOST_STEPS = 40  # in the search for it
@@ -31,10 +31,17 @@ class Bounded:
 
 
 def bounded(
-    instance: Instance, region: Region, counts: Ints, *, known: float, incumbent: float, gap: float
+    instance: Instance,
+    region: Region,
+    counts: Ints,
+    *,
+    known: float,
+    incumbent: float,
+    gap: float,
+    ruled_out: RuledOut = NOTHING,
 ) -> Bounded | Infeasible:
     """(P8) Return the bound of a region with its columns, unless it holds nothing below `incumbent` by more than the
-    gap. `known` is a bound already."""
+    gap. `known` is a bound already, and what a region of which it is a part has `ruled_out` holds."""
     cutoff = incumbent / (1.0 + gap)
     least = max(known, instance.quickest(region))
     if least >= cutoff:
@@ -42,7 +49,7 @@ def bounded(
     counts = picked(counts, usable(instance.table, counts, region))
     if too_slow(instance, region, counts, cutoff):
         return Infeasible()
-    columns = ColumnPool(instance, region, counts, incumbent)
+    columns = ColumnPool(instance, region, counts, incumbent, ruled_out=ruled_out)
     if not columns.reaches_all(cutoff):
         return Infeasible()
     high = cutoff
@@ -96,15 +103,15 @@ def shortest(reached: Callable[[float], float], total: int, low: float, high: fl
 
 
 def parts(instance: Instance, region: Region, incumbent: float) -> list[Region]:
-    """Return the parts of a region: by the types in use, and by the numbers of replicas. Plans that take `incumbent`
-    seconds or more do not matter."""
+    """Return the parts of a region: by the types in use, by the numbers of replicas, and by links. Plans that take
+    `incumbent` seconds or more do not matter."""
     if region.fewest == 1 and region.most > 1:
         return [replace(region, most=1), replace(region, fewest=2)]
     several = len(sites_of(instance.table, tuple(np.flatnonzero(instance.table.units > 0).tolist()))) > 1
     if not region.used and (region.most > 1 or several) and (instance.table.units > 0).sum() > 1:
         return by_types(instance.table, region, _fewest_gpus(instance, incumbent))
     wide = region.most > (NARROW * region.fewest if region.most > FEW else region.fewest)
-    return _narrowed(region) if wide else []
+    return _narrowed(region) if wide else by_links(instance.table, region)
 
 
 def _fewest_gpus(instance: Instance, incumbent: float) -> int:

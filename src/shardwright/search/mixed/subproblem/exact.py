@@ -52,16 +52,14 @@ def impossible(
     )
     if longest[0] <= 0.0:
         return True
-    for order in orders:
-        kinds = np.repeat(np.array(order), counts[list(order)])
-        starts = _splits(table, layers, region, kinds, micro_batches, longest * (1.0 + 1e-9))
-        if starts is None:
-            return False
-        if len(starts) and _least_seconds(table, layers, region, kinds, starts, micro_batches, seconds) <= seconds * (
-            1.0 + 1e-9
-        ):
-            return False
-    return True
+    each = [np.repeat(np.array(order), counts[list(order)]) for order in orders]
+    found = [_splits(table, layers, region, kinds, micro_batches, longest * (1.0 + 1e-9)) for kinds in each]
+    listed = [starts for starts in found if starts is not None]
+    if len(listed) < len(found):
+        return False
+    starts, kinds = np.concatenate(listed), np.repeat(each, [len(own) for own in listed], axis=0)
+    least = _least_seconds(table, layers, region, kinds, starts, micro_batches, seconds)
+    return least > seconds * (1.0 + 1e-9)
 
 
 def _splits(
@@ -102,27 +100,27 @@ def _shared(number: int, parts: int) -> Ints:
 def _least_seconds(
     table: Table, layers: Layers, region: Region, kinds: Ints, starts: Ints, micro_batches: int, enough: float
 ) -> float:
-    """Return the least seconds of the splits, with what comes after the pipeline; any time above `enough` is as good as
-    another."""
+    """Return the least seconds of the splits `starts` [N, P + 1] on types `kinds` [N, P], with what comes after the
+    pipeline; any time above `enough` is as good as another."""
+    if not len(starts):
+        return np.inf
     found = stages(table, kinds, starts, micro_batches=micro_batches, copies=region.most, modes=region.modes)
     after = _least_after(table, layers, region, kinds, found)
     rows = np.flatnonzero(found.fits & (after <= enough))
     if not len(rows):
         return np.inf
-    found, later = found.take(rows), after[rows]
-    moves = _least_moves(table, kinds)
-    waits = np.broadcast_to(moves, (len(rows), len(moves)))
-    seconds = later + lower_bound(*folded(found.forward, found.backward, waits), micro_batches)
+    found, later, moves = found.take(rows), after[rows], _least_moves(table, kinds[rows])
+    seconds = later + lower_bound(*folded(found.forward, found.backward, moves), micro_batches)
     rows = np.flatnonzero(seconds <= enough * (1.0 + 1e-9))
     if not len(rows):
         return np.inf
-    return float((later[rows] + pipeline_seconds(found.take(rows), moves, micro_batches)).min())
+    return float((later[rows] + pipeline_seconds(found.take(rows), moves[rows], micro_batches)).min())
 
 
 def _least_moves(table: Table, kinds: Ints) -> Floats:
-    """Return the least seconds of a message between neighbours, [P - 1]."""
+    """Return the least seconds of a message between neighbours, [N, P - 1]."""
     near = np.where(table.local > 1, np.minimum(table.near, table.far), table.far)
-    here, there = kinds[:-1], kinds[1:]
+    here, there = kinds[:, :-1], kinds[:, 1:]
     return np.where(here == there, near[here], np.maximum(table.far[here], table.far[there]))
 
 
@@ -131,7 +129,9 @@ def _least_after(table: Table, layers: Layers, region: Region, kinds: Ints, foun
     holds some are in a stage at least, which is reduced with it."""
     held = found.parameters
     rest = (held * table.updates(region.most)[kinds]).max(axis=1)
-    rest = rest + table.norm_seconds(len(kinds) * region.fewest)[0, kinds].max() + table.tied_between(kinds)
+    used = np.unique(kinds[0])  # those of all rows: orders of one composition
+    norm = table.norm_seconds(kinds.shape[1] * region.fewest)[0, used].max()
+    rest = rest + norm + table.tied_between(kinds)
     if region.fewest < 2:
         return np.asarray(rest)
     whole = layers.total * (layers.dense + layers.expert) + layers.first_parameters + layers.last_parameters
@@ -139,7 +139,7 @@ def _least_after(table: Table, layers: Layers, region: Region, kinds: Ints, foun
     reduce, gather = tails(table, found, once * held)
     worst = reduce.max(axis=1, keepdims=True), gather.max(axis=1, keepdims=True)
     least = worst[0] + worst[1]
-    for other in sorted(set(region.used) - set(kinds.tolist())):
+    for other in sorted(set(region.used) - set(used.tolist())):
         once = byte_seconds(table, whole, region.fewest, region.link, beside=(other,))[kinds]
         late = tails(table, found, once * held)
         shared = np.maximum(late[0], worst[0]) + np.maximum(late[1], worst[1])

@@ -10,6 +10,8 @@ import numpy as np
 from shardwright.arrays import Array, Bools, Ints
 from shardwright.search.mixed.tables.columns import Table
 
+UNLIKE_LINKS = 4.0  # times the slowest links the fastest are, from which on regions are split by them first of all
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
@@ -72,16 +74,29 @@ def asked_for(table: Table, counts: Ints, region: Region) -> Bools:
 
 
 def by_types(table: Table, region: Region, gpus: int) -> list[Region]:
-    """Return the parts of a region with plans on `gpus` or more: by the types in use, the links that limit all layers,
-    and whether pipelines or gradients go between sites."""
+    """Return the parts of a region with plans on `gpus` or more: by the types in use, the links that limit all layers
+    where these are very unlike, and whether pipelines or gradients go between sites."""
     types = np.flatnonzero(table.units > 0).tolist()
     found = [
-        replace(region, used=used, link=link, gpus=max(region.gpus, gpus))
+        replace(region, used=used, gpus=max(region.gpus, gpus))
         for number in range(1, len(types) + 1)
         for used in combinations(types, number)
-        for link in sorted(set(table.links[list(used)].tolist()))
     ]
-    return [part for one in found for part in _by_sites(table, one)]
+    parts = [part for one in found for part in (by_links(table, one) if _links_differ(table, one) else [one])]
+    return [part for one in parts for part in _by_sites(table, one)]
+
+
+def _links_differ(table: Table, region: Region) -> bool:
+    links = table.links[list(region.used)]
+    return bool(links.max() >= UNLIKE_LINKS * links.min() or links.max() == links.min())
+
+
+def by_links(table: Table, region: Region) -> list[Region]:
+    """Return the parts of a region, the types in use of which are known, by the links that limit all layers; nothing
+    where these are known already."""
+    if np.isfinite(region.link) or not region.used:
+        return []
+    return [replace(region, link=link) for link in sorted(set(table.links[list(region.used)].tolist()))]
 
 
 def _by_sites(table: Table, region: Region) -> list[Region]:
