@@ -4,6 +4,7 @@ rules of run time. `python -m tests.targets.varied` puts them through both and w
 
 from __future__ import annotations
 
+import csv
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from shardwright.plans.plan import Plan
 from shardwright.search.space.axes import parse_pins
 
 PAGE = Path(__file__).parents[2] / "docs" / "megatron-exports.md"
+BEFORE = Path(__file__).with_name("before.csv")  # of an older commit: tests.targets.before
 H100, A100, V100, MI300X, B200 = "H100-SXM", "A100-SXM-80", "V100-SXM2", "MI300X", "B200"
 
 
@@ -156,20 +158,24 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     rows = list(answers())
     outcomes = Counter(_outcome(each, found) for each in rows)
     words = "; ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+    commit, earlier = before()
+    kinds = Counter(said if said in ("starts", "refused") else "accepted, would not start" for said in earlier.values())
+    then = "; ".join(f"{count} {kind}" for kind, count in kinds.items())
     head = (
         f"{len(rows)} varied questions, each planned with `--exportable-to megatron` and exported: {words}. Accepted means "
         "that the parser, the validation and the configuration builder of core_v0.19.2 take every argument, for the "
         "capability of the plan's own GPUs, and make the plan's own values of them; that it starts, that none of the rules "
-        "below is broken. Nothing was run. Made by `python -m tests.targets.varied`."
+        "below is broken. Nothing was run. Made by `python -m tests.targets.varied`. The last column is commit "
+        f"{commit}, before these rules, through the same check (`python -m tests.targets.before {commit}`): {then}."
     )
     lines = [
         "# What is exported to Megatron-LM starts",
         "",
         textwrap.fill(head, 120),
         "",
-        "| model | GPUs | tokens | precision | pinned | plan | Megatron-LM |",
-        "|---|---|---|---|---|---|---|",
-        *(_row(each, found) for each in rows),
+        "| model | GPUs | tokens | precision | pinned | plan | Megatron-LM | before |",
+        "|---|---|---|---|---|---|---|---|",
+        *(_row(each, found, earlier[each.question.name]) for each in rows),
         "",
         "## Rules of run time",
         "",
@@ -191,7 +197,13 @@ def _outcome(answer: Answer, found: dict[str, dict[str, Any]]) -> str:
     return "accepted, would not start" if result["broken"] else "accepted and start"
 
 
-def _row(answer: Answer, found: dict[str, dict[str, Any]]) -> str:
+def before() -> tuple[str, dict[str, str]]:
+    """Return an older commit, and what became of each question there."""
+    head, *rows = csv.reader(BEFORE.read_text(encoding="utf-8").splitlines())
+    return head[1], {row[0]: row[1] for row in rows}
+
+
+def _row(answer: Answer, found: dict[str, dict[str, Any]], then: str) -> str:
     question = answer.question
     if answer.plan is None:
         shown, said = "", f"refused: {answer.refused.splitlines()[0]}"
@@ -200,7 +212,16 @@ def _row(answer: Answer, found: dict[str, dict[str, Any]]) -> str:
         shown = _degrees(answer.plan)
         said = result.get("error") or "; ".join(result["broken"]) or "starts"
     precision = f"{question.precision} {question.recipe or ''}".strip()
-    cells = (question.model, question.cluster, f"{question.seq_len:,}", precision, " ".join(question.pins), shown, said)
+    cells = (
+        question.model,
+        question.cluster,
+        f"{question.seq_len:,}",
+        precision,
+        " ".join(question.pins),
+        shown,
+        said,
+        then,
+    )
     return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
 
 
