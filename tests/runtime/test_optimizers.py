@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
@@ -16,15 +19,22 @@ from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, Sharding
+from shardwright.runtime.job.course import course_of, differences
+from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.limits import unrunnable
-from shardwright.runtime.state.blocks import zeros
+from shardwright.runtime.state import methods
+from shardwright.runtime.state.blocks import code_book, zeros
 from shardwright.runtime.state.muon import newton_schulz
-from shardwright.runtime.state.recipe import Recipe
+from shardwright.runtime.state.recipe import Method, Recipe
 from shardwright.runtime.state.slots import make_slots
 from shardwright.runtime.state.store import make_store
+from shardwright.runtime.storage.manifest import Course, Manifest
 from shardwright.spec.job import Optimizer
 from shardwright.spec.model import Mlp, Model
+
+if TYPE_CHECKING:
+    from shardwright.runtime.storage.mixture import Mixture
 
 MUON = replace(ADAM, method="muon")
 EIGHT = replace(ADAM, method="adamw8bit", learning_rate=2e-4)
@@ -133,6 +143,24 @@ def test_state_is_as_large_as_priced(optimizer: Optimizer, sharding: Sharding) -
         assert measured == pytest.approx(float(memory.optimizer[place.stage]), rel=0.02), place.name
 
 
+@pytest.mark.parametrize(("before", "now", "free"), [("adamw", "adamw8bit", True), ("adamw", "muon", False)])
+def test_adamw_goes_on_with_moments_in_8_bits_and_as_no_other_method(before: Method, now: Method, free: bool) -> None:
+    plan = PLANS["8 bits, zero3, tp 2"][0]
+    samples = SimpleNamespace(
+        name="a", tokens=1, fingerprint="f", parts=[SimpleNamespace(file=SimpleNamespace(tokenizer="bytes"))]
+    )
+
+    def course(method: Method) -> Course:
+        return course_of(
+            plan, Settings(data=(), out=Path("out"), steps=1, recipe=Recipe(method=method)), cast("Mixture", samples)
+        )
+
+    was = course(before)
+    manifest = Manifest(step=1, model="", settings=was.settings, data=was.data, parameters={}, pieces=())
+    (found,) = differences(manifest, plan, course(now))
+    assert (found.name, found.change) == ("method", "free" if free else "fixed")
+
+
 @pytest.mark.parametrize("shape", [(48, 80), (80, 48)])
 def test_a_step_of_muon_is_that_of_torch(shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
@@ -157,3 +185,24 @@ def test_blocks_keep_what_they_hold() -> None:
         assert float((once - values).norm()) < 0.02 * float(values.norm())
         blocks.put(256, once[256:])
         assert torch.equal(blocks.values(0, 1000), once) and torch.equal(blocks.values(300, 700), once[300:700])
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+def test_the_kernel_that_gpus_run_does_what_the_operators_do() -> None:
+    torch.manual_seed(0)
+    books = (code_book(torch.device("cpu"), signed=True), code_book(torch.device("cpu"), signed=False))
+    figures = torch.tensor([0.9, 0.95, 1e-8, 1e-3, 1e-4])
+    gradients = torch.randn(3, 1000)
+    found = []
+    for step in (methods._step, methods._fast_step()):
+        weights = torch.linspace(-1.0, 1.0, 1000)
+        first, second = (zeros(1000, weights.device, signed=signed) for signed in (True, False))
+        for gradient, left_out in zip(gradients, (0.0, 1.0, 0.0), strict=True):
+            parts = (blocks.part(slice(0, 1000)) for blocks in (first, second))
+            step(weights, gradient, *parts, books, figures, torch.ones(()), torch.tensor(left_out))
+        found.append((weights, first.values(0, 1000), second.values(0, 1000)))
+    plain, fast = found
+    torch.testing.assert_close(fast[0], plain[0], rtol=0.0, atol=1e-5)
+    for one, other in zip(plain[1:], fast[1:], strict=True):
+        assert float((one - other).norm()) < 1e-3 * float(one.norm())

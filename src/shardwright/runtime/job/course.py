@@ -20,6 +20,7 @@ from shardwright.runtime.storage.mixture import Mixture
 from shardwright.runtime.storage.model_hash import model_hash
 
 FIXED = ("model", "parameters", "layers", "method")
+SAME_STATE = {"adamw", "adamw8bit"}  # in checkpoints, which have all moments in fp32
 Change = Literal["fixed", "asked", "free"]
 
 
@@ -98,6 +99,8 @@ def _differences(manifest: Manifest, plan: Plan, course: Course) -> Iterator[Dif
         if name not in before or before[name] == now or (name == "model" and manifest.model):
             continue
         change: Change = "fixed" if name in FIXED else "asked" if name in CHANGES else "free"
+        if name == "method" and {before[name], now} == SAME_STATE:
+            change = "free"
         yield Difference(name=name, before=before[name], now=now, change=change)
     if manifest.data.get("fingerprint", course.data["fingerprint"]) != course.data["fingerprint"]:
         shown = (f"{data['file']} ({data['tokens']:,} tokens)" for data in (manifest.data, course.data))
