@@ -85,8 +85,6 @@ FIXED = {
     Failure.DOES_NOT_FIT_OR_KEEP_LIMITS: "no plan fits and keeps the limits",
     Failure.NOT_ON_ALL_TYPES: "no uniform plan fits all types",
     Failure.MISSES_LIMITS: "does not keep the limits",
-}
-LACKS = {
     Lack.CONTEXT_PARALLEL: "have no context parallelism",
     Lack.EXPERT_PARALLEL: "have no expert parallelism",
     Lack.VIRTUAL_STAGES: "have no virtual pipeline stages",
@@ -151,7 +149,7 @@ def _(found: DeeperPipelines) -> str:
 
 @in_words.register
 def _(found: Lacking) -> str:
-    return f"{LACKS[found.of]} ({found.written})"
+    return f"{in_words(found.of)} ({found.written})"
 
 
 @in_words.register
