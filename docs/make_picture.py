@@ -11,7 +11,7 @@ from pathlib import Path
 import shardwright
 from shardwright.files import write_atomically
 from shardwright.plans.plan import Plan
-from shardwright.reports.text.describe import TERMS
+from shardwright.reports.text.outcome import TERMS
 
 COLOURS = (
     "#3b6fb6",

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from shardwright.plans.plan import Plan, Prediction, Replica, Stage, StageMemory, TimeBreakdown
 from shardwright.plans.ranking import Evaluation, NoPlan, Ranking, SearchReport
-from shardwright.reports.text.describe import bottleneck
+from shardwright.reports.text.outcome import bottleneck
 from shardwright.reports.words import in_words
 from shardwright.search.market.result import Shopping
 from shardwright.search.renting.choice import Choice

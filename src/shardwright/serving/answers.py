@@ -9,7 +9,7 @@ from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
 from shardwright.reports.html.page_of import answer
-from shardwright.reports.text import describe, mixed
+from shardwright.reports.text import describe, mixed, outcome
 from shardwright.reports.text.plans import predicted
 from shardwright.reports.text.shop import rented_words
 from shardwright.reports.words import in_words
@@ -41,7 +41,7 @@ def plan_answer(ranking: Ranking) -> Answer:
 def plan_figures(plan: Plan) -> Answer:
     """Return the figures of a costed plan."""
     found = predicted(plan)
-    fullest = describe.fullest(found)
+    fullest = outcome.fullest(found)
     hours, dollars = run_totals(plan)
     return {
         "strategy": describe.degrees_words(plan) if plan.uniform else mixed.gpu_words(plan),
@@ -54,7 +54,7 @@ def plan_figures(plan: Plan) -> Answer:
         "fit_probability": found.fit_probability,
         "hours": hours,
         "dollars": dollars,
-        "bottleneck": describe.bottleneck(found),
+        "bottleneck": outcome.bottleneck(found),
         "lower_bound_seconds": found.lower_bound_seconds,
     }
 

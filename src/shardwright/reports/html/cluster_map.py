@@ -9,8 +9,9 @@ import numpy as np
 from shardwright.plans.placement import Ints, placement_of
 from shardwright.plans.plan import Plan
 from shardwright.reports.html.section import Chart, Section, Table
-from shardwright.reports.text.describe import counted, layers_words
+from shardwright.reports.text.describe import layers_words
 from shardwright.reports.text.mixed import gpu_words, idle_words
+from shardwright.reports.text.quantities import counted
 
 COLOURS = 8
 

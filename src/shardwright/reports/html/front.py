@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Fewer
 from shardwright.reports.html.section import Chart, Section, Table
-from shardwright.reports.text import describe
+from shardwright.reports.text import question
+from shardwright.reports.text.quantities import clock
 from shardwright.search.advice.fewer import point
 from shardwright.spec.job import Job
 from shardwright.units import SECONDS_PER_HOUR, format_dollars, format_seconds
@@ -18,7 +19,7 @@ HOURS_PER_DAY = 24.0
 def machines_front(plan: Plan, fewer: Sequence[Fewer]) -> Iterator[Section]:
     """Yield the front of a costed plan and of its run on fewer of its machines, if there are such choices."""
     here = point(tuple(pool.nodes for pool in plan.cluster.pools), plan)
-    named = [(describe.machines_words(plan.cluster, choice.nodes), choice) for choice in (here, *fewer)]
+    named = [(question.machines_words(plan.cluster, choice.nodes), choice) for choice in (here, *fewer)]
     if fewer:
         yield front_section(named[0], named[1:], plan.job)
 
@@ -87,7 +88,7 @@ def _row(named: tuple[str, Fewer], best: bool) -> tuple[str, ...]:
     return (
         words,
         f"{choice.gpus:,}",
-        describe.clock(seconds, like=seconds),
+        clock(seconds, like=seconds),
         "–" if choice.hours is None else format_seconds(choice.hours * SECONDS_PER_HOUR),
         "–" if choice.dollars is None else format_dollars(choice.dollars),
         "yes" if best else "no",

@@ -8,7 +8,7 @@ from shardwright.plans.plan import Plan
 from shardwright.reports.html.plan_sections import figures, memory_section, plan_sections, time_section
 from shardwright.reports.html.section import Figure, Page, Section, Table
 from shardwright.reports.html.timeline import timeline_section
-from shardwright.reports.text import describe
+from shardwright.reports.text import question
 from shardwright.reports.text.explain import changes, reasons, saving, value
 from shardwright.reports.text.mixed import gpu_words
 from shardwright.reports.text.plans import predicted
@@ -18,7 +18,7 @@ from shardwright.units import SECONDS_PER_HOUR, format_count, format_dollars, fo
 
 def context_lines(plan: Plan) -> tuple[str, ...]:
     """Return what was planned for."""
-    return describe.model_line(plan.model), describe.cluster_line(plan.cluster), describe.job_line(plan.job)
+    return question.model_line(plan.model), question.cluster_line(plan.cluster), question.job_line(plan.job)
 
 
 def answer(plan: Plan) -> str:

@@ -10,8 +10,9 @@ from shardwright.reports.assumptions import pools_assumed
 from shardwright.reports.html.cluster_map import map_section
 from shardwright.reports.html.section import Chart, Figure, Section, Table
 from shardwright.reports.html.timeline import timeline_section
-from shardwright.reports.text import describe
+from shardwright.reports.text import outcome
 from shardwright.reports.text.plans import predicted, settings_of
+from shardwright.reports.text.quantities import clock
 from shardwright.search.renting.expected import choice_on_cluster, run_totals
 from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_count, format_dollars, format_seconds
 
@@ -33,12 +34,12 @@ def figures(plan: Plan) -> Iterator[Figure]:
     """Yield the key figures of a costed plan."""
     found = predicted(plan)
     seconds = found.iteration_seconds
-    low, high = (describe.clock(end, like=seconds) for end in found.interval)
-    yield Figure(label="iteration", value=describe.clock(seconds, like=seconds), note=f"80 % sure: {low} to {high}")
+    low, high = (clock(end, like=seconds) for end in found.interval)
+    yield Figure(label="iteration", value=clock(seconds, like=seconds), note=f"80 % sure: {low} to {high}")
     tokens = f"{format_count(found.tokens_per_second / plan.gpus)} a GPU"
     yield Figure(label="tokens a second", value=format_count(found.tokens_per_second), note=tokens)
     yield Figure(label="MFU", value=f"{found.mfu:.1%}", note="of the dense peak of the GPUs in use")
-    worst = describe.fullest(found)
+    worst = outcome.fullest(found)
     share = f"{worst.total_bytes / worst.capacity_bytes:.0%} of {format_bytes(worst.capacity_bytes)}"
     fits = f"{share}; fits with {found.fit_probability:.0%}"
     yield Figure(label="fullest GPU", value=format_bytes(worst.total_bytes), note=fits)
@@ -60,7 +61,7 @@ def settings_section(plan: Plan) -> Section:
     return Section(
         name="plan",
         title="The plan",
-        lead=f"Bottleneck: {describe.bottleneck(predicted(plan))}.",
+        lead=f"Bottleneck: {outcome.bottleneck(predicted(plan))}.",
         table=Table(columns=("setting", "value"), rows=rows, words=("setting", "value"), open=True),
     )
 
@@ -71,7 +72,7 @@ def time_section(plans: list[tuple[str, Plan]]) -> Section:
     longest = max(found.iteration_seconds for _, found in times)
     terms = {
         field: words
-        for field, words in describe.TERMS.items()
+        for field, words in outcome.TERMS.items()
         if any(getattr(found.time, field) >= SMALLEST_SHARE * longest for _, found in times)
     }
     seconds = [[getattr(found.time, field) for field in terms] for _, found in times]
@@ -82,7 +83,7 @@ def time_section(plans: list[tuple[str, Plan]]) -> Section:
                 cell
                 for _, found in times
                 for cell in (
-                    describe.clock(getattr(found.time, field), like=longest),
+                    clock(getattr(found.time, field), like=longest),
                     f"{getattr(found.time, field) / found.iteration_seconds:.1%}",
                 )
             ),
@@ -114,7 +115,7 @@ def memory_section(plan: Plan) -> Section:
         for number, row in enumerate(found.memory)
         for place, memory in enumerate(row)
     ]
-    kinds = [name for name in describe.MEMORY_TERMS if any(_term(memory, name) for _, memory in stages)]
+    kinds = [name for name in outcome.MEMORY_TERMS if any(_term(memory, name) for _, memory in stages)]
     chart = Chart(
         kind="bars",
         label="Peak memory of one GPU of each stage by kind, with its capacity; the table has the same figures.",
@@ -157,7 +158,7 @@ def _stage_name(plan: Plan, replica: int, place: int) -> str:
 
 def trust_section(found: Prediction) -> Section:
     """Return the interval and the published runs that the prediction is based on."""
-    low, high = (describe.clock(end, like=found.iteration_seconds) for end in found.interval)
+    low, high = (clock(end, like=found.iteration_seconds) for end in found.interval)
     lead = f"In 80 of 100 cases an iteration takes {low} to {high}."
     if not found.evidence:
         return Section(name="trust", title="How sure", lead=f"{lead} No published run is near this plan.")
@@ -194,6 +195,6 @@ def money_section(plan: Plan) -> Section:
     return Section(
         name="money",
         title="Money and assumptions",
-        lead=f"{describe.money_words(predicted(plan))}.",
+        lead=f"{outcome.money_words(predicted(plan))}.",
         points=tuple(dict.fromkeys(points)),
     )

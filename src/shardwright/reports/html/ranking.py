@@ -17,6 +17,7 @@ from shardwright.reports.html.section import Chart, Page, Section, Table
 from shardwright.reports.text import describe, mixed
 from shardwright.reports.text.explain import contrast, value
 from shardwright.reports.text.plans import predicted
+from shardwright.reports.text.quantities import clock
 from shardwright.reports.words import MEANING
 from shardwright.units import format_count, format_seconds
 
@@ -53,7 +54,7 @@ def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iter
     ]
     tried = [(entry["rule"], entry["iteration_seconds"], entry["reason"]) for entry in baselines]
     found += [(rule, seconds) for rule, seconds, _ in tried if seconds is not None]
-    rows = [(name, describe.clock(seconds, like=best), f"{seconds / best:.3f}×", "") for name, seconds in found]
+    rows = [(name, clock(seconds, like=best), f"{seconds / best:.3f}×", "") for name, seconds in found]
     rows += [(rule, "–", "–", reason) for rule, seconds, reason in tried if seconds is None]
     why = tuple(
         f"plan {place}: {value(plan) / value(plans[0]) - 1.0:+.2%}; {contrast(plan, plans[0])}"
@@ -102,7 +103,7 @@ def _search(best: Plan, report: Mapping[str, Any], passed_over: Mapping[str, Any
     bound = predicted(best).lower_bound_seconds
     points = []
     if report["gap"] is not None:
-        of = describe.clock(bound, like=bound)
+        of = clock(bound, like=bound)
         points.append(
             f"Certificate: no plan of the space is faster than {of}; this one is within {report['gap']:.2%} of it."
         )

@@ -9,8 +9,8 @@ from shardwright.cost.iteration.mixed import ReplicaTime, mixed_iteration, pipel
 from shardwright.cost.pipeline.schedule import FORWARD
 from shardwright.cost.pipeline.simulate import Timeline
 from shardwright.plans.plan import Plan, Replica, Stage
-from shardwright.reports.text.describe import counted
 from shardwright.reports.text.mixed import gpu_words
+from shardwright.reports.text.quantities import counted
 from shardwright.units import format_seconds
 
 COLOURS = (

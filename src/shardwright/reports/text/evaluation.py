@@ -8,12 +8,12 @@ from functools import partial
 from shardwright.errors import Problem
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, Origin
-from shardwright.reports.text import describe
 from shardwright.reports.text.explain import changes, gaps, reasons, shortage, verdict
 from shardwright.reports.text.ladder import Rung, ladder_text
 from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.reports.text.plans import plan_text, plans_table, predicted
 from shardwright.reports.text.problems import merged
+from shardwright.reports.text.quantities import clock
 from shardwright.reports.text.terminal import assumptions_text, heading
 from shardwright.reports.words import in_words
 
@@ -62,7 +62,7 @@ def _comparison(mine: Plan, best: Plan, width: int) -> str:
     if not changed:
         return ""
     total = predicted(mine).iteration_seconds, predicted(best).iteration_seconds
-    of = partial(describe.clock, like=total[1])
+    of = partial(clock, like=total[1])
     shown = [gap for gap in gaps(mine, best) if max(gap.mine_seconds, gap.best_seconds) >= 0.0005 * total[1]]
     terms = [[gap.words, of(gap.mine_seconds), of(gap.best_seconds), of(gap.seconds, sign="+")] for gap in shown]
     terms.append(["an iteration", of(total[0]), of(total[1]), of(total[0] - total[1], sign="+")])

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardwright.plans.plan import Plan
-from shardwright.reports.text import describe
+from shardwright.reports.text import outcome, strategy
 from shardwright.reports.text.plans import predicted
+from shardwright.reports.text.quantities import clock, counted
 from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_seconds
 
@@ -60,13 +61,13 @@ def gaps(mine: Plan, best: Plan) -> tuple[Gap, ...]:
     ours, theirs = predicted(mine).time, predicted(best).time
     return tuple(
         Gap(name=name, words=words, mine_seconds=getattr(ours, name), best_seconds=getattr(theirs, name))
-        for name, words in describe.TERMS.items()
+        for name, words in outcome.TERMS.items()
     )
 
 
 def changes(mine: Plan, best: Plan) -> dict[str, tuple[str, str]]:
     """Return the settings that differ, by name: of `mine` and of `best`."""
-    pairs = zip(describe.switches(mine), describe.switches(best), strict=True)
+    pairs = zip(strategy.switches(mine), strategy.switches(best), strict=True)
     return {name: (value, other) for (name, value), (_, other) in pairs if value != other}
 
 
@@ -95,8 +96,8 @@ def cause_words(gap: Gap, mine: Plan, best: Plan) -> str:
 def _bubble_words(plan: Plan) -> str:
     replica = plan.replicas[0]
     ranks = len(replica.stages)
-    number = describe.counted(replica.micro_batches, "micro-batch")
-    words = f"micro-batch {plan.micro_batch} makes {number} for {describe.counted(ranks, 'pipeline rank')}"
+    number = counted(replica.micro_batches, "micro-batch")
+    words = f"micro-batch {plan.micro_batch} makes {number} for {counted(ranks, 'pipeline rank')}"
     if plan.schedule.virtual_stages > 1:
         words += f" of {plan.schedule.virtual_stages} virtual stages"
     return words
@@ -142,7 +143,7 @@ def differences(mine: Plan, best: Plan) -> Iterator[str]:
     for name, (value, other) in changes(mine, best).items():
         yield f"{name}: {value}, the best has {other}"
     yield from reasons(mine, best)
-    mine_peak, best_peak = describe.fullest(predicted(mine)), describe.fullest(predicted(best))
+    mine_peak, best_peak = outcome.fullest(predicted(mine)), outcome.fullest(predicted(best))
     yield f"peak memory {format_bytes(mine_peak.total_bytes)}, the best {format_bytes(best_peak.total_bytes)}"
 
 
@@ -156,7 +157,7 @@ def verdict(mine: Plan, best: Plan | None, *, legal: bool = True, gap: float | N
     if best is None:
         return f"{doubt}no plan at all fits these machines"
     seconds = predicted(best).iteration_seconds
-    found = f"the best plan takes {describe.clock(seconds, like=seconds)} an iteration"
+    found = f"the best plan takes {clock(seconds, like=seconds)} an iteration"
     if doubt:
         return doubt + found
     if value(best) >= 0.999 * value(mine):
@@ -182,4 +183,4 @@ def shortage(mine: Plan) -> Iterator[str]:
     short.sort(key=lambda found: found[1].capacity_bytes - found[1].total_bytes)
     for place, (name, stage) in enumerate(short):
         need, have = format_bytes(stage.total_bytes), format_bytes(stage.capacity_bytes)
-        yield f"{name} needs {need} of {have}" + (f" ({describe.memory_terms(stage)})" if place == 0 else "")
+        yield f"{name} needs {need} of {have}" + (f" ({outcome.memory_terms(stage)})" if place == 0 else "")

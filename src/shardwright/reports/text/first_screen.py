@@ -10,11 +10,12 @@ from shardwright.cost.trust.evidence import unpublished
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby, Ranking
-from shardwright.reports.text import describe, kinds, mixed, programs
+from shardwright.reports.text import describe, kinds, mixed, outcome, programs
 from shardwright.reports.text.caution import passed_over_words
 from shardwright.reports.text.explain import saving, value
 from shardwright.reports.text.layout import WIDTH, labelled
 from shardwright.reports.text.plans import FAR, predicted, whole_run
+from shardwright.reports.text.quantities import clock
 from shardwright.reports.text.terminal import heading
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.units import format_bytes, format_count
@@ -38,7 +39,7 @@ def _answers(ranking: Ranking) -> Iterator[tuple[str, str]]:
     yield "speed", _speed(best)
     yield from (("whole run", words) for words in [whole_run(best)] if words)
     yield "memory", _memory(best)
-    yield "bottleneck", describe.bottleneck(predicted(best))
+    yield "bottleneck", outcome.bottleneck(predicted(best))
     yield "how sure", "; ".join(_sure(best))
     yield "how good", "; ".join(_good(ranking))
     yield from (("program", words) for words in [programs.program_words(ranking)] if words)
@@ -62,7 +63,7 @@ def _ordinary(plan: Plan) -> bool:
 
 def _speed(best: Plan) -> str:
     found = predicted(best)
-    of = partial(describe.clock, like=found.iteration_seconds)
+    of = partial(clock, like=found.iteration_seconds)
     low, high = found.interval
     return (
         f"{of(found.iteration_seconds)} an iteration (80% sure: {of(low)} to {of(high)}), "
@@ -72,7 +73,7 @@ def _speed(best: Plan) -> str:
 
 def _memory(best: Plan) -> str:
     found = predicted(best)
-    fullest = describe.fullest(found)
+    fullest = outcome.fullest(found)
     return (
         f"fullest GPU {format_bytes(fullest.total_bytes)} of {format_bytes(fullest.capacity_bytes)}; "
         f"fits with probability {found.fit_probability:.0%}"

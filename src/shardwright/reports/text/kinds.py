@@ -10,6 +10,7 @@ from shardwright.reports.text import describe
 from shardwright.reports.text.explain import saving, value
 from shardwright.reports.text.layout import labelled
 from shardwright.reports.text.plans import predicted
+from shardwright.reports.text.quantities import clock
 
 
 def kinds_words(found: Sequence[Baseline], best: Plan) -> str:
@@ -31,7 +32,7 @@ def kinds_text(found: Sequence[Baseline], best: Plan, width: int) -> str:
             lines.append(labelled("  –", f"{entry.rule}: none fits", width, column=20))
             continue
         seconds = predicted(entry.plan).iteration_seconds
-        clock = describe.clock(seconds, like=predicted(best).iteration_seconds)
-        figures = f"{clock:>11} {value(entry.plan) / value(best) - 1.0:+7.1%}"
+        time = clock(seconds, like=predicted(best).iteration_seconds)
+        figures = f"{time:>11} {value(entry.plan) / value(best) - 1.0:+7.1%}"
         lines.append(labelled(figures, f"{entry.rule}: {describe.degrees_words(entry.plan)}", width, column=20))
     return "\n".join(lines)

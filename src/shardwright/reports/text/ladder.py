@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.plans.plan import Plan
-from shardwright.reports.text import describe
+from shardwright.reports.text import outcome
 from shardwright.reports.text.explain import changes
 from shardwright.reports.text.layout import labelled, wrapped
 from shardwright.reports.text.plans import predicted
+from shardwright.reports.text.quantities import clock
 from shardwright.units import format_bytes
 
 INDENT = " " * 26
@@ -52,8 +53,8 @@ def ladder_text(mine: Plan, rungs: Sequence[Rung], width: int, measured: float |
 
 def _step(words: str, plan: Plan, scale: float, like: float, width: int) -> str:
     found = predicted(plan)
-    memory = format_bytes(describe.fullest(found).total_bytes)
-    seconds = describe.clock(scale * found.iteration_seconds, like=like)
+    memory = format_bytes(outcome.fullest(found).total_bytes)
+    seconds = clock(scale * found.iteration_seconds, like=like)
     return labelled(f"  {seconds}  {memory}", words, width, column=len(INDENT))
 
 
@@ -61,7 +62,7 @@ def _measured_words(mine: Plan, measured: float, width: int) -> str:
     found = predicted(mine)
     seconds, (low, high) = found.iteration_seconds, found.interval
     inside = "inside" if low <= measured <= high else "outside"
-    own, other = (describe.clock(value, like=measured) for value in (measured, seconds))
+    own, other = (clock(value, like=measured) for value in (measured, seconds))
     words = (
         f"You measured {own}; {other} was predicted ({measured / seconds - 1.0:+.1%}), {inside} its interval. "
         "The times above are scaled by that."

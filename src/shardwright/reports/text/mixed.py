@@ -10,7 +10,8 @@ from shardwright.cost.compute.efficiency import computes
 from shardwright.plans.findings import MixedPlans
 from shardwright.plans.plan import Plan, Prediction, Recompute, Replica, Stage
 from shardwright.plans.ranking import SearchReport
-from shardwright.reports.text import describe
+from shardwright.reports.text import strategy
+from shardwright.reports.text.quantities import clock, counted
 from shardwright.reports.words import in_words
 from shardwright.units import format_dollars
 
@@ -61,18 +62,18 @@ def _why_idle(best: Plan, report: SearchReport | None) -> str:
 def settings(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the strategy of a mixed plan in labelled lines."""
     yield "GPUs", f"{plan.gpus}: {gpu_words(plan)}; rank order {plan.rank_order}"
-    replicas = describe.counted(plan.data_parallel, "replica")
+    replicas = counted(plan.data_parallel, "replica")
     count = plan.job.global_batch // plan.micro_batch
     yield "batch", f"{plan.job.global_batch} = {count} micro-batches of {plan.micro_batch}, shared by {replicas}"
     for place, replica in enumerate(plan.replicas):
         yield "replicas" if place == 0 else "", replica_words(replica)
     yield "pipeline", "1F1B; the tensor-parallel degree of a stage is in front of its GPU type"
-    yield from describe.shared_settings(plan)
+    yield from strategy.shared_settings(plan)
 
 
 def replica_words(replica: Replica) -> str:
     """Return one kind of replica: 4 × 17 micro-batches: V100 5 layers → 2 × A100 14 layers."""
-    size = describe.counted(replica.micro_batches, "micro-batch")
+    size = counted(replica.micro_batches, "micro-batch")
     runs = [(stage, len(list(group))) for stage, group in groupby(replica.stages, _alike)]
     shown = [_stages_words(*run) for run in runs[:MOST_RUNS]]
     if len(runs) > MOST_RUNS:
@@ -86,7 +87,7 @@ def _alike(stage: Stage) -> tuple[str, int, int, Recompute]:
 
 def _stages_words(alike: tuple[str, int, int, Recompute], number: int) -> str:
     gpu, tensor_parallel, layers, recompute = alike
-    words = f"{tensor_parallel} {gpu} with {describe.counted(layers, 'layer')}"
+    words = f"{tensor_parallel} {gpu} with {counted(layers, 'layer')}"
     if recompute.granularity != "none":
         kind = recompute.granularity if recompute.layers is None else f"{recompute.layers} recomputed"
         words += f" ({kind})"
@@ -112,7 +113,7 @@ def _least(plan: Plan, found: Prediction, report: SearchReport) -> str:
     if dollars is None:
         seconds = found.lower_bound_seconds
         within = "" if job.budget_dollars is None else " within the budget"
-        return f"is faster than {describe.clock(seconds, like=seconds)}{within}"
+        return f"is faster than {clock(seconds, like=seconds)}{within}"
     words = f"costs less than ${dollars:.4g} an iteration"
     if job.iterations is not None:
         words += f", {format_dollars(dollars * job.iterations)} for all tokens"

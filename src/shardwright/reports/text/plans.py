@@ -7,8 +7,9 @@ from functools import partial
 
 from shardwright.cost.trust.chance import carried
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory
-from shardwright.reports.text import describe, mixed, shares
+from shardwright.reports.text import describe, mixed, outcome, shares, strategy
 from shardwright.reports.text.layout import bar, labelled, table, wrapped
+from shardwright.reports.text.quantities import clock
 from shardwright.search.renting.expected import choice_on_cluster, run_totals
 from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_count, format_dollars, format_seconds
 
@@ -50,10 +51,10 @@ def _cells(place: int, plan: Plan) -> dict[str, str]:
         "mbs": str(plan.micro_batch),
         "recompute": describe.recompute_words(plan),
         "sharding": describe.sharding_words(plan),
-        "iteration": describe.clock(found.iteration_seconds, like=found.iteration_seconds),
+        "iteration": clock(found.iteration_seconds, like=found.iteration_seconds),
         "tokens/s": format_count(found.tokens_per_second),
         "MFU": f"{found.mfu:.1%}",
-        "peak GiB": f"{describe.fullest(found).total_bytes / 1024**3:.1f}",
+        "peak GiB": f"{outcome.fullest(found).total_bytes / 1024**3:.1f}",
         "fits": f"{found.fit_probability:.0%}",
         "$/h": "?" if found.dollars_per_hour is None else f"{found.dollars_per_hour:,.0f}",
         "run": "–" if hours is None else format_seconds(hours * 3600),
@@ -89,7 +90,7 @@ def plan_text(plan: Plan, title: str, width: int) -> str:
     """Return one plan in full: settings, memory per stage, where the time goes, money, how sure."""
     found = predicted(plan)
     low, high = found.interval
-    of = partial(describe.clock, like=found.iteration_seconds)
+    of = partial(clock, like=found.iteration_seconds)
     lines = [
         title,
         *(labelled(name, words, width) for name, words in _settings(plan)),
@@ -108,8 +109,8 @@ def plan_text(plan: Plan, title: str, width: int) -> str:
         labelled("interval", f"80% sure: {of(low)} to {of(high)} an iteration", width),
         labelled("memory", f"fits with probability {found.fit_probability:.0%}", width),
         *_evidence_lines(found, width),
-        labelled("bottleneck", describe.bottleneck(found), width),
-        labelled("money", describe.money_words(found) + _undisturbed(plan), width),
+        labelled("bottleneck", outcome.bottleneck(found), width),
+        labelled("money", outcome.money_words(found) + _undisturbed(plan), width),
     ]
     return "\n".join(lines)
 
@@ -126,7 +127,7 @@ def settings_of(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the strategy of any plan in labelled lines."""
     if plan.layered:
         return shares.settings(plan)
-    return describe.settings(plan) if plan.uniform else mixed.settings(plan)
+    return strategy.settings(plan) if plan.uniform else mixed.settings(plan)
 
 
 def _evidence_lines(found: Prediction, width: int) -> Iterator[str]:
@@ -153,7 +154,7 @@ def _memory_lines(plan: Plan, found: Prediction, width: int) -> Iterator[str]:
         yield from _stage_lines(replica, found.memory[place], width)
     if len(plan.replicas) > MOST_REPLICAS:
         yield f"    … {len(plan.replicas) - MOST_REPLICAS} kinds more"
-    yield wrapped(f"fullest: {describe.memory_terms(describe.fullest(found))}", "    ", width)
+    yield wrapped(f"fullest: {outcome.memory_terms(outcome.fullest(found))}", "    ", width)
 
 
 def _stage_lines(replica: Replica, stages: Sequence[StageMemory], width: int) -> Iterator[str]:
@@ -180,8 +181,8 @@ def _shown_ranks(shares: Sequence[float]) -> list[int]:
 
 
 def _time_lines(found: Prediction, width: int) -> Iterator[str]:
-    of = partial(describe.clock, like=found.iteration_seconds)
-    for name, words in describe.TERMS.items():
+    of = partial(clock, like=found.iteration_seconds)
+    for name, words in outcome.TERMS.items():
         seconds = getattr(found.time, name)
         share = seconds / found.iteration_seconds
         if share >= 0.0005:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from shardwright.plans.ranking import GpuShare, NoProgram, Ranking, SpmdProgram
-from shardwright.reports.text import describe
 from shardwright.reports.text.layout import labelled, wrapped
 from shardwright.reports.text.plans import predicted
+from shardwright.reports.text.quantities import clock
 from shardwright.units import format_bytes
 
 UNASKED = "SPMD programs: not searched; --programs searches them on small clusters (some seconds)"
@@ -21,12 +21,12 @@ def program_words(ranking: Ranking) -> str:
         return f"no SPMD program: {found.reason}"
     best = predicted(ranking.best).iteration_seconds
     ours, less = found.iteration_seconds, 1.0 - found.iteration_seconds / best
-    clock = describe.clock(ours, like=best)
+    time = clock(ours, like=best)
     if abs(less) < EQUAL:
-        return f"{clock} an iteration, as long as the plan"
+        return f"{time} an iteration, as long as the plan"
     if less < 0:
-        return f"{clock} an iteration, {-less:.0%} more than the plan: pipelines and uneven shares win here"
-    return f"{clock} an iteration, {less:.0%} less than the plan; {how_to_run(ranking, found)}"
+        return f"{time} an iteration, {-less:.0%} more than the plan: pipelines and uneven shares win here"
+    return f"{time} an iteration, {less:.0%} less than the plan; {how_to_run(ranking, found)}"
 
 
 def program_text(ranking: Ranking, width: int) -> str:

@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.plans.plan import Plan, Replica
-from shardwright.reports.text import describe
+from shardwright.reports.text import strategy
+from shardwright.reports.text.quantities import counted
 
 
 def settings(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the strategy of uneven FSDP in labelled lines."""
     used = " + ".join(f"{count} {name}" for name, count in plan.gpus_by_type.items())
     yield "GPUs", f"{plan.gpus}: {used}, each with the whole model, layer by layer"
-    waves = describe.counted(plan.schedule.waves or 1, "wave")
+    waves = counted(plan.schedule.waves or 1, "wave")
     yield "batch", f"{plan.job.global_batch} rows in {waves}; in each a layer's weights are gathered once a pass"
     for place, replica in enumerate(plan.replicas):
         yield "shares" if place == 0 else "", shares_words(plan, replica)
-    yield from describe.shared_settings(plan)
+    yield from strategy.shared_settings(plan)
 
 
 def shares_words(plan: Plan, replica: Replica) -> str:
     """Return the shares of one kind of GPU: 4 × A100: 11 rows in 6 micro-batches, 12.5% of the state."""
     stage = replica.stages[0]
-    rows = f"{describe.counted(replica.samples(plan.micro_batch), 'row')} in "
-    words = rows + describe.counted(replica.micro_batches, "micro-batch")
+    rows = f"{counted(replica.samples(plan.micro_batch), 'row')} in "
+    words = rows + counted(replica.micro_batches, "micro-batch")
     words += f", {(replica.state or 0) / (plan.optimizer.parts or 1):.3g} of the state"
     if stage.recompute.granularity != "none":
         count = stage.recompute.layers if stage.recompute.method == "block" else len(plan.model.layers)

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from shardwright.cost.trust.chance import chance_within
 from shardwright.reports.assumptions import offers_assumed
-from shardwright.reports.text import describe
+from shardwright.reports.text import describe, question
 from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.reports.text.plans import plan_text, predicted
+from shardwright.reports.text.quantities import counted
 from shardwright.reports.text.risk import risk_text
 from shardwright.reports.words import in_words
 from shardwright.search.market.result import Shopping, ShopReport, Step
@@ -65,9 +66,9 @@ def _assumed(result: Shopping) -> list[str]:
 def _heading(result: Shopping, model: Model, job: Job, width: int) -> str:
     lines = (
         *(f"Guessed, not known: {words}" for words in model.guesses),
-        describe.model_line(model),
+        question.model_line(model),
         offers_words(result.offers),
-        describe.job_line(job),
+        question.job_line(job),
     )
     return "\n".join(wrapped(line, "", width) for line in lines)
 
@@ -79,8 +80,8 @@ def offers_words(offers: Offers) -> str:
         prices.setdefault(offer.pool.gpu.name, []).append(offer.dollars_per_hour / offer.pool.gpus_per_node)
     types = [f"{name} {_price_range(found)}" for name, found in prices.items()]
     left = len(types) - MOST_TYPES
-    more = f" and {describe.counted(left, 'GPU type')} more" if left > 0 else ""
-    return f"{describe.counted(len(offers.offers), 'offer')}, a GPU's hour: {', '.join(types[:MOST_TYPES])}{more}"
+    more = f" and {counted(left, 'GPU type')} more" if left > 0 else ""
+    return f"{counted(len(offers.offers), 'offer')}, a GPU's hour: {', '.join(types[:MOST_TYPES])}{more}"
 
 
 def _price_range(prices: Sequence[float]) -> str:

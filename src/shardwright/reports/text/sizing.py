@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from shardwright.reports.text import describe
+from shardwright.reports.text import question
 from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.search.sizing import SURE, Size, Sizing
 from shardwright.units import GIBIBYTE
@@ -20,7 +20,7 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
     pool = sizing.cluster.pools[0]
     each = sizing.job.global_batch // sizing.cluster.gpus
     lines = (
-        describe.model_line(sizing.model),
+        question.model_line(sizing.model),
         f"{sizing.cluster.gpus} {pool.gpu.name}, {pool.memory_bytes / GIBIBYTE:.1f} GiB each; "
         f"{each} × {sizing.job.seq_len} tokens at a time on each, {sizing.job.precision}, {sizing.job.framework}",
         f"Fits: {_verdict(sizing)}.",

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, PassedOver, Ranking, SearchReport
 from shardwright.reports.assumptions import pools_assumed
-from shardwright.reports.text import describe, kinds, mixed, programs
+from shardwright.reports.text import describe, kinds, mixed, programs, question
 from shardwright.reports.text.caution import passed_over_words, rare_words
 from shardwright.reports.text.explain import contrast, saving, unit, value
 from shardwright.reports.text.layout import WIDTH, labelled, listed, wrapped
 from shardwright.reports.text.plans import plan_text, plans_table, predicted, whole_run
+from shardwright.reports.text.quantities import clock
 from shardwright.reports.text.risk import risk_text
 from shardwright.reports.words import explained, in_words
 from shardwright.search.renting.expected import choice_on_cluster
@@ -51,9 +52,9 @@ def _risk_text(best: Plan, width: int) -> str:
 
 def heading(model: Model, cluster: Cluster, job: Job, width: int) -> str:
     """Return what was planned for, headed by what was guessed of the model."""
-    lines = (describe.model_line(model), describe.cluster_line(cluster), describe.job_line(job))
+    lines = (question.model_line(model), question.cluster_line(cluster), question.job_line(job))
     guessed = [f"Guessed, not known: {words}" for words in model.guesses]
-    note = describe.beyond_positions(model, job)
+    note = question.beyond_positions(model, job)
     return "\n".join(wrapped(line, "", width) for line in (*guessed, *lines, note) if line)
 
 
@@ -62,7 +63,7 @@ def summary_text(best: Plan, baselines: Sequence[Baseline], width: int, report: 
     found = predicted(best)
     seconds = found.iteration_seconds
     words = (
-        f"{describe.clock(seconds, like=seconds)} an iteration, {format_count(found.tokens_per_second)} tokens/s, "
+        f"{clock(seconds, like=seconds)} an iteration, {format_count(found.tokens_per_second)} tokens/s, "
         f"MFU {found.mfu:.1%}."
     )
     if run := whole_run(best):
@@ -100,7 +101,7 @@ def baselines_text(baselines: Sequence[Baseline], best: Plan, width: int) -> str
         else:
             worse = _beyond(entry.plan, best)
             seconds = predicted(entry.plan).iteration_seconds
-            figures = f"{describe.clock(seconds, like=predicted(best).iteration_seconds):>11} {worse:+7.0%}"
+            figures = f"{clock(seconds, like=predicted(best).iteration_seconds):>11} {worse:+7.0%}"
             figures += " $" if unit(best) == "money" else ""
             words = f"{entry.rule}: {describe.degrees_words(entry.plan)}"
             lines.append(labelled(figures, words, width, column=20))

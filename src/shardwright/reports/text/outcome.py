@@ -1,0 +1,66 @@
+"""What a plan is predicted to come to, in a few words: time, memory, money."""
+
+from __future__ import annotations
+
+from shardwright.plans.plan import Prediction, StageMemory
+from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_dollars, format_seconds
+
+TERMS = {
+    "forward_seconds": "forward",
+    "backward_seconds": "backward",
+    "recompute_seconds": "recomputation",
+    "tensor_parallel_seconds": "tensor-parallel communication",
+    "context_parallel_seconds": "context-parallel communication",
+    "expert_parallel_seconds": "expert-parallel communication",
+    "pipeline_seconds": "pipeline transfers",
+    "bubble_seconds": "pipeline bubble",
+    "data_parallel_seconds": "data-parallel communication",
+    "optimizer_seconds": "optimizer",
+    "framework_seconds": "framework",
+}
+COMPUTE = ("forward_seconds", "backward_seconds")
+MEMORY_TERMS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "context")
+BILLION = 1e9
+
+
+def fullest(prediction: Prediction) -> StageMemory:
+    """Return the memory of the stage that fills its GPU most."""
+    return max((s for row in prediction.memory for s in row), key=lambda s: s.total_bytes / s.capacity_bytes)
+
+
+def memory_terms(memory: StageMemory) -> str:
+    """Return the terms of a stage's memory, largest first."""
+    terms = sorted(((getattr(memory, f"{name}_bytes"), name) for name in MEMORY_TERMS), reverse=True)
+    return ", ".join(f"{name} {format_bytes(size)}" for size, name in terms if size > 0.01 * memory.total_bytes)
+
+
+def money_words(prediction: Prediction) -> str:
+    """Return price and run time; never a cost without the time behind it."""
+    hours, rate = prediction.hours_total, prediction.dollars_per_hour
+    run = None if hours is None else format_seconds(hours * SECONDS_PER_HOUR)
+    if rate is None:
+        words = "price unknown (give price_per_hour in the cluster file)"
+        return words if run is None else f"{run} for all tokens; {words}"
+    hours_per_billion = BILLION / prediction.tokens_per_second / SECONDS_PER_HOUR
+    words = (
+        f"{format_dollars(rate)} an hour; a billion tokens take {format_seconds(hours_per_billion * SECONDS_PER_HOUR)} "
+        f"and {format_dollars(rate * hours_per_billion)}"
+    )
+    if prediction.dollars_total is not None and run is not None:
+        words += f"; all tokens take {run} and {format_dollars(prediction.dollars_total)}"
+    return words
+
+
+def bottleneck(found: Prediction) -> str:
+    """Return in words what holds a plan back most."""
+    time, total = found.time, found.time.total_seconds
+    share, fullest = max(
+        (stage.total_bytes / stage.capacity_bytes, -place) for row in found.memory for place, stage in enumerate(row)
+    )
+    losses = {words: getattr(time, name) for name, words in TERMS.items() if name not in COMPUTE}
+    worst = max(losses, key=lambda words: losses[words])
+    compute = sum(getattr(time, name) for name in COMPUTE)
+    said = f"compute of stage {found.busiest_stage} ({compute / total:.0%} of the iteration)"
+    if losses[worst] > 0.02 * total:
+        said += f", then {worst} ({losses[worst] / total:.0%})"
+    return said + f"; memory of stage {-fullest} is {share:.0%} full"

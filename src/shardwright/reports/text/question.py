@@ -1,0 +1,70 @@
+"""What was asked, in a line each: model, cluster, job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwright.spec.catalog.catalog import GBIT_BYTES
+from shardwright.spec.cluster import Cluster, NodePool
+from shardwright.spec.job import Job
+from shardwright.spec.model import Model
+from shardwright.units import format_count, format_dollars
+
+
+def model_line(model: Model) -> str:
+    """Return name and size of a model."""
+    size = f"{format_count(model.parameters)} parameters"
+    if model.active_parameters != model.parameters:
+        size += f" ({format_count(model.active_parameters)} active)"
+    return f"{model.name}: {size}, {len(model.layers)} layers"
+
+
+def cluster_line(cluster: Cluster) -> str:
+    """Return the machines of a cluster."""
+    return " + ".join(map(_pool_words, cluster.pools)) + f" ({cluster.gpus} GPUs)"
+
+
+def machines_words(cluster: Cluster, nodes: Sequence[int]) -> str:
+    """Return so many machines of each group of a cluster."""
+    pools = zip(nodes, cluster.pools, strict=True)
+    return " + ".join(f"{count} × {pool.gpus_per_node} {pool.gpu.name}" for count, pool in pools if count)
+
+
+def _pool_words(pool: NodePool) -> str:
+    words = f"{pool.nodes} × {pool.gpus_per_node} {pool.gpu.name}"
+    if pool.site:
+        words += f" at {pool.site}"
+    if pool.rack_nodes:
+        words += (
+            f" in racks of {pool.rack_nodes} machines, {pool.rack_bytes_per_second / GBIT_BYTES:g} Gbit/s out of each"
+        )
+    return words
+
+
+def beyond_positions(model: Model, job: Job) -> str:
+    """Return that sequences are longer than the model was made for; "" where they are not. Longer ones than a table of
+    learned positions holds are refused, not warned of."""
+    if not 0 < model.max_position < job.seq_len:
+        return ""
+    return (
+        f"Note: samples of {job.seq_len:,} tokens are longer than the {model.max_position:,} tokens that {model.name} "
+        "was made for."
+    )
+
+
+def job_line(job: Job) -> str:
+    """Return batch, sequence, precision and length of a job."""
+    words = [f"global batch {job.global_batch} × {job.seq_len} tokens", job.precision, job.optimizer]
+    if job.document_tokens is not None:
+        words.append(f"attention within documents ({job.attended_tokens:,.0f} tokens)")
+    if job.fp8_recipe:
+        words[1] += f" ({job.fp8_recipe})"
+    if job.tokens is not None:
+        words.append(f"{format_count(job.tokens)} tokens in all")
+    if job.objective != "time":
+        words.append(f"least {job.objective}")
+    if job.deadline_hours is not None:
+        words.append(f"within {job.deadline_hours:g} h")
+    if job.budget_dollars is not None:
+        words.append(f"for at most {format_dollars(job.budget_dollars)}")
+    return ", ".join(words)

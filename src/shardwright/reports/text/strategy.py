@@ -1,0 +1,137 @@
+"""The strategy of a plan, setting by setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardwright.plans.plan import Plan
+from shardwright.reports.text.describe import (
+    recompute_words,
+    replica_split_words,
+    rows_words,
+    several,
+    split_words,
+    state_words,
+    tensor_parallel_words,
+    waves_words,
+)
+from shardwright.reports.text.quantities import counted
+from shardwright.spec.options import VALUES, said
+
+SHARDING = {
+    "none": "not sharded",
+    "zero1": "state sharded over data-parallel ranks (ZeRO-1, Megatron's distributed optimizer)",
+    "zero2": "state and gradients sharded over data-parallel ranks (ZeRO-2)",
+    "zero3": "state, gradients and weights sharded over data-parallel ranks (ZeRO-3, FSDP)",
+}
+
+
+def switches(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield the settings of a plan by name."""
+    stage = plan.replicas[0].stages[0]
+    yield "GPU type", " + ".join(dict.fromkeys(s.gpu for replica in plan.replicas for s in replica.stages))
+    yield "GPUs", str(plan.gpus)
+    yield "tensor parallel", tensor_parallel_words(plan)
+    yield "context parallel", str(stage.context_parallel)
+    yield "pipeline parallel", several(str(len(replica.stages)) for replica in plan.replicas)
+    yield "data parallel", str(plan.data_parallel)
+    yield "expert parallel", str(stage.expert_parallel)
+    yield "expert tensor parallel", str(stage.expert_tensor_parallel)
+    yield "virtual stages", str(plan.schedule.virtual_stages)
+    yield "micro-batch", str(plan.micro_batch)
+    yield "schedule", plan.schedule.kind if plan.schedule.waves is None else waves_words(plan)
+    yield "rows of a copy", rows_words(plan)
+    yield "state of a GPU", state_words(plan)
+    yield "micro-batches a step", several(str(replica.micro_batches) for replica in plan.replicas)
+    yield "layers per pipeline rank", several(replica_split_words(replica) for replica in plan.replicas)
+    yield "recomputation", recompute_words(plan)
+    yield "sharding", plan.optimizer.sharding
+    yield "optimizer offload", f"{plan.optimizer.offload:.0%}"
+    yield "sequence parallel", _on(plan.sequence_parallel)
+    yield "FlashAttention", _on(plan.flash_attention)
+    yield "overlap of gradient reduction", _on(plan.overlap.grad_reduce)
+    yield "overlap of weight gathering", _on(plan.overlap.param_gather)
+    yield "overlap of tensor-parallel communication", _on(plan.overlap.tensor_parallel)
+    yield "overlap of pipeline transfers", _on(plan.overlap.pipeline)
+    yield "rank order", plan.rank_order
+    given = said(plan.job.options)
+    for name in VALUES:
+        yield name.replace("_", " "), given.get(name, "default")
+
+
+def _on(value: bool) -> str:
+    return "on" if value else "off"
+
+
+def settings(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield the strategy of a plan in labelled lines, as one would tell a colleague."""
+    replica, stage = plan.replicas[0], plan.replicas[0].stages[0]
+    degrees = {
+        "tensor": stage.tensor_parallel,
+        "context": stage.context_parallel,
+        "pipeline": len(replica.stages),
+        "data": plan.data_parallel,
+    }
+    product = " × ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one alone"
+    yield "GPUs", f"{plan.gpus} {stage.gpu} = {product}; rank order {plan.rank_order}"
+    if any(kind.moe is not None for kind in plan.model.kinds):
+        yield "experts", f"expert parallel {stage.expert_parallel}, tensor {stage.expert_tensor_parallel} in an expert"
+    samples = f"{counted(replica.micro_batches, 'micro-batch')} of {plan.micro_batch}"
+    yield "batch", f"{plan.job.global_batch} = {samples} × {counted(plan.data_parallel, 'replica')}"
+    yield "pipeline", _pipeline_words(plan)
+    yield "recompute", _recompute_sentence(plan)
+    yield from shared_settings(plan)
+
+
+OPTION_NAMES = {
+    "grad_reduce": "gradients reduced in",
+    "main_grads": "main gradients",
+    "main_params": "main weights",
+    "exp_avg": "first moment",
+    "exp_avg_sq": "second moment",
+    "loss": "loss",
+    "dispatcher": "tokens sent by",
+}
+
+
+def options_words(plan: Plan) -> str:
+    """Return the options of the trainer that are not its framework's own, "" where there are none."""
+    given = said(plan.job.options)
+    return ", ".join(f"{words} {given[name]}" for name, words in OPTION_NAMES.items() if name in given)
+
+
+def shared_settings(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield what holds for all stages of a plan: optimizer, overlap and switches."""
+    offload = f"; {plan.optimizer.offload:.0%} of it in host memory" if plan.optimizer.offload else ""
+    yield "optimizer", SHARDING[plan.optimizer.sharding] + offload
+    overlaps = {
+        "gradient reduction": plan.overlap.grad_reduce,
+        "weight gathering": plan.overlap.param_gather,
+        "tensor-parallel": plan.overlap.tensor_parallel,
+        "pipeline transfers": plan.overlap.pipeline,
+    }
+    yield "overlap", ", ".join(name for name, on in overlaps.items() if on) or "none"
+    yield "switches", f"sequence parallel {_on(plan.sequence_parallel)}, FlashAttention {_on(plan.flash_attention)}"
+    if words := options_words(plan):
+        yield "trainer", words
+
+
+def _pipeline_words(plan: Plan) -> str:
+    ranks, virtual = len(plan.replicas[0].stages), plan.schedule.virtual_stages
+    if ranks == 1:
+        return f"one stage of {plan.replicas[0].stages[0].layer_count} layers"
+    kind = f"interleaved 1F1B, {virtual} virtual stages a rank" if virtual > 1 else "1F1B"
+    return f"{kind}; layers per rank {split_words(plan)}"
+
+
+def _recompute_sentence(plan: Plan) -> str:
+    found = plan.replicas[0].stages[0].recompute
+    words = recompute_words(plan)
+    if "/" in words or found.granularity == "none":
+        return words
+    if found.granularity == "selective":
+        modules = plan.job.options.recompute_modules
+        return "selective: " + ("core attention" if modules is None else ", ".join(modules))
+    if found.method == "block":
+        return f"full, method block: the first {found.layers} layers of each virtual stage"
+    return f"full, method uniform: all layers, in groups of {found.layers}"
