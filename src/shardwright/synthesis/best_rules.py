@@ -28,6 +28,8 @@ from shardwright.synthesis.prices import BLOCKING, DEFERRED, EARLY, Prices
 from shardwright.synthesis.timeline import Events, StepSeconds, step_seconds
 
 ROUNDS = 12  # of adding rows that a solution breaks
+NODES = 60  # of a branch and bound
+WORK = 1_000_000  # nodes of all branch and bound times the coefficients of the program; what is left open is in the gap
 SURE = 0.9  # what a relaxation takes to this part is taken at once
 
 
@@ -46,10 +48,14 @@ def best(
     known = [row for row in (hint.rows if hint else ()) if row[3] < program.compute.shape[1]]
     for row in known:
         program.rows.add_dense(time_row(program, row), low=0.0)
+    bound = np.inf  # of the program without rows 8, which what does not fit here might not break
     for _ in range(ROUNDS):
         found, values = _fastest(these, costs, program, upper, gap, known, hint, branch)
-        if found is None or values is None or not _overfull(these, costs, program, found.rules, values):
-            return found
+        if found is None or values is None:
+            return None
+        bound = min(bound, found.bound_seconds)
+        if not _overfull(these, costs, program, found.rules, values):
+            return replace(found, bound_seconds=bound)
         known, hint = list(found.hint.rows) if found.hint else known, found.hint
     return None
 
@@ -137,11 +143,24 @@ def _branched(
     integer[: len(costs.decision)] = True
     nodes = 0
     for _ in range(ROUNDS):
+        size = len(program.rows.columns)
+        left = min(NODES, (WORK - nodes * size) // size)
+        if found is not None and left < 1:
+            break
         start = None
         if found is not None and values is not None:
             slowed = float(program.costs[:-1] @ values[:-1])
             start = np.append(values[:-1], found.seconds.total / program.unit - slowed)
-        solution = solve(program.costs, program.rows, lower=lower, upper=upper, integer=integer, gap=gap, start=start)
+        solution = solve(
+            program.costs,
+            program.rows,
+            lower=lower,
+            upper=upper,
+            integer=integer,
+            gap=gap,
+            start=start,
+            most_nodes=max(left, 1),
+        )
         if solution.status == "infeasible" or not len(solution.values):
             return found, values
         bound, nodes = max(bound, solution.bound * program.unit), nodes + solution.nodes

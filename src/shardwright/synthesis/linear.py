@@ -10,7 +10,6 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
 
-NODES = 60  # of a branch and bound; what is left open then is in the gap
 INFINITY = float("inf")
 SETTINGS = {
     "output_flag": False,
@@ -67,7 +66,7 @@ class Rows:
 
 def solve(
     costs: Floats, rows: Rows, *, lower: Floats, upper: Floats, integer: Bools | None = None,
-    gap: float = 1e-6, most_nodes: int = NODES, start: Floats | None = None,
+    gap: float = 1e-6, most_nodes: int = 1, start: Floats | None = None,
 ) -> Solution:  # fmt: skip
     """Return the least value of Σ costs · columns. `integer` marks columns that take whole numbers."""
     import highspy

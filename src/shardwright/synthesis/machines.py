@@ -72,6 +72,13 @@ class Machines:
         return tuple((machine, np.array(ranks)) for machine, ranks in found.items())
 
     @cached_property
+    def rates(self) -> tuple[Floats, Floats]:
+        """FLOP/s and bytes of memory per second of a device of each class, each [classes]."""
+        devices = [machine.device for machine, _ in self.classes]
+        flops = np.array([device.flops_per_second for device in devices])
+        return flops, np.array([device.memory_bytes_per_second for device in devices])
+
+    @cached_property
     def limits(self) -> Floats:
         """The bytes that a device of each class has, [classes]."""
         return np.array([machine.device.memory_bytes for machine, _ in self.classes])

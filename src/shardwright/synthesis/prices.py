@@ -78,11 +78,9 @@ def prices(these: Decisions, net: Machines, shares: Shares, *, overlap: bool = T
     """Return the prices. Without `overlap` every conversion is waited for."""
     rows = [(number, place) for number, one in enumerate(these.decisions) for place in range(len(one.rules))]
     counts = np.array([len(one.rules) for one in these.decisions])
-    speed = np.array([machine.device.flops_per_second for machine, _ in net.classes])
-    pace = np.array([machine.device.memory_bytes_per_second for machine, _ in net.classes])
     compute, sends, state = [], [], []
     for one in these.decisions:
-        seconds = seconds_of(one, speed, pace)
+        seconds = seconds_of(one, *net.rates)
         for rule in one.rules:
             compute.append(seconds * _part(rule.cut, shares, net))
             sends.append(sum(_reduce(net, size).seconds for size in rule.sends))

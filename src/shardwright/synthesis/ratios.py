@@ -27,7 +27,7 @@ from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.linear import Rows, solve
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.memory import held_by
-from shardwright.synthesis.prices import BLOCKING, DEFERRED, EARLY, Prices, Shares
+from shardwright.synthesis.prices import BLOCKING, DEFERRED, EARLY, Prices, Shares, seconds_of
 from shardwright.synthesis.properties import Sharded
 
 POINTS = 12  # nodes k of row 4
@@ -112,7 +112,6 @@ def _affine(these: Decisions, choice: Choice, net: Machines, shares: Shares, cos
     count, classes, ratios = len(these.order), len(net.classes), layout.ratios
     part, whole = np.zeros((count, classes, len(ratios))), np.zeros((count, classes))
     sent, fixed = np.zeros((3, count, layout.first_stage)), np.zeros((3, count))
-    by_class = {name: np.array([row[ranks[0]] for _, ranks in net.classes]) for name, row in shares.exact.items()}
     for place, one in enumerate(these.order):
         if one < 0:
             continue
@@ -122,9 +121,7 @@ def _affine(these: Decisions, choice: Choice, net: Machines, shares: Shares, cos
         if rule.cut is None:
             whole[place] = costs.compute[row]
         else:
-            share = by_class[rule.cut.ratio]
-            seconds = np.divide(costs.compute[row], share, out=np.zeros(classes), where=share > 0)
-            part[place, :, ratios.index(rule.cut.ratio)] = seconds
+            part[place, :, ratios.index(rule.cut.ratio)] = seconds_of(these.decisions[one], *net.rates)
     for way in np.flatnonzero(choice.sent > 0.5).tolist():
         use, kind = these.uses[costs.conversions.use[way]], int(costs.conversions.kind[way])
         places = [min(first, count - 1) for first in use.first] if kind == EARLY else use.places

@@ -16,7 +16,7 @@ import numpy as np
 from shardwright.errors import bad
 from shardwright.progress import tell
 from shardwright.synthesis.baselines import Rules, data_parallel, fsdp, hap
-from shardwright.synthesis.best_rules import best, time_of
+from shardwright.synthesis.best_rules import best, relaxed, time_of
 from shardwright.synthesis.choice import Choice
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.extract import program, replicated_share, unknown
@@ -106,7 +106,8 @@ def _bounded(
     with is of the shares that the last integer program had, before they were improved and rounded."""
     final = best(these, prices(these, net, shares, overlap=overlap), gap=gap, hint=choice.hint, branch=branch)
     if final is None:
-        return replace(choice, bound_seconds=0.0)
+        bound = relaxed(these, prices(these, net, shares, overlap=overlap)).bound_seconds
+        return replace(choice, bound_seconds=min(bound, choice.seconds.total))
     if final.seconds.total < choice.seconds.total:
         return final
     return replace(choice, bound_seconds=min(final.bound_seconds, choice.seconds.total))
@@ -131,10 +132,12 @@ def _limited(
 
 
 def starts(net: Machines) -> list[Shares]:
-    """Return the shares from which the turns start: proportional to speed, even, and half way between; one if all
-    devices are alike. State is shared evenly at first."""
+    """Return the shares from which the turns start: proportional to speed, even, half way between, and the fastest kind
+    of devices alone; one if all devices are alike. State is shared evenly at first."""
     rows = [net.proportional(), net.even()]
     rows.append(tuple(float(one) for one in np.mean(rows, axis=0)))
+    fastest = net.flops_per_second >= net.flops_per_second.max()
+    rows.append(tuple((fastest / fastest.sum()).tolist()))
     return [Shares(exact={COMPUTE: row, FEATURES: row, STATE: net.even()}) for row in dict.fromkeys(rows)]
 
 
