@@ -22,6 +22,7 @@ from shardwright.synthesis.models.transformers import Transformer, language_mode
 from shardwright.synthesis.models.vgg import fully_connected, vgg19
 from shardwright.synthesis.prices import Shares, prices
 from shardwright.synthesis.program import check, from_json, to_json
+from shardwright.synthesis.ratios import undominated
 from shardwright.synthesis.remedies import WITHOUT_MOMENTS, fits, more_devices, remedies
 from shardwright.synthesis.rounding import overrun, rounded
 from shardwright.synthesis.synthesize import search, synthesize
@@ -171,3 +172,8 @@ def moves(ranks: int) -> list[np.ndarray]:
 def test_vgg_has_a_rule_for_every_operator() -> None:
     these = decisions(vgg19(batch=64, image=32))
     assert these.unknown == ()
+
+
+def test_moments_below_nothing_by_rounding_end_the_search_for_the_fullest() -> None:
+    kept = undominated(np.array([[3.0, -1e-9], [2.0, 1.0], [2.0, 0.5], [3.0, -1e-9]]))
+    assert sorted(kept.tolist()) == [[2.0, 1.0], [3.0, 0.0]]

@@ -28,6 +28,7 @@ from shardwright.synthesis.prices import BLOCKING, DEFERRED, EARLY, Prices
 from shardwright.synthesis.timeline import Events, StepSeconds, step_seconds
 
 ROUNDS = 12  # of adding rows that a solution breaks
+FITTINGS = 4  # of adding rows of memory, which cost a program each
 NODES = 60  # of a branch and bound
 WORK = 1_000_000  # nodes of all branch and bound times the coefficients of the program; what is left open is in the gap
 SURE = 0.9  # what a relaxation takes to this part is taken at once
@@ -49,7 +50,7 @@ def best(
     for row in known:
         program.rows.add_dense(time_row(program, row), low=0.0)
     bound = np.inf  # of the program without rows 8, which what does not fit here might not break
-    for _ in range(ROUNDS):
+    for _ in range(FITTINGS):
         found, values = _fastest(these, costs, program, upper, gap, known, hint, branch)
         if found is None or values is None:
             return None

@@ -237,7 +237,7 @@ def _memory(rows: Rows, layout: _Layout, these: Decisions, choice: Choice, net: 
     for cut, ratio in enumerate(ratios):
         terms[:, 1 + ratio] += found.part[:, cut]
         terms[:, 1 + len(layout.ratios) + ratio] += net.ranks * found.padded[:, cut]
-    for moment in _undominated(terms):
+    for moment in undominated(terms):
         whole, part, padded = moment[0], moment[1 : 1 + len(layout.ratios)], moment[1 + len(layout.ratios) :]
         for one, limit in enumerate(net.limits):
             if np.isfinite(limit):
@@ -246,12 +246,12 @@ def _memory(rows: Rows, layout: _Layout, these: Decisions, choice: Choice, net: 
                 rows.add(row, high=1.0 - float(whole / limit))
 
 
-def _undominated(terms: Floats) -> Floats:
+def undominated(terms: Floats) -> Floats:
     """Return the rows of which no other row is as large in all columns."""
-    left = np.unique(terms, axis=0)
+    left = np.unique(np.maximum(terms, 0.0), axis=0)  # sums of what came and went may end a little below nothing
     left = left[np.argsort(-left.sum(axis=1), kind="stable")]
     kept = []
     while len(left):
         kept.append(left[0])
-        left = left[(left > left[0] * (1 + 1e-9)).any(axis=1)]
+        left = left[1:][(left[1:] > left[0] * (1 + 1e-9)).any(axis=1)]
     return np.array(kept)

@@ -22,7 +22,7 @@ from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.extract import program, replicated_share, unknown
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machines
-from shardwright.synthesis.memory import fits, rank_bytes
+from shardwright.synthesis.memory import alone, fits, rank_bytes
 from shardwright.synthesis.prices import Prices, Shares, prices
 from shardwright.synthesis.program import Program
 from shardwright.synthesis.properties import COMPUTE, FEATURES, STATE, Sharded
@@ -78,7 +78,8 @@ def best_of(
     """Return the best rules and shares found, None if none fits the memory. Without `branch` the bound is that of the
     linear relaxation, and takes a fraction of the time."""
     tries: list[Callable[[], tuple[Choice, Shares] | None]]
-    tries = [partial(turns, these, net, start, gap=gap, overlap=overlap) for start in starts(net)]
+    roomy = [start for start in starts(net) if _has_room(these, net, start)]
+    tries = [partial(turns, these, net, start, gap=gap, overlap=overlap) for start in roomy]
     tries += [
         partial(_limited, these, net, start, rules, gap=gap, overlap=overlap)
         for start in starts(net)[:2]
@@ -178,6 +179,14 @@ def _reshared(
             return found
         found, shares = (priced, new), new
     return found
+
+
+def _has_room(these: Decisions, net: Machines, start: Shares) -> bool:
+    """Return whether the devices that are at work have room together for what one would hold alone; all may always
+    be tried."""
+    at_work = np.array(start.row(COMPUTE)) > 0
+    room = sum(device.memory_bytes for device, there in zip(net.device_of, at_work, strict=True) if there)
+    return bool(at_work.all() or alone(these).max() <= room)
 
 
 def whole_units(these: Decisions, shares: Shares) -> Shares:
