@@ -231,10 +231,10 @@ def supplied(place: Path, plan: Plan) -> None:
     write_tokens(place / "c.bin", [place / "a.txt"] * 50)
 
 
-def undisturbed(place: Path, steps: int, plan: Plan | None = None) -> dict[int, float]:
-    """Return the losses of a run that nothing happens to, by step; of one process, as every plan has them within
-    rounding, if there is no plan."""
-    return {int(row["step"]): float(row["loss"]) for row in undisturbed_rows(place, steps, plan)}
+def undisturbed(place: Path, steps: int, plan: Plan | None = None, extra: Sequence[object] = ()) -> dict[int, float]:
+    """Return the losses of a run that nothing happens to, by step, told `extra` options; of one process, as every plan
+    has them within rounding, if there is no plan."""
+    return {int(row["step"]): float(row["loss"]) for row in undisturbed_rows(place, steps, plan, extra)}
 
 
 def undisturbed_rows(

@@ -27,8 +27,9 @@ KINDS = (
 )
 KILLS = dict.fromkeys(("two machines", "worker twice", *RECOVERING), 2) | {"others replaced": 3}
 """Of those that are more than one."""
-STEADY = 300
-"""Rounding grows with the steps: runs that nothing happens to, of one process and of two, differ by 4.5e-5 at step 700."""
+GENTLY = ("--learning-rate", 3e-5)
+"""At the usual rate the data are known by heart after 700 steps, and losses near 0 differ by 4.5e-5 between one process
+and two; at this one by 2.2e-7."""
 SEEDS = [int(seed) for seed in os.environ.get("SHARDWRIGHT_SEEDS", "0 1 2 3 4 5 6").split()]
 """Seven runs of 34 kills: 238."""
 
@@ -40,7 +41,7 @@ def test_every_kind_of_death_in_one_run(tmp_path: Path, tmp_path_factory: pytest
     all copies of a shard are lost; and no loss differs from the undisturbed run's."""
     chosen, kills, store = random.Random(seed), 0, tmp_path_factory.mktemp("store")
     kinds = chosen.sample(KINDS, len(KINDS))
-    extra = ["--upload", f"file://{store}", "--wait", 60]
+    extra = ["--upload", f"file://{store}", "--wait", 60, *GENTLY]
     plan = copies(MACHINES, sharding="zero1")
     with (
         network(MACHINES) as wires,
@@ -63,10 +64,10 @@ def test_every_kind_of_death_in_one_run(tmp_path: Path, tmp_path_factory: pytest
         fleet.finish()
         found = [{int(row["step"]): float(row["loss"]) for row in fleet.rows(index)} for index in range(MACHINES)]
     last = max(step for rows in found for step in rows)
-    expected = undisturbed(tmp_path / "undisturbed", last)
+    expected = undisturbed(tmp_path / "undisturbed", last, extra=GENTLY)
     for rows in found:
         for step, loss in rows.items():
-            assert loss == pytest.approx(expected[step], rel=1e-5 if step <= STEADY else 1e-3), step
+            assert loss == pytest.approx(expected[step], rel=1e-5), step
     print(f"{kills} kills, {last} steps")
 
 
