@@ -90,9 +90,9 @@ FIXED = {
     Lack.VIRTUAL_STAGES: "have no virtual pipeline stages",
     Lack.OVERLAPPED_MESSAGES: "have no virtual pipeline stages, without which messages do not overlap",
     Lack.MORE_SHARDING: "shard neither gradients nor weights",
-    Lack.PLAIN_ATTENTION: "run by `shardwright train` alone, where attention is always fused",
+    Lack.PLAIN_ATTENTION: "`shardwright train` alone runs, and always with fused attention",
     Lack.OVERLAPPED_TENSOR_PARALLEL: (
-        "run by `shardwright train` alone, without overlap of tensor-parallel communication"
+        "`shardwright train` alone runs, and never with overlap of tensor-parallel communication"
     ),
 }
 MEANING = {
