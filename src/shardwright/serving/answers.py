@@ -10,7 +10,7 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
 from shardwright.reports.html.page_of import answer
 from shardwright.reports.text import describe, mixed, outcome
-from shardwright.reports.text.plans import predicted
+from shardwright.reports.text.plans import predicted, settings_of
 from shardwright.reports.text.shop import rented_words
 from shardwright.reports.words import in_words
 from shardwright.search.market.result import Shopping
@@ -45,7 +45,7 @@ def plan_figures(plan: Plan) -> Answer:
     hours, dollars = run_totals(plan)
     return {
         "strategy": describe.degrees_words(plan) if plan.uniform else mixed.gpu_words(plan),
-        "settings": dict((describe if plan.uniform else mixed).settings(plan)),
+        "settings": dict(settings_of(plan)),
         "iteration_seconds": found.iteration_seconds,
         "interval_seconds": list(found.interval),
         "tokens_per_second": found.tokens_per_second,
