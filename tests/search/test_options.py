@@ -15,8 +15,10 @@ from shardwright.plans.check import check
 from shardwright.plans.document import dumps, from_document, to_document
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
+from shardwright.search.combinations import best_of
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import parse_pins
+from shardwright.search.summary import with_bound
 from shardwright.spec.options import Options
 
 MODEL = shardwright.load_model("deepseek-v2-lite")
@@ -58,6 +60,15 @@ def test_the_best_of_several_values_is_the_best_of_their_searches() -> None:
     every = sorted(_seconds(plan) for each in one for plan in each.plans)
     assert [_seconds(plan) for plan in both.plans] == every[:2]
     assert _plan("dispatcher=default").best == _plan().best
+
+
+def test_the_bound_of_several_searches_is_the_least_though_their_plans_are_not_shown() -> None:
+    shown, other = _plan("loss=fused"), _plan("loss=unfused")
+    low = 0.5 * _seconds(shown.best)
+    other = replace(other, plans=tuple(with_bound(plan, low) for plan in other.plans))
+    assert _seconds(shown.best) < _seconds(other.best)
+    (only,) = best_of([shown, other], top=1).plans
+    assert only.prediction is not None and only.prediction.lower_bound_seconds == low
 
 
 def test_rules_speak_of_options() -> None:

@@ -22,8 +22,8 @@ def best_of(rankings: Sequence[Ranking], top: int) -> Ranking:
         return rankings[0]
     report = _together([ranking.search for ranking in rankings])
     first = min(rankings, key=lambda ranking: _value(ranking.plans[0]) if ranking.plans else np.inf)
-    plans = sorted((plan for ranking in rankings for plan in ranking.plans), key=_value)[:top]
-    bounds = [plan.prediction.lower_bound_seconds for plan in plans if plan.prediction]
+    every = sorted((plan for ranking in rankings for plan in ranking.plans), key=_value)
+    plans, bounds = every[:top], [plan.prediction.lower_bound_seconds for plan in every if plan.prediction]
     if plans and plans[0].job.objective == "time":
         plans = [with_bound(plan, min(bounds)) for plan in plans]
     return replace(first, plans=tuple(plans), search=replace(report, not_covered=first.search.not_covered))
