@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from shardwright.cli import completion
-from shardwright.cli.options import AcceptGuess
+from shardwright.cli.options import AcceptGuess, Optimizer
 from shardwright.cli.output import terminal_width, write, write_json
 from shardwright.errors import bad
 
@@ -35,7 +35,7 @@ def fit(
     ] = None,
     micro_batch: Annotated[int, typer.Option(metavar="N", help="Samples that a GPU takes at a time.")] = 1,
     precision: Annotated[str, typer.Option(metavar="NAME", help="bf16, fp16 or fp32.")] = "bf16",
-    optimizer: Annotated[str, typer.Option(metavar="NAME", help="adam, adam8bit (moments in 8 bits) or sgd.")] = "adam",
+    optimizer: Optimizer = "adam",
     framework: Annotated[str, typer.Option(metavar="NAME", help="Software that trains, as for `plan`.")] = "fsdp",
     accept_guess: AcceptGuess = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
