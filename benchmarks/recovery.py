@@ -15,6 +15,7 @@ own to a switch, behind which the object store is. Needs root.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -86,9 +87,12 @@ CASES = (Case(kept="all", sharding="none", lost=(1,)), Case(kept="some", shardin
 
 def main() -> None:
     """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the smallest state alone")
+    told = parser.parse_args()
     restart = torchrun_restart()
     print(f"torchrun's restart: {restart:.2f} s\n\n{ROW.format(*HEAD)}", flush=True)
-    for layers in LAYERS[: 1 if "--quick" in sys.argv else None]:
+    for layers in LAYERS[: 1 if told.quick else None]:
         for case in CASES:
             ours, reload = measured(layers, case)
             print(row(case.kept, ours, sum(ours["seconds"].values()), reload, restart), flush=True)
