@@ -35,7 +35,7 @@ A keeper on each machine holds snapshots and starts workers. Keepers have no PyT
 * `record`: what a recovery took
 * `worker`: the process of a GPU (PyTorch)
 * `training`: its training in one generation, on a thread of its own (PyTorch)
-* `standing`: where a rank is in it (PyTorch)
+* `post`: where a rank is in it (PyTorch)
 * `reporting`: what a machine records of its steps (PyTorch)
 * `rank_logs`: what a rank prints, in files
 * `link`: its thread to the keeper

@@ -31,9 +31,9 @@ from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.recovery.channel import Message, RefusedError
 from shardwright.runtime.recovery.link import Link, Order
+from shardwright.runtime.recovery.post import Post, begun
 from shardwright.runtime.recovery.reporting import Tell, reporting
 from shardwright.runtime.recovery.settlement import Report
-from shardwright.runtime.recovery.standing import Standing, begun
 from shardwright.runtime.step.engine import (
     StepResult,
     run_passes,
@@ -52,10 +52,10 @@ a second or two is no reason to form groups anew."""
 
 
 class Training:
-    """The thread, from the order that assigns a rank. `standing` is None until it has its state."""
+    """The thread, from the order that assigns a rank. `post` is None until it has its state."""
 
     def __init__(self, link: Link, order: Order, settings: Settings, untold: Row | None) -> None:
-        self.standing: Standing | None = None
+        self.post: Post | None = None
         self._link, self._order, self._settings, self._untold = link, order, settings, untold
         self._halted = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="training", daemon=True)
@@ -64,11 +64,11 @@ class Training:
     def report(self) -> Report:
         """Return where the rank is, now that its generation is over."""
         self._halted = time.monotonic()
-        standing = self.standing
-        if standing is None:
+        post = self.post
+        if post is None:
             return Report(step=-1)
-        with standing.lock:
-            return Report(step=-1) if standing.torn else standing.report
+        with post.lock:
+            return Report(step=-1) if post.torn else post.report
 
     def stuck(self) -> bool:
         """Return whether the thread does not end, which makes this process of no more use."""
@@ -82,11 +82,11 @@ class Training:
             model, job = layout.plan.model, layout.plan.job
             samples = open_mixture(settings.data, job.seq_len, settings.seed, model.vocab, job.global_batch)
             end = samples.document_end() if settings.mask_documents else None
-            self.standing = begun(link, message, layout, settings, end)
-            self.standing.untold = self._untold
+            self.post = begun(link, message, layout, settings, end)
+            self.post.untold = self._untold
             link.answer(self._order, ready=True)
-            with reporting(link, message, self.standing.engine, settings) as tell:
-                _train(link, message, self.standing, samples, settings, tell)
+            with reporting(link, message, self.post.engine, settings) as tell:
+                _train(link, message, self.post, samples, settings, tell)
         except SpecError as error:
             link.answer(self._order, ready=False)
             link.tell("bad input here", reason=str(error))
@@ -106,55 +106,53 @@ def line_of(error: BaseException | Mapping[str, Any]) -> str:
     return text.partition(". ")[0]
 
 
-def _train(
-    link: Link, message: Message, standing: Standing, samples: Mixture, settings: Settings, tell: Tell | None
-) -> None:
+def _train(link: Link, message: Message, post: Post, samples: Mixture, settings: Settings, tell: Tell | None) -> None:
     """Train to the last step, or until all are asked to stop. A rank that records its machine's rows has `tell`."""
     every, generation, stopped = message["snapshot_every"], message["generation"], False
-    evaluation = held_out(standing.engine, settings)
-    _tell_untold(standing, evaluation, settings, tell)
+    evaluation = held_out(post.engine, settings)
+    _tell_untold(post, evaluation, settings, tell)
     paces: list[float] = []
     window = time.perf_counter()
-    while standing.report.step < settings.steps and not stopped:
+    while post.report.step < settings.steps and not stopped:
         begin = time.perf_counter()
-        result = _step(link, standing, samples, paces)
-        done, stopped = standing.report.step, result.stop
+        result = _step(link, post, samples, paces)
+        done, stopped = post.report.step, result.stop
         if tell is not None:
-            standing.untold = metrics_row(standing.engine, settings, result, done, time.perf_counter() - begin)
-        _tell_row(standing, evaluation, settings, tell)
+            post.untold = metrics_row(post.engine, settings, result, done, time.perf_counter() - begin)
+        _tell_row(post, evaluation, settings, tell)
         if len(paces) >= PACED_STEPS and time.perf_counter() - window >= PACED_SECONDS:
-            work = _work_of(standing.engine.place)
+            work = _work_of(post.engine.place)
             link.tell("pace here", seconds=median(paces), work=work, generation=generation)
             paces.clear()
             window = time.perf_counter()
         if every and done % every == 0 and done < settings.steps and not stopped:
-            _snapshot(link, standing)
-    _snapshot(link, standing)
-    link.tell("finished here", step=standing.report.step, generation=generation, stopped=stopped)
+            _snapshot(link, post)
+    _snapshot(link, post)
+    link.tell("finished here", step=post.report.step, generation=generation, stopped=stopped)
 
 
-def _tell_row(standing: Standing, evaluation: HeldOut | None, settings: Settings, tell: Tell | None) -> None:
+def _tell_row(post: Post, evaluation: HeldOut | None, settings: Settings, tell: Tell | None) -> None:
     """Take the held-out loss where it is due, which all ranks do together, and tell the row of the last step."""
     loss = None
-    if evaluation is not None and evaluation.due(standing.report.step, settings.steps):
-        loss = evaluation.loss(standing.engine, standing.note)
-    if tell is not None and standing.untold is not None:
-        tell(replace(standing.untold, held_out_loss=loss))
-    standing.untold = None
+    if evaluation is not None and evaluation.due(post.report.step, settings.steps):
+        loss = evaluation.loss(post.engine, post.note)
+    if tell is not None and post.untold is not None:
+        tell(replace(post.untold, held_out_loss=loss))
+    post.untold = None
 
 
-def _tell_untold(standing: Standing, evaluation: HeldOut | None, settings: Settings, tell: Tell | None) -> None:
+def _tell_untold(post: Post, evaluation: HeldOut | None, settings: Settings, tell: Tell | None) -> None:
     """Tell the row of the step at which this generation begins, where the one before was over before its held-out loss
     was there: some ranks may have told theirs."""
-    if standing.untold is not None and standing.untold.step != standing.report.step:
-        standing.untold = None  # of a step that was given up
-    if evaluation is None or not evaluation.due(standing.report.step, settings.steps):
+    if post.untold is not None and post.untold.step != post.report.step:
+        post.untold = None  # of a step that was given up
+    if evaluation is None or not evaluation.due(post.report.step, settings.steps):
         return
-    waiting = torch.full((1,), float(standing.untold is not None), device=standing.engine.pipeline.device)
-    if standing.engine.layout.world_size > 1:
+    waiting = torch.full((1,), float(post.untold is not None), device=post.engine.pipeline.device)
+    if post.engine.layout.world_size > 1:
         dist.all_reduce(waiting)
     if waiting.item():
-        _tell_row(standing, evaluation, settings, tell)
+        _tell_row(post, evaluation, settings, tell)
 
 
 def _work_of(place: Place) -> str:
@@ -162,26 +160,26 @@ def _work_of(place: Place) -> str:
     return f"{place.gpu}: units {place.chunks}, tp {place.tensor_parallel}, {place.micro_batches} micro-batches"
 
 
-def _step(link: Link, standing: Standing, samples: Mixture, paces: list[float]) -> StepResult:
+def _step(link: Link, post: Post, samples: Mixture, paces: list[float]) -> StepResult:
     """Run a step in three parts: up to the gradient sums, the vote, and the update, which needs nobody else. The
     seconds that it computed go to `paces`."""
-    engine, step = standing.engine, standing.report.step
+    engine, step = post.engine, post.report.step
     events: list[Event] = []
 
-    standing.note("beginning a step")
+    post.note("beginning a step")
     begin = time.perf_counter()
-    loss = run_passes(engine, batch_of(engine, samples, step), note=standing.note, record=events.append)
+    loss = run_passes(engine, batch_of(engine, samples, step), note=post.note, record=events.append)
     passed = time.perf_counter()
     engine.sync.finish()
-    with standing.held():
-        standing.report = replace(standing.report, voted=True)
+    with post.held():
+        post.report = replace(post.report, voted=True)
     vote = take_vote(engine, loss, asked_to_stop=link.stopping.is_set())
     summed = time.perf_counter()
     paces.append(sum(seconds_between(event.began, event.ended) for event in events))
-    with standing.lock:
-        standing.report = replace(standing.report, vote_step=step, vote=tuple(vote))
-    with standing.held():
-        norm = standing.update(vote)
+    with post.lock:
+        post.report = replace(post.report, vote_step=step, vote=tuple(vote))
+    with post.held():
+        norm = post.update(vote)
     share_weights(engine)
     return StepResult(
         loss=vote.loss,
@@ -193,10 +191,10 @@ def _step(link: Link, standing: Standing, samples: Mixture, paces: list[float]) 
     )
 
 
-def _snapshot(link: Link, standing: Standing) -> None:
+def _snapshot(link: Link, post: Post) -> None:
     """Hand the state over; a keeper that cannot take it says so itself, and training goes on."""
     try:
-        with standing.held():
-            standing.writer.write(standing.report.step, standing.engine.loss_scale)
+        with post.held():
+            post.writer.write(post.report.step, post.engine.loss_scale)
     except (RefusedError, OSError) as error:
-        link.tell("unprotected", step=standing.report.step, reason=line_of(error))
+        link.tell("unprotected", step=post.report.step, reason=line_of(error))

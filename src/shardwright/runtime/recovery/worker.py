@@ -21,9 +21,9 @@ from shardwright.runtime.recovery import reform
 from shardwright.runtime.recovery.channel import Message
 from shardwright.runtime.recovery.handover import parts_of
 from shardwright.runtime.recovery.link import Link
+from shardwright.runtime.recovery.post import Post
 from shardwright.runtime.recovery.rank_logs import keep_log
 from shardwright.runtime.recovery.settlement import Report, Settlement
-from shardwright.runtime.recovery.standing import Standing
 from shardwright.runtime.recovery.training import Training, line_of
 from shardwright.runtime.step.engine import Vote
 
@@ -41,7 +41,7 @@ def work(host: str, port: int, token: int, settings: Settings) -> None:
                 if training is not None and training.stuck():
                     link.answer(order, stuck=True)  # which is this process's end
                     continue
-                untold = None if training is None or training.standing is None else training.standing.untold
+                untold = None if training is None or training.post is None else training.post.untold
                 training = None
                 reform.tear_down()
                 message = order.message
@@ -52,26 +52,26 @@ def work(host: str, port: int, token: int, settings: Settings) -> None:
                 report = Report(step=-1) if training is None else training.report()
                 link.answer(order, report=asdict(report))
             case "settle":
-                link.answer(order, kept=training is not None and _settled(training.standing, order.message))
+                link.answer(order, kept=training is not None and _settled(training.post, order.message))
             case "end":
                 link.answer(order)
                 return
 
 
-def _settled(standing: Standing | None, message: Message) -> bool:
+def _settled(post: Post | None, message: Message) -> bool:
     """Reach the step that all survivors agreed on, hand over the state if the keeper wants it, and return whether this
     rank has it."""
     settlement = Settlement(step=message["step"], vote=message["vote"] and tuple(message["vote"]))
-    if standing is None or standing.torn:
+    if post is None or post.torn:
         return False
     try:
-        with standing.lock:
-            if standing.report.step == settlement.step - 1 and settlement.vote is not None:
-                standing.update(Vote(*settlement.vote))
-            kept = standing.report.step == settlement.step
+        with post.lock:
+            if post.report.step == settlement.step - 1 and settlement.vote is not None:
+                post.update(Vote(*settlement.vote))
+            kept = post.report.step == settlement.step
             if kept and message["hand_over"]:
-                writer = standing.writer.of(parts_of(standing.engine, message["mates"]))
-                writer.write(standing.report.step, standing.engine.loss_scale, wait=True)
+                writer = post.writer.of(parts_of(post.engine, message["mates"]))
+                writer.write(post.report.step, post.engine.loss_scale, wait=True)
             return kept
     except (RuntimeError, OSError, SpecError) as error:
         print(f"the state could not be handed over: {line_of(error)}", file=sys.stderr, flush=True)

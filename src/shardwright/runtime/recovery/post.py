@@ -37,7 +37,7 @@ class HaltedError(RuntimeError):
 
 
 @dataclass(kw_only=True)
-class Standing:
+class Post:
     """Where a rank is in its generation: its engine, which has the state after `report.step` steps, and the writer of
     its snapshots. `torn` while it updates: a failure there leaves no state. `untold` is the row of its last step while
     that waits for its held-out loss."""
@@ -72,7 +72,7 @@ class Standing:
         return norm
 
 
-def begun(link: Link, message: Message, layout: Layout, settings: Settings, end: int | None) -> Standing:
+def begun(link: Link, message: Message, layout: Layout, settings: Settings, end: int | None) -> Post:
     """Return a rank that has joined the others and has its state."""
     rank, generation, seconds = message["rank"], message["generation"], message["operation_seconds"]
     device = _device(settings, message["slot"])
@@ -100,7 +100,7 @@ def begun(link: Link, message: Message, layout: Layout, settings: Settings, end:
     folder = Path(message["folder"])
     writer = Writer(link, folder, f"slot-{message['slot']}", generation, parts_of(engine, message["mates"]))
     over = partial(link.over, generation)
-    return Standing(engine=engine, writer=writer, report=Report(step=message["step"]), over=over)
+    return Post(engine=engine, writer=writer, report=Report(step=message["step"]), over=over)
 
 
 def _initial(layout: Layout, settings: Settings) -> Any:
