@@ -26,8 +26,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from gpu_steps import WAYS, Row, configurations, kept_bytes, measured, own_step, plain_step, planned
+from gpu_steps import WAYS, WAYS_IN_FP8, Row, configurations, kept_bytes, measured, own_step, plain_step, planned
 
+from shardwright.cost.compute.efficiency import computes
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.measured.machine import profiled
 from shardwright.errors import SpecError
@@ -107,12 +108,13 @@ def steps(device: Device, name: str | None, minutes: float, end: float) -> list[
     cluster = build_cluster(cluster_fragment(replace(found, count=1)), "this machine")
     efficiencies = (default_efficiency(), profiled(default_efficiency(), [found], cluster))
     made = [(size, *_named(model, planned(size, cluster, efficiencies, precision, micro_batch, how)))
-            for model, size, precision, micro_batch, how in configurations(device.backend)]  # fmt: skip
+            for model, size, precision, micro_batch, how in configurations(device.backend)
+            if computes(cluster.pools[0].gpu, precision)]  # fmt: skip
     print(f"predicted:\n{text([row for _, _, row in made])}\n", flush=True)
     rows: list[Row] = []
     left_out = []
     for size, plan, row in made:
-        for way in WAYS:
+        for way in WAYS_IN_FP8 if row.precision == "fp8" else WAYS:
             each = replace(row, way=way) if way == "train" else _of(row, way)
             if time.monotonic() > end or plan is None:
                 left_out.append(f"{each.model} {each.precision} {each.micro_batch} {each.recompute} {way}")

@@ -18,6 +18,7 @@ from shardwright.plans.plan import Plan
 from shardwright.spec.cluster import Cluster
 
 WAYS = ("train", "eager", "compiled")
+WAYS_IN_FP8 = WAYS[:1]  # which plain PyTorch has not
 LLAMA_8B_WIDTH = Size(
     hidden=4096, layers=4, heads=32, kv_heads=8, ffn=14336, vocab=32000, seq_len=4096, micro_batches=(1, 2)
 )
@@ -25,7 +26,7 @@ SIZES = {
     "cuda": {"llama-1b": replace(LLAMA_1B, micro_batches=(1, 4, 8)), "llama-8b, 4 layers": LLAMA_8B_WIDTH},
     "cpu": {"tiny": replace(TINY, micro_batches=(1,))},
 }
-PRECISIONS = {"cuda": ("bf16",), "cpu": ("fp32", "bf16")}
+PRECISIONS = {"cuda": ("bf16", "fp8"), "cpu": ("fp32", "bf16")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +103,12 @@ def own_step(plan: Plan, precision: str, device: Device) -> Callable[[], Any]:
     from shardwright.runtime.model.initial import seeded
     from shardwright.runtime.model.regions import compiled
     from shardwright.runtime.state.recipe import Recipe
-    from shardwright.runtime.step.engine import DTYPES, make_engine, train_step
+    from shardwright.runtime.step.engine import make_engine, train_step
 
     layout, where = layout_of(plan), torch.device(torch_device(device))
     engine = make_engine(
         layout, 0, make_process_groups(layout, 0), details=Details(), recipe=Recipe(learning_rate=1e-4),
-        initial=seeded(plan.model, 0), dtype=DTYPES[precision], device=where,
+        initial=seeded(plan.model, 0), precision=precision, device=where,
         layer=compiled() if device.backend == "cuda" else layer_forward,
     )  # fmt: skip
     rows = torch.randint(plan.model.vocab, (plan.micro_batch, plan.job.seq_len + 1), device=where)
@@ -140,13 +141,13 @@ def kept_bytes(plan: Plan, precision: str) -> float:
     from shardwright.runtime.model.chunk import forward
     from shardwright.runtime.model.details import Details
     from shardwright.runtime.state.recipe import Recipe
-    from shardwright.runtime.step.engine import DTYPES, make_engine
+    from shardwright.runtime.step.engine import make_engine
 
     layout, found = layout_of(plan), {}
     with FakeTensorMode():
         engine = make_engine(
             layout, 0, make_process_groups(layout, 0), details=Details(), recipe=Recipe(), initial=None,
-            dtype=DTYPES[precision], device=torch.device("cpu"),
+            precision=precision, device=torch.device("cpu"),
         )  # fmt: skip
         own = {buffer.weights.whole.untyped_storage()._cdata for buffer in engine.store.buffers}
         rows = torch.zeros((plan.micro_batch, plan.job.seq_len), dtype=torch.int64)

@@ -75,7 +75,7 @@ def engine_of(plan: Plan, rank: int) -> Engine:
     groups = make_process_groups(layout, rank)
     return make_engine(
         layout, rank, groups, details=Details(), recipe=RECIPE, initial=seeded(plan.model, 0),
-        dtype=torch.float32,
+        precision="fp32",
         device=torch.device("cpu"),
     )  # fmt: skip
 

@@ -28,20 +28,22 @@ from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import seeded
 from shardwright.runtime.model.masks import Documents, masked_attention
 from shardwright.runtime.model.regions import LayerForward, compiled
-from shardwright.runtime.step.engine import DTYPES, Engine, make_engine, train_step
+from shardwright.runtime.step.engine import Engine, make_engine, train_step
+from shardwright.spec.job import Precision
 
 GPUS = torch.cuda.device_count()
 pytestmark = pytest.mark.skipif(not GPUS, reason="there is no GPU")
+IN_FP8 = pytest.mark.skipif(not GPUS or torch.cuda.get_device_capability() < (8, 9), reason="the GPU has no fp8")
 SMALL = plan_of(tiny_model(3), replica(stage((0, 3)), micro_batches=2))
 PAIR = plan_of(tiny_model(4), replica(stage((0, 2)), stage((2, 4)), micro_batches=4))
 
 
-def engine_of(plan: Plan, rank: int, precision: str = "fp32", layer: LayerForward = layer_forward) -> Engine:
+def engine_of(plan: Plan, rank: int, precision: Precision = "fp32", layer: LayerForward = layer_forward) -> Engine:
     layout, device = layout_of(plan), torch.device("cuda", rank)
     torch.cuda.set_device(device)
     return make_engine(
         layout, rank, make_process_groups(layout, rank), details=Details(), recipe=ADAM,
-        initial=seeded(plan.model, 7), dtype=DTYPES[precision], device=device, layer=layer,
+        initial=seeded(plan.model, 7), precision=precision, device=device, layer=layer,
     )  # fmt: skip
 
 
@@ -63,9 +65,11 @@ def no_waits() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize(("precision", "close"), [("fp32", 1e-4), ("bf16", 1e-2)])
+@pytest.mark.parametrize(
+    ("precision", "close"), [("fp32", 1e-4), ("bf16", 1e-2), pytest.param("fp8", 2e-2, marks=IN_FP8)]
+)
 @pytest.mark.parametrize("fast", [False, True])
-def test_a_gpu_trains_as_one_process_on_a_cpu_does(precision: str, close: float, fast: bool) -> None:
+def test_a_gpu_trains_as_one_process_on_a_cpu_does(precision: Precision, close: float, fast: bool) -> None:
     expected = reference_run(SMALL, ADAM, steps=5, seed=7).losses
     found = losses(engine_of(SMALL, 0, precision, compiled() if fast else layer_forward))
     assert found == pytest.approx(expected, rel=close)

@@ -65,7 +65,7 @@ def engine_of(plan: Plan) -> Engine:
     layout = layout_of(plan)
     groups: ProcessGroups = make_process_groups(layout, 0)
     return make_engine(
-        layout, 0, groups, details=Details(), recipe=ADAM, initial=seeded(plan.model, 7), dtype=torch.float32,
+        layout, 0, groups, details=Details(), recipe=ADAM, initial=seeded(plan.model, 7), precision="fp32",
         device=torch.device("cpu"),
     )  # fmt: skip
 

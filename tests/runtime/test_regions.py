@@ -37,7 +37,7 @@ def losses(plan: Plan, layer: Callable[..., torch.Tensor]) -> list[float]:
     layout = layout_of(plan)
     engine = make_engine(
         layout, 0, make_process_groups(layout, 0), details=Details(), recipe=ADAM, initial=seeded(plan.model, 7),
-        dtype=torch.float32, device=torch.device("cpu"), layer=layer,
+        precision="fp32", device=torch.device("cpu"), layer=layer,
     )  # fmt: skip
     return [train_step(engine, batch_of(engine, step), step).loss for step in range(3)]
 

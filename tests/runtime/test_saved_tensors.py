@@ -27,10 +27,12 @@ from shardwright.plans.plan import Recompute
 from shardwright.runtime.model.chunk import Chunk, forward, table_of
 from shardwright.runtime.model.context import ContextGroup, positions_of
 from shardwright.runtime.model.details import Details
+from shardwright.runtime.model.fp8 import FP8
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
 from shardwright.runtime.model.parameters import Parameter, unit_parameters
+from shardwright.runtime.model.products import PLAIN
 from shardwright.runtime.state.buckets import matrix_of
-from shardwright.spec.job import Job
+from shardwright.spec.job import Job, Precision
 from shardwright.spec.model import Mlp, Model, Moe
 
 LENGTH, TOP_K = 1024, 2
@@ -54,6 +56,7 @@ class Setting:
     etp: int = 1
     batch: int = 1
     recompute: str = "none"
+    precision: Precision = "bf16"
 
 
 class FusedNorm(torch.autograd.Function):
@@ -122,6 +125,7 @@ def kept(model: Model, how: Setting) -> list[tuple[int, tuple[int, ...]]]:
             table=table_of(model, Details(), positions, torch.get_default_dtype()),
             experts=ExpertGroup(size=how.ep, group=group, local=how.etp < how.tp),
             context=ContextGroup(parts=tuple(range(how.cp)), group=group),
+            products=FP8 if how.precision == "fp8" else PLAIN,
         )  # fmt: skip
         length = LENGTH // how.cp // (how.tp if tensor.sharded else 1)
         source = torch.empty(how.batch, length, model.hidden, requires_grad=True)
@@ -151,7 +155,7 @@ def priced(model: Model, how: Setting) -> float:
     column = {"tp": how.tp, "cp": how.cp, "ep": how.ep, "etp": how.etp, "micro_batch": how.batch}
     switches = {"sequence_parallel": how.sequence, "flash": True, "overlap_tp": False}
     shard = Shard(**{name: np.array([value]) for name, value in (column | switches).items()})
-    job = Job(global_batch=8, seq_len=LENGTH, precision="bf16", framework="train")
+    job = Job(global_batch=8, seq_len=LENGTH, precision=how.precision, framework="train")
     bytes_of = layer_activation_bytes(model, shard, job)
     whole, core, inputs = (float(part[1][0]) for part in (bytes_of.kept, bytes_of.core, bytes_of.inputs))
     each = {"none": 2 * whole, "selective": 2 * (whole - core), "uniform": 2 * inputs, "block": whole + inputs}
@@ -215,3 +219,14 @@ def test_layers_with_experts_keep_what_is_priced(shared: int, gate: bool, as_on_
     places = [*cut, Setting(tp=2, sequence=True, ep=4)]
     both = [replace(place, cp=2, recompute=how) for place, how in product(places[-2:], RECOMPUTED)]
     require_priced(wide("qwen2", 16, 4, moe), places + both)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "experts"])
+def test_layers_in_fp8_keep_what_is_priced(family: str, as_on_a_gpu: None) -> None:
+    """Within 2 %: 24 configurations, with routed experts in 16 bits."""
+    moe = Moe(experts=16, top_k=TOP_K, expert_width=1408, gated=True, shared_width=2816, shared_gate=True)
+    model = wide("qwen2", 16, 4, moe) if family == "experts" else wide(family, 32, 8)
+    found = product(SPLITS[:3], ("none", "selective"))
+    require_priced(
+        model, [Setting(tp=tp, sequence=on, etp=tp, recompute=how, precision="fp8") for (tp, on), how in found]
+    )

@@ -28,7 +28,7 @@ from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.state import buckets
 from shardwright.runtime.state.loss_scale import LossScale
 from shardwright.runtime.state.recipe import Recipe
-from shardwright.runtime.step.engine import DTYPES, Engine, make_engine, train_step
+from shardwright.runtime.step.engine import Engine, make_engine, train_step
 from shardwright.runtime.step.evaluation import evaluate
 from shardwright.runtime.storage.checkpoint import open_checkpoint, restore, save_checkpoint
 from shardwright.runtime.storage.manifest import Course
@@ -130,11 +130,10 @@ def _run_all(rank: int, processes: int, cases: Sequence[Case], folder: str) -> N
 def run_case(case: Case, rank: int, folder: Path) -> dict[str, Any]:
     layout = layout_of(case.plan)
     buckets.LARGEST_MERGED_ELEMENTS = case.largest_merged
-    dtype = DTYPES[case.plan.job.precision]
     engine = make_engine(
         layout, rank, make_process_groups(layout, rank), details=Details(), recipe=case.recipe,
         initial=None if case.load else seeded(case.plan.model, case.seed),
-        dtype=dtype, device=torch.device("cpu"), end=case.end,
+        precision=case.plan.job.precision, device=torch.device("cpu"), end=case.end,
         layer=compiled(_fail, backend=case.backend) if case.backend else layer_forward,
     )  # fmt: skip
     if case.first_scale is not None:

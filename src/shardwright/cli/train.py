@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated
 
 import typer
 
@@ -20,6 +20,7 @@ from shardwright.cli.train_input import (
     settings_before,
     sources_of,
     with_optimizer,
+    with_precision,
 )
 from shardwright.cli.train_run import run_plan, show_layout
 from shardwright.errors import bad
@@ -112,7 +113,7 @@ def train(
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="bf16, fp16 (with fp32 master weights) or fp32, if not the plan's."),
+        typer.Option(metavar="NAME", help="bf16, fp16, fp8 (with fp32 master weights) or fp32, if not the plan's."),
     ] = None,
     compile: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="Compile layers; on GPUs, if not given.")
@@ -192,9 +193,8 @@ def train(
 
     if inside_torchrun():
         end_with_parent(launcher())
-    found = with_optimizer(load_plan(plan), optimizer)
-    precision = precision or found.job.precision
-    layout = checked_layout(found, precision)
+    found = with_precision(with_optimizer(load_plan(plan), optimizer), precision)
+    layout = checked_layout(found)
     if dry_run:
         show_layout(layout, json=json)
         return 0
@@ -251,7 +251,7 @@ def train(
         save_weights=save_weights,
         config=config,
         device=choose_device(device) if not elastic else present_device(device),
-        precision=cast('Literal["bf16", "fp16", "fp32"]', precision),
+        precision=found.job.precision,
         patience_seconds=patience,
         profile=profile,
         profile_steps=profile_steps,

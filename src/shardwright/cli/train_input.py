@@ -6,18 +6,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from shardwright.errors import SpecError, bad
 from shardwright.runtime.job.settings import CHANGES
 from shardwright.runtime.state.recipe import METHODS, SCHEDULES, Method, Recipe
+from shardwright.spec.job import Precision
 
 if TYPE_CHECKING:
     from shardwright.plans.plan import Plan
     from shardwright.runtime.job.settings import Settings
     from shardwright.runtime.layout.groups import Layout
     from shardwright.runtime.storage.mixture import Source
-    from shardwright.spec.job import Optimizer, Precision
+    from shardwright.spec.job import Optimizer
 
 METHOD_OF: dict[Optimizer, Method] = {
     "adam": "adamw",
@@ -28,19 +29,14 @@ METHOD_OF: dict[Optimizer, Method] = {
 }
 
 
-def checked_layout(plan: Plan, precision: str) -> Layout:
+def checked_layout(plan: Plan) -> Layout:
     """Return the layout of a plan that is legal and can be run. Raises SpecError with everything that is wrong."""
-    from dataclasses import replace
-
     from shardwright.plans.check import check
     from shardwright.reports.text.problems import merged
     from shardwright.runtime.layout.groups import layout_of
-    from shardwright.runtime.layout.limits import RUNNABLE_PRECISIONS, unrunnable
+    from shardwright.runtime.layout.limits import unrunnable
 
-    if precision not in (*RUNNABLE_PRECISIONS, plan.job.precision):
-        raise bad(f"--precision {precision}", "is not known", "bf16, fp16 or fp32")
-    job = replace(plan.job, precision=cast("Precision", precision))
-    problems = check(plan) or unrunnable(replace(plan, job=job))
+    problems = check(plan) or unrunnable(plan)
     if problems:
         raise SpecError(*merged(problems))
     return layout_of(plan)
@@ -57,6 +53,20 @@ def with_optimizer(plan: Plan, method: str | None) -> Plan:
         return plan
     optimizer = next(name for name, known in METHOD_OF.items() if known == method)
     return replace(plan, job=replace(plan.job, optimizer=optimizer), prediction=None)
+
+
+def with_precision(plan: Plan, precision: str | None) -> Plan:
+    """Return a plan in another precision, and then without its prediction, which is of the one it had. Raises SpecError
+    where there is no such precision."""
+    from dataclasses import replace
+
+    if precision is not None and precision not in get_args(Precision):
+        raise bad(f"--precision {precision}", "is not known", f"one of {', '.join(get_args(Precision))}")
+    if precision in (None, plan.job.precision):
+        return plan
+    recipe = plan.job.fp8_recipe if precision == "fp8" else None
+    job = replace(plan.job, precision=cast("Precision", precision), fp8_recipe=recipe)
+    return replace(plan, job=job, prediction=None)
 
 
 def settings_before(resume: Path | None) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from shardwright.arrays import Array, Bools, Floats, Ints
 from shardwright.cost.compute.flops import score_flops_per_token
+from shardwright.spec.catalog.frameworks import experts_in_fp8
 from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
 from shardwright.spec.options import MODULES
@@ -261,9 +262,10 @@ def _moe(hidden: float, moe: Moe, shard: Shard, job: Job) -> Iterator[Operator]:
     width, up = moe.expert_width / shard.etp, 2 if moe.gated else 1
     yield from _gemm(outer, float(moe.experts), hidden, job, modules=MOE)
     yield from _memory(2 * 4.0 * routed * hidden, backward=1.0, modules=MOE)  # permute and un-permute
-    yield from _linear(routed / local, up * width, hidden, job, groups=local, modules=MOE)
+    product = _linear if experts_in_fp8(job.framework) else _gemm
+    yield from product(routed / local, up * width, hidden, job, groups=local, modules=MOE)
     yield from _memory(2.0 * (up + 1) * routed * width, backward=5 / 3, modules=MOE | ACTIVATION)
-    yield from _linear(routed / local, hidden, width, job, groups=local, modules=MOE)
+    yield from product(routed / local, hidden, width, job, groups=local, modules=MOE)
     if moe.shared_width:
         shared = Mlp(width=moe.shared_width, gated=moe.gated)
         yield from _mlp(hidden, shared, shard, job, modules=MOE | SHARED)

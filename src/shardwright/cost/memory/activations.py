@@ -16,6 +16,7 @@ from shardwright.cost.compute.operators import ACTIVATION, CORE, MLP, MOE, NORMS
 from shardwright.cost.compute.selective import freed_of_operators, per_operator, repeats
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.memory.facts import memory_facts
+from shardwright.spec.catalog.frameworks import experts_in_fp8
 from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
 
@@ -93,7 +94,7 @@ def _freed_of_modules(model: Model, layer: Layer, shard: Shard, job: Job, scores
     if modules & MOE:
         return np.asarray(freed + _moe_bytes(model, moe, shard, job) - widths.saved * outer)
     if modules & ACTIVATION and not job.attention_adapters:
-        freed = freed + widths.saved_input * _routed(moe, shard, job) * moe.expert_width / shard.etp
+        freed = freed + _expert_input(job) * _routed(moe, shard, job) * moe.expert_width / shard.etp
     if modules & SHARED and moe.shared_width:
         freed = freed + _shared_bytes(model, moe, shard, job)
     return np.asarray(freed)
@@ -111,11 +112,16 @@ def _routed(moe: Moe, shard: Shard, job: Job) -> Floats:
     )
 
 
-def _inner_bytes(job: Job, *, gated: bool) -> float:
+def _expert_input(job: Job) -> float:
+    """Bytes of an element that experts take in."""
+    return widths_of(job).saved_input if experts_in_fp8(job.framework) else widths_of(job).saved
+
+
+def _inner_bytes(job: Job, saved_input: float, *, gated: bool) -> float:
     """Bytes for each element of the width of a feed-forward block: the input of the non-linearity, and that of the
     second projection unless its weights are frozen and without an adapter."""
     widths, copies = widths_of(job), memory_facts(job.framework).inner_copies
-    saved = 0.0 if job.attention_adapters else widths.saved_input
+    saved = 0.0 if job.attention_adapters else saved_input
     return widths.saved_inner * (2.0 if gated else 1.0) + saved + copies * widths.saved / 2.0
 
 
@@ -138,6 +144,8 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
     per_score = 2.0 * widths.saved + 1.0 if model.dropout else widths.saved
     sums = 4.0 * size * heads  # FlashAttention keeps one fp32 number a row of scores
     scores = np.where(shard.flash, sums, per_score * size * job.seq_len * heads)
+    if saved != widths.saved:  # attention keeps what it gives in 16 bits, beside the projection's copy of it
+        scores = scores + widths.saved * size * attention.out_width / shard.tp
     inner = widths.saved * size * qkv + saved * size * attention.out_width / shard.tp
     if attention.qk_norm:  # what the norms of queries and keys take in
         inner = inner + widths.saved * size * (queries + keys)
@@ -150,15 +158,18 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
 def _mlp_bytes(model: Model, mlp: Mlp, shard: Shard, job: Job) -> Floats:
     saved = 0.0 if job.attention_adapters else widths_of(job).saved_input
     size = tokens(shard, job) * mlp.width / shard.tp
-    return saved * norm_tokens(shard, job) * model.hidden + _inner_bytes(job, gated=mlp.gated) * size
+    return (
+        saved * norm_tokens(shard, job) * model.hidden
+        + _inner_bytes(job, widths_of(job).saved_input, gated=mlp.gated) * size
+    )
 
 
 def _moe_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
     widths, outer = widths_of(job), norm_tokens(shard, job)
     routed = _routed(moe, shard, job)
     router = outer * (widths.saved * model.hidden + 8.0 * moe.experts)  # logits and probabilities in fp32
-    inner = _inner_bytes(job, gated=moe.gated) * moe.expert_width / shard.etp
-    experts = routed * (widths.saved_input * model.hidden + inner + widths.saved * model.hidden)
+    inner = _inner_bytes(job, _expert_input(job), gated=moe.gated) * moe.expert_width / shard.etp
+    experts = routed * (_expert_input(job) * model.hidden + inner + widths.saved * model.hidden)
     total = router + experts
     if moe.shared_width:
         total = total + _shared_bytes(model, moe, shard, job)

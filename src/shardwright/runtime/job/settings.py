@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from shardwright.runtime.state.recipe import Recipe
+from shardwright.spec.job import Precision
 
 if TYPE_CHECKING:
     from shardwright.runtime.storage.mixture import Source
@@ -40,7 +41,7 @@ class Settings:
     save_weights: Path | None = None
     config: Path | None = None
     device: Device = "cpu"
-    precision: Literal["bf16", "fp16", "fp32"] = "fp32"
+    precision: Precision = "fp32"
     patience_seconds: float = 120.0
     profile: Path | None = None
     profile_steps: int = 3

@@ -17,7 +17,7 @@ from shardwright.runtime.model.blocks import layer_forward
 from shardwright.runtime.model.details import Details, details_of
 from shardwright.runtime.model.initial import Initial, seeded
 from shardwright.runtime.model.regions import compiled
-from shardwright.runtime.step.engine import DTYPES, Engine, make_engine
+from shardwright.runtime.step.engine import Engine, make_engine
 from shardwright.runtime.storage.manifest import Course
 from shardwright.runtime.storage.steps import checkpoints
 from shardwright.runtime.storage.weights import open_weights
@@ -58,7 +58,7 @@ def begin_training(layout: Layout, worker: Worker, settings: Settings, course: C
         details=details_for(model, settings),
         recipe=settings.recipe,
         initial=initial,
-        dtype=DTYPES[settings.precision],
+        precision=settings.precision,
         device=worker.device,
         layer=compiled(partial(_warn, worker.rank)) if settings.compiles else layer_forward,
         end=end,

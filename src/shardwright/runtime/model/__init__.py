@@ -5,6 +5,8 @@
 * `gated`: the inner part of feed-forward blocks
 * `experts`: mixtures of experts
 * `context`: context parallelism
+* `products`: products with the matrices of a layer, and what they keep
+* `fp8`: the same in 8 bits
 * `parallel`: communication inside a stage, with its gradient
 * `loss`: cross-entropy over a split vocabulary
 * `rotary`: rotary positions

@@ -19,7 +19,8 @@ from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.experts import experts
 from shardwright.runtime.model.gated import Activation, Weights, inner, inside
 from shardwright.runtime.model.masks import Documents, masked_attention
-from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter_linear, leave
+from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
+from shardwright.runtime.model.products import Products
 from shardwright.runtime.model.rotary import rotated
 from shardwright.spec.model import Attention, Layer, Model
 
@@ -54,6 +55,7 @@ def layer_forward(
     tensor: TensorGroup,
     group: ExpertGroup,
     context: ContextGroup,
+    products: Products,
     *,
     recompute_attention: bool,
     documents: Documents | None = None,
@@ -62,12 +64,14 @@ def layer_forward(
     stays within `documents`, which are of all positions."""
     core = partial(_checkpointed_core if recompute_attention else _core, documents=documents)
     normed = norm(x, inside(weights, "attention_norm"), details.norm_epsilon)
-    x = x + attend(normed, inside(weights, "attention"), layer.attention, details, table, tensor, context, core)
+    x = x + attend(
+        normed, inside(weights, "attention"), layer.attention, details, table, tensor, context, products, core
+    )
     normed = norm(x, inside(weights, "mlp_norm"), details.norm_epsilon)
     activation = ACTIVATIONS[model.activation]
     if layer.moe is not None:
-        return x + experts(normed, inside(weights, "moe"), layer.moe, activation, details, tensor, group)
-    return x + feed_forward(normed, inside(weights, "mlp"), activation, tensor)
+        return x + experts(normed, inside(weights, "moe"), layer.moe, activation, details, tensor, group, products)
+    return x + feed_forward(normed, inside(weights, "mlp"), activation, tensor, products)
 
 
 def attend(
@@ -78,11 +82,12 @@ def attend(
     table: Table,
     tensor: TensorGroup,
     context: ContextGroup,
+    products: Products,
     core: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
     """Return causal self-attention of `x`; this rank computes its part of the heads."""
     matrices = [(weights[f"{part}.weight"], weights.get(f"{part}.bias")) for part in ("query", "key", "value")]
-    query, key, value = enter_linear(x, matrices, tensor)
+    query, key, value = products.enter(x, matrices, tensor)
     batch, length = query.shape[:2]
     query, key = (found.view(batch, length, -1, attention.head_dim) for found in (query, key))
     value = value.view(batch, length, -1, attention.value_head_dim).transpose(1, 2)
@@ -94,13 +99,14 @@ def attend(
         query, key = rotated(query, table), rotated(key, table)
     key, value = gathered(key, context), gathered(value, context)
     out = core(query, key, value, attention.window, context).transpose(1, 2).reshape(batch, length, -1)
-    return _plus(leave(functional.linear(out, weights["out.weight"]), tensor), weights.get("out.bias"))
+    return _plus(products.leave(out, weights["out.weight"], tensor), weights.get("out.bias"))
 
 
-def feed_forward(x: torch.Tensor, weights: Weights, activation: Activation, tensor: TensorGroup) -> torch.Tensor:
+def feed_forward(
+    x: torch.Tensor, weights: Weights, activation: Activation, tensor: TensorGroup, products: Products
+) -> torch.Tensor:
     """Return the feed-forward block of `x`, gated where it has a gate; this rank computes its part of the width."""
-    out = leave(inner(x, weights, activation, tensor), tensor)
-    return _plus(out, weights.get("down.bias"))
+    return _plus(inner(x, weights, activation, products, tensor, tensor), weights.get("down.bias"))
 
 
 def _plus(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -19,7 +19,8 @@ from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.gated import Weights, inside
 from shardwright.runtime.model.loss import summed_loss
 from shardwright.runtime.model.masks import Documents
-from shardwright.runtime.model.parallel import ALONE, ExpertGroup, TensorGroup, enter_linear, leave, own_positions
+from shardwright.runtime.model.parallel import ALONE, ExpertGroup, TensorGroup, leave, own_positions
+from shardwright.runtime.model.products import PLAIN, Products, enter_linear
 from shardwright.runtime.model.rotary import rotary_table
 from shardwright.spec.model import Model
 
@@ -41,6 +42,7 @@ class Way(Protocol):
 class Chunk:
     """A run of units with this rank's parts of their parameters, by full name. `positions` are those of this rank's
     part of a sequence, `table` has their rotation. `way` brings the weights of each unit, where they are not there.
+    `products` multiplies by the matrices of layers.
     `layer` computes a layer: `layer_forward`, or what `regions.compiled` made of it. `end` is the token that ends a
     document, where attention stays within these."""
 
@@ -54,6 +56,7 @@ class Chunk:
     table: Table
     experts: ExpertGroup = ALONE
     context: ContextGroup = WHOLE
+    products: Products = PLAIN
     way: Way | None = None
     layer: Callable[..., torch.Tensor] = layer_forward
     end: int | None = None
@@ -178,6 +181,7 @@ def _layer(chunk: Chunk, unit: int, x: torch.Tensor, *, documents: Documents | N
         chunk.tensor,
         chunk.experts,
         chunk.context,
+        chunk.products,
         recompute_attention=chunk.recompute.granularity == "selective",
         documents=documents,
     )

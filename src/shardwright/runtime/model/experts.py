@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from shardwright.runtime.model.details import Details
-from shardwright.runtime.model.gated import WHOLE, Activation, Weights, gated, inner, inside
+from shardwright.runtime.model.gated import Activation, Weights, gated, inner, inside
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter, exchange, leave
+from shardwright.runtime.model.products import WHOLE, Products
 from shardwright.spec.model import Moe
 
 
@@ -26,6 +27,7 @@ def experts(
     details: Details,
     tensor: TensorGroup,
     group: ExpertGroup,
+    products: Products,
 ) -> torch.Tensor:
     """Return the mixture of experts of `x` [micro_batch, positions, hidden]: each token's `top_k` experts, weighted by
     the router, and those that every token visits. No token is dropped."""
@@ -47,7 +49,7 @@ def experts(
     visits = found.index_select(0, order.argsort()).view(*chosen.shape, -1)  # of each token, in place of each expert
     out = (visits * chosen.to(x.dtype)[..., None]).sum(dim=1).view_as(seen)
     if moe.shared_width:
-        shared = inner(entering, inside(weights, "shared"), activation, cut)
+        shared = inner(entering, inside(weights, "shared"), activation, products, cut)
         if moe.shared_gate:
             shared = shared * enter(functional.linear(entering, weights["shared_weight.weight"]), cut).sigmoid()
         return out + leave(shared, tensor) if group.local else leave(out + shared, tensor)

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
-from torch.nn import functional
 
-from shardwright.runtime.model.parallel import TensorGroup, enter_linear
+from shardwright.runtime.model.parallel import TensorGroup
+from shardwright.runtime.model.products import WHOLE, Products
 
 Weights = Mapping[str, torch.Tensor]
-WHOLE = TensorGroup()
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -20,13 +19,20 @@ def inside(weights: Weights, block: str) -> dict[str, torch.Tensor]:
     return {name.removeprefix(f"{block}."): value for name, value in weights.items() if name.startswith(f"{block}.")}
 
 
-def inner(x: torch.Tensor, weights: Weights, activation: Activation, tensor: TensorGroup = WHOLE) -> torch.Tensor:
-    """Return a feed-forward block up to the sum over ranks and the last bias. `x` has this rank's positions of a tensor
-    group, all positions without one."""
+def inner(
+    x: torch.Tensor,
+    weights: Weights,
+    activation: Activation,
+    products: Products,
+    before: TensorGroup,
+    after: TensorGroup = WHOLE,
+) -> torch.Tensor:
+    """Return a feed-forward block up to the last bias. `x` has this rank's positions of the tensor group `before`; what
+    comes out is summed over that `after`."""
     parts = ("gate", "up") if "gate.weight" in weights else ("up",)
-    found = enter_linear(x, [(weights[f"{part}.weight"], weights.get(f"{part}.bias")) for part in parts], tensor)
+    found = products.enter(x, [(weights[f"{part}.weight"], weights.get(f"{part}.bias")) for part in parts], before)
     middle = activation(found[0]) if len(found) == 1 else gated(found[0], found[1], activation)
-    return functional.linear(middle, weights["down.weight"])
+    return products.leave(middle, weights["down.weight"], after)
 
 
 def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:

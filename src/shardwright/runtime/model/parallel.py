@@ -8,14 +8,11 @@ Activations have the shape [micro_batch, sequence, hidden].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.nn import functional
 
 gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -68,22 +65,6 @@ def leave(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
     return x if tensor.size == 1 else _applied(_Leave, x, tensor)
 
 
-def enter_linear(
-    x: torch.Tensor, matrices: Sequence[tuple[torch.Tensor, torch.Tensor | None]], tensor: TensorGroup
-) -> tuple[torch.Tensor, ...]:
-    """Return the products of all positions of `x` with matrices (and their biases) of which each rank has some rows.
-
-    Under sequence parallelism this rank's positions alone are kept for the backward pass, which gathers the others
-    again (Korthikanti et al., arXiv 2205.05198 §4.2.2).
-    """
-    if not tensor.sharded:
-        whole = enter(x, tensor)
-        return tuple(functional.linear(whole, weight, bias) for weight, bias in matrices)
-    function: Any = _EnterLinear
-    flat = [part for matrix in matrices for part in matrix]
-    return cast("tuple[torch.Tensor, ...]", function.apply(x, tensor, *flat))
-
-
 def _applied(function: Any, x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
     return cast("torch.Tensor", function.apply(x, tensor))
 
@@ -119,56 +100,38 @@ def scattered(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
     return out
 
 
+def collected(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
+    """Return all positions of `x`. It has no gradient."""
+    return gathered(x, tensor) if tensor.sharded else x
+
+
+def summed(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
+    """Return the sum over the ranks, of all positions or of this rank's. It has no gradient."""
+    if tensor.sharded:
+        return scattered(x.contiguous(), tensor)
+    return all_reduced(x.clone(memory_format=torch.contiguous_format), tensor) if tensor.size > 1 else x
+
+
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
         ctx.tensor = tensor
-        return gathered(x, tensor) if tensor.sequence else x.view_as(x)
+        return collected(x, tensor) if tensor.sharded else x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (gradient,) = gradients
-        if ctx.tensor.sequence:
-            return scattered(gradient.contiguous(), ctx.tensor), None
-        return all_reduced(gradient.clone(memory_format=torch.contiguous_format), ctx.tensor), None
+        return summed(gradients[0], ctx.tensor), None
 
 
 class _Leave(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
         ctx.tensor = tensor
-        if tensor.sequence:
-            return scattered(x.contiguous(), tensor)
-        return all_reduced(x.clone(memory_format=torch.contiguous_format), tensor)
+        return summed(x, tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (gradient,) = gradients
-        return (gathered(gradient, ctx.tensor) if ctx.tensor.sequence else gradient), None
-
-
-class _EnterLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, tensor: TensorGroup, *parts: torch.Tensor | None
-    ) -> tuple[torch.Tensor, ...]:
-        weights = [part for part in parts[::2] if part is not None]
-        ctx.tensor = tensor
-        ctx.save_for_backward(x, *weights)
-        whole = gathered(x, tensor)
-        return tuple(functional.linear(whole, *pair) for pair in zip(weights, parts[1::2], strict=True))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
-        whole = gathered(x, ctx.tensor).flatten(0, 1)
-        rows = [gradient.flatten(0, 1) for gradient in gradients]
-        entering = reduce(torch.add, (row @ weight for row, weight in zip(rows, weights, strict=True)))
-        found: list[torch.Tensor | None] = []
-        for number, row in enumerate(rows):
-            found.append(row.t() @ whole)
-            found.append(row.sum(0) if ctx.needs_input_grad[2 * number + 3] else None)
-        return scattered(entering.view(x.shape[0], -1, x.shape[2]), ctx.tensor), None, *found
+        return collected(gradients[0], ctx.tensor), None
 
 
 class _Exchange(torch.autograd.Function):

@@ -26,7 +26,7 @@ from shardwright.runtime.recovery.link import Link
 from shardwright.runtime.recovery.rows import pieces_of
 from shardwright.runtime.recovery.settlement import Report
 from shardwright.runtime.state.holdings import parameter_shapes
-from shardwright.runtime.step.engine import DTYPES, Engine, Vote, apply_vote, make_engine
+from shardwright.runtime.step.engine import Engine, Vote, apply_vote, make_engine
 from shardwright.runtime.storage.manifest import by_parameter
 from shardwright.runtime.storage.piece_files import read_piece
 from shardwright.runtime.storage.weights import open_weights
@@ -91,7 +91,7 @@ def begun(link: Link, message: Message, layout: Layout, settings: Settings, end:
         details=details_for(layout.plan.model, settings),
         recipe=settings.recipe,
         initial=None if resumed else _initial(layout, settings),
-        dtype=DTYPES[settings.precision],
+        precision=settings.precision,
         device=device,
         end=end,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple
@@ -17,8 +17,10 @@ from shardwright.runtime.model.blocks import layer_forward
 from shardwright.runtime.model.chunk import Chunk, Observer, table_of
 from shardwright.runtime.model.context import ContextGroup, positions_of
 from shardwright.runtime.model.details import Details
+from shardwright.runtime.model.fp8 import FP8
 from shardwright.runtime.model.initial import Initial
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
+from shardwright.runtime.model.products import PLAIN
 from shardwright.runtime.model.regions import LayerForward, why_not_compiled
 from shardwright.runtime.state.loss_scale import UNSCALED, LossScale
 from shardwright.runtime.state.matrices import exchanges_of
@@ -32,8 +34,12 @@ from shardwright.runtime.step.pipeline import Batch, Event, Pipeline, make_pipel
 from shardwright.runtime.step.sync import GradientSync
 from shardwright.runtime.step.timestamps import moment, seconds_between
 from shardwright.runtime.step.unshard import Passage
+from shardwright.spec.job import Precision
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Of weights and activations; in fp8 the products of layers are 8 bits, and what goes in and comes out is not.
+DTYPES: Mapping[Precision, torch.dtype] = {
+    "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16,
+}  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -85,7 +91,7 @@ def make_engine(
     details: Details,
     recipe: Recipe,
     initial: Initial | None,
-    dtype: torch.dtype,
+    precision: Precision,
     device: torch.device,
     layer: LayerForward = layer_forward,
     end: int | None = None,
@@ -93,7 +99,7 @@ def make_engine(
     """Return the engine of a rank with `initial` weights; None leaves them zero, for a checkpoint to set. `layer` is
     `layer_forward`, or what `regions.compiled` made of it, for ranks whose layers may be compiled. Attention stays
     within documents where their last token `end` is given; layers are not compiled then, their attention is."""
-    plan, place = layout.plan, layout.places[rank]
+    plan, place, dtype = layout.plan, layout.places[rank], DTYPES[precision]
     store = make_store(layout, place, dtype, device)
     if initial is not None:
         fill(store, initial)
@@ -127,6 +133,7 @@ def make_engine(
         Chunk(
             units=units, weights=store.parameters, model=plan.model, details=details, tensor=tensor, experts=experts,
             context=context, recompute=stage.recompute, positions=positions, table=table,
+            products=FP8 if precision == "fp8" else PLAIN,
             way=None if plan.layered else passage,
             layer=layer_forward if end is not None or why_not_compiled(plan.model, experts, context) else layer,
             end=end,

@@ -27,6 +27,11 @@ def framework_names() -> tuple[str, ...]:
     return tuple(framework_rows())
 
 
+def experts_in_fp8(framework: str) -> bool:
+    """Return whether a framework multiplies by experts in fp8 where it does so by other matrices."""
+    return framework_rows()[framework]["fp8_experts"] == "1"
+
+
 def figures(kind: type[Figures], row: Row) -> Figures:
     """Return the dataclass `kind` with the columns of `row` that have the names of its fields; flags are 0 or 1."""
     hints: dict[str, Any] = get_type_hints(kind)
