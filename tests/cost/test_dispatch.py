@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from shardwright.cost.network.collectives import Fabric, Group
 from shardwright.cost.network.dispatch import dispatch_seconds
+from shardwright.spec.options import Dispatcher
 
 
 def links(inter: float = 50e9) -> Fabric:
@@ -21,9 +22,11 @@ def links(inter: float = 50e9) -> Fabric:
     )
 
 
-def time(size: int, local: int, size_bytes: float, top_k: int, fabric: Fabric | None = None) -> float:
+def time(
+    size: int, local: int, size_bytes: float, top_k: int, fabric: Fabric | None = None, dispatcher: Dispatcher = "flex"
+) -> float:
     group = Group(size=np.array([size]), local=np.array([local]))
-    return float(dispatch_seconds(fabric or links(), group, np.array([size_bytes]), top_k)[0])
+    return float(dispatch_seconds(fabric or links(), group, np.array([size_bytes]), top_k, dispatcher)[0])
 
 
 def test_within_a_machine_all_copies_travel_but_those_that_stay():
@@ -42,3 +45,12 @@ def test_a_token_visits_no_more_machines_than_there_are_or_it_has_experts(machin
     once = size_bytes * (machines - 1) / machines / slow.inter_bytes_per_second
     found = time(8 * machines, 8, size_bytes, top_k, slow)
     assert once * (1 - 1e-12) <= found <= once * min(top_k, machines) * (1 + 1e-12)
+
+
+def test_an_all_to_all_sends_each_copy_and_a_gather_all_tokens():
+    slow = links(inter=1e9)
+    assert time(8, 8, 1e9, 4, slow, "alltoall") == time(8, 8, 1e9, 4, slow)
+    assert time(32, 8, 1e9, 4, slow, "alltoall") == pytest.approx(4 * 0.75)  # 3/4 of the copies leave
+    assert time(32, 8, 1e9, 4, slow) == pytest.approx(4 * (1 - 0.75**4) * 0.75)
+    few, many = (time(32, 8, 1e9, top_k, slow, "allgather") for top_k in (1, 8))
+    assert few == many > 3.0

@@ -13,8 +13,8 @@ import shardwright
 from shardwright.cost.iteration.layered.seconds import pass_seconds, slots
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.iteration.timeline import events
-from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
 from shardwright.cost.learned import default_efficiency
+from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN
 from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.search.planner import predict

@@ -16,8 +16,6 @@ from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.cost.memory.sizes import state_bytes
-from shardwright.cost.network.collectives import Fabric, group
-from shardwright.cost.network.dispatch import dispatch_seconds
 from shardwright.cost.strategies import ZERO1, strategies
 from shardwright.spec.job import Job
 from shardwright.spec.options import MODULES, Options
@@ -126,23 +124,3 @@ def test_modules_repeat_part_of_the_forward_pass_with_its_communication() -> Non
     assert all(again < forward[at] for again, at in zip(_again(whole), (1, -2), strict=True))
     assert _again(moe)[1] > exchange[-2] / 2.0 > 0.0  # half of the exchange is backward
     assert _again(_table("core_attn")) == _again(_table())
-
-
-def test_dispatchers() -> None:
-    links = Fabric(
-        domain_gpus=8,
-        intra_bytes_per_second=400e9,
-        inter_bytes_per_second=50e9,
-        intra_latency_seconds=0.0,
-        inter_latency_seconds=0.0,
-    )
-    sent = np.array([1e9])
-    inside, across = group(links, np.array([8]), np.array([1])), group(links, np.array([32]), np.array([1]))
-    assert dispatch_seconds(links, inside, sent, 4, "alltoall") == dispatch_seconds(links, inside, sent, 4, "flex")
-    # a copy for each of 4 experts, 3/4 of them on other machines; or one for each machine with any of them
-    assert dispatch_seconds(links, across, sent, 4, "alltoall")[0] == pytest.approx(4 * 0.75 * 1e9 / 50e9)
-    machines = 4 * (1 - 0.75**4)
-    assert dispatch_seconds(links, across, sent, 4, "flex")[0] == pytest.approx(machines * 0.75 * 1e9 / 50e9)
-    assert dispatch_seconds(links, across, sent, 4) == dispatch_seconds(links, across, sent, 4, "flex")
-    few, many = (dispatch_seconds(links, across, sent, k, "allgather")[0] for k in (1, 8))
-    assert few == many > 3 * 1e9 / 50e9  # tokens of three other machines come to each

@@ -7,18 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.golden.plans import LLAMA_3_1_8B, MIXTRAL_8X7B, cluster_of, uniform_plan
+from tests.golden.plans import LLAMA_3_1_8B, MIXTRAL_8X7B, uniform_plan
 from tests.targets.plans import option_plans
 
 import shardwright
+from shardwright.cost.iteration.mixed import mixed_iteration
+from shardwright.cost.learned import default_efficiency
 from shardwright.errors import SpecError
-from shardwright.exporters.megatron.dispatcher import dispatcher_of
+from shardwright.exporters.megatron.dispatcher import dispatcher_of_plan
+from shardwright.exporters.megatron.export import to_megatron
+from shardwright.exporters.megatron.launch import launch_script
 from shardwright.exporters.nearest import nearest_plan
+from shardwright.importers.megatron.read import plan_from_megatron
 from shardwright.plans.plan import Plan, Recompute
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.spec.catalog.catalog import gpus
 from shardwright.spec.job import Job
-from shardwright.spec.options import Options, said
+from shardwright.spec.options import Dispatcher, Options, said
 
 JOB = Job(global_batch=64, seq_len=4096)
 
@@ -73,18 +78,52 @@ def test_fsdp_has_types_of_its_own_in_megatron() -> None:
         ("H100-SXM", 16, "flex"),
         ("MI300X", 16, "alltoall"),
         ("V100-SXM2", 16, "alltoall"),
+        ("RTX5090", 16, "alltoall"),
     ],
 )
-def test_a_plan_is_sent_as_it_is_priced_where_that_runs(gpu: str, expert_parallel: int, dispatcher: str) -> None:
-    model = replace(
-        MIXTRAL_8X7B,
-        layers=tuple(replace(layer, moe=replace(layer.moe, experts=16)) for layer in MIXTRAL_8X7B.layers if layer.moe),
-    )
-    found = gpus()[gpu]
-    plan = uniform_plan(model, nodes=4, job=JOB, micro_batch=1, tp=1, ep=expert_parallel, counts=(32,), gpu=found)
-    assert plan.cluster == cluster_of(4, found) and dispatcher_of(plan) == dispatcher
-    told = replace(plan, job=replace(plan.job, options=Options(dispatcher="flex")))
-    assert dispatcher_of(told) == "flex"
+def test_experts_are_priced_and_exported_with_the_dispatcher_that_runs(
+    gpu: str, expert_parallel: int, dispatcher: Dispatcher
+) -> None:
+    plan = _experts(expert_parallel, gpu)
+    script = launch_script(plan, to_megatron(plan), "torchrun")
+    assert f"--moe-token-dispatcher-type {dispatcher}" in script and dispatcher_of_plan(plan) == dispatcher
+    seconds = _seconds(plan)
+    assert seconds == _seconds(_told(plan, dispatcher))
+    assert seconds == _seconds(plan_from_megatron(script, cluster=plan.cluster).plan)
+    assert dispatcher_of_plan(_told(plan, "flex")) == "flex"
+
+
+def test_one_dispatcher_serves_all_gpus_of_a_plan() -> None:
+    """The A100s of a plan that V100s are part of send tokens as these do."""
+    plan = _experts(16, "A100-SXM-80")
+    (replica,) = plan.replicas
+    (stage,) = replica.stages
+    halves = (replace(stage, layers=((0, 16),)), replace(stage, gpu="V100-SXM2", layers=((16, 32),)))
+    cluster = shardwright.load_cluster("4x8xA100-SXM-80+4x8xV100-SXM2")
+    mixed = replace(plan, cluster=cluster, replicas=(replace(replica, stages=halves),))
+    assert _seconds(mixed) == _seconds(_told(mixed, "alltoall")) != _seconds(_told(mixed, "flex"))
+
+
+def test_frameworks_without_deepep_are_priced_without_it() -> None:
+    for framework in ("torchtitan", "train"):
+        plan = _experts(16, "H100-SXM", framework=framework)
+        assert _seconds(plan) == _seconds(_told(plan, "alltoall")) > _seconds(_told(plan, "flex"))
+
+
+def _experts(expert_parallel: int, gpu: str, framework: str = "megatron") -> Plan:
+    layers = (replace(layer, moe=replace(layer.moe, experts=16)) for layer in MIXTRAL_8X7B.layers if layer.moe)
+    model, job = replace(MIXTRAL_8X7B, layers=tuple(layers)), replace(JOB, precision="fp16", framework=framework)
+    shape: dict[str, Any] = {"micro_batch": 1, "tp": 1, "ep": expert_parallel, "counts": (32,)}
+    plan = uniform_plan(model, nodes=4, job=job, gpu=gpus()[gpu], **shape)
+    return replace(plan, flash_attention=False)
+
+
+def _told(plan: Plan, dispatcher: Dispatcher) -> Plan:
+    return replace(plan, job=replace(plan.job, options=Options(dispatcher=dispatcher)))
+
+
+def _seconds(plan: Plan) -> float:
+    return mixed_iteration(plan, default_efficiency()).seconds
 
 
 def test_train_refuses_what_it_does_otherwise() -> None:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
-from shardwright.exporters.megatron.dispatcher import usual_dispatcher
+from shardwright.exporters.megatron.dispatcher import dispatcher_of_plan
 from shardwright.exporters.megatron.export import to_megatron
 from shardwright.exporters.megatron.launch import launch_script
 from shardwright.exporters.megatron.limits import unsupported
@@ -112,6 +112,8 @@ def test_a_script_as_people_write_them() -> None:
     assert reading.notes == (
         "the script's defaults are taken where the environment decides: SLURM_NNODES=2 (others: --env NAME=value)",
         "16 of the cluster's 32 GPUs are used",
+        "Megatron-LM's defaults are taken where nothing is said: --cross-entropy-loss-fusion off, "
+        "--grad-reduce-in-bf16 off, --use-precision-aware-optimizer off",
     )
 
 
@@ -135,7 +137,14 @@ def test_defaults_are_megatrons() -> None:
     assert plan_from_megatron(LINE, cluster=cluster_of(8)).notes == (
         "the text does not say how many GPUs run; all 64 of the cluster are assumed",
         "the text does not say how long the run is",
+        "Megatron-LM's defaults are taken where nothing is said: --use-distributed-optimizer off, "
+        "--overlap-grad-reduce off, --cross-entropy-loss-fusion off, --grad-reduce-in-bf16 off, "
+        "--use-precision-aware-optimizer off",
     )
+    assert plan.job.options == Options(loss="unfused")
+    experts = plan_from_megatron(LINE + "--num-experts 8 --sequence-parallel", cluster=cluster_of(8))
+    assert experts.plan.job.options == Options(loss="unfused", dispatcher="allgather")
+    assert experts.notes[-1].endswith("--moe-token-dispatcher-type allgather")
     assert read(LINE.replace("--global-batch-size 128", "")).job.global_batch == 2
     assert read(LINE + "--use-megatron-fsdp").optimizer == OptimizerPlan(sharding="zero3")
     assert read(LINE + "--use-distributed-optimizer --optimizer-cpu-offload").optimizer.offload == 1.0
@@ -248,17 +257,18 @@ def test_no_text_is_a_traceback(words: list[str]) -> None:
 
 @pytest.mark.parametrize("name", option_plans())
 def test_options_of_the_trainer_come_back(name: str) -> None:
-    """An unfused loss and fp32 gradients are what Megatron-LM does where it is told nothing."""
+    """A fused loss and the dispatcher that runs are what a plan has that says none; gradients in fp32 what Megatron-LM
+    does where it is told nothing."""
     plan = option_plans()[name]
     read = plan_from_megatron(launch_script(plan, to_megatron(plan), "torchrun"), cluster=plan.cluster)
     said = plan.job.options
     if said.precision_aware:
         said = replace(said, **{field: getattr(said, field) or "fp32" for field in STATE})  # type: ignore[arg-type]
-    if said.loss == "unfused":
+    if said.loss == "fused":
         said = replace(said, loss=None)
     if said.grad_reduce == "fp32":
         said = replace(said, grad_reduce=None)
-    if said.dispatcher == usual_dispatcher(plan):
+    if said.dispatcher == dispatcher_of_plan(replace(plan, job=replace(plan.job, options=Options()))):
         said = replace(said, dispatcher=None)
     assert_same(read.plan, replace(plan, job=replace(plan.job, options=said)))
     assert read.uncounted == ()

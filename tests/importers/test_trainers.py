@@ -16,6 +16,7 @@ from shardwright.importers.launch import plan_from_launch
 from shardwright.plans.plan import Plan
 from shardwright.spec.options import Options
 from shardwright.spec.read.cluster import load_cluster
+from shardwright.spec.read.model import load_model
 from tests.golden.plans import LLAMA_3_1_8B, PLANS, cluster_of
 from tests.targets.plans import torchtitan_plans, trainer_plans
 
@@ -150,8 +151,18 @@ def test_a_megatron_bridge_recipe(tmp_path: Path) -> None:
     assert read.plan.sequence_parallel and read.plan.optimizer.sharding == "zero1" and read.plan.job.precision == "bf16"
     assert read.plan.model.hidden == 4096
     assert any("unheard_of_switch" in words for words in read.uncounted)
-    assert read.plan.job.options == Options(
-        loss="fused", main_grads="fp32", main_params="fp16", exp_avg="bf16", exp_avg_sq="fp32"
+    assert read.plan.job.options == Options(main_grads="fp32", main_params="fp16", exp_avg="bf16", exp_avg_sq="fp32")
+
+
+def test_a_recipe_leaves_the_rest_to_megatron_bridge(tmp_path: Path) -> None:
+    """Its models fuse the loss; experts of models from Hugging Face are reached by an all-to-all."""
+    file = tmp_path / "experts.py"
+    recipe = RECIPE.replace("    cfg.model.cross_entropy_loss_fusion = True\n", "")
+    file.write_text(recipe.replace("cfg.model.unheard_of_switch = True", "cfg.model.expert_model_parallel_size = 16"))
+    changes = ("llama3_8b_pretrain_config", "model.pipeline_model_parallel_size=1")
+    model = load_model("qwen3-30b-a3b")
+    assert plan_from_launch(file, cluster=cluster_of(4), arguments=changes, model=model).plan.job.options == Options(
+        dispatcher="alltoall", main_grads="fp32", main_params="fp16", exp_avg="bf16", exp_avg_sq="fp32"
     )
 
 

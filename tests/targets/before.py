@@ -23,7 +23,6 @@ from tests.targets.run_megatron import AMD_CAPABILITY, checked
 from tests.targets.varied import BEFORE, QUESTIONS
 
 from shardwright.files import write_atomically
-from shardwright.plans.abilities import capability
 from shardwright.spec.catalog.catalog import gpus
 
 ASK = Path(__file__).with_name("ask.py")
@@ -49,7 +48,7 @@ def answers_of(commit: str) -> list[dict[str, Any]]:
 def case(answer: dict[str, Any]) -> dict[str, Any]:
     """Return an answer as the check takes it, for the least of its GPUs."""
     found = [gpus()[name] for name in answer["gpus"]]
-    least = min(map(capability, found))
+    least = min(gpu.capability for gpu in found)
     number = AMD_CAPABILITY if least == float("inf") else (int(least), round(least % 1 * 10))
     return answer | {"capability": number, "vendor": found[0].vendor}
 

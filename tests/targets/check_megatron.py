@@ -3,6 +3,7 @@
 Run by an interpreter that can import `megatron.training` (see megatron_venv.sh), not by the one that runs the tests:
 
     python check_megatron.py < cases.json > results.json
+    python check_megatron.py defaults > defaults.json
 
 A case is {"name", "arguments", "world_size", "environment": {name: value or null}, "capability": [major, minor]}. Its
 result is {"name", "error"} or {"name", "values", "facts"}: what Megatron made of the arguments, and what the rules of
@@ -11,6 +12,7 @@ megatron_rules.py judge.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -67,10 +69,21 @@ VALUES = (
 
 def main() -> None:
     """Read cases from standard input, write results to standard output; what Megatron prints goes to stderr."""
-    cases = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):
-        results = [result(case) for case in cases]
-    json.dump(results, sys.stdout)
+        found = defaults() if sys.argv[1:] == ["defaults"] else [result(case) for case in json.load(sys.stdin)]
+    json.dump(found, sys.stdout)
+
+
+def defaults() -> dict[str, str]:
+    """Return the default of every argument, as one would write it; "" for none and for a switch that is off."""
+    parser = import_module("megatron.training.arguments").add_megatron_arguments(argparse.ArgumentParser())
+    return {flag: written(action.default) for action in parser._actions for flag in action.option_strings}
+
+
+def written(default: Any) -> str:
+    if isinstance(default, list):
+        return " ".join(map(str, default))
+    return "" if default is None or isinstance(default, bool) else str(getattr(default, "name", default))
 
 
 def result(case: dict[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright.exporters.megatron.dispatcher import dispatcher_of
+from shardwright.exporters.megatron.dispatcher import dispatcher_of_plan
 from shardwright.plans.plan import Plan
 
 
-def options(plan: Plan, *, loss: str) -> dict[str, Any]:
-    """What it must have made of the options of a plan, where its own loss is `loss`."""
+def options(plan: Plan) -> dict[str, Any]:
+    """What it must have made of the options of a plan."""
     said, stage = plan.job.options, plan.replicas[0].stages[0]
     selective = stage.recompute.granularity == "selective"
     return {
@@ -22,6 +22,6 @@ def options(plan: Plan, *, loss: str) -> dict[str, Any]:
             said.exp_avg or "fp32",
             said.exp_avg_sq or "fp32",
         ],
-        "fused_loss": (said.loss or loss) == "fused",
-        "dispatcher": dispatcher_of(plan) if any(kind.moe for kind in plan.model.kinds) else None,
+        "fused_loss": said.loss != "unfused",
+        "dispatcher": dispatcher_of_plan(plan) if any(kind.moe for kind in plan.model.kinds) else None,
     }

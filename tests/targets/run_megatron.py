@@ -48,16 +48,20 @@ def require_megatron() -> None:
         )
 
 
-def checked(cases: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the results of cases by name, each with the run-time rules that it breaks (`broken`)."""
+def asked(text: str, *arguments: str) -> Any:
+    """Return what the check answers to a text."""
     require_megatron()
-    done = subprocess.run(
-        [PYTHON, str(CHECK)], input=json.dumps(cases), capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS
-    )
+    command = [PYTHON, str(CHECK), *arguments]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS)
     if "No module named" in done.stderr and not done.stdout:
         pytest.skip(f"{PYTHON} cannot import Megatron-LM: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr[-2000:]
-    results = {result["name"]: result for result in json.loads(done.stdout)}
+    return json.loads(done.stdout)
+
+
+def checked(cases: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the results of cases by name, each with the run-time rules that it breaks (`broken`)."""
+    results = {result["name"]: result for result in asked(json.dumps(cases))}
     for case in cases:
         found = results[case["name"]]
         if "facts" in found:

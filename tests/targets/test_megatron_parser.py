@@ -12,8 +12,9 @@ from tests.plans.meshes import mesh
 from tests.plans.random_plans import uniform_plans
 from tests.targets.expected import options
 from tests.targets.plans import option_plans
-from tests.targets.run_megatron import case_of, checked
+from tests.targets.run_megatron import asked, case_of, checked
 
+from shardwright.importers.megatron.flag_table import known_flags
 from shardwright.plans.plan import Plan
 
 RANDOM_PLANS = 80
@@ -110,7 +111,7 @@ def expected(plan: Plan) -> dict[str, Any]:
         "bias": [attention.out_bias, attention.qkv_bias],
         "window_size": [*(window - 1 for window in windows if window), 0] if windows else None,
         "moe_layer_freq": experts if moe and not all(experts) else 1,
-        "options": options(plan, loss="unfused"),
+        "options": options(plan),
     }
 
 
@@ -130,3 +131,19 @@ def test_megatron_makes_the_same_plans_of_random_ones(results: dict[str, dict[st
 @pytest.mark.parametrize("name", [*BROKEN, "a world that does not divide"])
 def test_the_check_can_fail(name: str, results: dict[str, dict[str, Any]]) -> None:
     assert results[name].get("error")
+
+
+def test_defaults_are_those_of_the_parser() -> None:
+    """A norm's epsilon alone is left to the model."""
+    told = asked("", "defaults")
+    read = {flag: known for flag, known in known_flags().items() if known.reads and flag in told}
+    assert len(read) > 100
+    for flag, known in read.items():
+        assert flag == "--norm-epsilon" or _number(known.default) == _number(told[flag]), flag
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -239,7 +239,7 @@ def of_bridge(plan: Plan) -> dict[str, Any]:
         "distributed": plan.optimizer.distributed,
         "fsdp": plan.optimizer.sharding in ("zero2", "zero3"),
         "fp8": plan.job.precision == "fp8",
-        "options": options(plan, loss="fused"),
+        "options": options(plan),
     }
 
 

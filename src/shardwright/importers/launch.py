@@ -16,7 +16,16 @@ from shardwright.importers.megatron.read import reading_of_flags, reading_of_lau
 from shardwright.importers.python_values import COMPUTED, PythonValues, python_values
 from shardwright.importers.python_values import Path as Fields
 from shardwright.importers.reading import Reading
-from shardwright.importers.settings import BRIDGE_COMMON, arguments_of, first, flattened, literal, overridden
+from shardwright.importers.settings import (
+    BRIDGE_COMMON,
+    BRIDGE_EXPERTS,
+    BRIDGE_MODEL,
+    arguments_of,
+    first,
+    flattened,
+    literal,
+    overridden,
+)
 from shardwright.importers.shell.read import ShellScript, read_script
 from shardwright.importers.shell.unknown import is_known, shown
 from shardwright.importers.trainers import (
@@ -183,7 +192,9 @@ def _of_configuration(text: str, ending: str, arguments: tuple[str, ...], questi
         function = next((word for word in arguments if word.isidentifier()), None)
         found = python_values(text, name, function)
         builds = any(called == "_pretrain_common" for called, _ in found.calls)
-        fields = (dict(BRIDGE_COMMON) if builds else {}) | found.values
+        converts = any(called.endswith("from_hf_pretrained") for called, _ in found.calls)
+        defaults = {**BRIDGE_MODEL, **(BRIDGE_COMMON if builds else {}), **(BRIDGE_EXPERTS if converts else {})}
+        fields = defaults | found.values
         fields = overridden(fields, (word for word in arguments if "=" in word))
         if "torchtitan" in text:
             fields = _titan_of_python(found) | fields

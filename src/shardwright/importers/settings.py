@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from shardwright.errors import Problem
-from shardwright.importers.megatron.flag_table import known_flags
-from shardwright.importers.megatron.flags import ALIASES, LENGTHS, OF_THE_USER, SWITCHES, VALUES
+from shardwright.importers.megatron.flag_table import is_read, known_flags, read_as
+from shardwright.importers.megatron.flags import LENGTHS, OF_THE_USER
 from shardwright.importers.python_values import COMPUTED, Path
 
 NAMES = {
@@ -58,6 +58,10 @@ BRIDGE_COMMON: Mapping[Path, Any] = {
     ("dataset", "seq_length"): 4096,
     ("mixed_precision",): "bf16_mixed",
 }
+# What its models have where a recipe says nothing (models/gpt_provider.py 204), and what the experts of those that it
+# takes from Hugging Face have (models/qwen/qwen3_moe_bridge.py 67 and its like).
+BRIDGE_MODEL: Mapping[Path, Any] = {("model", "cross_entropy_loss_fusion"): True}
+BRIDGE_EXPERTS: Mapping[Path, Any] = {("model", "moe_token_dispatcher_type"): "alltoall"}
 PRECISIONS = {"bf16": "--bf16", "16-mixed": "--fp16", "fp16": "--fp16", "16": "--fp16", "bf16-mixed": "--bf16"}
 
 
@@ -68,9 +72,8 @@ def arguments_of(values: Mapping[Path, Any], name: str, problems: list[Problem])
     strange: list[str] = []
     for path, value in _effective(values).items():
         leaf = path[-1]
-        flag = NAMES.get(leaf, "--" + leaf.replace("_", "-"))
-        flag = ALIASES.get(flag, flag)
-        decisive = flag in VALUES or flag in SWITCHES
+        flag = read_as(NAMES.get(leaf, "--" + leaf.replace("_", "-")))
+        decisive = is_read(flag)
         if leaf in ("precision", "mixed_precision", "precision_config"):
             words += _precision(value)
             if "fp4" in str(value):

@@ -14,18 +14,10 @@ OWN_KERNELS = frozenset({"torchtitan", "fsdp", "jax", "eager", "train"})
 FLASH_CAPABILITY = 8.0  # Ampere: FlashAttention-2's requirement (github.com/Dao-AILab/flash-attention, README)
 
 
-def capability(gpu: Gpu) -> float:
-    """Return the CUDA compute capability as a number (9.0), infinite where the GPU has none."""
-    try:
-        return float(gpu.compute_capability)
-    except ValueError:
-        return float("inf")
-
-
 def fused_attention_runs(gpu: Gpu, precision: Precision) -> bool:
     """Whether FlashAttention has a kernel: from Ampere on, in 16 bits and less. Other makers have kernels of their own,
     in the same precisions."""
-    return precision != "fp32" and capability(gpu) >= FLASH_CAPABILITY
+    return precision != "fp32" and gpu.capability >= FLASH_CAPABILITY
 
 
 def flash_attention_runs(gpu: Gpu, job: Job) -> bool:

@@ -4,6 +4,7 @@
 * `cluster`: machines, their GPUs and links
 * `job`: what to train on and what the user wants of it
 * `options`: what a trainer leaves to choose beside the layout
+* `dispatcher`: which dispatcher sends tokens to their experts
 * `offers`: machines that one could rent
 * `assumption`: what a description left open
 * `layer_profile`: a user's own layer times

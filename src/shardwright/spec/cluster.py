@@ -39,6 +39,14 @@ class Gpu:
         """The catalogue's name: without the site, which is in the name of a type that stands at several."""
         return self.name.partition("@")[0]
 
+    @property
+    def capability(self) -> float:
+        """The CUDA compute capability as a number (9.0), infinite where the GPU has none."""
+        try:
+            return float(self.compute_capability)
+        except ValueError:
+            return float("inf")
+
     def peak(self, precision: str) -> float | None:
         """Return the dense peak in FLOP/s, or None where the GPU cannot compute in `precision`."""
         return dict(self.peak_flops).get(precision)

@@ -19,7 +19,7 @@ from shardwright.cost.iteration.step import (
     tied_embedding_seconds,
     transfers,
 )
-from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
+from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN
 from shardwright.cost.pipeline.bound import interleaved_lower_bound, lower_bound
 from shardwright.cost.pipeline.schedule import interleaved, one_f_one_b
 from shardwright.cost.pipeline.simulate import folded, simulate

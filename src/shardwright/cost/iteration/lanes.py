@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from shardwright.cost.context import Context, Sharded, shard_codes, sharded
 from shardwright.cost.frameworks.overheads import Calibration
 from shardwright.cost.strategies import Strategies, stage_row, stage_starts, strategies
 from shardwright.plans.plan import Plan, Stage
+from shardwright.spec.dispatcher import dispatcher_of
+from shardwright.spec.job import Job
 
 Known = dict[tuple[object, ...], Sharded]  # layer tables by GPU type and sharding
 
@@ -58,14 +60,21 @@ class _Members:
 def contexts_of(plan: Plan, efficiency: Efficiency, calibration: Calibration | None = None) -> dict[str, Context]:
     """Return the context of each GPU type that the plan uses, on the largest pool of it."""
     found: dict[str, Context] = {}
+    job = _with_one_dispatcher(plan)
     for pool in plan.cluster.pools:
         name = pool.gpu.name
         if name in plan.gpus_by_type and (name not in found or pool.gpus > found[name].pool.gpus):
             given = calibration.of(plan.job.framework, pool.gpu) if calibration else None
-            found[name] = Context(
-                model=plan.model, pool=pool, job=plan.job, efficiency=efficiency, measured_overheads=given
-            )
+            found[name] = Context(model=plan.model, pool=pool, job=job, efficiency=efficiency, measured_overheads=given)
     return found
+
+
+def _with_one_dispatcher(plan: Plan) -> Job:
+    """Return the job of a plan; where some of its GPUs cannot run the dispatcher that others do, with one for all."""
+    gpus = {pool.gpu.name: pool.gpu for pool in plan.cluster.pools if pool.gpu.name in plan.gpus_by_type}
+    if len({dispatcher_of(plan.job, (gpu,)) for gpu in gpus.values()}) < 2:
+        return plan.job
+    return replace(plan.job, options=replace(plan.job.options, dispatcher=dispatcher_of(plan.job, gpus.values())))
 
 
 def lanes_of(plan: Plan, contexts: Mapping[str, Context], known: Known | None = None) -> list[Lanes]:

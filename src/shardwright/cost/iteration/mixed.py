@@ -42,8 +42,8 @@ from shardwright.cost.iteration.step import (
     stage_times,
     tied_embedding_seconds,
 )
-from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
 from shardwright.cost.memory.facts import memory_facts
+from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN
 from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, Order, interleaved, one_f_one_b
 from shardwright.cost.pipeline.simulate import Timeline, simulate, timeline

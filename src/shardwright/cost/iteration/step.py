@@ -19,7 +19,6 @@ from shardwright.cost.context import Context, Sharded
 from shardwright.cost.frameworks.optimizer import update_width
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, UPDATE_EFFICIENCY, launched_seconds
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
 from shardwright.cost.memory.sizes import trained_share
 from shardwright.cost.network.collectives import (
     Fabric,
@@ -143,16 +142,14 @@ def sharded_weight_seconds(
     scatter = widths.gradient_reduction * trained_share(context.job) * once * (rows.sharding >= ZERO2)[:, None]
     gather = widths.weight_gather * once * (rows.sharding == ZERO3)[:, None]
     overlap_forward, overlap_backward = rows.overlap_param[:, None], rows.overlap_grad[:, None]
-    seconds_forward = np.where(
-        overlap_forward, exposed_seconds(gather, BUCKET_SHARE * forward, slowdown=OVERLAP_SLOWDOWN), gather
-    )
+    seconds_forward = np.where(overlap_forward, exposed_seconds(gather, BUCKET_SHARE * forward), gather)
     together = gather + scatter
     seconds_backward = np.where(
         overlap_backward & (overlap_forward | (gather == 0.0)),
-        exposed_seconds(together, BUCKET_SHARE * backward, slowdown=OVERLAP_SLOWDOWN),
+        exposed_seconds(together, BUCKET_SHARE * backward),
         np.where(
             overlap_backward,
-            gather + exposed_seconds(scatter, BUCKET_SHARE * backward, slowdown=OVERLAP_SLOWDOWN),
+            gather + exposed_seconds(scatter, BUCKET_SHARE * backward),
             together,
         ),
     )
@@ -215,9 +212,9 @@ def exposed_tails(job: Job, rows: Strategies, times: StageTimes, once: Floats) -
     gather = widths.weight_gather * trained * once * ((sharding == ZERO1) | (sharding == ZERO2))
     own = times.backward - times.recompute
     backward, forward = own.sum(axis=1), times.forward.sum(axis=1)
-    beside = exposed_seconds(reduce, BUCKET_SHARE * backward, slowdown=OVERLAP_SLOWDOWN)
+    beside = exposed_seconds(reduce, BUCKET_SHARE * backward)
     reduce = np.where(rows.overlap_grad[:, None], beside, reduce)
-    beside = exposed_seconds(gather, BUCKET_SHARE * forward, slowdown=OVERLAP_SLOWDOWN)
+    beside = exposed_seconds(gather, BUCKET_SHARE * forward)
     gather = np.where(rows.overlap_param[:, None], beside, gather)
     return (
         np.maximum(reduce - _before(own[:, 0]), 0.0),

@@ -7,7 +7,7 @@ user's own layer times fill the same table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,18 +16,14 @@ from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.compute.operators import (
     BACKWARD,
     FORWARD,
-    MLP,
-    MOE,
-    SHARED,
     Operator,
     Shard,
     embedding_operators,
     head_operators,
     layer_operators,
     table,
-    tokens,
 )
-from shardwright.cost.compute.selective import core_attention, per_operator, repeated_share, repeats
+from shardwright.cost.compute.selective import core_attention, repeated_share
 from shardwright.cost.frameworks.overheads import (
     BACKWARD_LAUNCHES,
     Overheads,
@@ -35,40 +31,16 @@ from shardwright.cost.frameworks.overheads import (
     kernel_factor,
     launched_seconds,
 )
-from shardwright.cost.frameworks.widths import widths_of
+from shardwright.cost.layers.seconds import layer_seconds
 from shardwright.cost.memory.activations import layer_activation_bytes
 from shardwright.cost.network.collectives import (
     Fabric,
-    exposed_seconds,
-    gather_seconds,
-    group,
-    reduce_seconds,
 )
-from shardwright.cost.network.dispatch import dispatch_seconds
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import Gpu
+from shardwright.spec.dispatcher import dispatcher_of
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model
-
-OVERLAP_SLOWDOWN = 0.15  # part of the hidden communication that the computation beside it loses; chosen
-TP_OVERLAP_SHARE = 0.8  # part of a GEMM beside which chunks of its own communication can run; chosen
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seconds:
-    """Exposed seconds of one layer for one micro-batch, [M], by cause; `core` is what selective recomputation
-    repeats of those forward."""
-
-    forward: Floats
-    backward: Floats
-    core: Floats
-    tp_forward: Floats
-    tp_backward: Floats
-    cp_forward: Floats
-    cp_backward: Floats
-    ep_forward: Floats
-    ep_backward: Floats
-
 
 SECONDS = (
     *("forward", "backward", "compute_forward", "compute_backward", "core_seconds"),
@@ -124,13 +96,14 @@ def layer_table(
     strain: float = 1.0,
 ) -> LayerTable:
     """Return the table for every row of `shard`. All times are `strain` times those of an undisturbed GPU."""
+    dispatcher = dispatcher_of(job, (gpu,))
     parts = [[*layer_operators(model, kind, shard, job)] for kind in model.kinds]
     parts = [[*embedding_operators(model, shard, job)], *parts, [*head_operators(model, shard, job)]]
     kinds: tuple[Layer | None, ...] = (None, *model.kinds, None)
     host = [host_seconds(software, job, experts=bool(kind and kind.moe)) for kind in kinds]
     times = _timed(parts, gpu, job, efficiency, software, host)
     columns = [
-        _strained(_seconds(model, kind, shard, job, links, software, *time), strain)
+        layer_seconds(model, kind, shard, job, links, software, dispatcher, *time).scaled(strain)
         for kind, time in zip(kinds, times, strict=True)
     ]
     memory = layer_activation_bytes(model, shard, job)
@@ -192,10 +165,6 @@ def mtp_parameters(model: Model) -> tuple[int, int]:
     return model.mtp_layers * each, model.mtp_layers * model.expert_layer_parameters(last)
 
 
-def _strained(seconds: Seconds, strain: float) -> Seconds:
-    return Seconds(**{field.name: strain * getattr(seconds, field.name) for field in fields(Seconds)})
-
-
 def _timed(
     parts: list[list[Operator]],
     gpu: Gpu,
@@ -221,127 +190,3 @@ def _timed(
         (launched_seconds(forward, launch), launched_seconds(backward, BACKWARD_LAUNCHES * launch), core, again)
         for forward, backward, core, again, launch in zip(*sums, host, strict=True)
     ]
-
-
-def _seconds(
-    model: Model,
-    layer: Layer | None,
-    shard: Shard,
-    job: Job,
-    links: Fabric,
-    software: Overheads,
-    forward: Floats,
-    backward: Floats,
-    core: Floats,
-    again: Floats,
-) -> Seconds:
-    """Return the times of a layer with the communication that it cannot hide."""
-    zero = np.zeros(len(shard.tp))
-    if layer is None:
-        tp_forward, tp_backward = _tp_edge(model, shard, job, links)
-        return Seconds(
-            forward=forward,
-            backward=backward,
-            core=zero,
-            tp_forward=tp_forward,
-            tp_backward=tp_backward,
-            cp_forward=zero,
-            cp_backward=zero,
-            ep_forward=zero,
-            ep_backward=zero,
-        )
-    blocks = 2 if layer.mlp is not None or (layer.moe is not None and layer.moe.shared_width) else 1
-    tp_forward, tp_backward = _tp_layer(model, shard, job, links, blocks, forward, backward)
-    cp_forward, cp_backward = _cp_layer(layer, shard, job, links, core)
-    ep_forward = software.exchange * _ep_layer(model, layer, shard, job, links)
-    return Seconds(
-        forward=forward,
-        backward=backward,
-        core=again + _repeated_communication(layer, job, tp_forward / blocks, ep_forward),
-        tp_forward=tp_forward,
-        tp_backward=tp_backward,
-        cp_forward=cp_forward,
-        cp_backward=cp_backward,
-        ep_forward=ep_forward,
-        ep_backward=ep_forward,
-    )
-
-
-def _repeated_communication(layer: Layer, job: Job, pair: Floats, exchange: Floats) -> Floats | float:
-    """Return the communication of the modules that selective recomputation repeats: `pair` is that of a column-row pair
-    forward, `exchange` that of tokens with experts."""
-    modules = 0 if per_operator(job) else repeats(job)
-    dense = layer.mlp is not None and modules & MLP
-    shared = layer.moe is not None and layer.moe.shared_width and modules & (SHARED | MOE)
-    experts = layer.moe is not None and modules & MOE
-    return (pair if dense or shared else 0.0) + (exchange if experts else 0.0)
-
-
-def _tp_layer(
-    model: Model, shard: Shard, job: Job, links: Fabric, blocks: int, forward: Floats, backward: Floats
-) -> tuple[Floats, Floats]:
-    """Return exposed tensor-parallel time of a layer with `blocks` column-row pairs.
-
-    Forward, each pair all-gathers its input and reduce-scatters its output (one all-reduce without sequence
-    parallelism). Backward does the same in reverse and, with sequence parallelism, gathers the input once more;
-    Megatron-LM runs the latter and the input gradient's reduction beside the weight gradient's GEMM.
-    """
-    gather, reduce = _tp_seconds(model, shard, job, links)
-    pair = blocks * (gather + reduce)
-    hidden_backward = pair
-    open_backward = np.where(shard.sequence_parallel, blocks * gather, 0.0)
-    room_forward, room_backward = TP_OVERLAP_SHARE * forward, TP_OVERLAP_SHARE * backward
-    overlapped = exposed_seconds(pair, room_forward, slowdown=OVERLAP_SLOWDOWN)
-    tp_forward = np.where(shard.overlap_tp, overlapped, pair)
-    beside = exposed_seconds(hidden_backward, 0.5 * room_backward, slowdown=OVERLAP_SLOWDOWN)
-    all_beside = exposed_seconds(hidden_backward + open_backward, room_backward, slowdown=OVERLAP_SLOWDOWN)
-    return tp_forward, np.where(
-        shard.overlap_tp, np.minimum(all_beside, beside + open_backward), beside + open_backward
-    )
-
-
-def _tp_edge(model: Model, shard: Shard, job: Job, links: Fabric) -> tuple[Floats, Floats]:
-    """Return the tensor-parallel time at the embedding or the head: one collective each way."""
-    _, reduce = _tp_seconds(model, shard, job, links)
-    whole = np.where(shard.sequence_parallel, 1.0, 2.0) * reduce
-    return whole, whole
-
-
-def _tp_seconds(model: Model, shard: Shard, job: Job, links: Fabric) -> tuple[Floats, Floats]:
-    """Return the seconds of an all-gather and a reduce-scatter of a hidden state over tensor-parallel ranks, [M]. An
-    all-reduce has both in the width of partial sums."""
-    ranks, widths = group(links, shard.tp, np.ones_like(shard.tp)), widths_of(job)
-    elements = tokens(shard, job) * model.hidden
-    width = np.where(shard.sequence_parallel, widths.tensor_gather, widths.tensor_reduce)
-    return (
-        gather_seconds(links, ranks, width * elements),
-        gather_seconds(links, ranks, widths.tensor_reduce * elements),
-    )
-
-
-def _cp_layer(layer: Layer, shard: Shard, job: Job, links: Fabric, core: Floats) -> tuple[Floats, Floats]:
-    """Return exposed context-parallel time: keys and values travel the ring beside core attention (arXiv
-    2310.01889); backward their gradients travel too."""
-    attention = layer.attention
-    ranks = group(links, shard.cp, shard.tp)
-    width = (attention.key_width + attention.value_width) / shard.tp
-    size = widths_of(job).context * shard.micro_batch * job.seq_len * width
-    ring = gather_seconds(links, ranks, size)
-    forward = exposed_seconds(ring, core, slowdown=OVERLAP_SLOWDOWN)
-    return forward, exposed_seconds(2.0 * ring, 2.0 * core, slowdown=OVERLAP_SLOWDOWN)
-
-
-def _ep_layer(model: Model, layer: Layer, shard: Shard, job: Job, links: Fabric) -> Floats:
-    """Return the time of dispatching tokens to experts and combining them: an all-to-all each, and the gather over
-    expert-tensor-parallel ranks."""
-    if layer.moe is None:
-        return np.zeros(len(shard.tp))
-    widths, elements = widths_of(job), tokens(shard, job) / shard.tp * model.hidden
-    across = group(links, shard.ep, shard.etp)
-    within = group(links, shard.etp, np.ones_like(shard.etp))
-    gathered = reduce_seconds(links, within, widths.combine * elements * layer.moe.top_k * shard.etp)
-    sent, returned = (
-        dispatch_seconds(links, across, width * elements, layer.moe.top_k, job.options.dispatcher)
-        for width in (widths.dispatch, widths.combine)
-    )
-    return sent + returned + gathered

@@ -15,6 +15,8 @@ from shardwright.arrays import Array, Floats, Ints
 from shardwright.cost.network.messages import MessageTimes
 from shardwright.spec.cluster import NodePool
 
+OVERLAP_SLOWDOWN = 0.15  # part of the hidden communication that the computation beside it loses; chosen
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
@@ -202,11 +204,11 @@ def _call_seconds(links: Fabric, groups: Group) -> Floats:
     return np.where(groups.local > 1, links.call_steps * links.intra_latency_seconds, 0.0)
 
 
-def exposed_seconds(communication: Array, computation: Array, *, slowdown: float) -> Floats:
+def exposed_seconds(communication: Array, computation: Array) -> Floats:
     """Return what communication adds to a time in which `computation` runs beside it: the part that does not fit,
-    and a `slowdown` of the part that does, since both share the memory and the multiprocessors."""
+    and `OVERLAP_SLOWDOWN` of the part that does, since both share the memory and the multiprocessors."""
     hidden = np.minimum(communication, computation)
-    return np.asarray(communication - hidden + slowdown * hidden)
+    return np.asarray(communication - hidden + OVERLAP_SLOWDOWN * hidden)
 
 
 def stage_crossings(gpus: int, pp: int, stride: Ints) -> Array:

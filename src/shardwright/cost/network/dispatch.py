@@ -14,12 +14,9 @@ from shardwright.cost.network.collectives import Fabric, Group, gather_seconds
 from shardwright.spec.options import Dispatcher
 
 
-def dispatch_seconds(
-    links: Fabric, groups: Group, token_bytes: Array, top_k: int, dispatcher: Dispatcher | None = None
-) -> Floats:
+def dispatch_seconds(links: Fabric, groups: Group, token_bytes: Array, top_k: int, dispatcher: Dispatcher) -> Floats:
     """Return the time, [N], in which each rank sends `token_bytes` of tokens to `top_k` experts each, which are spread
-    evenly over `groups`; where no dispatcher is said, as `flex` does, to which the overheads of published runs are
-    fitted.
+    evenly over `groups`.
 
     A token visits D (1 - (1 - 1/D)^k) of D machines on average. Inside a machine every copy travels.
     """

@@ -14,7 +14,7 @@ from typing import Any
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.bridge.provider import activation_of, provider_fields, provider_of
 from shardwright.exporters.exported import Exported, plan_words
-from shardwright.exporters.megatron.dispatcher import dispatcher_of, flex_backend
+from shardwright.exporters.megatron.dispatcher import dispatcher_of_plan, flex_backend
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
 from shardwright.exporters.megatron.limits import first_stage
 from shardwright.exporters.megatron.limits import unsupported as megatron_limits
@@ -94,8 +94,8 @@ def settings(plan: Plan) -> dict[str, dict[str, Any]]:
     if any(kind.moe for kind in plan.model.kinds):
         model["expert_model_parallel_size"] = stage.expert_parallel
         model["expert_tensor_parallel_size"] = stage.expert_tensor_parallel
-        model["moe_token_dispatcher_type"] = dispatcher_of(plan)
-        if dispatcher_of(plan) == "flex":  # takes probabilities in fp32 alone
+        model["moe_token_dispatcher_type"] = dispatcher_of_plan(plan)
+        if dispatcher_of_plan(plan) == "flex":  # takes probabilities in fp32 alone
             model |= {"moe_flex_dispatcher_backend": flex_backend(plan), "moe_router_dtype": "fp32"}
     if not plan.flash_attention:
         model["attention_backend"] = "unfused"

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from shardwright.exporters.megatron.limits import first_stage, flex_runs, least_capability, pools_of
+from shardwright.exporters.megatron.limits import first_stage, least_capability, pools_of
 from shardwright.exporters.megatron.model import Arguments
 from shardwright.plans.plan import Plan
+from shardwright.spec.dispatcher import dispatcher_of
 from shardwright.spec.options import Dispatcher
 
 BLACKWELL = 10.0  # its compute capability
 
 
-def dispatcher_of(plan: Plan) -> Dispatcher:
-    """Return the dispatcher that runs a plan: the one that it says, else the plainest that sends no token twice to a
-    machine. Where experts stay inside an NVLink domain that is the all-to-all."""
-    return plan.job.options.dispatcher or usual_dispatcher(plan)
-
-
-def usual_dispatcher(plan: Plan) -> Dispatcher:
-    """Return the same for a plan that says none; GPUs that `flex` does not run on are left the all-to-all."""
+def dispatcher_of_plan(plan: Plan) -> Dispatcher:
+    """Return the dispatcher that a plan is priced with. Where experts stay inside an NVLink domain, a `flex` that the
+    plan does not ask for takes as long as the all-to-all, which runs everywhere."""
     stage, pools = first_stage(plan), pools_of(plan)
     apart = stage.expert_parallel * stage.expert_tensor_parallel > min(pool.domain_gpus for pool in pools)
-    return "flex" if apart and flex_runs(plan) else "alltoall"
+    if plan.job.options.dispatcher or apart:
+        return dispatcher_of(plan.job, (pool.gpu for pool in pools))
+    return "alltoall"
 
 
 def flex_backend(plan: Plan) -> str:
@@ -32,7 +30,7 @@ def flex_backend(plan: Plan) -> str:
 def dispatcher_arguments(plan: Plan) -> Arguments:
     """Return the dispatcher as arguments. DeepEP and HybridEP take probabilities in fp32 alone
     (token_dispatcher.py 1127 and 1303 of core_v0.19.2)."""
-    dispatcher = dispatcher_of(plan)
+    dispatcher = dispatcher_of_plan(plan)
     arguments: Arguments = (("--moe-token-dispatcher-type", dispatcher),)
     if dispatcher != "flex":
         return arguments

@@ -221,7 +221,7 @@ def _precision_arguments(plan: Plan) -> Arguments:
             arguments += [("--fp8-amax-history-len", "1024"), ("--fp8-amax-compute-algo", "max")]
     if not plan.flash_attention:
         arguments.append(("--attention-backend", "unfused"))
-    if job.options.loss == "fused":
+    if job.options.loss != "unfused":  # as it is priced where nothing is said
         arguments.append(("--cross-entropy-loss-fusion",))
     return tuple(arguments)
 

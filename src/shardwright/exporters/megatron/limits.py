@@ -13,14 +13,14 @@ from shardwright.errors import Problem
 from shardwright.exporters.megatron.mesh import mesh_problems
 from shardwright.exporters.megatron.model import model_faults
 from shardwright.exporters.trainer_options import options_of
-from shardwright.plans.abilities import capability, gpu_problems
+from shardwright.plans.abilities import gpu_problems
 from shardwright.plans.plan import Plan, Stage
 from shardwright.spec.cluster import Gpu, NodePool
+from shardwright.spec.dispatcher import FLEX, flex_runs
 from shardwright.spec.job import Job
 
 FP8_MULTIPLE, MXFP8_MULTIPLE = 16, 32
 GROUPED_GEMM = 8.0  # the capability from which on the export asks for grouped products of experts
-FLEX = (8.0, 11.0)  # capabilities that DeepEP and HybridEP run on, from one on and below another
 # Capabilities that a recipe runs on, from one on and below another, and in words.
 RECIPE_CAPABILITY = {"mxfp8": ((10.0, 12.0), "10.0 to 11.x"), "blockwise": ((9.0, 10.0), "9.x")}
 
@@ -57,7 +57,7 @@ def pools_of(plan: Plan) -> tuple[NodePool, ...]:
 
 def least_capability(plan: Plan) -> float:
     """Return the least CUDA compute capability of the GPUs of a plan, infinite where these have none."""
-    return min(capability(pool.gpu) for pool in pools_of(plan))
+    return min(pool.gpu.capability for pool in pools_of(plan))
 
 
 def _pipeline(plan: Plan) -> Iterator[Problem]:
@@ -120,7 +120,7 @@ def _hardware(plan: Plan) -> Iterator[Problem]:
 def _recipe(job: Job, gpu: Gpu) -> Iterator[Problem]:
     """transformer_engine/pytorch/fp8.py 48-72 (2.8.0)."""
     runs, which = RECIPE_CAPABILITY.get(job.fp8_recipe or "", ((0.0, float("inf")), ""))
-    if gpu.vendor == "nvidia" and not runs[0] <= capability(gpu) < runs[1]:
+    if gpu.vendor == "nvidia" and not runs[0] <= gpu.capability < runs[1]:
         message = f"{job.fp8_recipe} needs compute capability {which}, {gpu.name} has {gpu.compute_capability}"
         yield Problem("job.fp8_recipe", message, "use delayed or tensorwise")
 
@@ -169,11 +169,6 @@ def _recompute_of_mtp(plan: Plan) -> Iterator[Problem]:
         yield Problem(path, "with multi-token prediction uniform recomputation goes layer by layer", "write 1")
 
 
-def flex_runs(plan: Plan) -> bool:
-    """Return whether DeepEP or HybridEP runs on the GPUs of a plan."""
-    return all(pool.gpu.vendor == "nvidia" and FLEX[0] <= capability(pool.gpu) < FLEX[1] for pool in pools_of(plan))
-
-
 def _options(plan: Plan) -> Iterator[Problem]:
     """transformer_config.py 1784, fused_a2a.py and the README of DeepEP, distributed_data_parallel_config.py 264."""
     options, stage = options_of(plan), first_stage(plan)
@@ -183,9 +178,12 @@ def _options(plan: Plan) -> Iterator[Problem]:
     if options.get("dispatcher") == "flex":
         if stage.expert_parallel * stage.expert_tensor_parallel == 1:
             yield Problem("job.options.dispatcher", "is flex, but experts are not split", "--set dispatcher=alltoall")
-        elif not flex_runs(plan):
+        elif not flex_runs(pool.gpu for pool in pools_of(plan)):
             message = f"is flex (DeepEP), which needs NVIDIA GPUs of capability {FLEX[0]:g} to below {FLEX[1]:g}"
             yield Problem("job.options.dispatcher", message, "--set dispatcher=alltoall")
+    if plan.job.fused_loss:
+        message = "fuses the output projection with the loss, which core_v0.19 does not (model_parallel_config.py 325)"
+        yield Problem("job.fused_loss", message, "leave it out")
     if "grad_reduce" in options and plan.optimizer.sharding in ("zero2", "zero3"):
         message = f"is {options['grad_reduce']}; FSDP has types of its own"
         yield Problem("job.options.grad_reduce", message, "--set grad_reduce=default")

@@ -5,7 +5,8 @@
 * `machines`: machines of several GPU types, in the order of their ranks
 * `model`: a model from flags
 * `options`: options of the trainer from flags
-* `flags`: the arguments that say something about a plan
-* `flag_table`: every argument, and what it means for a plan
+* `flags`: the arguments of a command line
+* `flag_values`: their values, from text
+* `flag_table`: every argument, its default, and what it means for a plan
 * `vocabulary`: the size of a tokenizer's vocabulary
 """

@@ -1,8 +1,16 @@
-"""Every argument of Megatron-LM and of what is made of it: how many values it takes, and what it means for a plan.
+"""Every argument of Megatron-LM and of what is made of it, and what it means for a plan.
 
-`data/flags.csv` has the names and counts of values that the parser of core_v0.19.2 prints, and those of older releases
-and other trainers of the family. `effect` is empty (a plan is not moved by it, or it is read), `uncounted` (moves time
-or memory, which is not modelled) or `refused` (the run is another).
+`data/flags.csv` has a row for each that the parser of core_v0.19.2 prints, and for those of older releases and other
+trainers of the family (`source`):
+
+* `values`: how many words follow it, `*` for any number
+* `effect`: empty (a plan is not moved by it, or it is read), `uncounted` (moves time or memory, not modelled) or
+  `refused` (the run is another); `words` say what it changes
+* `reads`: how its value is read (`flag_values`), or `switch`; empty where it is not
+* `default`: what its source takes where it is missing; switches are off
+* `choices`: the values that can be read, where not every one can
+* `usual`: values with which an `uncounted` argument changes nothing
+* `means`: the argument of core_v0.19.2 that it is another name of
 """
 
 from __future__ import annotations
@@ -16,15 +24,21 @@ from typing import Literal, cast
 from shardwright.files import shipped_table
 
 Effect = Literal["", "uncounted", "refused"]
+SWITCH = "switch"
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """`values` is how many words follow the argument, None for any number. `words` say what it changes."""
+    """A row of the table. `values` is None for any number."""
 
     values: int | None
     effect: Effect
     words: str
+    reads: str
+    default: str
+    choices: tuple[str, ...]
+    usual: tuple[str, ...]
+    means: str
 
 
 @cache
@@ -34,11 +48,26 @@ def known_flags() -> Mapping[str, Known]:
     return MappingProxyType(
         {
             hyphenated(row["flag"]): Known(
-                None if row["values"] == "*" else int(row["values"]), cast("Effect", row["effect"]), row["words"]
+                values=None if row["values"] == "*" else int(row["values"]),
+                effect=cast("Effect", row["effect"]),
+                choices=tuple(row["choices"].split()),
+                usual=tuple(row["usual"].split()),
+                **{name: row[name] for name in ("words", "reads", "default", "means")},
             )
             for row in rows
         }
     )
+
+
+def read_as(flag: str) -> str:
+    """Return the argument of core_v0.19.2 that `flag` is, itself where it is no other name of one."""
+    known = known_flags().get(flag)
+    return known.means or flag if known else flag
+
+
+def is_read(flag: str) -> bool:
+    """Return whether an argument says something about a plan."""
+    return flag in known_flags() and bool(known_flags()[flag].reads)
 
 
 def hyphenated(flag: str) -> str:

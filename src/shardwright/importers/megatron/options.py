@@ -43,12 +43,13 @@ def _said(flags: Flags, model: Model, job: Job, optimizer: OptimizerPlan) -> Ite
             yield "grad_reduce", "bf16"
         if aware:
             yield from ((name, flags[_flag(name)]) for name in STATE)
-    if flags["--cross-entropy-loss-fusion"] and flags["--cross-entropy-fusion-impl"] != "linear":
-        yield "loss", "fused"
+    if not flags["--cross-entropy-loss-fusion"]:  # a fused one is what plans that say none are priced and exported with
+        yield "loss", "unfused"
     if any(kind.moe for kind in model.kinds):
         if flags["--moe-enable-deepep"]:
             yield "dispatcher", "flex"
-        elif (name := flags["--moe-token-dispatcher-type"]) is not None:
+        else:
+            name = flags["--moe-token-dispatcher-type"]
             yield "dispatcher", DISPATCHERS.get(name, name)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from shardwright.errors import Problem, SpecError, bad
-from shardwright.exporters.megatron.dispatcher import usual_dispatcher
+from shardwright.exporters.megatron.dispatcher import dispatcher_of_plan
 from shardwright.importers.launches import Launch, launches
 from shardwright.importers.megatron.flags import LENGTHS, Flags, scan
 from shardwright.importers.megatron.machines import EXAMPLE, hosts_of, on_hosts
@@ -29,6 +29,14 @@ OTHER_PROGRAMS = re.compile(
 )
 DECISIVE = ("--micro-batch-size", "--tensor-model-parallel-size", "--num-layers", "--seq-length")
 DEFAULTS_SHOWN = 12
+DECIDED_BY_DEFAULT = (
+    "--use-distributed-optimizer",
+    "--overlap-grad-reduce",
+    "--cross-entropy-loss-fusion",
+    "--grad-reduce-in-bf16",
+    "--use-precision-aware-optimizer",
+    "--moe-token-dispatcher-type",
+)
 
 
 def plan_from_megatron(
@@ -122,14 +130,13 @@ def reading_of_flags(
     if problems:
         raise SpecError(*problems)
     uncounted = (*flags.uncounted, *unpriced(flags, plan.job, plan.optimizer))
-    return Reading(plan, (*notes, *_notes(flags, launch, cluster, world)), flags.ignored, uncounted)
+    return Reading(plan, (*notes, *_notes(flags, launch, plan, world)), flags.ignored, uncounted)
 
 
 def _without_usual(plan: Plan) -> Plan:
     """Return the plan without a dispatcher where it is the one that it would be exported with."""
-    if plan.job.options.dispatcher != usual_dispatcher(plan):
-        return plan
-    return replace(plan, job=replace(plan.job, options=replace(plan.job.options, dispatcher=None)))
+    usual = replace(plan, job=replace(plan.job, options=replace(plan.job.options, dispatcher=None)))
+    return usual if plan.job.options.dispatcher == dispatcher_of_plan(usual) else plan
 
 
 def _one_gpu(cluster: Cluster, name: str, problems: list[Problem]) -> str:
@@ -185,14 +192,26 @@ def _assumed(script: ShellScript) -> list[str]:
     ]
 
 
-def _notes(flags: Flags, launch: Launch | None, cluster: Cluster, world: int) -> tuple[str, ...]:
-    notes = []
+def _defaults(flags: Flags, plan: Plan) -> Iterator[str]:
+    """Yield the defaults that move the price of a plan and that its text leaves to Megatron-LM."""
+    if plan.job.framework != "megatron":
+        return
+    experts = any(kind.moe for kind in plan.model.kinds)
+    for flag in DECIDED_BY_DEFAULT:
+        if flag not in flags.given and (experts or not flag.startswith("--moe-")):
+            yield f"{flag} {flags[flag] or 'off'}"
+
+
+def _notes(flags: Flags, launch: Launch | None, plan: Plan, world: int) -> tuple[str, ...]:
+    notes, cluster = [], plan.cluster
     if launch is None or launch.gpus is None:
         notes.append(f"the text does not say how many GPUs run; all {world} of the cluster are assumed")
     elif world < cluster.gpus:
         notes.append(f"{world} of the cluster's {cluster.gpus} GPUs are used")
     if not any(flag in flags.given for flag in LENGTHS):
         notes.append("the text does not say how long the run is")
+    if defaults := ", ".join(_defaults(flags, plan)):
+        notes.append(f"Megatron-LM's defaults are taken where nothing is said: {defaults}")
     if flags["--rampup-batch-size"]:
         start, step, samples = (*flags["--rampup-batch-size"].split(), "?", "?")[:3]
         words = f"the batch grows from {start} by {step} over {samples} samples; the final one is priced"

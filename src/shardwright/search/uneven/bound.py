@@ -23,8 +23,7 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.iteration.layered.network import Everyone, moved_seconds
 from shardwright.cost.iteration.layered.seconds import Slots, slots
-from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
-from shardwright.cost.network.collectives import exposed_seconds
+from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, exposed_seconds
 from shardwright.search.uneven.options import GpuOptions
 from shardwright.search.uneven.rows import after_seconds, shared_rows
 from shardwright.search.uneven.states import grid, shares_of
@@ -69,7 +68,7 @@ def _least_passes(options: Sequence[GpuOptions]) -> tuple[Floats, Floats]:
 
 def _least(least: Slots, work: Floats) -> Floats:
     """Return the least Σ φ(C_u, x_u) over C ≥ C* with Σ C ≥ `work`, [N]."""
-    base = least.compute + exposed_seconds(least.traffic, least.compute, slowdown=OVERLAP_SLOWDOWN)
+    base = least.compute + exposed_seconds(least.traffic, least.compute)
     more = np.maximum(work - least.compute.sum(axis=1), 0.0)
     cheap = np.maximum(least.traffic - least.compute, 0.0).sum(axis=1)
     with np.errstate(invalid="ignore"):

@@ -28,9 +28,8 @@ from shardwright.cost.iteration.step import (
     reduction_tails,
     tied_embedding_seconds,
 )
-from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
 from shardwright.cost.memory.sizes import least_state_bytes, room_for_tensors, trained_share
-from shardwright.cost.network.collectives import exposed_seconds, rack_seconds, transfer_seconds
+from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, exposed_seconds, rack_seconds, transfer_seconds
 from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.strategies import UNSHARDED, ZERO1, Strategies
 
@@ -251,5 +250,5 @@ def _fully_sharded(context: Context, rows: Strategies, times: StageTimes, dense:
     """Return the least that ZeRO-2 adds on a rank (ZeRO-3 adds more): a reduce-scatter in each micro-batch."""
     width = trained_share(context.job) * widths_of(context.job).gradient_reduction
     once = both_gather_seconds(context.links, data_parallel(context, rows), dense, expert, width)[:, 0]
-    each = exposed_seconds(once, BUCKET_SHARE * times.backward[:, 0, 0], slowdown=OVERLAP_SLOWDOWN)
+    each = exposed_seconds(once, BUCKET_SHARE * times.backward[:, 0, 0])
     return np.asarray(micro_batches(context, rows) * each)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
 from shardwright.cost.network.collectives import exposed_seconds
 
 
@@ -49,7 +48,7 @@ def slot_seconds(found: Slots, *, overlap: bool = True) -> Floats:
     """Return the seconds of each slot, φ(C, x), [N, 2 U - 1]."""
     hidden = found.traffic
     if overlap:
-        hidden = exposed_seconds(found.traffic, found.compute, slowdown=OVERLAP_SLOWDOWN)
+        hidden = exposed_seconds(found.traffic, found.compute)
     return np.asarray(found.compute + hidden)
 
 

@@ -18,8 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
-from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
-from shardwright.cost.network.collectives import Fabric, Group, gather_seconds
+from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, Fabric, Group, gather_seconds
 from shardwright.search.mixed.tables.columns import Layers, Table
 from shardwright.search.mixed.tables.orders import Arrangement
 from shardwright.search.mixed.tables.region import Region, between_sites

@@ -8,7 +8,6 @@ import numpy as np
 
 from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, launched_seconds
-from shardwright.cost.layers.table import OVERLAP_SLOWDOWN
 from shardwright.cost.network.collectives import Group, exposed_seconds, gather_seconds
 from shardwright.cost.pipeline.schedule import one_f_one_b
 from shardwright.cost.pipeline.simulate import simulate
@@ -173,8 +172,8 @@ def tails(table: Table, found: Stages, once: Floats) -> tuple[Floats, Floats]:
     """Return what reducing gradients and gathering weights leave after the pipeline at each stage, [N, P], where a byte
     of each of its parameters is gathered in `once` seconds [N, P]."""
     backward, forward = table.reduced_beside * found.own_backward, table.gathered_beside * found.forward
-    reduce = exposed_seconds(table.reduced_bytes * once, backward, slowdown=OVERLAP_SLOWDOWN)
-    gather = exposed_seconds(table.gathered_bytes * once, forward, slowdown=OVERLAP_SLOWDOWN)
+    reduce = exposed_seconds(table.reduced_bytes * once, backward)
+    gather = exposed_seconds(table.gathered_bytes * once, forward)
     return (
         np.maximum(reduce - _before(found.own_backward), 0.0),
         np.maximum(gather - _before(found.forward), 0.0),

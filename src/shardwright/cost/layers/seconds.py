@@ -1,0 +1,166 @@
+"""Seconds of one layer: its operators, and the communication that they cannot hide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from shardwright.arrays import Floats
+from shardwright.cost.compute.operators import MLP, MOE, SHARED, Shard, tokens
+from shardwright.cost.compute.selective import per_operator, repeats
+from shardwright.cost.frameworks.overheads import Overheads
+from shardwright.cost.frameworks.widths import widths_of
+from shardwright.cost.network.collectives import Fabric, exposed_seconds, gather_seconds, group, reduce_seconds
+from shardwright.cost.network.dispatch import dispatch_seconds
+from shardwright.spec.job import Job
+from shardwright.spec.model import Layer, Model
+from shardwright.spec.options import Dispatcher
+
+TP_OVERLAP_SHARE = 0.8  # part of a GEMM beside which chunks of its own communication can run; chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """Exposed seconds of one layer for one micro-batch, [M], by cause; `core` is what selective recomputation
+    repeats of those forward."""
+
+    forward: Floats
+    backward: Floats
+    core: Floats
+    tp_forward: Floats
+    tp_backward: Floats
+    cp_forward: Floats
+    cp_backward: Floats
+    ep_forward: Floats
+    ep_backward: Floats
+
+    def scaled(self, factor: float) -> Seconds:
+        return Seconds(**{field.name: factor * getattr(self, field.name) for field in fields(Seconds)})
+
+
+def layer_seconds(
+    model: Model,
+    layer: Layer | None,
+    shard: Shard,
+    job: Job,
+    links: Fabric,
+    software: Overheads,
+    dispatcher: Dispatcher,
+    forward: Floats,
+    backward: Floats,
+    core: Floats,
+    again: Floats,
+) -> Seconds:
+    """Return the times of a layer (of embedding and head where it is None) with the communication that it cannot hide,
+    from those of its operators, [M]: `core` are those of core attention forward, `again` those that selective
+    recomputation repeats."""
+    zero = np.zeros(len(shard.tp))
+    if layer is None:
+        tp_forward, tp_backward = _tp_edge(model, shard, job, links)
+        return Seconds(
+            forward=forward,
+            backward=backward,
+            core=zero,
+            tp_forward=tp_forward,
+            tp_backward=tp_backward,
+            cp_forward=zero,
+            cp_backward=zero,
+            ep_forward=zero,
+            ep_backward=zero,
+        )
+    blocks = 2 if layer.mlp is not None or (layer.moe is not None and layer.moe.shared_width) else 1
+    tp_forward, tp_backward = _tp_layer(model, shard, job, links, blocks, forward, backward)
+    cp_forward, cp_backward = _cp_layer(layer, shard, job, links, core)
+    ep_forward = software.exchange * _ep_layer(model, layer, shard, job, links, dispatcher)
+    return Seconds(
+        forward=forward,
+        backward=backward,
+        core=again + _repeated_communication(layer, job, tp_forward / blocks, ep_forward),
+        tp_forward=tp_forward,
+        tp_backward=tp_backward,
+        cp_forward=cp_forward,
+        cp_backward=cp_backward,
+        ep_forward=ep_forward,
+        ep_backward=ep_forward,
+    )
+
+
+def _repeated_communication(layer: Layer, job: Job, pair: Floats, exchange: Floats) -> Floats | float:
+    """Return the communication of the modules that selective recomputation repeats: `pair` is that of a column-row pair
+    forward, `exchange` that of tokens with experts."""
+    modules = 0 if per_operator(job) else repeats(job)
+    dense = layer.mlp is not None and modules & MLP
+    shared = layer.moe is not None and layer.moe.shared_width and modules & (SHARED | MOE)
+    experts = layer.moe is not None and modules & MOE
+    return (pair if dense or shared else 0.0) + (exchange if experts else 0.0)
+
+
+def _tp_layer(
+    model: Model, shard: Shard, job: Job, links: Fabric, blocks: int, forward: Floats, backward: Floats
+) -> tuple[Floats, Floats]:
+    """Return exposed tensor-parallel time of a layer with `blocks` column-row pairs.
+
+    Forward, each pair all-gathers its input and reduce-scatters its output (one all-reduce without sequence
+    parallelism). Backward does the same in reverse and, with sequence parallelism, gathers the input once more;
+    Megatron-LM runs the latter and the input gradient's reduction beside the weight gradient's GEMM.
+    """
+    gather, reduce = _tp_seconds(model, shard, job, links)
+    pair = blocks * (gather + reduce)
+    hidden_backward = pair
+    open_backward = np.where(shard.sequence_parallel, blocks * gather, 0.0)
+    room_forward, room_backward = TP_OVERLAP_SHARE * forward, TP_OVERLAP_SHARE * backward
+    overlapped = exposed_seconds(pair, room_forward)
+    tp_forward = np.where(shard.overlap_tp, overlapped, pair)
+    beside = exposed_seconds(hidden_backward, 0.5 * room_backward)
+    all_beside = exposed_seconds(hidden_backward + open_backward, room_backward)
+    return tp_forward, np.where(
+        shard.overlap_tp, np.minimum(all_beside, beside + open_backward), beside + open_backward
+    )
+
+
+def _tp_edge(model: Model, shard: Shard, job: Job, links: Fabric) -> tuple[Floats, Floats]:
+    """Return the tensor-parallel time at the embedding or the head: one collective each way."""
+    _, reduce = _tp_seconds(model, shard, job, links)
+    whole = np.where(shard.sequence_parallel, 1.0, 2.0) * reduce
+    return whole, whole
+
+
+def _tp_seconds(model: Model, shard: Shard, job: Job, links: Fabric) -> tuple[Floats, Floats]:
+    """Return the seconds of an all-gather and a reduce-scatter of a hidden state over tensor-parallel ranks, [M]. An
+    all-reduce has both in the width of partial sums."""
+    ranks, widths = group(links, shard.tp, np.ones_like(shard.tp)), widths_of(job)
+    elements = tokens(shard, job) * model.hidden
+    width = np.where(shard.sequence_parallel, widths.tensor_gather, widths.tensor_reduce)
+    return (
+        gather_seconds(links, ranks, width * elements),
+        gather_seconds(links, ranks, widths.tensor_reduce * elements),
+    )
+
+
+def _cp_layer(layer: Layer, shard: Shard, job: Job, links: Fabric, core: Floats) -> tuple[Floats, Floats]:
+    """Return exposed context-parallel time: keys and values travel the ring beside core attention (arXiv
+    2310.01889); backward their gradients travel too."""
+    attention = layer.attention
+    ranks = group(links, shard.cp, shard.tp)
+    width = (attention.key_width + attention.value_width) / shard.tp
+    size = widths_of(job).context * shard.micro_batch * job.seq_len * width
+    ring = gather_seconds(links, ranks, size)
+    forward = exposed_seconds(ring, core)
+    return forward, exposed_seconds(2.0 * ring, 2.0 * core)
+
+
+def _ep_layer(model: Model, layer: Layer, shard: Shard, job: Job, links: Fabric, dispatcher: Dispatcher) -> Floats:
+    """Return the time of dispatching tokens to experts and combining them: an all-to-all each, and the gather over
+    expert-tensor-parallel ranks."""
+    if layer.moe is None:
+        return np.zeros(len(shard.tp))
+    widths, elements = widths_of(job), tokens(shard, job) / shard.tp * model.hidden
+    across = group(links, shard.ep, shard.etp)
+    within = group(links, shard.etp, np.ones_like(shard.etp))
+    gathered = reduce_seconds(links, within, widths.combine * elements * layer.moe.top_k * shard.etp)
+    sent, returned = (
+        dispatch_seconds(links, across, width * elements, layer.moe.top_k, dispatcher)
+        for width in (widths.dispatch, widths.combine)
+    )
+    return sent + returned + gathered
