@@ -19,7 +19,7 @@ from tests.spec.test_machine_profile import PROFILE
 
 from shardwright.discovery.discover import discover
 from shardwright.plans.document import save, to_document
-from shardwright.reports.documents.schemas import SCHEMAS
+from shardwright.reports.documents.schemas import document_names
 from shardwright.spec.read import machine_profile
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -35,7 +35,7 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("name", document_names())
 def test_schemas_are_schemas(name: str) -> None:
     jsonschema.Draft202012Validator.check_schema(schema(name))
 

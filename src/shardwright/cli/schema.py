@@ -28,10 +28,10 @@ def schema(
     name: Annotated[str, typer.Argument(metavar="NAME", help="One of the documents above, e.g. plan or cluster.")],
 ) -> None:
     from shardwright.errors import bad, suggestion
-    from shardwright.reports.documents.schemas import SCHEMAS, document_schema
+    from shardwright.reports.documents.schemas import document_names, document_schema
 
-    if name not in SCHEMAS:
-        raise bad("NAME", f"there is no document {name!r}", suggestion(name, SCHEMAS))
+    if name not in document_names():
+        raise bad("NAME", f"there is no document {name!r}", suggestion(name, document_names()))
     write_json(document_schema(name))
 
 
