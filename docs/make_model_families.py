@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.files import write_atomically
-from shardwright.spec.read.families import FAMILIES, SYNONYMS
+from shardwright.spec.read.families import FAMILIES, REFUSED, SYNONYMS
 from shardwright.spec.read.huggingface import model_of_config
-from shardwright.spec.read.refused_families import REFUSED
 
 PAGE = Path(__file__).with_name("model-families.md")
 COUNTS = Path(__file__).parents[1] / "tests" / "spec" / "transformers_counts.json"

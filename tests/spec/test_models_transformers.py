@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from shardwright.errors import SpecError
-from shardwright.spec.read.families import FAMILIES, SYNONYMS
+from shardwright.spec.read.families import FAMILIES, REFUSED, SYNONYMS
 from shardwright.spec.read.huggingface import model_of_config
-from shardwright.spec.read.refused_families import REFUSED
 
 DATA = json.loads(Path(__file__).with_name("transformers_counts.json").read_text(encoding="utf-8"))
 COUNTS, CAUSAL = DATA["models"], DATA["causal"]

@@ -5,9 +5,8 @@
 * `huggingface`: `config.json`
 * `config_fields`: its fields under their many spellings
 * `huggingface_layers`: its layers
-* `families`: what a family has that the config does not say
+* `families`: what a family has that the config does not say, and which are refused
 * `guesses`: a family that nobody knows
-* `refused_families`: families whose layers cannot be costed, with the reason
 * `published_weights`: a model's count against the files beside its config
 * `model_yaml`: a YAML of dimensions
 * `cluster`: a cluster file or short form

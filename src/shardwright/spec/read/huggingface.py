@@ -11,10 +11,9 @@ from shardwright.errors import SpecError, bad
 from shardwright.spec.model import Layer, Model, RotaryScaling
 from shardwright.spec.read import config_fields as spelled
 from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigFields
-from shardwright.spec.read.families import FAMILIES, SYNONYMS, Family
+from shardwright.spec.read.families import FAMILIES, SYNONYMS, Family, reject_refused
 from shardwright.spec.read.guesses import guessed_family, settle_guesses
 from shardwright.spec.read.huggingface_layers import layers_of, stated
-from shardwright.spec.read.refused_families import reject_refused
 from shardwright.spec.text.fields import shown
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
