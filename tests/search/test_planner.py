@@ -7,20 +7,10 @@ import pytest
 from shardwright.errors import SpecError
 from shardwright.plans.check import check
 from shardwright.plans.document import dumps
-from shardwright.plans.findings import (
-    Cause,
-    Cheapest,
-    Failure,
-    Fastest,
-    LimitsNotKept,
-    MoreMachines,
-    NoLegalLayout,
-    Rejection,
-    RulesDropAll,
-    Unpin,
-)
+from shardwright.plans.findings import Cause, LimitsNotKept, NoLegalLayout, Rejection, RulesDropAll
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import NoPlan, Ranking
+from shardwright.plans.remedies import Cheapest, Failure, Fastest, MoreMachines, Unpin
 from shardwright.reports.words import in_words
 from shardwright.rounding import coarse
 from shardwright.search.planner import evaluate, plan, predict

@@ -13,4 +13,5 @@
 * `summary`: plans in short, for a notebook and for a data frame
 * `ranking`: what a search returns
 * `findings`: what it has to say beside plans, as values
+* `remedies`: what would help, as values
 """

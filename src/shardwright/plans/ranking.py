@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright.plans.document import save
-from shardwright.plans.findings import Failure, RareSwitch, Reason, Rejection, Remedy, Shortage, Uncovered
+from shardwright.plans.findings import RareSwitch, Reason, Rejection, Uncovered
 from shardwright.plans.plan import Plan
+from shardwright.plans.remedies import Failure, Remedy, Shortage
 from shardwright.plans.summary import figures, html_table, text_table
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from shardwright.cost.context import Context
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.strategies import Strategies, plan_of_row
 from shardwright.cost.trust.rarity import rare_in
-from shardwright.plans.findings import Cause, Failure, MixedPlans, Rejection, ordered
+from shardwright.plans.findings import Cause, MixedPlans, Rejection, ordered
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, PassedOver, SearchReport
+from shardwright.plans.remedies import Failure
 from shardwright.search.kinds import OneType, Pipelines, Uneven
 from shardwright.search.mixed.entry import (
     affordable_value,

@@ -14,7 +14,8 @@ from shardwright.cost.strategies import row_of
 from shardwright.cost.trust.rarity import doubts
 from shardwright.errors import SpecError
 from shardwright.plans.check import check
-from shardwright.plans.findings import Cheapest, Fastest, Limits, NeverEnds, NoOfferKeeps, OffersTooSmall, PlacesApart
+from shardwright.plans.findings import Limits, NeverEnds, NoOfferKeeps, OffersTooSmall, PlacesApart
+from shardwright.plans.remedies import Cheapest, Fastest
 from shardwright.search.market.front import Front, Point
 from shardwright.search.market.result import Shopping
 from shardwright.search.market.shop import shop

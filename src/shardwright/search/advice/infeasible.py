@@ -13,24 +13,26 @@ from shardwright.cost.money.price import dollars_per_hour
 from shardwright.cost.money.risk import pool_stretch
 from shardwright.plans.findings import (
     Cause,
-    Change,
-    Cheapest,
-    Fastest,
     Limits,
     LimitsNotKept,
-    MoreMachines,
-    MoreMemory,
     Need,
     NoLegalLayout,
     PinsTooTight,
-    Remedy,
     RulesDropAll,
-    ShorterSequence,
     TooLittleMemory,
-    Unpin,
 )
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import NoPlan, SearchReport
+from shardwright.plans.remedies import (
+    Change,
+    Cheapest,
+    Fastest,
+    MoreMachines,
+    MoreMemory,
+    Remedy,
+    ShorterSequence,
+    Unpin,
+)
 from shardwright.search.objective import Objective
 from shardwright.search.renting.expected import run_totals
 from shardwright.search.rules.filters import Filters

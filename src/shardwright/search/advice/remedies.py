@@ -11,7 +11,7 @@ from shardwright.arrays import Ints
 from shardwright.cost.context import Context, sharded
 from shardwright.cost.iteration.footprint import fewest_recomputed_layers, fixed_bytes, footprint
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNSHARDED, ZERO1, Strategies
-from shardwright.plans.findings import BlockRecomputation, Change, Remedy, SmallerMicroBatch
+from shardwright.plans.remedies import BlockRecomputation, Change, Remedy, SmallerMicroBatch
 
 
 def remedies(context: Context, row: Strategies, starts: Ints) -> Iterator[Remedy]:

@@ -5,16 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from shardwright.plans.findings import (
-    Cheapest,
-    CheapestInTime,
-    Fastest,
-    FastestInBudget,
-    Limits,
-    NoOfferKeeps,
-    Remedy,
-)
+from shardwright.plans.findings import Limits, NoOfferKeeps
 from shardwright.plans.ranking import NoPlan
+from shardwright.plans.remedies import Cheapest, CheapestInTime, Fastest, FastestInBudget, Remedy
 from shardwright.search.market.result import Picks, Step
 from shardwright.search.renting.choice import Choice
 

@@ -15,7 +15,6 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.fit_probability import headroom
 from shardwright.errors import SpecError, bad
 from shardwright.plans.findings import (
-    Change,
     MixesLeft,
     NeverEnds,
     NoLegalOffer,
@@ -25,6 +24,7 @@ from shardwright.plans.findings import (
     Uncovered,
 )
 from shardwright.plans.ranking import NoPlan
+from shardwright.plans.remedies import Change
 from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import within
 from shardwright.search.market.front import Front

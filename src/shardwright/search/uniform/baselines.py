@@ -12,7 +12,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.iteration.evaluate import Verdict, evaluate
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNSHARDED, ZERO1, ZERO3, Strategies, strategies
 from shardwright.plans.abilities import flash_attention_runs
-from shardwright.plans.findings import Failure, Shortage
+from shardwright.plans.remedies import Failure, Shortage
 from shardwright.search.space.axes import Space, divisors, tensor_parallel_degrees, virtual_stages
 from shardwright.search.space.layouts import even_split
 
