@@ -7,8 +7,8 @@ from collections.abc import Collection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.recovery.leadership import Address, Standing, leader_of
-from shardwright.recovery.quorum import Generation, Machine
+from shardwright.recovery.leadership import Standing, leader_of
+from shardwright.recovery.quorum import Address, Generation, Machine
 
 NAMES = range(6)
 
@@ -73,6 +73,13 @@ def test_the_first_of_all_leads_nothing_where_others_remember_a_generation() -> 
 def test_a_coordinator_that_the_run_went_on_without_is_passed_over() -> None:
     behind, ahead = standing(0, 5, (0, 1, 2), leader=0), standing(1, 6, (1, 2))
     assert leader_of([behind, ahead], address(0)) == address(1)
+
+
+def test_of_two_groups_that_went_on_apart_and_count_alike_all_choose_the_same() -> None:
+    alone, others = standing(0, 6, (0,), leader=0), [standing(n, 6, (1, 2), leader=1) for n in (1, 2)]
+    assert {leader_of(seen, address(0)) for seen in ([alone, *others], [*others, alone])} == {address(1)}
+    twins = [standing(0, 6, (0, 3), leader=0), standing(1, 6, (1, 2), leader=1)]
+    assert {leader_of(seen, address(0)) for seen in (twins, twins[::-1])} == {address(0)}
 
 
 def test_nobody_is_taken_for_a_coordinator_on_hearsay() -> None:

@@ -3,8 +3,11 @@ those say that answer:
 
 1. One that coordinates says so itself; nobody is taken for a coordinator on hearsay, but where a machine says that its
    coordinator is, there is one to be asked. Of several, the one of the newest generation counts.
+   Where two groups went on apart and count alike, the one of more machines is newer, then the one whose names come
+   first.
 2. A coordinator of an older generation than the newest that anyone remembers is passed over: the run went on without
-   it. While nothing trains under it, it follows this rule too, and so gives way.
+   it. It goes on looking for machines that are not with it, follows this rule too, and so gives way: thus two groups
+   that went on apart come together again.
 3. Where nobody coordinates, the machines of the newest generation do, in its order: the first that answers and
    remembers it. One that was started anew remembers nothing, and waits for it.
 4. Where nobody remembers a generation, the first of `--join` begins the run, after the last number that was claimed in
@@ -19,9 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwright.recovery.quorum import Generation
-
-Address = tuple[str, int]
+from shardwright.recovery.quorum import Address, Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +42,9 @@ class Standing:
 def leader_of(standings: Sequence[Standing], first: Address) -> Address | None:
     """Return where the coordinator is, or shall be, by what machines say of themselves, the one that asks among them;
     None where it has to be waited for. `first` begins the run."""
-    newest = max(standings, key=lambda one: one.generation.number).generation
-    order = [(machine.host, machine.port) for machine in newest.machines] or [first]
-    remember = [one for one in standings if one.generation.number == newest.number]
+    newest = min((one.generation for one in standings), key=_place)
+    order = [machine.address for machine in newest.machines] or [first]
+    remember = [one for one in standings if _place(one.generation) == _place(newest)]
 
     def place(address: Address) -> tuple[int, Address]:
         return (order.index(address) if address in order else len(order)), address
@@ -51,3 +52,8 @@ def leader_of(standings: Sequence[Standing], first: Address) -> Address | None:
     leading = [one.address for one in remember if one.leads]
     known = [one.address for one in remember if one.address in order]
     return min(leading or known, key=place, default=None)
+
+
+def _place(generation: Generation) -> tuple[int, int, tuple[str, ...]]:
+    """Return what puts the newest generation first."""
+    return -generation.number, -len(generation.machines), generation.names

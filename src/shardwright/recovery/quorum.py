@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+Address = tuple[str, int]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
@@ -23,6 +25,10 @@ class Machine:
     gpu: str
     gpus: int
     zone: str = ""
+
+    @property
+    def address(self) -> Address:
+        return self.host, self.port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

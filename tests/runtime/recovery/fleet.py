@@ -29,6 +29,8 @@ from shardwright.runtime.storage.data import write_tokens
 from shardwright.spec.cluster import Cluster
 
 PATIENCE_SECONDS, LOG_CHARACTERS = 120.0, 12_000
+LONGEST_TURN_SECONDS = 1.0
+"""What is longer than that was a time in which the whole machine stood still: one that is out of memory does."""
 ROOT = Path(__file__).parents[3]
 MODEL = tiny_model(4, vocab=257)
 
@@ -200,9 +202,11 @@ class Fleet:
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for something. Fails with the logs where it does not come; mortal machines say where they are."""
-        end = time.monotonic() + PATIENCE_SECONDS
+        left, now = PATIENCE_SECONDS, time.monotonic()
         while not condition():
-            if time.monotonic() > end or self._failed():
+            before, now = now, time.monotonic()
+            left -= min(now - before, LONGEST_TURN_SECONDS)
+            if left < 0.0 or self._failed():
                 for index in self.running if self.mortal else ():
                     self.signal_machine(index, signal.SIGUSR1)
                 time.sleep(1.0)

@@ -31,7 +31,7 @@ def generation(number: int = 4) -> Generation:
 @contextmanager
 def there(before: Generation, names: Collection[str]) -> Iterator[None]:
     """Have machines listen, which say nothing."""
-    listening = [socket.create_server((m.host, m.port)) for m in before.machines if m.name in names]
+    listening = [socket.create_server(m.address) for m in before.machines if m.name in names]
     try:
         yield
     finally:

@@ -10,13 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
 from tests.runtime.recovery.fleet import _free_ports, copies
 
 from shardwright.plans.document import to_document
-from shardwright.recovery.leadership import Address, Standing
-from shardwright.recovery.quorum import Generation, Machine
+from shardwright.recovery.leadership import Standing
+from shardwright.recovery.quorum import Address, Generation, Machine
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.recovery.channel import Channel, Message, Reply, refuse
+from shardwright.runtime.recovery.coordinator import Coordinator
 from shardwright.runtime.recovery.keeper import Keeper
 from shardwright.runtime.recovery.lookout import look_around
 from shardwright.runtime.recovery.options import KeeperOptions
@@ -39,15 +41,15 @@ class Played:
 
     @property
     def address(self) -> Address:
-        return self.machine.host, self.machine.port
+        return self.machine.address
 
     def following(self, leader: Machine) -> Played:
-        self.leader = leader.host, leader.port
+        self.leader = leader.address
         return self
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
-        async with await asyncio.start_server(self._accept, self.machine.host, self.machine.port):
+        async with await asyncio.start_server(self._accept, *self.machine.address):
             yield
             for channel in self.channels:
                 channel.close()
@@ -73,7 +75,7 @@ def keeper_options(machine: Machine, others: Sequence[Machine], folder: Path) ->
     """Return what the keeper of a machine is told that is the first of `--join`."""
     return KeeperOptions(
         machine=machine,
-        join=tuple((each.host, each.port) for each in (machine, *others)),
+        join=tuple(each.address for each in (machine, *others)),
         plan=copies(3),
         settings=Settings(data=(), out=folder, steps=1, recipe=Recipe()),
         memory=folder / "memory",
@@ -135,7 +137,7 @@ def test_a_machine_that_was_cut_off_hears_from_the_coordinator_that_asks_it(tmp_
     async def play() -> None:
         keeper = Keeper(keeper_options(machines[0], machines[1:2], tmp_path))
         await started(keeper, machines[:2], machines[1])
-        silent = socket.create_server((machines[1].host, machines[1].port))
+        silent = socket.create_server(machines[1].address)
         async with leader.listening(), serving(keeper):
             mine = Standing(address=leader.address, generation=leader.generation, leader=leader.address)
             while not leader.joined.is_set():
@@ -171,6 +173,27 @@ def test_a_beginner_gives_way_to_a_run_that_it_could_not_see(tmp_path: Path) -> 
 
     async def play() -> None:
         keeper = Keeper(keeper_options(machines[0], machines[1:], tmp_path))
+        async with serving(keeper):
+            while keeper.leading is None:
+                await asyncio.sleep(0.01)
+            async with other.listening():
+                await soon(other.joined)
+                assert keeper.leading is None
+
+    asyncio.run(asyncio.wait_for(play(), PATIENCE))
+
+
+def test_a_coordinator_whose_machines_train_gives_way_to_a_group_that_went_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They could not see each other, and both went on."""
+    machines = some(2)
+    other = Played(machines[1], 7, machines[1:]).following(machines[1])
+    monkeypatch.setattr(Coordinator, "idle", False)
+
+    async def play() -> None:
+        keeper = Keeper(keeper_options(machines[0], machines[1:], tmp_path))
+        await started(keeper, machines[:1], machines[1])
         async with serving(keeper):
             while keeper.leading is None:
                 await asyncio.sleep(0.01)

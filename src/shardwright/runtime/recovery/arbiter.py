@@ -92,5 +92,5 @@ def _claims(cloud: Cloud, run: str, number: int, claim: Claim) -> list[Claim]:
 async def _gone(before: Generation, names: Collection[str]) -> set[str]:
     """Return those of some machines of a generation at whose addresses nobody listens any more."""
     machines = [machine for machine in before.machines if machine.name in names]
-    answers = await asyncio.gather(*(refuses(machine.host, machine.port) for machine in machines))
+    answers = await asyncio.gather(*(refuses(*machine.address) for machine in machines))
     return {machine.name for machine, refused in zip(machines, answers, strict=True) if refused}

@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from shardwright.recovery.leadership import Address
 from shardwright.recovery.outlook import Change, outlook_of
-from shardwright.recovery.quorum import Generation
+from shardwright.recovery.quorum import Address, Generation
 from shardwright.recovery.slow import Pace, answer, slowed
 from shardwright.runtime.recovery.advance import Progress
 from shardwright.runtime.recovery.arbiter import Arbiter, MinorityError
@@ -51,7 +50,7 @@ class Coordinator:
     ) -> None:
         self._options, self._run, self._step_down, self.closed = options, run, step_down, False
         self._here = frozenset(here)
-        self._members = Members()
+        self.members = Members()
         cloud = Cloud(options.upload) if options.upload else None
         self._uploads = None if cloud is None else Uploads(options=options, run=run, cloud=cloud)
         self._cloud = cloud
@@ -62,7 +61,7 @@ class Coordinator:
             silence_seconds=options.silence_seconds,
             wait_seconds=options.wait_seconds,
         )
-        self._passage = Passage(options=options, run=run, members=self._members, cloud=cloud, arbiter=self._arbiter)
+        self._passage = Passage(options=options, run=run, members=self.members, cloud=cloud, arbiter=self._arbiter)
         before = base.generation
         self._base, self._current, self._progress = base, before, Progress()
         self._highest = before.number
@@ -82,7 +81,7 @@ class Coordinator:
         machine = machine_of(message["machine"])
         if message["run"] != self._run.name:
             return {"refused": f"{machine.name} has another plan, seed or optimizer than this run"}
-        self._members.put(machine, channel)
+        self.members.put(machine, channel)
         channel.on_lost = self._member_lost
         channel.watch(self._options.beat_seconds, self._options.silence_seconds)
         self._changed(came=1)
@@ -93,7 +92,7 @@ class Coordinator:
 
     def hear(self, channel: Channel, message: Message) -> Message:
         """Take note of what a keeper says of its machine."""
-        name = self._members.name_of(channel)
+        name = self.members.name_of(channel)
         if message["op"] == "bad input":
             self._give_up(f"error: {message['reason']}", BAD_INPUT)
         elif message["op"] == "leaving":
@@ -122,7 +121,7 @@ class Coordinator:
     def give_way(self, reason: str) -> None:
         """Coordinate no more, as others do, or may."""
         self.close()
-        self._members.close(reason)
+        self.members.close(reason)
         self._step_down(reason, None)
 
     def close(self) -> None:
@@ -132,9 +131,9 @@ class Coordinator:
             self._task.cancel()
 
     def _member_lost(self, channel: Channel, reason: str) -> None:
-        name = self._members.name_of(channel)
+        name = self.members.name_of(channel)
         if name:
-            del self._members.by_name[name]
+            del self.members.by_name[name]
             if not self.closed:
                 self._changed(lost=1)
                 self._because(f"{name} is lost: {reason}")
@@ -142,34 +141,34 @@ class Coordinator:
     def _leaves(self, name: str, why: str) -> None:
         """Go on without a machine that is taken away soon; where all are, stop with a snapshot."""
         self._leaving.add(name)
-        if self._members.by_name.keys() <= self._leaving:
-            self._errands.begin(self._members.tell_all("stop", GOODBYE_SECONDS))
+        if self.members.by_name.keys() <= self._leaving:
+            self._errands.begin(self.members.tell_all("stop", GOODBYE_SECONDS))
         else:
             self._because(f"{name} is taken away ({why})")
 
     def _paced(self, pace: Pace) -> None:
         """Note how long a rank computes; a machine that is slow is named, and split around where that pays."""
-        slow = {name: factor for name, factor in self._paces.take(pace).items() if name in self._members.by_name}
+        slow = {name: factor for name, factor in self._paces.take(pace).items() if name in self.members.by_name}
         if slow and slow.keys() - self._slow.keys():
             self._slow |= slow
             self._errands.begin(self._answered(slow))
 
     async def _answered(self, slow: Mapping[str, float]) -> None:
         shown = ", ".join(f"{name} computes {factor:.2f} times as long as it should" for name, factor in slow.items())
-        base, machines = self._base, self._members.machines
+        base, machines = self._base, self.members.machines
         arguments = (base.plan, self._options.plan, machines, slow, base.outlook)
         decision, split = await asyncio.to_thread(answer, *arguments)
         print(f"{shown}; {decision.reason}", file=sys.stderr, flush=True)
         if split and base is self._base:
             for name, factor in slow.items():
-                member = self._members.by_name.get(name)
+                member = self.members.by_name.get(name)
                 if member is not None:
-                    self._members.by_name[name] = replace(member, machine=slowed(member.machine, factor))
+                    self.members.by_name[name] = replace(member, machine=slowed(member.machine, factor))
             self._because(shown)
 
     async def _goodbye(self, leaving: Collection[str]) -> None:
         """Let machines go that have given what they had."""
-        channels = [self._members.by_name.pop(name).channel for name in leaving if name in self._members.by_name]
+        channels = [self.members.by_name.pop(name).channel for name in leaving if name in self.members.by_name]
         self._leaving -= set(leaving)
         if channels:
             self._changed(lost=len(channels))
@@ -180,7 +179,7 @@ class Coordinator:
         """Note for the outlook that machines changed; before anything trains, those that join are no arrivals."""
         if not self._changes:
             return
-        there = len(self._members.by_name)
+        there = len(self.members.by_name)
         self._changes.append(Change(seconds=time.monotonic(), machines=there, lost=lost, came=came))
 
     def _because(self, cause: str) -> None:
@@ -202,7 +201,7 @@ class Coordinator:
                 del self._progress.held[old]
             self._event.set()
             self._errands.begin(
-                self._members.tell_all("commit", GOODBYE_SECONDS, step=step, generation=generation.number)
+                self.members.tell_all("commit", GOODBYE_SECONDS, step=step, generation=generation.number)
             )
 
     async def _lead(self) -> None:
@@ -230,17 +229,17 @@ class Coordinator:
     async def _end(self) -> None:
         """End the run, once its last step is in all tiers."""
         step, number = max(self._progress.held), self._current.number
-        await self._members.ask_all("flush", step=step, generation=number)
+        await self.members.ask_all("flush", step=step, generation=number)
         if self._uploads is not None:
             await self._uploads.errands.finished()
         self.closed = True
-        await self._members.tell_all("end", GOODBYE_SECONDS, status=ENDED, generation=number)
+        await self.members.tell_all("end", GOODBYE_SECONDS, status=ENDED, generation=number)
 
     def _give_up(self, reason: str, status: int) -> None:
         """End the run on all machines."""
 
         async def end() -> None:
-            await self._members.tell_all("end", GOODBYE_SECONDS, status=status)
+            await self.members.tell_all("end", GOODBYE_SECONDS, status=status)
             self._step_down(reason, status)
 
         if not self.closed:
@@ -251,9 +250,9 @@ class Coordinator:
         """Wait for the machines of the generation before, or at the beginning for as many as the plan needs."""
         before = self._base.generation
         if before.machines:
-            await regathered(self._options, before, self._here, self._members, self._event)
+            await regathered(self._options, before, self._here, self.members, self._event)
             return
-        await gathered(self._options, self._members, self._event, self._cloud)
+        await gathered(self._options, self.members, self._event, self._cloud)
         number = await self._arbiter.first_free()
         self._base = replace(self._base, generation=Generation(number=number, machines=()))
 
@@ -261,7 +260,7 @@ class Coordinator:
         """Bring the run to the next generation."""
         for attempt in range(ATTEMPTS):
             recovery = Recovery(cause=self._cause, began=self._noticed)
-            self._cause, leaving = "", frozenset(self._leaving & self._members.by_name.keys())
+            self._cause, leaving = "", frozenset(self._leaving & self.members.by_name.keys())
             try:
                 await self._attempt(recovery, leaving)
             except WaitError as error:  # the next machine that comes begins a recovery, or that none has come
@@ -294,5 +293,5 @@ class Coordinator:
         recovery.lap("start")
         self._base = ready.base
         if not self._changes:
-            there = len(self._members.by_name)
+            there = len(self.members.by_name)
             self._changes.append(Change(seconds=time.monotonic(), machines=there, lost=0, came=there))

@@ -72,8 +72,7 @@ class Duties:
             return await self._protection.copy(message) if op == "copy" else (self._inventory(), b"")
         if number < self._term.promised and op == "halt":
             return {"promised": self._term.promised, "reports": {}}, b""
-        if number < self._term.promised:
-            raise RefusedError(f"generation {number} is over, {self._term.promised} is promised")
+        self._still(number)
         phases = {"halt": self._halt, "settle": self._settle, "fetch": self._fetch, "start": self._start}
         if op in phases:
             return await phases[op](message), b""
@@ -91,6 +90,11 @@ class Duties:
             case _:
                 raise RefusedError(f"no keeper answers {op}")
         return {}, b""
+
+    def _still(self, number: int) -> None:
+        """Raise RefusedError where a generation is over."""
+        if number < self._term.promised:
+            raise RefusedError(f"generation {number} is over, {self._term.promised} is promised")
 
     async def _halt(self, message: Message) -> Message:
         """End the generation before the message's on this machine: nothing trains when this returns."""
@@ -155,17 +159,20 @@ class Duties:
         come are returned with where they were."""
         own = [(stored, tier) for tier in (MEMORY, DISK) for stored in pieces_of(message["own"][str(tier)])]
         sound = await asyncio.gather(*(asyncio.to_thread(is_sound, self._folder(tier), s) for s, tier in own))
+        self._still(message["generation"])
         me = self._options.machine.name
         damaged = [stored for (stored, _), good in zip(own, sound, strict=True) if not good]
-        self._state = tuple(self._whole_path(stored, tier) for stored, tier in own)
+        state = tuple(self._whole_path(stored, tier) for stored, tier in own)
         failed = [[rows_of([stored])[0], [me], "it is damaged"] for stored in damaged]
         file = f"{message['generation']:06d}-{FETCHED}.0.bin"
         wanted = [wanted_of(item, file) for item in message["wanted"]]
         if not wanted:
+            self._state = state
             return {"failed": failed}
         readers: dict[int, Reader] = {DISK: self._own_range, CLOUD: self._cloud_range}
         self._snapshots.forget(file)
         found: Fetched = await fetch(wanted, self._snapshots.folder, file, readers)
+        self._still(message["generation"])
         self._snapshots.done(
             Snapshot(
                 file=file,
@@ -176,7 +183,7 @@ class Duties:
                 scale=message["scale"],
             )
         )
-        self._state += tuple(self._whole_path(stored, MEMORY) for stored in found.pieces)
+        self._state = state + tuple(self._whole_path(stored, MEMORY) for stored in found.pieces)
         return {"failed": failed + [[rows_of([s])[0], list(machines), why] for s, machines, why in found.failed]}
 
     async def _start(self, message: Message) -> Message:
@@ -210,6 +217,7 @@ class Duties:
             for rank, slot in mine.items()
         }
         ready = await self._staff.assign(orders, self._options.operation_seconds)
+        self._still(message["generation"])
         if ready:
             generation = Generation(number=message["generation"], machines=machines)
             by_name = {machine.name: machine for machine in machines}

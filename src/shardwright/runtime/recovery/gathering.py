@@ -6,8 +6,7 @@ import asyncio
 import time
 from collections.abc import Collection
 
-from shardwright.recovery.leadership import Address
-from shardwright.recovery.quorum import Generation
+from shardwright.recovery.quorum import Address, Generation
 from shardwright.recovery.seats import fits
 from shardwright.runtime.recovery.arbiter import MinorityError
 from shardwright.runtime.recovery.members import Members
@@ -22,7 +21,7 @@ async def regathered(
     options: KeeperOptions, before: Generation, here: Collection[Address], members: Members, changed: asyncio.Event
 ) -> None:
     """Wait for the machines of a generation that answered at their addresses; `changed` is set when one has come."""
-    expected = {machine.name for machine in before.machines if (machine.host, machine.port) in here}
+    expected = {machine.name for machine in before.machines if machine.address in here}
     end = time.monotonic() + GATHERING * options.silence_seconds
     while not expected <= members.by_name.keys() and time.monotonic() < end:
         await _until(changed, end)

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from shardwright.recovery.leadership import Address, Standing, leader_of
+from shardwright.recovery.leadership import Standing, leader_of
+from shardwright.recovery.quorum import Address
 from shardwright.runtime.recovery.base import BAD_INPUT, ENDED
 from shardwright.runtime.recovery.channel import Channel, LostError, Message, RefusedError, Reply, connect
 from shardwright.runtime.recovery.coordinator import Coordinator
@@ -74,14 +75,13 @@ class Keeper:
         notice = Notice(source="SIGTERM", seconds=self.options.notice_seconds)
         loop.add_signal_handler(signal.SIGTERM, lambda: self._errands.begin(self._noticed(notice)))
         watching = [loop.create_task(watch(service, self._noticed)) for service in self.options.notices]
-        hiring = loop.create_task(self.staff.start(self.options.machine.gpus + self.options.spares))
+        self.staff.start(self.options.machine.gpus + self.options.spares)
         following = loop.create_task(self._follow())
         watching.append(loop.create_task(self._doubt()))
         try:
             await _first(self.over, following)
             if following.done():
                 following.result()
-            await hiring
             return self.over.result()
         finally:
             for task in (following, *watching):
@@ -132,13 +132,14 @@ class Keeper:
         leader = self.options.address if leading else following
         return Standing(address=self.options.address, generation=self.duties.base.generation, leader=leader)
 
-    async def _looked_around(self) -> list[Standing]:
-        """Return what the machines of the generation and of `--join` say of themselves, and those they tell of."""
+    async def _looked_around(self, passing: Collection[Address] = ()) -> list[Standing]:
+        """Return what the machines of the generation and of `--join` say of themselves, `passing` over some, and those
+        they tell of."""
         generation = self.duties.base.generation.machines
-        known = {*self.options.join, *((machine.host, machine.port) for machine in generation), *self._heard}
+        known = {*self.options.join, *(machine.address for machine in generation), *self._heard}
         self._heard.clear()
         seconds = LOOKING * self.options.silence_seconds
-        return await look_around(self._standing(), known - {self._lost}, seconds)
+        return await look_around(self._standing(), known - {self._lost, *passing}, seconds)
 
     async def _follow(self) -> None:
         """Be a member of the generation, and its coordinator where that falls to this machine."""
@@ -152,12 +153,14 @@ class Keeper:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _doubt(self) -> None:
-        """While this machine coordinates and nothing trains, give way to whoever has a newer generation."""
+        """While this machine coordinates, give way to whoever has a newer generation; while the machines that it has
+        train, it asks others alone."""
         while not self.over.done():
             await asyncio.sleep(self.options.silence_seconds)
             leading = self.leading
-            if leading is not None and leading.idle:
-                leader = leader_of(await self._looked_around(), self.options.join[0])
+            if leading is not None:
+                others = await self._looked_around(() if leading.idle else leading.members.addresses)
+                leader = leader_of(others, self.options.join[0])
                 if leader not in (self.options.address, None) and leading is self.leading:
                     leading.give_way(f"the run goes on at {leader[0]}:{leader[1]}")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from shardwright.recovery.leadership import Address, Standing
+from shardwright.recovery.leadership import Standing
+from shardwright.recovery.quorum import Address
 from shardwright.runtime.recovery.channel import LostError, RefusedError, connect, refuse
 from shardwright.runtime.recovery.rows import standing_of
 

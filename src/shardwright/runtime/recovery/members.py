@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.recovery.quorum import Machine
+from shardwright.recovery.quorum import Address, Machine
 from shardwright.runtime.recovery.channel import Channel, LostError, Message
 
 
@@ -32,6 +32,10 @@ class Members:
     @property
     def machines(self) -> list[Machine]:
         return [member.machine for member in self.by_name.values()]
+
+    @property
+    def addresses(self) -> frozenset[Address]:
+        return frozenset(machine.address for machine in self.machines)
 
     def name_of(self, channel: Channel) -> str:
         """Return whose connection this is, "" if nobody's."""

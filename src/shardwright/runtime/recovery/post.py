@@ -22,7 +22,7 @@ from shardwright.runtime.recovery import reform
 from shardwright.runtime.recovery.channel import Message
 from shardwright.runtime.recovery.generation_store import GenerationStore
 from shardwright.runtime.recovery.handover import Writer, parts_of, take_back
-from shardwright.runtime.recovery.link import Link
+from shardwright.runtime.recovery.link import Link, Order
 from shardwright.runtime.recovery.rows import pieces_of
 from shardwright.runtime.recovery.settlement import Report
 from shardwright.runtime.state.holdings import parameter_shapes
@@ -72,8 +72,10 @@ class Post:
         return norm
 
 
-def begun(link: Link, message: Message, layout: Layout, settings: Settings, end: int | None) -> Post:
-    """Return a rank that has joined the others and has its state."""
+def begun(link: Link, order: Order, layout: Layout, settings: Settings, end: int | None) -> Post:
+    """Return a rank that has joined the others and has its state. The order that assigns it is answered where they do
+    not find together."""
+    message = order.message
     rank, generation, seconds = message["rank"], message["generation"], message["operation_seconds"]
     device = _device(settings, message["slot"])
     if link.over(generation):
@@ -82,7 +84,8 @@ def begun(link: Link, message: Message, layout: Layout, settings: Settings, end:
     sockets = reform.Sockets()
     link.interrupt = partial(reform.interrupt, sockets, device)
     store = GenerationStore(link.ask_store, seconds)
-    groups = reform.form(layout, rank, store, device, seconds, sockets)
+    late = partial(link.answer, order, ready=False)
+    groups = reform.form(layout, rank, store, device, seconds, sockets, late)
     resumed = message["step"] > 0
     engine = make_engine(
         layout,

@@ -73,7 +73,7 @@ class Protection:
         if partner is None:
             return  # a single machine: its disk and the object store protect it
         try:
-            channel = await connect(partner.host, partner.port, refuse, timeout=5.0)
+            channel = await connect(*partner.address, refuse, timeout=5.0)
             try:
                 scale = next((s.scale for s in self._snapshots.by_file.values() if s.step == step), None)
                 await channel.call(
@@ -98,7 +98,7 @@ class Protection:
         if message["of_generation"] < self._term.promised:
             raise RefusedError(f"generation {message['of_generation']} is over")
         origin = machine_of(message["machine"])
-        pieces, address = pieces_of(message["rows"]), (origin.host, origin.port)
+        pieces, address = pieces_of(message["rows"]), origin.address
         file = self._snapshots.begin(f"copy-of-{origin.name}", message["of_generation"])
         laid, offset = [], 0
         for stored in pieces:

@@ -14,8 +14,8 @@ import gc
 import os
 import socket
 import struct
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from shardwright.runtime.layout.process_groups import ProcessGroups, make_proces
 
 SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 DESCRIPTORS = Path("/proc/self/fd")
+FORMING_SECONDS = 30.0
+"""So long groups may take once all ranks are there; eleven took 0.1 to 1.2 s."""
 NCCL_ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -63,17 +65,33 @@ def environment(host: str) -> None:
 
 
 def form(
-    layout: Layout, rank: int, store: Any, device: torch.device, seconds: float, sockets: Sockets
+    layout: Layout,
+    rank: int,
+    store: Any,
+    device: torch.device,
+    seconds: float,
+    sockets: Sockets,
+    late: Callable[[], None],
 ) -> ProcessGroups:
     """Return all groups of a layout for a rank, made anew on the store of their generation; `sockets` gets to know
     theirs.
 
-    Raises RuntimeError where a peer does not come. `seconds` is the time limit of every operation on them.
+    Raises RuntimeError where a peer does not come. `seconds` is the time limit of every operation on them. `late` is
+    called where all ranks are there, and their groups are not made in time.
     """
     limit = datetime.timedelta(seconds=seconds)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=layout.world_size, timeout=limit)
-    groups = make_process_groups(layout, rank, timeout=limit)
+    if store.add("ranks here", 1) == layout.world_size:
+        store.set("all here", "")
+    store.wait(["all here"], limit)
+    alarm = threading.Timer(FORMING_SECONDS, late)
+    alarm.daemon = True
+    alarm.start()
+    try:
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=layout.world_size, timeout=limit)
+        groups = make_process_groups(layout, rank, timeout=limit)
+    finally:
+        alarm.cancel()
     sockets.remember()
     return groups
 
@@ -88,9 +106,16 @@ def interrupt(sockets: Sockets, device: torch.device) -> None:
         sockets.cut()
 
 
-def tear_down() -> float:
-    """Destroy all groups, and return the seconds it took. Nobody may hold a Work or a group any more."""
-    begin = time.perf_counter()
+def torn_down(seconds: float) -> bool:
+    """Destroy all groups, and return whether that is done within so many seconds: a group of gloo waits for operations
+    that may never end (`training`). Nobody may hold a Work or a group any more."""
+    thread = threading.Thread(target=_tear_down, name="tearing down", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+def _tear_down() -> None:
     gc.collect()
     if dist.is_initialized():
         with suppress(RuntimeError, ValueError):
@@ -99,7 +124,6 @@ def tear_down() -> float:
     # none to destroy, but has been counted.
     dist.distributed_c10d._world.group_count = 0
     gc.collect()
-    return time.perf_counter() - begin
 
 
 def _interface_of(host: str) -> str:

@@ -84,7 +84,7 @@ async def _asked(address: tuple[str, int], lost: tuple[str, ...]) -> tuple[Messa
     """Return what one keeper says of the run, and what each machine that is left holds."""
     first = await _inventory(*address)
     left = [machine_of(item) for item in first["machines"] if item["name"] not in lost]
-    return first, list(await asyncio.gather(*(_inventory(machine.host, machine.port) for machine in left)))
+    return first, list(await asyncio.gather(*(_inventory(*machine.address) for machine in left)))
 
 
 async def _inventory(host: str, port: int) -> Message:

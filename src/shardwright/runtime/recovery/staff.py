@@ -42,16 +42,18 @@ class Staff:
     hands: dict[int, Hand] = field(default_factory=dict)
     tokens: Any = field(default_factory=count)
     number: int = 0
+    generation: int = 0
     ending: bool = False
+    context: Any = None
     errands: Errands = field(default_factory=lambda: Errands(what="starting a worker"))
 
-    async def start(self, number: int) -> None:
-        """Start so many workers, and have so many from now on."""
+    def start(self, number: int) -> None:
+        """Have so many workers from now on."""
         self.number = number
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOADED)
         for _ in range(number):
-            await self._hire()
+            self._hire()
 
     def arrived(self, token: int, channel: Channel) -> None:
         """Know the connection of a worker. Raises KeyError for a process that is none of ours."""
@@ -68,7 +70,9 @@ class Staff:
         return None
 
     async def halt(self, generation: int, seconds: float) -> dict[int, Message]:
-        """Return the reports of the workers by GPU; those that give none in time are killed."""
+        """Return the reports of the workers by GPU; those that give none in time are killed. Nobody is assigned a rank
+        of an older generation from now on."""
+        self.generation = generation
         assigned = [hand for hand in self.hands.values() if hand.slot is not None]
         answers = await asyncio.gather(*(self._halted(hand, generation, seconds) for hand in assigned))
         return {
@@ -88,7 +92,7 @@ class Staff:
             if hand.slot not in orders:
                 hand.slot = None
         for slot in orders.keys() - {hand.slot for hand in self.hands.values()}:
-            await self._fill(slot)
+            self._fill(slot)
         answers = [asyncio.create_task(self._assigned(slot, order, seconds)) for slot, order in orders.items()]
         try:
             for answer in asyncio.as_completed(answers):
@@ -99,21 +103,20 @@ class Staff:
                 task.cancel()
         return True
 
-    async def _fill(self, slot: int) -> None:
+    def _fill(self, slot: int) -> None:
         """Have a worker for a GPU: a spare one, or a new one."""
         free = next((hand for hand in self.hands.values() if hand.slot is None), None)
-        hand = free or await self._hire()
-        hand.slot = slot
+        (free or self._hire()).slot = slot
 
     async def _assigned(self, slot: int, order: Message, seconds: float) -> Message:
         """Give a GPU its rank. A worker that is stuck in its communication is of no more use; another one gets it."""
         hand = next((hand for hand in self.hands.values() if hand.slot == slot), None)
-        if hand is None:
-            return {}  # it has just died
+        if hand is None or order["generation"] < self.generation:
+            return {}  # it has just died, or works for a newer one
         answer = await self._told(hand, order, seconds)
         if answer.get("stuck"):
             self._let_go(hand)
-            await self._fill(slot)
+            self._fill(slot)
             return await self._assigned(slot, order, seconds)
         return answer
 
@@ -129,21 +132,34 @@ class Staff:
 
     async def end(self) -> None:
         """End all workers."""
-        self.ending, hands = True, list(self.hands.values())
+        self.ending = True
+        await self.errands.finished()
+        hands = list(self.hands.values())
         for hand in hands:
             await self._told(hand, {"op": "end"}, 1.0) if hand.channel.done() else None
             kill(hand.process.pid)
         for hand in hands:
             await asyncio.to_thread(hand.process.join, 5.0)
 
-    async def _hire(self) -> Hand:
-        token, loop = next(self.tokens), asyncio.get_running_loop()
+    def _hire(self) -> Hand:
+        """Return a worker that is about to start."""
+        token = next(self.tokens)
         process = self.context.Process(target=_work, args=(self.host, self.port, token, self.settings), daemon=True)
-        hand = Hand(token=token, process=process, channel=loop.create_future())
-        self.hands[token] = hand
-        await asyncio.to_thread(process.start)
-        loop.add_reader(process.sentinel, self._died, hand)
+        hand = self.hands[token] = Hand(
+            token=token, process=process, channel=asyncio.get_running_loop().create_future()
+        )
+        self.errands.begin(self._started(hand))
         return hand
+
+    async def _started(self, hand: Hand) -> None:
+        """Start a worker, and hear of its death."""
+        try:
+            await asyncio.to_thread(hand.process.start)
+        except BaseException:
+            self.hands.pop(hand.token, None)
+            hand.channel.cancel()
+            raise
+        asyncio.get_running_loop().add_reader(hand.process.sentinel, self._died, hand)
 
     def _died(self, hand: Hand) -> None:
         asyncio.get_running_loop().remove_reader(hand.process.sentinel)
@@ -156,7 +172,7 @@ class Staff:
         if self.ending:
             return
         if len(self.hands) < self.number:
-            self.errands.begin(self._hire())
+            self._hire()
         if hand.slot is not None:
             self.on_gone(hand.slot, _how(hand.process.exitcode))
 

@@ -45,7 +45,7 @@ from shardwright.runtime.step.timestamps import seconds_between
 from shardwright.runtime.storage.mixture import Mixture, open_mixture
 
 UNWIND_SECONDS = 1.0
-"""So long a halted thread has for coming out of what it does."""
+"""So long a halted thread has for coming out of what it does, and groups for being destroyed."""
 PACED_STEPS, PACED_SECONDS = 10, 10.0
 """The keeper hears of the median of the seconds computed in so many steps, taken over so many seconds or more: noise of
 a second or two is no reason to form groups anew."""
@@ -82,7 +82,7 @@ class Training:
             model, job = layout.plan.model, layout.plan.job
             samples = open_mixture(settings.data, job.seq_len, settings.seed, model.vocab, job.global_batch)
             end = samples.document_end() if settings.mask_documents else None
-            self.post = begun(link, message, layout, settings, end)
+            self.post = begun(link, self._order, layout, settings, end)
             self.post.untold = self._untold
             link.answer(self._order, ready=True)
             with reporting(link, message, self.post.engine, settings) as tell:

@@ -24,7 +24,7 @@ from shardwright.runtime.recovery.link import Link
 from shardwright.runtime.recovery.post import Post
 from shardwright.runtime.recovery.rank_logs import keep_log
 from shardwright.runtime.recovery.settlement import Report, Settlement
-from shardwright.runtime.recovery.training import Training, line_of
+from shardwright.runtime.recovery.training import UNWIND_SECONDS, Training, line_of
 from shardwright.runtime.step.engine import Vote
 
 
@@ -38,12 +38,14 @@ def work(host: str, port: int, token: int, settings: Settings) -> None:
         order = link.orders.get()
         match order.message["op"]:
             case "assign":
+                untold = None if training is None or training.post is None else training.post.untold
                 if training is not None and training.stuck():
                     link.answer(order, stuck=True)  # which is this process's end
                     continue
-                untold = None if training is None or training.post is None else training.post.untold
-                training = None
-                reform.tear_down()
+                training = None  # which has the groups
+                if not reform.torn_down(UNWIND_SECONDS):
+                    link.answer(order, stuck=True)
+                    continue
                 message = order.message
                 if message["logs"] is not None:
                     keep_log(Path(message["logs"]), message["generation"], message["rank"])

@@ -2,6 +2,7 @@
 that place takes it away, and that is its end. Workers die alone, and when the function has done its work (an update of
 half the weights); keepers with all processes of their machine."""
 
+import asyncio
 import faulthandler
 import importlib.abc
 import importlib.util
@@ -10,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -81,9 +83,17 @@ def _mortal(function, place, victim):
     return wrapped
 
 
+def _tell(*_):
+    """Print what a process waits for: the tasks of its loop, if it has one, and then all threads."""
+    with suppress(RuntimeError):
+        for task in asyncio.all_tasks():
+            task.print_stack(limit=3)
+
+
 if "DEATHS" in os.environ:
     sys.meta_path.insert(0, Deaths())
-    faulthandler.register(signal.SIGUSR1)  # so that a run which hangs can be asked where
+    signal.signal(signal.SIGUSR1, _tell)  # so that a run which hangs can be asked where
+    faulthandler.register(signal.SIGUSR1, chain=True)
 if "REMOTE" in os.environ:  # the tests' own object store
     import fsspec
 
