@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Collection
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
+from weakref import WeakSet
 
 from shardwright.recovery.leadership import Standing, leader_of
 from shardwright.recovery.quorum import Address
@@ -65,6 +66,7 @@ class Keeper:
         self._leaving = ""
         self._alone = Alone()
         self._errands = Errands(what="keeping")
+        self._accepted = WeakSet[Channel]()
 
     async def serve(self) -> int:
         """Serve until the end, and return the exit status."""
@@ -90,6 +92,8 @@ class Keeper:
                 self.leading.close()
             await self.staff.end()
             server.close()
+            for channel in [*self._accepted]:
+                channel.close("the keeper ends")
 
     async def tell_coordinator(self, op: str, **fields: Any) -> None:
         """Tell the coordinator, if there is one now."""
@@ -101,6 +105,7 @@ class Keeper:
             return await self._answer(channel, message, payload)
 
         channel = Channel(reader, writer, handle)
+        self._accepted.add(channel)
 
     async def _answer(self, channel: Channel, message: Message, payload: bytes) -> Reply:
         """Answer a request: that of a newcomer, of a worker, of another keeper, or of the coordinator."""
