@@ -102,7 +102,7 @@ async def serving(keeper: Keeper) -> AsyncIterator[None]:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        await asyncio.sleep(0)  # the transports close
+        await asyncio.sleep(0.05)  # connections that were ended at one side end at the other
 
 
 def some(count: int) -> list[Machine]:
