@@ -24,7 +24,9 @@ MODEL = shardwright.load_model("llama-3.2-1b")
 Shares = tuple[str, int, int, int, int]  # GPU type, count, rows, micro-batches, state
 
 
-def layered_plan(cluster: str, shares: list[Shares], recompute: Recompute | None = None, waves: int = 1) -> Plan:
+def layered_plan(
+    cluster: str, shares: list[Shares], recompute: Recompute | None = None, waves: int = 1, optimizer: str = "adam"
+) -> Plan:
     replicas = []
     for gpu, count, rows, micro_batches, state in shares:
         stage = Stage(
@@ -40,7 +42,10 @@ def layered_plan(cluster: str, shares: list[Shares], recompute: Recompute | None
     plan = Plan(
         model=MODEL,
         job=shardwright.make_job(
-            global_batch=sum(count * rows for _, count, rows, _, _ in shares), seq_len=2048, precision="fp16"
+            global_batch=sum(count * rows for _, count, rows, _, _ in shares),
+            seq_len=2048,
+            precision="fp16",
+            optimizer=optimizer,
         ),
         cluster=shardwright.load_cluster(cluster),
         micro_batch=max(replica.sizes(1)[0] for replica in replicas),
@@ -84,9 +89,10 @@ def test_the_time_is_that_of_a_walk_over_units(data: st.DataObject, units: int) 
     assert apart >= found - 1e-12
 
 
-def test_equal_shares_are_fsdp() -> None:
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_equal_shares_are_fsdp(optimizer: str) -> None:
     """With equal shares, one micro-batch and nothing to hide, passes, state and update are those of ZeRO-3."""
-    layered = layered_plan("1x8xA100-SXM-40", [("A100-SXM-40", 8, 2, 1, 1)])
+    layered = layered_plan("1x8xA100-SXM-40", [("A100-SXM-40", 8, 2, 1, 1)], optimizer=optimizer)
     replica = replace(layered.replicas[0], rows=None, state=None)
     plain = replace(layered, schedule=Schedule(), replicas=(replica,), optimizer=OptimizerPlan(sharding="zero3"))
     assert check(plain) == ()

@@ -10,7 +10,7 @@ from tests.golden.plans import H100, cluster_of
 
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Sharding, Stage
 from shardwright.spec.cluster import Cluster
-from shardwright.spec.job import Job
+from shardwright.spec.job import Job, Optimizer
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
 
 SEQ_LEN = 16
@@ -82,6 +82,10 @@ def stage(
         layers=ranges,
         recompute=recompute,
     )
+
+
+def under(optimizer: Optimizer, plan: Plan) -> Plan:
+    return replace(plan, job=replace(plan.job, optimizer=optimizer))
 
 
 def replica(*stages: Stage, count: int = 1, micro_batches: int) -> Replica:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.runtime.equal import ADAM, SGD, require_equal, require_equal_weights
 from tests.runtime.reference import reference_run
-from tests.runtime.samples import STEPS, plan_of, replica, stage, tiny_model
+from tests.runtime.samples import STEPS, plan_of, replica, stage, tiny_model, under
 from tests.runtime.workers import Case, Outcome, run_cases
 
 from shardwright.plans.check import check
@@ -67,6 +67,8 @@ PLANS = {
     "tied embedding": (shared(TIED, (1, 4, 2, 1), (2, 2, 2, 3), waves=2, recompute=(UNIFORM, Recompute())), ADAM),
     "experts": (shared(MIXTURE, (1, 5, 2, 2), (1, 2, 1, 5)), ADAM),
 }
+MUON = under("muon", shared(MIXTURE, (1, 5, 2, 2), (1, 2, 1, 5), (1, 1, 1, 0))), replace(ADAM, method="muon")
+TRAINED = PLANS | {"muon, one keeps no state": MUON}
 DOCUMENTS = shared(LLAMA, (1, 5, 2, 7), (1, 2, 1, 3), recompute=(UNIFORM, SELECTIVE))
 RELAY = {
     "relay 1": shared(TIED, (1, 4, 2, 7), (1, 2, 1, 3)),
@@ -77,7 +79,7 @@ RELAY = {
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Outcome]:
-    cases = [Case(name, plan, recipe) for name, (plan, recipe) in PLANS.items()]
+    cases = [Case(name, plan, recipe) for name, (plan, recipe) in TRAINED.items()]
     for before, (name, plan) in zip(("", *RELAY), RELAY.items(), strict=False):
         cases.append(Case(name, plan, ADAM, steps=7, load=before, save=name))
     cases.append(Case("documents", DOCUMENTS, ADAM, end=5))
@@ -88,9 +90,9 @@ def test_training_within_documents_equals_that_of_one_process(outcomes: dict[str
     require_equal(outcomes["documents"], reference_run(DOCUMENTS, ADAM, steps=STEPS, seed=7, end=5))
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", TRAINED)
 def test_training_equals_that_of_one_process(name: str, outcomes: dict[str, Outcome]) -> None:
-    plan, recipe = PLANS[name]
+    plan, recipe = TRAINED[name]
     assert check(plan) == () and unrunnable(plan) == ()
     expected = reference_run(plan, recipe, steps=STEPS, seed=7)
     require_equal(outcomes[name], expected)

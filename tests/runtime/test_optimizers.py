@@ -11,10 +11,9 @@ import pytest
 import torch
 from tests.runtime.equal import ADAM, require_equal, require_equal_weights
 from tests.runtime.reference import in_8_bits, reference_run
-from tests.runtime.samples import plan_of, replica, stage, tiny_model
-from tests.runtime.workers import Case, Outcome, run_cases
+from tests.runtime.samples import plan_of, replica, stage, tiny_model, under
+from tests.runtime.workers import Case, Outcome, batch_of, run_cases
 
-from shardwright.cli.train_input import METHOD_OF
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.plans.check import check
@@ -23,12 +22,16 @@ from shardwright.runtime.job.course import course_of, differences
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.limits import unrunnable
+from shardwright.runtime.layout.process_groups import make_process_groups
+from shardwright.runtime.model.details import Details
+from shardwright.runtime.model.initial import seeded
 from shardwright.runtime.state import methods
 from shardwright.runtime.state.blocks import code_book, zeros
 from shardwright.runtime.state.muon import newton_schulz
-from shardwright.runtime.state.recipe import Method, Recipe
+from shardwright.runtime.state.recipe import METHOD_OF, Method, Recipe
 from shardwright.runtime.state.slots import make_slots
 from shardwright.runtime.state.store import make_store
+from shardwright.runtime.step.engine import Engine, apply_vote, make_engine, run_passes, take_vote, train_step
 from shardwright.runtime.storage.manifest import Course, Manifest
 from shardwright.spec.job import Optimizer
 from shardwright.spec.model import Mlp, Model
@@ -46,10 +49,6 @@ def wide() -> Model:
     attention = replace(model.layers[0].attention, head_dim=128, value_head_dim=128)
     layer = replace(model.layers[0], attention=attention, mlp=Mlp(width=512, gated=True))
     return replace(model, layers=(layer, layer))
-
-
-def under(optimizer: Optimizer, plan: Plan) -> Plan:
-    return replace(plan, job=replace(plan.job, optimizer=optimizer))
 
 
 LLAMA, SMALL, WIDE = tiny_model(), tiny_model(4), wide()
@@ -141,6 +140,38 @@ def test_state_is_as_large_as_priced(optimizer: Optimizer, sharding: Sharding) -
         slots = make_slots(store, place.rank, recipe, sharded=plan.optimizer.distributed, offload=0.0)
         measured = sum(slot.master.nbytes + slot.moment_bytes for slot in slots)
         assert measured == pytest.approx(float(memory.optimizer[place.stage]), rel=0.02), place.name
+
+
+def test_a_step_of_muon_changes_nothing_until_all_of_it_is_there() -> None:
+    """So a rank that is lost before leaves the others where they were; after, each updates by itself."""
+    plan = under("muon", plan_of(SMALL, replica(stage((0, 4)), micro_batches=2)))
+    found = []
+    for elastic in (False, True):
+        engine = engine_of(plan, MUON)
+        for step in range(2):
+            if not elastic:
+                train_step(engine, batch_of(engine, step), step)
+                continue
+            loss = run_passes(engine, batch_of(engine, step))
+            before = state_of(engine)
+            vote = take_vote(engine, step, loss, asked_to_stop=False)
+            assert state_of(engine) == before
+            apply_vote(engine, step, vote)
+            assert state_of(engine) != before and not engine.steps
+        found.append(state_of(engine))
+    assert found[0] == found[1]
+
+
+def engine_of(plan: Plan, recipe: Recipe) -> Engine:
+    layout = layout_of(plan)
+    return make_engine(
+        layout, 0, make_process_groups(layout, 0), details=Details(), recipe=recipe, initial=seeded(plan.model, 7),
+        precision="fp32", device=torch.device("cpu"),
+    )  # fmt: skip
+
+
+def state_of(engine: Engine) -> list[list[float]]:
+    return [s.read(kind, s.start, s.stop).tolist() for s in engine.slots for kind in s.kinds]
 
 
 @pytest.mark.parametrize(("before", "now", "free"), [("adamw", "adamw8bit", True), ("adamw", "muon", False)])

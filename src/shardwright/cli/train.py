@@ -9,7 +9,6 @@ import typer
 
 from shardwright.cli.destination import require_writable
 from shardwright.cli.train_input import (
-    METHOD_OF,
     checked_layout,
     recipe_of,
     require_below_1,
@@ -25,7 +24,7 @@ from shardwright.cli.train_input import (
 from shardwright.cli.train_run import run_plan, show_layout
 from shardwright.errors import bad
 from shardwright.runtime.job.settings import CHANGES
-from shardwright.runtime.state.recipe import METHODS, SCHEDULES, Recipe
+from shardwright.runtime.state.recipe import METHOD_OF, METHODS, SCHEDULES, Recipe
 
 HELP = """Run a plan on torch.distributed: any plan, uniform or mixed, on CPUs (gloo) or GPUs (NCCL).
 
@@ -264,9 +263,6 @@ def train(
         compile=compile,
     )
     if elastic:
-        if recipe.method == "muon":
-            message = "is not there under --elastic, where a rank finishes its update without the others"
-            raise bad("--optimizer muon", message, "use another optimizer, or train without --elastic")
         require_positive(snapshot_every=snapshot_every, silence=silence, wait=wait)
         return run_elastic(
             found,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from shardwright.errors import SpecError, bad
 from shardwright.runtime.job.settings import CHANGES
-from shardwright.runtime.state.recipe import METHODS, SCHEDULES, Method, Recipe
+from shardwright.runtime.state.recipe import METHOD_OF, METHODS, SCHEDULES, Method, Recipe
 from shardwright.spec.job import Precision
 
 if TYPE_CHECKING:
@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     from shardwright.runtime.job.settings import Settings
     from shardwright.runtime.layout.groups import Layout
     from shardwright.runtime.storage.mixture import Source
-    from shardwright.spec.job import Optimizer
-
-METHOD_OF: dict[Optimizer, Method] = {
-    "adam": "adamw",
-    "adam8bit": "adamw8bit",
-    "muon": "muon",
-    "sgd": "sgd",
-    "none": "adamw",
-}
 
 
 def checked_layout(plan: Plan) -> Layout:

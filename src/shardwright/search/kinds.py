@@ -116,8 +116,6 @@ def search_uneven(
     space, filters = narrowed(contexts, space, filters)
     if len({context.pool.gpu.name for context in contexts}) < 2 or away(space):
         return None
-    if contexts[0].job.optimizer == "muon":  # as `runtime.layout.limits` has it
-        return None
     begin, efficiency = time.perf_counter(), contexts[0].efficiency
     contexts = run_by_train(contexts, fit)
     found: UnevenFound = uneven_fsdp(

@@ -11,18 +11,21 @@ import pytest
 from tests.cli.running import run
 from tests.cli.schemas import holds
 from tests.runtime.recovery.fleet import Fleet, copies, pipelines, undisturbed
+from tests.runtime.samples import under
 
 from shardwright.runtime.recovery.rehearsal import rehearse
+from shardwright.spec.job import Optimizer
 
 KILLS, BETWEEN = 10, 5
 STEPS = (KILLS + 2) * BETWEEN
 
 
-def test_workers_killed_and_stopped_one_after_another_change_no_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("muon", marks=pytest.mark.nightly)])
+def test_workers_killed_and_stopped_one_after_another_change_no_loss(optimizer: Optimizer, tmp_path: Path) -> None:
     """Each time a worker of some machine dies at some moment, or falls silent; no step is lost: every shard has another
     holder, whose state is newer than the snapshots."""
-    chosen = random.Random(5)
-    with Fleet(tmp_path, pipelines(), STEPS, silence=4.0) as fleet:
+    chosen, plan = random.Random(5), under(optimizer, pipelines())
+    with Fleet(tmp_path, plan, STEPS, silence=4.0) as fleet:
         for kill in range(KILLS):
             fleet.until(lambda due=(kill + 1) * BETWEEN: fleet.step() >= due, f"kill {kill}")
             before, generation = fleet.step(), fleet.generation()
@@ -32,7 +35,7 @@ def test_workers_killed_and_stopped_one_after_another_change_no_loss(tmp_path: P
                 fleet.until(lambda now=generation: fleet.generation() > now, f"recovery {kill}")
             assert fleet.recoveries()[-1]["step"] >= before
         fleet.finish()
-        expected = undisturbed(tmp_path / "undisturbed", STEPS, pipelines())
+        expected = undisturbed(tmp_path / "undisturbed", STEPS, plan)
         for index in range(2):  # the row of a step is lost with a worker that dies before it has told it
             found = {int(row["step"]): float(row["loss"]) for row in fleet.rows(index)}
             assert found == {step: expected[step] for step in found}

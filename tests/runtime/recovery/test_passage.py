@@ -77,8 +77,8 @@ def passed(passage: Passage, base: Base) -> Ready:
 def stored(cloud: Cloud, run: Run, steps: Sequence[int]) -> None:
     """Put steps into an object store, as whole parameters."""
     pieces = []
-    for kind in run.kinds:
-        for name, cut in run.shapes.items():
+    for name, cut in run.shapes.items():
+        for kind in run.kinds[name]:
             elements = prod(cut.shape)
             piece = StatePiece(kind=kind, parameter=name, start=0, stop=cut.shape[cut.dim], low=0, high=elements)
             pieces.append((piece, elements * 4))

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 from tests.runtime.recovery.fleet import MODEL, Fleet, copies, undisturbed
-from tests.runtime.samples import stage
+from tests.runtime.samples import stage, under
 
 from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Replica, Schedule
+from shardwright.spec.job import Optimizer
 
 STEPS = 60
 
 
-def uneven() -> Plan:
+def uneven(optimizer: Optimizer) -> Plan:
     """Three machines of one GPU, of which one has most of the rows and of the state."""
     layers = (stage((0, len(MODEL.layers))),)
     replicas = (
@@ -25,7 +26,7 @@ def uneven() -> Plan:
         Replica(count=2, micro_batches=1, stages=layers, rows=1, state=1),
     )
     return replace(
-        copies(),
+        under(optimizer, copies()),
         micro_batch=2,
         replicas=replicas,
         schedule=Schedule(kind="layered", waves=1),
@@ -35,9 +36,11 @@ def uneven() -> Plan:
 
 
 @pytest.mark.nightly
-def test_a_worker_is_killed_and_then_a_machine_is_lost(tmp_path: Path) -> None:
-    assert check(uneven()) == ()
-    with Fleet(tmp_path, uneven(), STEPS) as fleet:
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_a_worker_is_killed_and_then_a_machine_is_lost(optimizer: Optimizer, tmp_path: Path) -> None:
+    plan = uneven(optimizer)
+    assert check(plan) == ()
+    with Fleet(tmp_path, plan, STEPS) as fleet:
         fleet.until(lambda: fleet.step() >= 8, "steps")
         generation = fleet.generation()
         fleet.signal_worker(1, signal.SIGKILL, random.Random(3))
@@ -49,5 +52,5 @@ def test_a_worker_is_killed_and_then_a_machine_is_lost(tmp_path: Path) -> None:
         assert fleet.recoveries()[-1]["ranks"] == 2
         fleet.finish()
         losses = fleet.losses()
-    alone = undisturbed(tmp_path / "undisturbed", STEPS)
+    alone = undisturbed(tmp_path / "undisturbed", STEPS, under(optimizer, copies()))
     assert losses == pytest.approx(list(alone.values()), rel=1e-5)

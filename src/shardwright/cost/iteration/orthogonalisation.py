@@ -6,6 +6,8 @@ nothing else goes on beside it. The work of a layer's weight is the average over
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from shardwright.arrays import Floats
@@ -14,8 +16,9 @@ from shardwright.cost.compute.orthogonalisation import work_of
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.footprint import Held
 from shardwright.cost.iteration.step import data_parallel
-from shardwright.cost.network.collectives import Group, exchange_seconds, group, product
+from shardwright.cost.network.collectives import Fabric, Group, exchange_seconds, group, product
 from shardwright.cost.strategies import UNSHARDED, Strategies
+from shardwright.spec.job import Job
 
 
 def orthogonalisation_seconds(context: Context, rows: Strategies, held: Held) -> Floats:
@@ -23,7 +26,7 @@ def orthogonalisation_seconds(context: Context, rows: Strategies, held: Held) ->
     if context.job.optimizer != "muon":
         return np.zeros_like(held.dense)
     links, groups, work = context.links, data_parallel(context, rows), work_of(context.model)
-    width = 4.0 if context.job.precision == "fp32" else 2.0
+    width = _width(context.job)
     flops, seconds = np.zeros_like(held.dense), np.zeros_like(held.dense)
     for weights, cut, copies, each in (
         (held.dense - held.ends, rows.tp, groups.dense, work.dense),
@@ -35,10 +38,38 @@ def orthogonalisation_seconds(context: Context, rows: Strategies, held: Held) ->
             back = np.where((rows.sharding == UNSHARDED)[:, None], weights, own)
             seconds += exchange_seconds(links, ranks, width * own) + exchange_seconds(links, ranks, width * back)
             flops += own * each
+    return np.asarray(seconds + _product_seconds(context, flops, work.largest))
+
+
+def layered_orthogonalisation_seconds(
+    context: Context,
+    links: Iterable[tuple[Fabric, Group]],
+    gpus: int,
+    dense: float,
+    expert: float,
+    largest_state: float,
+) -> float:
+    """Return the same where all GPUs, over `links`, have parts of the layers' matrices, `dense` and `expert` weights in
+    all, and the one with the largest part `largest_state` of them."""
+    if context.job.optimizer != "muon":
+        return 0.0
+    sent, work = np.array([_width(context.job) * (dense + expert) * largest_state]), work_of(context.model)
+    one_way = max(float(exchange_seconds(fabric, everyone, sent)[0]) for fabric, everyone in links)
+    flops = np.array([(dense * work.dense + expert * work.expert) / gpus])
+    return 2.0 * one_way + float(_product_seconds(context, flops, work.largest)[0])
+
+
+def _width(job: Job) -> float:
+    """Bytes of an element on its way."""
+    return 4.0 if job.precision == "fp32" else 2.0
+
+
+def _product_seconds(context: Context, flops: Floats, largest: float) -> Floats:
+    """Return the time of an owner's products, of whole matrices, of which the largest has `largest` FLOPs."""
     gpu, job = context.pool.gpu, context.job
     rate = peak_flops(gpu, "bf16" if job.precision == "fp8" else job.precision)
     rate *= SATURATED.get(gpu.architecture, UNKNOWN_ARCHITECTURE).gemm
-    return np.asarray(seconds + np.where(flops > 0.0, np.maximum(flops, work.largest), 0.0) / rate)
+    return np.where(flops > 0.0, np.maximum(flops, largest), 0.0) / rate
 
 
 def _column(ranks: Group) -> Group:

@@ -88,8 +88,6 @@ def _stages(plan: Plan) -> Iterator[Problem]:
 
 
 def _optimizer(plan: Plan) -> Iterator[Problem]:
-    if plan.job.optimizer == "muon" and plan.layered:
-        yield Problem("job.optimizer", "muon under uneven FSDP cannot be run", "use adam, or another schedule")
     if plan.job.adapters:
         yield Problem("job.adapters", "training of adapters cannot be run", "leave it out")
 

@@ -10,10 +10,9 @@ from typing import Any
 from shardwright.plans.plan import Plan
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.layout.groups import layout_of
-from shardwright.runtime.recovery.inventory import Shapes
-from shardwright.runtime.recovery.needs import kinds_of
+from shardwright.runtime.recovery.inventory import Kinds, Shapes
 from shardwright.runtime.recovery.options import KeeperOptions
-from shardwright.runtime.state.holdings import parameter_shapes
+from shardwright.runtime.state.holdings import parameter_shapes, state_kinds
 from shardwright.runtime.storage.manifest import hash_of
 from shardwright.runtime.storage.model_hash import model_hash
 
@@ -25,18 +24,18 @@ class Run:
 
     name: str
     settings: Mapping[str, Any]
-    kinds: tuple[str, ...]
+    kinds: Kinds
     shapes: Shapes
 
 
 def run_of(options: KeeperOptions) -> Run:
     """Return the run that a keeper takes part in."""
-    told = settings_of(options.plan, options.settings)
+    told, layout = settings_of(options.plan, options.settings), layout_of(options.plan)
     return Run(
         name=hash_of(json.dumps(told, sort_keys=True).encode())[:16],
         settings=told,
-        kinds=kinds_of(options.settings.recipe.method),
-        shapes=parameter_shapes(layout_of(options.plan)),
+        kinds=state_kinds(layout, options.settings.recipe.method),
+        shapes=parameter_shapes(layout),
     )
 
 

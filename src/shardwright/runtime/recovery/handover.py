@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from shardwright.runtime.recovery.link import Link
-from shardwright.runtime.recovery.needs import held_pieces, kinds_of
+from shardwright.runtime.recovery.needs import held_pieces
 from shardwright.runtime.recovery.rows import rows_of
 from shardwright.runtime.recovery.snapshots import laid_out, reserve
-from shardwright.runtime.state.holdings import holdings_of
+from shardwright.runtime.state.holdings import holdings_of, state_kinds
 from shardwright.runtime.state.loss_scale import LossScale
 from shardwright.runtime.state.pieces import DTYPES, CutShape, StatePiece, split
 from shardwright.runtime.state.slots import Slot
@@ -43,7 +43,7 @@ class Part:
 
 def parts_of(engine: Engine, mates: Sequence[int]) -> tuple[Part, ...]:
     """Return what a rank writes: what it holds, but for what a lower rank of its machine has, one of its `mates`."""
-    layout, kinds = engine.layout, kinds_of(engine.recipe.method)
+    layout, kinds = engine.layout, state_kinds(engine.layout, engine.recipe.method)
     others = {piece for rank in mates for piece in held_pieces(layout, layout.places[rank], kinds)}
     most = LARGEST_PIECE_BYTES // DTYPES[FP32].itemsize
     found: list[Part] = []

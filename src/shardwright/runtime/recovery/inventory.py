@@ -13,6 +13,8 @@ from shardwright.runtime.state.pieces import CutShape, StatePiece, StoredPiece, 
 Key = tuple[StatePiece, str]
 """What a shard is: a piece and the hash of its content."""
 Shapes = Mapping[str, CutShape]
+Kinds = Mapping[str, tuple[str, ...]]
+"""The kinds of state of every parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class State:
     pieces: Mapping[Key, tuple[Held, ...]]
 
 
-def newest_state(held: Iterable[Held], shapes: Shapes, kinds: Sequence[str]) -> State | None:
+def newest_state(held: Iterable[Held], shapes: Shapes, kinds: Kinds) -> State | None:
     """Return the newest step of which all `kinds` of all parameters are held by someone, None where there is none."""
     by_step: dict[int, list[Held]] = {}
     for item in held:
@@ -63,15 +65,15 @@ def _fitting(held: Sequence[Held]) -> Iterator[list[Held]]:
         yield list(held)
 
 
-def cover(held: Sequence[Held], shapes: Shapes, kinds: Sequence[str]) -> dict[Key, tuple[Held, ...]] | None:
+def cover(held: Sequence[Held], shapes: Shapes, kinds: Kinds) -> dict[Key, tuple[Held, ...]] | None:
     """Return pieces that have every element once, with their holders, None where something is missing."""
     by_place: dict[tuple[str, str], dict[Key, list[Held]]] = {}
     for item in held:
         place = item.stored.piece.kind, item.stored.piece.parameter
         by_place.setdefault(place, {}).setdefault(item.key, []).append(item)
     found: dict[Key, tuple[Held, ...]] = {}
-    for kind in kinds:
-        for name, shape in shapes.items():
+    for name, shape in shapes.items():
+        for kind in kinds[name]:
             chosen = _disjoint(by_place.get((kind, name), {}), shape)
             if sum(key[0].elements for key in chosen) < prod(shape.shape):
                 return None
@@ -79,10 +81,10 @@ def cover(held: Sequence[Held], shapes: Shapes, kinds: Sequence[str]) -> dict[Ke
     return found
 
 
-def lacking(held: Sequence[Held], shapes: Shapes, kinds: Sequence[str]) -> Iterator[str]:
+def lacking(held: Sequence[Held], shapes: Shapes, kinds: Kinds) -> Iterator[str]:
     """Yield in words what is missing of a step."""
-    for kind in kinds:
-        for name, shape in shapes.items():
+    for name, shape in shapes.items():
+        for kind in kinds[name]:
             mine = [item for item in held if (item.stored.piece.kind, item.stored.piece.parameter) == (kind, name)]
             have = sum(key[0].elements for key in _disjoint({item.key: [item] for item in mine}, shape))
             if have < prod(shape.shape):

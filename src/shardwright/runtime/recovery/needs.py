@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -13,30 +14,25 @@ from shardwright.recovery.seats import Seat, seated, seats, stand_ins
 from shardwright.recovery.transfer import CLOUD, Bandwidths, Holdings, Needs, TransferPlan, plan_transfers
 from shardwright.runtime.layout.groups import Layout, layout_of
 from shardwright.runtime.layout.places import Place
-from shardwright.runtime.recovery.inventory import Held, Key, Shapes, State
+from shardwright.runtime.recovery.inventory import Held, Key, Kinds, Shapes, State
 from shardwright.runtime.state.buckets import buckets_of
 from shardwright.runtime.state.holdings import holdings_of
-from shardwright.runtime.state.pieces import WEIGHT, StatePiece, overlaps
-from shardwright.runtime.state.recipe import MOMENTS, Method
+from shardwright.runtime.state.pieces import StatePiece, overlaps
 
 
-def kinds_of(method: Method) -> tuple[str, ...]:
-    """Return the kinds of state of an optimizer."""
-    return (WEIGHT, *MOMENTS[method])
-
-
-def held_pieces(layout: Layout, place: Place, kinds: Iterable[str]) -> tuple[StatePiece, ...]:
+def held_pieces(layout: Layout, place: Place, kinds: Kinds) -> tuple[StatePiece, ...]:
     """Return all that a rank updates: the whole of its buckets, or its part where the optimizer is sharded."""
-    found, every = [], tuple(kinds)
+    found, every = [], tuple(dict.fromkeys(chain.from_iterable(kinds.values())))
     sharded = layout.plan.optimizer.distributed
     for bucket in buckets_of(layout, place):
         start, stop = bucket.own(place.rank, sharded=sharded)
         for kind in every:
-            found += [h.piece for h in holdings_of(bucket, start, stop, layout.plan.model.vocab, kind)]
+            held = holdings_of(bucket, start, stop, layout.plan.model.vocab, kind)
+            found += [item.piece for item in held if kind in kinds[item.piece.parameter]]
     return tuple(found)
 
 
-def machine_pieces(layout: Layout, where: Sequence[Seat], kinds: Sequence[str]) -> dict[str, set[StatePiece]]:
+def machine_pieces(layout: Layout, where: Sequence[Seat], kinds: Kinds) -> dict[str, set[StatePiece]]:
     """Return for each machine all that its ranks update."""
     found: dict[str, set[StatePiece]] = {seat.machine: set() for seat in where}
     for place in layout.places:
@@ -60,7 +56,7 @@ def shares_of(pieces: Mapping[str, Collection[StatePiece]]) -> dict[str, frozens
 
 
 def machine_needs(
-    layout: Layout, where: Sequence[Seat], kinds: Sequence[str], state: State, shapes: Shapes
+    layout: Layout, where: Sequence[Seat], kinds: Kinds, state: State, shapes: Shapes
 ) -> dict[str, tuple[Key, ...]]:
     """Return for each machine which pieces of a state hold something that one of its ranks needs."""
     by_place: dict[tuple[str, str], list[Key]] = {}
@@ -71,7 +67,7 @@ def machine_needs(
 
 
 def chairs_of(
-    plan: Plan, machines: Sequence[Machine], state: State | None, kinds: Sequence[str], shapes: Shapes
+    plan: Plan, machines: Sequence[Machine], state: State | None, kinds: Kinds, shapes: Shapes
 ) -> tuple[Machine, ...]:
     """Return the machines in an order of seats in which little of a state moves."""
     if state is None:

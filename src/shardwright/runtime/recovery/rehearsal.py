@@ -18,7 +18,8 @@ from shardwright.runtime.recovery.inventory import held_of, newest_state
 from shardwright.runtime.recovery.needs import chairs_of, machine_needs, movement
 from shardwright.runtime.recovery.record import Recovery
 from shardwright.runtime.recovery.rows import machine_of
-from shardwright.runtime.state.holdings import parameter_shapes
+from shardwright.runtime.state.holdings import parameter_shapes, state_kinds
+from shardwright.runtime.state.recipe import METHOD_OF
 
 ASK_SECONDS = 10.0
 
@@ -56,11 +57,10 @@ def rehearse(address: tuple[str, int], lost: tuple[str, ...]) -> Rehearsal:
     if choice.plan is None:
         raise bad("recover", choice.reason, "the run would wait for machines")
     held = [held_of(row) for answer in answers for row in answer["held"]]
-    kinds = tuple(sorted({item.stored.piece.kind for item in held}))
     layout = layout_of(choice.plan)
-    shapes = parameter_shapes(layout)
+    shapes, kinds = parameter_shapes(layout), state_kinds(layout, METHOD_OF[now.job.optimizer])
     state = newest_state(held, shapes, kinds)
-    if state is None or not kinds:
+    if state is None:
         raise bad("recover", "the snapshots of the machines left are not whole", "the object store would be read")
     names = [machine.name for machine in machines]
     chairs = chairs_of(choice.plan, machines, state, kinds, shapes)

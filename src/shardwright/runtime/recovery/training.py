@@ -173,7 +173,7 @@ def _step(link: Link, post: Post, samples: Mixture, paces: list[float]) -> StepR
     engine.sync.finish()
     with post.held():
         post.report = replace(post.report, voted=True)
-    vote = take_vote(engine, loss, asked_to_stop=link.stopping.is_set())
+    vote = take_vote(engine, step, loss, asked_to_stop=link.stopping.is_set())
     summed = time.perf_counter()
     paces.append(sum(seconds_between(event.began, event.ended) for event in events))
     with post.lock:

@@ -13,7 +13,8 @@ from shardwright.runtime.layout.groups import Layout, vocabulary
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.model.parameters import Parameter, unit_parameters
 from shardwright.runtime.state.buckets import Bucket, buckets_of
-from shardwright.runtime.state.pieces import CutShape, StatePiece
+from shardwright.runtime.state.pieces import WEIGHT, CutShape, StatePiece
+from shardwright.runtime.state.recipe import MOMENTS, Method, rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +35,17 @@ def cut_shape(parameter: Parameter, vocab: int) -> CutShape:
 
 def parameter_shapes(layout: Layout) -> Mapping[str, CutShape]:
     """Return the shape of every parameter of the model."""
+    return {parameter.name: cut_shape(parameter, layout.plan.model.vocab) for parameter in _parameters(layout)}
+
+
+def state_kinds(layout: Layout, method: Method) -> Mapping[str, tuple[str, ...]]:
+    """Return the kinds of state of every parameter of the model."""
+    return {parameter.name: (WEIGHT, *MOMENTS[rule(method, parameter)]) for parameter in _parameters(layout)}
+
+
+def _parameters(layout: Layout) -> Iterator[Parameter]:
     model, rows = layout.plan.model, vocabulary(layout.plan)
-    every = (p for unit in range(layout.head + 1) for p in unit_parameters(model, unit, rows))
-    return {parameter.name: cut_shape(parameter, model.vocab) for parameter in every}
+    return (p for unit in range(layout.head + 1) for p in unit_parameters(model, unit, rows))
 
 
 def holdings_of(bucket: Bucket, start: int, stop: int, vocab: int, kind: str) -> Iterator[Holding]:

@@ -29,6 +29,8 @@ TOGETHER_ELEMENTS = 1 << 26  # of equal matrices that are orthogonalised at once
 
 Own = tuple[Slot, int, int]
 """Elements of a slot, from one to another."""
+Steps = Sequence[tuple[Own, torch.Tensor]]
+"""What a rank updates, with its flat steps."""
 Part = tuple[int, StatePiece]
 """A piece of one of the matrices that a rank owns, by its number."""
 
@@ -72,21 +74,30 @@ def make_orthogonaliser(
     )
 
 
-def muon(update: Update, orthogonaliser: Orthogonaliser) -> None:
-    """Update matrices of layers. All ranks must call it together, those that update none too."""
+def orthogonalised(update: Update, orthogonaliser: Orthogonaliser) -> Steps:
+    """Return the steps of matrices of layers. All ranks must call it together, those that update none too. It changes
+    nothing: until all have their steps, one that fails leaves the others where they were."""
     momentum, steps = update.recipe.muon_momentum, dict[Slot, torch.Tensor]()
+    for slot, first, pushed in _pushed(update):
+        steps[slot] = pushed.lerp_(first.lerp(pushed, 1.0 - momentum), momentum)  # Nesterov's
+    return [item for route in orthogonaliser.routes for item in _exchanged_steps(route, steps, orthogonaliser)]
+
+
+def muon(update: Update, steps: Steps) -> None:
+    """Update matrices of layers by their orthogonalised steps."""
+    for slot, first, pushed in _pushed(update):
+        first.lerp_(pushed, 1.0 - update.recipe.muon_momentum)
+        slot.master.mul_(1.0 - update.rate * update.decay * (1.0 - update.verdict.left_out))
+    for (slot, start, stop), result in steps:
+        rate = update.rate * (1.0 - update.verdict.on(slot.master.device).left_out)
+        slot.master[start:stop].sub_(result.to(slot.master.device, torch.float32) * rate)
+
+
+def _pushed(update: Update) -> Iterator[tuple[Slot, torch.Tensor, torch.Tensor]]:
+    """Yield slots with their momentum and what pushes it, which is itself where the step is left out."""
     for slot, gradient, first in zip(update.slots, update.gradients, update.moments("first"), strict=True):
         there = update.verdict.on(first.device)
-        out = there.left_out > 0.0
-        pushed = torch.where(out, first, gradient / there.divisor)
-        first.lerp_(pushed, 1.0 - momentum)
-        steps[slot] = pushed.lerp_(first, momentum)  # Nesterov's
-        slot.master.mul_(1.0 - update.rate * update.decay * (1.0 - there.left_out))
-    for route in orthogonaliser.routes:
-        for (slot, start, stop), result in _orthogonalised(route, steps, orthogonaliser):
-            there = update.verdict.on(slot.master.device)
-            taken = result.to(slot.master.device, torch.float32) * (update.rate * (1.0 - there.left_out))
-            slot.master[start:stop].sub_(taken)
+        yield slot, first, torch.where(there.left_out > 0.0, first, gradient / there.divisor)
 
 
 def newton_schulz(matrices: torch.Tensor) -> torch.Tensor:
@@ -134,10 +145,10 @@ def _own(fragment: Fragment, by_bucket: Mapping[Any, list[Slot]]) -> Own:
     return slot, start - slot.start, start - slot.start + count
 
 
-def _orthogonalised(
+def _exchanged_steps(
     route: Route, steps: Mapping[Slot, torch.Tensor], how: Orthogonaliser
 ) -> Iterator[tuple[Own, torch.Tensor]]:
-    """Yield what this rank updates with the orthogonalised steps of the matrices there."""
+    """Yield what this rank updates by the matrices of a route."""
     flat = [[steps[slot][start:stop].to(how.device, how.dtype) for slot, start, stop in own] for own in route.sent]
     came = _exchanged(flat, [sum(p.elements for _, p in parts) for parts in route.parts], route.group, how)
     wholes = [torch.empty(prod(cut.shape), dtype=how.dtype, device=how.device) for cut in route.owned]

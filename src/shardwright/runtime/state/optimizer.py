@@ -11,7 +11,7 @@ import torch
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.model.parallel import gather_into
 from shardwright.runtime.state.methods import METHODS, Update, Verdict
-from shardwright.runtime.state.muon import Orthogonaliser, muon
+from shardwright.runtime.state.muon import Orthogonaliser, Steps, muon, orthogonalised
 from shardwright.runtime.state.recipe import Method, Recipe
 from shardwright.runtime.state.slots import Slot
 from shardwright.runtime.state.store import Store
@@ -43,22 +43,31 @@ def update(
     verdict: Verdict,
     *,
     skipped: int = 0,
-    orthogonaliser: Orthogonaliser | None = None,
+    steps: Steps = (),
 ) -> None:
     """Update the master weights as the verdict on the gradients says, and the weights of the buffers from them: a few
-    calls for all slots. `skipped` of the steps before this one had no update. Muon's `orthogonaliser` needs all ranks;
-    the other methods need none."""
+    calls for all slots, on each rank by itself. `skipped` of the steps before this one had no update; `steps` are
+    Muon's."""
     ordered = sorted(slots, key=lambda slot: _treatment(slot, recipe))
-    matrices = [slot for slot in ordered if recipe.rule(slot.segment) == "muon"]
-    if orthogonaliser is not None:
-        muon(_update(matrices, recipe, step, verdict, skipped), orthogonaliser)
     for (_, _, method), alike in groupby(ordered, lambda slot: _treatment(slot, recipe)):
-        if method != "muon":
-            METHODS[method](_update(tuple(alike), recipe, step, verdict, skipped))
+        some = _update(tuple(alike), recipe, step, verdict, skipped)
+        if method == "muon":
+            here = set(some.slots)
+            muon(some, [item for item in steps if item[0][0] in here])
+        else:
+            METHODS[method](some)
     own = [(slot.buffer.weights.part(slot.start, slot.stop), slot.master) for slot in slots]
     apart = [(part, master) for part, master in own if part.data_ptr() != master.data_ptr()]
     if apart:
         torch._foreach_copy_([part for part, _ in apart], [master for _, master in apart])
+
+
+def muon_steps(
+    slots: Sequence[Slot], recipe: Recipe, step: int, verdict: Verdict, orthogonaliser: Orthogonaliser
+) -> Steps:
+    """Return what Muon's update needs, which all ranks must ask for together."""
+    matrices = [slot for slot in slots if recipe.rule(slot.segment) == "muon"]
+    return orthogonalised(_update(matrices, recipe, step, verdict, 0), orthogonaliser)
 
 
 def _update(slots: Sequence[Slot], recipe: Recipe, step: int, verdict: Verdict, skipped: int) -> Update:

@@ -6,13 +6,23 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from shardwright.spec.job import Optimizer
+
 if TYPE_CHECKING:
+    from shardwright.runtime.model.parameters import Parameter
     from shardwright.runtime.state.buckets import Segment
 
 Method = Literal["adamw", "adamw8bit", "muon", "sgd"]
 Schedule = Literal["cosine", "linear", "wsd"]
 METHODS: tuple[Method, ...] = get_args(Method)
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+METHOD_OF: dict[Optimizer, Method] = {
+    "adam": "adamw",
+    "adam8bit": "adamw8bit",
+    "muon": "muon",
+    "sgd": "sgd",
+    "none": "adamw",
+}
 MOMENTS: dict[Method, tuple[str, ...]] = {
     "adamw": ("first", "second"),
     "adamw8bit": ("first", "second"),
@@ -56,7 +66,12 @@ class Recipe:
         return self.learning_rate * (self.final_fraction + (1.0 - self.final_fraction) * left)
 
     def rule(self, segment: Segment) -> Method:
-        """Return the method that updates a segment: Muon has the matrices of layers alone, and moments in 8 bits have
-        matrices alone."""
-        others = (self.method == "muon" and not segment.hidden) or (self.method == "adamw8bit" and not segment.decayed)
-        return "adamw" if others else self.method
+        """Return the method that updates a segment."""
+        return rule(self.method, segment)
+
+
+def rule(method: Method, weights: Segment | Parameter) -> Method:
+    """Return the method that updates some weights: Muon has the matrices of layers alone, and moments in 8 bits have
+    matrices alone."""
+    others = (method == "muon" and not weights.hidden) or (method == "adamw8bit" and not weights.decayed)
+    return "adamw" if others else method

@@ -24,8 +24,9 @@ from shardwright.runtime.model.products import PLAIN
 from shardwright.runtime.model.regions import LayerForward, why_not_compiled
 from shardwright.runtime.state.loss_scale import UNSCALED, LossScale
 from shardwright.runtime.state.matrices import exchanges_of
-from shardwright.runtime.state.muon import Orthogonaliser, make_orthogonaliser
-from shardwright.runtime.state.optimizer import own_square, update, verdict_on
+from shardwright.runtime.state.methods import Verdict
+from shardwright.runtime.state.muon import Orthogonaliser, Steps, make_orthogonaliser
+from shardwright.runtime.state.optimizer import muon_steps, own_square, update, verdict_on
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.state.slots import Slot, make_slots
 from shardwright.runtime.state.store import Store, fill, make_store
@@ -44,7 +45,8 @@ DTYPES: Mapping[Precision, torch.dtype] = {
 
 @dataclass(kw_only=True)
 class Engine:
-    """What one rank needs for a step. `loss_scale`, which also counts steps left out, changes from step to step."""
+    """What one rank needs for a step. `loss_scale`, which also counts steps left out, changes from step to step;
+    `steps` are Muon's of the step that is under way."""
 
     layout: Layout
     place: Place
@@ -55,6 +57,7 @@ class Engine:
     passage: Passage
     slots: tuple[Slot, ...]
     orthogonaliser: Orthogonaliser | None
+    steps: Steps
     recipe: Recipe
     sharded: bool
     loss_scale: LossScale
@@ -154,6 +157,7 @@ def make_engine(
         passage=passage,
         slots=slots,
         orthogonaliser=orthogonaliser,
+        steps=(),
         recipe=recipe,
         sharded=sharded,
         loss_scale=LossScale() if dtype == torch.float16 else UNSCALED,
@@ -181,6 +185,7 @@ def train_step(
     sums = voted(engine, loss, asked_to_stop=stop())
     summed = moment(device)
     say("updating")
+    prepare(engine, step, sums)
     decide(engine, step, sums)
     say("waiting for updated weights")
     share_weights(engine, beside=engine.layout.plan.overlap.param_gather)
@@ -235,12 +240,22 @@ def mean_loss(engine: Engine, loss: torch.Tensor) -> torch.Tensor:
     return loss * engine.pipeline.scale if engine.place.tensor_rank == 0 else torch.zeros_like(loss)
 
 
+def prepare(engine: Engine, step: int, sums: torch.Tensor) -> None:
+    """Have what the update needs of other ranks, which under Muon is much: all must call it together."""
+    if engine.orthogonaliser is not None:
+        engine.steps = muon_steps(engine.slots, engine.recipe, step, _verdict(engine, sums), engine.orthogonaliser)
+
+
 def decide(engine: Engine, step: int, sums: torch.Tensor) -> None:
-    """Update what this rank updates, by the figures of a vote alone and without the host; under Muon together with all
-    other ranks, else without any."""
-    scale = engine.loss_scale
-    verdict = verdict_on(sums[1].sqrt() / scale.value, sums[0], engine.recipe.clip, scale.value)
-    update(engine.slots, engine.recipe, step, verdict, skipped=scale.skipped, orthogonaliser=engine.orthogonaliser)
+    """Update what this rank updates, by the figures of a vote and what is prepared: without the host or other ranks."""
+    skipped, verdict = engine.loss_scale.skipped, _verdict(engine, sums)
+    update(engine.slots, engine.recipe, step, verdict, skipped=skipped, steps=engine.steps)
+    engine.steps = ()
+
+
+def _verdict(engine: Engine, sums: torch.Tensor) -> Verdict:
+    scale = engine.loss_scale.value
+    return verdict_on(sums[1].sqrt() / scale, sums[0], engine.recipe.clip, scale)
 
 
 def note_outcome(engine: Engine, vote: Vote) -> float:
@@ -250,10 +265,15 @@ def note_outcome(engine: Engine, vote: Vote) -> float:
     return norm
 
 
-def take_vote(engine: Engine, loss: torch.Tensor, *, asked_to_stop: bool) -> Vote:
-    """Return the outcome of a step. A rank takes part by having its gradient sums, so who knows the outcome knows that
-    all have."""
-    return Vote(*voted(engine, loss, asked_to_stop=asked_to_stop).tolist())
+def take_vote(engine: Engine, step: int, loss: torch.Tensor, *, asked_to_stop: bool) -> Vote:
+    """Return the outcome of a step. A rank takes part by having its gradient sums, and then what else its update needs
+    of others, so who knows the outcome knows that all have it."""
+    sums = voted(engine, loss, asked_to_stop=asked_to_stop)
+    if engine.orthogonaliser is not None:
+        prepare(engine, step, sums)
+        if engine.layout.world_size > 1:
+            dist.barrier()
+    return Vote(*sums.tolist())
 
 
 def apply_vote(engine: Engine, step: int, vote: Vote) -> float:

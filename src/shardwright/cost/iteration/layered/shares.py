@@ -127,6 +127,12 @@ def state_total(context: Context, units: Units) -> float:
     return float(units.parameters.sum() - tied)
 
 
+def ends_total(context: Context, units: Units) -> float:
+    """Return the parameters of embedding and output projection, of one where they are tied."""
+    inside = float(units.parameters[1:-1].sum())
+    return state_total(context, units) - inside
+
+
 def memory(
     context: Context, units: Units, shares: RowShares, state: Floats, largest_state: Floats, gpus: int
 ) -> Footprint:
@@ -135,9 +141,9 @@ def memory(
     job = context.job
     held = np.full(len(shares), state_total(context, units) - units.expert.sum())
     expert = np.full(len(shares), units.expert.sum())
-    ranks = 1.0 / np.maximum(state, 1e-12)
+    ends, ranks = np.full(len(shares), ends_total(context, units)), 1.0 / np.maximum(state, 1e-12)
     none, working = np.zeros(len(shares)), np.full(len(shares), gathered_parameters(units))
-    found = state_bytes(job, held, expert, ranks, ranks, np.full(len(shares), ZERO3), none, working)
+    found = state_bytes(job, held, expert, ranks, ranks, np.full(len(shares), ZERO3), none, working, ends)
     padded = padded_bytes(job, units, largest_state, gpus)
     activations, logits = activation_bytes(units, shares)
     terms = {
@@ -154,8 +160,9 @@ def memory(
 def share_bytes(context: Context, units: Units) -> float:
     """Return the bytes of the whole state, of which each GPU keeps its share."""
     one, expert = np.ones(1), np.full(1, units.expert.sum())
-    held = np.full(1, state_total(context, units)) - expert
-    found = state_bytes(context.job, held, expert, one, one, np.full(1, ZERO3), np.zeros(1), np.zeros(1))
+    held, none = np.full(1, state_total(context, units)) - expert, np.zeros(1)
+    ends = ends_total(context, units)
+    found = state_bytes(context.job, held, expert, one, one, np.full(1, ZERO3), none, none, ends)
     return float((found.weights + found.gradients + found.optimizer)[0])
 
 
