@@ -15,7 +15,7 @@ from shardwright.search.market.result import Shopping
 from shardwright.search.market.shop import shop
 from shardwright.search.planner import predict
 from shardwright.search.renting.expected import choice_of
-from shardwright.spec.catalog.catalog import prices
+from shardwright.spec.catalog.prices import prices
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
 from shardwright.spec.read.offers import narrowed, offers_from_prices

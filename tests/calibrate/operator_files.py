@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from shardwright.cost.learned.links import HOST_GPUS, HOST_RATES
-from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.catalog.gpus import gpus
 
 COMPUTE_COLUMNS = [
     "source",

@@ -18,7 +18,7 @@ from shardwright.calibrate.rows import read_operators
 from shardwright.cost.learned.fitted import expected_offset, log_efficiency, unpack
 from shardwright.cost.learned.machine import facts
 from shardwright.errors import SpecError
-from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.catalog.gpus import gpus
 
 pytest.importorskip("xgboost", reason="needs the extra `calibrate`")
 

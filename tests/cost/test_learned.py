@@ -25,7 +25,7 @@ from shardwright.cost.compute.operators import (
 from shardwright.cost.learned import Learned, default_efficiency
 from shardwright.cost.network.collectives import gather_seconds, group, reduce_seconds
 from shardwright.errors import SpecError
-from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.read.cluster import load_cluster

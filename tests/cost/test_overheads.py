@@ -25,8 +25,8 @@ from shardwright.cost.frameworks.overheads import (
 )
 from shardwright.cost.iteration.evaluate import evaluate
 from shardwright.cost.strategies import strategies
-from shardwright.spec.catalog.catalog import gpus
 from shardwright.spec.catalog.frameworks import framework_names
+from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.job import Job
 
 SLOWER = dict.fromkeys(("gemm", "attention", "memory", "optimizer", "latency"), 2.0)

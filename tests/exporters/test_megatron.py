@@ -16,7 +16,7 @@ from shardwright.exporters.megatron.export import to_megatron
 from shardwright.exporters.megatron.launch import OWN_SETTINGS, launch_script
 from shardwright.exporters.megatron.limits import unsupported
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule
-from shardwright.spec.catalog.catalog import find_gpu
+from shardwright.spec.catalog.gpus import find_gpu
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model, RotaryScaling
 

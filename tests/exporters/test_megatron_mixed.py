@@ -18,7 +18,7 @@ from shardwright.exporters.megatron.launch import OWN_SETTINGS, launch_script
 from shardwright.exporters.megatron.limits import unsupported
 from shardwright.exporters.runner import runner_of
 from shardwright.plans.plan import Overlap, Plan, Recompute
-from shardwright.spec.catalog.catalog import find_gpu
+from shardwright.spec.catalog.gpus import find_gpu
 
 PLAN = mesh((4, "AH"))
 TORCH = """from types import SimpleNamespace as Has

@@ -21,7 +21,7 @@ from shardwright.exporters.nearest import nearest_plan
 from shardwright.importers.megatron.read import plan_from_megatron
 from shardwright.plans.plan import Plan, Recompute
 from shardwright.runtime.layout.limits import unrunnable
-from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.job import Job
 from shardwright.spec.options import Dispatcher, Options, said
 

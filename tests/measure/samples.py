@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwright.measure.device import Device
-from shardwright.spec.catalog.catalog import find_gpu
+from shardwright.spec.catalog.gpus import find_gpu
 
 
 def device(**changes) -> Device:

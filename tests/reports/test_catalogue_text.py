@@ -6,7 +6,7 @@ from tests.golden.plans import H100, PLANS
 from tests.reports.costed import flat
 
 from shardwright.reports.text.catalogue import gpu_text, model_text, models_text, prices_text
-from shardwright.spec.catalog.catalog import MachinePrice
+from shardwright.spec.catalog.prices import MachinePrice
 from shardwright.spec.cluster import Price
 
 PRICES = [

@@ -14,7 +14,7 @@ from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.runtime.job.seats import DeviceReport, seats
 from shardwright.runtime.layout.groups import layout_of
-from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import Cluster
 
 A100, H100 = gpus()["A100-SXM-80"], gpus()["H100-SXM"]

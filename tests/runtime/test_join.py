@@ -21,7 +21,7 @@ from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.worker import join
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.state.recipe import Recipe
-from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import Cluster
 
 A100, H100 = gpus()["A100-SXM-80"], gpus()["H100-SXM"]

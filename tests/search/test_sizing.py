@@ -10,7 +10,7 @@ from tests.cli.running import refused, run
 
 from shardwright.errors import SpecError
 from shardwright.search.sizing import NF4_BYTES, Size, Sizing, fit, ways
-from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 from tests.cli.running import refused, run
 
-from shardwright.spec.catalog.catalog import load_prices, prices
 from shardwright.spec.catalog.live_prices import UnreachableError, fetch, from_items, keep
+from shardwright.spec.catalog.price_file import load_prices
 from shardwright.spec.catalog.price_table import refreshed_path, table_date, table_prices
+from shardwright.spec.catalog.prices import prices
 
 
 def item(**changes: Any) -> SimpleNamespace:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardwright.errors import SpecError
-from shardwright.spec.catalog.catalog import find_gpu
+from shardwright.spec.catalog.gpus import find_gpu
 from shardwright.spec.read.machine_profile import (
     CollectiveTime,
     MachineProfile,

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
-from shardwright.spec.catalog.catalog import prices
 from shardwright.spec.catalog.price_rule import typical_price
+from shardwright.spec.catalog.prices import prices
 from shardwright.spec.offers import FAILURES_PER_GPU_HOUR, Offer, Offers, Terms
 from shardwright.spec.read.offers import OFFER_KEYS, build_offers, load_offers, narrowed, offers_from_prices
 

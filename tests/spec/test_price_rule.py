@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cli.running import run
 
-from shardwright.spec.catalog.catalog import MachinePrice, prices
 from shardwright.spec.catalog.price_rule import typical_price
+from shardwright.spec.catalog.prices import MachinePrice, prices
 from shardwright.spec.cluster import Price
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.offers import offers_from_prices

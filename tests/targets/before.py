@@ -23,7 +23,7 @@ from tests.targets.run_megatron import AMD_CAPABILITY, checked
 from tests.targets.varied import BEFORE, QUESTIONS
 
 from shardwright.files import write_atomically
-from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.catalog.gpus import gpus
 
 ASK = Path(__file__).with_name("ask.py")
 

@@ -14,7 +14,8 @@ from shardwright.arrays import Bools, Floats
 from shardwright.calibrate.rows import read_columns
 from shardwright.cost.learned.links import LinkFit, NetworkFit, link_fabric
 from shardwright.cost.network.collectives import Group, exchange_seconds, gather_seconds, group, reduce_seconds
-from shardwright.spec.catalog.catalog import gpus, links
+from shardwright.spec.catalog.gpus import gpus
+from shardwright.spec.catalog.machines import links
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.read.custom_gpu import reference_machine
 from shardwright.units import GIGA

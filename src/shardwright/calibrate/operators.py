@@ -20,7 +20,7 @@ from shardwright.cost.learned.fitted import Fitted
 from shardwright.cost.learned.machine import facts, sustained
 from shardwright.cost.learned.offsets import Cells
 from shardwright.cost.learned.trees import Forest
-from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.catalog.gpus import gpus
 
 # Standard deviation of log(time) between the shapes of a GPU that was left out, around its own offset.
 SHAPE_DEVIATION = {"gemm": 0.12, "attention": 0.10, "memory": 0.15}

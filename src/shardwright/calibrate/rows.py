@@ -17,7 +17,7 @@ from shardwright.arrays import Array, Bools, Columns, Floats
 from shardwright.cost.compute.operators import BACKWARD, FORWARD, LOOKUP, NORM, POINTWISE, SOFTMAX
 from shardwright.cost.learned.features import Shapes
 from shardwright.errors import bad
-from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.catalog.gpus import gpus
 
 COMPUTE_FILE = "compute.csv.gz"
 SUSTAINED = ("simumax", "vidur", "sailor_aceso")  # sources that keep the GPU busy for long

@@ -42,8 +42,9 @@ def gpus(
     json: AsJson = False,
 ) -> None:
     from shardwright.reports.text.catalogue import gpu_text, gpus_text
-    from shardwright.spec.catalog.catalog import find_gpu, prices
-    from shardwright.spec.catalog.catalog import gpus as known
+    from shardwright.spec.catalog.gpus import find_gpu
+    from shardwright.spec.catalog.gpus import gpus as known
+    from shardwright.spec.catalog.prices import prices
 
     found = [find_gpu(name)] if name is not None else list(known().values())
     if json:

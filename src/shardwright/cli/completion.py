@@ -14,7 +14,7 @@ def models(incomplete: str) -> list[str]:
 
 def gpus(incomplete: str) -> list[str]:
     """Return the GPUs that begin like that."""
-    from shardwright.spec.catalog.catalog import gpus as known
+    from shardwright.spec.catalog.gpus import gpus as known
 
     return _beginning(known(), incomplete)
 

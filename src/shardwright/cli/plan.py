@@ -121,7 +121,7 @@ def plan(
     from shardwright.search.planner import plan as search
     from shardwright.search.rules.rules import load_rules
     from shardwright.search.space.axes import parse_pins
-    from shardwright.spec.catalog.catalog import load_prices
+    from shardwright.spec.catalog.price_file import load_prices
     from shardwright.spec.read.cluster import load_cluster
     from shardwright.spec.read.job import make_job
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from shardwright.discovery.machine import Machines
 from shardwright.errors import SpecError
-from shardwright.spec.catalog.catalog import MEBIBYTE, resolve_gpu
+from shardwright.spec.catalog.gpus import MEBIBYTE, resolve_gpu
 from shardwright.spec.cluster import Gpu
 from shardwright.units import GIGA
 

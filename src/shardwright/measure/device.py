@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import SpecError, bad
-from shardwright.spec.catalog.catalog import resolve_gpu
+from shardwright.spec.catalog.gpus import resolve_gpu
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.read.machine_profile import Backend, Dtype
 

@@ -21,7 +21,7 @@ from shardwright.reports.words import in_words
 from shardwright.serving.answers import Answer, plan_answer, plan_figures, shop_answer, sizing_answer
 from shardwright.serving.requests import MOST_SECONDS, PlanRequest, ShopRequest, planned, shopped, sized
 from shardwright.serving.worker import answer_within
-from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.read.presets import preset_names
 
 INSTRUCTIONS = """Shardwright predicts and plans the training of large models: which GPUs, which parallel strategy, how

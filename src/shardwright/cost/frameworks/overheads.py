@@ -18,8 +18,8 @@ import numpy as np
 from shardwright.arrays import Array, Floats
 from shardwright.cost.compute.operators import ATTENTION, GEMM, OperatorTable
 from shardwright.files import shipped_table
-from shardwright.spec.catalog.catalog import gpus
 from shardwright.spec.catalog.frameworks import figures, framework_rows
+from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.job import Framework, Job
 

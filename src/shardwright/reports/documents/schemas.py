@@ -15,7 +15,7 @@ from shardwright.files import shipped_file
 from shardwright.plans.ranking import Fewer, Nearby, NoProgram, SpmdProgram
 from shardwright.plans.schema import DIALECT, Schema, plan_schema, schema_of
 from shardwright.reports.documents.input_schemas import cluster_schema, layers_schema, profile_schema
-from shardwright.spec.catalog.catalog import MachinePrice
+from shardwright.spec.catalog.prices import MachinePrice
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.text.reading import parse_yaml
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shardwright.reports.text.layout import WIDTH, labelled, table
-from shardwright.spec.catalog.catalog import MachinePrice
+from shardwright.spec.catalog.prices import MachinePrice
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.model import Layer, Model
 from shardwright.units import GIGA, TERA, format_bytes, format_count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.spec.catalog.catalog import GBIT_BYTES
+from shardwright.spec.catalog.machines import GBIT_BYTES
 from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model

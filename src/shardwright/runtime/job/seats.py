@@ -15,7 +15,7 @@ from shardwright.errors import SpecError, bad
 from shardwright.plans.placement import machine_sizes, placement_of
 from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.groups import Layout
-from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import Gpu
 
 ENOUGH_MEMORY = 0.9  # drivers show a little less than the datasheet

@@ -21,7 +21,7 @@ from shardwright.runtime.job.seats import DeviceReport, seats
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.status import BAD_INPUT
 from shardwright.runtime.layout.groups import Layout
-from shardwright.spec.catalog.catalog import resolve_gpu
+from shardwright.spec.catalog.gpus import resolve_gpu
 
 KIBIBYTE, FAREWELL_SECONDS = 1024, 5.0
 

@@ -12,7 +12,7 @@ from typing import get_args
 
 from shardwright.exporters.targets import TARGETS
 from shardwright.reports.html.render import asset
-from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.job import Objective, Precision
 from shardwright.spec.read.presets import preset_names
 

@@ -1,6 +1,9 @@
 """Facts: GPUs, links, machine types, prices and models. Every row of `data/` has a source and a date.
 
-* `catalog`: lookups of GPUs, links, machines and prices
+* `gpus`: GPUs, by any name
+* `machines`: links and machine types
+* `prices`: prices of machines
+* `price_file`: prices that a user wrote down
 * `frameworks`: all that is known of each training framework
 * `price_table`: the price table in force: fetched, or the one that ships
 * `price_rule`: what a machine costs where nobody says

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwright.spec.catalog.catalog import MachinePrice
+from shardwright.spec.catalog.prices import MachinePrice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

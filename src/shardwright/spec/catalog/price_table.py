@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardwright.spec.catalog.catalog import MachinePrice, load_prices, prices, select_prices
+from shardwright.spec.catalog.price_file import load_prices
+from shardwright.spec.catalog.prices import MachinePrice, prices, select_prices
 
 
 def refreshed_path() -> Path:

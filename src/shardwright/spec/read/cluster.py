@@ -9,7 +9,8 @@ from pathlib import Path
 
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.spec.assumption import Assumption
-from shardwright.spec.catalog.catalog import MachinePrice, resolve_gpu
+from shardwright.spec.catalog.gpus import resolve_gpu
+from shardwright.spec.catalog.prices import MachinePrice
 from shardwright.spec.cluster import Cluster, Gpu, NodePool, SiteLink
 from shardwright.spec.read.pools import NO_GPUS, read_pool
 from shardwright.spec.read.sites import assumed_links, connected, named_by_site, read_site_links, unreachable

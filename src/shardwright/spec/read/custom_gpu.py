@@ -6,7 +6,8 @@ one precision; the rest has cautious defaults, which only fine effects depend on
 
 from __future__ import annotations
 
-from shardwright.spec.catalog.catalog import MEBIBYTE, PRECISIONS, MachineType, gpus, links, reference_machines
+from shardwright.spec.catalog.gpus import MEBIBYTE, PRECISIONS, gpus
+from shardwright.spec.catalog.machines import MachineType, links, reference_machines
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.text.fields import Section
 from shardwright.units import GIBIBYTE, GIGA, MEGA, TERA

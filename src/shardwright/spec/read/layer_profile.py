@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from shardwright.errors import Problem, SpecError, bad, suggestion
-from shardwright.spec.catalog.catalog import resolve_gpu
+from shardwright.spec.catalog.gpus import resolve_gpu
 from shardwright.spec.layer_profile import EXTRAS, TIMES, Column, LayerProfile, LayerTimes, LinkCurve, Scope
 from shardwright.spec.text.fields import Section, number_problem, shown
 from shardwright.spec.text.lines import located

@@ -26,7 +26,7 @@ from typing import Any, Literal, get_args
 
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.files import write_atomically
-from shardwright.spec.catalog.catalog import resolve_gpu
+from shardwright.spec.catalog.gpus import resolve_gpu
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.read.custom_gpu import custom_gpu, description
 from shardwright.spec.text.fields import Section, shown

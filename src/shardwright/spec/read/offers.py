@@ -8,8 +8,10 @@ from pathlib import Path
 
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.spec.assumption import Assumption
-from shardwright.spec.catalog.catalog import MachinePrice, find_gpu, machines, resolve_gpu
+from shardwright.spec.catalog.gpus import find_gpu, resolve_gpu
+from shardwright.spec.catalog.machines import machines
 from shardwright.spec.catalog.price_rule import typical_price
+from shardwright.spec.catalog.prices import MachinePrice
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.offers import (
     FAILURES_PER_GPU_HOUR,

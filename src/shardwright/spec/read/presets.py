@@ -8,7 +8,8 @@ from functools import cache
 from typing import Any
 
 from shardwright.errors import bad, suggestion
-from shardwright.spec.catalog.catalog import DATA
+from shardwright.files import shipped_file
+from shardwright.spec.catalog.gpus import CATALOG
 from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface import model_of_config
 from shardwright.spec.read.model_yaml import model_of_dimensions
@@ -20,8 +21,7 @@ VARIANTS = (*FORMATS, "-uncased", "-pt", "-it", "-base", "-chat", "-instruct", "
 
 @cache
 def _presets() -> dict[str, dict[str, Any]]:
-    text = (DATA / "models.json").read_text(encoding="utf-8")
-    found: dict[str, dict[str, Any]] = json.loads(text)
+    found: dict[str, dict[str, Any]] = json.loads(shipped_file(CATALOG, "models.json"))
     return found
 
 

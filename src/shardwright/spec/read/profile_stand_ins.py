@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from shardwright.errors import Problem, SpecError
-from shardwright.spec.catalog.catalog import gpus
+from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.layer_profile import LayerProfile, LayerTimes
 from shardwright.spec.model import Attention, Layer, Mlp, Model, uniform_layers

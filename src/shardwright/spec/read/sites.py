@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import combinations, product
 
 from shardwright.errors import Problem, suggestion
-from shardwright.spec.catalog.catalog import GBIT_BYTES, links
+from shardwright.spec.catalog.machines import GBIT_BYTES, links
 from shardwright.spec.cluster import NodePool, SiteLink
 from shardwright.spec.text.fields import Section, shown
 
