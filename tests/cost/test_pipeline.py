@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.cost.orders import gpipe, order_of_work
 
-from shardwright.cost.pipeline.schedule import Order, custom, gpipe, interleaved, one_f_one_b
+from shardwright.cost.pipeline.schedule import Order, interleaved, one_f_one_b
 from shardwright.cost.pipeline.simulate import folded, simulate, timeline
 from shardwright.errors import SpecError
 
@@ -224,7 +225,7 @@ def test_any_order_can_be_simulated():
     work = [one_f_one_b(ranks, micro_batches).operations(rank) for rank in range(ranks)]
     times = times_of(2, 10, ranks)
     known = simulate(one_f_one_b(ranks, micro_batches), *times)
-    given_order = simulate(custom(ranks, 1, micro_batches, work), *times)
+    given_order = simulate(order_of_work(ranks, 1, micro_batches, work), *times)
     np.testing.assert_allclose(given_order.finish_seconds, known.finish_seconds, rtol=1e-12)
 
 
@@ -243,7 +244,7 @@ def test_random_orders_agree_with_the_reference(data, seed):
         elif stage:
             ready.append((1, stage - 1, m))
     times = times_of(seed, 2, stages)
-    result = simulate(custom(ranks, virtual, micro_batches, work), *times)
+    result = simulate(order_of_work(ranks, virtual, micro_batches, work), *times)
     named = [[("FB"[kind], stage, m) for kind, stage, m in rank_work] for rank_work in work]
     for n in range(2):
         ends = reference(named, ranks, *(t[n] for t in times), False)
@@ -255,8 +256,3 @@ def test_bad_schedules_are_refused_with_the_remedy():
         interleaved(4, 2, 6)
     with pytest.raises(SpecError, match="number of micro-batches is 0"):
         one_f_one_b(4, 0)
-    with pytest.raises(SpecError, match="deadlocks: rank 0"):
-        custom(1, 1, 1, [[(1, 0, 0), (0, 0, 0)]])
-    for work in ([[(0, 0, 0)]], [[(0, 0, 0), (0, 0, 0)]], [[(0, 0, 0), (1, 1, 0)]], []):
-        with pytest.raises(SpecError, match="each of the 2 operations once"):
-            custom(1, 1, 1, work)

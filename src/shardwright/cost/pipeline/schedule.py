@@ -12,12 +12,11 @@ every message comes from the neighbour exactly `a` rows above (a = 1 for 1F1B, 2
 the ranks form a ring), and the middle of the grid repeats. It is therefore stored once.
 
 Source of the orders: NVIDIA/Megatron-LM@00611e6:megatron/core/pipeline_parallel/schedules.py
-(get_pp_rank_microbatches, get_schedule_table); GPipe: arXiv 1811.06965.
+(get_pp_rank_microbatches, get_schedule_table).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -137,53 +136,6 @@ def interleaved(ranks: int, virtual_stages: int, micro_batches: int) -> Order:
     return _repeated(base, Repeat(start=start, stop=start + rows, times=times, stride=ranks, unit=rows))
 
 
-@lru_cache(maxsize=8)
-def gpipe(ranks: int, micro_batches: int) -> Order:
-    """Return GPipe: every rank runs all forwards, then all backwards."""
-    _require_positive(ranks, 1, micro_batches)
-    rank, micro_batch = np.meshgrid(np.arange(ranks), np.arange(micro_batches))
-    fill = micro_batches + 2 * (ranks - 1)
-    code, index, source = _empty((fill + micro_batches, ranks), 2 * ranks)
-    forward_row, backward_row = micro_batch + rank, fill + micro_batch - rank
-    code[forward_row, rank], code[backward_row, rank] = rank, ranks + rank
-    index[forward_row, rank] = index[backward_row, rank] = micro_batch
-    source[forward_row, rank], source[backward_row, rank] = (rank - 1) % ranks, (rank + 1) % ranks
-    return Order(
-        ranks=ranks, virtual_stages=1, micro_batches=micro_batches,
-        code=code, micro_batch=index, source=source, depth=1,
-    )  # fmt: skip
-
-
-def custom(ranks: int, virtual_stages: int, micro_batches: int, operations: Sequence[Sequence[Operation]]) -> Order:
-    """Return the order in which rank i runs `operations[i]`, each operation as soon as it can.
-
-    Raises SpecError unless every operation occurs once, on the rank of its stage, and the order can be run to its end.
-    """
-    _require_positive(ranks, virtual_stages, micro_batches)
-    stages = ranks * virtual_stages
-    _require_complete(ranks, stages, micro_batches, operations)
-    row_of: dict[Operation, int] = {}
-    next_row, done = [0] * ranks, [0] * ranks
-    progress = True
-    while progress:
-        progress = False
-        for rank, work in enumerate(operations):
-            while done[rank] < len(work):
-                operation = Operation(*work[done[rank]])
-                needs = _predecessor(operation, stages)
-                if needs is not None and needs not in row_of:
-                    break
-                row = max(next_row[rank], 0 if needs is None else row_of[needs] + 1)
-                row_of[operation], next_row[rank] = row, row + 1
-                done[rank] += 1
-                progress = True
-    stuck = [rank for rank, work in enumerate(operations) if done[rank] < len(work)]
-    if stuck:
-        waiting = operations[stuck[0]][done[stuck[0]]]
-        raise bad("schedule", f"the order deadlocks: rank {stuck[0]} waits for ever at {tuple(waiting)}", "reorder it")
-    return _grid_of(ranks, virtual_stages, micro_batches, row_of)
-
-
 def warmup_forwards(ranks: IntArray | int, virtual_stages: IntArray | int, rank: IntArray | int) -> IntArray:
     """Return how many forwards a rank runs before its first pair, if there are enough micro-batches (elementwise)."""
     p, v, i = np.asarray(ranks), np.asarray(virtual_stages), np.asarray(rank)
@@ -215,48 +167,6 @@ def _repeated(base: Order, repeat: Repeat) -> Order:
     if repeat.times == 1:
         return base
     return replace(base, micro_batches=base.micro_batches + (repeat.times - 1) * repeat.stride, repeat=repeat)
-
-
-def _grid_of(ranks: int, virtual_stages: int, micro_batches: int, row_of: dict[Operation, int]) -> Order:
-    stages = ranks * virtual_stages
-    needed = {operation: _predecessor(operation, stages) for operation in row_of}
-    depth = max((row_of[op] - row_of[before] for op, before in needed.items() if before is not None), default=1)
-    code, index, source = _empty((max(row_of.values()) + 1, ranks), 2 * stages)
-    for operation, row in row_of.items():
-        rank, before = operation.virtual_stage % ranks, needed[operation]
-        code[row, rank] = operation.kind * stages + operation.virtual_stage
-        index[row, rank] = operation.micro_batch
-        if before is not None:
-            source[row, rank] = (depth - row + row_of[before]) * ranks + before.virtual_stage % ranks
-    return Order(
-        ranks=ranks, virtual_stages=virtual_stages, micro_batches=micro_batches,
-        code=code, micro_batch=index, source=source, depth=depth,
-    )  # fmt: skip
-
-
-def _predecessor(operation: Operation, stages: int) -> Operation | None:
-    """Return the operation whose message `operation` waits for; the last backward waits for its own forward."""
-    kind, stage, micro_batch = operation
-    if kind == FORWARD:
-        return Operation(FORWARD, stage - 1, micro_batch) if stage else None
-    return Operation(BACKWARD, stage + 1, micro_batch) if stage + 1 < stages else Operation(FORWARD, stage, micro_batch)
-
-
-def _require_complete(ranks: int, stages: int, micro_batches: int, operations: Sequence[Sequence[Operation]]) -> None:
-    count = 2 * stages * micro_batches
-    given = {Operation(*operation) for work in operations for operation in work}
-    in_range = all(
-        kind in (FORWARD, BACKWARD) and stage in range(stages) and micro_batch in range(micro_batches)
-        for kind, stage, micro_batch in given
-    )
-    at_home = all(op[1] % ranks == rank for rank, work in enumerate(operations) for op in work)
-    complete = len(given) == sum(len(work) for work in operations) == count
-    if len(operations) != ranks or not (in_range and at_home and complete):
-        raise bad(
-            "schedule",
-            f"the order does not run each of the {count} operations once, on the rank of its virtual stage",
-            f"list the forward and backward of {stages} stages and {micro_batches} micro-batches for {ranks} ranks",
-        )
 
 
 def _require_positive(ranks: int, virtual_stages: int, micro_batches: int) -> None:
