@@ -13,7 +13,8 @@ from shardwright.errors import SpecError
 from shardwright.search.rules.parser import MAX_DEPTH
 from shardwright.search.rules.rules import MAX_CHARACTERS, MAX_PROBLEMS, check_rules, evaluate, load_rules, parse_rules
 from shardwright.search.rules.tree import Arithmetic, Compare, Logic, Not, Within
-from shardwright.search.rules.variables import CANONICAL, PARAMETERS, schema_with_gpus
+from shardwright.search.rules.variables import CANONICAL, schema_with_gpus
+from shardwright.search.space.parameters import PARAMETERS
 from shardwright.spec.catalog.gpus import gpus
 
 ROOT = Path(__file__).parents[2]

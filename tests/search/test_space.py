@@ -17,8 +17,9 @@ from shardwright.cost.strategies import DATA_OUTERMOST, SELECTIVE, UNIFORM, ZERO
 from shardwright.errors import SpecError
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
-from shardwright.search.space.axes import AXES, SYNONYMS, Space, parse_pins, tensor_parallel_degrees, within
+from shardwright.search.space.axes import Space, parse_pins, tensor_parallel_degrees, within
 from shardwright.search.space.layouts import Layouts, candidate_counts, layouts, splits
+from shardwright.search.space.parameters import AXES, SYNONYMS
 from shardwright.search.uniform.search import search
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Mlp, Model, Moe

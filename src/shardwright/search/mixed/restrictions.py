@@ -11,10 +11,11 @@ from shardwright.cost.strategies import UNSHARDED, ZERO1, stage_rows, strategies
 from shardwright.plans.findings import Lack, Lacking
 from shardwright.plans.plan import Plan
 from shardwright.search.mixed.tables.settings import Setting, rows_of
-from shardwright.search.rules.as_pins import axis_of, rules_as_pins
+from shardwright.search.rules.as_pins import rules_as_pins
 from shardwright.search.rules.filters import Filters, strategy_columns
 from shardwright.search.rules.rules import evaluate
 from shardwright.search.space.axes import Space, pin_words
+from shardwright.search.space.parameters import AXIS_OF
 from shardwright.spec.catalog.frameworks import OWN
 
 # What all plans of the search have, whatever runs them, and what `shardwright train` does not run otherwise.
@@ -77,7 +78,7 @@ def _pins(space: Space, fixed: Mapping[str, int]) -> Iterator[Lacking]:
 def _rules(contexts: Sequence[Context], filters: Filters, fixed: Mapping[str, int]) -> Iterator[Lacking]:
     columns = strategy_columns(contexts[0], strategies([fixed]))
     for rule in filters.rules:
-        axes = {axis_of(name) or name for name in rule.variables}
+        axes = {AXIS_OF.get(name, name) for name in rule.variables}
         if axes <= fixed.keys() and evaluate(rule, columns).all():
             yield Lacking(LACKS[min(axes)], f"rule {rule.name}")
 

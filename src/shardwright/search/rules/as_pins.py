@@ -7,17 +7,13 @@ from dataclasses import replace
 
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import strategies
-from shardwright.search.rules.filters import VARIABLE_AXES, Filters, strategy_columns
+from shardwright.search.rules.filters import Filters, strategy_columns
 from shardwright.search.rules.rules import Rule, evaluate
-from shardwright.search.space.axes import AXES, OFFLOADS, SYNONYMS, Space, Value
+from shardwright.search.space.axes import OFFLOADS, Space, Value
+from shardwright.search.space.parameters import AXES, AXIS_OF
 
 NODES = "num_nodes"  # follows from the number of GPUs but for machines in part: such a rule counts as a pin, too
 UNSAID = ("recompute_layers",)  # a rule of which drops what has no such value
-
-
-def axis_of(variable: str) -> str | None:
-    """Return the axis that decides a variable of rules by itself, if one does."""
-    return VARIABLE_AXES.get(variable, SYNONYMS.get(variable))
 
 
 def rules_as_pins(
@@ -28,7 +24,7 @@ def rules_as_pins(
     pins, left = dict(space.pins), []
     alike = len({context.pool.gpus_per_node for context in contexts}) == 1
     for rule in filters.rules:
-        axes = {"gpus" if name == NODES and alike else axis_of(name) for name in rule.variables}
+        axes = {"gpus" if name == NODES and alike else AXIS_OF.get(name) for name in rule.variables}
         (axis,) = axes if len(axes) == 1 else (None,)
         values = None if axis is None or axis in UNSAID else _values(axis, space, counts)
         if axis is None or values is None or NODES in rule.variables:

@@ -23,7 +23,8 @@ from shardwright.search.rules.tree import (
     operands,
     variables,
 )
-from shardwright.search.rules.variables import CANONICAL, Parameter
+from shardwright.search.rules.variables import CANONICAL
+from shardwright.search.space.parameters import Parameter
 
 Kind = Literal["number", "condition", "word", "none", "unknown"]
 Schema = Mapping[str, Parameter]

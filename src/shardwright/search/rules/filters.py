@@ -14,26 +14,9 @@ from shardwright.cost.strategies import BLOCK, RANK_ORDERS, SHARDING, UNIFORM, U
 from shardwright.plans.findings import Cause, Rejection
 from shardwright.search.rules.rules import Column, Rule, evaluate
 from shardwright.search.space.layouts import Layouts
+from shardwright.search.space.parameters import AXIS_OF, BEYOND_LAYOUT
 from shardwright.spec.options import VALUES, said
 
-# Which axis of the space decides the value of a rule's variable. Layout variables are not listed.
-VARIABLE_AXES: Mapping[str, str] = {
-    "sequence_parallel": "sequence_parallel",
-    "use_flash_attn": "flash",
-    "tp_comm_overlap": "overlap_tp",
-    "overlap_p2p_comm": "overlap_pp",
-    "overlap_grad_reduce": "overlap_grad",
-    "overlap_param_gather": "overlap_param",
-    "recompute_granularity": "recompute",
-    "recompute_method": "recompute",
-    "recompute_num_layers": "recompute_layers",
-    "sharding": "sharding",
-    "use_distributed_optimizer": "sharding",
-    "optimizer_offload_fraction": "offload",
-    "first_stage_layers": "first_layers",
-    "last_stage_layers": "last_layers",
-    "rank_order": "rank_order",
-}
 NONE_OTHER: Mapping[str, int] = MappingProxyType({})
 GRANULARITY = ("none", "selective", "full")
 METHOD = ("uniform", "block")
@@ -48,7 +31,7 @@ class Filters:
     @property
     def axes(self) -> frozenset[str]:
         """The axes of which the rules speak, beyond the layout."""
-        found = {VARIABLE_AXES[name] for rule in self.rules for name in rule.variables if name in VARIABLE_AXES}
+        found = {AXIS_OF[name] for rule in self.rules for name in rule.variables & BEYOND_LAYOUT}
         return frozenset(found | ({"recompute"} if "recompute_layers" in found else set()))
 
     def layout_masks(self, context: Context, rows: Layouts) -> Iterator[tuple[Rejection, Bools]]:
@@ -58,7 +41,7 @@ class Filters:
         yield Rejection(Cause.UNMEASURED), mask
         kept = rows.take(~mask)
         for rule in self.rules:
-            if not any(name in VARIABLE_AXES for name in rule.variables):
+            if not rule.variables & BEYOND_LAYOUT:
                 mask = _evaluated(rule, layout_columns(context, kept), len(kept))
                 yield Rejection(Cause.RULE, rule.name), mask
                 kept = kept.take(~mask)
@@ -67,7 +50,7 @@ class Filters:
         """Yield the same for complete strategies and the rules that speak of more than the layout."""
         kept = rows
         for rule in self.rules:
-            if any(name in VARIABLE_AXES for name in rule.variables):
+            if rule.variables & BEYOND_LAYOUT:
                 mask = _evaluated(rule, strategy_columns(context, kept), len(kept))
                 yield Rejection(Cause.RULE, rule.name), mask
                 kept = kept.take(~mask)

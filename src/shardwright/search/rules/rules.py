@@ -18,7 +18,8 @@ from shardwright.search.rules.evaluation import Bools, holds
 from shardwright.search.rules.evaluation import Column as Column
 from shardwright.search.rules.parser import parse_expression
 from shardwright.search.rules.tree import Expression, Place, RuleError, Span, variables
-from shardwright.search.rules.variables import SCHEMA, Parameter, schema_with_gpus
+from shardwright.search.rules.variables import SCHEMA, schema_with_gpus
+from shardwright.search.space.parameters import Parameter
 from shardwright.spec.text.reading import read_text
 
 MAX_CHARACTERS = 1_000_000

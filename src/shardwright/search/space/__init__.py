@@ -1,5 +1,6 @@
 """The space of uniform strategies: every row legal, none costed.
 
+* `parameters`: names of parameters, for pins and rules, as a table
 * `axes`: axes, their values and pins
 * `choices`: options of the trainer that the user pins
 * `layouts`: which GPU holds what

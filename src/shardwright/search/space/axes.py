@@ -14,11 +14,11 @@ from types import MappingProxyType
 import numpy as np
 
 from shardwright.cost.context import Context
-from shardwright.cost.strategies import RANK_ORDERS, RECOMPUTE, SHARDING, ZERO1, Bools, Ints, Strategies
+from shardwright.cost.strategies import ZERO1, Bools, Ints, Strategies
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.plans.abilities import flash_attention_runs, user_buffers_run
-from shardwright.search.space.choices import SYNONYMS as OPTION_SYNONYMS
 from shardwright.search.space.choices import Choice, Choices, parse_choice
+from shardwright.search.space.parameters import AXES, SYNONYMS
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer
@@ -27,69 +27,6 @@ from shardwright.spec.options import VALUES as OPTIONS
 Value = int | float
 OFFLOADS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MAX_CONTEXT_PARALLEL = 64
-
-# Names a user may pin, with the words that stand for codes. Numbers stand for themselves.
-_SWITCH = MappingProxyType({"false": 0, "off": 0, "no": 0, "true": 1, "on": 1, "yes": 1})
-_COUNT: Mapping[str, int] = MappingProxyType({})
-AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
-    {
-        "tp": _COUNT,
-        "cp": _COUNT,
-        "pp": _COUNT,
-        "dp": _COUNT,
-        "ep": _COUNT,
-        "etp": _COUNT,
-        "vpp": _COUNT,
-        "micro_batch": _COUNT,
-        "gpus": _COUNT,
-        "rank_order": MappingProxyType({name: code for code, name in enumerate(RANK_ORDERS)}),
-        "sequence_parallel": _SWITCH,
-        "flash": _SWITCH,
-        "overlap_tp": _SWITCH,
-        "overlap_pp": _SWITCH,
-        "overlap_grad": _SWITCH,
-        "overlap_param": _SWITCH,
-        "first_layers": _COUNT,
-        "last_layers": _COUNT,
-        "recompute": MappingProxyType({name: code for code, name in enumerate(RECOMPUTE)}),
-        "recompute_layers": _COUNT,
-        "sharding": MappingProxyType({name: code for code, name in enumerate(SHARDING)}),
-        "offload": _COUNT,
-    }
-)
-SYNONYMS: Mapping[str, str] = MappingProxyType(
-    {
-        "tensor_model_parallel_size": "tp",
-        "tensor_parallel": "tp",
-        "context_parallel_size": "cp",
-        "context_parallel": "cp",
-        "pipeline_model_parallel_size": "pp",
-        "pipeline_parallel": "pp",
-        "data_parallel_size": "dp",
-        "data_parallel": "dp",
-        "expert_model_parallel_size": "ep",
-        "expert_parallel": "ep",
-        "expert_tensor_parallel_size": "etp",
-        "virtual_stages": "vpp",
-        "virtual_pipeline": "vpp",
-        "micro_batch_size": "micro_batch",
-        "mbs": "micro_batch",
-        "num_gpus": "gpus",
-        "sp": "sequence_parallel",
-        "use_flash_attn": "flash",
-        "flash_attention": "flash",
-        "tp_comm_overlap": "overlap_tp",
-        "overlap_p2p_comm": "overlap_pp",
-        "overlap_grad_reduce": "overlap_grad",
-        "overlap_param_gather": "overlap_param",
-        "first_stage_layers": "first_layers",
-        "last_stage_layers": "last_layers",
-        "recompute_num_layers": "recompute_layers",
-        "zero": "sharding",
-        "optimizer_offload_fraction": "offload",
-        **OPTION_SYNONYMS,
-    }
-)
 
 FULL: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType({("recompute", "full"): ("uniform", "block")})
 

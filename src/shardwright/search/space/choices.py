@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
-from types import MappingProxyType
 from typing import Any
 
 from shardwright.errors import bad
@@ -15,15 +14,6 @@ from shardwright.spec.options import VALUES, ordered
 DEFAULT = "default"  # the framework's own
 Choice = str | tuple[str, ...] | None
 Choices = Mapping[str, tuple[Choice, ...]]
-SYNONYMS: Mapping[str, str] = MappingProxyType(
-    {
-        "main_grads_dtype": "main_grads",
-        "main_params_dtype": "main_params",
-        "exp_avg_dtype": "exp_avg",
-        "exp_avg_sq_dtype": "exp_avg_sq",
-        "moe_token_dispatcher_type": "dispatcher",
-    }
-)
 
 
 def parse_choice(name: str, word: str) -> Choice:
