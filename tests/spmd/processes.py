@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing.connection
+import multiprocessing
+import pickle
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from shardwright.spmd.training import SpmdStep
@@ -66,38 +67,65 @@ def train(job: Job, rank: int) -> Outcome:
 
 def run(work: Callable[[J, int], R], jobs: list[J], ranks: int) -> list[R]:
     """Return what the first rank returns of each job, one after another in the same `ranks` processes."""
+    with processes(ranks) as do:
+        return [do(work, job) for job in jobs]
+
+
+@contextmanager
+def processes(ranks: int) -> Iterator[Callable[[Callable[[J, int], R], J], R]]:
+    """Start `ranks` processes that stay; yield a function that has all of them do a job, and returns what the first
+    returns. Raises `AssertionError` with the traceback of a rank that fails."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["shardwright.spmd.training"])
     with tempfile.TemporaryDirectory() as folder:
-        torch.save(jobs, Path(folder, "jobs"))
-        context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["shardwright.spmd.training"])
-        running: list[Any] = [
-            context.Process(target=_work, args=(rank, ranks, folder, work), daemon=True) for rank in range(ranks)
+        ends = [context.Pipe() for _ in range(ranks)]
+        running = [
+            context.Process(target=_serve, args=(rank, ranks, folder, theirs), daemon=True)
+            for rank, (_, theirs) in enumerate(ends)
         ]
         for process in running:
             process.start()
-        while any(process.is_alive() for process in running) and not any(process.exitcode for process in running):
-            multiprocessing.connection.wait([process.sentinel for process in running if process.is_alive()])
-        failed = [rank for rank, process in enumerate(running) if process.exitcode]
-        for process in running:
-            process.kill()
-            process.join()
-        if failed:
-            raise AssertionError("\n".join(path.read_text() for path in sorted(Path(folder).glob("error-*"))))
-        found: list[R] = torch.load(Path(folder, "outcomes"), weights_only=False)
-        return found
+        pipes = [ours for ours, _ in ends]
+        for _, theirs in ends:
+            theirs.close()
+
+        def do(work: Callable[[J, int], R], job: J) -> R:
+            for pipe in pipes:
+                pipe.send_bytes(pickle.dumps((work, job)))
+            return _answers(pipes)[0]
+
+        try:
+            yield do
+        finally:
+            for process in running:
+                process.kill()
+                process.join()
 
 
-def _work(rank: int, ranks: int, folder: str, work: Callable[[Any, int], Any]) -> None:
+def _answers(pipes: list[Connection]) -> list[Any]:
+    """Return the answer of each rank; the first failure is raised, whatever the others wait for."""
+    found: dict[int, Any] = {}
+    while len(found) < len(pipes):
+        for pipe in wait([pipe for rank, pipe in enumerate(pipes) if rank not in found]):
+            assert isinstance(pipe, Connection)
+            rank = pipes.index(pipe)
+            try:
+                failed, found[rank] = pickle.loads(pipe.recv_bytes())
+            except EOFError:
+                raise AssertionError(f"rank {rank} ended") from None
+            if failed:
+                raise AssertionError(f"rank {rank}:\n{found[rank]}")
+    return [found[rank] for rank in range(len(pipes))]
+
+
+def _serve(rank: int, ranks: int, folder: str, pipe: Connection) -> None:
+    """Do what is asked for, one job after another, until the other end is gone."""
     torch.set_num_threads(1)
-    try:
-        address = f"file://{folder}/store"
-        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=ranks)
-        jobs: list[Any] = torch.load(Path(folder, "jobs"), weights_only=False)
-        outcomes = [work(job, rank) for job in jobs]
-        if rank == 0:
-            torch.save(outcomes, Path(folder, "outcomes"))
-        dist.barrier()
-        dist.destroy_process_group()
-    except Exception:
-        Path(folder, f"error-{rank}").write_text(f"rank {rank}:\n{traceback.format_exc()}")
-        raise
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    while True:
+        work, job = pickle.loads(pipe.recv_bytes())
+        try:
+            answer: tuple[bool, Any] = (False, work(job, rank))
+        except Exception:
+            answer = (True, traceback.format_exc())
+        pipe.send_bytes(pickle.dumps(answer))

@@ -1,23 +1,26 @@
-"""One training step by a program, on ranks that are threads."""
+"""One training step by a program, on ranks that are threads or processes, against the step of the module itself."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from tests.spmd.models import build
-from tests.spmd.ranks import ThreadFabric, on_ranks
+from tests.spmd.ranks import on_ranks
 from tests.spmd.reference import reference
 from torch import Tensor
 
 from shardwright.spmd.execute import compiled, execute
+from shardwright.spmd.fabric import Fabric
 from shardwright.spmd.local import Site
 from shardwright.spmd.shards import Place, cut
 from shardwright.spmd.trace import trace
 from shardwright.spmd.training import whole_state
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.program import Program
+from shardwright.synthesis.schedule import ends
 
 SEED = 3
 
@@ -43,28 +46,32 @@ def traced(name: str) -> Traced:
 
 
 def run(case: Traced, program: Program) -> list[dict[str, Tensor]]:
-    """Return what the program leaves on each rank."""
-    code = compiled(case.graph, program)
+    """Return what the program leaves on each rank, ranks being threads."""
+    return on_ranks(program.ranks, lambda fabric: run_on(fabric, case, program))
 
-    def one(fabric: ThreadFabric) -> dict[str, Tensor]:
-        place = Place(rank=fabric.rank, sizes=program.sizes)
-        site = Site(place=place, fabric=fabric, device=torch.device("cpu"), seed=SEED)
-        parts = {name: cut(x, program.steps[name].outputs[0], place) for name, x in case.leaves.items()}
-        left: dict[str, Tensor] = {}
-        execute(code, parts, site, left.__setitem__)
-        return left
 
-    return on_ranks(program.ranks, one)
+def run_on(fabric: Fabric, case: Traced, program: Program) -> dict[str, Tensor]:
+    """Return what the program leaves on this rank."""
+    place = Place(rank=fabric.rank, sizes=program.sizes)
+    site = Site(place=place, fabric=fabric, device=torch.device("cpu"), seed=SEED)
+    parts = {name: cut(x, program.steps[name].outputs[0], place) for name, x in case.leaves.items()}
+    left: dict[str, Tensor] = {}
+    execute(compiled(case.graph, program), parts, site, left.__setitem__)
+    return left
 
 
 def require_equal(case: Traced, program: Program) -> None:
-    """Run the program and hold what each rank has against its part of what the module gives: the difference's norm is
-    at most 1e-4 of the whole tensor's."""
-    found = run(case, program)
-    for name, (_, held) in compiled(case.graph, program).ends.items():
+    """Run the program on threads and hold what each rank has against its part of what the module gives."""
+    for rank, left in enumerate(run(case, program)):
+        require_part(case, program, rank, left)
+
+
+def require_part(case: Traced, program: Program, rank: int, left: Mapping[str, Tensor]) -> None:
+    """Hold what one rank has against its part of what the module gives: the difference's norm is at most 1e-4 of the
+    whole tensor's."""
+    for name, (_, held) in ends(case.graph, program).items():
         expected = case.expected[name]
-        for rank, left in enumerate(found):
-            part = cut(expected, held, Place(rank=rank, sizes=program.sizes))
-            assert left[name].shape == part.shape
-            off = (left[name].double() - part.double()).norm().item()
-            assert off <= 1e-4 * expected.double().norm().item() + 1e-6, (name, rank, off)
+        part = cut(expected, held, Place(rank=rank, sizes=program.sizes))
+        assert left[name].shape == part.shape
+        off = (left[name].double() - part.double()).norm().item()
+        assert off <= 1e-4 * expected.double().norm().item() + 1e-6, (name, rank, off)

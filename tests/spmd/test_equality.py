@@ -6,16 +6,25 @@ some of them none.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+import torch
+import torch.distributed as dist
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.spmd.draws import drawn
 from tests.spmd.models import CASES
-from tests.spmd.steps import require_equal, traced
+from tests.spmd.processes import processes
+from tests.spmd.steps import Traced, require_equal, require_part, run_on, traced
 
-from shardwright.synthesis.rules.candidates import choices
+from shardwright.spmd.fabric import ProcessFabric
+from shardwright.synthesis.rules.candidates import Choices, choices
 
 SEEDS, RANKS = st.integers(0, 1 << 30), st.integers(2, 4)
 
@@ -28,10 +37,52 @@ def test_a_random_program_equals_the_module(name: str, seed: int, ranks: int) ->
     require_equal(case, drawn(case.graph, choices(case.graph), ranks, Random(seed)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A case, kept in a file that each process reads once, and the seed of a program for it."""
+
+    file: Path
+    seed: int
+
+
+@cache
+def read(file: Path) -> tuple[Traced, Choices]:
+    case: Traced = torch.load(file, weights_only=False)
+    return case, choices(case.graph)
+
+
+@cache
+def fabric() -> ProcessFabric:
+    """Return the processes, the last of which are on a machine of their own: some sums go by hierarchy."""
+    ranks = dist.get_world_size()
+    return ProcessFabric([0, *[1] * (ranks - 1)])
+
+
+def require_equal_here(drawing: Drawing, rank: int) -> None:
+    """Draw the same program on each process, run it, and compare this rank's part."""
+    case, found = read(drawing.file)
+    program = drawn(case.graph, found, dist.get_world_size(), Random(drawing.seed))
+    require_part(case, program, rank, run_on(fabric(), case, program))
+
+
+@pytest.fixture(scope="module")
+def gloo() -> Iterator[dict[int, Callable[..., None]]]:
+    """Yield two, three and four processes, which stay for all examples."""
+    with ExitStack() as stack:
+        yield {ranks: stack.enter_context(processes(ranks)) for ranks in (2, 3, 4)}
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", CASES)
-@given(seed=SEEDS, ranks=RANKS)
-@settings(max_examples=200)
-def test_many_random_programs_equal_the_module(name: str, seed: int, ranks: int) -> None:
-    case = traced(name)
-    require_equal(case, drawn(case.graph, choices(case.graph), ranks, Random(seed)))
+def test_many_random_programs_equal_the_module_on_gloo(
+    gloo: dict[int, Callable[..., None]], tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / name
+    torch.save(traced(name), file)
+
+    @given(seed=SEEDS, ranks=RANKS)
+    @settings(max_examples=200, phases=[Phase.generate])
+    def equal(seed: int, ranks: int) -> None:
+        gloo[ranks](require_equal_here, Drawing(file=file, seed=seed))
+
+    equal()
