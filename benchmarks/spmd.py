@@ -18,15 +18,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.synthesis import baselines
-from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Device, Machine, Machines
 from shardwright.synthesis.models.transformers import BERT_BASE, GPT2, LLAMA_1B, Transformer, language_model, vision
 from shardwright.synthesis.models.vgg import fully_connected, vgg19
-from shardwright.synthesis.prices import Shares, prices, seconds_of
+from shardwright.synthesis.prices import Shares, seconds_of
 from shardwright.synthesis.properties import COMPUTE, STATE
 from shardwright.synthesis.synthesize import in_whole_units, search
+from shardwright.synthesis.turns import Problem, limited
 
 V100 = Device(name="V100", flops_per_second=3.86e12, memory_bytes=16e9)
 P100 = Device(name="P100", flops_per_second=2.15e12, memory_bytes=16e9)
@@ -166,9 +166,10 @@ def rival(
 ) -> float:  # fmt: skip
     """Return the seconds of the best program that takes only some rules; infinity if it does not fit."""
     shares = Shares(exact={COMPUTE: start, STATE: net.even()})
-    costs = prices(these, net, shares, overlap=overlap)
-    choice = best(these, costs, gap=GAP, allowed=rules(these, costs))
-    return np.inf if choice is None else in_whole_units(these, net, choice, shares, overlap=overlap)[0].seconds.total
+    problem = Problem(these=these, net=net, gap=GAP, overlap=overlap)
+    found = limited(problem, shares, rules)
+    whole = found and in_whole_units(problem, *found)
+    return whole.seconds if whole else np.inf
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import pytest
 from tests.synthesis.clusters import unequal
 
 from shardwright.synthesis.a_star import a_star
-from shardwright.synthesis.best_rules import best, time_of
+from shardwright.synthesis.best_rules import best
+from shardwright.synthesis.choice import time_of
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machines
@@ -63,10 +64,10 @@ def brute_force(these: Decisions, costs: Prices) -> float:
     shape = [len(one.rules) for one in these.decisions]
     total = np.zeros(shape)
     for number, one in enumerate(these.decisions):
-        start = costs.first[number]
+        start = costs.columns.first[number]
         seconds = costs.compute[start : start + shape[number]].max(axis=1) + costs.sends[start : start + shape[number]]
         total += (one.weight * seconds).reshape([-1 if axis == number else 1 for axis in range(count)])
-    ways = costs.conversions
+    ways = costs.columns
     for number, use in enumerate(these.uses):
         axes = sorted({use.decision, *(reader.decision for reader in use.readers)})
         table = np.zeros([shape[axis] if axis in axes else 1 for axis in range(count)])
@@ -78,7 +79,7 @@ def brute_force(these: Decisions, costs: Prices) -> float:
             for target in asked:
                 found = [
                     s
-                    for u, p, q, s in zip(ways.use, ways.source, ways.target, ways.seconds, strict=True)
+                    for u, p, q, s in zip(ways.use, ways.source, ways.target, costs.seconds, strict=True)
                     if (u, p, q) == (number, made, target)
                 ]
                 price += use.weight * min(found, default=np.inf)

@@ -39,7 +39,7 @@ def test_no_row_is_above_the_time_of_a_choice(name: str, rules: Rules) -> None:
         choice = best(these, costs, allowed=rules(these, costs), branch=False)
         assert choice is not None
         program = integer_program(these, costs)
-        x = columns(program, costs.first, choice)
+        x = columns(program, costs.columns.first, choice)
         assert broken(program, x, 1e-6) == []
         for number, (start, stop) in enumerate(zip(program.rows.starts, program.rows.starts[1:], strict=False)):
             at = program.rows.columns[start:stop]
@@ -58,5 +58,5 @@ def test_rows_inside_a_stretch_that_stands_for_several_would_be() -> None:
         assert choice is not None
         program = integer_program(these, costs)
         careless = replace(program, once=np.ones_like(program.once))
-        above += broken(careless, columns(program, costs.first, choice), 1e-6)
+        above += broken(careless, columns(program, costs.columns.first, choice), 1e-6)
     assert above

@@ -12,6 +12,7 @@ What may be chosen:
 * `rules/`: the table of rules for operators
 * `shorten`: a graph with three occurrences of each repeated block
 * `decisions`: what a search decides, and what that asks of the tensors
+* `columns`: the same as columns of rules and of conversions
 
 What it costs:
 
@@ -30,10 +31,12 @@ How it is chosen:
 * `integer_program`: rules at fixed shares as an integer program
 * `best_rules`: its best solution
 * `choice`: what that comes to
+* `neighbourhoods`: better rules near a choice
 * `a_star`: the same by A*, as HAP has it
 * `ratios`: the best shares for fixed rules
 * `rounding`: whole units for exact shares
-* `synthesize`: rules and shares together
+* `turns`: rules and shares in turns
+* `synthesize`: the best of several starts, in whole units
 * `remedies`: what would help where nothing fits
 * `extract`: from rules to a program
 * `baselines`: what others would run

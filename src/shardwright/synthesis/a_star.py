@@ -82,10 +82,10 @@ def a_star(these: Decisions, costs: Prices, *, heuristic: bool = True, most: int
 
 
 def _field(these: Decisions, costs: Prices) -> _Field:
-    ways = costs.conversions
+    ways = costs.columns
     seconds: dict[tuple[int, Property, Property], tuple[float, int]] = {}
     for one, use in enumerate(ways.use.tolist()):
-        found = (float(ways.seconds[one]) * these.uses[use].weight, one)
+        found = (float(costs.seconds[one]) * these.uses[use].weight, one)
         key = (use, ways.source[one], ways.target[one])
         seconds[key] = min(seconds.get(key, found), found)
     makes: dict[int, list[int]] = {}
@@ -114,7 +114,7 @@ def _taken(
     """Return what one more rule costs, by how much it raises the bound, and what is seen after it; None if a conversion
     that it needs does not exist."""
     these, costs = field.these, field.costs
-    one, row = these.decisions[decision], int(costs.first[decision]) + rule
+    one, row = these.decisions[decision], int(costs.columns.first[decision]) + rule
     cost = one.weight * float(costs.compute[row].max() + costs.sends[row])
     more = 0.0 if guide is None else float(guide.rules[row])
     after = dict(seen)
@@ -172,7 +172,7 @@ def _ahead(field: _Field, guide: Relaxed, depth: int, seen: dict[int, Seen]) -> 
             touched.setdefault(use.decision, []).append((number, early[0], state))
     total = 0.0
     for decision, edges in touched.items():
-        start = int(costs.first[decision])
+        start = int(costs.columns.first[decision])
         total += min(
             float(guide.rules[start + rule]) + sum(_raised(field, guide, decision, rule, *edge) for edge in edges)
             for rule in range(len(these.decisions[decision].rules))

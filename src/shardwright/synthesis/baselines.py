@@ -87,5 +87,5 @@ def _data_parallel(one: Decision, rule: Rule, rows: int) -> bool:
 
 
 def _allowed(these: Decisions, costs: Prices, test: Callable[[Decision, Rule], bool]) -> Bools:
-    pairs = zip(costs.decision.tolist(), costs.rule.tolist(), strict=True)
+    pairs = zip(costs.columns.decision.tolist(), costs.columns.rule.tolist(), strict=True)
     return np.array([test(these.decisions[one], these.decisions[one].rules[rule]) for one, rule in pairs])

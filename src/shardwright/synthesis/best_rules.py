@@ -5,12 +5,11 @@ and bound only where those are further from the bound than asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
-from shardwright.synthesis.choice import Choice, Hint
+from shardwright.synthesis.choice import Choice, Hint, chosen, columns_of
 from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.integer_program import (
     Edge,
@@ -19,51 +18,50 @@ from shardwright.synthesis.integer_program import (
     broken,
     integer_program,
     memory_row,
-    spans,
     time_row,
 )
 from shardwright.synthesis.linear import Relaxation, solve
 from shardwright.synthesis.memory import class_bytes, held_by
-from shardwright.synthesis.prices import BLOCKING, DEFERRED, EARLY, Prices
-from shardwright.synthesis.timeline import Events, StepSeconds, step_seconds
+from shardwright.synthesis.prices import Prices
 
 ROUNDS = 12  # of adding rows that a solution breaks
 FITTINGS = 4  # of adding rows of memory, which cost a program each
 NODES = 60  # of a branch and bound
-WORK = 1_000_000  # nodes of all branch and bound times the coefficients of the program; what is left open is in the gap
+WORK = 300_000  # nodes of all branch and bound times the coefficients of the program; what is left open is in the gap
 SURE = 0.9  # what a relaxation takes to this part is taken at once
 
 
 def best(
     these: Decisions, costs: Prices, *, gap: float = 1e-3, allowed: Bools | None = None, hint: Hint | None = None,
-    branch: bool = True,
+    branch: bool = True, below: float = np.inf, known: Choice | None = None,
 ) -> Choice | None:  # fmt: skip
-    """Return the best choice among `allowed` rules [R], None if none is found that fits the memory. Without `branch`
-    whole numbers near the relaxation are all that is tried, unless there are none."""
+    """Return the best choice among `allowed` rules [R], None if none is found that fits the memory or none can take
+    less than `below` seconds. Without `branch` whole numbers near the relaxation are all that is tried, unless there
+    are none. `known` is a choice that fits, at these prices."""
     program = integer_program(these, costs)
     width = len(program.costs)
     upper = np.ones(width)
     upper[-1] = np.inf
     if allowed is not None:
         upper[: len(allowed)] = allowed
-    known = [row for row in (hint.rows if hint else ()) if row[3] < program.compute.shape[1]]
-    for row in known:
+    rows = [row for row in (hint.rows if hint else ()) if row[3] < program.compute.shape[1]]
+    for row in rows:
         program.rows.add_dense(time_row(program, row), low=0.0)
     bound = np.inf  # of the program without rows 8, which what does not fit here might not break
     for _ in range(FITTINGS):
-        found, values = _fastest(these, costs, program, upper, gap, known, hint, branch)
+        found, values = _fastest(these, costs, program, upper, gap, rows, hint, branch, below, known)
         if found is None or values is None:
             return None
         bound = min(bound, found.bound_seconds)
         if not _overfull(these, costs, program, found.rules, values):
             return replace(found, bound_seconds=bound)
-        known, hint = list(found.hint.rows) if found.hint else known, found.hint
+        rows, hint = list(found.hint.rows) if found.hint else rows, found.hint
     return None
 
 
 def _fastest(
-    these: Decisions, costs: Prices, program: IntegerProgram, upper: Floats, gap: float, known: list[TimeRow],
-    hint: Hint | None, branch: bool,
+    these: Decisions, costs: Prices, program: IntegerProgram, upper: Floats, gap: float, rows: list[TimeRow],
+    hint: Hint | None, branch: bool, below: float, known: Choice | None,
 ) -> tuple[Choice | None, Floats | None]:  # fmt: skip
     """Return the best choice under the rows that there are, with its columns."""
     lower = np.zeros(len(upper))
@@ -77,16 +75,21 @@ def _fastest(
         if solution.status == "infeasible":
             return None, None
         bound = max(bound, solution.bound * program.unit)
+        if bound >= below:
+            return None, None
         more = broken(program, solution.values, gap / 4)
         if not more:
             break
-        known = known + more
+        rows = rows + more
         for row in more:
             program.rows.add_dense(time_row(program, row), low=0.0)
             relaxation.add(time_row(program, row), 0.0)
-    left = Hint(tuple(known), relaxation.basis())
+    left = Hint(tuple(rows), relaxation.basis())
     values = _dive(program, relaxation, solution.values, costs)
-    found = None if values is None else _chosen(these, costs, values, bound)
+    found = None if values is None else chosen(these, costs, values, bound)
+    if known is not None and (found is None or known.seconds.total <= found.seconds.total):
+        found = replace(known, bound_seconds=min(bound, known.seconds.total))
+        values = columns_of(these, costs, program, known)
     if found is None or (branch and found.gap > gap):
         found, values = _branched(these, costs, program, lower, upper, gap, bound, found, values)
     return (None, None) if found is None else (replace(found, hint=left), values)
@@ -112,11 +115,11 @@ def _overfull(these: Decisions, costs: Prices, program: IntegerProgram, rules: I
 def _dive(program: IntegerProgram, relaxation: Relaxation, values: Floats, costs: Prices) -> Floats | None:
     """Return columns with a rule for each decision: what the relaxation is sure of is held, with the surest of the
     rest, and the relaxation solved again; None if that leads nowhere."""
-    starts = costs.first
-    ends = np.append(starts[1:], len(costs.decision))
+    starts = costs.columns.first
+    ends = np.append(starts[1:], len(costs.compute))
     free = np.ones(len(starts), dtype=bool)
     while True:
-        x = values[: len(costs.decision)]
+        x = values[: len(costs.compute)]
         most = np.maximum.reduceat(x, starts)
         free &= ends - starts > 1
         open_ = free & (most < 1 - 1e-6)
@@ -141,7 +144,7 @@ def _branched(
     """Return the best choice of branch and bound, starting from what was found, with its columns; rows of time are
     added as they are broken."""
     integer = np.zeros(len(program.costs), dtype=bool)
-    integer[: len(costs.decision)] = True
+    integer[: len(costs.compute)] = True
     nodes = 0
     for _ in range(ROUNDS):
         size = len(program.rows.columns)
@@ -165,7 +168,7 @@ def _branched(
         if solution.status == "infeasible" or not len(solution.values):
             return found, values
         bound, nodes = max(bound, solution.bound * program.unit), nodes + solution.nodes
-        choice = _chosen(these, costs, solution.values, bound)
+        choice = chosen(these, costs, solution.values, bound)
         if found is None or choice.seconds.total < found.seconds.total:
             found, values = choice, solution.values
         more = broken(program, solution.values, gap / 2)
@@ -191,7 +194,7 @@ def relaxed(these: Decisions, costs: Prices) -> Relaxed:
     """Return the linear relaxation (rows 1 to 5 and 7). A choice takes at least the bound and the reduced costs of all
     that it takes."""
     program = integer_program(these, costs)
-    width, count, sent = len(program.costs), len(costs.decision), len(costs.conversions)
+    width, count, sent = len(program.costs), len(costs.compute), len(costs.seconds)
     solution = solve(program.costs, program.rows, lower=np.zeros(width), upper=np.full(width, np.inf))
     extra = np.maximum(solution.reduced_costs, 0.0) * program.unit
     return Relaxed(
@@ -200,61 +203,3 @@ def relaxed(these: Decisions, costs: Prices) -> Relaxed:
         sent=extra[count : count + sent],
         edges={edge: float(extra[column]) for edge, column in program.edges.items()},
     )
-
-
-def _chosen(these: Decisions, costs: Prices, values: Floats, bound: float) -> Choice:
-    """Return the choice that whole columns make."""
-    x = values[: len(costs.decision)]
-    rules = np.array([int(np.argmax(x[start:stop])) for start, stop in spans(costs)])
-    sent = sent_by(these, costs, rules)
-    seconds = time_of(these, costs, rules, sent)
-    return Choice(rules=rules, sent=sent, seconds=seconds, bound_seconds=min(bound, seconds.total))
-
-
-def sent_by(these: Decisions, costs: Prices, rules: Ints) -> Floats:
-    """Return which conversions [C] a choice of rules needs: of one that is asked for in time and later again, the first
-    serves both."""
-    ways = costs.conversions
-    needed: dict[tuple[int, Any, Any], int] = {}
-    for number, use in enumerate(these.uses):
-        made = these.decisions[use.decision].rules[int(rules[use.decision])].outputs[use.output]
-        for reader in use.readers:
-            asked = reader.asked[int(rules[reader.decision])]
-            if asked != made:
-                kind = EARLY if use.early else DEFERRED if reader.side else BLOCKING
-                key = (number, made, asked)
-                needed[key] = min(needed.get(key, kind), kind)
-    found: dict[tuple[int, Any, Any], tuple[bool, float, int]] = {}
-    for one, key in enumerate(zip(ways.use.tolist(), ways.source, ways.target, strict=True)):
-        if key in needed:
-            way = (int(ways.kind[one]) != needed[key], float(ways.seconds[one]), one)
-            found[key] = min(found.get(key, way), way)
-    sent = np.zeros(len(ways))
-    sent[[one for _, _, one in found.values()]] = 1.0
-    return sent
-
-
-def time_of(these: Decisions, costs: Prices, rules: Ints, sent: Floats) -> StepSeconds:
-    """Return the time of the step that a choice makes."""
-    return step_seconds(events(these, costs, rules, sent))
-
-
-def events(these: Decisions, costs: Prices, rules: Ints, sent: Floats) -> Events:
-    """Return what happens at each node of the short graph under a choice."""
-    count = len(these.order)
-    row = costs.first + rules
-    picked = np.array(these.order)
-    there = picked >= 0
-    compute = np.zeros((count, costs.compute.shape[1]))
-    compute[there] = costs.compute[row[picked[there]]]
-    blocking, deferred, early = np.zeros(count), np.zeros(count), np.zeros(count)
-    blocking[there] = costs.sends[row[picked[there]]]
-    ways = costs.conversions
-    for one in np.flatnonzero(sent > 0.5):
-        use, kind, seconds = these.uses[ways.use[one]], ways.kind[one], ways.seconds[one]
-        places = np.minimum(use.first, count - 1) if kind == EARLY else use.places
-        np.add.at({BLOCKING: blocking, DEFERRED: deferred, EARLY: early}[int(kind)], np.array(places), seconds)
-    return Events(
-        compute=compute, blocking=blocking, deferred=deferred, early=early,
-        weights=np.array(these.weights, dtype=np.float64),
-    )  # fmt: skip

@@ -98,10 +98,15 @@ def _sent(method: str, seconds: float, latency_seconds: float) -> Sent:
     return Sent(method, seconds + latency_seconds, latency_seconds)
 
 
+def possible(source: Property, target: Property) -> bool:
+    """Return whether a tensor can be converted: what is whole alone becomes a sum."""
+    return source == target or not isinstance(target, Partial) or isinstance(source, Replicated)
+
+
 def conversion(
     net: Machines, size_bytes: float, source: Property, target: Property, shares: Callable[[Sharded], Floats]
-) -> Sent | None:
-    """Return the fastest way to convert a tensor of `size_bytes`, None if there is none.
+) -> Sent:
+    """Return the fastest way to convert a tensor of `size_bytes`, where one is possible.
 
     A replicated tensor becomes a shard or a term of a sum without being sent.
     """
@@ -109,8 +114,7 @@ def conversion(
         return Sent("slice", 0.0)
     if isinstance(source, Replicated):
         return Sent("keep_first" if isinstance(target, Partial) else "slice", 0.0)
-    if isinstance(target, Partial):
-        return None
+    assert not isinstance(target, Partial), f"no conversion from {source} to {target}"
     if isinstance(source, Partial):
         if isinstance(target, Replicated):
             return _fastest(reduce_flat(net, size_bytes), reduce_hierarchical(net, size_bytes))

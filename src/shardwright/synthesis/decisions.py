@@ -79,7 +79,7 @@ class Use:
     weight: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decisions:
     """`order` has the decision (or -1) of each node of the short graph, `weights` how often it occurs; `views` the
     rules of nodes that decide nothing."""

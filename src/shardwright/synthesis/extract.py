@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
@@ -10,7 +12,7 @@ from shardwright.arrays import Ints
 from shardwright.synthesis.choice import Choice
 from shardwright.synthesis.collectives import conversion
 from shardwright.synthesis.decisions import Decisions, side_nodes
-from shardwright.synthesis.graph import Graph, Node, Ref, Value
+from shardwright.synthesis.graph import Graph, Node, Ref
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.prices import Shares
 from shardwright.synthesis.program import Communication, Program, Step
@@ -38,9 +40,26 @@ def program(graph: Graph, these: Decisions, choice: Choice, net: Machines, share
 
 def communications(graph: Graph, steps: Mapping[str, Step], net: Machines, shares: Shares) -> tuple[Communication, ...]:
     """Return what is sent between `steps`, each tensor by the fastest method."""
+    return by_fastest(graph, needed(graph, steps), net, shares)
+
+
+def by_fastest(graph: Graph, sent: Sequence[Communication], net: Machines, shares: Shares) -> tuple[Communication, ...]:
+    """Return communications with the fastest method of each."""
+    nodes = graph.by_name()
+
+    @cache
+    def method(size: float, source: Property, target: Property) -> str:
+        return conversion(net, size, source, target, shares.of).method
+
+    sizes = [float(nodes[one.tensor.node].outputs[one.tensor.output].size_bytes) for one in sent]
+    return tuple(
+        replace(one, method=method(size, one.source, one.target)) for one, size in zip(sent, sizes, strict=True)
+    )
+
+
+def needed(graph: Graph, steps: Mapping[str, Step]) -> tuple[Communication, ...]:
+    """Return what is sent between `steps`, without a method."""
     made = {Ref(name, number): one for name, step in steps.items() for number, one in enumerate(step.outputs)}
-    asked = _asked(graph, steps, made)
-    values = {Ref(node.name, number): one for node in graph.nodes for number, one in enumerate(node.outputs)}
     leaves = {ref.node for ref in (*graph.parameters.values(), *graph.buffers.values())}
     late = side_nodes(graph) | leaves | {""}
     return tuple(
@@ -48,11 +67,11 @@ def communications(graph: Graph, steps: Mapping[str, Step], net: Machines, share
             tensor=ref,
             source=made[ref],
             target=target,
-            method=_method(net, values[ref], made[ref], target, shares),
+            method="",
             deferred=readers <= late,
             early=ref.node in leaves,
         )
-        for (ref, target), readers in asked.items()
+        for (ref, target), readers in _asked(graph, steps, made).items()
     )
 
 
@@ -99,12 +118,6 @@ def _asked(
             ask(ref, made[leaves[name]], "")
     ask(graph.loss, REPLICATED, "")
     return found
-
-
-def _method(net: Machines, value: Value, source: Property, target: Property, shares: Shares) -> str:
-    sent = conversion(net, float(value.size_bytes), source, target, shares.of)
-    assert sent is not None, f"no conversion from {source} to {target}"
-    return sent.method
 
 
 def replicated_share(these: Decisions, choice: Choice) -> float:

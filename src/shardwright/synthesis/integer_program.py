@@ -3,7 +3,7 @@
 Columns: x[i, r] is 1 if decision i takes rule r; y[c] if conversion c is made; e[t, k, p, q] if tensor t is made in
 property p and reader k asks for q; T is the time of the step, in units of a bound. Rows:
 
-1. every decision takes one rule;                                                         -> `_one_rule`
+1. every decision takes one rule;                                                         -> `_rules`
 2. Σ_q e[t, k, p, q] = Σ x of the rules that make t in p; Σ_p e = Σ x of k's that ask q;    -> `_operands`
 3. e[t, k, p, q] ≤ Σ y of the conversions from p to q that are done in time for k;          -> `_operands`
 4. T ≥ computation + what is waited for, on each class of devices;                         -> `_times`
@@ -22,15 +22,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
+from shardwright.synthesis.columns import BLOCKING, DEFERRED, EARLY, Columns
 from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.linear import Rows
 from shardwright.synthesis.machines import OVERLAP_SLOWDOWN
-from shardwright.synthesis.prices import BLOCKING, DEFERRED, EARLY, Prices, slower
+from shardwright.synthesis.prices import Prices, slower
 from shardwright.synthesis.properties import Property, Sharded
 
 Edge: TypeAlias = tuple[int, int, Property, Property]  # use, reader of it, made, asked
@@ -51,8 +54,8 @@ class IntegerProgram:
     waited: Floats
     behind: Floats
     ahead: Floats
-    before: Ints
-    sent_before: Ints
+    before: Floats
+    sent_before: Floats
     edges: dict[Edge, int]
     unit: float
     once: Bools
@@ -64,63 +67,73 @@ class IntegerProgram:
 
 def spans(costs: Prices) -> list[tuple[int, int]]:
     """Return where the rules of each decision start and stop."""
-    ends = [*costs.first[1:].tolist(), len(costs.decision)]
-    return list(zip(costs.first.tolist(), ends, strict=True))
+    first = costs.columns.first
+    return list(zip(first.tolist(), [*first[1:].tolist(), len(costs.columns.decision)], strict=True))
 
 
 def integer_program(these: Decisions, costs: Prices) -> IntegerProgram:
     """Return rows 1 to 5 and 7."""
-    rows = Rows()
-    ways, count = costs.conversions, len(costs.decision)
-    _one_rule(rows, costs)
-    edges = _operands(rows, these, costs)
-    weight = np.array([one.weight for one in these.decisions])[costs.decision]
-    sends = np.array([these.uses[use].weight for use in ways.use])
-    seconds = ways.seconds
-    waited = np.concatenate([weight * costs.sends, np.where(ways.kind == BLOCKING, sends * seconds, 0.0)])
-    kept = slower(costs.compute)
-    unit = _unit(costs, weight)
-    behind, ahead = np.where(ways.kind == DEFERRED, seconds, 0.0), np.where(ways.kind == EARLY, seconds, 0.0)
+    named = costs.columns
+    rules = _rules(these, named)
+    rows, edges = rules.rows.copied(), rules.edges
+    weight = np.array([one.weight for one in these.decisions])[named.decision]
+    sends = np.array([use.weight for use in these.uses])[named.use]
+    waited = np.concatenate([weight * costs.sends, np.where(named.kind == BLOCKING, sends * costs.seconds, 0.0)])
+    unit = float(np.minimum.reduceat(weight * costs.compute.max(axis=1), named.first).sum()) or 1.0
+    behind = np.where(named.kind == DEFERRED, costs.seconds, 0.0)
+    ahead = np.where(named.kind == EARLY, costs.seconds, 0.0)
     slowed = OVERLAP_SLOWDOWN * (behind + ahead) * sends
-    objective = np.concatenate([np.zeros(count), slowed / unit, np.zeros(len(edges)), [1.0]])
-    before, sent_before = _occurrences(these, costs)
     program = IntegerProgram(
-        rows=rows, costs=objective, compute=costs.compute[:, kept], waited=waited, behind=behind, ahead=ahead,
-        before=before, sent_before=sent_before, edges=edges, unit=unit,
-        once=np.array(these.weights) == 1,
+        rows=rows, costs=np.concatenate([np.zeros(len(weight)), slowed / unit, np.zeros(len(edges)), [1.0]]),
+        compute=costs.compute[:, slower(costs.compute)], waited=waited, behind=behind, ahead=ahead,
+        before=rules.before, sent_before=rules.sent_before, edges=edges, unit=unit, once=np.array(these.weights) == 1,
     )  # fmt: skip
     _times(program)
-    _memory(rows, costs, len(objective))
+    _memory(rows, costs, len(program.costs))
     return program
 
 
-def _one_rule(rows: Rows, costs: Prices) -> None:
-    for start, stop in spans(costs):
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What does not hang on shares: rows 1 to 3, the columns e, and what is how often before each node."""
+
+    rows: Rows
+    edges: dict[Edge, int]
+    before: Floats
+    sent_before: Floats
+
+
+@lru_cache(maxsize=8)
+def _rules(these: Decisions, named: Columns) -> _Rules:
+    rows = Rows()
+    for start, stop in pairwise((*named.first.tolist(), len(named.decision))):
         rows.add(dict.fromkeys(range(start, stop), 1.0), 1.0, 1.0)
+    edges = _operands(rows, these, named)
+    return _Rules(rows, edges, *_occurrences(these, named))
 
 
-def _operands(rows: Rows, these: Decisions, costs: Prices) -> dict[Edge, int]:
+def _operands(rows: Rows, these: Decisions, named: Columns) -> dict[Edge, int]:
     """Add rows 2 and 3 for every reader of every use; return the columns e."""
-    ways, count = costs.conversions, len(costs.decision)
+    count = len(named.decision)
     by_use: dict[int, list[int]] = {}
-    for one, number in enumerate(ways.use.tolist()):
+    for one, number in enumerate(named.use.tolist()):
         by_use.setdefault(number, []).append(one)
     edges: dict[Edge, int] = {}
-    column = count + len(ways)
+    column = count + len(named.use)
     for number, use in enumerate(these.uses):
         made = _by_property([rule.outputs[use.output] for rule in these.decisions[use.decision].rules])
-        start = int(costs.first[use.decision])
+        start = int(named.first[use.decision])
         mine: dict[tuple[object, object], list[int]] = {}
         for one in by_use.get(number, []):
-            mine.setdefault((ways.source[one], ways.target[one]), []).append(one)
+            mine.setdefault((named.source[one], named.target[one]), []).append(one)
         for which, reader in enumerate(use.readers):
             asked = _by_property(list(reader.asked))
-            begin = int(costs.first[reader.decision])
+            begin = int(named.first[reader.decision])
             from_made: dict[object, dict[int, float]] = {one: {} for one in made}
             to_asked: dict[object, dict[int, float]] = {one: {} for one in asked}
             for source in made:
                 for target in asked:
-                    some = [] if source == target else _ready(mine.get((source, target), []), ways.kind, reader.side)
+                    some = [] if source == target else _ready(mine.get((source, target), []), named.kind, reader.side)
                     if source != target and not some:
                         continue
                     edges[number, which, source, target] = column
@@ -150,26 +163,19 @@ def _ready(some: list[int], kind: Ints, side: bool) -> list[int]:
     return [one for one in some if side or kind[one] != DEFERRED]
 
 
-def _occurrences(these: Decisions, costs: Prices) -> tuple[Ints, Ints]:
+def _occurrences(these: Decisions, named: Columns) -> tuple[Floats, Floats]:
     """Return how often each rule [N + 1, R], and each conversion [N + 1, C], has occurred before each node."""
-    count, ways = len(these.order), costs.conversions
-    per_node = np.zeros((count + 1, len(these.decisions)), dtype=np.int64)
+    count = len(these.order)
+    per_node = np.zeros((count + 1, len(these.decisions)))
     for place, (decision, weight) in enumerate(zip(these.order, these.weights, strict=True)):
         if decision >= 0:
             per_node[place + 1, decision] += weight
-    by_use = np.zeros((count + 1, len(these.uses)), dtype=np.int64)
+    by_use = np.zeros((count + 1, len(these.uses)))
     for number, use in enumerate(these.uses):
-        early = use.early
         for place, first in zip(use.places, use.first, strict=True):
-            at = min(first, count - 1) if early else place
+            at = min(first, count - 1) if use.early else place
             by_use[at + 1, number] += these.weights[place]
-    return np.cumsum(per_node, axis=0)[:, costs.decision], np.cumsum(by_use, axis=0)[:, ways.use]
-
-
-def _unit(costs: Prices, weight: Ints) -> float:
-    """Return a time of the size of a step: the least computation of every decision."""
-    per_rule = weight * costs.compute.max(axis=1)
-    return float(sum(per_rule[start:stop].min() for start, stop in spans(costs))) or 1.0
+    return np.cumsum(per_node, axis=0)[:, named.decision], np.cumsum(by_use, axis=0)[:, named.use]
 
 
 def time_row(program: IntegerProgram, row: TimeRow) -> Floats:
@@ -219,7 +225,7 @@ def broken(program: IntegerProgram, x: Floats, gap: float) -> list[TimeRow]:
 def _memory(rows: Rows, costs: Prices, width: int) -> None:
     for one, limit in enumerate(costs.net.limits):
         if np.isfinite(limit):
-            row = np.concatenate([costs.state[:, one], np.zeros(width - len(costs.decision))])
+            row = np.concatenate([costs.state[:, one], np.zeros(width - len(costs.state))])
             rows.add_dense(row / limit, high=1.0)
 
 
@@ -231,7 +237,7 @@ def memory_row(these: Decisions, costs: Prices, edges: Mapping[Edge, int], width
     state = these.state
     there = state.bytes + np.where(state.sum_bytes > 0, state.sum_bytes, made)
     still = np.asarray(there / (state.bytes + state.gradient_bytes))
-    row[: len(costs.decision)] = costs.state * still[costs.decision, None]
+    row[: len(costs.state)] = costs.state * still[costs.columns.decision, None]
     copies = [
         sum(
             these.weights[place]

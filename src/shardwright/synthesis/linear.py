@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -58,10 +58,41 @@ class Rows:
         self.high.append(high)
         return len(self.low) - 1
 
+    def copied(self) -> Rows:
+        """Return rows that others may be added to."""
+        return Rows(*(list(getattr(self, one.name)) for one in fields(self)))
+
     def add_dense(self, row: Floats, low: float = -INFINITY, high: float = INFINITY) -> int:
         """Add a row that is given as all its coefficients."""
         some = np.flatnonzero(row)
         return self.add(dict(zip(some.tolist(), row[some].tolist(), strict=True)), low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A program over some `columns` of another, all others being held."""
+
+    columns: Ints
+    costs: Floats
+    rows: Rows
+
+
+def restricted(costs: Floats, rows: Rows, values: Floats, free: Bools) -> Part:
+    """Return the program over the `free` columns, all others being held at `values`."""
+    columns, coefficients = np.array(rows.columns), np.array(rows.coefficients)
+    row = np.repeat(np.arange(len(rows.low)), np.diff(rows.starts))
+    moves = free[columns]
+    held = np.bincount(row, np.where(moves, 0.0, coefficients * values[columns]), minlength=len(rows.low))
+    counts = np.bincount(row[moves], minlength=len(rows.low))
+    kept = counts > 0
+    part = Rows(
+        starts=[0, *np.cumsum(counts[kept]).tolist()],
+        columns=(np.cumsum(free) - 1)[columns[moves]].tolist(),
+        coefficients=coefficients[moves].tolist(),
+        low=(np.array(rows.low) - held)[kept].tolist(),
+        high=(np.array(rows.high) - held)[kept].tolist(),
+    )
+    return Part(np.flatnonzero(free), costs[free], part)
 
 
 def solve(

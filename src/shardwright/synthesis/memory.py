@@ -12,13 +12,14 @@ the last of them holds most.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
 from shardwright.synthesis.decisions import Decisions, State
-from shardwright.synthesis.extract import communications, steps_of
+from shardwright.synthesis.extract import by_fastest, needed, steps_of
 from shardwright.synthesis.graph import Graph, Ref
 from shardwright.synthesis.ledger import LEAVES, Cut, Leaf, changes
 from shardwright.synthesis.machines import Machines
@@ -54,11 +55,24 @@ def rank_bytes(graph: Graph, program: Program, state: State) -> Floats:
 
 def held_by(these: Decisions, rules: Ints, net: Machines, shares: Shares) -> Held:
     """Return what is held at each moment under a choice of rules."""
-    short = these.short
-    steps = steps_of(short.graph, these, rules)
-    sent = communications(short.graph, steps, net, shares)
-    program = Program(ranks=net.ranks, steps=steps, communications=sent, shares={}, sizes={})
-    return held(short.graph, program, these.state, short.weight)
+    chosen = tuple(rules.tolist())
+    sent = by_fastest(these.short.graph, _without_methods(these, chosen).communications, net, shares)
+    return _held_by(these, chosen, tuple(one.method for one in sent))
+
+
+@lru_cache(maxsize=32)
+def _without_methods(these: Decisions, rules: tuple[int, ...]) -> Program:
+    graph = these.short.graph
+    steps = steps_of(graph, these, np.array(rules))
+    return Program(ranks=0, steps=steps, communications=needed(graph, steps), shares={}, sizes={})
+
+
+@lru_cache(maxsize=32)
+def _held_by(these: Decisions, rules: tuple[int, ...], methods: tuple[str, ...]) -> Held:
+    """Shares matter by the methods alone: turns between rules and shares ask for few."""
+    program = _without_methods(these, rules)
+    sent = tuple(replace(one, method=way) for one, way in zip(program.communications, methods, strict=True))
+    return held(these.short.graph, replace(program, communications=sent), these.state, these.short.weight)
 
 
 def alone(these: Decisions) -> Floats:

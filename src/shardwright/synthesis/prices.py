@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
-from shardwright.arrays import Bools, Floats, Ints
+from shardwright.arrays import Bools, Floats
 from shardwright.synthesis.collectives import Sent, conversion, reduce_flat, reduce_hierarchical
-from shardwright.synthesis.decisions import Decision, Decisions, State, Use
+from shardwright.synthesis.columns import Columns, columns
+from shardwright.synthesis.decisions import Decision, Decisions
 from shardwright.synthesis.machines import BUCKET_BYTES, Machines
-from shardwright.synthesis.properties import COMPUTE, Property, Replicated, Sharded, Sizes
+from shardwright.synthesis.properties import COMPUTE, Sharded, Sizes
 from shardwright.synthesis.work import flops, product, traffic_bytes
-
-BLOCKING, DEFERRED, EARLY = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,65 +41,50 @@ class Shares:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversions:
-    """Ways to convert tensors, as columns [C]: of which use, from which property to which, when they need be done, and
-    the seconds of one; `ahead` are the seconds where it is sent with others, in a bucket."""
-
-    use: Ints
-    source: tuple[Property, ...]
-    target: tuple[Property, ...]
-    kind: Ints
-    seconds: Floats
-    method: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.use)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
     """What rules cost at `shares` on `net`: `compute` are seconds by rule and class of devices [R, D], `sends` of what
     is sent inside an operator [R], `state` bytes of parameters, of what an optimizer keeps of them and of gradients,
-    which are all there at the end, for all occurrences [R, D]; `decision` and `rule` name the rows."""
+    which are all there at the end, for all occurrences [R, D]; `seconds` and `method` of one conversion by each way
+    [C]."""
 
     net: Machines
     shares: Shares
-
-    decision: Ints
-    rule: Ints
+    columns: Columns
     compute: Floats
     sends: Floats
     state: Floats
-    first: Ints
-    conversions: Conversions
+    seconds: Floats
+    method: tuple[str, ...]
 
 
 def prices(these: Decisions, net: Machines, shares: Shares, *, overlap: bool = True) -> Prices:
     """Return the prices. Without `overlap` every conversion is waited for."""
-    rows = [(number, place) for number, one in enumerate(these.decisions) for place in range(len(one.rules))]
-    counts = np.array([len(one.rules) for one in these.decisions])
-    compute, sends, state = [], [], []
-    for one in these.decisions:
-        seconds = seconds_of(one, *net.rates)
-        for rule in one.rules:
-            compute.append(seconds * _part(rule.cut, shares, net))
-            sends.append(sum(_reduce(net, size).seconds for size in rule.sends))
-            state.append(_state(one, rule.outputs, shares, net, these.state))
+    named = columns(these, overlap=overlap)
+    part = np.array([*(shares.by_class(cut, net) for cut in named.cuts), np.ones(len(net.classes))])
+    sent = [conversion(net, size, source, target, shares.of) for size, source, target in named.pairs]
+    size = np.array([size for size, _, _ in named.pairs])
+    whole = np.array([one.seconds for one in sent])
+    spared = np.array([one.latency_seconds for one in sent]) * np.maximum(0.0, 1.0 - size / BUCKET_BYTES)
     return Prices(
         net=net,
         shares=shares,
-        decision=np.array([row[0] for row in rows]),
-        rule=np.array([row[1] for row in rows]),
-        compute=np.array(compute),
-        sends=np.array(sends),
-        state=np.array(state),
-        first=np.cumsum(counts) - counts,
-        conversions=_conversions(these, net, shares, overlap=overlap),
+        columns=named,
+        compute=alone_seconds(these, net)[named.decision] * part[named.cut],
+        sends=_sends(these, net),
+        state=_state_bytes(these)[:, None] * part[named.held],
+        seconds=whole[named.pair] - named.late * spared[named.pair],
+        method=tuple(sent[pair].method for pair in named.pair.tolist()),
     )
 
 
+@lru_cache(maxsize=8)
+def alone_seconds(these: Decisions, net: Machines) -> Floats:
+    """Return the seconds of each decision's whole operation on each class of devices [decisions, D]."""
+    return np.array([seconds_of(one, *net.rates) for one in these.decisions])
+
+
 def seconds_of(one: Decision, speed: Floats, pace: Floats) -> Floats:
-    """Return the seconds of the whole operator on each class of devices [D]: a roofline for products, the traffic for
+    """Return the seconds of the whole operation on each class of devices [D]: a roofline for products, the traffic for
     all else, at least an operation an element."""
     work, moved = flops(one.node, one.operands), traffic_bytes(one.node, one.operands)
     if product(one.node):
@@ -107,59 +92,22 @@ def seconds_of(one: Decision, speed: Floats, pace: Floats) -> Floats:
     return work / speed + moved / pace
 
 
-def _part(cut: Sharded | None, shares: Shares, net: Machines) -> Floats | float:
-    return 1.0 if cut is None else shares.by_class(cut, net)
+@lru_cache(maxsize=8)
+def _sends(these: Decisions, net: Machines) -> Floats:
+    return np.array([sum(_reduce(net, size).seconds for size in r.sends) for one in these.decisions for r in one.rules])
 
 
 def _reduce(net: Machines, size_bytes: float) -> Sent:
     return min(reduce_flat(net, size_bytes), reduce_hierarchical(net, size_bytes), key=lambda one: one.seconds)
 
 
-def _state(one: Decision, outputs: tuple[Property, ...], shares: Shares, net: Machines, state: State) -> Floats:
-    if one.node.op != "parameter":
-        return np.zeros(len(net.classes))
-    size = (state.bytes + state.gradient_bytes) * one.weight * one.node.outputs[0].size_bytes
-    held = outputs[0]
-    return size * (shares.by_class(held, net) if isinstance(held, Sharded) else np.ones(len(net.classes)))
-
-
-def _conversions(these: Decisions, net: Machines, shares: Shares, *, overlap: bool) -> Conversions:
-    known: dict[tuple[float, Property, Property], Sent | None] = {}
-    found: list[tuple[int, Property, Property, int, float, str]] = []
-    for number, use in enumerate(these.uses):
-        made = list(dict.fromkeys(rule.outputs[use.output] for rule in these.decisions[use.decision].rules))
-        for target, kind in _wanted(use):
-            for source in made:
-                if source == target:
-                    continue
-                size = float(use.value.size_bytes)
-                key = (size, source, target)
-                if key not in known:
-                    known[key] = conversion(net, size, source, target, shares.of)
-                sent = known[key]
-                if sent is not None:
-                    bucketed = sent.latency_seconds * max(0.0, 1.0 - size / BUCKET_BYTES) if kind else 0.0
-                    found.append(
-                        (number, source, target, kind if overlap else BLOCKING, sent.seconds - bucketed, sent.method)
-                    )
-    columns = list(zip(*found, strict=True)) if found else [()] * 6
-    return Conversions(
-        use=np.array(columns[0], dtype=np.int64),
-        source=columns[1],
-        target=columns[2],
-        kind=np.array(columns[3], dtype=np.int64),
-        seconds=np.array(columns[4], dtype=np.float64),
-        method=columns[5],
-    )
-
-
-def _wanted(use: Use) -> list[tuple[Property, int]]:
-    """Return the properties that are asked for, and when they must be there."""
-    main = dict.fromkeys(asked for reader in use.readers if not reader.side for asked in reader.asked)
-    side = dict.fromkeys(asked for reader in use.readers if reader.side for asked in reader.asked)
-    if use.early:
-        return [(asked, EARLY) for asked in main | side]
-    return [(asked, BLOCKING) for asked in main] + [(asked, DEFERRED) for asked in side]
+@lru_cache(maxsize=8)
+def _state_bytes(these: Decisions) -> Floats:
+    """Return what a parameter and its state take where they are whole, for each rule [R]."""
+    nodes = these.decisions[:-1]
+    times = these.state.bytes + these.state.gradient_bytes
+    sizes = [times * one.weight * one.node.outputs[0].size_bytes * (one.node.op == "parameter") for one in nodes]
+    return np.append(np.repeat(sizes, [len(one.rules) for one in nodes]), 0.0)
 
 
 def slower(compute: Floats) -> Bools:
@@ -172,8 +120,3 @@ def slower(compute: Floats) -> Bools:
             other != one and np.all(compute[:, one] <= compute[:, other] * (1 + 1e-12)) for other in others
         )
     return kept
-
-
-def free(source: Property, target: Property) -> bool:
-    """Return whether the conversion sends nothing."""
-    return source == target or isinstance(source, Replicated)

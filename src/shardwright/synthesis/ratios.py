@@ -23,11 +23,12 @@ import numpy as np
 
 from shardwright.arrays import Floats
 from shardwright.synthesis.choice import Choice
+from shardwright.synthesis.columns import BLOCKING, DEFERRED, EARLY
 from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.linear import Rows, solve
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.memory import held_by
-from shardwright.synthesis.prices import BLOCKING, DEFERRED, EARLY, Prices, Shares, seconds_of
+from shardwright.synthesis.prices import Prices, Shares, alone_seconds
 from shardwright.synthesis.properties import Sharded
 
 POINTS = 12  # nodes k of row 4
@@ -116,36 +117,36 @@ def _affine(these: Decisions, choice: Choice, net: Machines, shares: Shares, cos
         if one < 0:
             continue
         rule = these.decisions[one].rules[int(choice.rules[one])]
-        row = int(costs.first[one]) + int(choice.rules[one])
+        row = int(costs.columns.first[one]) + int(choice.rules[one])
         fixed[BLOCKING, place] += costs.sends[row]
         if rule.cut is None:
             whole[place] = costs.compute[row]
         else:
-            part[place, :, ratios.index(rule.cut.ratio)] = seconds_of(these.decisions[one], *net.rates)
+            part[place, :, ratios.index(rule.cut.ratio)] = alone_seconds(these, net)[one]
     for way in np.flatnonzero(choice.sent > 0.5).tolist():
-        use, kind = these.uses[costs.conversions.use[way]], int(costs.conversions.kind[way])
+        use, kind = these.uses[costs.columns.use[way]], int(costs.columns.kind[way])
         places = [min(first, count - 1) for first in use.first] if kind == EARLY else use.places
         column, base = _column(way, net, shares, costs, layout)
         for place in places:
             if column < 0:
-                fixed[kind, place] += costs.conversions.seconds[way]
+                fixed[kind, place] += costs.seconds[way]
             else:
-                sent[kind, place, column] += costs.conversions.seconds[way] / base
+                sent[kind, place, column] += costs.seconds[way] / base
     return _Affine(part, whole, sent, fixed)
 
 
 def _column(way: int, net: Machines, shares: Shares, costs: Prices, layout: _Layout) -> tuple[int, float]:
     """Return the column that a conversion's time is proportional to, and that column's value; -1 if it is fixed."""
-    ways = costs.conversions
+    ways = costs.columns
     held = [side for side in (ways.source[way], ways.target[way]) if isinstance(side, Sharded)]
     if not held:
         return -1, 1.0
     number, row = layout.ratios.index(held[0].ratio), np.asarray(shares.exact[held[0].ratio])
-    if ways.method[way].endswith("padded"):
+    if costs.method[way].endswith("padded"):
         return layout.largest + number, float(row.max())
     of = np.bincount(net.machine_of, weights=row)
     exchanged = float((of * (1 - of)).max())
-    if ways.method[way] == "all_to_all" and exchanged > 0:
+    if costs.method[way] == "all_to_all" and exchanged > 0:
         return layout.exchanged + number, exchanged
     return -1, 1.0
 

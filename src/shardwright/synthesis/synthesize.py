@@ -1,38 +1,37 @@
 """From a graph and machines to a program: rules and shares chosen together.
 
-At fixed shares the integer program gives the best rules; at fixed rules the linear program gives the best shares. The
-two take turns from several starts until neither improves, for one start alone can end far from the best. Then shares
-become whole units, and the program is priced with those.
+Rules and shares are chosen in turns from several starts, for one start alone can end far from the best, and what others
+would run is a candidate. Then shares become whole units, and the program is priced with those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import product
 
 import numpy as np
 
 from shardwright.errors import bad
 from shardwright.progress import tell
-from shardwright.synthesis.baselines import Rules, data_parallel, fsdp, hap
-from shardwright.synthesis.best_rules import best, relaxed, time_of
+from shardwright.synthesis.baselines import data_parallel, fsdp, hap
+from shardwright.synthesis.best_rules import best, relaxed
 from shardwright.synthesis.choice import Choice
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.extract import program, replicated_share, unknown
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machines
-from shardwright.synthesis.memory import alone, fits, rank_bytes
-from shardwright.synthesis.prices import Prices, Shares, prices
+from shardwright.synthesis.memory import alone, rank_bytes
+from shardwright.synthesis.prices import Shares
 from shardwright.synthesis.program import Program
 from shardwright.synthesis.properties import COMPUTE, FEATURES, STATE, Sharded
-from shardwright.synthesis.ratios import best_shares
 from shardwright.synthesis.remedies import by_memory, remedies
 from shardwright.synthesis.rounding import rounded
+from shardwright.synthesis.turns import Problem, limited, polished, turns
 
-TURNS = 6
-ENOUGH = 1e-4  # relative; what improves less ends the turns
 GAP = 2e-3
+POLISHED = 2  # of what turns lead to, the fastest
+NEAR = 0.05  # the bound: further from it a branch and bound takes long and closes little
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +42,11 @@ class Synthesis:
     exact: Choice
     shares: Shares
     choice: Choice
+
+    @property
+    def seconds(self) -> float:
+        """The time of a step in whole units."""
+        return self.choice.seconds.total
 
     @property
     def rounding_loss(self) -> float:
@@ -77,59 +81,52 @@ def best_of(
 ) -> Synthesis | None:
     """Return the best rules and shares found, None if none fits the memory. Without `branch` the bound is that of the
     linear relaxation, and takes a fraction of the time."""
-    tries: list[Callable[[], tuple[Choice, Shares] | None]]
-    roomy = [start for start in starts(net) if _has_room(these, net, start)]
-    tries = [partial(turns, these, net, start, gap=gap, overlap=overlap) for start in roomy]
-    tries += [
-        partial(_limited, these, net, start, rules, gap=gap, overlap=overlap)
-        for start in starts(net)[:2]
-        for rules in (data_parallel, fsdp, hap)
-    ]
-    found = []
-    for number, attempt in enumerate(tries, start=1):
-        found.append(attempt())
-        tell(number / (len(tries) + 1))
-    if not any(found):
-        found = [turns(these, net, by_memory(net), gap=gap, overlap=overlap)]
-    kept = [(one, in_whole_units(these, net, *one, overlap=overlap)) for one in found if one is not None]
-    kept = [one for one in kept if fits(these, one[1][0].rules, net, one[1][1])]
-    if not kept:
-        return None
-    (exact, _), (choice, shares) = min(kept, key=lambda one: one[1][0].seconds.total)
-    final = _bounded(these, net, choice, shares, gap=gap, overlap=overlap, branch=branch)
-    return Synthesis(these=these, exact=exact, shares=shares, choice=final)
+    problem = Problem(these=these, net=net, gap=gap, overlap=overlap)
+    first = starts(net)
+    roomy = [start for start in first if _has_room(these, net, start)]
+    found = sorted(_from(problem, roomy), key=lambda one: one[0].seconds.total)
+    found += [polished(problem, *one) for one in found[:POLISHED]]
+    kept = [one for one in (in_whole_units(problem, *one) for one in found) if one is not None]
+    tell(0.6)
+    for start, rules in product(first[:2], (data_parallel, fsdp, hap)):
+        rival = limited(problem, start, rules, below=min((one.seconds for one in kept), default=np.inf))
+        found += [rival] if rival else []
+        kept += [one for one in [rival and in_whole_units(problem, *rival)] if one is not None]
+    tell(0.8)
+    if not found:
+        kept = [one for one in (in_whole_units(problem, *one) for one in _from(problem, [by_memory(net)])) if one]
+    return _bounded(problem, min(kept, key=lambda one: one.seconds), branch=branch) if kept else None
 
 
-def _bounded(
-    these: Decisions, net: Machines, choice: Choice, shares: Shares, *, gap: float, overlap: bool, branch: bool
-) -> Choice:
-    """Return the choice, or a better one, with the bound of all choices at its final shares: the bound that it came
-    with is of the shares that the last integer program had, before they were improved and rounded."""
-    final = best(these, prices(these, net, shares, overlap=overlap), gap=gap, hint=choice.hint, branch=branch)
+def _from(problem: Problem, several: Sequence[Shares]) -> Iterator[tuple[Choice, Shares]]:
+    """Yield what turns from each start lead to."""
+    hint = None
+    for number, start in enumerate(several, start=1):
+        found = turns(problem, start, hint)
+        tell(0.5 * number / len(several))
+        if found is not None:
+            hint = found[0].hint
+            yield found
+
+
+def _bounded(problem: Problem, found: Synthesis, *, branch: bool) -> Synthesis:
+    """Return what was found, or a better choice, with the bound of all choices at its final shares: the bound that it
+    came with is of the shares that the last integer program had, before they were improved and rounded."""
+    choice, costs = found.choice, problem.prices(found.shares)
+    branch = branch and found.exact.gap <= NEAR
+    final = best(problem.these, costs, gap=problem.gap, hint=choice.hint, branch=branch, known=choice)
     if final is None:
-        bound = relaxed(these, prices(these, net, shares, overlap=overlap)).bound_seconds
-        return replace(choice, bound_seconds=min(bound, choice.seconds.total))
-    if final.seconds.total < choice.seconds.total:
-        return final
-    return replace(choice, bound_seconds=min(final.bound_seconds, choice.seconds.total))
+        bound = relaxed(problem.these, costs).bound_seconds
+        final = replace(choice, bound_seconds=min(bound, choice.seconds.total))
+    return replace(found, choice=final)
 
 
-def in_whole_units(
-    these: Decisions, net: Machines, choice: Choice, shares: Shares, *, overlap: bool = True
-) -> tuple[Choice, Shares]:
-    """Return shares in whole units, and the choice priced with them."""
-    whole = whole_units(these, shares)
-    costs = prices(these, net, whole, overlap=overlap)
-    return replace(choice, seconds=time_of(these, costs, choice.rules, choice.sent)), whole
-
-
-def _limited(
-    these: Decisions, net: Machines, shares: Shares, rules: Rules, *, gap: float, overlap: bool
-) -> tuple[Choice, Shares] | None:
-    """Return what others would run: what is found must never be slower than that, not even by the gap."""
-    costs = prices(these, net, shares, overlap=overlap)
-    choice = best(these, costs, gap=gap, allowed=rules(these, costs), branch=False)
-    return None if choice is None else (choice, shares)
+def in_whole_units(problem: Problem, choice: Choice, shares: Shares) -> Synthesis | None:
+    """Return the choice at shares in whole units, None if it does not fit there."""
+    whole = whole_units(problem.these, shares)
+    if not problem.fits(choice, whole):
+        return None
+    return Synthesis(these=problem.these, exact=choice, shares=whole, choice=problem.priced(choice, whole))
 
 
 def starts(net: Machines) -> list[Shares]:
@@ -140,45 +137,6 @@ def starts(net: Machines) -> list[Shares]:
     fastest = net.flops_per_second >= net.flops_per_second.max()
     rows.append(tuple((fastest / fastest.sum()).tolist()))
     return [Shares(exact={COMPUTE: row, FEATURES: row, STATE: net.even()}) for row in dict.fromkeys(rows)]
-
-
-def turns(
-    these: Decisions, net: Machines, start: Shares, *, gap: float, overlap: bool = True
-) -> tuple[Choice, Shares] | None:
-    """Return the best choice and shares to which turns from one start lead."""
-    shares, found, hint = start, None, None
-    for _ in range(TURNS):
-        costs = prices(these, net, shares, overlap=overlap)
-        choice = best(these, costs, gap=gap, hint=hint, branch=False)
-        hint = choice.hint if choice else None
-        if choice is None or (found and choice.seconds.total > found[0].seconds.total * (1 - ENOUGH)):
-            break
-        found = (choice, shares)
-        better = _reshared(these, net, choice, shares, costs, overlap=overlap)
-        if better is None or better[0].seconds.total > choice.seconds.total * (1 - ENOUGH):
-            break
-        found, shares = better, better[1]
-    return found
-
-
-def _reshared(
-    these: Decisions, net: Machines, choice: Choice, shares: Shares, costs: Prices, *, overlap: bool
-) -> tuple[Choice, Shares] | None:
-    """Return the choice at its best shares. What it exchanges depends on the shares, so the linear program is asked
-    again until it agrees with itself."""
-    found = None
-    for _ in range(TURNS):
-        new = best_shares(these, choice, net, shares, costs)
-        if new is None:
-            return found
-        costs = prices(these, net, new, overlap=overlap)
-        if not fits(these, choice.rules, net, new):
-            return found
-        priced = replace(choice, seconds=time_of(these, costs, choice.rules, choice.sent))
-        if found is not None and priced.seconds.total > found[0].seconds.total * (1 - ENOUGH):
-            return found
-        found, shares = (priced, new), new
-    return found
 
 
 def _has_room(these: Decisions, net: Machines, start: Shares) -> bool:

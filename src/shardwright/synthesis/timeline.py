@@ -46,31 +46,32 @@ def step_seconds(events: Events) -> StepSeconds:
     order = _unrolled(events.weights)
     compute, blocking = events.compute[order], events.blocking[order]
     early, deferred = events.early[order], events.deferred[order]
-    clock = [0.0] * compute.shape[1]
+    done = np.cumsum(compute, axis=0)
+    marks = np.flatnonzero((blocking > 0) | (deferred > 0) | (early > 0))
+    parts = (done[marks] - compute[marks], compute[marks], blocking[marks], deferred[marks], early[marks])
+    clock = before = np.zeros(compute.shape[1])
     busy = 0.0  # when the network will have sent what waits
     used = 0.0  # seconds that it has worked
-    for work, hold, later, ahead in zip(
-        compute.tolist(), blocking.tolist(), deferred.tolist(), early.tolist(), strict=True
-    ):
+    for so_far, work, hold, later, ahead in zip(*parts, strict=True):
+        clock = clock + (so_far - before)
         if ahead:
-            now = max(clock)
+            now = clock.max()
             lacking = max(0.0, ahead - max(0.0, now - used))
-            clock = [now + lacking] * len(clock) if lacking else clock
+            clock = np.full_like(clock, now + lacking) if lacking else clock
             used += ahead
             busy = max(busy, now + lacking)
-        clock = [time + part for time, part in zip(clock, work, strict=True)]
+        clock, before = clock + work, so_far + work
         if hold or later:
-            now = max(clock)
+            now = clock.max()
             used += hold + later
             busy = max(busy, now) + hold + later
-            if hold:
-                clock = [now + hold] * len(clock)
-    end = max(clock)
+            clock = np.full_like(clock, now + hold) if hold else clock
+    end = float((clock + (done[-1] - before)).max())
     return StepSeconds(
-        total=max(end, busy) + OVERLAP_SLOWDOWN * float(deferred.sum() + early.sum()),
+        total=max(end, float(busy)) + OVERLAP_SLOWDOWN * float(deferred.sum() + early.sum()),
         compute=float(compute.sum(axis=0).max()),
         blocking=float(blocking.sum()),
-        exposed=max(0.0, busy - end),
+        exposed=max(0.0, float(busy) - end),
         deferred=float(deferred.sum()),
     )
 

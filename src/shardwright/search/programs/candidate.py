@@ -163,8 +163,8 @@ def _shares(found: Synthesis, net: Machines) -> tuple[GpuShare, ...]:
 
 def _sent(found: Synthesis, costs: Prices) -> tuple[tuple[str, int], ...]:
     """Return how often a step sends by each method, slices of what is there aside."""
-    ways, counts = costs.conversions, Counter[str]()
+    counts = Counter[str]()
     for way in np.flatnonzero(found.choice.sent > 0.5).tolist():
-        if ways.seconds[way] > 0:
-            counts[ways.method[way]] += found.these.uses[ways.use[way]].weight
+        if costs.seconds[way] > 0:
+            counts[costs.method[way]] += found.these.uses[costs.columns.use[way]].weight
     return tuple(sorted(counts.items()))

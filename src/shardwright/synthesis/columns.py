@@ -1,0 +1,94 @@
+"""What a search decides as columns: the rules of all decisions, and the ways to convert the tensors between them.
+
+Shares and machines change what columns cost, and nothing of this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from shardwright.arrays import Bools, Ints
+from shardwright.synthesis.collectives import possible
+from shardwright.synthesis.decisions import Decisions, Use
+from shardwright.synthesis.properties import Property, Sharded
+
+BLOCKING, DEFERRED, EARLY = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Columns:
+    """Rules [R]: `decision` and `rule` name them, and those of a decision start at `first`; `cut` is the place among
+    `cuts` of how its work is cut, `held` of how its first result is, -1 for neither.
+
+    Ways [C]: of which `use`, from which property to which (`source`, `target`), and when that must be done (`kind`);
+    `late` are those that with overlap wait or come early. `pair` is the place of size, source and target among
+    `pairs`."""
+
+    decision: Ints
+    rule: Ints
+    first: Ints
+    cut: Ints
+    held: Ints
+    cuts: tuple[Sharded, ...]
+    use: Ints
+    source: tuple[Property, ...]
+    target: tuple[Property, ...]
+    kind: Ints
+    late: Bools
+    pair: Ints
+    pairs: tuple[tuple[float, Property, Property], ...]
+
+
+@lru_cache(maxsize=8)
+def columns(these: Decisions, *, overlap: bool = True) -> Columns:
+    """Return the columns. Without `overlap` every conversion is waited for."""
+    rows = [(number, place) for number, one in enumerate(these.decisions) for place in range(len(one.rules))]
+    counts = np.array([len(one.rules) for one in these.decisions])
+    cuts: dict[Property | None, int] = {}
+    cut, held = [], []
+    for one in these.decisions:
+        for rule in one.rules:
+            cut.append(_place(cuts, rule.cut))
+            held.append(_place(cuts, rule.outputs[0] if rule.outputs else None))
+    pairs: dict[tuple[float, Property, Property], int] = {}
+    ways = []
+    for number, use in enumerate(these.uses):
+        made = list(dict.fromkeys(rule.outputs[use.output] for rule in these.decisions[use.decision].rules))
+        for target, kind in _wanted(use):
+            for source in made:
+                if source != target and possible(source, target):
+                    pair = pairs.setdefault((float(use.value.size_bytes), source, target), len(pairs))
+                    ways.append((number, source, target, kind, pair))
+    uses, sources, targets, kinds, at = zip(*ways, strict=True) if ways else ((),) * 5
+    when = np.array(kinds, dtype=np.int64)
+    return Columns(
+        decision=np.array([row[0] for row in rows]),
+        rule=np.array([row[1] for row in rows]),
+        first=np.cumsum(counts) - counts,
+        cut=np.array(cut),
+        held=np.array(held),
+        cuts=tuple(one for one in cuts if isinstance(one, Sharded)),
+        use=np.array(uses, dtype=np.int64),
+        source=sources,
+        target=targets,
+        kind=when if overlap else np.full_like(when, BLOCKING),
+        late=when != BLOCKING,
+        pair=np.array(at, dtype=np.int64),
+        pairs=tuple(pairs),
+    )
+
+
+def _place(cuts: dict[Property | None, int], held: Property | None) -> int:
+    return cuts.setdefault(held, len(cuts)) if isinstance(held, Sharded) else -1
+
+
+def _wanted(use: Use) -> list[tuple[Property, int]]:
+    """Return the properties that are asked for, and when they must be there."""
+    main = dict.fromkeys(asked for reader in use.readers if not reader.side for asked in reader.asked)
+    side = dict.fromkeys(asked for reader in use.readers if reader.side for asked in reader.asked)
+    if use.early:
+        return [(asked, EARLY) for asked in main | side]
+    return [(asked, BLOCKING) for asked in main] + [(asked, DEFERRED) for asked in side]

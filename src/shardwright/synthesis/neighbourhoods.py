@@ -1,0 +1,87 @@
+"""Better rules near a choice: a few decisions that hang together are free at a time, all others stay, and an integer
+program over what is left finds their best (large neighbourhood search; Shaw, 1998).
+
+Where the network is slow the linear relaxation lies far below the best, and whole numbers near it are poor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.arrays import Bools, Ints
+from shardwright.synthesis.choice import Choice, chosen, columns_of
+from shardwright.synthesis.decisions import Decisions
+from shardwright.synthesis.integer_program import IntegerProgram, broken, integer_program, time_row
+from shardwright.synthesis.linear import restricted, solve
+from shardwright.synthesis.memory import fits
+from shardwright.synthesis.prices import Prices
+
+FREE = 16  # decisions at a time
+STRIDE = 8  # decisions from one neighbourhood to the next
+NODES = 4  # of branch and bound in each
+GAIN = 1e-4  # relative; what improves less does not count
+MOST = 400  # neighbourhoods
+
+
+def improved(these: Decisions, costs: Prices, choice: Choice) -> Choice:
+    """Return the choice, or a better one that fits."""
+    program = integer_program(these, costs)
+    for row in choice.hint.rows if choice.hint else ():
+        program.rows.add_dense(time_row(program, row), low=0.0)
+    near = neighbourhoods(these)
+    missed = number = 0
+    while missed < len(near) and number < MOST:
+        better = _best_near(these, costs, program, choice, near[number % len(near)])
+        missed, number = (missed + 1, number + 1) if better is None else (0, number + 1)
+        choice = better or choice
+    return choice
+
+
+def neighbourhoods(these: Decisions) -> list[Ints]:
+    """Return decisions that lie near each other: each shares a tensor with one before it."""
+    beside: list[set[int]] = [set() for _ in these.decisions]
+    end = len(these.decisions) - 1
+    for use in these.uses:
+        both = {use.decision, *(reader.decision for reader in use.readers)} - {end}
+        for one in both:
+            beside[one] |= both - {one}
+    return [_around(start, beside) for start in range(0, end, STRIDE)]
+
+
+def _around(start: int, beside: list[set[int]]) -> Ints:
+    found = [start]
+    for one in found:
+        found += sorted(beside[one] - set(found))
+        if len(found) >= FREE:
+            break
+    return np.array(found[:FREE])
+
+
+def _best_near(these: Decisions, costs: Prices, program: IntegerProgram, choice: Choice, free: Ints) -> Choice | None:
+    """Return a better choice that differs in `free` decisions alone."""
+    values = columns_of(these, costs, program, choice)
+    part = restricted(program.costs, program.rows, values, _free(these, costs, program, free))
+    upper = np.ones(len(part.columns))
+    upper[-1] = values[-1] * (1 - GAIN)
+    integer = part.columns < len(costs.compute)
+    found = solve(part.costs, part.rows, lower=np.zeros(len(upper)), upper=upper, integer=integer, most_nodes=NODES)
+    if found.status == "infeasible" or not len(found.values):
+        return None
+    values[part.columns] = found.values
+    better = chosen(these, costs, values, choice.bound_seconds)
+    if better.seconds.total < choice.seconds.total * (1 - GAIN) and fits(these, better.rules, costs.net, costs.shares):
+        return replace(better, hint=choice.hint)
+    for row in broken(program, values, GAIN):
+        program.rows.add_dense(time_row(program, row), low=0.0)
+    return None
+
+
+def _free(these: Decisions, costs: Prices, program: IntegerProgram, free: Ints) -> Bools:
+    """Return the columns that free decisions move: their rules, and all of the tensors that they make or read."""
+    moved = np.zeros(len(these.decisions), dtype=bool)
+    moved[free] = True
+    touched = np.array([moved[use.decision] or any(moved[one.decision] for one in use.readers) for use in these.uses])
+    edges = [touched[number] for number, _, _, _ in program.edges]
+    return np.concatenate([moved[costs.columns.decision], touched[costs.columns.use], edges, [True]])

@@ -1,0 +1,100 @@
+"""Rules and shares in turns: at fixed shares the integer program gives the best rules, at fixed rules the linear
+program gives the best shares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardwright.synthesis.baselines import Rules
+from shardwright.synthesis.best_rules import best
+from shardwright.synthesis.choice import Choice, Hint, time_of
+from shardwright.synthesis.decisions import Decisions
+from shardwright.synthesis.machines import Machines
+from shardwright.synthesis.memory import fits
+from shardwright.synthesis.neighbourhoods import improved
+from shardwright.synthesis.prices import Prices, Shares, prices
+from shardwright.synthesis.ratios import best_shares
+
+TURNS = 6
+ENOUGH = 1e-4  # relative; what improves less ends the turns
+CLOSE = 0.15  # of the bound: neighbourhoods are not looked at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What to choose, for which machines, how close to the bound, and whether what can wait is hidden."""
+
+    these: Decisions
+    net: Machines
+    gap: float
+    overlap: bool
+
+    def prices(self, shares: Shares) -> Prices:
+        """Return the prices at some shares."""
+        return prices(self.these, self.net, shares, overlap=self.overlap)
+
+    def priced(self, choice: Choice, shares: Shares) -> Choice:
+        """Return the choice priced at other shares."""
+        return replace(choice, seconds=time_of(self.these, self.prices(shares), choice.rules, choice.sent))
+
+    def fits(self, choice: Choice, shares: Shares) -> bool:
+        """Return whether the choice fits the memory of all devices."""
+        return fits(self.these, choice.rules, self.net, shares)
+
+
+def turns(problem: Problem, start: Shares, hint: Hint | None = None) -> tuple[Choice, Shares] | None:
+    """Return the best choice and shares to which turns from one start lead, None if nothing fits there."""
+    found: tuple[Choice, Shares] | None = None
+    shares = start
+    for _ in range(TURNS):
+        choice = best(problem.these, problem.prices(shares), gap=problem.gap, hint=hint, branch=False)
+        if choice is None or (found and not _better(choice, found[0])):
+            break
+        hint = choice.hint
+        found = reshared(problem, choice, shares)
+        if not _better(found[0], choice):
+            break
+        shares = found[1]
+    return found
+
+
+def polished(problem: Problem, choice: Choice, shares: Shares) -> tuple[Choice, Shares]:
+    """Return what turns of neighbourhoods and shares lead to, where the bound leaves room."""
+    while choice.gap > CLOSE:
+        near = improved(problem.these, problem.prices(shares), choice)
+        if not _better(near, choice):
+            break
+        choice, shares = reshared(problem, near, shares)
+    return choice, shares
+
+
+def reshared(problem: Problem, choice: Choice, shares: Shares) -> tuple[Choice, Shares]:
+    """Return the choice at its best shares. What it exchanges depends on the shares, so the linear program is asked
+    again until it agrees with itself."""
+    found, last = (choice, shares), np.inf
+    for _ in range(TURNS):
+        new = best_shares(problem.these, choice, problem.net, shares, problem.prices(shares))
+        if new is None or not problem.fits(choice, new):
+            break
+        priced, shares = problem.priced(choice, new), new
+        if priced.seconds.total > last * (1 - ENOUGH):
+            break
+        last = priced.seconds.total
+        found = (priced, new) if last < found[0].seconds.total else found
+    return found
+
+
+def limited(problem: Problem, shares: Shares, rules: Rules, *, below: float = np.inf) -> tuple[Choice, Shares] | None:
+    """Return what others would run, None if it does not fit or takes `below` seconds or more: what is found must never
+    be slower than that, not even by the gap."""
+    costs = problem.prices(shares)
+    allowed = rules(problem.these, costs)
+    choice = best(problem.these, costs, gap=problem.gap, allowed=allowed, branch=False, below=below)
+    return None if choice is None else (choice, shares)
+
+
+def _better(new: Choice, old: Choice) -> bool:
+    return new.seconds.total <= old.seconds.total * (1 - ENOUGH)
