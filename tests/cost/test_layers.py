@@ -50,6 +50,19 @@ def test_kinds_of_layers_stand_where_the_model_has_them():
     assert layers.parameters[0] == np.diff(layers.dense + layers.expert, axis=1)[0, 1:-1].max()
 
 
+def test_keys_and_values_travel_beside_attention_or_before_it():
+    """`train` gathers them, gathers them again backward and scatters their gradients: 3 times what is not its own."""
+    seconds = {}
+    for framework in ("megatron", "train"):
+        job = Job(global_batch=64, seq_len=65536, framework=framework)
+        layers = table_of(llama(5, 2048, 16, 8, 8192, 32000), shard(cp=[4], flash=True), job=job)
+        seconds[framework] = float(layers.cp_seconds[0, -1])
+    links = fabric(pool(4, 8), intra_efficiency=1.0, inter_efficiency=1.0)
+    foreign = 3 / 4 * 2.0 * 65536 * 2 * 1024
+    assert seconds["train"] == pytest.approx(5 * 3 * foreign / links.intra_bytes_per_second, rel=0.1)
+    assert seconds["megatron"] < 0.5 * seconds["train"]
+
+
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gpt3-175b", "gemma-2-9b"])
 def test_one_gpu_holds_all_parameters(name):
     model = load_model(name)

@@ -20,13 +20,12 @@ from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.blocks import layer_forward
 from shardwright.runtime.model.chunk import Chunk, forward, table_of
-from shardwright.runtime.model.context import WHOLE, ContextGroup
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.initial import initial_values, seeded
 from shardwright.runtime.model.masks import Documents, documents_of, masked_attention
-from shardwright.runtime.model.parallel import ALONE, ExpertGroup, TensorGroup
+from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.parameters import unit_parameters
-from shardwright.runtime.model.regions import compiled, why_not_compiled
+from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.step.engine import make_engine, train_step
 from shardwright.spec.model import Model
 
@@ -71,24 +70,27 @@ def test_where_compilation_fails_layers_run_as_they_are_and_this_is_said_once() 
     assert len(told) == 1 and "no compiler here" in told[0] and "operator by operator" in told[0]
 
 
-def test_layers_that_differ_between_ranks_are_not_compiled() -> None:
-    model, experts = tiny_model(2), tiny_model(2, family="qwen2", experts=4)
-    split = ExpertGroup(rank=0, size=2)
-    assert why_not_compiled(model, split, WHOLE) == ""
-    assert "context" in why_not_compiled(model, ALONE, ContextGroup(parts=(0, 1)))
-    assert "experts" in why_not_compiled(experts, split, WHOLE)
+NARROW, SELECTIVE = tiny_model(3, kv_heads=1), Recompute(granularity="selective")
+SPREAD = {
+    "tp": plan_of(NARROW, replica(stage((0, 3), tp=2), micro_batches=2), sharding="zero1"),
+    "tp in parts": plan_of(
+        NARROW, replica(stage((0, 3), tp=2), micro_batches=2), sequence_parallel=True, sharding="zero1"
+    ),
+    "cp": plan_of(NARROW, replica(stage((0, 3), cp=2), micro_batches=2)),
+    "cp, selective": plan_of(NARROW, replica(stage((0, 3), cp=2, recompute=SELECTIVE), micro_batches=2)),
+    "ep": plan_of(
+        tiny_model(2, family="qwen2", experts=4, shared=True), replica(stage((0, 2), ep=2), count=2, micro_batches=2)
+    ),
+}
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_collectives_of_tensor_parallelism_are_compiled_too(sequence_parallel: bool) -> None:
-    """Forward and backward, by AOTAutograd; the last compiler alone is left out."""
-    model = tiny_model(3, kv_heads=1)
-    plan = plan_of(
-        model, replica(stage((0, 3), tp=2), micro_batches=2), sequence_parallel=sequence_parallel, sharding="zero1"
-    )
-    found = run_cases([Case("compiled", plan, ADAM, backend="aot_eager")], processes=2)
-    require_equal(found["compiled"], reference_run(plan, ADAM, steps=STEPS, seed=7))
+@dynamo_reads_gradients
+@pytest.mark.parametrize("name", SPREAD)
+def test_layers_of_several_ranks_are_compiled_too(name: str) -> None:
+    """Forward and backward, by AOTAutograd; the last compiler alone is left out. An error would be one."""
+    found = run_cases([Case(name, SPREAD[name], ADAM, backend="aot_eager")], processes=2)
+    require_equal(found[name], reference_run(SPREAD[name], ADAM, steps=STEPS, seed=7))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

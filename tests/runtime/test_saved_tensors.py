@@ -223,10 +223,11 @@ def test_layers_with_experts_keep_what_is_priced(shared: int, gate: bool, as_on_
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "experts"])
 def test_layers_in_fp8_keep_what_is_priced(family: str, as_on_a_gpu: None) -> None:
-    """Within 2 %: 24 configurations, with routed experts in 16 bits."""
+    """Within 2 %: 48 configurations, with routed experts in 16 bits."""
     moe = Moe(experts=16, top_k=TOP_K, expert_width=1408, gated=True, shared_width=2816, shared_gate=True)
     model = wide("qwen2", 16, 4, moe) if family == "experts" else wide(family, 32, 8)
-    found = product(SPLITS[:3], ("none", "selective"))
+    found = product(SPLITS[:3], (1, 2), ("none", "selective"))
     require_priced(
-        model, [Setting(tp=tp, sequence=on, etp=tp, recompute=how, precision="fp8") for (tp, on), how in found]
+        model,
+        [Setting(tp=tp, sequence=on, etp=tp, cp=cp, recompute=how, precision="fp8") for (tp, on), cp, how in found],
     )

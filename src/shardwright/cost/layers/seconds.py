@@ -13,6 +13,7 @@ from shardwright.cost.frameworks.overheads import Overheads
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.network.collectives import Fabric, exposed_seconds, gather_seconds, group, reduce_seconds
 from shardwright.cost.network.dispatch import dispatch_seconds
+from shardwright.spec.catalog.frameworks import framework_rows
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model
 from shardwright.spec.options import Dispatcher
@@ -140,12 +141,14 @@ def _tp_seconds(model: Model, shard: Shard, job: Job, links: Fabric) -> tuple[Fl
 
 def _cp_layer(layer: Layer, shard: Shard, job: Job, links: Fabric, core: Floats) -> tuple[Floats, Floats]:
     """Return exposed context-parallel time: keys and values travel the ring beside core attention (arXiv
-    2310.01889); backward their gradients travel too."""
+    2310.01889), or before it; backward their gradients travel too."""
     attention = layer.attention
     ranks = group(links, shard.cp, shard.tp)
     width = (attention.key_width + attention.value_width) / shard.tp
     size = widths_of(job).context * shard.micro_batch * job.seq_len * width
     ring = gather_seconds(links, ranks, size)
+    if framework_rows()[job.framework]["overlap_context"] == "0":
+        return ring, 2.0 * ring
     forward = exposed_seconds(ring, core)
     return forward, exposed_seconds(2.0 * ring, 2.0 * core)
 

@@ -149,9 +149,6 @@ def _attention_bytes(model: Model, attention: Attention, shard: Shard, job: Job)
     inner = widths.saved * size * qkv + saved * size * attention.out_width / shard.tp
     if attention.qk_norm:  # what the norms of queries and keys take in
         inner = inner + widths.saved * size * (queries + keys)
-    if whole := memory_facts(job.framework).whole_sequence:
-        inner = inner + whole * (shard.cp - 1) * widths.saved * size * (qkv - queries)
-        scores = scores + np.where(shard.cp > 1, whole * saved * size * attention.out_width / shard.tp, 0.0)
     return projected + inner + scores, scores
 
 

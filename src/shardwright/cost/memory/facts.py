@@ -24,10 +24,9 @@ class MemoryFacts:
     shard anew). `fp8_weight`: bytes of fp8 copies of a weight held beside it in fp8 training. `gradient`: bytes of
     gradients a parameter (nanotron: bf16 beside fp32). `logit`: bytes a logit on the last stage. `hidden_copies`,
     `inner_copies`: bytes that unfused operators keep beyond the formulas, for each element of a layer's hidden state
-    and of its feed-forward block. `whole_sequence`: 1 where context-parallel ranks keep keys and values of the whole
-    sequence, and the outputs of the two blocks that each has of it beside what is made of both. `gathered`: bytes for
-    each element of the hidden state, gathered over the tensor-parallel ranks, that the allocator cannot reuse yet since
-    the host runs ahead of the device; `gathered_staged` the same in a pipeline, where the host waits for neighbours.
+    and of its feed-forward block. `gathered`: bytes for each element of the hidden state, gathered over the
+    tensor-parallel ranks, that the allocator cannot reuse yet since the host runs ahead of the device;
+    `gathered_staged` the same in a pipeline, where the host waits for neighbours.
     `fragmentation`: what the caching allocator reserves beyond the tensors, as a part of these. `above`, `below`:
     standard deviations of log(measured / predicted) on either side of the prediction.
     """
@@ -38,7 +37,6 @@ class MemoryFacts:
     logit: float
     hidden_copies: float
     inner_copies: float
-    whole_sequence: float
     gathered: float
     gathered_staged: float
     fragmentation: float

@@ -5,6 +5,7 @@
 * `gated`: the inner part of feed-forward blocks
 * `experts`: mixtures of experts
 * `context`: context parallelism
+* `context_attention`: attention under it, which keeps its own part of keys and values
 * `products`: products with the matrices of a layer, and what they keep
 * `fp8`: the same in 8 bits
 * `parallel`: communication inside a stage, with its gradient

@@ -14,9 +14,10 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from shardwright.runtime.model.context import ContextGroup, gathered
+from shardwright.runtime.model.context import ContextGroup
+from shardwright.runtime.model.context_attention import attention_in_parts
 from shardwright.runtime.model.details import Details
-from shardwright.runtime.model.experts import experts
+from shardwright.runtime.model.experts import Apart, called, experts
 from shardwright.runtime.model.gated import Activation, Weights, inner, inside
 from shardwright.runtime.model.masks import Documents, masked_attention
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
@@ -59,10 +60,12 @@ def layer_forward(
     *,
     recompute_attention: bool,
     documents: Documents | None = None,
+    apart: Apart = called,
 ) -> torch.Tensor:
     """Return the output of a layer: attention, then feed-forward, each on the norm of what it is added to. Attention
-    stays within `documents`, which are of all positions."""
+    stays within `documents`, which are of all positions. `apart` calls what is not to be compiled with the rest."""
     core = partial(_checkpointed_core if recompute_attention else _core, documents=documents)
+    core = partial(apart, core) if context.size > 1 else core
     normed = norm(x, inside(weights, "attention_norm"), details.norm_epsilon)
     x = x + attend(
         normed, inside(weights, "attention"), layer.attention, details, table, tensor, context, products, core
@@ -70,7 +73,9 @@ def layer_forward(
     normed = norm(x, inside(weights, "mlp_norm"), details.norm_epsilon)
     activation = ACTIVATIONS[model.activation]
     if layer.moe is not None:
-        return x + experts(normed, inside(weights, "moe"), layer.moe, activation, details, tensor, group, products)
+        return x + experts(
+            normed, inside(weights, "moe"), layer.moe, activation, details, tensor, group, products, apart
+        )
     return x + feed_forward(normed, inside(weights, "mlp"), activation, tensor, products)
 
 
@@ -97,7 +102,6 @@ def attend(
     query, key = query.transpose(1, 2), key.transpose(1, 2)
     if table is not None:
         query, key = rotated(query, table), rotated(key, table)
-    key, value = gathered(key, context), gathered(value, context)
     out = core(query, key, value, attention.window, context).transpose(1, 2).reshape(batch, length, -1)
     return _plus(products.leave(out, weights["out.weight"], tensor), weights.get("out.bias"))
 
@@ -122,14 +126,11 @@ def _core(
     documents: Documents | None,
 ) -> torch.Tensor:
     """Return softmax(q k / sqrt(d)) v over earlier positions, the last `window` of them where there is a window, of the
-    same document where there are documents. Keys and values are of all positions, queries of this rank's part."""
-    if context.size == 1:
-        return _attention(query, key, value, window, documents)
-    blocks = query.chunk(2, dim=2)
-    ends = (context.part + 1, 2 * context.size - context.part)
-    seen = [(end * blocks[0].shape[2], block) for end, block in zip(ends, blocks, strict=True)]
-    parts = [_attention(block, key[:, :, :end], value[:, :, :end], window, documents) for end, block in seen]
-    return torch.cat(parts, dim=2)
+    same document where there are documents. All are of this rank's part of the positions."""
+    attention = partial(_attention, window=window, documents=documents)
+    return (
+        attention(query, key, value) if context.size == 1 else attention_in_parts(attention, query, key, value, context)
+    )
 
 
 def _attention(

@@ -6,7 +6,8 @@ for the device only where ranks share experts, and then once a layer: for how ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,13 @@ from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter, 
 from shardwright.runtime.model.products import WHOLE, Products
 from shardwright.spec.model import Moe
 
+Apart = Callable[..., torch.Tensor]
+"""Calls its first argument with the others."""
+
+
+def called(function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
+    return function(*arguments)
+
 
 def experts(
     x: torch.Tensor,
@@ -28,6 +36,7 @@ def experts(
     tensor: TensorGroup,
     group: ExpertGroup,
     products: Products,
+    apart: Apart = called,
 ) -> torch.Tensor:
     """Return the mixture of experts of `x` [micro_batch, positions, hidden]: each token's `top_k` experts, weighted by
     the router, and those that every token visits. No token is dropped."""
@@ -45,7 +54,11 @@ def experts(
     counts = _counted(expert.reshape(-1), moe.experts)
     token = order // moe.top_k
     parts = {part: _stacked(weights, part) for part in (("gate", "up", "down") if moe.gated else ("up", "down"))}
-    found = (_everywhere if group.size > 1 else _here)(tokens[token], counts, parts, activation, group)
+    rows = tokens[token]
+    if group.size > 1:  # where the host reads how many go where
+        found = apart(_everywhere, rows, counts, parts, activation, group)
+    else:
+        found = _here(rows, counts, parts, activation)
     visits = found.index_select(0, order.argsort()).view(*chosen.shape, -1)  # of each token, in place of each expert
     out = (visits * chosen.to(x.dtype)[..., None]).sum(dim=1).view_as(seen)
     if moe.shared_width:
@@ -73,7 +86,7 @@ def _stacked(weights: Weights, part: str) -> torch.Tensor:
 
 
 def _here(
-    rows: torch.Tensor, counts: torch.Tensor, parts: Mapping[str, torch.Tensor], activation: Activation, _: ExpertGroup
+    rows: torch.Tensor, counts: torch.Tensor, parts: Mapping[str, torch.Tensor], activation: Activation
 ) -> torch.Tensor:
     """Return the results of rows in the order of their experts, `counts` for each, all of which this rank has."""
     ends = counts.cumsum(0).to(torch.int32)
@@ -100,7 +113,7 @@ def _everywhere(
     there = exchange(rows, sent, received, group)
     expert = torch.arange(leaving.shape[1], device=rows.device).repeat(group.size)
     order = torch.repeat_interleave(expert, arriving.view(-1), output_size=len(there)).argsort(stable=True)
-    results = _here(there[order], arriving.sum(dim=0), parts, activation, group)
+    results = _here(there[order], arriving.sum(dim=0), parts, activation)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
     return exchange(results[back], received, sent, group)

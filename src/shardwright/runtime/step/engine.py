@@ -21,7 +21,7 @@ from shardwright.runtime.model.fp8 import FP8
 from shardwright.runtime.model.initial import Initial
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
 from shardwright.runtime.model.products import PLAIN
-from shardwright.runtime.model.regions import LayerForward, why_not_compiled
+from shardwright.runtime.model.regions import LayerForward
 from shardwright.runtime.state.loss_scale import UNSCALED, LossScale
 from shardwright.runtime.state.matrices import exchanges_of
 from shardwright.runtime.state.methods import Verdict
@@ -100,8 +100,8 @@ def make_engine(
     end: int | None = None,
 ) -> Engine:
     """Return the engine of a rank with `initial` weights; None leaves them zero, for a checkpoint to set. `layer` is
-    `layer_forward`, or what `regions.compiled` made of it, for ranks whose layers may be compiled. Attention stays
-    within documents where their last token `end` is given; layers are not compiled then, their attention is."""
+    `layer_forward`, or what `regions.compiled` made of it. Attention stays within documents where their last token
+    `end` is given; layers are not compiled then, their attention is."""
     plan, place, dtype = layout.plan, layout.places[rank], DTYPES[precision]
     store = make_store(layout, place, dtype, device)
     if initial is not None:
@@ -138,7 +138,7 @@ def make_engine(
             context=context, recompute=stage.recompute, positions=positions, table=table,
             products=FP8 if precision == "fp8" else PLAIN,
             way=None if plan.layered else passage,
-            layer=layer_forward if end is not None or why_not_compiled(plan.model, experts, context) else layer,
+            layer=layer if end is None else layer_forward,
             end=end,
         )
         for units in place.chunks
