@@ -1,4 +1,4 @@
-"""Plans that stand for the kinds of thing an exporter must say, written by hand: no search, no presets, no costs."""
+"""Plans that stand for the kinds of thing an exporter must say, written by hand: no search, no costs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from shardwright.exporters.megatron.layout import stage_ranges
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Sharding, Stage
 from shardwright.spec.cluster import Cluster, Gpu, NodePool, Price
 from shardwright.spec.job import Job
-from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe
+from shardwright.spec.model import Attention, Layer, Mlp, Model
+from shardwright.spec.read.model import load_model
 
 H100 = Gpu(
     name="H100-SXM",
@@ -59,22 +60,8 @@ def dense_layer(hidden: int, heads: int, kv_heads: int, width: int, *, gated: bo
     return Layer(attention=attention, mlp=Mlp(width=width, gated=gated, bias=bias), moe=None)
 
 
-LLAMA_2_70B = Model(
-    name="llama-2-70b",
-    family="llama",
-    hidden=8192,
-    vocab=32000,
-    layers=(dense_layer(8192, 64, 8, 28672),) * 80,
-    max_position=4096,
-)
-LLAMA_3_1_8B = Model(
-    name="llama-3.1-8b",
-    family="llama",
-    hidden=4096,
-    vocab=128256,
-    layers=(dense_layer(4096, 32, 8, 14336),) * 32,
-    rotary_base=500000.0,
-    max_position=131072,
+LLAMA_2_70B, LLAMA_3_1_8B, MIXTRAL_8X7B, DEEPSEEK_V3 = map(
+    load_model, ("llama-2-70b", "llama-3.1-8b", "mixtral-8x7b", "deepseek-v3")
 )
 GPT_3_175B = Model(
     name="gpt-3-175b",
@@ -89,46 +76,6 @@ GPT_3_175B = Model(
     tied_embeddings=True,
     dropout=True,
     activation="gelu",
-)
-MIXTRAL_8X7B = Model(
-    name="mixtral-8x7b",
-    family="mixtral",
-    hidden=4096,
-    vocab=32000,
-    layers=(
-        Layer(
-            attention=Attention(heads=32, kv_heads=8, head_dim=128, value_head_dim=128),
-            mlp=None,
-            moe=Moe(experts=8, top_k=2, expert_width=14336, gated=True),
-        ),
-    )
-    * 32,
-    rotary_base=1000000.0,
-    max_position=32768,
-)
-_LATENT = Attention(
-    heads=128,
-    kv_heads=128,
-    head_dim=192,
-    value_head_dim=128,
-    latent=LatentAttention(query_rank=1536, kv_rank=512, nope_head_dim=128, rope_head_dim=64),
-)
-DEEPSEEK_V3 = Model(
-    name="deepseek-v3",
-    family="deepseek_v3",
-    hidden=7168,
-    vocab=129280,
-    layers=(Layer(attention=_LATENT, mlp=Mlp(width=18432, gated=True), moe=None),) * 3
-    + (
-        Layer(
-            attention=_LATENT,
-            mlp=None,
-            moe=Moe(experts=256, top_k=8, expert_width=2048, gated=True, shared_width=2048, router_bias=True),
-        ),
-    )
-    * 58,
-    max_position=163840,
-    mtp_layers=1,
 )
 _GPT_OSS_ATTENTION = Attention(heads=64, kv_heads=8, head_dim=64, value_head_dim=64, qkv_bias=True)
 _NEAR = Attention(heads=64, kv_heads=8, head_dim=64, value_head_dim=64, qkv_bias=True, window=128)

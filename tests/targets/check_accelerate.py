@@ -1,12 +1,10 @@
-"""Puts exported configurations through Accelerate's own code, without a GPU. Interface as in check_torchtitan.py."""
+"""Puts exported configurations through Accelerate's own code, without a GPU. Run as `checking` says."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,19 +51,15 @@ def values(files: dict[str, str], world_size: int) -> dict[str, Any]:
     return told
 
 
-def main() -> None:
-    results = []
-    clean = dict(os.environ)
-    with contextlib.redirect_stdout(sys.stderr):
-        for case in json.load(sys.stdin):
-            os.environ.clear()
-            os.environ.update(clean)
-            try:
-                results.append({"name": case["name"], "values": values(case["files"], case["world_size"])})
-            except (Exception, SystemExit) as error:  # whatever Accelerate raises is the answer
-                results.append({"name": case["name"], "error": f"{type(error).__name__}: {error}"})
-    Path(sys.argv[1]).write_text(json.dumps(results), encoding="utf-8")
+CLEAN = dict(os.environ)
+
+
+def apart(files: dict[str, str], world_size: int) -> dict[str, Any]:
+    """Return the same in an environment without the variables of the case before."""
+    os.environ.clear()
+    os.environ.update(CLEAN)
+    return values(files, world_size)
 
 
 if __name__ == "__main__":
-    main()
+    import_module("checking").answer(apart)

@@ -1,4 +1,4 @@
-"""Puts exported recipes through Megatron-Bridge's own validation, without a GPU. Interface as in check_torchtitan.py.
+"""Puts exported recipes through Megatron-Bridge's own validation, without a GPU. Run as `checking` says.
 
 Packages that need CUDA, or that no recipe of ours uses, have stand-ins: modules in which every name is an empty class.
 Transformer Engine's comes after megatron-core has been imported, which looks whether it is there.
@@ -11,7 +11,6 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import json
 import os
 import sys
 import tempfile
@@ -127,7 +126,6 @@ def options(config: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    results = []
     with contextlib.redirect_stdout(sys.stderr):
         sys.meta_path.insert(0, Finder())
         for name in CORE:
@@ -135,12 +133,7 @@ def main() -> None:
         STAND_INS.update(("transformer_engine", "transformer_engine_torch"))
         hopper = types.SimpleNamespace(major=9, minor=0, name="NVIDIA H100")  # what DeepEP is allowed on
         importlib.import_module("torch").cuda.get_device_properties = lambda *_: hopper
-        for case in json.load(sys.stdin):
-            try:
-                results.append({"name": case["name"], "values": values(case["files"], case["world_size"])})
-            except (Exception, SystemExit) as error:  # whatever Megatron-Bridge raises is the answer
-                results.append({"name": case["name"], "error": f"{type(error).__name__}: {error}"})
-    Path(sys.argv[1]).write_text(json.dumps(results), encoding="utf-8")
+    importlib.import_module("checking").answer(values)
 
 
 if __name__ == "__main__":
