@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 from tests.measure.samples import device
 
-from shardwright.measure.shapes import CALL_SHARE, Settings, collective_rows, operator_rows, row_count, shape_scale
+from shardwright.measure.shapes import CALL_SHARE, ShapeSettings, collective_rows, operator_rows, row_count, shape_scale
 
-FAST = Settings(row_seconds=1.0, flops_per_second=7e14)
-SLOW = Settings(row_seconds=1.0, flops_per_second=1e11)
+FAST = ShapeSettings(row_seconds=1.0, flops_per_second=7e14)
+SLOW = ShapeSettings(row_seconds=1.0, flops_per_second=1e11)
 
 
 def test_about_thirty_products_of_the_main_precision_are_measured_in_all_passes() -> None:
@@ -35,7 +35,7 @@ def test_a_fast_gpu_has_the_sizes_of_real_layers() -> None:
 
 @pytest.mark.parametrize("row_seconds", [0.01, 0.1, 1.0, 5.0])
 def test_on_a_slow_device_no_product_takes_more_than_its_share(row_seconds: float) -> None:
-    settings = Settings(row_seconds=row_seconds, flops_per_second=1e11)
+    settings = ShapeSettings(row_seconds=row_seconds, flops_per_second=1e11)
     rows = operator_rows(device(backend="cpu", dtypes=("fp32",)), settings)
     longest = max(2.0 * row.m * row.n * row.k * row.groups for row in rows) / settings.flops_per_second
     assert longest <= 1.3 * CALL_SHARE * row_seconds + 2.0 * 64**3 * 8 / settings.flops_per_second
@@ -57,5 +57,5 @@ def test_collectives_go_over_all_devices_and_over_pairs() -> None:
 
 
 def test_slow_links_are_spared_the_longest_messages() -> None:
-    hurried = Settings(row_seconds=0.01, flops_per_second=1e11)
+    hurried = ShapeSettings(row_seconds=0.01, flops_per_second=1e11)
     assert max(row.bytes for row in collective_rows(device(backend="cpu", count=2), hurried)) < 2**25

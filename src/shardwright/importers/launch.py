@@ -29,7 +29,7 @@ from shardwright.importers.settings import (
 from shardwright.importers.shell.read import ShellScript, read_script
 from shardwright.importers.shell.unknown import is_known, shown
 from shardwright.importers.trainers import (
-    Settings,
+    TrainerSettings,
     accelerate_settings,
     deepspeed_settings,
     torchtitan_settings,
@@ -121,7 +121,7 @@ def _of_launch(launch: Launch, trainer: str, script: ShellScript, question: Ques
         settings = deepspeed_settings(fields, arguments, gpus, name, problems)
     else:
         words, strange = arguments_of(overridden({}, launch.arguments), name, problems)
-        settings = Settings(tuple(words), tuple(strange), "megatron", gpus)
+        settings = TrainerSettings(tuple(words), tuple(strange), "megatron", gpus)
     return _plan(settings, launch, problems, question)
 
 
@@ -216,12 +216,12 @@ def _of_configuration(text: str, ending: str, arguments: tuple[str, ...], questi
     return _plan(_of_fields(fields, name, problems, None), None, problems, question)
 
 
-def _of_fields(fields: dict[Fields, Any], name: str, problems: list[Problem], model: str | None) -> Settings:
+def _of_fields(fields: dict[Fields, Any], name: str, problems: list[Problem], model: str | None) -> TrainerSettings:
     """Return fields that are named as Megatron-LM's arguments are."""
     words, strange = arguments_of(fields, name, problems)
     nodes, devices = first(fields, "num_nodes", "nnodes"), first(fields, "devices", "gpus_per_node", "nproc_per_node")
     gpus = nodes * devices if isinstance(nodes, int) and isinstance(devices, int) else None
-    return Settings(tuple(words), tuple(strange), "megatron", gpus, model)
+    return TrainerSettings(tuple(words), tuple(strange), "megatron", gpus, model)
 
 
 def _named_model(found: PythonValues) -> str | None:
@@ -234,7 +234,7 @@ def _named_model(found: PythonValues) -> str | None:
     )
 
 
-def _plan(settings: Settings, launch: Launch | None, problems: list[Problem], question: Question) -> Reading:
+def _plan(settings: TrainerSettings, launch: Launch | None, problems: list[Problem], question: Question) -> Reading:
     """Return the plan of settings."""
     if problems:
         raise SpecError(*problems)
@@ -252,7 +252,7 @@ def _plan(settings: Settings, launch: Launch | None, problems: list[Problem], qu
     return Reading(reading.plan, reading.notes, reading.ignored, (*reading.uncounted, *settings.uncounted))
 
 
-def _model_of(settings: Settings, name: str) -> Model | None:
+def _model_of(settings: TrainerSettings, name: str) -> Model | None:
     """Return the model that a configuration names; None where its own fields describe one."""
     if settings.model and (preset := find_preset(settings.model)):
         return preset_model(preset)

@@ -19,7 +19,7 @@ LENGTHS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TrainerSettings:
     """A configuration as arguments of Megatron-LM, with what is not modelled, the framework whose overheads count, GPUs
     where it says how many, and the name of the model where it has one."""
 
@@ -51,7 +51,7 @@ def _batch(micro: int, accumulation: int, ranks: int, total: int | None) -> list
 
 def deepspeed_settings(
     config: Mapping[Path, Any], trainer: Mapping[Path, Any], gpus: int, name: str, problems: list[Problem]
-) -> Settings:
+) -> TrainerSettings:
     """Return a DeepSpeed configuration, whose "auto" values are those of a Hugging Face Trainer's arguments."""
 
     def said(*leaves: str) -> Any:
@@ -84,12 +84,12 @@ def deepspeed_settings(
     words += ["--grad-reduce-in-bf16"] if said("communication_data_type") == "bf16" else []
     uncounted = [key for key in ("partition_activations", "cpu_checkpointing") if said(key) is True]
     model = first(trainer, "model_name_or_path")
-    return Settings(tuple(words), tuple(uncounted), "deepspeed", gpus, model)
+    return TrainerSettings(tuple(words), tuple(uncounted), "deepspeed", gpus, model)
 
 
 def accelerate_settings(
     config: Mapping[Path, Any], trainer: Mapping[Path, Any], gpus: int, name: str, problems: list[Problem]
-) -> Settings:
+) -> TrainerSettings:
     """Return an Accelerate configuration with the arguments of the script that it starts."""
     if first(config, "distributed_type") == "DEEPSPEED":
         inner: dict[Path, Any] = {("zero_optimization", "stage"): first(config, "zero_stage")}
@@ -121,7 +121,7 @@ def accelerate_settings(
         words += ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
     precision = first(trainer, "mixed_precision") or first(config, "mixed_precision")
     words += {"bf16": ["--bf16"], "fp16": ["--fp16"]}.get(str(precision), [])
-    return Settings(tuple(words), (), "fsdp", gpus, first(trainer, "model_name_or_path"))
+    return TrainerSettings(tuple(words), (), "fsdp", gpus, first(trainer, "model_name_or_path"))
 
 
 def _trainer_words(trainer: Mapping[Path, Any]) -> list[str]:
@@ -136,7 +136,7 @@ def _trainer_words(trainer: Mapping[Path, Any]) -> list[str]:
     return words
 
 
-def torchtitan_settings(config: Mapping[Path, Any], gpus: int, name: str, problems: list[Problem]) -> Settings:
+def torchtitan_settings(config: Mapping[Path, Any], gpus: int, name: str, problems: list[Problem]) -> TrainerSettings:
     """Return a torchtitan configuration, of its TOML (to 0.2) or its Python (0.3)."""
 
     def degree(leaf: str, otherwise: int = 1) -> int:
@@ -177,4 +177,4 @@ def torchtitan_settings(config: Mapping[Path, Any], gpus: int, name: str, proble
     uncounted = [leaf for leaf in ("enable_cpu_offload", "enable_async_tensor_parallel") if first(config, leaf) is True]
     flavor = first(config, "flavor")
     model = f"{first(config, 'family') or dict(config).get(('model', 'name'), '')} {flavor}" if flavor else None
-    return Settings(tuple(words), tuple(uncounted), "torchtitan", gpus, model)
+    return TrainerSettings(tuple(words), tuple(uncounted), "torchtitan", gpus, model)

@@ -18,7 +18,7 @@ from shardwright.measure.custom import custom_device
 from shardwright.measure.device import Device, find_device
 from shardwright.measure.gemm import float32_products, gemm_calls
 from shardwright.measure.norm import memory_calls
-from shardwright.measure.shapes import Settings, collective_rows, operator_rows, row_count
+from shardwright.measure.shapes import ShapeSettings, collective_rows, operator_rows, row_count
 from shardwright.measure.timing import sustained
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.read.machine_profile import (
@@ -96,7 +96,7 @@ def measure(
         row_seconds = max(60.0 * minutes / row_count(device), SHORTEST_ROW_SECONDS)
         profile = _empty(device, row_seconds, name, date)
     save_profile(profile, partial)
-    settings = Settings(row_seconds=profile.row_seconds, flops_per_second=profile.flops_per_second)
+    settings = ShapeSettings(row_seconds=profile.row_seconds, flops_per_second=profile.flops_per_second)
     rows = operator_rows(device, settings)
     exchanges = collective_rows(device, settings) if links else ()
     missing = _missing((*rows, *exchanges), (*profile.operators, *profile.collectives))

@@ -50,7 +50,7 @@ WIDTH = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ShapeSettings:
     """Seconds for each row, and the speed from which sizes follow."""
 
     row_seconds: float
@@ -59,11 +59,11 @@ class Settings:
 
 def row_count(device: Device) -> int:
     """Return how many rows a complete profile has, for dividing up the time."""
-    whole = Settings(row_seconds=1e6, flops_per_second=1e18)
+    whole = ShapeSettings(row_seconds=1e6, flops_per_second=1e18)
     return len(operator_rows(device, whole)) + len(collective_rows(device, whole))
 
 
-def operator_rows(device: Device, settings: Settings) -> tuple[OperatorTime, ...]:
+def operator_rows(device: Device, settings: ShapeSettings) -> tuple[OperatorTime, ...]:
     """Return the operators to measure; their `seconds` are still 0."""
     scale = shape_scale(device, settings)
     rows = [row for dtype in device.dtypes for row in _products(device, dtype, scale)]
@@ -74,7 +74,7 @@ def operator_rows(device: Device, settings: Settings) -> tuple[OperatorTime, ...
     return tuple(dict.fromkeys(rows))
 
 
-def shape_scale(device: Device, settings: Settings) -> float:
+def shape_scale(device: Device, settings: ShapeSettings) -> float:
     """Return the factor of all sizes, at most 1, with which the largest product keeps to its time and memory."""
     m, n, k = max(PRODUCTS, key=lambda sizes: sizes[0] * sizes[1] * sizes[2])
     allowed = CALL_SHARE * settings.row_seconds * settings.flops_per_second
@@ -133,7 +133,7 @@ def _scaled(size: int, scale: float, step: int = STEP) -> int:
     return max(round(size * scale / step), 1) * step
 
 
-def collective_rows(device: Device, settings: Settings) -> tuple[CollectiveTime, ...]:
+def collective_rows(device: Device, settings: ShapeSettings) -> tuple[CollectiveTime, ...]:
     """Return the collectives to measure over all devices, and over two of them where there are four or more; none for
     a single device. Sizes that would take a CPU much longer than their time are left out."""
     degrees = dict.fromkeys((device.count,) if device.count < ALSO_PAIRS_FROM else (2, device.count))

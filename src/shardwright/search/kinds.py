@@ -25,10 +25,9 @@ from shardwright.search.mixed.restrictions import dropped, lacking, narrowed
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, measurable, runnable
-from shardwright.search.uneven.search import Found as UnevenFound
-from shardwright.search.uneven.search import away, uneven_fsdp
+from shardwright.search.uneven.search import UnevenResult, away, uneven_fsdp
 from shardwright.search.uniform.baselines import Tried, baselines
-from shardwright.search.uniform.search import Found, search
+from shardwright.search.uniform.search import UniformResult, search
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
@@ -42,7 +41,7 @@ class OneType:
 
     context: Context
     tried: tuple[Tried, ...]
-    found: Found
+    found: UniformResult
     baseline_seconds: float
 
     @property
@@ -118,7 +117,7 @@ def search_uneven(
         return None
     begin, efficiency = time.perf_counter(), contexts[0].efficiency
     contexts = run_by_train(contexts, fit)
-    found: UnevenFound = uneven_fsdp(
+    found: UnevenResult = uneven_fsdp(
         largest_pools(contexts), cluster, space, lambda plan: not dropped(plan, contexts, filters), enough=enough
     )
 

@@ -21,7 +21,7 @@ from shardwright.plans.check import check
 from shardwright.plans.plan import OptimizerPlan, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.search.replan import replan
 from shardwright.search.space.axes import Space, parse_pins
-from shardwright.search.uneven.search import Found, away, uneven_fsdp
+from shardwright.search.uneven.search import UnevenResult, away, uneven_fsdp
 from shardwright.search.uneven.states import FINER, around, grid, parts_of, shares_of
 
 TINY = llama(4, 2048, 16, 16, 5504, 32000)
@@ -47,7 +47,7 @@ def cluster_of(found: tuple[Context, ...]) -> shardwright.Cluster:
     return shardwright.Cluster(pools=tuple(context.pool for context in found))
 
 
-def searched(found: tuple[Context, ...], space: Space | None = None) -> Found:
+def searched(found: tuple[Context, ...], space: Space | None = None) -> UnevenResult:
     return uneven_fsdp(found, cluster_of(found), space or Space(), lambda plan: True)
 
 

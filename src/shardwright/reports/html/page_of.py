@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.plans.document import dumps
 from shardwright.plans.plan import Plan
@@ -81,14 +83,7 @@ def comparison_page(names: tuple[str, str], mine: Plan, other: Plan, efficiency:
 
 def _both(names: tuple[str, str], *sections: Section) -> tuple[Section, ...]:
     return tuple(
-        Section(
-            name=f"{each.name}-{place}",
-            title=f"{each.title}, {name}",
-            lead=each.lead,
-            points=each.points,
-            chart=each.chart,
-            table=each.table,
-        )
+        replace(each, name=f"{each.name}-{place}", title=f"{each.title}, {name}")
         for place, (name, each) in enumerate(zip(names, sections, strict=True), start=1)
     )
 

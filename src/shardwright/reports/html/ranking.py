@@ -94,7 +94,7 @@ def _short(plan: Plan) -> str:
 def _search(best: Plan, report: Mapping[str, Any], passed_over: Mapping[str, Any] | None) -> Iterator[Section]:
     rows = tuple(
         (reason, f"{count:,}", MEANING.get(reason, ""))
-        for reason, count in sorted(report["rejected"].items(), key=_most)
+        for reason, count in sorted(report["rejected"].items(), key=lambda item: -item[1])
     )
     lead = (
         f"{format_count(report['candidates'])} candidates in {format_seconds(report['seconds'])}; "
@@ -118,7 +118,3 @@ def _search(best: Plan, report: Mapping[str, Any], passed_over: Mapping[str, Any
         points=tuple(points),
         table=Table(columns=("reason", "candidates", "meaning"), rows=rows, words=("reason", "meaning"), open=True),
     )
-
-
-def _most(item: tuple[str, int]) -> int:
-    return -item[1]

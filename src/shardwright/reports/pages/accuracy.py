@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardwright.reports.svg.scatter import Point, scatter
 from shardwright.reports.text.validation import (
-    Section,
+    TitledTable,
     fits_words,
     groups_section,
     heading,
@@ -91,7 +91,7 @@ def _cross_validation(page: Path, *, expected: bool) -> str:
     return "## Cross-validation\n\nNot done for these figures." if expected else ""
 
 
-def _markdown(section: Section, note: str | None = None, *, level: int = 2) -> str:
+def _markdown(section: TitledTable, note: str | None = None, *, level: int = 2) -> str:
     """Return a section with a note of its own, or nothing where it has no rows."""
     if not section.rows:
         return ""
@@ -100,7 +100,7 @@ def _markdown(section: Section, note: str | None = None, *, level: int = 2) -> s
     return "\n\n".join(part for part in parts if part)
 
 
-def _table(section: Section) -> str:
+def _table(section: TitledTable) -> str:
     marks = ["---" if name in section.words else "---:" for name in section.header]
     rows: Sequence[Sequence[str]] = [section.header, marks, *section.rows]
     return "\n".join(f"| {' | '.join(cell.strip().replace('|', '/') for cell in row)} |" for row in rows)

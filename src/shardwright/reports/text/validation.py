@@ -27,7 +27,7 @@ SHOWN_RUNS, SHOWN_GROUPS, SHOWN_WORST, SHOWN_REASONS = 20, 12, 10, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class TitledTable:
     """A titled table with a sentence below its title; the columns named in `words` hold text, those in `spare` may be
     left out where there is no room."""
 
@@ -56,7 +56,7 @@ def validation_text(validation: Validation, width: int = WIDTH) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _text(section: Section, width: int) -> str:
+def _text(section: TitledTable, width: int) -> str:
     """Return a section, or nothing where it has no rows."""
     if not section.rows:
         return ""
@@ -87,12 +87,12 @@ def heading(validation: Validation) -> str:
     return words + "."
 
 
-def runs_section(outcomes: Sequence[Outcome], shown: int) -> Section:
+def runs_section(outcomes: Sequence[Outcome], shown: int) -> TitledTable:
     """Return predicted against measured, run by run, without columns that no run fills."""
     known = [outcome for outcome in outcomes if outcome.predicted is not None]
     rows = [_run_row(outcome) for outcome in known[:shown]]
     told = [place for place in range(len(RUN_HEADER)) if any(row[place] != NONE for row in rows)]
-    return Section(
+    return TitledTable(
         title="Runs",
         note=_cut(len(known), shown, "runs"),
         header=tuple(RUN_HEADER[place] for place in told),
@@ -120,7 +120,7 @@ def _run_row(outcome: Outcome) -> list[str]:
     ]
 
 
-def rivals_section(macro: Sequence[Macro]) -> Section:
+def rivals_section(macro: Sequence[Macro]) -> TitledTable:
     """Return Shardwright beside simple rivals."""
     rows = [
         [
@@ -133,7 +133,7 @@ def rivals_section(macro: Sequence[Macro]) -> Section:
         ]
         for entry in macro
     ]
-    return Section(
+    return TitledTable(
         title="Against simple rivals",
         note="The same runs, every source with the same weight; the error is |predicted / measured - 1|.",
         header=("predicted by", "sources", "median error", "mean error", "rank correlation", "inside 80% interval"),
@@ -142,9 +142,9 @@ def rivals_section(macro: Sequence[Macro]) -> Section:
     )
 
 
-def groups_section(dimension: str, groups: Sequence[Group], shown: int) -> Section:
+def groups_section(dimension: str, groups: Sequence[Group], shown: int) -> TitledTable:
     """Return the errors by one dimension; no rows where it has a single group."""
-    return Section(
+    return TitledTable(
         title=f"By {dimension}",
         note=_cut(len(groups), shown, "groups"),
         header=(dimension, "runs", "median error", "mean error", "p10", "p50", "p90", "inside", "tau", "sweeps"),
@@ -173,9 +173,9 @@ def _error_cells(group: Group) -> list[str]:
     ]
 
 
-def memory_section(groups: Sequence[Group], shown: int) -> Section:
+def memory_section(groups: Sequence[Group], shown: int) -> TitledTable:
     """Return the errors of memory, by what was measured."""
-    return Section(
+    return TitledTable(
         title="Memory, by what was measured",
         note="Predicted is the peak of the fullest GPU with the CUDA context; p10 to p90 are measured / predicted.",
         header=("measured", "runs", "median error", "mean error", "p10", "p50", "p90"),
@@ -197,9 +197,9 @@ def fits_words(fits: Fits) -> str:
     return f"Probability to fit in memory: {'; '.join(parts)}." if parts else ""
 
 
-def worst_section(entries: Sequence[Worst]) -> Section:
+def worst_section(entries: Sequence[Worst]) -> TitledTable:
     """Return the runs with the largest errors, with likely reasons."""
-    return Section(
+    return TitledTable(
         title=WORST_TITLE,
         note=WORST_NOTE,
         header=("run", "ratio", "what", "likely reasons"),
@@ -217,9 +217,9 @@ def _worst_text(entries: Sequence[Worst], width: int) -> str:
     return "\n".join(lines) if entries else ""
 
 
-def skipped_section(summary: Summary, shown: int) -> Section:
+def skipped_section(summary: Summary, shown: int) -> TitledTable:
     """Return why runs were not predicted."""
-    return Section(
+    return TitledTable(
         title="Not predicted",
         note=_cut(len(summary.skipped), shown, "reasons"),
         header=("rows", "reason"),

@@ -45,7 +45,7 @@ EVEN_RULE = "FSDP with even shares over all machines"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class UnevenResult:
     """Plans of the best shares on each set of GPU types and number of waves, best first by their own seconds; the plan
     with even shares, if one fits; what no shares beat, in what the job minimises; and how many shares of the state were
     looked at and costed."""
@@ -76,7 +76,7 @@ def uneven_fsdp(
     *,
     fewest_types: int = 2,
     enough: float = np.inf,
-) -> Found:
+) -> UnevenResult:
     """Return the best plans of uneven FSDP over `fewest_types` of `contexts` and more, one context for each type. Once
     there is a plan, sets of GPUs whose bound is beyond `enough`, in what the job minimises, are not searched."""
     plans: list[_Best] = []
@@ -100,7 +100,7 @@ def uneven_fsdp(
         bounds.append(bound)
     plans.sort(key=lambda each: each.seconds)
     even = min(evens, key=lambda each: each.seconds).plan if evens else None
-    return Found(
+    return UnevenResult(
         plans=tuple(each.plan for each in plans), even=even, bound=min(bounds), candidates=candidates, costed=costed
     )
 

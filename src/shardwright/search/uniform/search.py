@@ -55,7 +55,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class UniformResult:
     """What the search of one pool returns: rows with value, best first with their doubts counted (`cost.trust.rarity`);
     the row of least value whatever its doubt; and the account of the rest."""
 
@@ -85,7 +85,7 @@ class _Search:
 
 def search(
     context: Context, space: Space, filters: Filters, objective: Objective, *, top: int, start: Verdict | None = None
-) -> Found:
+) -> UniformResult:
     """Return the best strategies of `top` different layouts. `start` is what is known of some rows of the space: the
     better they are, the more the bounds drop."""
     clock = [("start", time.perf_counter())]
@@ -115,7 +115,7 @@ def search(
     _begin(run, rows, start)
     _best_first(run, rows, values, counts)
     clock.append(("refine", time.perf_counter()))
-    return Found(
+    return UniformResult(
         ranked=tuple((value, row) for value, _, row in best.ranked()),
         least=None if best.least is None else (best.least.value, best.least.row),
         candidates=int(candidates),

@@ -35,14 +35,14 @@ class UnreachableError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
+class FetchedPrices:
     """Prices by provider, region and machine, and how many catalogue items were left out."""
 
     rows: tuple[MachinePrice, ...]
     left_out: int
 
 
-def fetch(date: str) -> Fetched:
+def fetch(date: str) -> FetchedPrices:
     """Return what machines with GPUs cost on `date` (today). Raises SpecError where gpuhunt is not installed, and
     UnreachableError where no catalogue can be fetched."""
     try:
@@ -76,7 +76,7 @@ def _patient() -> Iterator[None]:
         logger.removeHandler(quiet)
 
 
-def from_items(items: Iterable[Any], date: str, source: str) -> Fetched:
+def from_items(items: Iterable[Any], date: str, source: str) -> FetchedPrices:
     """Return catalogue items (`provider`, `instance_name`, `location`, `price`, `cpu`, `memory`, `gpu_count`,
     `gpu_name`, `gpu_memory`, `spot`) as prices. On-demand and spot items of one machine and region make one row, of
     several the cheapest each. What names no GPU of the catalogue or is not plausibly priced is left out."""
@@ -94,7 +94,7 @@ def from_items(items: Iterable[Any], date: str, source: str) -> Fetched:
         of_market[bool(item.spot)] = min(of_market.get(bool(item.spot), item.price), item.price)
         facts[key] = (int(item.cpu or 0), float(item.memory or 0.0), reading)
     rows = tuple(_row(key, cheapest[key], *facts[key], date, source) for key in sorted(cheapest))
-    return Fetched(rows=rows, left_out=left_out)
+    return FetchedPrices(rows=rows, left_out=left_out)
 
 
 def _row(
