@@ -5,7 +5,8 @@
 The bandwidth of a snapshot is measured on this machine, beside a plain copy of as much; what it comes to is for the
 best plans of real models, whose step times are predicted. The recommended interval is Daly's for a loss of 1 % of the
 machines an hour. Link and way to the store are how much of their time, at the bandwidths of `recovery.rates.Rates`,
-copies on other machines and uploads take. A machine has two snapshots in memory, and the copy of another's part.
+copies on other machines and uploads take, and the way back where the store does not say the MD5 of what it keeps. A
+machine has two snapshots in memory, the copy of another's part, and its part while it is sent.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from shardwright.cost.money.risk import checkpoint_bytes, optimal_interval_secon
 from shardwright.plans.plan import Plan
 from shardwright.recovery.rates import Rates
 from shardwright.runtime.recovery.snapshots import reserve
+from shardwright.runtime.recovery.tiers import checksum
 from shardwright.runtime.storage.manifest import hash_of
 from shardwright.units import format_bytes
 
@@ -35,6 +37,7 @@ HEAD = (
     "stall",
     "link",
     "way to the store",
+    "and back",
 )
 ROW = "| " + " | ".join(("{}",) * len(HEAD)) + " |"
 
@@ -48,11 +51,11 @@ def main() -> None:
         memory = torch.from_numpy(np.memmap(path, dtype=np.float32, mode="r+", shape=(values.numel(),)))
         other = torch.empty_like(values)
         snapshot, plain = (best(lambda target=target: target.copy_(values)) for target in (memory, other))
-        hashing = best(lambda: hash_of(memory.numpy().data))
+        hashing, md5 = best(lambda: hash_of(memory.numpy().data)), best(lambda: checksum(memory.numpy().data))
     finally:
         path.unlink(missing_ok=True)
     size = values.numel() * 4 / 1e9
-    rates = {"snapshot": size / snapshot, "a plain copy": size / plain, "hashing": size / hashing}
+    rates = {"snapshot": size / snapshot, "a plain copy": size / plain, "hashing": size / hashing, "MD5": size / md5}
     print(", ".join(f"{what} {rate:.1f} GB/s" for what, rate in rates.items()) + "\n")
     print(ROW.format(*HEAD) + "\n" + ROW.format(*("---",) * len(HEAD)))
     for name, machines in SIZES:
@@ -64,8 +67,9 @@ def main() -> None:
         interval = float(optimal_interval_seconds(loss, np.array([stall]))[0])
         copied = part / RATES.link if plan.optimizer.distributed else 0.0
         every = interval + stall
-        shares = (stall / step, stall / every, copied / every, part / RATES.cloud / every)
-        sizes = (format_bytes(part), format_bytes(2 * part + (part if copied else 0.0)))
+        sent = part / RATES.cloud / every
+        shares = (stall / step, stall / every, copied / every, sent, sent)
+        sizes = (format_bytes(part), format_bytes(3 * part + (part if copied else 0.0)))
         print(ROW.format(name, *sizes, f"{interval / 60:.0f} min", *(f"{share:.1%}" for share in shares)))
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.runtime.recovery.fleet import Fleet, _free_ports, machines
+from tests.runtime.recovery.fleet import ENDLESS, Fleet, _free_ports, machines
 from tests.runtime.recovery.network import Network, network
 from tests.runtime.recovery.store import Store, store
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
@@ -35,7 +35,7 @@ from shardwright.plans.plan import Plan
 from shardwright.recovery.rates import Rates
 from shardwright.units import format_bytes
 
-SCALE, MACHINES, EVERY, ENDLESS = 50, 3, 15, 1_000_000
+SCALE, MACHINES, EVERY = 50, 3, 15
 LINK, CLOUD = Rates().link / SCALE, Rates().cloud / SCALE
 LAYERS = (3, 6, 12)
 RESTART_SECONDS = 120.0

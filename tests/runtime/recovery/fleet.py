@@ -29,6 +29,10 @@ from shardwright.runtime.storage.data import write_tokens
 from shardwright.spec.cluster import Cluster
 
 PATIENCE_SECONDS, LOG_CHARACTERS = 120.0, 12_000
+ENDLESS = 1_000_000
+GENTLY = ("--learning-rate", 3e-5)
+"""At the usual rate the data are known by heart after 700 steps, and losses near 0 differ by 4.5e-5 between one process
+and two; at this one by 2.2e-7."""
 LONGEST_TURN_SECONDS = 1.0
 """What is longer than that was a time in which the whole machine stood still: one that is out of memory does."""
 ROOT = Path(__file__).parents[3]
@@ -212,6 +216,12 @@ class Fleet:
                 time.sleep(1.0)
                 raise AssertionError(f"{what}:\n{self.logs()}")
             time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Have the run stop after its step, and wait until all machines have ended well."""
+        for process in self.running.values():
+            process.send_signal(signal.SIGINT)
+        self.finish()
 
     def finish(self) -> None:
         """Wait until all machines have ended well."""

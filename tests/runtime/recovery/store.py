@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
@@ -19,10 +20,12 @@ PATIENCE_SECONDS, SLOW_SECONDS = 600.0, 2.0
 
 
 class Store(BaseHTTPRequestHandler):
-    """An object store that can be told to fail: `fault` is the way."""
+    """An object store that can be told to fail: `fault` is the way. `reads` are the files that were asked for."""
 
     objects: dict[str, bytes]
+    reads: list[str]
     fault = ""
+    says_md5 = True
 
     def do_PUT(self) -> None:
         content = self.rfile.read(int(self.headers["Content-Length"]))
@@ -45,6 +48,11 @@ class Store(BaseHTTPRequestHandler):
             names = [name for name in list(self.objects) if fnmatch(name, unquote(self.path[7:]))]
             self._say(200, json.dumps(names).encode())
             return
+        if self.path.startswith("/?md5="):
+            kept = self.objects[unquote(self.path[6:])]
+            self._say(200, hashlib.md5(kept).hexdigest().encode() if self.says_md5 else b"")
+            return
+        self.reads.append(self.path)
         content = self.objects.get(self.path)
         if content is None:
             self._say(404)
@@ -125,6 +133,10 @@ class Remote(fsspec.AbstractFileSystem):  # type: ignore[misc]
         host, _, name = self._strip_protocol(path).partition("/")
         return [host + found for found in json.loads(self._asked("GET", f"{host}/?like=/{quote(name)}"))]
 
+    def info(self, path: str, **_options: Any) -> dict[str, Any]:
+        host, _, name = self._strip_protocol(path).partition("/")
+        return {"name": path, "ETag": self._asked("GET", f"{host}/?md5=/{quote(name)}").decode()}
+
     def rm_file(self, path: str) -> None:
         self._asked("DELETE", path)
 
@@ -138,6 +150,7 @@ def store(host: str = "127.0.0.1") -> Iterator[tuple[type[Store], str]]:
 
     class Mine(Store):
         objects: dict[str, bytes] = {}  # noqa: RUF012
+        reads: list[str] = []  # noqa: RUF012
 
         def handle(self) -> None:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from tests.runtime.recovery.store import store
 
 from shardwright.errors import SpecError
 from shardwright.recovery.transfer import CLOUD
+from shardwright.runtime.recovery import tiers
 from shardwright.runtime.recovery.fetch import Source, Wanted, fetch
 from shardwright.runtime.recovery.inventory import Held
 from shardwright.runtime.recovery.snapshots import INDEX, Snapshot, Snapshots, hashed, laid_out
@@ -178,15 +180,19 @@ def test_a_store_that_takes_nothing_raises_and_one_claim_alone_is_first(tmp_path
             cloud.put_part(5, 1, "m0", tmp_path, [held])
 
 
+@pytest.mark.parametrize("says_md5", [True, False])
 @pytest.mark.parametrize("fault", ["keeps half", "keeps other bytes"])
-def test_an_upload_that_a_store_did_not_keep_as_it_was_counts_for_nothing(tmp_path: Path, fault: str) -> None:
+def test_an_upload_that_a_store_did_not_keep_as_it_was_counts_for_nothing(
+    tmp_path: Path, fault: str, *, says_md5: bool
+) -> None:
     """Neither a part of a step nor a manifest; the step before is what the store holds."""
     held = Held(machine="m0", tier=0, step=5, generation=1, stored=snapshot_in(tmp_path).pieces[0])
     with store() as (server, url):
-        cloud = Cloud(url)
+        cloud, server.says_md5 = Cloud(url), says_md5
         pieces = cloud.put_part(5, 1, "m0", tmp_path, [held])
         first = manifest_of(5, pieces)
         cloud.commit(first)
+        assert bool(server.reads) != says_md5
         server.fault = fault
         with pytest.raises(OSError, match=r"step-00000010/000001-m0\.state does not read back as it was written"):
             cloud.put_part(10, 1, "m0", tmp_path, [held])
@@ -194,6 +200,28 @@ def test_an_upload_that_a_store_did_not_keep_as_it_was_counts_for_nothing(tmp_pa
             cloud.commit(manifest_of(10, pieces))
         server.fault = ""
         assert {item.step for item in cloud.held(first.model)} == {5}
+
+
+def test_what_was_sent_in_parts_has_the_checksum_of_s3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As S3 documents it: the MD5 of the parts' MD5s one after another, and how many."""
+    monkeypatch.setattr(tiers, "PART_BYTES", 4)
+    parts = b"".join(hashlib.md5(part).digest() for part in (b"abcd", b"efgh", b"i"))
+    assert tiers.checksum(b"abcdefghi", "0123-3") == f"{hashlib.md5(parts).hexdigest()}-3"
+    assert tiers.checksum(b"abcdefghi") == hashlib.md5(b"abcdefghi").hexdigest()
+
+
+def test_a_store_that_does_not_answer_is_waited_for_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwright.runtime.recovery.fetch.RANGE_SECONDS", 0.05)
+    stored = snapshot_in(tmp_path).pieces[0]
+    source = Source(machine="", address=None, tier=CLOUD, file="f", offset=0, start=0, stop=stored.bytes)
+
+    async def silent(_: Source) -> bytes:
+        await asyncio.sleep(60.0)
+        return b""
+
+    wanted = Wanted(stored=replace(stored, file="back.bin", offset=0), sources=(source,))
+    ((_, _, reason),) = asyncio.run(fetch([wanted], tmp_path, "back.bin", {CLOUD: silent})).failed
+    assert reason == "it did not come within 0.05 s"
 
 
 def test_a_snapshot_that_was_written_over_is_not_protected(tmp_path: Path) -> None:

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 from tests.cli.running import run
 from tests.cli.schemas import holds
-from tests.runtime.recovery.fleet import Fleet, copies, pipelines, undisturbed
+from tests.runtime.recovery.fleet import ENDLESS, GENTLY, Fleet, copies, pipelines, undisturbed
 from tests.runtime.samples import under
 
 from shardwright.runtime.recovery.rehearsal import rehearse
 from shardwright.spec.job import Optimizer
 
 KILLS, BETWEEN = 10, 5
-STEPS = (KILLS + 2) * BETWEEN
 
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("muon", marks=pytest.mark.nightly)])
@@ -25,26 +24,28 @@ def test_workers_killed_and_stopped_one_after_another_change_no_loss(optimizer: 
     """Each time a worker of some machine dies at some moment, or falls silent; no step is lost: every shard has another
     holder, whose state is newer than the snapshots."""
     chosen, plan = random.Random(5), under(optimizer, pipelines())
-    with Fleet(tmp_path, plan, STEPS, silence=4.0) as fleet:
+    with Fleet(tmp_path, plan, ENDLESS, silence=4.0) as fleet:
         for kill in range(KILLS):
-            fleet.until(lambda due=(kill + 1) * BETWEEN: fleet.step() >= due, f"kill {kill}")
+            due = fleet.step() + BETWEEN
+            fleet.until(lambda due=due: fleet.step() >= due, f"kill {kill}")
             before, generation = fleet.step(), fleet.generation()
             number = signal.SIGSTOP if kill == KILLS - 1 else signal.SIGKILL
             while fleet.generation() == generation:
                 fleet.signal_worker(chosen.randrange(2), number, chosen)
                 fleet.until(lambda now=generation: fleet.generation() > now, f"recovery {kill}")
             assert fleet.recoveries()[-1]["step"] >= before
-        fleet.finish()
-        expected = undisturbed(tmp_path / "undisturbed", STEPS, plan)
+        fleet.stop()
+        last = fleet.step()
+        expected = undisturbed(tmp_path / "undisturbed", last, plan)
         for index in range(2):  # the row of a step is lost with a worker that dies before it has told it
             found = {int(row["step"]): float(row["loss"]) for row in fleet.rows(index)}
             assert found == {step: expected[step] for step in found}
-            assert len(found) >= STEPS - KILLS and STEPS in found
+            assert len(found) >= last - KILLS and last in found
 
 
 def test_the_coordinators_machine_is_lost_and_another_takes_its_place(tmp_path: Path) -> None:
     """Two of three machines go on under a new plan, at the step where they were; a new machine brings the old plan."""
-    with Fleet(tmp_path, copies(), 100) as fleet:
+    with Fleet(tmp_path, copies(), ENDLESS, extra=GENTLY) as fleet:
         fleet.until(lambda: fleet.step(1) >= 12, "steps")
         expected = rehearse(("127.0.0.1", fleet.ports[1]), ("machine-0",))
         told = ["recover", "--dry-run", "--join", f"127.0.0.1:{fleet.ports[1]}", "--lose", "machine-0", "--json"]
@@ -59,7 +60,7 @@ def test_the_coordinators_machine_is_lost_and_another_takes_its_place(tmp_path: 
         fleet.start(0)
         fleet.until(lambda: fleet.generation() > found["generation"], "the new machine")
         assert fleet.recoveries()[-1]["ranks"] == 3
-        fleet.finish()
+        fleet.stop()
         losses = fleet.losses(1)
-    alone = undisturbed(tmp_path / "undisturbed", 100)
+    alone = undisturbed(tmp_path / "undisturbed", len(losses), extra=GENTLY)
     assert losses == pytest.approx(list(alone.values()), rel=1e-5)

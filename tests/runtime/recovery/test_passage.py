@@ -87,7 +87,7 @@ def stored(cloud: Cloud, run: Run, steps: Sequence[int]) -> None:
             StoredPiece(piece=piece, file="a.state", offset=0, bytes=size, dtype="float32", hash=f"{step}")
             for piece, size in pieces
         )
-        told = {"data": {"samples": 0}, "random": {"seed": 0}, "settings": {}, "loss_scale": None}
+        told = {"data": {"samples": 0}, "random": {"seed": 0}, "settings": {}, "loss_scale": {"scale": 8.0 * step}}
         model = run.settings["model"]
         cloud.commit(Manifest(step=step, model=model, parameters=run.shapes, pieces=found, **told))
 
@@ -107,7 +107,8 @@ def test_an_older_step_is_taken_where_the_store_spoilt_the_newest(tmp_path: Path
         for _ in range(2):
             with pytest.raises(BeginAgainError, match="pieces were damaged or did not arrive"):
                 passed(passage, base)
-        assert passed(passage, base).step == 5
+        ready = passed(passage, base)
+        assert (ready.step, ready.scale) == (5, {"scale": 40.0})
 
 
 def test_a_machine_that_was_once_alone_has_its_patience_again_in_the_next_generation(tmp_path: Path) -> None:

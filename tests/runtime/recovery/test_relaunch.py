@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.runtime.recovery.fleet import Fleet, copies
-
-ENDLESS = 1_000_000
+from tests.runtime.recovery.fleet import ENDLESS, Fleet, copies
 
 
 @pytest.mark.nightly

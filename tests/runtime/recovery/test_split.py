@@ -3,15 +3,13 @@ together again."""
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
-from tests.runtime.recovery.fleet import Fleet, copies, undisturbed
+from tests.runtime.recovery.fleet import ENDLESS, GENTLY, Fleet, copies, undisturbed
 from tests.runtime.recovery.network import network
 
-MACHINES, ENDLESS = 3, 1_000_000
-GENTLY = ("--learning-rate", 3e-5)
+MACHINES = 3
 
 
 @pytest.mark.nightly
@@ -42,9 +40,7 @@ def test_two_groups_that_went_on_apart_come_together_again(tmp_path: Path, alone
         assert tuple(sorted(again["machines"])) == everyone
         assert again["step"] >= reached
         fleet.until(lambda: fleet.step() > again["step"] + 5, "steps of all")
-        for process in fleet.running.values():
-            process.send_signal(signal.SIGINT)
-        fleet.finish()
+        fleet.stop()
         found = [{int(row["step"]): float(row["loss"]) for row in fleet.rows(index)} for index in range(MACHINES)]
     expected = undisturbed(tmp_path / "undisturbed", max(max(rows) for rows in found), extra=GENTLY)
     for rows in found:

@@ -87,9 +87,7 @@ class Peers:
             self._channels[source.address] = task
         channel = await task
         start, stop = source.offset + source.start, source.offset + source.stop
-        _, content = await channel.call(
-            "piece", timeout=RANGE_SECONDS, tier=source.tier, file=source.file, start=start, stop=stop
-        )
+        _, content = await channel.call("piece", tier=source.tier, file=source.file, start=start, stop=stop)
         return bytes(content)
 
     def close(self) -> None:
@@ -104,11 +102,13 @@ async def _arrived(item: Wanted, path: Path, readers: dict[int, Reader], peers: 
     try:
         for source in item.sources:
             local = source.tier == CLOUD or (source.address is None and source.tier == DISK)
-            async with room:
+            async with room, asyncio.timeout(RANGE_SECONDS):
                 content = await (readers[source.tier] if local else peers.read)(source)
             if len(content) != source.stop - source.start:
                 return f"{UNSOUND}: {len(content):,} bytes of {source.stop - source.start:,} came"
             await asyncio.to_thread(_put, path, content, item.stored.offset + source.start)
+    except TimeoutError:
+        return f"it did not come within {RANGE_SECONDS:g} s"
     except (LostError, RefusedError, OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return "" if await asyncio.to_thread(is_sound, path.parent, item.stored) else UNSOUND

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -34,6 +35,8 @@ from shardwright.runtime.recovery.snapshots import Snapshots
 from shardwright.runtime.recovery.staff import Staff
 
 RETRY_SECONDS = 0.1
+THREADS = 64
+"""So many calls may block at once: to a store that never answers among them, which hold their thread."""
 LOOKING = 1 / 3
 """Part of the silence after which a machine is lost in which it has to say how it stands."""
 
@@ -250,6 +253,7 @@ def keep(options: KeeperOptions) -> int:
     """Run a keeper until the training is done, and return the exit status."""
 
     async def main() -> int:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         return await Keeper(options).serve()
 
     return asyncio.run(main())

@@ -111,7 +111,7 @@ class Passage:
                 await self.members.ask_all("flush", step=state.step, generation=number)
             raise
         chairs = chairs_of(plan, generation.machines, state, self.run.kinds, self.run.shapes)
-        where, scale = seats(plan, chairs), _scale(answers, state)
+        where, scale = seats(plan, chairs), await self._scale(answers, state)
         recovery.lap("plan")
         if state is not None:
             await self._move(recovery, generation, going, plan, where, state, scale)
@@ -166,6 +166,20 @@ class Passage:
             raise NothingLeftError(f"no step survives whole: {why}")
         return state
 
+    async def _scale(self, answers: Mapping[str, Message], state: State | None) -> Any:
+        """Return the loss scale of a state: what a machine says, else the object store."""
+        if state is None:
+            return None
+        said = [reply["scales"][str(state.step)] for reply in answers.values() if str(state.step) in reply["scales"]]
+        if said or self.cloud is None:
+            return next(iter(said), None)
+        try:
+            async with asyncio.timeout(ASKING_SECONDS):
+                manifest = await asyncio.to_thread(self.cloud.manifest, state.step)
+        except (OSError, SpecError) as error:
+            raise BeginAgainError(f"the object store cannot be read: {error}") from None
+        return None if manifest.loss_scale is None else dict(manifest.loss_scale)
+
     async def _plan_for(self, base: Base, machines: Sequence[Machine]) -> Plan:
         """Return the plan to go on with on these machines. Raises WaitError while there are too few for any."""
         first = with_slow_pools(self.options.plan, machines)
@@ -208,14 +222,6 @@ class Passage:
             await self.members.ask_all("damaged", rows=rows, generation=generation.number)
         if failed:
             raise BeginAgainError(f"{len(failed)} pieces were damaged or did not arrive")
-
-
-def _scale(answers: Mapping[str, Message], state: State | None) -> Any:
-    if state is None:
-        return None
-    return next(
-        (reply["scales"][str(state.step)] for reply in answers.values() if str(state.step) in reply["scales"]), None
-    )
 
 
 def _unsound_in_cloud(row: Sequence[Any], sources: Sequence[str], why: str) -> Iterator[Key]:

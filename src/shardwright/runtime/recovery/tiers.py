@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
+from hashlib import md5
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -25,7 +27,6 @@ from shardwright.runtime.state.pieces import StoredPiece
 from shardwright.runtime.storage.manifest import (
     MANIFEST,
     Manifest,
-    hash_of,
     manifest_text,
     parse_manifest,
     step_folder,
@@ -35,6 +36,9 @@ from shardwright.runtime.storage.piece_files import read_piece
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+Payload = bytes | bytearray | memoryview
+PART_BYTES = 50 << 20
+"""s3fs sends files in parts of this size."""
 PART = "part.json"
 KEPT_STEPS = 2
 
@@ -126,11 +130,22 @@ class Cloud:
             raise bad(f"upload={url}", str(error), "see fsspec's documentation for its URLs") from None
 
     @_told_as_oserror
-    def put(self, name: str, content: bytes) -> None:
-        """Write a file whole."""
+    def put(self, name: str, content: Payload) -> None:
+        """Write a file whole. Raises OSError where the store keeps it otherwise than it was written: stores have been
+        seen to cut uploads off and say nothing. A store that says the MD5 of what it keeps is asked for that; from
+        others, and where it is another, the file is read back."""
         path = f"{self._root}/{name}"
         self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._files.pipe_file(path, content)
+        said = _said(self._files.info(path))
+        if not (said and checksum(content, said) == said) and not self._reads_back(path, content):
+            raise OSError(f"{name} does not read back as it was written")
+
+    def _reads_back(self, path: str, content: Payload) -> bool:
+        """Return whether a file is what was written."""
+        view, step = memoryview(content), PART_BYTES
+        starts = range(0, len(view) + 1, step)  # a byte more than there should be
+        return all(self._files.cat_file(path, start=at, end=at + step) == view[at : at + step] for at in starts)
 
     @_told_as_oserror
     def claim(self, run: str, number: int, content: str) -> str:
@@ -160,19 +175,14 @@ class Cloud:
     def put_part(
         self, step: int, generation: int, machine: str, memory: Path, held: Sequence[Held]
     ) -> tuple[StoredPiece, ...]:
-        """Upload a machine's part of a step of a generation, and return its pieces as they lie there. Raises OSError
-        where they read back other than they were written: stores have been seen to cut uploads off and say nothing."""
+        """Upload a machine's part of a step of a generation, and return its pieces as they lie there. Raises as
+        `put`."""
         content, pieces, file = bytearray(), [], f"{generation:06d}-{machine}.state"
         for item in held:
             pieces.append(replace(item.stored, file=file, offset=len(content)))
             content += read_piece(memory, item.stored).data
         if content:
-            self.put(f"{_folder_name(step)}/{file}", bytes(content))
-        for stored in pieces:
-            name = f"{_folder_name(step)}/{file}"
-            back = self.read(name, stored.offset, stored.offset + stored.bytes)
-            if len(back) != stored.bytes or hash_of(memoryview(back)) != stored.hash:
-                raise OSError(f"{name} does not read back as it was written")
+            self.put(f"{_folder_name(step)}/{file}", content)
         return tuple(pieces)
 
     @_told_as_oserror
@@ -197,11 +207,8 @@ class Cloud:
         return parse_manifest(self._files.cat_file(f"{self._root}/{name}").decode(), name)
 
     def commit(self, manifest: Manifest) -> None:
-        """Write the manifest of a step, all files of which are there. Raises OSError where it does not read back."""
-        name, content = f"{_folder_name(manifest.step)}/{MANIFEST}", manifest_text(manifest).encode()
-        self.put(name, content)
-        if self.read(name, 0, len(content) + 1) != content:
-            raise OSError(f"{name} does not read back as it was written")
+        """Write the manifest of a step, all files of which are there. Raises as `put`."""
+        self.put(f"{_folder_name(manifest.step)}/{MANIFEST}", manifest_text(manifest).encode())
 
     def held(self, model: str) -> Iterator[Held]:
         """Yield the pieces of all steps of a model, as far as their manifests are whole."""
@@ -232,6 +239,22 @@ def _claim_name(run: str, number: str) -> str:
     return f"generations/{run}-after-{number}.json"
 
 
-def scale_of(manifest: Manifest) -> dict[str, Any] | None:
-    """Return the loss scale of a step."""
-    return None if manifest.loss_scale is None else dict(manifest.loss_scale)
+def checksum(content: Payload, like: str = "") -> str:
+    """Return what a store says of a content in hexadecimal digits: its MD5 or, as S3 does of what s3fs sends it in
+    parts, the MD5 of the parts' MD5s and their number, if that is what it is to be `like`."""
+    if "-" not in like:
+        return _md5(content).hex()
+    view = memoryview(content)
+    parts = [_md5(view[at : at + PART_BYTES]) for at in range(0, len(view), PART_BYTES)]
+    return f"{_md5(b''.join(parts)).hex()}-{len(parts)}"
+
+
+def _said(info: Mapping[str, Any]) -> str:
+    """Return the checksum in fsspec's description of a file, S3's entity tag or Google's MD5, "" if it has none."""
+    if "ETag" in info:
+        return str(info["ETag"]).strip('"').lower()
+    return b64decode(info.get("md5Hash", "")).hex()
+
+
+def _md5(content: Payload) -> bytes:
+    return md5(content, usedforsecurity=False).digest()
