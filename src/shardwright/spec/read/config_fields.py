@@ -82,9 +82,7 @@ class ConfigFields:
     def count(self, *names: str, most: int = MOST_SIZE) -> int:
         """Return a whole number that may be zero or missing (then zero)."""
         name = self.has(names)
-        if name is None or (self.section.fields[name] == 0 and not isinstance(self.section.fields[name], bool)):
-            return 0
-        return self.section.integer(name, most=most) or 0
+        return 0 if name is None else self.section.count(name, most=most)
 
     def fraction(self, *names: str, most: float = 1e15) -> float | None:
         """Return a number from 0 to `most` under the first of `names` that is present."""
@@ -93,7 +91,7 @@ class ConfigFields:
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Return true or false."""
-        return default if self.section.fields.get(name) is None else self.section.flag(name)
+        return self.section.flag(name, default=default)
 
     def text(self, *names: str, default: str) -> str:
         """Return a text; a list of one text counts as that text."""

@@ -166,7 +166,7 @@ def from_document(data: object, name: str = "profile") -> MachineProfile:
     words: dict[str, Any] = {key: _words(root, key) for key in ("device", "torch", "cuda", "driver", "date")}
     settings: dict[str, Any] = {key: root.number(key) or 1.0 for key in ("row_seconds", "flops_per_second")}
     threads = root.integer("threads", most=LARGEST)
-    complete = data.get("complete") is None or root.flag("complete")
+    complete = root.flag("complete", default=True)
     if problems:
         raise SpecError(*problems)
     if gpu is None or count is None or memory is None:

@@ -39,7 +39,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast, get_args
 
-from shardwright.errors import SpecError, bad, suggestion
+from shardwright.errors import SpecError, bad
 from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe, Norm, Position
 from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_SIZE, MOST_WIDTH
 from shardwright.spec.text.fields import Section, shown
@@ -66,8 +66,8 @@ def model_of_dimensions(data: object, name: str, *, title: str | None = None) ->
     for key in ("hidden", "layers", "heads", "vocab"):
         section.require(key, "add it")
     hidden = _size(section, "hidden", most=MOST_WIDTH)
-    gated = _flag(section, "gated", default=True)
-    position = cast(Position, _word(section, "position", get_args(Position)))
+    gated = section.flag("gated", default=True)
+    position = cast(Position, section.word("position", get_args(Position)))
     longest = section.integer("max_position", most=MOST_SIZE) or 0
     if position == "learned":
         section.require("max_position", "learned positions need their number")
@@ -77,19 +77,19 @@ def model_of_dimensions(data: object, name: str, *, title: str | None = None) ->
         hidden=hidden,
         vocab=_size(section, "vocab"),
         layers=_layers(section, hidden, gated=gated),
-        norm=cast(Norm, _word(section, "norm", get_args(Norm))),
+        norm=cast(Norm, section.word("norm", get_args(Norm))),
         position=position,
         rotary_base=section.number("rotary_base") or 10000.0,
         rotary_fraction=section.number("rotary_fraction", most=1.0) or 1.0,
         max_position=longest,
         learned_positions=longest if position == "learned" else 0,
         tied_embeddings=section.flag("tied_embeddings"),
-        final_norm=_flag(section, "final_norm", default=True),
+        final_norm=section.flag("final_norm", default=True),
         embedding_norm=section.flag("embedding_norm"),
         head_bias=section.flag("head_bias"),
         parallel_block=section.flag("parallel_block"),
         dropout=section.flag("dropout"),
-        mtp_layers=_count(section, "mtp_layers", most=MOST_LAYERS),
+        mtp_layers=section.count("mtp_layers", most=MOST_LAYERS),
         activation=section.text("activation") or ("silu" if gated else "gelu"),
     )
     if section.problems:
@@ -101,27 +101,9 @@ def _size(section: Section, key: str, *, most: int = MOST_SIZE) -> int:
     return section.integer(key, most=most) or 1
 
 
-def _count(section: Section, key: str, *, most: int = MOST_SIZE) -> int:
-    """Return a whole number that may be zero or missing (then zero)."""
-    value = section.fields.get(key)
-    return 0 if value == 0 and not isinstance(value, bool) else section.integer(key, most=most) or 0
-
-
-def _flag(section: Section, key: str, *, default: bool) -> bool:
-    return default if section.fields.get(key) is None else section.flag(key)
-
-
-def _word(section: Section, key: str, allowed: tuple[str, ...]) -> str:
-    word = section.text(key) or allowed[0]
-    if word not in allowed:
-        section.report(key, f"{shown(word)} is not known", suggestion(word, allowed))
-        return allowed[0]
-    return word
-
-
 def _biases(section: Section) -> str:
     value = section.fields.get("bias")
-    return ("all" if value else "none") if isinstance(value, bool) else _word(section, "bias", BIASES)
+    return ("all" if value else "none") if isinstance(value, bool) else section.word("bias", BIASES)
 
 
 def _layers(section: Section, hidden: int, *, gated: bool) -> tuple[Layer, ...]:
@@ -160,7 +142,7 @@ def _attention(section: Section, hidden: int, biases: str) -> Attention:
         kv_heads=kv_heads,
         head_dim=head_dim or max(hidden // heads, 1),
         value_head_dim=head_dim or max(hidden // heads, 1),
-        causal=_flag(section, "causal", default=True),
+        causal=section.flag("causal", default=True),
         qkv_bias=biases != "none",
         out_bias=biases == "all",
         qk_norm=section.flag("qk_norm"),
@@ -203,7 +185,7 @@ def _experts(section: Section, count: int, *, gated: bool) -> tuple[Moe | None, 
         top_k=_size(inner, "top_k", most=MOST_WIDTH),
         expert_width=_size(inner, "expert_width"),
         gated=gated,
-        shared_width=_count(inner, "shared_width"),
+        shared_width=inner.count("shared_width", most=MOST_SIZE),
         shared_gate=inner.flag("shared_gate"),
         router_bias=inner.flag("router_bias"),
     )
@@ -211,7 +193,7 @@ def _experts(section: Section, count: int, *, gated: bool) -> tuple[Moe | None, 
         inner.report("top_k", f"{moe.top_k} of {moe.experts} experts", "give at most as many as there are experts")
     if moe.shared_gate and not moe.shared_width:
         inner.report("shared_gate", "gates no shared expert", "give shared_width")
-    first = _count(inner, "first_dense", most=MOST_LAYERS)
+    first = inner.count("first_dense", most=MOST_LAYERS)
     every = inner.integer("every", most=MOST_LAYERS) or 1
     return moe, tuple(layer >= first and (layer + 1) % every == 0 for layer in range(count))
 

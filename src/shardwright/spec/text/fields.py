@@ -54,11 +54,19 @@ class Section:
             return None
         return value.strip()
 
-    def flag(self, key: str) -> bool:
-        """Return true or false; false where missing."""
+    def word(self, key: str, allowed: tuple[str, ...]) -> str:
+        """Return one of `allowed`, the first where missing or wrong."""
+        word = self.text(key) or allowed[0]
+        if word not in allowed:
+            self.report(key, f"{shown(word)} is not known", suggestion(word, allowed))
+            return allowed[0]
+        return word
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """Return true or false, `default` where missing, false where wrong."""
         value = self.fields.get(key)
         if value is None:
-            return False
+            return default
         if not isinstance(value, bool):
             self.report(key, f"expected true or false, got {shown(value)}", "write true or false")
             return False
@@ -84,6 +92,11 @@ class Section:
             self.report(key, f"expected a whole number, got {shown(value)}", "round it")
             return None
         return int(value)
+
+    def count(self, key: str, *, most: int) -> int:
+        """Return a whole number that may be zero or missing (then zero)."""
+        value = self.fields.get(key)
+        return 0 if value == 0 and not isinstance(value, bool) else self.integer(key, most=most) or 0
 
     def sections(self, key: str) -> Iterator[Section]:
         """Yield the mappings of the list `key`; entries that are no mappings are problems."""
