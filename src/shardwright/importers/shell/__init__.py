@@ -11,6 +11,7 @@
 * `lexer`: blanks, here-documents and operators
 * `syntax`: commands as trees
 * `words`: words as trees
+* `brackets`: where quotes and brackets close
 * `expansion`: what words become
 * `splitting`: where text is split into words
 * `patterns`: patterns of file names

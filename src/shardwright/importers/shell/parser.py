@@ -6,14 +6,9 @@ import re
 from collections.abc import Callable
 
 from shardwright.importers.shell import syntax
+from shardwright.importers.shell.brackets import ShellSyntaxError, end_of_parentheses
 from shardwright.importers.shell.simple import SimpleCommands
-from shardwright.importers.shell.words import (
-    DEEPEST,
-    ShellSyntaxError,
-    Word,
-    end_of_parentheses,
-    read_quoted,
-)
+from shardwright.importers.shell.words import DEEPEST, Word, read_quoted
 
 FUNCTION = re.compile(r"[\w.:-]+[ \t]*\([ \t]*\)")
 

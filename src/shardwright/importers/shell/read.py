@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shardwright.errors import bad
 from shardwright.importers.shell.assignment import names_assigned
+from shardwright.importers.shell.brackets import ShellSyntaxError
 from shardwright.importers.shell.control import Break, Continue, Exit, Return
 from shardwright.importers.shell.expansion import DemandedError
 from shardwright.importers.shell.interpreter import Interpreter
@@ -15,7 +16,6 @@ from shardwright.importers.shell.parser import parse
 from shardwright.importers.shell.slurm import sbatch, slurm_variables
 from shardwright.importers.shell.state import Started, State, TooMuchError
 from shardwright.importers.shell.unknown import purged, shown, unknown
-from shardwright.importers.shell.words import ShellSyntaxError
 
 LARGEST_FILE = 1_000_000
 

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import re
 
+from shardwright.importers.shell.brackets import ShellSyntaxError, end_of_brackets
 from shardwright.importers.shell.lexer import Lexer
 from shardwright.importers.shell.syntax import Assignment, Condition, Redirect, Simple
-from shardwright.importers.shell.words import (
-    ShellSyntaxError,
-    Text,
-    Word,
-    end_of_brackets,
-    read_quoted,
-    read_word,
-)
+from shardwright.importers.shell.words import Text, Word, read_quoted, read_word
 
 STOPS = " \t\n;&|<>()"
 REDIRECTS = frozenset(("&>>", "&>", "<<<", "<<-", "<<", "<&", "<>", ">>", ">&", ">|", "<", ">"))

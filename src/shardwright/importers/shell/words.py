@@ -5,6 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from shardwright.importers.shell.brackets import (
+    ShellSyntaxError,
+    closing,
+    end_of_braces,
+    end_of_brackets,
+    end_of_double_quotes,
+    end_of_parentheses,
+)
+
 SPECIAL = "@*#?$!-"
 REFERENCE = re.compile(r"(?P<prefix>[#!]?)(?P<name>[A-Za-z_]\w*|\d+|[@*#?$!-])", re.S)
 OPERATORS = (
@@ -13,14 +22,6 @@ OPERATORS = (
 )
 ANSI = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "e": "\x1b"}
 DEEPEST = 50
-
-
-class ShellSyntaxError(ValueError):
-    """The text is no shell script that can be read. `position` is the index of the character where that shows."""
-
-    def __init__(self, message: str, position: int) -> None:
-        super().__init__(message)
-        self.position = position
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +94,11 @@ def read_word(text: str, start: int, stops: str, depth: int = 0) -> tuple[Word, 
                 parts.append(Text(text[position + 1], quoted=True))
             position += 2
         elif letter == "'":
-            end = _closing(text, "'", position + 1)
+            end = closing(text, "'", position + 1)
             parts.append(Text(text[position + 1 : end], quoted=True))
             position = end + 1
         elif letter == '"':
-            end = _end_of_double_quotes(text, position + 1)
+            end = end_of_double_quotes(text, position + 1)
             inner = read_quoted(text[position + 1 : end], depth + 1)
             parts += inner.parts or (Text("", quoted=True),)
             position = end + 1
@@ -167,7 +168,7 @@ def _reference(
 ) -> tuple[Text | Reference | Arithmetic | Substitution, int]:
     """Return what begins with a dollar sign or a backquote at `position`."""
     if text[position] == "`":
-        end = _closing(text, "`", position + 1)
+        end = closing(text, "`", position + 1)
         script = re.sub(r"\\([$`\\])", r"\1", text[position + 1 : end])
         return Substitution(script, quoted), end + 1
     if text.startswith("$((", position):
@@ -179,7 +180,7 @@ def _reference(
         end = end_of_parentheses(text, position + 2)
         return Substitution(text[position + 2 : end], quoted), end + 1
     if text.startswith("${", position):
-        end = _end_of_braces(text, position + 2)
+        end = end_of_braces(text, position + 2)
         return _braced(text[position + 2 : end], position, quoted=quoted, depth=depth), end + 1
     match = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]").match(text, position + 1)
     if match is None:
@@ -216,17 +217,6 @@ def _operand(text: str, *, quoted: bool, depth: int) -> Word:
     return word
 
 
-def _closing(text: str, sign: str, start: int) -> int:
-    position = start
-    while position < len(text):
-        if text[position] == "\\" and sign != "'":
-            position += 1
-        elif text[position] == sign:
-            return position
-        position += 1
-    raise ShellSyntaxError(f"the {sign} is not closed", start - 1)
-
-
 def _ansi(text: str, start: int) -> tuple[str, int]:
     """Return the value of `$'…'`, and the position after it."""
     value, position = [], start
@@ -240,75 +230,3 @@ def _ansi(text: str, start: int) -> tuple[str, int]:
     if position >= len(text):
         raise ShellSyntaxError("the ' is not closed", start - 1)
     return "".join(value), position + 1
-
-
-def _end_of_double_quotes(text: str, start: int) -> int:
-    position = start
-    while position < len(text):
-        letter = text[position]
-        if letter == '"':
-            return position
-        position = _skip(text, position) if letter in "\\$`" else position + 1
-    raise ShellSyntaxError('the " is not closed', start - 1)
-
-
-def _skip(text: str, position: int) -> int:
-    """Return the position after the escape, the substitution or the quotes at `position`."""
-    letter = text[position]
-    if letter == "\\":
-        return position + 2
-    if letter == "'":
-        return _closing(text, "'", position + 1) + 1
-    if letter == '"':
-        return _end_of_double_quotes(text, position + 1) + 1
-    if letter == "`":
-        return _closing(text, "`", position + 1) + 1
-    if text.startswith("$(", position):
-        return end_of_parentheses(text, position + 2) + 1
-    if text.startswith("${", position):
-        return _end_of_braces(text, position + 2) + 1
-    return position + 1
-
-
-def end_of_parentheses(text: str, start: int) -> int:
-    """Return the position of the parenthesis that closes what opened before `start`."""
-    position, depth, fresh = start, 1, True
-    while position < len(text):
-        letter = text[position]
-        if letter == "#" and fresh:
-            end = text.find("\n", position)
-            position = len(text) if end < 0 else end
-            continue
-        fresh = letter in " \t\n;("
-        if letter in "()":
-            depth += 1 if letter == "(" else -1
-            if depth == 0:
-                return position
-        position = _skip(text, position) if letter in "\\'\"`$" else position + 1
-    raise ShellSyntaxError("the ( is not closed", start - 1)
-
-
-def _end_of_braces(text: str, start: int) -> int:
-    position = start
-    while position < len(text):
-        letter = text[position]
-        if letter == "}":
-            return position
-        if letter == "'":  # an apostrophe in the text of a message, where it does not close
-            end = text.find("'", position + 1)
-            position = end + 1 if end >= 0 and "}" not in text[position:end] else position + 1
-        else:
-            position = _skip(text, position) if letter in '\\"`$' else position + 1
-    raise ShellSyntaxError("the { is not closed", start - 1)
-
-
-def end_of_brackets(text: str, start: int) -> int:
-    position, depth = start, 1
-    while position < len(text):
-        letter = text[position]
-        if letter in "[]":
-            depth += 1 if letter == "[" else -1
-            if depth == 0:
-                return position
-        position = _skip(text, position) if letter in "\\'\"`$" else position + 1
-    raise ShellSyntaxError("the [ is not closed", start - 1)
