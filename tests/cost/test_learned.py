@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.compute.operators import (
+from shardwright.cost.compute.operator_table import (
     ATTENTION,
     BACKWARD,
-    FLASH_BACKWARD_FLOPS,
     FORWARD,
     GEMM,
     MEMORY,
@@ -22,6 +21,7 @@ from shardwright.cost.compute.operators import (
     OperatorTable,
     table,
 )
+from shardwright.cost.compute.operators import FLASH_BACKWARD_FLOPS
 from shardwright.cost.learned import Learned, default_efficiency
 from shardwright.cost.network.collectives import gather_seconds, group, reduce_seconds
 from shardwright.errors import SpecError

@@ -10,18 +10,13 @@ from tests.cost.samples import gpt, gpu, llama, mixtral, shard
 
 from shardwright.cost.compute.efficiency import Analytic, gemm_flops
 from shardwright.cost.compute.flops import iteration_flops
+from shardwright.cost.compute.operator_table import ATTENTION, BACKWARD, FORWARD, GEMM, Operator, table
 from shardwright.cost.compute.operators import (
-    ATTENTION,
-    BACKWARD,
     CORE,
     FLASH_BACKWARD_FLOPS,
-    FORWARD,
-    GEMM,
-    Operator,
     embedding_operators,
     head_operators,
     layer_operators,
-    table,
 )
 from shardwright.cost.pipeline.splits import boundaries, positions
 from shardwright.errors import SpecError

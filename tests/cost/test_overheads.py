@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cost.samples import BARE, context, gpu, llama, pool, row
 
-from shardwright.cost.compute.operators import ATTENTION, GEMM
+from shardwright.cost.compute.operator_table import ATTENTION, GEMM
 from shardwright.cost.frameworks.overheads import (
     FRAMEWORK_NAMES,
     Calibration,
@@ -89,7 +89,8 @@ def test_factors_go_to_their_operators():
         where = context(MODEL, pool(), replace(JOB, precision=precision))
         from tests.cost.samples import shard
 
-        from shardwright.cost.compute.operators import layer_operators, table
+        from shardwright.cost.compute.operator_table import table
+        from shardwright.cost.compute.operators import layer_operators
 
         operators = table(list(layer_operators(MODEL, MODEL.kinds[0], shard(flash=True), where.job)))
         factor = kernel_factor(software, where.job, operators)

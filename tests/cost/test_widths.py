@@ -11,7 +11,7 @@ from tests.cost.samples import BARE, llama, mixtral, pool, row, shard
 
 from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Analytic
-from shardwright.cost.compute.operators import OperatorTable
+from shardwright.cost.compute.operator_table import OperatorTable
 from shardwright.cost.context import Context, sharded
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.step import (

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Efficiency
-from shardwright.cost.compute.operators import OperatorTable
+from shardwright.cost.compute.operator_table import OperatorTable
 from shardwright.cost.network.collectives import Fabric
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import Job

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.arrays import Array, Bools, Columns, Floats
-from shardwright.cost.compute.operators import BACKWARD, FORWARD, LOOKUP, NORM, POINTWISE, SOFTMAX
+from shardwright.cost.compute.operator_table import BACKWARD, FORWARD, LOOKUP, NORM, POINTWISE, SOFTMAX
 from shardwright.cost.learned.features import Shapes
 from shardwright.errors import bad
 from shardwright.spec.catalog.gpus import gpus

@@ -96,13 +96,9 @@ def search_pipelines(
 
 @dataclass(frozen=True, slots=True)
 class Uneven:
-    """What uneven FSDP reaches: costed plans, the one with even shares, and what none beats."""
+    """What uneven FSDP reaches, its plans costed, and the seconds that this took."""
 
-    plans: tuple[Plan, ...]
-    even: Plan | None
-    bound: float
-    candidates: int
-    costed: int
+    outcome: UnevenResult
     seconds: float
 
 
@@ -117,21 +113,16 @@ def search_uneven(
         return None
     begin, efficiency = time.perf_counter(), contexts[0].efficiency
     contexts = run_by_train(contexts, fit)
-    found: UnevenResult = uneven_fsdp(
+    found = uneven_fsdp(
         largest_pools(contexts), cluster, space, lambda plan: not dropped(plan, contexts, filters), enough=enough
     )
 
     def costed(plan: Plan) -> Plan:
         return plan.costed(prediction_of(plan, efficiency))
 
-    return Uneven(
-        plans=tuple(costed(plan) for plan in found.plans[:MOST_UNEVEN]),
-        even=None if found.even is None else costed(found.even),
-        bound=found.bound,
-        candidates=found.candidates,
-        costed=found.costed,
-        seconds=time.perf_counter() - begin,
-    )
+    plans = tuple(costed(plan) for plan in found.plans[:MOST_UNEVEN])
+    outcome = replace(found, plans=plans, even=None if found.even is None else costed(found.even))
+    return Uneven(outcome, time.perf_counter() - begin)
 
 
 def without_limits(

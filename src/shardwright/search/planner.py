@@ -126,7 +126,7 @@ def _plan(
     enough = known[-1] if len(known) == top else np.inf
     uneven = None if exportable_to else search_uneven(results, cluster, space, filters, fit, enough)
     values, plans = best_plans(results, cluster, top, mixed, uneven)
-    bounds = [*([mixed.outcome.bound] if mixed else []), *([uneven.bound] if uneven else [])]
+    bounds = [*([mixed.outcome.bound] if mixed else []), *([uneven.outcome.bound] if uneven else [])]
     bounds += [least[0] for result in results if (least := result.found.least) is not None]
     bound = min([*values[:1], *bounds], default=np.inf)
     if job.objective == "time":

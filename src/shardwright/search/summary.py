@@ -35,7 +35,7 @@ def best_plans(
     """Return the best rows of all pools, and the best plans of unequal replicas, as plans with their values. Doubts
     count in the order, not in the values."""
     found = _uniform_plans(results, cluster, top)
-    several = (*(mixed.outcome.plans if mixed else ()), *(uneven.plans if uneven else ()))
+    several = (*(mixed.outcome.plans if mixed else ()), *(uneven.outcome.plans if uneven else ()))
     found += [(value, value, plan) for plan in several if (value := affordable_value(plan)) is not None]
     best = sorted(found, key=lambda item: item[0])[:top]
     return tuple(value for _, value, _ in best), tuple(plan for _, _, plan in best)
@@ -91,7 +91,7 @@ def _dollars_per_gpu_hour(pool: NodePool) -> float:
 def best_of_kinds(mixed: Pipelines | None, uneven: Uneven) -> Iterator[Baseline]:
     """Yield the best plan of each kind over machines of several types, and FSDP as it is without shares."""
     pipelines = () if mixed is None else mixed.outcome.plans
-    for kind, plans in ((PIPELINES, pipelines), (UNEVEN, uneven.plans), (EVEN_RULE, (uneven.even,))):
+    for kind, plans in ((PIPELINES, pipelines), (UNEVEN, uneven.outcome.plans), (EVEN_RULE, (uneven.outcome.even,))):
         plan = next((plan for plan in plans if plan is not None), None)
         yield Baseline(rule=kind, plan=plan, failure=Failure.DOES_NOT_FIT if plan is None else None)
 
@@ -139,9 +139,9 @@ def report_of(
         unneeded += max(mixed.outcome.candidates - mixed.outcome.costed, 0)
     if uneven is not None:
         phases["uneven FSDP"] = uneven.seconds
-        candidates += uneven.candidates
-        costed += uneven.costed
-        unneeded += uneven.candidates - uneven.costed
+        candidates += uneven.outcome.candidates
+        costed += uneven.outcome.costed
+        unneeded += uneven.outcome.candidates - uneven.outcome.costed
     if unneeded:
         rejected[Rejection(Cause.NOT_NEEDED)] = unneeded
     by_time = results[0].context.job.objective == "time"

@@ -1,6 +1,7 @@
 """What a layer computes, and how much of a GPU's datasheet that reaches.
 
-* `operators`: operators of a layer as columns
+* `operators`: the operators of a layer
+* `operator_table`: operators, and these as columns
 * `flops`: model FLOPs, by which MFU is measured
 * `selective`: what selective recomputation keeps and repeats
 * `efficiency`: the interface behind which efficiency sits, and its analytic form

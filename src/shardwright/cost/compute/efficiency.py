@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.cost.compute.operators import ATTENTION, BACKWARD, GEMM, OperatorTable
+from shardwright.cost.compute.operator_table import ATTENTION, BACKWARD, GEMM, OperatorTable
 from shardwright.cost.network.collectives import Fabric, fabric
 from shardwright.errors import bad
 from shardwright.spec.cluster import Gpu, NodePool

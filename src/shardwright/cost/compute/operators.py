@@ -7,21 +7,30 @@ micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.arrays import Array, Bools, Floats, Ints
 from shardwright.cost.compute.flops import score_flops_per_token
+from shardwright.cost.compute.operator_table import (
+    ATTENTION,
+    BACKWARD,
+    FORWARD,
+    GEMM,
+    LOOKUP,
+    MEMORY,
+    NORM,
+    POINTWISE,
+    SOFTMAX,
+    Operator,
+)
 from shardwright.spec.catalog.frameworks import experts_in_fp8
 from shardwright.spec.job import Job
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
 from shardwright.spec.options import MODULES
 
-GEMM, ATTENTION, MEMORY = range(3)
-FORWARD, BACKWARD = range(2)
-POINTWISE, NORM, SOFTMAX, LOOKUP = range(4)
 # Documented.
 FLASH_BACKWARD_FLOPS = 2.5  # recomputed scores: 5 matrix products for the 2 of the forward pass (arXiv 2307.08691)
 # Documented. Per weight: a gradient is added (read 4 and write 4 in fp32, 2 and 2 in bf16), not written in 16 bits.
@@ -51,27 +60,6 @@ class Shard:
     sequence_parallel: Bools
     flash: Bools
     overlap_tp: Bools
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
-    """One operator for every row of a `Shard`. A GEMM is `groups` products (m × k)(k × n); a `share` of the
-    work belongs to the `modules`, bits of `MODULE_BITS`; `low_precision` marks the GEMMs that run in fp8 where the job
-    says so; `weight_gradient` those that frozen weights do not need; `form` says what a memory-bound operator does."""
-
-    kind: int
-    direction: int
-    m: Array
-    n: Array
-    k: Array
-    groups: Array
-    flops: Array
-    bytes: Array
-    modules: int = 0
-    share: float = 1.0
-    low_precision: bool = False
-    weight_gradient: bool = False
-    form: int = POINTWISE
 
 
 def tokens(shard: Shard, job: Job) -> Floats:
@@ -269,48 +257,3 @@ def _moe(hidden: float, moe: Moe, shard: Shard, job: Job) -> Iterator[Operator]:
     if moe.shared_width:
         shared = Mlp(width=moe.shared_width, gated=moe.gated)
         yield from _mlp(hidden, shared, shard, job, modules=MOE | SHARED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorTable:
-    """Operators as columns: sizes are [operators, M], kinds and flags [operators, 1]."""
-
-    kind: Ints
-    direction: Ints
-    modules: Ints
-    share: Floats
-    low_precision: Bools
-    weight_gradient: Bools
-    form: Ints
-    m: Floats
-    n: Floats
-    k: Floats
-    groups: Floats
-    flops: Floats
-    bytes: Floats
-
-
-def table(operators: Sequence[Operator]) -> OperatorTable:
-    """Return operators, each over the same M shards, as one table."""
-
-    def sizes(name: str) -> Floats:
-        return np.stack([np.asarray(getattr(operator, name), dtype=float) for operator in operators])
-
-    def flags(name: str, dtype: type) -> Array:
-        return np.array([getattr(operator, name) for operator in operators], dtype=dtype)[:, None]
-
-    return OperatorTable(
-        kind=flags("kind", int),
-        direction=flags("direction", int),
-        modules=flags("modules", int),
-        share=flags("share", float),
-        low_precision=flags("low_precision", bool),
-        weight_gradient=flags("weight_gradient", bool),
-        form=flags("form", int),
-        m=sizes("m"),
-        n=sizes("n"),
-        k=sizes("k"),
-        groups=sizes("groups"),
-        flops=sizes("flops"),
-        bytes=sizes("bytes"),
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.cost.compute.operators import OperatorTable
+from shardwright.cost.compute.operator_table import OperatorTable
 from shardwright.spec.cluster import Gpu
 
 

@@ -9,16 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.arrays import Bools, Floats
-from shardwright.cost.compute.operators import (
-    ATTENTION,
-    CORE,
-    GEMM,
-    MODULE_BITS,
-    OperatorTable,
-    Shard,
-    norm_tokens,
-    tokens,
-)
+from shardwright.cost.compute.operator_table import ATTENTION, GEMM, OperatorTable
+from shardwright.cost.compute.operators import CORE, MODULE_BITS, Shard, norm_tokens, tokens
 from shardwright.spec.catalog.frameworks import framework_rows
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model

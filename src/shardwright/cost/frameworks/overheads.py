@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.arrays import Array, Floats
-from shardwright.cost.compute.operators import ATTENTION, GEMM, OperatorTable
+from shardwright.cost.compute.operator_table import ATTENTION, GEMM, OperatorTable
 from shardwright.files import shipped_table
 from shardwright.spec.catalog.frameworks import figures, framework_rows
 from shardwright.spec.catalog.gpus import gpus

@@ -15,7 +15,8 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.compute.efficiency import Efficiency, peak_flops
-from shardwright.cost.compute.operators import OperatorTable, Shard
+from shardwright.cost.compute.operator_table import OperatorTable
+from shardwright.cost.compute.operators import Shard
 from shardwright.cost.frameworks.optimizer import update_width
 from shardwright.cost.frameworks.overheads import UPDATE_EFFICIENCY, Overheads
 from shardwright.cost.layers.source import Basis, LayerSource, layer_source

@@ -13,16 +13,8 @@ import numpy as np
 
 from shardwright.arrays import Columns, Floats
 from shardwright.cost.compute.efficiency import Efficiency
-from shardwright.cost.compute.operators import (
-    BACKWARD,
-    FORWARD,
-    Operator,
-    Shard,
-    embedding_operators,
-    head_operators,
-    layer_operators,
-    table,
-)
+from shardwright.cost.compute.operator_table import BACKWARD, FORWARD, Operator, table
+from shardwright.cost.compute.operators import Shard, embedding_operators, head_operators, layer_operators
 from shardwright.cost.compute.selective import core_attention, repeated_share
 from shardwright.cost.frameworks.overheads import (
     BACKWARD_LAUNCHES,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.arrays import Array, Floats
-from shardwright.cost.compute.operators import BACKWARD
+from shardwright.cost.compute.operator_table import BACKWARD
 from shardwright.cost.learned.machine import FP8_BLOCK, VECTOR, Facts, generation, method_code, power_share
 
 # Output tiles (rows, columns) of thread blocks; small ones reload operands more often, which costs speed.

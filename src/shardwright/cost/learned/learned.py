@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
-from shardwright.cost.compute.operators import ATTENTION, BACKWARD, GEMM, OperatorTable
+from shardwright.cost.compute.operator_table import ATTENTION, BACKWARD, GEMM, OperatorTable
 from shardwright.cost.learned import fitted
 from shardwright.cost.learned.features import COLUMNS, Shapes
 from shardwright.cost.learned.fitted import expected_offset, log_efficiency, shipped

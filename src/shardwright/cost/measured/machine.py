@@ -18,7 +18,7 @@ import numpy as np
 
 from shardwright.arrays import Array, Floats, Ints
 from shardwright.cost.compute.efficiency import KERNEL_SECONDS, Efficiency, computes
-from shardwright.cost.compute.operators import BACKWARD, MEMORY, NORM, POINTWISE, OperatorTable
+from shardwright.cost.compute.operator_table import BACKWARD, MEMORY, NORM, POINTWISE, OperatorTable
 from shardwright.cost.compute.roofline import roofline_seconds
 from shardwright.cost.measured.curve import Curve, fitted
 from shardwright.cost.measured.links import Link, measured_link, with_links

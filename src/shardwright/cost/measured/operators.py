@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardwright.cost.compute.flops import score_flops_per_token
-from shardwright.cost.compute.operators import (
+from shardwright.cost.compute.operator_table import (
     ATTENTION,
     BACKWARD,
-    CORE,
-    FLASH_BACKWARD_FLOPS,
     FORWARD,
     GEMM,
     MEMORY,
@@ -21,6 +19,7 @@ from shardwright.cost.compute.operators import (
     OperatorTable,
     table,
 )
+from shardwright.cost.compute.operators import CORE, FLASH_BACKWARD_FLOPS
 from shardwright.spec.job import Job, Precision
 from shardwright.spec.model import Attention
 from shardwright.spec.read.machine_profile import OperatorTime

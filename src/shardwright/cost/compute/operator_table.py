@@ -1,0 +1,68 @@
+"""`Operator` and `OperatorTable`: operators one by one, and as columns for an efficiency model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from shardwright.arrays import Array, Bools, Floats, Ints
+
+GEMM, ATTENTION, MEMORY = range(3)
+FORWARD, BACKWARD = range(2)
+POINTWISE, NORM, SOFTMAX, LOOKUP = range(4)
+SIZES = ("m", "n", "k", "groups", "flops", "bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator for every row of a `Shard`. A GEMM is `groups` products (m × k)(k × n); a `share` of the
+    work belongs to the `modules`, bits of `operators.MODULE_BITS`; `low_precision` marks the GEMMs that run in fp8
+    where the job says so; `weight_gradient` those that frozen weights do not need; `form` says what a memory-bound
+    operator does."""
+
+    kind: int
+    direction: int
+    m: Array
+    n: Array
+    k: Array
+    groups: Array
+    flops: Array
+    bytes: Array
+    modules: int = 0
+    share: float = 1.0
+    low_precision: bool = False
+    weight_gradient: bool = False
+    form: int = POINTWISE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTable:
+    """Operators as columns: sizes are [operators, M], kinds and flags [operators, 1]."""
+
+    kind: Ints
+    direction: Ints
+    modules: Ints
+    share: Floats
+    low_precision: Bools
+    weight_gradient: Bools
+    form: Ints
+    m: Floats
+    n: Floats
+    k: Floats
+    groups: Floats
+    flops: Floats
+    bytes: Floats
+
+
+def table(operators: Sequence[Operator]) -> OperatorTable:
+    """Return operators, each over the same M shards, as one table."""
+
+    def column(name: str) -> Array:
+        values = [getattr(operator, name) for operator in operators]
+        if name in SIZES:
+            return np.stack([np.asarray(value, dtype=float) for value in values])
+        return np.array(values, dtype=type(values[0]))[:, None]
+
+    return OperatorTable(**{field.name: column(field.name) for field in fields(OperatorTable)})
