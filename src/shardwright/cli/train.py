@@ -166,6 +166,9 @@ def train(
     upload: Annotated[
         str, typer.Option(metavar="URL", help="Steps are uploaded here too (--elastic): s3://…, gs://…, file:///….")
     ] = "",
+    etcd: Annotated[
+        str, typer.Option(metavar="HOST:PORT,…", help="Who may go on is settled here (--elastic), else in --upload.")
+    ] = "",
     snapshot_every: Annotated[int, typer.Option(metavar="N", help="Steps between snapshots (--elastic).")] = 10,
     silence: Annotated[
         float, typer.Option(metavar="SECONDS", help="A machine or worker silent for longer is lost (--elastic).")
@@ -274,6 +277,7 @@ def train(
             gpu=machine_gpu,
             memory=memory,
             upload=upload,
+            etcd=etcd,
             snapshot_every=snapshot_every,
             silence_seconds=silence,
             wait_seconds=wait,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
 
@@ -15,7 +17,8 @@ from tests.runtime.recovery.fleet import _free_ports
 from tests.runtime.recovery.store import store
 
 from shardwright.recovery.quorum import Generation, Machine
-from shardwright.runtime.recovery.arbiter import GRACE, Arbiter, MinorityError
+from shardwright.runtime.recovery.arbiter import GRACE, Arbiter, Ledger, MinorityError
+from shardwright.runtime.recovery.etcd import Etcd
 from shardwright.runtime.recovery.tiers import Cloud
 
 SILENCE = 5.0
@@ -39,80 +42,101 @@ def there(before: Generation, names: Collection[str]) -> Iterator[None]:
             one.close()
 
 
-def arbiter(me: str, cloud: Cloud | None) -> Arbiter:
-    return Arbiter(me=me, run="r", cloud=cloud, silence_seconds=SILENCE, wait_seconds=600.0)
+@pytest.fixture(params=["store", "etcd"])
+def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
+    """Yield an object store, or an etcd where that is installed."""
+    if request.param == "store":
+        yield Cloud(f"file://{tmp_path}")
+        return
+    if shutil.which("etcd") is None:
+        pytest.skip("etcd is not installed")
+    client, peer = _free_ports(2)
+    words = ["etcd", "--data-dir", tmp_path / "etcd", "--listen-client-urls", f"http://127.0.0.1:{client}"]
+    words += ["--advertise-client-urls", f"http://127.0.0.1:{client}", "--listen-peer-urls", f"http://127.0.0.1:{peer}"]
+    with subprocess.Popen(list(map(str, words)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        found = Etcd(members=[("127.0.0.1", 1), ("127.0.0.1", client)])
+        while True:
+            with suppress(OSError):
+                found.claims("r")
+                break
+            time.sleep(0.05)
+        yield found
+        process.kill()
 
 
-def may(before: Generation, present: Collection[str], cloud: Cloud | None, *, alone_seconds: float = -inf) -> bool:
+def arbiter(me: str, ledger: Ledger | None) -> Arbiter:
+    return Arbiter(me=me, run="r", ledger=ledger, silence_seconds=SILENCE, wait_seconds=600.0)
+
+
+def may(before: Generation, present: Collection[str], ledger: Ledger | None, *, alone_seconds: float = -inf) -> bool:
     """Return whether machines, the first of which coordinates, may go on."""
     try:
-        asyncio.run(arbiter(min(present), cloud).require(before, sorted(present), time.monotonic() - alone_seconds))
+        asyncio.run(arbiter(min(present), ledger).require(before, sorted(present), time.monotonic() - alone_seconds))
     except MinorityError:
         return False
     return True
 
 
-def test_a_coordinator_that_was_cut_off_leaves_the_claim_to_the_majority(tmp_path: Path) -> None:
+def test_a_coordinator_that_was_cut_off_leaves_the_claim_to_the_majority(ledger: Ledger) -> None:
     """It could claim at once, as the others only find the loss. It waits, and finds that they have."""
-    before, cloud = generation(), Cloud(f"file://{tmp_path}")
+    before = generation()
     with there(before, ("m1", "m2")):
-        assert not may(before, {"m0"}, cloud), "it has just lost them"
-        assert not may(before, {"m0"}, cloud, alone_seconds=SILENCE)
-        assert may(before, {"m1", "m2"}, cloud)
-        assert not may(before, {"m0"}, cloud, alone_seconds=GRACE * SILENCE)
+        assert not may(before, {"m0"}, ledger), "it has just lost them"
+        assert not may(before, {"m0"}, ledger, alone_seconds=SILENCE)
+        assert may(before, {"m1", "m2"}, ledger)
+        assert not may(before, {"m0"}, ledger, alone_seconds=GRACE * SILENCE)
 
 
-def test_a_minority_goes_on_when_no_majority_has_in_time(tmp_path: Path) -> None:
-    before, cloud = generation(), Cloud(f"file://{tmp_path}")
+def test_a_minority_goes_on_when_no_majority_has_in_time(ledger: Ledger) -> None:
+    before = generation()
     with there(before, ("m0", "m1", "m2")):
-        assert may(before, {"m0"}, cloud, alone_seconds=GRACE * SILENCE)
-        assert not may(before, {"m1", "m2"}, cloud), "m0 trains"
+        assert may(before, {"m0"}, ledger, alone_seconds=GRACE * SILENCE)
+        assert not may(before, {"m1", "m2"}, ledger), "m0 trains"
         assert not may(before, {"m0"}, None, alone_seconds=GRACE * SILENCE), "there is nobody to decide"
         assert may(before, {"m0"}, None, alone_seconds=601.0)
 
 
-def test_a_minority_goes_on_at_once_where_nobody_listens_any_more(tmp_path: Path) -> None:
+def test_a_minority_goes_on_at_once_where_nobody_listens_any_more(ledger: Ledger) -> None:
     before = generation()
     with there(before, ("m1",)):
         assert not may(before, {"m0"}, None)
     assert may(before, {"m0"}, None)
-    assert may(before, {"m0"}, Cloud(f"file://{tmp_path}"))
+    assert may(before, {"m0"}, ledger)
 
 
-def test_a_machine_that_claimed_and_could_not_start_is_held_up_by_its_claim_only_beside_others(tmp_path: Path) -> None:
+def test_a_machine_that_claimed_and_could_not_start_is_held_up_by_its_claim_only_beside_others(ledger: Ledger) -> None:
     """Two of three claimed, and one was lost before they started: the other may have gone on with the third."""
-    before, cloud = generation(), Cloud(f"file://{tmp_path}")
+    before = generation()
     with there(before, ("m1",)):
-        assert may(before, {"m0", "m1"}, cloud)
-        assert not may(before, {"m0"}, cloud, alone_seconds=GRACE * SILENCE), "m1 may be training with m2"
-    assert may(before, {"m0"}, cloud), "now it is gone"
+        assert may(before, {"m0", "m1"}, ledger)
+        assert not may(before, {"m0"}, ledger, alone_seconds=GRACE * SILENCE), "m1 may be training with m2"
+    assert may(before, {"m0"}, ledger), "now it is gone"
 
 
-def test_a_machine_that_returns_waits_for_those_that_went_on_twice_without_it(tmp_path: Path) -> None:
+def test_a_machine_that_returns_waits_for_those_that_went_on_twice_without_it(ledger: Ledger) -> None:
     """Those that it knows are gone by now, but one that came later trains."""
-    before, cloud = generation(4), Cloud(f"file://{tmp_path}")
-    assert may(before, {"m1", "m2"}, cloud)
+    before = generation(4)
+    assert may(before, {"m1", "m2"}, ledger)
     machines = [Machine(name="m3", host="127.0.0.1", port=1, gpu="A", gpus=1), *before.machines[1:]]
     after = Generation(number=5, machines=tuple(machines))
-    assert may(after, {"m3"}, cloud)
-    assert not may(before, {"m0"}, cloud, alone_seconds=inf)
-    assert not may(before, {"m0", "m1"}, cloud), "not even with one that was started anew"
+    assert may(after, {"m3"}, ledger)
+    assert not may(before, {"m0"}, ledger, alone_seconds=inf)
+    assert not may(before, {"m0", "m1"}, ledger), "not even with one that was started anew"
 
 
-def test_a_run_that_is_started_again_in_its_store_takes_numbers_that_were_never_claimed(tmp_path: Path) -> None:
+def test_a_run_that_is_started_again_in_its_store_takes_numbers_that_were_never_claimed(ledger: Ledger) -> None:
     """Else its first loss would find a claim of the run before, and wait for machines that are long gone."""
-    cloud = Cloud(f"file://{tmp_path}")
-    first, second = arbiter("m0", cloud), arbiter("m1", cloud)
+    first, second = arbiter("m0", ledger), arbiter("m1", ledger)
     assert asyncio.run(first.first_free()) == 0
     nobody = Generation(number=0, machines=())
     assert asyncio.run(first.require(nobody, ["m0", "m1"], inf))
     assert asyncio.run(first.require(nobody, ["m0"], inf)), "it tries again"
     with pytest.raises(MinorityError, match="m0 with a majority is to go on"):
         asyncio.run(second.require(nobody, ["m1"], inf))
-    assert may(generation(1), {"m1"}, cloud)
+    assert may(generation(1), {"m1"}, ledger)
     assert asyncio.run(second.first_free()) == 2
     again = generation(3)
-    assert may(again, {"m0", "m2"}, cloud)
+    assert may(again, {"m0", "m2"}, ledger)
 
 
 def test_a_store_that_does_not_answer_stops_a_minority_alone() -> None:
@@ -122,3 +146,9 @@ def test_a_store_that_does_not_answer_stops_a_minority_alone() -> None:
         assert asyncio.run(arbiter("m0", Cloud(url)).first_free()) == 0
         assert may(before, {"m0", "m1"}, Cloud(url))
         assert not may(before, {"m0"}, Cloud(url), alone_seconds=inf)
+
+
+def test_an_etcd_that_does_not_answer_stops_a_minority_alone() -> None:
+    before, gone = generation(), Etcd(members=[("127.0.0.1", 1)])
+    assert may(before, {"m0", "m1"}, gone)
+    assert not may(before, {"m0"}, gone, alone_seconds=inf)

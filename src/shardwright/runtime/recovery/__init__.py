@@ -7,6 +7,7 @@ A keeper on each machine holds snapshots and starts workers. Keepers have no PyT
 * `keeper`: the process of a machine
 * `lookout`: what the machines that answer say of themselves
 * `arbiter`: whether the machines that are there may go on
+* `etcd`: claims to go on, kept in etcd
 * `coordinator`: takes machines in, and decides when the next generation begins
 * `gathering`: waiting for the machines with which it can go on
 * `members`: the machines that have joined it

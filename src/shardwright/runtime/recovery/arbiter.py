@@ -1,5 +1,5 @@
 """Whether the machines that are there may go on (`recovery.quorum`), asked of those that are not and of the object
-store. No PyTorch."""
+store, or etcd. No PyTorch."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ import sys
 import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
 from shardwright.errors import SpecError
 from shardwright.recovery.quorum import Claim, Generation, Quorum, gives_way, quorum
 from shardwright.runtime.recovery.channel import refuses
-from shardwright.runtime.recovery.tiers import Cloud
 
 GRACE = 3.0
-"""Times the silence after which a machine is lost: for so long a minority leaves the object store to a majority, which
+"""Times the silence after which a machine is lost: for so long a minority leaves the claim to a majority, which
 finds the loss, a coordinator and each other in that time."""
 
 ASKING_SECONDS = 10.0
-"""So long the object store has for an answer."""
+"""So long the ledger has for an answer."""
+
+
+class Ledger(Protocol):
+    """Where one group alone can claim to follow a generation: the object store, or etcd. Calls block, and raise OSError
+    where it does not answer."""
+
+    def claim(self, run: str, number: int, content: str) -> str: ...
+    def claimed(self, run: str, number: int) -> str: ...
+    def claims(self, run: str) -> list[int]: ...
 
 
 class MinorityError(Exception):
@@ -29,12 +38,12 @@ class MinorityError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arbiter:
-    """What a coordinator on machine `me` of the run named `run` needs to find out. Where no object store decides, a
+    """What a coordinator on machine `me` of the run named `run` needs to find out. Where no ledger decides, a
     minority waits `wait_seconds`."""
 
     me: str
     run: str
-    cloud: Cloud | None
+    ledger: Ledger | None
     silence_seconds: float
     wait_seconds: float
 
@@ -44,34 +53,34 @@ class Arbiter:
         found = quorum(before, present)
         if not found.majority:
             absent = {name for name in before.names if name not in present}
-            patience = self.wait_seconds if self.cloud is None else GRACE * self.silence_seconds
+            patience = self.wait_seconds if self.ledger is None else GRACE * self.silence_seconds
             if time.monotonic() - alone_since < patience and await _gone(before, absent) != absent:
                 raise MinorityError(f"{found.reason}; this machine waits for the others")
             print(f"{found.reason}, and the others are taken to be gone", file=sys.stderr, flush=True)
-        if self.cloud is not None:
-            await self._claim(self.cloud, before, found, present)
+        if self.ledger is not None:
+            await self._claim(self.ledger, before, found, present)
         return found.majority
 
     async def first_free(self) -> int:
         """Return the number after the last that was claimed to be followed: where a run goes on that nobody
         remembers."""
-        if self.cloud is None:
+        if self.ledger is None:
             return 0
         try:
             async with asyncio.timeout(ASKING_SECONDS):
-                return max(await asyncio.to_thread(self.cloud.claims, self.run), default=-1) + 1
+                return max(await asyncio.to_thread(self.ledger.claims, self.run), default=-1) + 1
         except (OSError, SpecError) as error:
-            print(f"the object store cannot say if this run was there before: {error}", file=sys.stderr, flush=True)
+            print(f"nobody can say if this run was there before: {error}", file=sys.stderr, flush=True)
             return 0
 
-    async def _claim(self, cloud: Cloud, before: Generation, found: Quorum, present: Collection[str]) -> None:
-        """Claim to follow a generation, or raise MinorityError. A majority goes on where the store is down."""
+    async def _claim(self, ledger: Ledger, before: Generation, found: Quorum, present: Collection[str]) -> None:
+        """Claim to follow a generation, or raise MinorityError. A majority goes on where the ledger is down."""
         claim = Claim(by=self.me, machines=tuple(present), majority=found.majority)
         try:
             async with asyncio.timeout(ASKING_SECONDS):
-                claims = await asyncio.to_thread(_claims, cloud, self.run, before.number, claim)
+                claims = await asyncio.to_thread(_claims, ledger, self.run, before.number, claim)
         except (OSError, SpecError, ValueError) as error:  # the last: of a writer that was killed
-            print(f"the object store is no arbiter now: {error}", file=sys.stderr, flush=True)
+            print(f"there is no arbiter now: {error}", file=sys.stderr, flush=True)
             if not found.majority:
                 raise MinorityError(f"{found.reason}, and nobody is to go on; this machine waits") from None
             return
@@ -81,11 +90,11 @@ class Arbiter:
                 raise MinorityError(f"{found.reason}, and {other} is to go on; this machine waits")
 
 
-def _claims(cloud: Cloud, run: str, number: int, claim: Claim) -> list[Claim]:
+def _claims(ledger: Ledger, run: str, number: int, claim: Claim) -> list[Claim]:
     """Claim to follow a generation; return the claim to it that stands, and those to follow later ones. Raises
     ValueError where one of them is not whole."""
-    texts = [cloud.claim(run, number, json.dumps(asdict(claim)))]
-    texts += [cloud.claimed(run, later) for later in cloud.claims(run) if later > number]
+    texts = [ledger.claim(run, number, json.dumps(asdict(claim)))]
+    texts += [ledger.claimed(run, later) for later in ledger.claims(run) if later > number]
     return [Claim(**json.loads(text)) for text in texts]
 
 

@@ -19,6 +19,7 @@ from shardwright.runtime.recovery.base import BAD_INPUT, ENDED, GAVE_UP, Base
 from shardwright.runtime.recovery.channel import Channel, LostError, Message, RefusedError
 from shardwright.runtime.recovery.course import Run
 from shardwright.runtime.recovery.errands import Errands
+from shardwright.runtime.recovery.etcd import Etcd
 from shardwright.runtime.recovery.gathering import gathered, regathered
 from shardwright.runtime.recovery.members import BeginAgainError, Members
 from shardwright.runtime.recovery.options import KeeperOptions
@@ -57,7 +58,7 @@ class Coordinator:
         self._arbiter = Arbiter(
             me=options.machine.name,
             run=run.name,
-            cloud=cloud,
+            ledger=Etcd(members=options.etcd) if options.etcd else cloud,
             silence_seconds=options.silence_seconds,
             wait_seconds=options.wait_seconds,
         )

@@ -16,9 +16,9 @@ from shardwright.runtime.recovery.notices import SIGNAL_SECONDS, Service
 class KeeperOptions:
     """`machine` as others reach it; `join` where they may be, its own address first on the one that begins. Snapshots
     are taken every `snapshot_every` steps into `memory`, written to `disk` and to the URL `upload` where these are
-    given. A machine or worker silent for `silence_seconds` is lost. With fewer machines than any plan needs, the others
-    wait `wait_seconds` for more. `notices` say when the machine is taken away; SIGTERM: in `notice_seconds`.
-    What each rank prints is kept in `logs` too."""
+    given; claims to go on are made in `etcd`, else in `upload`. A machine or worker silent for `silence_seconds` is
+    lost. With fewer machines than any plan needs, the others wait `wait_seconds` for more. `notices` say when the
+    machine is taken away; SIGTERM: in `notice_seconds`. What each rank prints is kept in `logs` too."""
 
     machine: Machine
     join: tuple[tuple[str, int], ...]
@@ -27,6 +27,7 @@ class KeeperOptions:
     memory: Path
     disk: Path | None = None
     upload: str = ""
+    etcd: tuple[tuple[str, int], ...] = ()
     snapshot_every: int = 10
     spares: int = 1
     beat_seconds: float = 0.5
