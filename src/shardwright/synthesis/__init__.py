@@ -37,6 +37,7 @@ How it is chosen:
 * `rounding`: whole units for exact shares
 * `turns`: rules and shares in turns
 * `synthesize`: the best of several starts, in whole units
+* `least`: a time that no program is below at any ratio
 * `remedies`: what would help where nothing fits
 * `extract`: from rules to a program
 * `baselines`: what others would run

@@ -20,14 +20,15 @@ from shardwright.synthesis.integer_program import (
     memory_row,
     time_row,
 )
-from shardwright.synthesis.linear import Relaxation, solve
+from shardwright.synthesis.linear import Relaxation, Solution, solve
 from shardwright.synthesis.memory import class_bytes, held_by
 from shardwright.synthesis.prices import Prices
 
 ROUNDS = 12  # of adding rows that a solution breaks
 FITTINGS = 4  # of adding rows of memory, which cost a program each
 NODES = 60  # of a branch and bound
-WORK = 300_000  # nodes of all branch and bound times the coefficients of the program; what is left open is in the gap
+WORK = 1_000_000  # nodes of all branch and bound times the coefficients of the program; what is left open is in the gap
+TIGHT = 1e-3  # relative; by less than this a row of time may be broken
 SURE = 0.9  # what a relaxation takes to this part is taken at once
 
 
@@ -69,21 +70,11 @@ def _fastest(
     relaxation = Relaxation(
         program.costs, program.rows, lower=lower, upper=upper, start=hint.basis if hint and fits else None
     )
-    bound = 0.0
-    for _ in range(ROUNDS):
-        solution = relaxation.solve()
-        if solution.status == "infeasible":
-            return None, None
-        bound = max(bound, solution.bound * program.unit)
-        if bound >= below:
-            return None, None
-        more = broken(program, solution.values, gap / 4)
-        if not more:
-            break
-        rows = rows + more
-        for row in more:
-            program.rows.add_dense(time_row(program, row), low=0.0)
-            relaxation.add(time_row(program, row), 0.0)
+    solution, more = _tightened(program, relaxation, gap / 4, below)
+    bound = solution.bound * program.unit
+    if solution.status == "infeasible" or bound >= below:
+        return None, None
+    rows = rows + more
     left = Hint(tuple(rows), relaxation.basis())
     values = _dive(program, relaxation, solution.values, costs)
     found = None if values is None else chosen(these, costs, values, bound)
@@ -93,6 +84,25 @@ def _fastest(
     if found is None or (branch and found.gap > gap):
         found, values = _branched(these, costs, program, lower, upper, gap, bound, found, values)
     return (None, None) if found is None else (replace(found, hint=left), values)
+
+
+def _tightened(
+    program: IntegerProgram, relaxation: Relaxation, gap: float, below: float = np.inf
+) -> tuple[Solution, list[TimeRow]]:
+    """Return the solution of a relaxation, and the rows 6 that were added because solutions before broke them."""
+    rows: list[TimeRow] = []
+    for _ in range(ROUNDS):
+        solution = relaxation.solve()
+        if solution.status == "infeasible" or solution.bound * program.unit >= below:
+            break
+        more = broken(program, solution.values, gap)
+        if not more:
+            break
+        rows += more
+        for row in more:
+            program.rows.add_dense(time_row(program, row), low=0.0)
+            relaxation.add(time_row(program, row), 0.0)
+    return solution, rows
 
 
 def _overfull(these: Decisions, costs: Prices, program: IntegerProgram, rules: Ints, values: Floats) -> bool:
@@ -191,11 +201,12 @@ class Relaxed:
 
 
 def relaxed(these: Decisions, costs: Prices) -> Relaxed:
-    """Return the linear relaxation (rows 1 to 5 and 7). A choice takes at least the bound and the reduced costs of all
-    that it takes."""
+    """Return the linear relaxation (rows 1 to 7). A choice takes at least the bound and the reduced costs of what it
+    takes."""
     program = integer_program(these, costs)
     width, count, sent = len(program.costs), len(costs.compute), len(costs.seconds)
-    solution = solve(program.costs, program.rows, lower=np.zeros(width), upper=np.full(width, np.inf))
+    relaxation = Relaxation(program.costs, program.rows, lower=np.zeros(width), upper=np.full(width, np.inf))
+    solution, _ = _tightened(program, relaxation, TIGHT)
     extra = np.maximum(solution.reduced_costs, 0.0) * program.unit
     return Relaxed(
         bound_seconds=solution.bound * program.unit,

@@ -67,12 +67,14 @@ def reduce_hierarchical(net: Machines, size_bytes: float) -> Sent:
     return _sent("all_reduce_hierarchical", inside + between, steps + 2 * (many - 1) * net.network_latency_seconds)
 
 
-def exchange(net: Machines, size_bytes: float, shares: Floats) -> Sent:
-    """All-to-all from one sharded dimension to another: a machine with the share S of the tensor sends S (1 - S)."""
-    of = np.bincount(net.machine_of, weights=shares)
-    between = float((of * (1 - of)).max()) / net.network_bytes_per_second
+def exchange(net: Machines, size_bytes: float, old: Floats, new: Floats) -> Sent:
+    """All-to-all from one sharded dimension to another: who held the share S of the tensor, and will hold T of it,
+    sends S (1 - T) and receives T (1 - S)."""
+    out, into = np.bincount(net.machine_of, weights=old), np.bincount(net.machine_of, weights=new)
+    between = float(np.maximum(out * (1 - into), into * (1 - out)).max()) / net.network_bytes_per_second
     links = np.array([machine.link_bytes_per_second for machine in net.machines])[net.machine_of]
-    inside = float((shares * (of[net.machine_of] - shares) / links).max())
+    sent, received = old * (into[net.machine_of] - new), new * (out[net.machine_of] - old)
+    inside = float((np.maximum(sent, received) / links).max())
     many = len(net.machines) > 1
     latency = (net.network_latency_seconds if many else 0.0) + (net.ranks - 1) * net.call_seconds
     return _sent("all_to_all", size_bytes * max(between if many else 0.0, inside), latency)
@@ -129,8 +131,7 @@ def _between(
 ) -> Sent:
     if source.dim == target.dim and source.outer == target.outer == 1:
         return reshare(net, size_bytes, shares(source), shares(target))
-    mixed = np.maximum(shares(source), shares(target))
-    return exchange(net, size_bytes, mixed)
+    return exchange(net, size_bytes, shares(source), shares(target))
 
 
 def _cut(net: Machines, size_bytes: float, name: str, shares: Floats) -> Sent:

@@ -134,7 +134,7 @@ class _Walk:
                 self._store(moment, key, 0.0 if node.op in LEAVES else float(value.size_bytes), made)
         working = WORKING.get(node.op)
         if working is not None:
-            size, made = working(node, [self.values[ref] for ref in node.inputs]), outputs[0]
+            size, made = working(node, [self.values[ref] for ref in node.inputs]), inputs[0]
             self.ledger.add(moment, size, made)
             self.ledger.add(moment + 1, -size, made)
 
@@ -228,4 +228,4 @@ WORKING: dict[str, Callable[[Node, Sequence[Value]], float]] = {
     "attention": _dropped_scores,
     "attention_backward": _dropped_scores,
 }
-"""What operators take while they run, shared as their first result is."""
+"""What operators take while they run, shared as their first operand is."""

@@ -22,7 +22,7 @@ FREE = 16  # decisions at a time
 STRIDE = 8  # decisions from one neighbourhood to the next
 NODES = 4  # of branch and bound in each
 GAIN = 1e-4  # relative; what improves less does not count
-MOST = 400  # neighbourhoods
+MOST = 60  # neighbourhoods
 
 
 def improved(these: Decisions, costs: Prices, choice: Choice) -> Choice:

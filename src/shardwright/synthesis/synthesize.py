@@ -31,7 +31,7 @@ from shardwright.synthesis.turns import Problem, limited, polished, turns
 
 GAP = 2e-3
 POLISHED = 2  # of what turns lead to, the fastest
-NEAR = 0.05  # the bound: further from it a branch and bound takes long and closes little
+NEAR = 0.12  # the bound: further from it a branch and bound takes long and closes little
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from shardwright.synthesis.ratios import best_shares
 
 TURNS = 6
 ENOUGH = 1e-4  # relative; what improves less ends the turns
-CLOSE = 0.15  # of the bound: neighbourhoods are not looked at
+CLOSE = 0.02  # of the bound: neighbourhoods are not looked at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,29 @@
+"""All-to-alls take as long as the fullest link, counted rank by rank."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.synthesis.clusters import unequal
+
+from shardwright.synthesis.collectives import exchange
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_exchange_takes_as_long_as_the_fullest_link(seed: int) -> None:
+    net, draw = unequal(2, 1, gpus=2, network=1e6), np.random.default_rng(seed)
+    old, new = (draw.dirichlet(np.full(net.ranks, 0.3)) for _ in range(2))
+    moved = np.outer(old, new) * 1e6
+    card, link = np.zeros((2, 3)), np.zeros((2, net.ranks))
+    for source in range(net.ranks):
+        for target in range(net.ranks):
+            ends = net.machine_of[source], net.machine_of[target]
+            if ends[0] != ends[1]:
+                card[0, ends[0]] += moved[source, target]
+                card[1, ends[1]] += moved[source, target]
+            elif source != target:
+                link[0, source] += moved[source, target]
+                link[1, target] += moved[source, target]
+    rates = np.array([machine.link_bytes_per_second for machine in net.machines])[net.machine_of]
+    found = exchange(net, 1e6, old, new)
+    assert found.seconds - found.latency_seconds == pytest.approx(max(card.max() / 1e6, (link / rates).max()))
