@@ -25,6 +25,16 @@ class Exported:
         return next(iter(self.files.values()))
 
 
+def torchrun(machines: int, gpus: int) -> str:
+    """Return how each machine starts its processes; which number it has, and the address of the first, are the user's
+    to say in the environment."""
+    words = f"torchrun --nnodes {machines} --nproc-per-node {gpus}"
+    if machines == 1:
+        return words
+    where = '--master-addr "${MASTER_ADDR:?address of machine 0}" --master-port 29500'
+    return f'{words} --node-rank "${{NODE_RANK:?number of this machine}}" \\\n    {where}'
+
+
 def plan_words(plan: Plan) -> str:
     """Return a uniform plan in one line, fit for the docstring of a Python file."""
     name = " ".join(plan.model.name.split()).replace('"', "'").replace("\\", "/")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
+from shardwright.reports.documents.ranking import problem_documents
 from shardwright.reports.html.page_of import answer
 from shardwright.reports.text import describe, mixed, outcome
 from shardwright.reports.text.plans import predicted, settings_of
@@ -129,7 +129,4 @@ def _rented(result: Shopping, choice: Choice) -> Answer:
 
 def error_answer(error: SpecError) -> Answer:
     """Return what is wrong with a request, each with its remedy."""
-    found: list[Mapping[str, str]] = [
-        {"path": each.path, "message": each.message, "hint": each.hint} for each in error.problems
-    ]
-    return {"errors": found}
+    return {"errors": problem_documents(error.problems)}

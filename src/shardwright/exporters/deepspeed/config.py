@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 
 from shardwright.errors import Problem, SpecError
-from shardwright.exporters.exported import Exported
+from shardwright.exporters.exported import Exported, torchrun
 from shardwright.exporters.trainer_arguments import trainer_arguments, trainer_limits, trainer_text
 from shardwright.exporters.trainer_options import options_of, refused_options
 from shardwright.plans.check import check
@@ -83,16 +83,12 @@ def config(plan: Plan) -> dict[str, object]:
 
 def _script(plan: Plan) -> str:
     machines = machine_sizes(plan, placement_of(plan))
-    size = f"torchrun --nnodes {len(machines)} --nproc-per-node {max(machines)}"
-    if len(machines) > 1:
-        size += ' --node-rank "${NODE_RANK:?number of this machine}" \\\n'
-        size += '    --master-addr "${MASTER_ADDR:?address of machine 0}" --master-port 29500'
     lines = [
         "#!/usr/bin/env bash",
         f"# Written by shardwright for DeepSpeed {VERSION}.",
         "set -euo pipefail",
         ': "${TRAIN_SCRIPT:?your training script; it reads training_arguments.json and hands over ds_config.json}"',
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
-        f'exec {size} \\\n    "${{TRAIN_SCRIPT}}" training_arguments.json "$@"',
+        f'exec {torchrun(len(machines), max(machines))} \\\n    "${{TRAIN_SCRIPT}}" training_arguments.json "$@"',
     ]
     return "\n".join(lines) + "\n"

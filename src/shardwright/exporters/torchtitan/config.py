@@ -11,7 +11,7 @@ import math
 from pprint import pformat
 
 from shardwright.errors import SpecError
-from shardwright.exporters.exported import Exported, plan_words
+from shardwright.exporters.exported import Exported, plan_words, torchrun
 from shardwright.exporters.torchtitan.limits import unsupported
 from shardwright.exporters.torchtitan.models import Registered, registered
 from shardwright.plans.check import check
@@ -153,11 +153,7 @@ def _script(plan: Plan) -> str:
         'PYTHONPATH="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd):${PYTHONPATH:-}"',
         "export PYTHONPATH PYTORCH_ALLOC_CONF=expandable_segments:True",
     ]
-    start = f"exec torchrun --nnodes {nodes} --nproc-per-node {size}"
-    if nodes > 1:
-        start += ' --node-rank "${NODE_RANK:?number of this machine}" \\\n'
-        start += '    --master-addr "${MASTER_ADDR:?address of machine 0}" --master-port 29500'
-    lines.append(f'{start} \\\n    -m torchtitan.train --module {MODULE} --config {FUNCTION} "$@"')
+    lines.append(f'exec {torchrun(nodes, size)} \\\n    -m torchtitan.train --module {MODULE} --config {FUNCTION} "$@"')
     return "\n".join(lines) + "\n"
 
 
