@@ -4,5 +4,6 @@
 * `axes`: axes, their values and pins
 * `choices`: options of the trainer that the user pins
 * `layouts`: which GPU holds what
-* `expand`: layouts to complete strategies, axis by axis
+* `expand`: layouts to strategies, axis by axis
+* `recomputation`: to complete ones, by recomputation
 """

@@ -12,8 +12,9 @@ from shardwright.cost.context import Context, ShardIndex
 from shardwright.cost.iteration.evaluate import shape_groups
 from shardwright.cost.pipeline.splits import boundaries
 from shardwright.cost.strategies import Strategies
-from shardwright.search.space.expand import Axes, Rows, completions, states
+from shardwright.search.space.expand import Axes, Rows, states
 from shardwright.search.space.layouts import Layouts
+from shardwright.search.space.recomputation import completions
 
 
 def worth_splitting(
