@@ -26,6 +26,7 @@ from shardwright.runtime.model import parallel
 from shardwright.runtime.model.fp8 import FP8, scaled
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.products import WHOLE
+from shardwright.search.planner import plan as make_plan
 from shardwright.spec.job import Job
 from shardwright.spec.model import Mlp, Model, Moe
 
@@ -155,6 +156,10 @@ def test_what_cannot_be_run_in_fp8_is_said(tmp_path: Any) -> None:
     plan = PLANS["one rank"]
     assert "blockwise" in str(unrunnable(under(plan, fp8_recipe="blockwise"))[0])
     assert unrunnable(under(plan, fp8_recipe="tensorwise")) == ()
+    own = under(plan, fp8_recipe="mxfp8", framework="train")
+    assert [problem.path for problem in check(own)] == ["job.fp8_recipe"]
+    with pytest.raises(SpecError, match="mxfp8 is not there in train"):
+        make_plan(own.model, own.cluster, own.job)
     assert "has 24 of" in str(unrunnable(replace(plan, model=tiny_model(2, hidden=48, heads=4)))[0])
     (problem,) = unrunnable(
         under(plan_of(tiny_model(2, experts=4), replica(stage((0, 2), tp=2), micro_batches=2)), precision="bf16")

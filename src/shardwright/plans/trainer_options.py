@@ -8,16 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from shardwright.errors import Problem
-from shardwright.spec.catalog.frameworks import framework_rows
-from shardwright.spec.job import Job
+from shardwright.spec.catalog.frameworks import OWN, framework_rows
+from shardwright.spec.job import Fp8Recipe, Job
 from shardwright.spec.model import Model
 from shardwright.spec.options import STATE, said
 
+OWN_FP8_RECIPE: Fp8Recipe = "tensorwise"
 Faults = Iterator[tuple[str, str, str]]  # option, what is wrong, what helps
 
 
 def option_problems(model: Model, job: Job) -> Iterator[Problem]:
     """Yield what is wrong with the options of a job, whatever the plan."""
+    if job.framework == OWN and job.fp8_recipe not in (None, OWN_FP8_RECIPE):
+        message = f"{job.fp8_recipe} is not there in {OWN}, which has one scale a tensor"
+        yield Problem("job.fp8_recipe", message, f"use {OWN_FP8_RECIPE}, or leave it out")
     given = said(job.options)
     if not given or job.framework not in framework_rows():
         return
