@@ -4,7 +4,8 @@
     python benchmarks/runtime_plain.py --only plan      # as `PYTHONPATH=OTHER/src` does to compare another commit
 
 The plain side is what one would write: nn.Linear, scaled_dot_product_attention, cross_entropy, a loop over the experts
-that have tokens, DistributedDataParallel, clip_grad_norm_, fused AdamW. Medians of steps in turn. Needs PyTorch.
+that have tokens, DistributedDataParallel, clip_grad_norm_, fused AdamW. Medians of steps in turn: of wall time, and
+of the processor time of a process, which other work on the machine disturbs less. Needs PyTorch.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +38,8 @@ WARM_UP = 2
 SEQ_LEN, MICRO_BATCH, MICRO_BATCHES, VOCAB = 128, 4, 2, 4096
 EXPERTS = Moe(experts=16, top_k=2, expert_width=176, gated=True)
 Step = Callable[[], float]
+Times = tuple[float, float]
+"""Wall and processor seconds of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +110,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12, help="steps of either kind")
     parser.add_argument("--only", choices=("plan", "plain"), help="leave the other out")
     options = parser.parse_args()
-    print(f"{'':24} {'plan':>10} {'plain':>10} {'plan/plain':>11}")
+    print(f"{'':24} {'plan':>10} {'plain':>10} {'plan/plain':>11} {'of processor time':>18}")
     for ranks in (1, 4):
         for name, moe in (("dense", None), ("16 experts", EXPERTS)):
             found = run_workers(ranks, compared, plan(ranks, moe), moe, options.steps, options.only)[0]
-            ours, theirs = (statistics.median(one) if one else float("nan") for one in found)
-            ratio = statistics.median(a / b for a, b in zip(*found, strict=True)) if all(found) else float("nan")
-            print(f"{ranks} ranks, {name:14} {ours * 1e3:7.1f} ms {theirs * 1e3:7.1f} ms {ratio:11.3f}", flush=True)
+            ours, theirs = (statistics.median(wall for wall, _ in one) if one else float("nan") for one in found)
+            wall, cpu = ratios(*found) if all(found) else (float("nan"), float("nan"))
+            times = f"{ours * 1e3:7.1f} ms {theirs * 1e3:7.1f} ms {wall:11.3f} {cpu:18.3f}"
+            print(f"{ranks} ranks, {name:14} {times}", flush=True)
+
+
+def ratios(ours: Sequence[Times], theirs: Sequence[Times]) -> tuple[float, float]:
+    """Return the median ratio of steps that followed each other, of wall and of processor time."""
+    pairs = list(zip(ours, theirs, strict=True))
+    wall, cpu = (statistics.median(one[which] / other[which] for one, other in pairs) for which in (0, 1))
+    return wall, cpu
 
 
 def plan(ranks: int, moe: Moe | None) -> Plan:
@@ -126,22 +137,23 @@ def plan(ranks: int, moe: Moe | None) -> Plan:
     return plan_of(model, cpu_cluster(core=ranks), SEQ_LEN, copies, micro_batch=MICRO_BATCH)
 
 
-def compared(rank: int, chosen: Plan, moe: Moe | None, steps: int, only: str | None) -> tuple[list[float], list[float]]:
-    """Return the seconds of steps under the plan and of plain ones, in turn."""
+def compared(rank: int, chosen: Plan, moe: Moe | None, steps: int, only: str | None) -> tuple[list[Times], list[Times]]:
+    """Return the times of steps under the plan and of plain ones, in turn."""
     kinds: dict[str, Callable[[], Step]] = {
         "plan": lambda: planned(chosen, rank),
         "plain": lambda: plain(chosen, moe, rank),
     }
     made = {name: make() for name, make in kinds.items() if only in (None, name)}
-    seconds: dict[str, list[float]] = {"plan": [], "plain": []}
+    seconds: dict[str, list[Times]] = {"plan": [], "plain": []}
     for number in range(WARM_UP + steps):
         for name in list(made) if number % 2 else reversed(made):
             dist.barrier()
-            begin = time.perf_counter()
+            begin, busy = time.perf_counter(), time.process_time()
             made[name]()
+            busy = time.process_time() - busy
             dist.barrier()
             if number >= WARM_UP:
-                seconds[name].append(time.perf_counter() - begin)
+                seconds[name].append((time.perf_counter() - begin, busy))
     return seconds["plan"], seconds["plain"]
 
 
