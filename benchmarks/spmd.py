@@ -83,7 +83,7 @@ def _stack(*widths: int) -> Callable[[int], Graph]:
 BERT, GPT = _language(BERT_BASE, 128), _language(GPT2, 128)
 WIDE_VOCABULARY, LLAMA = _language(replace(GPT2, vocabulary=200_000), 128), _language(replace(LLAMA_1B, layers=4), 128)
 CASES = (
-    Case(name="VGG-19", input="32×32", rows=32, graph=_vgg(32), expected=True, boxes=64),
+    Case(name="VGG-19", input="32×32", rows=32, graph=_vgg(32), expected=True, boxes=16),
     Case(name="VGG-19", input="224×224", rows=32, graph=_vgg(224)),
     Case(name="ViT-B", input="197 tokens", rows=32, graph=_vit),
     Case(name="BERT-Base", input="128 tokens", rows=32, graph=BERT),

@@ -30,7 +30,9 @@ from shardwright.synthesis.rounding import rounded
 from shardwright.synthesis.turns import Problem, limited, polished, turns
 
 GAP = 2e-3
-POLISHED = 2  # of what turns lead to, the fastest
+POLISHED = 4  # of what turns lead to, the fastest
+FAR = 0.2  # from the bound: then what other starts led to is polished too
+FEW = 100  # decisions, which take a second to polish: so are those of all starts
 NEAR = 0.12  # the bound: further from it a branch and bound takes long and closes little
 
 
@@ -85,7 +87,10 @@ def best_of(
     first = starts(net)
     roomy = [start for start in first if _has_room(these, net, start)]
     found = sorted(_from(problem, roomy), key=lambda one: one[0].seconds.total)
-    found += [polished(problem, *one) for one in found[:POLISHED]]
+    for one in found[:POLISHED]:
+        found.append(polished(problem, *one))
+        if found[-1][0].gap <= FAR and len(these.decisions) > FEW:
+            break
     kept = [one for one in (in_whole_units(problem, *one) for one in found) if one is not None]
     tell(0.6)
     for start, rules in product(first[:2], (data_parallel, fsdp, hap)):
