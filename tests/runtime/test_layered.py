@@ -68,7 +68,11 @@ PLANS = {
     "experts": (shared(MIXTURE, (1, 5, 2, 2), (1, 2, 1, 5)), ADAM),
 }
 MUON = under("muon", shared(MIXTURE, (1, 5, 2, 2), (1, 2, 1, 5), (1, 1, 1, 0))), replace(ADAM, method="muon")
-TRAINED = PLANS | {"muon, one keeps no state": MUON}
+EIGHT = (  # a vocabulary whose matrices are whole blocks
+    under("adam8bit", shared(tiny_model(3, vocab=64), (1, 5, 2, 7), (1, 2, 1, 3))),
+    replace(ADAM, method="adamw8bit", learning_rate=2e-4),
+)
+TRAINED = PLANS | {"muon, one keeps no state": MUON, "8 bits": EIGHT}
 DOCUMENTS = shared(LLAMA, (1, 5, 2, 7), (1, 2, 1, 3), recompute=(UNIFORM, SELECTIVE))
 RELAY = {
     "relay 1": shared(TIED, (1, 4, 2, 7), (1, 2, 1, 3)),
@@ -95,7 +99,7 @@ def test_training_equals_that_of_one_process(name: str, outcomes: dict[str, Outc
     plan, recipe = TRAINED[name]
     assert check(plan) == () and unrunnable(plan) == ()
     expected = reference_run(plan, recipe, steps=STEPS, seed=7)
-    require_equal(outcomes[name], expected)
+    require_equal(outcomes[name], expected, rounded=recipe.method == "adamw8bit")
     assert expected.losses[-1] < 0.99 * expected.losses[0]
 
 

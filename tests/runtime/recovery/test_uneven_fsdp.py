@@ -36,7 +36,7 @@ def uneven(optimizer: Optimizer) -> Plan:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+@pytest.mark.parametrize("optimizer", ["adam", "adam8bit", "muon"])
 def test_a_worker_is_killed_and_then_a_machine_is_lost(optimizer: Optimizer, tmp_path: Path) -> None:
     plan = uneven(optimizer)
     assert check(plan) == ()
