@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.parameters import unit_parameters
 from shardwright.runtime.model.regions import compiled
 from shardwright.runtime.step.engine import make_engine, train_step
+from shardwright.spec.job import Precision
 from shardwright.spec.model import Model
 
 dynamo_reads_gradients = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -36,7 +38,7 @@ def losses(plan: Plan, layer: Callable[..., torch.Tensor]) -> list[float]:
     layout = layout_of(plan)
     engine = make_engine(
         layout, 0, make_process_groups(layout, 0), details=Details(), recipe=ADAM, initial=seeded(plan.model, 7),
-        precision="fp32", device=torch.device("cpu"), layer=layer,
+        precision=plan.job.precision, device=torch.device("cpu"), layer=layer,
     )  # fmt: skip
     return [train_step(engine, batch_of(engine, step), step).loss for step in range(3)]
 
@@ -45,8 +47,12 @@ PLAN = plan_of(tiny_model(3), replica(stage((0, 3)), micro_batches=2))
 
 
 @dynamo_reads_gradients
-def test_compiled_layers_train_alike_and_each_kind_is_compiled_once() -> None:
+@pytest.mark.filterwarnings("ignore:.*autograd function:DeprecationWarning")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8"])
+def test_compiled_layers_train_alike_and_each_kind_is_compiled_once(precision: Precision) -> None:
+    """In one graph, though weights in 16 bits have gradients in fp32."""
     torch._dynamo.reset()
+    plan = replace(PLAN, job=replace(PLAN.job, precision=precision))
     graphs: list[Any] = []
 
     def backend(graph: Any, _: Any) -> Any:
@@ -54,7 +60,7 @@ def test_compiled_layers_train_alike_and_each_kind_is_compiled_once() -> None:
         return graph.forward
 
     told: list[str] = []
-    assert losses(PLAN, compiled(told.append, backend=backend)) == pytest.approx(losses(PLAN, layer_forward), rel=1e-6)
+    assert losses(plan, compiled(told.append, backend=backend)) == pytest.approx(losses(plan, layer_forward), rel=1e-6)
     assert told == [] and len(graphs) == 1
 
 

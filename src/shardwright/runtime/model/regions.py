@@ -15,8 +15,22 @@ import torch
 
 from shardwright.runtime.model.blocks import layer_forward
 from shardwright.runtime.model.experts import called
+from shardwright.runtime.model.gated import Weights
 
 LayerForward = Callable[..., torch.Tensor]
+
+
+class _Same(torch.autograd.Function):
+    """A weight as another tensor with the same memory. Dynamo takes none whose gradient has another type, and those of
+    16-bit weights are in fp32: without this, a layer would fall apart into several graphs."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
+        return weight.data
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
 
 
 def compiled(say: Callable[[str], None] | None = None, **options: Any) -> LayerForward:
@@ -28,15 +42,17 @@ def compiled(say: Callable[[str], None] | None = None, **options: Any) -> LayerF
     fast: list[LayerForward] = [torch.compile(layer_forward, dynamic=False, **options)]
     apart = torch.compiler.disable(called)  # type: ignore[no-untyped-call]
 
-    def run(*arguments: Any, **settings: Any) -> torch.Tensor:
+    def run(x: torch.Tensor, weights: Weights, *others: Any, **settings: Any) -> torch.Tensor:
         if not fast:
-            return layer_forward(*arguments, **settings)
+            return layer_forward(x, weights, *others, **settings)
+        same: Any = _Same
+        aliases = {name: same.apply(weight) for name, weight in weights.items()}
         try:
-            return fast[0](*arguments, apart=apart, **settings)
+            return fast[0](x, aliases, *others, apart=apart, **settings)
         except (TorchDynamoException, ImportError, OSError) as error:
             fast.clear()
             reason = " ".join(str(error).strip().split("\n")[:2])
             tell(f"layers are not compiled and run operator by operator: {type(error).__name__}: {reason}")
-            return layer_forward(*arguments, **settings)
+            return layer_forward(x, weights, *others, **settings)
 
     return run
