@@ -24,13 +24,14 @@ from shardwright.spec.read.model import load_model
 
 CHOSEN = ("two-64", "three-64", "three-128", "large-512", "autohet-13b")
 KNOBS = {
-    "branch_and_bound.fastest": ("HELPS", "SCOUTED", "FEW_UNITS", "LESS_GOOD", "CLOSER", "FINEST", "MUCH_SLOWER"),
+    "branch_and_bound.fastest": ("HELPS", "SCOUTED", "FEW_UNITS", "LESS_GOOD", "CLOSER", "CLOSE", "FINEST"),
+    "branch_and_bound.incumbents": ("MUCH_SLOWER",),
     "heuristics.attempts": ("ROUNDS", "IDLE", "ENOUGH", "SOME", "TIGHTENED", "SOLVED", "WIDEST"),
     "heuristics.equal": ("BEST",),
     "master.regions": ("PRECISION", "NARROW", "FEW"),
-    "master.column_pool": ("FIRST", "MORE"),
+    "master.column_pool": ("FIRST", "MORE", "LOOKS"),
     "master.program": ("MOST_INTEGER", "NODES"),
-    "subproblem.exact": ("MOST_SPLITS",),
+    "subproblem.exact": ("MOST_WORK",),
     "bounds.capacity": ("FINENESS",),
     "bounds.instance": ("SHORT",),
     "tables.orders": ("MOST_ORDERED",),

@@ -89,7 +89,8 @@ def search_pipelines(
         return None
     begin = time.perf_counter()
     known = [value for result in results for value in result.weighed_values[:1]]
-    search_all = mesh_search if one_mesh else partial(mixed_search, fit=fit)
+    least = [found[0] for result in results if (found := result.found.least) is not None]
+    search_all = mesh_search if one_mesh else partial(mixed_search, fit=fit, enough=min(least, default=np.inf))
     outcome = search_all(contexts, cluster, space, filters, gap=gap, incumbent=min(known, default=np.inf), top=top)
     return Pipelines(outcome, time.perf_counter() - begin)
 

@@ -32,7 +32,7 @@ CLOSE = 1.2  # times the optimum, on problems of few micro-batches, where nothin
 
 @dataclass(frozen=True)
 class Point:
-    """The least seconds of the plans on so many machines, and what a second costs."""
+    """The least seconds of the plans on so many machines, and what a second costs, interruptions counted."""
 
     seconds: float
     dollars_per_second: float
@@ -59,12 +59,13 @@ def priced(seed: int, most_gpus: int = 4) -> Small:
 
 def points(problem: Small, most: int) -> Iterator[Point]:
     """Yield the points of all numbers of machines that can hold the model, by enumeration of their plans."""
-    pools = problem.cluster.pools
-    price = np.array([pool.dollars_per_node_hour for pool in pools]) / SECONDS_PER_HOUR
+    pools, contexts = problem.cluster.pools, problem.contexts
+    bill = bill_of([replace(context, job=replace(context.job, objective="cost")) for context in contexts])
     for numbers in list(itertools.product(*(range(pool.nodes + 1) for pool in pools)))[1:]:
         best = brute_force(problem.contexts, problem.cluster, problem.settings, most, machines=numbers).best
         if np.isfinite(best):
-            yield Point(best, float(price @ numbers))
+            machines = np.array([numbers])
+            yield Point(best, float(boxes(bill, machines, machines).slope[0]))
 
 
 def solved(problem: Small, gap: float, **limits: object) -> Found:

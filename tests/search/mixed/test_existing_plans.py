@@ -18,7 +18,7 @@ from shardwright.search.mixed.drafts.splits import Line
 from shardwright.search.mixed.heuristics.attempts import drafter, solve_within
 from shardwright.search.mixed.master.answer import Infeasible
 from shardwright.search.mixed.master.column_pool import ColumnPool
-from shardwright.search.mixed.subproblem.exact import impossible
+from shardwright.search.mixed.subproblem.exact import least_by_splits
 from shardwright.search.mixed.subproblem.pricing import possible
 from shardwright.search.mixed.tables.region import Region, by_links, by_types, sites_of
 from shardwright.search.space.axes import Space
@@ -127,7 +127,8 @@ def rule_out_no_composition(plans: Iterable[Existing]) -> None:
             assert len(column.counts) == 1, "capacity"
             if not few or size < counts.sum():
                 assert micro_batches(column, plan.seconds)[0] >= min(size, int(column.most[0])), "bounds"
-            assert not impossible(each.table, each.layers, region, column, size, plan.seconds), "splits"
+            least = least_by_splits(each.table, each.layers, region, column, size_of, plan.seconds)[0]
+            assert least <= plan.seconds, "splits"
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -58,13 +58,16 @@ def mixed_search(
     gap: float,
     fit: float,
     incumbent: float,
+    enough: float = np.inf,
     top: int,
 ) -> Outcome:
     """Return the best plans over all `contexts` together that are better than `incumbent`, in what the job minimises.
     They are priced as `shardwright train` runs them, which alone can; the uniform plan that they are compared with as
     the job's framework does.
 
-    `gap` is how far above the bound the best plan may be, `fit` the probability with which it must fit in memory.
+    `gap` is how far above the bound the best plan may be, `fit` the probability with which it must fit in memory. No
+    more than `enough` seconds need be proven: some plan on one type takes no longer, though it is no `incumbent` as it
+    is doubted.
     Raises SpecError where a GPU type has no figures.
     """
     plain, contexts = contexts, run_by_train(contexts, fit)
@@ -95,11 +98,11 @@ def mixed_search(
     rivals = [] if uniform is None or space.pins else _as_rival(uniform, contexts, filters, costed)
     incumbent = min([incumbent, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
     problem = Problem(
-        tuple(contexts), cluster, space, gap, tuple(chosen), tuple(found_tables), known, effort_for(cluster)
+        tuple(contexts), cluster, space, gap, tuple(chosen), tuple(found_tables), known, effort_for(cluster), enough
     )
     found: Found | FoundByMoney
     if by_dollars(contexts[0].job):
-        fast = search_degrees(replace(problem, effort=QUICK), np.inf, allowed)
+        fast = search_degrees(replace(problem, effort=QUICK, enough=np.inf), np.inf, allowed)
         rivals += [costed(plan) for _, plan in fast.plans[:top]]
         incumbent = min([incumbent, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
         found = search_by_money(problem, bill_of(contexts), incumbent, allowed, costed, affordable_value)

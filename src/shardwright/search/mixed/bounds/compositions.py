@@ -119,7 +119,7 @@ def columns(
     arranged = arranged.take((np.arange(len(places))[:, None] * shape[1] + possible).ravel())
     least_place = places.min(axis=0)
     least = found.seconds[np.maximum(least_place - 1, 0)]
-    needs = travel(table, layers, fewest=region.fewest, most=region.most, link=region.link)
+    needs = travel(table, layers, region)
     always, parted = after(table, layers, counts, region), parted_seconds(table, layers, region)
     # At levels of the bottleneck: its least on a level counts with the least work and tail up to the next level.
     levels = np.array([1.0, *LEVELS])

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.arrays import Columns, Floats
+from shardwright.arrays import Bools, Columns, Floats
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
 from shardwright.search.mixed.tables.columns import Layers, Table
 
@@ -111,14 +111,20 @@ def most_layers(
     return most, np.clip(free, 0.0, np.maximum(most, 0.0))
 
 
+def with_ends(of: Figures, flight: Floats, begins: Bools, ends: Bools) -> Figures:
+    """Return the figures of stages [R] of which some begin their pipelines and some end them, with what that adds."""
+    return replace(
+        of,
+        overhead=of.overhead + begins * (of.first_seconds - of.move) + ends * (of.last_seconds - of.move),
+        room=of.room - begins * (of.first_held + of.first_bytes * flight) - ends * of.last_held,
+        again=np.where(ends, of.last_again, of.again),
+    )
+
+
 def stage_layers(of: Figures, flight: Floats, seconds: Floats, modes: tuple[int, ...], layers: Layers) -> Floats:
     """Return the layers that each stage [P] of a pipeline of two or more takes within `seconds` [J], as [J, P]."""
-    overhead, room, again = of.overhead.copy(), of.room.copy(), of.again.copy()
-    again[-1] = of.last_again[-1]
-    overhead[0] += of.first_seconds[0] - of.move[0]
-    overhead[-1] += of.last_seconds[-1] - of.move[-1]
-    room[0] -= of.first_held[0] + of.first_bytes[0] * flight[0]
-    room[-1] -= of.last_held[-1]
-    left = seconds[None, :] - overhead[:, None]
-    most, _ = most_layers(replace(of, again=again), left, room[:, None], flight[:, None], modes, layers)
+    place = np.arange(len(flight))
+    of = with_ends(of, flight, place == 0, place == len(flight) - 1)
+    left = seconds[None, :] - of.overhead[:, None]
+    most, _ = most_layers(of, left, of.room[:, None], flight[:, None], modes, layers)
     return np.asarray(most[:, :, 0].T)

@@ -47,10 +47,24 @@ def traffic(table: Table) -> tuple[Traffic, Traffic]:
     )
 
 
-def byte_seconds(table: Table, parameters: Floats, fewest: int, link: float, *, beside: Sequence[int] = ()) -> Floats:
-    """Return the least seconds to gather one byte of each of up to `parameters` [G] from `fewest` copies or more, per
-    parameter, [G]. The time grows with copies, and less than in proportion with parameters. With copies on the types
-    `beside`, not all stand in one domain, and their links and domains count, too."""
+def byte_seconds(table: Table, parameters: Floats, region: Region, *, beside: Sequence[int] = ()) -> Floats:
+    """Return the least seconds to gather one byte of each of up to `parameters` [G] from the copies in a plan of a
+    region, per parameter, [G]. With copies on the types `beside`, not all stand in one domain, and their links and
+    domains count, too.
+
+    Some replica has no links faster than those of the region. It holds all layers, so types with faster links share
+    theirs with one that it may have."""
+    once = _byte_seconds(table, parameters, region.fewest, region.link, beside)
+    if not np.isfinite(region.link):
+        return once
+    slow = [kind for kind in region.used if table.links[kind] <= region.link]
+    shared = [_byte_seconds(table, parameters, region.fewest, region.link, (*beside, kind)) for kind in slow]
+    return np.where(table.links > region.link, np.maximum(once, np.min(shared, axis=0)), once)
+
+
+def _byte_seconds(table: Table, parameters: Floats, fewest: int, link: float, beside: Sequence[int]) -> Floats:
+    """Return the least seconds to gather a byte of each parameter, [G], from `fewest` copies or more, some of them on
+    types `beside`. The time grows with copies, and less than in proportion with parameters."""
     if fewest < 2:
         return np.zeros(table.types)
     found, others = [], list(beside)
@@ -83,15 +97,15 @@ class Travel:
     given: Floats
 
 
-def travel(table: Table, layers: Layers, *, fewest: int, most: int, link: float) -> list[Travel]:
-    """Return what the layers of replicas need, `fewest` to `most` of them, on links no faster than `link`.
+def travel(table: Table, layers: Layers, region: Region) -> list[Travel]:
+    """Return what the layers of replicas in a plan of a region need.
 
     Communication of c seconds beside passes of p takes max(s c, c - h p) more: either part bounds what a whole stage
     needs from below, the same one for all that it holds. The first needs have the part that is greater for a layer, the
     second ones, where they differ, c - h p."""
     parameters = layers.dense + layers.expert
     whole = layers.total * parameters + layers.first_parameters + layers.last_parameters
-    once = byte_seconds(table, whole, fewest, link)
+    once = byte_seconds(table, whole, region)
     kinds = traffic(table)
     hidden = [
         (1.0 - OVERLAP_SLOWDOWN) * each.width * once * parameters >= each.hidden * passing
@@ -100,7 +114,7 @@ def travel(table: Table, layers: Layers, *, fewest: int, most: int, link: float)
 
     def needs(branches: Sequence[Bools]) -> Travel:
         def needed(held: Floats, forward: Floats, backward: Floats) -> Floats:
-            seconds = table.updates(most) * held
+            seconds = table.updates(region.most) * held
             for of, passing, branch in zip(kinds, (backward, forward), branches, strict=True):
                 each = of.width * once * held
                 seconds = seconds + np.where(branch, each - of.hidden * passing, OVERLAP_SLOWDOWN * each)
@@ -181,7 +195,7 @@ def single_stage_seconds(table: Table, parameters: Floats, fewest: int, link: fl
     """Return the least seconds of gradients and weights after the passes of a replica of one stage that holds
     `parameters` [G], beside replicas that have all of the types `used`."""
     beside = used if len(used) > 1 else ()
-    once = byte_seconds(table, parameters, fewest, link, beside=beside) * parameters
+    once = _byte_seconds(table, parameters, fewest, link, beside) * parameters
     seconds = np.zeros(table.types)
     for of, passing in zip(traffic(table), (table.backward[:, -1], table.forward[:, -1]), strict=True):
         seconds += np.maximum(of.width * once - of.hidden * (passing + table.each), of.least * of.width * once)

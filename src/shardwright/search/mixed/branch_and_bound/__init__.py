@@ -2,6 +2,7 @@
 
 * `tree`: the one loop, best bound first
 * `fastest`: the search by time
+* `incumbents`: the best plans found so far
 * `degrees`: over tensor-parallel degrees
 * `effort`: when it ends, in steps counted
 """

@@ -15,7 +15,8 @@ NARROWED = 0.9
 class Effort:
     """Regions that a search looks at, at most; it ends where the last `patience` splits of regions did not narrow the
     gap by a tenth. A region is not split any more where the last `idle` splits that led to it did not raise its bound.
-    The integer program of one that can be split is solved where its bound is at least `near` times the cutoff."""
+    The integer program of one that can be split is solved where its bound is at least `near` times the cutoff, or
+    where units are few."""
 
     regions: int
     patience: int
@@ -37,7 +38,7 @@ def spent_of(done: int, most: int) -> float:
 
 NO_PROOF = Effort(regions=0, patience=1, idle=1, near=1.0)
 QUICK = Effort(regions=100, patience=8, idle=4, near=0.96)
-THOROUGH = Effort(regions=300, patience=20, idle=12, near=0.0)
+THOROUGH = Effort(regions=300, patience=20, idle=12, near=0.985)
 
 
 def effort_for(cluster: Cluster) -> Effort:

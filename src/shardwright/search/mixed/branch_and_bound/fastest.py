@@ -7,7 +7,6 @@ What the search returns is exact under the cost model; the bound holds for the s
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
@@ -21,6 +20,7 @@ from shardwright.cost.iteration.lanes import Known
 from shardwright.plans.plan import Plan
 from shardwright.search.mixed.bounds.instance import HOPELESS, Instance, instances
 from shardwright.search.mixed.branch_and_bound.effort import Effort
+from shardwright.search.mixed.branch_and_bound.incumbents import Incumbents
 from shardwright.search.mixed.branch_and_bound.tree import (
     Branched,
     Node,
@@ -30,33 +30,32 @@ from shardwright.search.mixed.branch_and_bound.tree import (
     Undecided,
     least_bound,
 )
-from shardwright.search.mixed.drafts.costing import under_each_order
-from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.heuristics.attempts import Drafter, attempt, drafter, solve_within
 from shardwright.search.mixed.heuristics.equal import equal_replicas
 from shardwright.search.mixed.heuristics.side_by_side import side_by_side
 from shardwright.search.mixed.master.answer import Infeasible, Solved
 from shardwright.search.mixed.master.column_pool import ColumnPool, RuledOut
-from shardwright.search.mixed.master.regions import bounded, parts, shortest
+from shardwright.search.mixed.master.regions import bounded, is_wide, parts, shortest
 from shardwright.search.mixed.tables.columns import Table
-from shardwright.search.mixed.tables.region import Region, usable
+from shardwright.search.mixed.tables.region import Region
 from shardwright.search.mixed.tables.settings import Setting
 from shardwright.search.space.axes import Space
 from shardwright.spec.cluster import Cluster
 
 HELPS = 0.05  # part of the gap by which a split that helps raises the bound
 SCOUTED = 3  # settings of which plans are made at once
-FEW_UNITS = 16
+FEW_UNITS = 32  # of which each number of replicas is looked at by itself
 LESS_GOOD = 1.02  # times the best by a few compositions, beyond which a setting is not scouted
 CLOSER = 5  # times that the integer program of a region is solved to raise its bound
+CLOSE = 0.1  # part of the gap to which it is raised
 FINEST = 0.003  # least gap that this aims at
 LEAST_GAP = 2.5e-5  # below which a plan counts as the best
-MUCH_SLOWER = 1.05  # times the best plan: a plan that is slower under one rank order is not tried under the other
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is searched: a context for each GPU type, the cluster, the pins, and the settings with their tables."""
+    """What is searched: a context for each GPU type, the cluster, the pins, and the settings with their tables. A bound
+    above `enough` seconds is of no use: some plan takes no longer, whatever comes first for its doubts."""
 
     contexts: tuple[Context, ...]
     cluster: Cluster
@@ -66,6 +65,7 @@ class Problem:
     tables: tuple[Table, ...]
     known: Known
     effort: Effort
+    enough: float = np.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,8 @@ class Found:
 class _Part:
     """A region of an instance: `counts` are its compositions (None: all), `columns` those that prove its own bound
     (None: it has that of the region it is part of). That one had a bound `before`, the last `idle` of those that this
-    is part of none better than the ones before them; it has `ruled_out` what this need not look at again."""
+    is part of none better than the ones before them; it has `ruled_out` what this need not look at again. Its
+    integer program was `asked` for higher bounds, and may have a solution within `open_at` seconds."""
 
     by: Drafter
     region: Region
@@ -92,24 +93,31 @@ class _Part:
     before: float = 0.0
     idle: int = 0
     ruled_out: RuledOut = dataclass_field(default_factory=dict)
+    asked: int = 0
+    open_at: float = np.inf
 
 
 @dataclass(slots=True)
 class _Run:
     problem: Problem
-    allowed: Callable[[Plan], bool]
-    incumbent: float
-    best: dict[tuple[object, ...], tuple[float, Plan]] = dataclass_field(default_factory=dict)
-    tried: dict[Draft, float] = dataclass_field(default_factory=dict)
+    incumbents: Incumbents
     candidates: int = 0
-    costed: int = 0
     regions: int = 0
     gaps: list[float] = dataclass_field(default_factory=list)
 
     @property
-    def cutoff(self) -> float:
+    def incumbent(self) -> float:
+        return self.incumbents.seconds
+
+    @property
+    def target(self) -> float:
         """What a plan must beat to be better by more than the gap."""
         return self.incumbent / (1.0 + self.problem.gap)
+
+    @property
+    def cutoff(self) -> float:
+        """Up to which time there is anything to prove."""
+        return min(self.target, self.problem.enough)
 
 
 def search(problem: Problem, incumbent: float, allowed: Callable[[Plan], bool]) -> Found:
@@ -117,7 +125,8 @@ def search(problem: Problem, incumbent: float, allowed: Callable[[Plan], bool]) 
     the seconds to beat."""
     problem = replace(problem, gap=max(problem.gap, LEAST_GAP))
     found = instances(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)
-    run = _Run(problem, allowed, min(incumbent, HOPELESS * max((each.quick for each in found), default=np.inf)))
+    longest = min(incumbent, HOPELESS * max((each.quick for each in found), default=np.inf))
+    run = _Run(problem, Incumbents(problem.contexts, problem.cluster, problem.known, allowed, longest))
     drafters = [drafter(each) for each in found]
     _scout(run, drafters)
     bound = least_bound(
@@ -129,10 +138,10 @@ def search(problem: Problem, incumbent: float, allowed: Callable[[Plan], bool]) 
     if bound < run.cutoff:
         _side_by_side(run, drafters)
     return Found(
-        plans=tuple(sorted(run.best.values(), key=lambda item: item[0])),
+        plans=tuple(sorted(run.incumbents.best.values(), key=lambda item: item[0])),
         lower_bound_seconds=bound,
         candidates=run.candidates,
-        costed=run.costed,
+        costed=run.incumbents.costed,
         deepest=max((each.depth for each in found), default=0),
     )
 
@@ -142,18 +151,38 @@ def _processed(run: _Run, node: Node[_Part]) -> Step[_Part]:
     part = node.part
     if part.columns is None:
         return _bounded(run, node)
+    if part.asked:
+        return _raised(run, node)
     run.gaps.append(float(np.log(run.incumbent / node.proven)))
-    _attempt(run, part.by, part.region, node.bound, part.columns)
     effort, gap = run.problem.effort, run.problem.gap
-    if node.bound >= run.cutoff or (node.bound >= effort.near * run.cutoff and _excluded(run, part, run.cutoff)):
+    if _is_preliminary(part):
+        return _branched(run, node, part.columns, parts(part.by.instance, part.region, run.incumbent), part.idle)
+    _attempt(run, part.by, part.region, node.bound, part.columns)
+    near = 0.0 if _has_few_units(part.by.instance) else effort.near
+    if node.bound >= run.cutoff or (node.bound >= near * run.cutoff and _excluded(run, part, run.cutoff)):
         return Pruned()
     idle = 0 if node.bound > part.before * (1.0 + HELPS * gap) else part.idle + 1
     split = parts(part.by.instance, part.region, run.incumbent) if idle < effort.idle else []
     if not split:
-        return Undecided(_raised(run, part, node.bound))
-    counts = part.columns.counts_within(run.cutoff)
-    child = _Part(part.by, part.region, counts, before=node.bound, idle=idle, ruled_out=part.columns.ruled_out)
-    return Branched([(node.bound, replace(child, region=each)) for each in split])
+        return _raised(run, node)
+    return _branched(run, node, part.columns, split, idle)
+
+
+def _branched(run: _Run, node: Node[_Part], columns: ColumnPool, split: Sequence[Region], idle: int) -> Branched[_Part]:
+    """Return the parts `split` of a region, with the compositions that its `columns` leave."""
+    counts, by = columns.counts_within(run.cutoff), node.part.by
+    child = partial(_Part, by, counts=counts, before=node.bound, idle=idle, ruled_out=columns.ruled_out)
+    return Branched([(node.bound, child(region)) for region in split])
+
+
+def _is_preliminary(part: _Part) -> bool:
+    """Return whether a region has too many numbers of replicas to say much of any: where units are few, each number has
+    other compositions than the next one."""
+    return _has_few_units(part.by.instance) and is_wide(part.region)
+
+
+def _has_few_units(instance: Instance) -> bool:
+    return int(instance.table.units.sum()) <= FEW_UNITS
 
 
 def _bounded(run: _Run, node: Node[_Part]) -> Step[_Part]:
@@ -169,9 +198,10 @@ def _bounded(run: _Run, node: Node[_Part]) -> Step[_Part]:
         part.region,
         counts,
         known=node.bound,
-        incumbent=run.incumbent,
-        gap=run.problem.gap,
+        cutoff=run.cutoff,
+        longest=run.incumbent,
         ruled_out=part.ruled_out,
+        closely=_has_few_units(instance) and not is_wide(part.region),
     )
     if isinstance(found, Infeasible):
         return Pruned()
@@ -180,31 +210,24 @@ def _bounded(run: _Run, node: Node[_Part]) -> Step[_Part]:
 
 def _scout(run: _Run, drafters: Sequence[Drafter]) -> None:
     """Make plans of the settings that look best by a few compositions, so that the search begins with good ones."""
-    for regions in (_whole, _numbered):
-        seen: list[tuple[float, int, Region, ColumnPool]] = []
-        least: dict[tuple[int, tuple[int, ...]], float] = {}
-        for place, by in enumerate(drafters):
-            each = by.instance
-            counts: Ints | None = None
-            for region in regions(each, run.problem.space):
-                kind = (region.fewest, region.used)
-                high = min(run.incumbent, LESS_GOOD * least.get(kind, np.inf))
-                if each.quickest(region) >= min(high, run.cutoff):
-                    continue
-                counts = _sampled(run, each) if counts is None else counts
-                allowed = picked(counts, usable(each.table, counts, region))
-                columns = ColumnPool(each, region, allowed, run.incumbent, ordered=False)
-                if columns.limit(high) >= each.total:
-                    seconds, _ = shortest(columns.limit, each.total, each.quick, high)
-                    least[kind] = min(seconds, least.get(kind, np.inf))
-                    seen.append((seconds, place, region, columns))
-        best: Counter[tuple[int, tuple[int, ...]]] = Counter()
-        for seconds, place, region, columns in sorted(seen, key=lambda entry: entry[:2]):
-            best[region.fewest, region.used] += 1
-            if best[region.fewest, region.used] <= SCOUTED and seconds < run.cutoff:
-                _attempt(run, drafters[place], region, seconds, columns)
-                if regions is _whole:
-                    equal_replicas(drafters[place], region, run.incumbent, partial(_offer, run))
+    seen: list[tuple[float, int, Region, ColumnPool]] = []
+    least = np.inf
+    for place, by in enumerate(drafters):
+        each = by.instance
+        for region in _whole(each, run.problem.space):
+            high = min(run.incumbent, LESS_GOOD * least)
+            if each.quickest(region) >= min(high, run.target):
+                continue
+            counts = _sampled(run, each)
+            columns = ColumnPool(each, region, counts, run.incumbent, ordered=False)
+            if columns.limit(high) >= each.total:
+                seconds, _ = shortest(columns.limit, each.total, each.quick, high)
+                least = min(seconds, least)
+                seen.append((seconds, place, region, columns))
+    for seconds, place, region, columns in sorted(seen, key=lambda entry: entry[:2])[:SCOUTED]:
+        if seconds < run.target:
+            _attempt(run, drafters[place], region, seconds, columns)
+            equal_replicas(drafters[place], region, run.incumbent, run.incumbents.offer)
 
 
 def _sampled(run: _Run, instance: Instance) -> Ints:
@@ -217,38 +240,29 @@ def _whole(instance: Instance, space: Space) -> list[Region]:
     return instance.roots(space)[:1]
 
 
-def _numbered(instance: Instance, space: Space) -> list[Region]:
-    """Return the regions of so many replicas exactly, on all types and on each, where there are few units."""
-    roots, units = instance.roots(space)[:1], instance.table.units
-    few = units.sum() <= FEW_UNITS and "dp" not in space.pins
-    numbers = [2**power for power in range(FEW_UNITS.bit_length()) if few and roots and 2**power <= roots[0].most]
-    whole = [replace(root, fewest=number, most=number) for root in roots for number in numbers]
-    pure = [replace(part, used=(kind,)) for part in whole for kind in np.flatnonzero(units >= part.fewest).tolist()]
-    return whole + pure
-
-
 def _side_by_side(run: _Run, drafters: Sequence[Drafter]) -> None:
     """Make plans of replicas of one type each, whatever the setting: the tree, which follows the bounds, may have spent
     itself on settings whose bounds are far below their plans."""
     space = run.problem.space
     whole = [(by, region) for by in drafters for region in _whole(by.instance, space)]
     open_ones = [(by, region) for by, region in whole if by.instance.quickest(region) < run.cutoff]
-    side_by_side(open_ones, space, lambda: run.incumbent, partial(_offer, run))
+    side_by_side(open_ones, space, lambda: run.incumbent, run.incumbents.offer)
 
 
 def _attempt(run: _Run, by: Drafter, region: Region, bound: float, columns: ColumnPool) -> None:
-    attempt(by, region, bound, columns, partial(_offer, run), lambda: run.incumbent, run.problem.gap)
+    attempt(by, region, bound, columns, run.incumbents.offer, lambda: run.incumbent, run.problem.gap)
 
 
-def _raised(run: _Run, part: _Part, low: float) -> float:
-    """Return the bound of a region, raised from `low` by its integer program as far as that goes."""
-    least, high = low, run.cutoff
-    for _ in range(CLOSER):
-        if high - low <= 0.3 * max(run.problem.gap, FINEST) * high:
-            break
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if _excluded(run, part, middle) else (low, min(middle, run.cutoff))
-    return max(least, low)
+def _raised(run: _Run, node: Node[_Part]) -> Step[_Part]:
+    """Raise the bound of a region that is not split any more by its integer program, a step at a time: others may come
+    first then."""
+    part, low, high = node.part, node.bound, min(node.part.open_at, run.cutoff)
+    if part.asked == CLOSER or high - low <= CLOSE * max(run.problem.gap, FINEST) * high:
+        return Undecided(low)
+    part, middle = replace(part, asked=part.asked + 1), 0.5 * (low + high)
+    if _excluded(run, part, middle):
+        return Rebounded(middle, part)
+    return Rebounded(low, replace(part, open_at=middle))
 
 
 def _excluded(run: _Run, part: _Part, seconds: float) -> bool:
@@ -256,31 +270,5 @@ def _excluded(run: _Run, part: _Part, seconds: float) -> bool:
     assert part.columns is not None, "it has been bounded"
     found = solve_within(part.by, part.region, part.columns, seconds)
     if isinstance(found, Solved):
-        _offer(run, found.solution)
+        run.incumbents.offer(found.solution)
     return isinstance(found, Infeasible)
-
-
-def _offer(run: _Run, draft: Draft) -> float:
-    """Cost a draft exactly under every rank order and keep the better plan. Return its seconds: infinite where it does
-    not fit, the draft's own where these are too many."""
-    if draft.seconds >= run.incumbent:
-        return draft.seconds
-    if draft not in run.tried:
-        run.tried[draft] = _cost(run, draft)
-    return run.tried[draft]
-
-
-def _cost(run: _Run, draft: Draft) -> float:
-    contexts, best = run.problem.contexts, np.inf
-    for plan, seconds in under_each_order(contexts, run.problem.cluster, draft, run.problem.known, run.allowed):
-        run.costed += 1
-        if seconds is None:
-            continue
-        best = min(best, seconds)
-        key = (plan.replicas, plan.micro_batch)
-        if key not in run.best or seconds < run.best[key][0]:
-            run.best[key] = (seconds, plan)
-        run.incumbent = min(run.incumbent, best)
-        if best > MUCH_SLOWER * run.incumbent:
-            break
-    return best

@@ -63,7 +63,7 @@ def _processed(run: _Question, node: Node[Part]) -> Step[Part]:
     """Bound a region, ask its integer program for a plan within the cutoff, and branch on its parts."""
     run.looked += 1
     (region, counts), instance = node.part, run.by.instance
-    found = bounded(instance, region, counts, known=node.bound, incumbent=run.cutoff(), gap=0.0)
+    found = bounded(instance, region, counts, known=node.bound, cutoff=run.cutoff(), longest=run.cutoff())
     if isinstance(found, Infeasible):
         return Pruned()
     answer = solve_within(run.by, region, found.columns, run.cutoff())

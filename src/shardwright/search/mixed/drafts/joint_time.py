@@ -52,7 +52,7 @@ def _after(table: Table, replicas: Replicas, found: Sequence[Stages], copies: in
     once = _once(table, replicas, [each.parameters[0] for each in found], copies, outermost)
     for (line, _, _), each, seconds in zip(replicas, found, once, strict=True):
         reduce, gather = tails(table, each, seconds[None, :])
-        tied = float(table.tied_between(np.array(line.kinds), 1 if outermost else copies))
+        tied = float(table.tied_between(np.array(line.kinds), len(line.kinds), 1 if outermost else copies))
         after.append(float(reduce.max()) + float(gather.max()) + tied)
     return after
 

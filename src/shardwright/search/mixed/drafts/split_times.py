@@ -29,53 +29,99 @@ class Stages(Columns):
     fits: Bools
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Places:
+    """R stages, [R] each: their type, layers `begin` to `end`, and micro-batches in flight; `staged` says that each has
+    neighbours. The first has the embedding, the last the head."""
+
+    kinds: Ints
+    begin: Ints
+    end: Ints
+    flight: Ints
+    staged: bool
+    layers: int
+
+    @property
+    def last(self) -> Bools:
+        return np.asarray(self.end == self.layers)
+
+    def held(self, running: Floats) -> Floats:
+        """Return the sum over all positions of each stage."""
+        row, flat = self.kinds * (self.layers + 3), running.ravel()
+        low = np.where(self.begin > 0, self.begin + 1, 0)
+        high = self.end + 1 + self.last
+        return np.asarray(flat.take(row + high) - flat.take(row + low))
+
+    def middle(self, running: Floats) -> Floats:
+        """Return the sum over the layers of each stage."""
+        row, flat = self.kinds * (self.layers + 3) + 1, running.ravel()
+        return np.asarray(flat.take(row + self.end) - flat.take(row + self.begin))
+
+
 def stages(
     table: Table, kinds: Ints, starts: Ints, *, micro_batches: int, copies: int, modes: tuple[int, ...]
 ) -> Stages:
     """Return the stages of splits `starts` [N, P + 1] on types `kinds`, [P] or [N, P]."""
-    depth = kinds.shape[-1]
-    low, high = starts[:, :-1] + 1, starts[:, 1:] + 1
-    low[:, 0], high[:, -1] = 0, table.layers + 2
-    row = np.broadcast_to(kinds, low.shape) * (table.layers + 3)
-    low, high = low + row, high + row
+    shape = starts.shape[0], starts.shape[1] - 1
+    flight = np.minimum(micro_batches, shape[1] - np.arange(shape[1]))
+    found = lone_stages(
+        table,
+        np.broadcast_to(kinds, shape).ravel(),
+        starts[:, :-1].ravel(),
+        starts[:, 1:].ravel(),
+        np.broadcast_to(flight, shape).ravel(),
+        staged=shape[1] > 1,
+        copies=copies,
+        modes=modes,
+    )
+    columns = {name: getattr(found, name).reshape(shape) for name in Stages.__slots__}
+    return Stages(**columns | {"fits": columns["fits"].all(axis=1)})
 
-    def held(running: Floats) -> Floats:
-        flat = running.ravel()
-        return np.asarray(flat.take(high) - flat.take(low))
 
+def lone_stages(
+    table: Table,
+    kinds: Ints,
+    begin: Ints,
+    end: Ints,
+    flight: Ints,
+    *,
+    staged: bool,
+    copies: int,
+    modes: tuple[int, ...],
+) -> Stages:
+    """Return stages of whatever pipelines, [R] each: on types `kinds`, with layers `begin` to `end` and `flight`
+    micro-batches in flight; `staged` says that each has neighbours."""
+    of = _Places(kinds=kinds, begin=begin, end=end, flight=flight, staged=staged, layers=table.layers)
     each = table.each[kinds]
-    host = np.diff(starts, axis=1) * (table.host[kinds] if depth > 1 else 0.0)
-    forward = launched_seconds(held(table.forward), host)
-    flight = np.minimum(micro_batches, depth - np.arange(depth))
-    parameters = held(table.dense) + held(table.expert)
-    if depth == 1:
+    host = (end - begin) * (table.host[kinds] if staged else 0.0)
+    forward = launched_seconds(of.held(table.forward), host)
+    parameters = of.held(table.dense) + of.held(table.expert)
+    if not staged:
         parameters = parameters - table.tied_parameters[kinds]
     per_parameter = (table.state_bytes + table.shared_bytes / copies)[kinds]
-    room = (table.room_bytes - table.fixed_bytes - (table.staged_bytes if depth > 1 else 0.0))[kinds]
-    room = room - per_parameter * parameters
-    room[:, -1] -= table.head_bytes[kinds[..., -1]]
-    kept = held(table.activations) * flight
-    spare, zeros = kept <= room, np.zeros_like(starts[:, 1:])
+    room = (table.room_bytes - table.fixed_bytes - (table.staged_bytes if staged else 0.0))[kinds]
+    room = room - per_parameter * parameters - np.where(of.last, table.head_bytes[kinds], 0.0)
+    kept = of.held(table.activations) * flight
+    spare, zeros = kept <= room, np.zeros_like(begin)
     options: list[tuple[int, Floats, Ints]] = []
     if NONE in modes:
         options.append((NONE, np.where(spare, 0.0, np.inf), zeros))
     if NONE not in modes or not spare.all():
         if SELECTIVE in modes:
-            lean = kept - held(table.core_bytes) * flight
-            options.append((SELECTIVE, np.where(lean <= room, held(table.core), np.inf), zeros))
+            lean = kept - of.held(table.core_bytes) * flight
+            options.append((SELECTIVE, np.where(lean <= room, of.held(table.core), np.inf), zeros))
         if BLOCK in modes:
-            tight = room - _again(table, kinds, 1)
-            wanted = ~spare if NONE in modes else np.ones_like(spare)
-            options.append((BLOCK, *_block(table, row, starts, kept - tight, flight, wanted)))
+            wanted = np.flatnonzero(~spare) if NONE in modes else np.arange(len(spare))
+            options.append((BLOCK, *_block(table, of, kept - room + _again(table, of, 1), wanted)))
         if UNIFORM in modes:
-            options.append((UNIFORM, *_uniform(table, kinds, row, starts, kept - room, flight)))
+            options.append((UNIFORM, *_uniform(table, of, kept - room)))
     seconds = np.stack([option[1] for option in options])
     best = seconds.argmin(axis=0)
     recompute = np.take_along_axis(seconds, best[None], axis=0)[0]
     layers = np.take_along_axis(np.stack([option[2] for option in options]), best[None], axis=0)[0]
     fits = np.isfinite(recompute)
     again = np.where(fits, recompute, 0.0)
-    backward = launched_seconds(held(table.backward) + again, BACKWARD_LAUNCHES * host) + each
+    backward = launched_seconds(of.held(table.backward) + again, BACKWARD_LAUNCHES * host) + each
     return Stages(
         forward=forward + each,
         backward=backward,
@@ -83,17 +129,17 @@ def stages(
         recompute=np.array([option[0] for option in options])[best],
         recompute_layers=layers,
         parameters=parameters,
-        fits=fits.all(axis=1),
+        fits=fits,
     )
 
 
-def _block(table: Table, row: Ints, starts: Ints, over: Floats, flight: Ints, wanted: Bools) -> tuple[Floats, Ints]:
+def _block(table: Table, of: _Places, over: Floats, wanted: Ints) -> tuple[Floats, Ints]:
     """Return the seconds of recomputing the fewest layers of each stage that is `wanted`, the first ones, which free
-    the bytes that it is `over` its memory (infinite where all do not), and their number. `row` is where the running
-    sums of a stage's type begin."""
-    begin, end = (starts[:, :-1] + 1 + row)[wanted], (starts[:, 1:] + 1 + row)[wanted]
+    the bytes that it is `over` its memory (infinite where all do not), and their number."""
+    row = (of.kinds[wanted] * (of.layers + 3)) + 1
+    begin, end = row + of.begin[wanted], row + of.end[wanted]
     kept = (table.activations - table.inputs).ravel()
-    before, each, over = kept.take(begin), np.broadcast_to(flight, row.shape)[wanted], over[wanted]
+    before, each, over = kept.take(begin), of.flight[wanted], over[wanted]
 
     def enough(count: Ints) -> Bools:
         return np.asarray(each * (kept.take(np.minimum(begin + count, end)) - before) >= over)
@@ -106,37 +152,31 @@ def _block(table: Table, row: Ints, starts: Ints, over: Floats, flight: Ints, wa
         high, low = np.where(more, middle, high), np.where(more, low, np.minimum(middle + 1, high))
     running = table.forward.ravel()
     taken = running.take(np.minimum(begin + high, end)) - running.take(begin)
-    seconds, count = np.full(row.shape, np.inf), np.ones_like(row)
+    seconds, count = np.full(len(of.begin), np.inf), np.ones_like(of.begin)
     seconds[wanted], count[wanted] = np.where(possible, taken, np.inf), high
     return seconds, count
 
 
-def _again(table: Table, kinds: Ints, group: int) -> Floats:
-    """Return the bytes that recomputing a group of layers at a time adds to stages on types `kinds`, [P] or [N, P]: on
-    the last one beyond the logits, with which they alternate."""
-    again = group * table.again_bytes[kinds]
-    again[..., -1] = np.maximum(again[..., -1] - table.head_bytes[kinds[..., -1]], 0.0)
-    return again
+def _again(table: Table, of: _Places, group: int) -> Floats:
+    """Return the bytes that recomputing a group of layers at a time adds to stages: on the last one beyond the logits,
+    with which they alternate."""
+    again = group * table.again_bytes[of.kinds]
+    return np.where(of.last, np.maximum(again - table.head_bytes[of.kinds], 0.0), again)
 
 
-def _uniform(table: Table, kinds: Ints, row: Ints, starts: Ints, over: Floats, flight: Ints) -> tuple[Floats, Ints]:
+def _uniform(table: Table, of: _Places, over: Floats) -> tuple[Floats, Ints]:
     """Return the seconds of recomputing all layers of each stage in groups, of which the inputs are kept (infinite
     where no size of them frees the bytes that a stage is `over` its memory), and the smallest size that does."""
-    begin, end, count = starts[:, :-1] + 1 + row, starts[:, 1:] + 1 + row, np.diff(starts, axis=1)
-
-    def held(running: Floats) -> Floats:
-        flat = running.ravel()
-        return np.asarray(flat.take(end) - flat.take(begin))
-
-    activations, inputs = held(table.activations), held(table.inputs)
+    count = of.end - of.begin
+    activations, inputs = of.middle(table.activations), of.middle(table.inputs)
     sizes = np.zeros_like(count)
     for size in range(1, int(count.max()) + 1):
         if not ((sizes == 0) & (size <= count)).any():
             break
         kept = inputs * -(-count // size) / np.maximum(count, 1)
-        enough = (activations - kept) * flight >= over + _again(table, kinds, size)
+        enough = (activations - kept) * of.flight >= over + _again(table, of, size)
         sizes = np.where((sizes == 0) & (size <= count) & enough, size, sizes)
-    return np.where(sizes > 0, held(table.forward), np.inf), sizes
+    return np.where(sizes > 0, of.middle(table.forward), np.inf), sizes
 
 
 def pipeline_seconds(found: Stages, moves: Floats, micro_batches: int) -> Floats:
@@ -155,7 +195,7 @@ def after_seconds(table: Table, kinds: Ints, found: Stages, copies: int, slowest
     on types `kinds`, [P] or [N, P]: the links of the type `slowest` join all copies of a stage (None: those of its own
     type), as many in a domain as can be."""
     update = (found.parameters * table.updates(copies)[kinds]).max(axis=1)
-    update = update + table.tied_between(kinds)
+    update = update + table.tied_between(kinds, kinds.shape[-1])
     if copies == 1:
         return np.asarray(update)
     once, places = np.zeros_like(found.parameters), np.broadcast_to(kinds, found.parameters.shape)

@@ -17,6 +17,7 @@ from shardwright.search.mixed.bounds.travel import layers_in_tail, travel
 from shardwright.search.mixed.drafts.split_times import Stages, after_seconds, pipeline_seconds, stages
 from shardwright.search.mixed.tables.columns import Layers, Table
 from shardwright.search.mixed.tables.ends import Ends
+from shardwright.search.mixed.tables.region import Region
 
 TRIED = 24  # bottleneck times for each order
 WIDEST = 1.25  # the longest of them, as a multiple of the least
@@ -181,7 +182,8 @@ def candidates(
 
     of = _with_moves(figures(table, layers, around.copies).take(kinds), table, kinds, around.copies)
     copies = around.copies
-    needs = travel(table, layers, fewest=copies, most=copies, link=np.inf)[0] if np.isfinite(tail) else None
+    alike = Region(fewest=copies, most=copies, modes=around.modes, link=np.inf, used=())
+    needs = travel(table, layers, alike)[0] if np.isfinite(tail) else None
 
     def room(seconds: Floats) -> Ints:
         most = stage_layers(of, flight, seconds, around.modes, layers)

@@ -103,11 +103,13 @@ def solve_within(by: Drafter, region: Region, pool: ColumnPool, cutoff: float) -
     """Return the plan that the integer program makes of a region within `cutoff` seconds, if it has few enough
     compositions to prove anything. Those of solutions are looked at split by split before they count."""
     each = by.instance
+    if pool.excludes(cutoff):
+        return Infeasible()
     for _ in range(TIGHTENED):
         relaxed = pool.generated(cutoff)
         if not pool.suffices(relaxed):
             return Infeasible()
-        if not pool.tighten(sorted(relaxed.amounts), cutoff):
+        if not pool.tighten(np.array(sorted(relaxed.amounts), dtype=np.int64), cutoff):
             break
     for _ in range(SOLVED):
         pool.generated(cutoff)
@@ -117,7 +119,7 @@ def solve_within(by: Drafter, region: Region, pool: ColumnPool, cutoff: float) -
         answer = pool.program.solve(sizes, each.total, asked_for(each.table, pool.listed.counts, region))
         if not isinstance(answer, Solved):
             return answer
-        if not pool.tighten(answer.solution.chosen.tolist(), cutoff):
+        if not pool.tighten(answer.solution.chosen, cutoff):
             draft = _draft(by, region, pool.listed, answer.solution, sizes, np.full(len(pool.listed.counts), cutoff))
             return Open() if draft is None else Solved(draft)
     return Open()

@@ -6,7 +6,7 @@ A composition that is not listed counts as one that no solution has, and prices 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -17,17 +17,35 @@ from shardwright.search.mixed.bounds.compositions import Columns, alone, columns
 from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.master.program import CLOSE, Limits, MasterProblem, master_problem
 from shardwright.search.mixed.master.relaxation import Relaxed
-from shardwright.search.mixed.subproblem.exact import impossible
+from shardwright.search.mixed.subproblem.exact import least_by_splits
 from shardwright.search.mixed.subproblem.pricing import needed, possible
 from shardwright.search.mixed.tables.region import Region
 
 FIRST = 200  # compositions that are all listed at first; of more, samples
 MORE = 120  # listed at a time
+LOOKS = 8  # at splits, to prove that there is no solution
 
 
 # Compositions with seconds and micro-batches that no split of them finishes in a region, nor in a part of it.
 RuledOut = Mapping[tuple[int, ...], tuple[tuple[float, int], ...]]
 NOTHING: RuledOut = MappingProxyType({})
+
+
+def _none() -> Ints:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class _Marks:
+    """Rows with numbers of micro-batches and seconds, [K] each."""
+
+    rows: Ints = field(default_factory=_none)
+    sizes: Ints = field(default_factory=_none)
+    seconds: Floats = field(default_factory=lambda: np.zeros(0))
+
+    def add(self, rows: Iterable[int], sizes: Iterable[int], seconds: Iterable[float]) -> None:
+        self.rows, self.sizes = np.append(self.rows, np.array(rows)), np.append(self.sizes, np.array(sizes))
+        self.seconds = np.append(self.seconds, np.array(seconds))
 
 
 def limits_of(instance: Instance, region: Region) -> Limits:
@@ -66,9 +84,8 @@ class ColumnPool:
         self.listed = alone(instance.table, instance.layers, region)
         self.unlisted = picked(counts, np.argsort(counts.sum(axis=1), kind="stable"))
         self.narrow = counts[:0]
-        self.possible: dict[tuple[int, int], float] = {}  # rows and micro-batches for which some split may do
         self.ruled_out = dict(ruled_out)
-        self.too_many: list[tuple[float, int, int]] = []  # seconds, row and micro-batches for which no split does
+        self.possible, self.too_many = _Marks(), _Marks()  # by some split in these seconds or more; by none in less
         self.program = master_problem(self.listed.counts, limits_of(instance, region))
         self.capacity = instance.capacity(region, longest, few=False)
         if len(counts):
@@ -81,10 +98,14 @@ class ColumnPool:
     def sizes(self, seconds: float) -> Ints:
         """Return the most micro-batches that each listed composition finishes within `seconds`."""
         found = micro_batches(self.listed, seconds)
-        known = [(row, size - 1) for at, row, size in self.too_many if at >= seconds]
-        if known:
-            rows, most = np.array(known, dtype=np.int64).T
-            np.minimum.at(found, rows, most)
+        known = self.too_many.seconds >= seconds
+        np.minimum.at(found, self.too_many.rows[known], self.too_many.sizes[known] - 1)
+        return found
+
+    def _surely(self, seconds: float) -> Ints:
+        """Return how many micro-batches some split of each listed composition is known to finish within `seconds`."""
+        found, known = np.zeros(len(self.listed.stages), dtype=np.int64), self.possible.seconds <= seconds
+        np.maximum.at(found, self.possible.rows[known], self.possible.sizes[known])
         return found
 
     def limit(self, seconds: float) -> float:
@@ -128,27 +149,52 @@ class ColumnPool:
         self._list_narrow(relaxed.prices, slack)
         return complete
 
-    def tighten(self, rows: Iterable[int], seconds: float) -> bool:
+    def excludes(self, seconds: float) -> bool:
+        """Return whether it is proven that no solution finishes all micro-batches within `seconds`.
+
+        Prices that value all units at a little less than the micro-batches there are prove it if no composition
+        finishes more than it costs. So splits are looked at for just as many of all compositions that may, if these
+        are not too many; of those that can, prices have to rise."""
+        for _ in range(LOOKS if len(self.listed.stages) <= FIRST else 0):
+            relaxed = self.generated(seconds)
+            if not self.suffices(relaxed):
+                return True
+            surely, sizes = self._surely(seconds), self.sizes(seconds)
+            if self.suffices(self.program.relaxed(surely)):
+                return False
+            prices = relaxed.prices * ((self.total - 2.0 * CLOSE) / relaxed.value)
+            wanted = np.floor(weighed(self.listed.counts, prices[:-1]) + prices[-1] + CLOSE).astype(np.int64) + 1
+            wanted = np.maximum(np.where(surely >= wanted, surely + (sizes - surely + 1) // 2, wanted), 1)
+            rows = np.flatnonzero((sizes >= wanted) & (surely < wanted) & (self.listed.stages > 1))
+            if not len(rows):
+                return False
+            rows = rows[np.argsort(relaxed.reduced_costs[rows], kind="stable")]
+            self._look(rows, wanted[rows], seconds)
+        return False
+
+    def tighten(self, rows: Ints, seconds: float) -> bool:
         """Look at all splits of the compositions at `rows`, and lower what they finish within `seconds` by one where no
         split does it: this holds for shorter times, too. Return whether that was so for any."""
-        sizes = self.sizes(seconds)
-        lowered = False
-        for row in rows:
-            size = int(sizes[row])
-            if size and self.possible.get((row, size), np.inf) > seconds:
-                column = self.listed.take(np.array([row]))
-                if impossible(self.instance.table, self.instance.layers, self.region, column, size, seconds):
-                    self._rule_out(tuple(self.listed.counts[row].tolist()), seconds, size)
-                    lowered = True
-                else:
-                    self.possible[row, size] = seconds
-        return lowered
+        sizes, surely = self.sizes(seconds), self._surely(seconds)
+        rows = rows[(sizes[rows] > surely[rows]) & (self.listed.stages[rows] > 1)]
+        return bool(len(rows)) and self._look(rows, sizes[rows], seconds)
+
+    def _look(self, rows: Ints, sizes: Ints, seconds: float) -> bool:
+        """Look at all splits of the compositions at `rows` for whether they finish so many micro-batches within
+        `seconds`, and remember it. Return whether some do not."""
+        instance, columns = self.instance, self.listed.take(rows)
+        least = least_by_splits(instance.table, instance.layers, self.region, columns, sizes, seconds)
+        can = np.isfinite(least)
+        self.possible.add(rows[can], sizes[can], np.where(least[can] > 0.0, least[can], seconds))
+        for row, size in zip(rows[~can].tolist(), sizes[~can].tolist(), strict=True):
+            self._rule_out(tuple(self.listed.counts[row].tolist()), seconds, size)
+        return not can.all()
 
     def _rule_out(self, counts: tuple[int, ...], seconds: float, size: int) -> None:
         """Remember that no split of a composition finishes `size` micro-batches within `seconds`."""
         self.ruled_out[counts] = (*self.ruled_out.get(counts, ()), (seconds, size))
-        rows = np.flatnonzero((self.listed.counts == np.array(counts)).all(axis=1)).tolist()
-        self.too_many += [(seconds, row, size) for row in rows]
+        rows = np.flatnonzero((self.listed.counts == np.array(counts)).all(axis=1))
+        self.too_many.add(rows, np.full(len(rows), size), np.full(len(rows), seconds))
 
     def within(self, seconds: float) -> tuple[Columns, MasterProblem]:
         """Return the listed compositions that can be in a solution within `seconds`, with their program."""
@@ -216,6 +262,7 @@ class ColumnPool:
 
     def _join(self, more: Columns) -> None:
         for row, counts in enumerate(map(tuple, more.counts.tolist()), start=len(self.listed.stages)):
-            self.too_many += [(seconds, row, size) for seconds, size in self.ruled_out.get(counts, ())]
+            for seconds, size in self.ruled_out.get(counts, ()):
+                self.too_many.add([row], [size], [seconds])
         self.listed = joined([self.listed, more])
         self.program = self.program.widened(self.listed.counts)

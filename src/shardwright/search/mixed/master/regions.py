@@ -36,21 +36,22 @@ def bounded(
     counts: Ints,
     *,
     known: float,
-    incumbent: float,
-    gap: float,
+    cutoff: float,
+    longest: float,
     ruled_out: RuledOut = NOTHING,
+    closely: bool = False,
 ) -> Bounded | Infeasible:
-    """(P8) Return the bound of a region with its columns, unless it holds nothing below `incumbent` by more than the
-    gap. `known` is a bound already, and what a region of which it is a part has `ruled_out` holds."""
-    cutoff = incumbent / (1.0 + gap)
+    """(P8) Return the bound of a region with its columns, unless it holds nothing below `cutoff`. Columns are of use
+    for times up to `longest`. `known` is a bound already, and what a region of which it is a part has `ruled_out`
+    holds. `closely` looks at all splits of compositions."""
     least = max(known, instance.quickest(region))
     if least >= cutoff:
         return Infeasible()
     counts = picked(counts, usable(instance.table, counts, region))
     if too_slow(instance, region, counts, cutoff):
         return Infeasible()
-    columns = ColumnPool(instance, region, counts, incumbent, ruled_out=ruled_out)
-    if not columns.reaches_all(cutoff):
+    columns = ColumnPool(instance, region, counts, longest, ruled_out=ruled_out)
+    if columns.excludes(cutoff) if closely else not columns.reaches_all(cutoff):
         return Infeasible()
     high = cutoff
     while True:
@@ -110,8 +111,12 @@ def parts(instance: Instance, region: Region, incumbent: float) -> list[Region]:
     several = len(sites_of(instance.table, tuple(np.flatnonzero(instance.table.units > 0).tolist()))) > 1
     if not region.used and (region.most > 1 or several) and (instance.table.units > 0).sum() > 1:
         return by_types(instance.table, region, _fewest_gpus(instance, incumbent))
-    wide = region.most > (NARROW * region.fewest if region.most > FEW else region.fewest)
-    return _narrowed(region) if wide else by_links(instance.table, region)
+    return _narrowed(region) if is_wide(region) else by_links(instance.table, region)
+
+
+def is_wide(region: Region) -> bool:
+    """Return whether a region is split by the numbers of replicas."""
+    return region.most > (NARROW * region.fewest if region.most > FEW else region.fewest)
 
 
 def _fewest_gpus(instance: Instance, incumbent: float) -> int:

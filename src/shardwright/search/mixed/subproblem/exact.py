@@ -1,147 +1,187 @@
-"""Whether a composition can finish some micro-batches in time, told by all of its splits.
+"""In what time compositions can finish some micro-batches, told by all of their splits at once.
 
-The inequalities of `bounds` look at the bottleneck and the work of a split. Here all orders of the types and all splits
-that the bottleneck leaves are listed: stages take k_i <= K_i layers and all of them L, so the sum(K_i) - L that are
-missing are shared out over the stages in every way. What gradients and weights take after the pipeline is counted split
-by split, at its least. Where there are too many splits, nothing is said.
+The inequalities of `bounds` look at the bottleneck and the work of a split. Here a dynamic program goes through the
+stages of a composition, in each order of its types, from the last to the first. For each number of layers that the
+stages so far hold it keeps the least, over all splits, of
+
+    R     their seconds of a micro-batch, x_i = f_i + b_i together,
+    V     what they make the pipeline take: the largest over them of p_i + y_i, with p_i the seconds of those so far
+          before stage i, and y_i = m x_i + max(R_i - h f_i, 0) + max(R_i - h b_i, 0) the work and idle time of stage i
+          with h more forward passes before its first backward one (`cost.pipeline.bound`),
+    Z, Z' what reduction and gathering leave after the pipeline: the largest of z_i less the passes before stage i,
+    V + Z + Z', and V + Y, with Y the least that both leave at any stage beside a type that the pipeline lacks.
+
+One more stage in front adds x to R and p, takes its passes off what is left, and each of these never falls where one of
+them rises. So the least of all is a bound on every split. Stages have the recomputation that fits and is fastest, and
+layers are as small as the smallest one.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from itertools import permutations
-from math import comb
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import factorial
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from shardwright.arrays import Floats, Ints
-from shardwright.cost.pipeline.bound import lower_bound
-from shardwright.cost.pipeline.simulate import folded
-from shardwright.search.mixed.bounds.compositions import Columns
-from shardwright.search.mixed.bounds.stage_limits import figures, stage_layers
+from shardwright.cost.network.collectives import exposed_seconds
+from shardwright.search.mixed.bounds.compositions import Columns, after
 from shardwright.search.mixed.bounds.travel import byte_seconds
-from shardwright.search.mixed.drafts.split_times import Stages, pipeline_seconds, stages, tails
+from shardwright.search.mixed.drafts.split_times import lone_stages
 from shardwright.search.mixed.subproblem.pricing import longest_bottleneck
-from shardwright.search.mixed.tables.columns import Layers, Table
+from shardwright.search.mixed.tables.columns import Layers, Table, levelled
+from shardwright.search.mixed.tables.orders import every_order
 from shardwright.search.mixed.tables.region import Region
 
-MOST_SPLITS = 4_000
+MOST_WORK = 1_500_000  # stages times layers before and in them that are looked at in one call
 MOST_ORDERS = 24
+NEVER = 1e9  # seconds of what does not fit
+FIRST, INNER, LAST = 0, 1, 2
 
 
-def impossible(
-    table: Table, layers: Layers, region: Region, column: Columns, micro_batches: int, seconds: float
-) -> bool:
-    """(P6) Return whether no split of the composition of `column` (one row) finishes `micro_batches` within
-    `seconds`."""
-    counts = column.counts[0]
-    depth = int(counts.sum())
-    if depth < 2 or not layers.whole:
-        return False
-    left = seconds - float(column.after[0].min())
-    present = [kind for kind in range(len(counts)) if counts[kind]]
-    orders = list(permutations(present))
-    if len(orders) > MOST_ORDERS:
-        return False
+@dataclass(frozen=True, slots=True)
+class _Pipelines:
+    """R orders of compositions, deepest first: which composition each is of, `owner`, and its `depth` [R]; the types of
+    its stages, the last one first, `kinds` [R, P]; the seconds of a message from each to the one before it in that
+    order, [R, P]; and which type that it lacks has a layer of it, `beside` [R] (-1: none)."""
+
+    owner: Ints
+    depth: Ints
+    kinds: Ints
+    moves: Floats
+    beside: Ints
+
+
+def least_by_splits(
+    table: Table, layers: Layers, region: Region, found: Columns, micro_batches: Ints, seconds: float
+) -> Floats:
+    """(P6) Return seconds in which no split of each composition finishes `micro_batches` [N]: infinite where none does
+    within `seconds`, zero where nothing is said. Of too many compositions the first ones are looked at."""
+    least = np.zeros(len(found.stages))
     longest = longest_bottleneck(
-        np.array([left]),
-        column.work[:, -1],
-        np.array([micro_batches]),
-        np.array([float(depth)]),
-        1.0 - column.share,
+        seconds - found.after.min(axis=1),
+        found.work[:, -1],
+        micro_batches,
+        found.stages.astype(np.float64),
+        1.0 - found.share,
     )
-    if longest[0] <= 0.0:
-        return True
-    each = [np.repeat(np.array(order), counts[list(order)]) for order in orders]
-    found = [_splits(table, layers, region, kinds, micro_batches, longest * (1.0 + 1e-9)) for kinds in each]
-    listed = [starts for starts in found if starts is not None]
-    if len(listed) < len(found):
-        return False
-    starts, kinds = np.concatenate(listed), np.repeat(each, [len(own) for own in listed], axis=0)
-    least = _least_seconds(table, layers, region, kinds, starts, micro_batches, seconds)
-    return least > seconds * (1.0 + 1e-9)
-
-
-def _splits(
-    table: Table, layers: Layers, region: Region, kinds: Ints, micro_batches: int, longest: Floats
-) -> Ints | None:
-    """Return all splits [N, P + 1] whose stages take no longer than `longest` [1], or None where there are too many."""
-    depth = len(kinds)
-    flight = np.minimum(micro_batches, depth - np.arange(depth)).astype(np.float64)
-    of = figures(table, layers, region.most).take(kinds)
-    most = np.floor(stage_layers(of, flight, longest, region.modes, layers)[0] + 1e-9)
-    if most.min() < 1.0 or most.sum() < table.layers:
-        return np.zeros((0, depth + 1), dtype=np.int64)
-    most = np.minimum(most, table.layers - depth + 1).astype(np.int64)
-    missing = int(most.sum()) - table.layers
-    if missing < 0:
-        return np.zeros((0, depth + 1), dtype=np.int64)
-    if comb(missing + depth - 1, depth - 1) > MOST_SPLITS:
-        return None
-    held = most - _shared(missing, depth)
-    held = held[(held >= 1).all(axis=1)]
-    starts = np.zeros((len(held), depth + 1), dtype=np.int64)
-    np.cumsum(held, axis=1, out=starts[:, 1:])
-    return starts
-
-
-@lru_cache(maxsize=256)
-def _shared(number: int, parts: int) -> Ints:
-    """Return all ways to share out `number` over `parts`, [N, parts]."""
-    if parts == 1:
-        return np.array([[number]])
-    pieces = []
-    for first in range(number + 1):
-        rest = _shared(number - first, parts - 1)
-        pieces.append(np.column_stack([np.full(len(rest), first), rest]))
-    return np.concatenate(pieces)
-
-
-def _least_seconds(
-    table: Table, layers: Layers, region: Region, kinds: Ints, starts: Ints, micro_batches: int, enough: float
-) -> float:
-    """Return the least seconds of the splits `starts` [N, P + 1] on types `kinds` [N, P], with what comes after the
-    pipeline; any time above `enough` is as good as another."""
-    if not len(starts):
-        return np.inf
-    found = stages(table, kinds, starts, micro_batches=micro_batches, copies=region.most, modes=region.modes)
-    after = _least_after(table, layers, region, kinds, found)
-    rows = np.flatnonzero(found.fits & (after <= enough))
+    several = (found.stages > 1) & layers.whole
+    least[several & (longest <= 0.0)] = np.inf
+    rows = np.flatnonzero(several & (longest > 0.0))
+    orders = factorial(int((found.counts[rows] > 0).any(axis=0).sum())) if len(rows) else 0
+    if not 0 < orders <= MOST_ORDERS:
+        return least
+    fastest = np.where(found.counts[rows] > 0, layers.seconds, np.inf).min(axis=1)
+    most = int(min((longest[rows] / fastest).max() * (1.0 + 1e-9) + 1e-9, table.layers - 1))
+    work = orders * np.cumsum(found.stages[rows]) * table.layers * most
+    rows = rows[work <= MOST_WORK]
     if not len(rows):
-        return np.inf
-    found, later, moves = found.take(rows), after[rows], _least_moves(table, kinds[rows])
-    seconds = later + lower_bound(*folded(found.forward, found.backward, moves), micro_batches)
-    rows = np.flatnonzero(seconds <= enough * (1.0 + 1e-9))
-    if not len(rows):
-        return np.inf
-    return float((later[rows] + pipeline_seconds(found.take(rows), moves[rows], micro_batches)).min())
+        return least
+    counts = found.counts[rows]
+    lines = _pipelines(table, region, counts)
+    times = _pipeline_and_tail(table, layers, region, lines, micro_batches[rows][lines.owner], max(most, 1))
+    best = np.full(len(rows), np.inf)
+    np.minimum.at(best, lines.owner, times)
+    best += after(table, layers, counts, region)
+    least[rows] = np.where(best <= seconds * (1.0 + 1e-9), best, np.inf)
+    return least
 
 
-def _least_moves(table: Table, kinds: Ints) -> Floats:
-    """Return the least seconds of a message between neighbours, [N, P - 1]."""
+def _pipelines(table: Table, region: Region, counts: Ints) -> _Pipelines:
+    """Return all orders of the types of compositions [N, G]."""
+    arranged = every_order(counts)
+    at = arranged.stages[:, None] - 1 - np.arange(int(counts.sum(axis=1).max()))
+    kinds = np.zeros_like(at)
+    for kind in range(counts.shape[1]):
+        start = arranged.start[:, kind, None]
+        kinds[(at >= start) & (at < start + arranged.counts[:, kind, None])] = kind
+    owner = np.arange(len(kinds)) % len(counts)
+    _, chosen = np.unique(np.column_stack([-arranged.stages, owner, kinds]), axis=0, return_index=True)
+    owner, kinds = owner[chosen], kinds[chosen]
     near = np.where(table.local > 1, np.minimum(table.near, table.far), table.far)
     here, there = kinds[:, :-1], kinds[:, 1:]
-    return np.where(here == there, near[here], np.maximum(table.far[here], table.far[there]))
+    moves = np.zeros(kinds.shape)
+    moves[:, 1:] = np.where(here == there, near[here], np.maximum(table.far[here], table.far[there]))
+    beside = np.full(len(owner), -1)
+    for other in sorted(region.used, key=lambda kind: -float(table.links[kind])):
+        beside[counts[owner, other] == 0] = other
+    return _Pipelines(owner, arranged.stages[chosen], kinds, moves, beside)
 
 
-def _least_after(table: Table, layers: Layers, region: Region, kinds: Ints, found: Stages) -> Floats:
-    """Return the least seconds after the pipeline, [N], in a plan of the region. Of the layers that a type in use
-    holds some are in a stage at least, which is reduced with it."""
-    held = found.parameters
-    rest = (held * table.updates(region.most)[kinds]).max(axis=1)
-    used = np.unique(kinds[0])  # those of all rows: orders of one composition
-    norm = table.norm_seconds(kinds.shape[1] * region.fewest)[0, used].max()
-    rest = rest + norm + table.tied_between(kinds)
-    if region.fewest < 2:
-        return np.asarray(rest)
+def _stages(table: Table, layers: Layers, region: Region, depth: int, most: int) -> Mapping[str, Floats]:
+    """Return figures of stages by their place in the pipeline, type, micro-batches in flight and layers, `most` ones
+    first, [3, G, depth, most]; with `late`, [G + 1, 3, G, depth, most], what gradients and weights need beside another
+    type (the last: none)."""
+    shape = (3, table.types, depth, most)
+    place, kind, flight, held = (of.ravel() for of in np.indices(shape))
+    held = most - held
+    begin = np.choose(place, [np.zeros_like(held), np.ones_like(held), table.layers - held])
+    found = lone_stages(
+        levelled(table), kind, begin, begin + held, flight + 1, staged=True, copies=region.most, modes=region.modes
+    )
     whole = layers.total * (layers.dense + layers.expert) + layers.first_parameters + layers.last_parameters
-    once = byte_seconds(table, whole, region.fewest, region.link)[kinds]
-    reduce, gather = tails(table, found, once * held)
-    worst = reduce.max(axis=1, keepdims=True), gather.max(axis=1, keepdims=True)
-    least = worst[0] + worst[1]
-    for other in sorted(set(region.used) - set(used.tolist())):
-        once = byte_seconds(table, whole, region.fewest, region.link, beside=(other,))[kinds]
-        late = tails(table, found, once * held)
-        shared = np.maximum(late[0], worst[0]) + np.maximum(late[1], worst[1])
-        least = np.maximum(least, shared.min(axis=1, keepdims=True))
-    return np.asarray(rest + least[:, 0])
+
+    def left(width: float, passes: Floats, *beside: int) -> Floats:
+        once = byte_seconds(table, whole, region, beside=beside)[kind] * found.parameters
+        return exposed_seconds(width * once, passes)
+
+    reduced = table.reduced_bytes, table.reduced_beside * found.own_backward
+    gathered = table.gathered_bytes, table.gathered_beside * found.forward
+    nothing = np.zeros(len(kind))
+    late = [
+        left(*reduced, other) + left(*gathered, other) if other in region.used else nothing
+        for other in range(table.types)
+    ]
+    columns = {
+        "forward": found.forward,
+        "backward": found.backward,
+        "own": found.own_backward,
+        "reduce": left(*reduced),
+        "gather": left(*gathered),
+        "never": np.where(found.fits, 0.0, NEVER),
+    }
+    by_place = {name: column.reshape(shape) for name, column in columns.items()}
+    return by_place | {"late": np.array([*late, nothing]).reshape(-1, *shape)}
+
+
+def _pipeline_and_tail(
+    table: Table, layers: Layers, region: Region, lines: _Pipelines, micro_batches: Ints, most: int
+) -> Floats:
+    """Return the least seconds of all micro-batches through each pipeline, with what gradients and weights leave after
+    it, [R]. Stages hold `most` layers at most."""
+    deepest, total = lines.kinds.shape[1], table.layers
+    of = _stages(table, layers, region, deepest, most)
+    best = np.full(len(lines.owner), np.inf)
+    state = np.zeros((7, len(lines.owner), total + 1))
+    state[:, :, 1:] = NEVER
+    for before in range(deepest):
+        n = int((lines.depth > before).sum())
+        m = micro_batches[:n, None, None].astype(np.float64)
+        place = np.where(lines.depth[:n] == before + 1, FIRST, LAST if before == 0 else INNER)
+        at = (place, lines.kinds[:n, before], np.minimum(micro_batches[:n], before + 1) - 1)
+        stage = {name: column[at][:, None] for name, column in of.items() if name != "late"}
+        late = of["late"][(lines.beside[:n], *at)][:, None]
+        ahead = np.where(lines.depth[:n] > before + 1, lines.moves[:n, min(before + 1, deepest - 1)], 0.0)
+        forward = stage["forward"] + lines.moves[:n, before, None, None]
+        backward = stage["backward"] + ahead[:, None, None]
+        padded = np.concatenate([np.full((7, n, most), NEVER), state[:, :n]], axis=2)
+        r, v, z, y, vz, vy, least = sliding_window_view(padded, most, axis=2)[:, :, :-1]
+        x = forward + backward + stage["never"]
+        passes = stage["own"] + stage["forward"]
+        others = np.minimum(before, m - 1.0)
+        early, later = np.maximum(r - others * forward, 0.0), np.maximum(r - others * backward, 0.0)
+        idle = np.where(m >= before + 2.0, early + later, np.maximum(early, later))
+        trips, rest = np.divmod(m - 1.0, before + 1.0)
+        chain = (trips + 1.0) * (x + r) + rest * np.maximum(forward, backward)
+        v = np.maximum(np.maximum(v + x, m * x + idle), chain)
+        z = np.maximum(z - stage["own"], stage["reduce"])
+        y = np.maximum(y - stage["forward"], stage["gather"])
+        vz = np.maximum(vz + x - passes, v + z + y)
+        least = np.minimum(np.maximum(least - passes, 0.0), late) if before else late
+        vy = np.maximum(np.minimum(vy + x - passes, v + late), v + least) if before else v + late
+        state[:, :n] = [each.min(axis=2) for each in np.broadcast_arrays(r + x, v, z, y, vz, vy, least)]
+        done = np.flatnonzero(lines.depth[:n] == before + 1)
+        best[done] = np.maximum(state[4, done, total], state[5, done, total])
+    return best

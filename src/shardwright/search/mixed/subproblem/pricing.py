@@ -43,7 +43,7 @@ def possible(
     stages = counts.sum(axis=1).astype(np.float64)
     beside = 1.0 - forward_share(table, layers, counts)
     left = seconds - after(table, layers, counts, region)
-    needs = travel(table, layers, fewest=region.fewest, most=region.most, link=region.link)
+    needs = travel(table, layers, region)
     tied = least_tied(table, counts)
     fastest = np.where(counts > 0, layers.seconds, np.inf).min(axis=1)
     work = layers.total * fastest + weighed(counts, 2.0 * table.each) + 2.0 * least_moves(table, counts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -130,14 +131,15 @@ class Table:
         seconds = np.where(depth - 1 < self.local, np.minimum(self.tied_near, self.tied_far), self.tied_far)
         return np.where(depth > 1, seconds, 0.0)
 
-    def tied_between(self, kinds: Ints, stride: int = 1) -> Floats:
-        """Return the seconds to add the gradients of a tied embedding in pipelines of stages on the types `kinds`
-        [..., P] that are `stride` units apart: the slower end decides, and no domain has units of two types."""
+    def tied_between(self, kinds: Ints, stages: Ints | int, stride: int = 1) -> Floats:
+        """Return the seconds to add the gradients of a tied embedding in pipelines of so many `stages`, `stride` units
+        apart, the first and the last on the types `kinds` [..., 0] and [..., -1]: the slower end decides, and no domain
+        has units of two types."""
         ends = kinds[..., [0, -1]]
-        apart = (kinds.shape[-1] - 1) * stride
+        apart = np.asarray(stages)[..., None] * stride - stride
         near = (apart < self.local[ends]) & (ends[..., :1] == ends[..., 1:])
         seconds = np.where(near, self.tied_near[ends], self.tied_far[ends])
-        return np.asarray(seconds.max(axis=-1) * (apart > 0))
+        return np.asarray(np.where(apart > 0, seconds, 0.0).max(axis=-1))
 
     def norm_seconds(self, units: Ints | int) -> Floats:
         """Return what a stage of each type does once an iteration, [N, G], where its pipeline and the copies of it have
@@ -249,6 +251,18 @@ def layers_of(table: Table) -> Layers:
         first_parameters=each["dense"][:, 0] + each["expert"][:, 0],
         last_parameters=each["dense"][:, -1] + each["expert"][:, -1],
     )
+
+
+def levelled(table: Table) -> Table:
+    """Return a lower bound of `table` in which all layers of a type are alike: what selective recomputation frees is
+    that of the largest, all else that of the smallest one."""
+    columns: dict[str, Any] = {}
+    for name in RUNNING:
+        each = np.diff(getattr(table, name), axis=1)
+        middle = each[:, 1:-1]
+        each[:, 1:-1] = (middle.max(axis=1) if name == "core_bytes" else middle.min(axis=1))[:, None]
+        columns[name] = np.concatenate([np.zeros((len(each), 1)), np.cumsum(each, axis=1)], axis=1)
+    return replace(table, **columns)
 
 
 RUNNING = ("forward", "backward", "core", "activations", "core_bytes", "inputs", "dense", "expert")

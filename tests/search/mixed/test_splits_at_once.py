@@ -1,0 +1,57 @@
+"""What the dynamic program says of all splits of a composition, against each of them."""
+
+from __future__ import annotations
+
+from itertools import combinations, permutations
+
+import numpy as np
+import pytest
+from tests.search.mixed.oracle import MODES
+from tests.search.mixed.problems import small
+
+from shardwright.search.mixed.bounds.capacity import capacity
+from shardwright.search.mixed.bounds.compositions import after, columns
+from shardwright.search.mixed.drafts.split_times import pipeline_seconds, stages
+from shardwright.search.mixed.drafts.splits import moves_of
+from shardwright.search.mixed.subproblem.exact import least_by_splits
+from shardwright.search.mixed.tables.columns import Table, layers_of
+from shardwright.search.mixed.tables.region import Region
+
+TIGHT = 0.97  # part of the best split's time that the bound reaches
+
+
+def fastest_split(table: Table, counts: np.ndarray, size: int) -> float:
+    """Return the least seconds of the pipelines of all splits in all orders of the types that fit."""
+    cuts = list(combinations(range(1, table.layers), int(counts.sum()) - 1))
+    starts = np.array([(0, *cut, table.layers) for cut in cuts])
+    best = np.inf
+    for order in permutations(np.flatnonzero(counts).tolist()):
+        kinds = np.repeat(order, counts[list(order)])
+        made = stages(table, kinds, starts, micro_batches=size, copies=1, modes=MODES)
+        seconds = pipeline_seconds(made, moves_of(table, kinds), size)
+        best = min(best, float(np.where(made.fits, seconds, np.inf).min()))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_split_is_faster_and_the_best_is_hardly_slower(seed):
+    problem = small(seed, most_layers=8)
+    table, pick = problem.tables[0], np.random.default_rng(seed)
+    layers = layers_of(table)
+    depth = int(min(table.units.sum(), table.layers, 5))
+    region = Region(fewest=1, most=1, modes=MODES, link=np.inf, used=())
+    found = capacity(table, layers, copies=1, depth=max(depth, 2), longest=1e9, few=False, modes=MODES)
+    for _ in range(6):
+        counts = np.array([pick.integers(0, units + 1) for units in table.units])
+        size = int(counts.sum() + pick.integers(0, 12))
+        if not 2 <= counts.sum() <= depth:
+            continue
+        best = fastest_split(table, counts, size)
+        column = columns(table, layers, found, counts[None], region, few=False)
+        if not np.isfinite(best):
+            continue
+        later = float(after(table, layers, counts[None], region)[0])
+        least = float(least_by_splits(table, layers, region, column, np.array([size]), 2.0 * (best + later))[0]) - later
+        assert TIGHT * best <= least <= best * (1.0 + 1e-9)
+        below = least_by_splits(table, layers, region, column, np.array([size]), TIGHT * best + later)[0]
+        assert np.isinf(below), "no split takes less"
