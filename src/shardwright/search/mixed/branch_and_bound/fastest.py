@@ -7,6 +7,7 @@ What the search returns is exact under the cost model; the bound holds for the s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
@@ -37,7 +38,7 @@ from shardwright.search.mixed.master.answer import Infeasible, Solved
 from shardwright.search.mixed.master.column_pool import ColumnPool, RuledOut
 from shardwright.search.mixed.master.regions import bounded, is_wide, parts, shortest
 from shardwright.search.mixed.tables.columns import Table
-from shardwright.search.mixed.tables.region import Region
+from shardwright.search.mixed.tables.region import Region, usable
 from shardwright.search.mixed.tables.settings import Setting
 from shardwright.search.space.axes import Space
 from shardwright.spec.cluster import Cluster
@@ -155,9 +156,11 @@ def _processed(run: _Run, node: Node[_Part]) -> Step[_Part]:
         return _raised(run, node)
     run.gaps.append(float(np.log(run.incumbent / node.proven)))
     effort, gap = run.problem.effort, run.problem.gap
-    if _is_preliminary(part):
+    preliminary = _is_preliminary(part)
+    if not preliminary or part.before == 0.0:  # of preliminary regions the whole settings alone are worth plans
+        _attempt(run, part.by, part.region, node.bound, part.columns)
+    if preliminary:
         return _branched(run, node, part.columns, parts(part.by.instance, part.region, run.incumbent), part.idle)
-    _attempt(run, part.by, part.region, node.bound, part.columns)
     near = 0.0 if _has_few_units(part.by.instance) else effort.near
     if node.bound >= run.cutoff or (node.bound >= near * run.cutoff and _excluded(run, part, run.cutoff)):
         return Pruned()
@@ -210,24 +213,31 @@ def _bounded(run: _Run, node: Node[_Part]) -> Step[_Part]:
 
 def _scout(run: _Run, drafters: Sequence[Drafter]) -> None:
     """Make plans of the settings that look best by a few compositions, so that the search begins with good ones."""
-    seen: list[tuple[float, int, Region, ColumnPool]] = []
-    least = np.inf
-    for place, by in enumerate(drafters):
-        each = by.instance
-        for region in _whole(each, run.problem.space):
-            high = min(run.incumbent, LESS_GOOD * least)
-            if each.quickest(region) >= min(high, run.target):
-                continue
-            counts = _sampled(run, each)
-            columns = ColumnPool(each, region, counts, run.incumbent, ordered=False)
-            if columns.limit(high) >= each.total:
-                seconds, _ = shortest(columns.limit, each.total, each.quick, high)
-                least = min(seconds, least)
-                seen.append((seconds, place, region, columns))
-    for seconds, place, region, columns in sorted(seen, key=lambda entry: entry[:2])[:SCOUTED]:
-        if seconds < run.target:
-            _attempt(run, drafters[place], region, seconds, columns)
-            equal_replicas(drafters[place], region, run.incumbent, run.incumbents.offer)
+    for regions in (_whole, _numbered):
+        seen: list[tuple[float, int, Region, ColumnPool]] = []
+        least: dict[tuple[int, tuple[int, ...]], float] = {}
+        for place, by in enumerate(drafters):
+            each = by.instance
+            counts: Ints | None = None
+            for region in regions(each, run.problem.space):
+                kind = (region.fewest, region.used)
+                high = min(run.incumbent, LESS_GOOD * least.get(kind, np.inf))
+                if each.quickest(region) >= min(high, run.target):
+                    continue
+                counts = _sampled(run, each) if counts is None else counts
+                allowed = picked(counts, usable(each.table, counts, region))
+                columns = ColumnPool(each, region, allowed, run.incumbent, ordered=False)
+                if columns.limit(high) >= each.total:
+                    seconds, _ = shortest(columns.limit, each.total, each.quick, high)
+                    least[kind] = min(seconds, least.get(kind, np.inf))
+                    seen.append((seconds, place, region, columns))
+        best: Counter[tuple[int, tuple[int, ...]]] = Counter()
+        for seconds, place, region, columns in sorted(seen, key=lambda entry: entry[:2]):
+            best[region.fewest, region.used] += 1
+            if best[region.fewest, region.used] <= SCOUTED and seconds < run.target:
+                _attempt(run, drafters[place], region, seconds, columns)
+                if regions is _whole:
+                    equal_replicas(drafters[place], region, run.incumbent, run.incumbents.offer)
 
 
 def _sampled(run: _Run, instance: Instance) -> Ints:
@@ -238,6 +248,16 @@ def _sampled(run: _Run, instance: Instance) -> Ints:
 
 def _whole(instance: Instance, space: Space) -> list[Region]:
     return instance.roots(space)[:1]
+
+
+def _numbered(instance: Instance, space: Space) -> list[Region]:
+    """Return the regions of so many replicas exactly, on all types and on each, where there are few units."""
+    roots, units = instance.roots(space)[:1], instance.table.units
+    few = _has_few_units(instance) and "dp" not in space.pins
+    numbers = [2**power for power in range(FEW_UNITS.bit_length()) if few and roots and 2**power <= roots[0].most]
+    whole = [replace(root, fewest=number, most=number) for root in roots for number in numbers]
+    pure = [replace(part, used=(kind,)) for part in whole for kind in np.flatnonzero(units >= part.fewest).tolist()]
+    return whole + pure
 
 
 def _side_by_side(run: _Run, drafters: Sequence[Drafter]) -> None:
