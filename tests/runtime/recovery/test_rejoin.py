@@ -114,6 +114,11 @@ async def soon(event: asyncio.Event) -> None:
     await asyncio.wait_for(event.wait(), PATIENCE)
 
 
+async def until_it_leads(keeper: Keeper) -> None:
+    while keeper.leading is None:
+        await asyncio.sleep(0.01)
+
+
 def test_a_machine_whose_link_comes_back_finds_those_who_went_on_without_it(tmp_path: Path) -> None:
     """They are of no generation that it knows; the one that is left of its own says where their coordinator is."""
     machines = some(3)
@@ -174,8 +179,7 @@ def test_a_beginner_gives_way_to_a_run_that_it_could_not_see(tmp_path: Path) -> 
     async def play() -> None:
         keeper = Keeper(keeper_options(machines[0], machines[1:], tmp_path))
         async with serving(keeper):
-            while keeper.leading is None:
-                await asyncio.sleep(0.01)
+            await until_it_leads(keeper)
             async with other.listening():
                 await soon(other.joined)
                 assert keeper.leading is None
@@ -195,8 +199,7 @@ def test_a_coordinator_whose_machines_train_gives_way_to_a_group_that_went_furth
         keeper = Keeper(keeper_options(machines[0], machines[1:], tmp_path))
         await started(keeper, machines[:1], machines[1])
         async with serving(keeper):
-            while keeper.leading is None:
-                await asyncio.sleep(0.01)
+            await until_it_leads(keeper)
             async with other.listening():
                 await soon(other.joined)
                 assert keeper.leading is None
@@ -232,8 +235,7 @@ def test_a_machine_leads_where_the_first_of_its_generation_was_started_anew(tmp_
         keeper = Keeper(keeper_options(machines[1], machines[:1], tmp_path))
         await started(keeper, machines, machines[0])
         async with first.listening(), serving(keeper):
-            while keeper.leading is None:
-                await asyncio.sleep(0.01)
+            await until_it_leads(keeper)
 
     asyncio.run(asyncio.wait_for(play(), PATIENCE))
 
