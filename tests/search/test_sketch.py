@@ -19,10 +19,10 @@ from shardwright.cost.iteration.evaluate import Verdict, evaluate, groups
 from shardwright.cost.iteration.footprint import fits, fixed_bytes
 from shardwright.cost.iteration.step import norm_seconds, tied_embedding_seconds
 from shardwright.cost.pipeline.splits import boundaries
-from shardwright.cost.strategies import COLUMNS, NONE, ZERO3, Strategies, strategies
+from shardwright.cost.strategies import COLUMNS, NONE, ZERO3, Layouts, Strategies, strategies
 from shardwright.search.space.axes import Space
 from shardwright.search.space.expand import axes, layer_variants
-from shardwright.search.space.layouts import Layouts, layouts
+from shardwright.search.space.layouts import layouts
 from shardwright.search.uniform import bounds as sketch
 from shardwright.search.uniform.bounds import sketch_seconds
 from shardwright.search.uniform.layout_bounds import layout_bounds, memory_floor

@@ -13,12 +13,12 @@ from tests.cost.samples import attention, context, llama, mixtral, pool, row
 from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, problems
 
-from shardwright.cost.strategies import DATA_OUTERMOST, SELECTIVE, UNIFORM, ZERO1, ZERO3, strategies
+from shardwright.cost.strategies import DATA_OUTERMOST, SELECTIVE, UNIFORM, ZERO1, ZERO3, Layouts, strategies
 from shardwright.errors import SpecError
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, parse_pins, tensor_parallel_degrees, within
-from shardwright.search.space.layouts import Layouts, candidate_counts, layouts, splits
+from shardwright.search.space.layouts import candidate_counts, layouts, splits
 from shardwright.search.space.parameters import AXES, SYNONYMS
 from shardwright.search.uniform.search import search
 from shardwright.spec.job import Job

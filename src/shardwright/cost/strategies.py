@@ -37,14 +37,12 @@ RANK_ORDERS: tuple[RankOrder, ...] = get_args(RankOrder)
 PIPELINE_OUTERMOST, DATA_OUTERMOST = range(2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strategies(Columns):
-    """Columns of equal length [N].
+Row = dict[str, Any]  # one strategy by the names of its columns
 
-    `recompute`, `sharding` and `rank_order` are codes into the tuples above. `first_layers` and `last_layers` are
-    the layers of the first and the last virtual stage; those between share the rest as evenly as can be, larger ones
-    last (`stages.boundaries`). `recompute_layers` is Megatron-LM's --recompute-num-layers.
-    """
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layouts(Columns):
+    """Columns [N] of parallel degrees, virtual stages per rank and micro-batch size."""
 
     tp: Ints
     cp: Ints
@@ -54,6 +52,22 @@ class Strategies(Columns):
     etp: Ints
     vpp: Ints
     micro_batch: Ints
+
+    @property
+    def gpus(self) -> Ints:
+        """GPUs that each layout uses, [N]."""
+        return self.tp * self.cp * self.pp * self.dp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategies(Layouts):
+    """Layouts with all else that decides their cost, [N].
+
+    `recompute`, `sharding` and `rank_order` are codes into the tuples above. `first_layers` and `last_layers` are
+    the layers of the first and the last virtual stage; those between share the rest as evenly as can be, larger ones
+    last (`splits.boundaries`). `recompute_layers` is Megatron-LM's --recompute-num-layers.
+    """
+
     rank_order: Ints
     sequence_parallel: Bools
     flash: Bools
@@ -68,18 +82,13 @@ class Strategies(Columns):
     overlap_grad: Bools
     overlap_param: Bools
 
-    @property
-    def gpus(self) -> Ints:
-        """GPUs that each strategy uses, [N]."""
-        return self.tp * self.cp * self.pp * self.dp
 
-
+DEGREES: tuple[str, ...] = tuple(field.name for field in fields(Layouts))
 COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(Strategies))
 DTYPES: dict[str, type] = {
     name: bool if name.startswith(("overlap", "sequence", "flash")) else float if name == "offload" else int
     for name in COLUMNS
 }
-DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch")
 PLAIN = {name: DTYPES[name](name in DEGREES) for name in COLUMNS}  # all degrees 1, all switches off
 
 
@@ -101,7 +110,29 @@ def strategies(rows: Sequence[Mapping[str, Any]]) -> Strategies:
     return columns(len(rows), {name: np.array([row[name] for row in full]) for name in COLUMNS})
 
 
-def stage_row(plan: Plan, replica: Replica, stage: Stage) -> dict[str, Any]:
+def settled(given: Mapping[str, Any]) -> Row:
+    """Return a whole row: what is not given is plain, and what the degrees leave nothing to do for is off. State is
+    sharded by a single data-parallel rank only to keep a part of it in host memory."""
+    row = {**PLAIN, **given}
+    split, ranks = row["tp"] > 1, row["dp"] * row["cp"] > 1
+    sharding = row["sharding"] if ranks or row["offload"] else UNSHARDED
+    return {
+        **row,
+        "sequence_parallel": row["sequence_parallel"] and split,
+        "overlap_tp": row["overlap_tp"] and split,
+        "overlap_pp": row["overlap_pp"] and row["vpp"] > 1,
+        "sharding": sharding,
+        "overlap_grad": row["overlap_grad"] and ranks,
+        "overlap_param": row["overlap_param"] and ranks and sharding != UNSHARDED,
+    }
+
+
+def values_of(row: Strategies) -> Row:
+    """Return the values of a single row."""
+    return {name: getattr(row, name)[0].item() for name in COLUMNS}
+
+
+def stage_row(plan: Plan, replica: Replica, stage: Stage) -> Row:
     """Return the strategy of a pipeline of such stages. All data-parallel copies of the plan share the state of a
     layer, so the row has them all."""
     first, last = replica.stages[0].layers[0], replica.stages[-1].layers[-1]
@@ -149,7 +180,7 @@ def stage_starts(replica: Replica, virtual_stages: int) -> list[int]:
 
 def plan_of_row(row: Strategies, model: Model, job: Job, cluster: Cluster, gpu: str, *, label: str = "") -> Plan:
     """Return the plan of a single row on GPUs of the type `gpu`."""
-    value = {name: getattr(row, name)[0].item() for name in COLUMNS}
+    value = values_of(row)
     pp, vpp = value["pp"], value["vpp"]
     starts = boundaries(len(model.layers), pp * vpp, row.first_layers, row.last_layers)[0].tolist()
     stages = tuple(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,6 @@ from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.strategies import (
     BLOCK,
-    COLUMNS,
     NONE,
     SELECTIVE,
     UNIFORM,
@@ -29,9 +27,12 @@ from shardwright.cost.strategies import (
     ZERO1,
     ZERO2,
     ZERO3,
+    Row,
     plan_of_row,
     row_of,
+    settled,
     strategies,
+    values_of,
 )
 from shardwright.plans.abilities import framework_problems
 from shardwright.plans.check import check
@@ -42,7 +43,6 @@ from shardwright.search.space.layouts import even_split
 
 LEAST_GAIN = 0.003  # of the time; a smaller one is no step
 MOST_STEPS = 10
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def ladder(
     (found,) = contexts_of(plan, model_of_time).values()
     context = replace(found, headroom=headroom(fit, plan.job))
     climb = _Climb(context, space or Space(), filters or Filters(), plan, accepted)
-    row = {name: getattr(row_of(plan), name)[0].item() for name in COLUMNS}
+    row = values_of(row_of(plan))
     steps: list[Step] = []
     while len(steps) < MOST_STEPS and (following := climb.best(row)) is not None:
         row, free = following
@@ -198,37 +198,30 @@ def _degrees(context: Context, row: Row) -> Iterator[Row]:
         for less in names:
             for factor in (2, 4, 8):
                 if more != less and row[less] % factor == 0:
-                    yield _settled(context, row, {more: row[more] * factor, less: row[less] // factor})
+                    yield _with_degrees(context, row, {more: row[more] * factor, less: row[less] // factor})
     for ep in expert_degrees(context):
         yield {"ep": ep}
         yield {"ep": ep, "etp": 1}
 
 
-def _settled(context: Context, row: Row, degrees: Row) -> Row:
+def _with_degrees(context: Context, row: Row, degrees: Row) -> Row:
     """Return new degrees with what has to follow from them."""
     new = {**row, **degrees}
     vpp = new["vpp"] if new["pp"] == row["pp"] else 1
     first, last = even_split(context, new["pp"] * vpp)
     if new["pp"] * vpp == row["pp"] * row["vpp"]:
         first, last = row["first_layers"], row["last_layers"]
-    ranks = new["dp"] * new["cp"]
-    sharding = row["sharding"] if ranks > 1 else UNSHARDED
-    ep = int(np.gcd(row["ep"], ranks))
-    return {
-        **degrees,
-        "vpp": vpp,
-        "overlap_pp": row["overlap_pp"] and vpp > 1,
-        "first_layers": first,
-        "last_layers": last,
-        "sharding": sharding,
-        "offload": row["offload"] if sharding else 0.0,
-        "ep": ep,
-        "etp": min(row["etp"], new["tp"]),
-        "sequence_parallel": new["tp"] > 1 and (row["sequence_parallel"] or row["tp"] == 1),
-        "overlap_tp": row["overlap_tp"] and new["tp"] > 1,
-        "overlap_grad": row["overlap_grad"] and ranks > 1,
-        "overlap_param": row["overlap_param"] and sharding != UNSHARDED,
-        "recompute_layers": min(row["recompute_layers"], -(-context.layer_count // (new["pp"] * vpp)))
-        if row["recompute"] in (UNIFORM, BLOCK)
-        else 0,
-    }
+    ranks, longest = new["dp"] * new["cp"], -(-context.layer_count // (new["pp"] * vpp))
+    return settled(
+        {
+            **new,
+            "vpp": vpp,
+            "first_layers": first,
+            "last_layers": last,
+            "offload": row["offload"] if ranks > 1 else 0.0,
+            "ep": int(np.gcd(row["ep"], ranks)),
+            "etp": min(row["etp"], new["tp"]),
+            "sequence_parallel": row["sequence_parallel"] or row["tp"] == 1,
+            "recompute_layers": min(row["recompute_layers"], longest) if row["recompute"] in (UNIFORM, BLOCK) else 0,
+        }
+    )

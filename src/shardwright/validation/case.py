@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, ZERO3, Row, settled
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.spec.assumption import Assumption
@@ -21,7 +21,6 @@ from shardwright.validation.model_of import model_of
 from shardwright.validation.runs import Run
 from shardwright.validation.software import Habits, framework_of, habits_of
 
-Row = dict[str, int | float | bool]
 MULTIMODAL = re.compile(r"\bmimo\b|\bvlm\b|llava", re.IGNORECASE)
 # What guesses are about on which the reasons of an error depend.
 NETWORK, RECOMPUTATION, SHARDING = "network", "recomputation", "optimizer sharding"
@@ -30,9 +29,9 @@ RECOMPUTE = {"none": NONE, "selective": SELECTIVE, "full": UNIFORM}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A run ready to be costed. `row` is one row of `Strategies` without the layer split; `guesses` are what
-    was not published. `open_recompute`: recomputation is not published, so it is the least that fits. A run on machines
-    of several types has a `plan` instead of a row."""
+    """A run ready to be costed. `row` is one row of `Strategies`; `guesses` are what was not published.
+    `open_recompute`: recomputation is not published, so it is the least that fits. A run on machines of several types
+    has a `plan` instead of a row."""
 
     run: Run
     model: Model
@@ -143,14 +142,10 @@ def _row_of(run: Run, model: Model, pool: NodePool, job: Job, habits: Habits, gu
     if sharding >= 2 and pp > 1 and habits.framework == "megatron":
         sharding = 1
     published_sp = run.seq_parallel.casefold()
-    sequence_parallel = tp > 1 and (published_sp == "true" or (not published_sp and habits.sequence_parallel))
+    sequence_parallel = published_sp == "true" or (not published_sp and habits.sequence_parallel)
     if tp > 1 and not published_sp:
         guesses.append(Assumption("sequence parallel", f"{'on' if sequence_parallel else 'off'}"))
     notes = run.noted
-    flash = (habits.flash or notes.flash) and not notes.unfused
-    overlap_tp = (
-        tp > 1 and not notes.no_overlap and (notes.async_tp or (sequence_parallel and overlaps_tp(run, habits)))
-    )
     if run.recompute and run.recompute.casefold() not in RECOMPUTE:
         raise SkippedRunError(f"recompute {run.recompute} is none of {', '.join(RECOMPUTE)}")
     recompute = RECOMPUTE.get(run.recompute.casefold(), NONE)
@@ -158,16 +153,30 @@ def _row_of(run: Run, model: Model, pool: NodePool, job: Job, habits: Habits, gu
     if recompute == UNIFORM and block is not None:
         recompute = BLOCK
     first, last = first_and_last(len(model.layers), pp * vpp, head_layers(model) if habits.balanced else 0.0)
-    return {
-        "tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "vpp": vpp, "micro_batch": micro,
-        "sequence_parallel": sequence_parallel, "flash": flash, "overlap_tp": overlap_tp,
-        "overlap_pp": vpp > 1 and not notes.no_overlap, "first_layers": first, "last_layers": last,
-        "recompute": recompute, "recompute_layers": int(recompute == UNIFORM) if block is None else block,
-        "sharding": sharding,
-        "offload": float(notes.optimizer_offload),
-        "overlap_grad": dp * cp > 1 and not notes.no_overlap and habits.overlap_grad,
-        "overlap_param": sharding > 0 and not notes.no_overlap and (habits.overlap_param or sharding == 3),
-    }  # fmt: skip
+    beside = not notes.no_overlap
+    return settled(
+        {
+            "tp": tp,
+            "cp": cp,
+            "pp": pp,
+            "dp": dp,
+            "ep": ep,
+            "vpp": vpp,
+            "micro_batch": micro,
+            "sequence_parallel": sequence_parallel,
+            "flash": (habits.flash or notes.flash) and not notes.unfused,
+            "overlap_tp": beside and (notes.async_tp or (sequence_parallel and overlaps_tp(run, habits))),
+            "overlap_pp": beside,
+            "first_layers": first,
+            "last_layers": last,
+            "recompute": recompute,
+            "recompute_layers": int(recompute == UNIFORM) if block is None else block,
+            "sharding": sharding,
+            "offload": float(notes.optimizer_offload),
+            "overlap_grad": beside and habits.overlap_grad,
+            "overlap_param": beside and (habits.overlap_param or sharding == ZERO3),
+        }
+    )
 
 
 def overlaps_tp(run: Run, habits: Habits) -> bool:

@@ -16,7 +16,7 @@ from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.fit_probability import fit_probability
 from shardwright.cost.memory.sizes import reserved_bytes
-from shardwright.cost.strategies import NONE, SELECTIVE, UNIFORM, strategies
+from shardwright.cost.strategies import NONE, SELECTIVE, UNIFORM, Row, strategies
 from shardwright.cost.trust.evidence import Setting, setting_of
 from shardwright.cost.trust.interval import interval_seconds
 from shardwright.progress import tell
@@ -27,7 +27,7 @@ from shardwright.validation.case import Case
 from shardwright.validation.runs import Run
 from shardwright.validation.software import habits_of
 
-LEVELS = 4  # of recomputation, as in `cost.strategy`
+LEVELS = 4  # of recomputation, as in `cost.strategies`
 OPEN_LEVELS = (NONE, SELECTIVE, UNIFORM)  # where it is not published
 # A run that ran did fit: who avoids recomputation has some only where memory is predicted to be far too small.
 SLACK = 1.6
@@ -36,7 +36,7 @@ SLACK = 1.6
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """Columns over cases, [N]: seconds of an iteration and the ends of their 80 % interval, peak bytes of the fullest
-    GPU, the probability that they fit, and the recomputation assumed (a level of `cost.strategy`).
+    GPU, the probability that they fit, and the recomputation assumed (a level of `cost.strategies`).
     `comparable_bytes` is what the kind of figure that a run publishes would be."""
 
     seconds: Floats
@@ -115,7 +115,7 @@ def _levels(case: Case) -> tuple[int, ...]:
     return (NONE, UNIFORM) if habits_of(case.job.framework).whole_layers else OPEN_LEVELS
 
 
-def _at_level(case: Case, level: int) -> dict[str, int | float | bool]:
+def _at_level(case: Case, level: int) -> Row:
     if not case.open_recompute:
         return case.row
     return {**case.row, "recompute": level, "recompute_layers": int(level == UNIFORM)}

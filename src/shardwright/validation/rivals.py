@@ -51,4 +51,4 @@ def _bubble(case: Case) -> float:
     if case.plan is not None:
         return max((len(replica.stages) - 1.0) / replica.micro_batches for replica in case.plan.replicas)
     micro_batches = case.job.global_batch / (row["dp"] * row["micro_batch"])
-    return (row["pp"] - 1.0) / (row["vpp"] * micro_batches)
+    return float((row["pp"] - 1.0) / (row["vpp"] * micro_batches))

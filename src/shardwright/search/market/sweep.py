@@ -18,7 +18,7 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import bound_seconds, exact_seconds, iteration
-from shardwright.cost.strategies import Strategies
+from shardwright.cost.strategies import Layouts, Strategies
 from shardwright.cost.trust.rarity import doubts
 from shardwright.progress import tell
 from shardwright.rounding import coarse
@@ -28,7 +28,7 @@ from shardwright.search.renting.tariff import Tariff
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, measurable, runnable
 from shardwright.search.space.expand import Axes, Rows, arrangements, axes, layer_variants
-from shardwright.search.space.layouts import Layouts, Splits, layouts, splits
+from shardwright.search.space.layouts import Splits, layouts, splits
 from shardwright.search.uniform.bounds import sketch_seconds
 from shardwright.search.uniform.completion import completed, shapes, starts_of, worth_splitting
 from shardwright.search.uniform.layout_bounds import distinct_shards, layout_bounds, memory_floor

@@ -10,10 +10,9 @@ import numpy as np
 
 from shardwright.arrays import Array, Bools, Ints
 from shardwright.cost.context import Context
-from shardwright.cost.strategies import BLOCK, RANK_ORDERS, SHARDING, UNIFORM, UNSHARDED, Strategies
+from shardwright.cost.strategies import BLOCK, RANK_ORDERS, SHARDING, UNIFORM, UNSHARDED, Layouts, Strategies
 from shardwright.plans.findings import Cause, Rejection
 from shardwright.search.rules.rules import Column, Rule, evaluate
-from shardwright.search.space.layouts import Layouts
 from shardwright.search.space.parameters import AXIS_OF, BEYOND_LAYOUT
 from shardwright.spec.options import VALUES, said
 

@@ -20,11 +20,12 @@ from shardwright.cost.strategies import (
     ZERO1,
     ZERO2,
     ZERO3,
+    Layouts,
     Strategies,
     columns,
 )
 from shardwright.search.space.axes import Space, Value, offload_fractions
-from shardwright.search.space.layouts import Layouts, Splits, reorderable
+from shardwright.search.space.layouts import Splits, reorderable
 
 OVERLAPS = ("overlap_tp", "overlap_pp", "overlap_grad", "overlap_param")
 SOLVED_AXES = (*OVERLAPS, "recompute", "recompute_layers")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Bools, Columns, Floats, Ints
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.compute.flops import layer_flops_per_token
 from shardwright.cost.context import Context
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, Layouts
 from shardwright.search.space.axes import (
     Space,
     context_parallel_degrees,
@@ -20,24 +20,6 @@ from shardwright.search.space.axes import (
     tensor_parallel_degrees,
     virtual_stages,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layouts(Columns):
-    """Columns [N] of parallel degrees, virtual stages per rank and micro-batch size."""
-
-    tp: Ints
-    cp: Ints
-    pp: Ints
-    dp: Ints
-    ep: Ints
-    etp: Ints
-    vpp: Ints
-    micro_batch: Ints
-
-    @property
-    def gpus(self) -> Ints:
-        return self.tp * self.cp * self.pp * self.dp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

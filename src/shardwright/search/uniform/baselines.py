@@ -10,13 +10,14 @@ import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.evaluate import Verdict, evaluate
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNSHARDED, ZERO1, ZERO3, Strategies, strategies
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, ZERO1, ZERO3, Row, Strategies, settled, strategies
 from shardwright.plans.abilities import flash_attention_runs
 from shardwright.plans.remedies import Failure, Shortage
 from shardwright.search.space.axes import Space, divisors, tensor_parallel_degrees, virtual_stages
 from shardwright.search.space.layouts import even_split
 
 MICRO_BATCHES = (1, 2, 4, 8)
+BESIDE = dict.fromkeys(("overlap_pp", "overlap_grad", "overlap_param"), True)  # what runs beside computation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class Tried:
     failure: Failure | Shortage | None = None
 
 
-Rows = list[dict[str, Any]]
+Rows = list[Row]
 
 
 def baselines(context: Context) -> tuple[tuple[Tried, ...], Verdict | None]:
@@ -93,7 +94,7 @@ def _chosen(context: Context, rule: str, verdict: Verdict, places: Sequence[int]
     return Tried(rule=rule, row=row, seconds=float(verdict.seconds[place]))
 
 
-def _row(context: Context, **given: Any) -> dict[str, Any] | None:
+def _row(context: Context, **given: Any) -> Row | None:
     """Return a full row on as many of the GPUs as the batch allows, or None if the degrees are illegal, or if layers
     were measured, but not these."""
     tp, pp, vpp, micro = given["tp"], given["pp"], given.get("vpp", 1), given.get("micro_batch", 1)
@@ -115,17 +116,13 @@ def _row(context: Context, **given: Any) -> dict[str, Any] | None:
     sequence = tp > 1 and job.seq_len % tp == 0 and not plain
     if experts and tp > 1 and not sequence:
         return None
-    sharding = given.get("sharding", ZERO1) if dp > 1 else UNSHARDED
     fused = "flash" in only or flash_attention_runs(context.pool.gpu, job)
-    base: dict[str, Any] = {
-        "dp": dp, "ep": ep, "micro_batch": micro, "sequence_parallel": sequence, "flash": fused,
-        "overlap_pp": vpp > 1, "first_layers": first, "last_layers": last,
-        "overlap_grad": dp > 1, "overlap_param": sharding != UNSHARDED,
-    }  # fmt: skip
-    return {**base, **given, "sharding": sharding}
+    ends = {"first_layers": first, "last_layers": last}
+    usual = {"dp": dp, "ep": ep, "sequence_parallel": sequence, "flash": fused, "sharding": ZERO1, **BESIDE, **ends}
+    return settled({**usual, **given})
 
 
-def _rows(context: Context, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _rows(context: Context, wanted: Rows) -> Rows:
     return [row for given in wanted if (row := _row(context, **given)) is not None]
 
 
@@ -139,7 +136,7 @@ def _degrees(context: Context) -> list[int]:
     return [tp for tp in tensor_parallel_degrees(context) if tp <= context.pool.gpus_per_node]
 
 
-def _smallest(context: Context, recompute: int) -> list[dict[str, Any]]:
+def _smallest(context: Context, recompute: int) -> Rows:
     layers = {"recompute": recompute, "recompute_layers": 0 if recompute == NONE else context.layer_count}
     pairs = [(tp * pp, pp, tp) for tp in _degrees(context) for pp in _pipelines(context, tp)]
     return _rows(context, [{"tp": tp, "pp": pp, **_clipped(context, layers, pp)} for _, pp, tp in sorted(pairs)])
@@ -151,7 +148,7 @@ def _clipped(context: Context, layers: dict[str, int], pp: int) -> dict[str, int
     return {**layers, "recompute_layers": min(layers["recompute_layers"], longest)}
 
 
-def _wide(context: Context) -> list[dict[str, Any]]:
+def _wide(context: Context) -> Rows:
     tp = _degrees(context)[-1]
     return _rows(
         context,
@@ -159,7 +156,7 @@ def _wide(context: Context) -> list[dict[str, Any]]:
     )
 
 
-def _interleaved(context: Context) -> list[dict[str, Any]]:
+def _interleaved(context: Context) -> Rows:
     tp = _degrees(context)[-1]
     wanted = []
     for pp in [length for length in _pipelines(context, tp) if length > 1][:6]:
@@ -168,7 +165,7 @@ def _interleaved(context: Context) -> list[dict[str, Any]]:
     return _rows(context, wanted)
 
 
-def _data(context: Context, sharding: int) -> list[dict[str, Any]]:
+def _data(context: Context, sharding: int) -> Rows:
     full = {"recompute": BLOCK, "recompute_layers": context.layer_count}
     kinds: list[dict[str, int]] = [{}] if sharding == ZERO1 else [{}, full]
     return _rows(

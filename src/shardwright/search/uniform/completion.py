@@ -11,9 +11,8 @@ from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.context import Context, ShardIndex
 from shardwright.cost.iteration.evaluate import shape_groups
 from shardwright.cost.pipeline.splits import boundaries
-from shardwright.cost.strategies import Strategies
+from shardwright.cost.strategies import Layouts, Strategies
 from shardwright.search.space.expand import Axes, Rows, states
-from shardwright.search.space.layouts import Layouts
 from shardwright.search.space.recomputation import completions
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from shardwright.arrays import Floats, Ints, packed
 from shardwright.cost.context import Context, ShardIndex, shard_codes
 from shardwright.cost.memory.sizes import least_state_bytes, logit_bytes, reserved_bytes
+from shardwright.cost.strategies import Layouts
 from shardwright.search.space.expand import Axes, layer_variants
-from shardwright.search.space.layouts import Layouts
 
 
 def distinct_shards(rows: Layouts) -> Layouts:

@@ -22,7 +22,7 @@ from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import bound_seconds, iteration
 from shardwright.cost.iteration.evaluate import Verdict, simulated_seconds
-from shardwright.cost.strategies import Strategies
+from shardwright.cost.strategies import Layouts, Strategies
 from shardwright.cost.trust.rarity import doubts
 from shardwright.plans.findings import Cause, Rejection, ordered
 from shardwright.progress import tell
@@ -30,7 +30,7 @@ from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, within
 from shardwright.search.space.expand import Axes, Rows, arrangements, axes, layer_variants
-from shardwright.search.space.layouts import Layouts, Splits, candidate_counts, layouts, recompute_counts, splits
+from shardwright.search.space.layouts import Splits, candidate_counts, layouts, recompute_counts, splits
 from shardwright.search.uniform.best import Best
 from shardwright.search.uniform.bounds import sketch_seconds
 from shardwright.search.uniform.completion import completed, starts_of, worth_splitting

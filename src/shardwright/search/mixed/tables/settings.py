@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from shardwright.cost.context import Context
-from shardwright.cost.strategies import Strategies, strategies
+from shardwright.cost.strategies import Row, Strategies, settled, strategies
 from shardwright.plans.abilities import flash_attention_runs
 from shardwright.plans.findings import NotCovered, Uncovered, UnequalReplicas
 from shardwright.search.mixed.tables.sharing import Sharing, sharings
@@ -34,6 +34,18 @@ class Setting:
     @property
     def symmetric(self) -> bool:
         return len(set(self.tp)) == 1
+
+    def columns(self, *, experts: bool) -> Row:
+        """Return what a setting of one type alone says of a strategy; `experts` says whether the model has some."""
+        (tp,) = self.tp
+        return {
+            "tp": tp,
+            "etp": tp if experts else 1,
+            "micro_batch": self.micro_batch,
+            "sequence_parallel": self.sequence_parallel,
+            "flash": self.flash,
+            **asdict(self.sharing),
+        }
 
     def on(self, place: int) -> Setting:
         """Return the setting of the type at `place` alone."""
@@ -144,13 +156,5 @@ def rows_of(owns: Sequence[Setting], model: Model, *, stages: int, copies: int) 
     """Return settings of one type alone as rows of the cost model, for pipelines of `stages` stages in `copies`
     copies."""
     experts = any(kind.moe is not None for kind in model.kinds)
-    return strategies(
-        [
-            {
-                "tp": own.tp[0], "pp": stages, "dp": copies, "etp": own.tp[0] if experts else 1,
-                "micro_batch": own.micro_batch, "sequence_parallel": own.sequence_parallel, "flash": own.flash,
-                "overlap_tp": False, "first_layers": 1, "last_layers": 1, **asdict(own.sharing.of(copies)),
-            }
-            for own in owns
-        ]
-    )  # fmt: skip
+    alike = {"pp": stages, "dp": copies, "first_layers": 1, "last_layers": 1}
+    return strategies([settled({**alike, **own.columns(experts=experts)}) for own in owns])
