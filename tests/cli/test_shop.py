@@ -46,12 +46,23 @@ def offers(tmp_path: Path) -> str:
 
 
 def test_the_report_answers_shows_the_front_and_the_plan(offers: str) -> None:
-    outcome = run([*SHOP, "--offers", offers, "--deadline", "3d", "--budget", "5k"])
+    outcome = run([*SHOP, "--offers", offers, "--deadline", "3d", "--budget", "5k", "--details"])
     assert outcome.code == 0
     for words in ("Cheapest within 3.0 days:", "Fastest for $5,000:", "Time and money:", "H100-SXM on-demand",
                   "A100-SXM-40 spot", "What more buys", "The plan of choice", "Memory of one GPU", "Risk", "Young",
                   "preemptions", "Assumed", "not looked at: unequal replicas on machines of one type"):  # fmt: skip
         assert words in outcome.out, words
+    assert max(map(len, outcome.out.splitlines())) <= 110
+
+
+def test_the_first_screen_answers_within_a_screen_and_says_where_more_is(offers: str) -> None:
+    asked = [*SHOP, "--offers", offers, "--deadline", "3d"]
+    outcome = run(asked)
+    assert outcome.code == 0
+    for words in ("Cheapest within 3.0 days:", "Time and money:", "  run ", "(80% sure:", "  risk ",
+                  "shardwright export plan.json", "--details"):  # fmt: skip
+        assert words in outcome.out, words
+    assert len(outcome.out.splitlines()) <= 45 < len(run([*asked, "--details"]).out.splitlines())
     assert max(map(len, outcome.out.splitlines())) <= 110
 
 
@@ -69,7 +80,7 @@ def test_pins_that_no_machine_can_keep_are_not_taken_for_a_lack_of_memory(offers
 def test_gpus_that_cannot_compute_in_the_precision_are_named(tmp_path: Path) -> None:
     path = tmp_path / "offers.yaml"
     path.write_text(OFFERS + "  - {gpu: V100-SXM2, gpus: 8, price_per_hour: 5, at_most: 2}\n")
-    outcome = run([*SHOP, "--offers", str(path)])
+    outcome = run([*SHOP, "--offers", str(path), "--details"])
     assert "GPUs that cannot compute in bf16: V100-SXM2" in " ".join(outcome.out.split())
 
 

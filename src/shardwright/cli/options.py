@@ -56,3 +56,4 @@ Prices = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Your own prices, before those that ship: CSV as in docs/how-to.md."),
 ]
+Details = Annotated[bool, typer.Option("--details", help="Print the whole report, not the first screen alone.")]

@@ -108,9 +108,7 @@ def plan(
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="Write the best plan to this file, e.g. plan.json."),
     ] = None,
-    details: Annotated[
-        bool, typer.Option("--details", help="Print the whole report, not the first screen alone.")
-    ] = False,
+    details: options.Details = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
 ) -> None:
     from shardwright.cli.amounts import dollars, hours

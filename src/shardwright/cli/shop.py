@@ -87,6 +87,7 @@ def shop(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the plan of the choice to this file.")
     ] = None,
+    details: options.Details = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
 ) -> None:
     from shardwright.cli.amounts import dollars, hours
@@ -94,6 +95,7 @@ def shop(
     from shardwright.plans.document import dumps
     from shardwright.reports.documents.shop import shop_document
     from shardwright.reports.text.shop import chosen, shop_text
+    from shardwright.reports.text.shop_screen import shop_screen
     from shardwright.search.market.shop import shop as search
     from shardwright.search.space.axes import parse_pins
     from shardwright.spec.cluster import Cluster
@@ -126,7 +128,12 @@ def shop(
     if json:
         write_json(shop_document(result, assumed))
     else:
-        tell(shop_text(result, found_model, job, assumed, terminal_width()), beside=out)
+        width = terminal_width()
+        if details:
+            text = shop_text(result, found_model, job, assumed, width)
+        else:
+            text = shop_screen(result, found_model, job, assumed, out, width)
+        tell(text, beside=out)
     if result.infeasible:
         raise typer.Exit(3)
 

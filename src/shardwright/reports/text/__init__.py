@@ -18,6 +18,7 @@
 * `kinds`: kinds of plans over several GPU types
 * `programs`: an SPMD program beside the plans
 * `shop`: offers
+* `shop_screen`: offers on one screen
 * `spot`: a simulation of spot machines
 * `risk`: interruptions
 * `validation`: measured runs

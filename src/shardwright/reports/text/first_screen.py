@@ -28,22 +28,28 @@ def first_screen(ranking: Ranking, out: Path | None = None, width: int = WIDTH) 
     """Return the first screen of a search that found plans; `out` is the file that the best one was written to."""
     best = ranking.best
     lines = [labelled(name, words, width, column=COLUMN) for name, words in _answers(ranking)]
-    after = [labelled(name, words, width, column=COLUMN) for name, words in _next(best, out)]
+    further = (next_step(best, out), ("more", FURTHER))
+    after = [labelled(name, words, width, column=COLUMN) for name, words in further]
     return "\n".join([heading(best.model, best.cluster, best.job, width), "", *lines, "", *after])
 
 
 def _answers(ranking: Ranking) -> Iterator[tuple[str, str]]:
     best = ranking.best
-    yield "run", f"{mixed.gpu_words(best)}: {describe.degrees_words(best)}; {runs_on(best)}"
-    yield from (("idle", words) for words in [mixed.idle_sentence(best, ranking.search)] if words)
-    yield "speed", _speed(best)
-    yield from (("whole run", words) for words in [whole_run(best)] if words)
-    yield "memory", _memory(best)
-    yield "bottleneck", outcome.bottleneck(predicted(best))
-    yield "how sure", "; ".join(_sure(best))
+    yield from plan_answers(best, whole_run(best), idle=mixed.idle_sentence(best, ranking.search))
     yield "how good", "; ".join(_good(ranking))
     yield from (("program", words) for words in [programs.program_words(ranking)] if words)
     yield from (("nearby", words) for words in ["; ".join(map(partial(_near, best), ranking.nearby))] if words)
+
+
+def plan_answers(best: Plan, whole: str, idle: str = "") -> Iterator[tuple[str, str]]:
+    """Return what there is to say of a plan alone, `whole` the words of its whole run, `idle` of the GPUs without."""
+    yield "run", f"{mixed.gpu_words(best)}: {describe.degrees_words(best)}; {runs_on(best)}"
+    yield from (("idle", words) for words in [idle] if words)
+    yield "speed", _speed(best)
+    yield from (("whole run", words) for words in [whole] if words)
+    yield "memory", _memory(best)
+    yield "bottleneck", outcome.bottleneck(predicted(best))
+    yield "how sure", "; ".join(_sure(best))
 
 
 def runs_on(plan: Plan) -> str:
@@ -117,11 +123,10 @@ def _near(best: Plan, row: Nearby) -> str:
     return f"batch {row.global_batch}: {speed})"
 
 
-def _next(best: Plan, out: Path | None) -> Iterator[tuple[str, str]]:
+def next_step(best: Plan, out: Path | None) -> tuple[str, str]:
+    """Return the command to type next, under its name."""
     plan = "plan.json" if out is None else str(out)
     keep = "--out plan.json keeps the plan; then " if out is None else ""
     if best.job.framework == "megatron" and is_mesh(best):
-        yield "next", f"{keep}shardwright export {plan} --to megatron -o run.sh"
-    else:
-        yield "next", f"{keep}shardwright train {plan} --data corpus.bin"
-    yield "more", FURTHER
+        return "next", f"{keep}shardwright export {plan} --to megatron -o run.sh"
+    return "next", f"{keep}shardwright train {plan} --data corpus.bin"

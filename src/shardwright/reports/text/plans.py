@@ -75,9 +75,13 @@ def _gpu_words(plan: Plan) -> str:
 
 def whole_run(best: Plan) -> str:
     """Return hours and dollars of the whole run with their 80 % intervals, failures counted; "" without a length."""
-    found, (hours, dollars) = predicted(best), run_totals(best)
-    if hours is None:
-        return ""
+    hours, dollars = run_totals(best)
+    return "" if hours is None else run_words(best, hours, dollars)
+
+
+def run_words(plan: Plan, hours: float, dollars: float | None) -> str:
+    """Return hours and dollars of a whole run, its failures counted in both, with their 80 % intervals."""
+    found = predicted(plan)
     low, high = (format_seconds(end * SECONDS_PER_HOUR) for end in carried(found, hours))
     words = f"{format_seconds(hours * SECONDS_PER_HOUR)} (80% sure: {low} to {high})"
     if dollars is None:

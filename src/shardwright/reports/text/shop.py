@@ -35,25 +35,25 @@ def chosen(result: Shopping) -> int:
 
 def shop_text(result: Shopping, model: Model, job: Job, assumed: Sequence[str], width: int = WIDTH) -> str:
     """Return the report: the answer, the front, the chosen plan in full, and what was assumed."""
-    parts = [_heading(result, model, job, width)]
-    if result.infeasible is not None:
-        parts.append(
-            listed(
-                f"No offer does: {in_words(result.infeasible.reason)}",
-                [in_words(remedy) for remedy in result.infeasible.remedies],
-                width,
-            )
-        )
-    else:
-        parts.append(_answers(result, width))
+    parts = [front_text(result, model, job, MOST_ROWS, width)]
     if result.front:
-        parts.append(_table(result, width))
         parts.append(_marginal(result, width))
     if result.infeasible is None:
         choice = result.front[chosen(result)]
         parts += [plan_text(choice.plan, f"The plan of choice {chosen(result) + 1}", width), risk_text(choice, width)]
     parts += [_search(result.report, width), listed("Assumed", [*assumed, *model.assumed, *_assumed(result)], width)]
     return "\n\n".join(part for part in parts if part)
+
+
+def front_text(result: Shopping, model: Model, job: Job, rows: int, width: int) -> str:
+    """Return what was asked, the answers, and the front in about so many rows."""
+    if result.infeasible is None:
+        answer = _answers(result, width)
+    else:
+        remedies = [in_words(remedy) for remedy in result.infeasible.remedies]
+        answer = listed(f"No offer does: {in_words(result.infeasible.reason)}", remedies, width)
+    parts = [_heading(result, model, job, width), answer, *([_table(result, rows, width)] if result.front else [])]
+    return "\n\n".join(parts)
 
 
 def _assumed(result: Shopping) -> list[str]:
@@ -118,9 +118,14 @@ def _sentence(choice: Choice, result: Shopping) -> str:
     rented = rented_words(choice, result.offers)
     words = f"{rented}, {_duration(choice.hours)} for {format_dollars(choice.dollars)}"
     if choice.preemptions:
-        words += f", about {choice.preemptions:,.0f} preemptions"
+        words += f", about {_preemptions(choice)} preemptions"
     odds = chances(choice, result)
     return words + "".join(f"; {chance:.0%} sure to keep the {limit}" for limit, chance in odds.items())
+
+
+def _preemptions(choice: Choice) -> str:
+    expected = choice.preemptions
+    return f"{expected:,.0f}" if expected >= 9.95 else f"{expected:.1f}" if expected >= 0.05 else "<0.1"
 
 
 def chances(choice: Choice, result: Shopping) -> Mapping[str, float]:
@@ -149,8 +154,8 @@ def _duration(hours: float) -> str:
     return format_seconds(hours * SECONDS_PER_HOUR)
 
 
-def _table(result: Shopping, width: int) -> str:
-    shown = _shown(result)
+def _table(result: Shopping, most: int, width: int) -> str:
+    shown = _shown(result, most)
     rows = [_cells(place, result) for place in shown]
     names = [name for name in rows[0] if not all(row[name] in ("–", "") for row in rows)]
     body = table(names, [[row[name] for name in names] for row in rows], words=WORDS, spare=SPARE, width=width)
@@ -160,14 +165,14 @@ def _table(result: Shopping, width: int) -> str:
     return f"{head}\n{body}{more}"
 
 
-def _shown(result: Shopping) -> list[int]:
+def _shown(result: Shopping, most: int) -> list[int]:
     """Return the places to show: all, or of many the picks and some between."""
     count = len(result.front)
-    if count <= MOST_ROWS:
+    if count <= most:
         return list(range(count))
     picks = result.picks
     named = (picks.knee, picks.cheapest_in_time, picks.on_demand_in_time, picks.fastest_in_budget)
-    spread = {round(step * (count - 1) / (MOST_ROWS - 1)) for step in range(MOST_ROWS)}
+    spread = {round(step * (count - 1) / (most - 1)) for step in range(most)}
     return sorted(spread | {place for place in named if place is not None})
 
 
@@ -182,7 +187,7 @@ def _cells(place: int, result: Shopping) -> dict[str, str]:
         "time": _duration(choice.hours),
         "dollars": format_dollars(choice.dollars),
         "$/M tokens": f"{choice.dollars_per_million_tokens:.3g}",
-        "preempted": f"{choice.preemptions:,.0f}" if choice.preemptions else "–",
+        "preempted": _preemptions(choice) if choice.preemptions else "–",
         "lost": f"{choice.lost_share:.1%}",
         "checkpoint": "–" if interval is None else format_seconds(interval),
         "more buys": "–" if step is None else f"{-step.faster:+.0%} time {step.dearer:+.1%} $",
