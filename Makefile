@@ -64,7 +64,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff format
 
 bench: $(EXTRAS)
-	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python $$file; done
+	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; PYTHONPATH=. $(BIN)/python $$file; done
 
 # Everything that needs a GPU, in ten minutes; without one the same code on the CPU, with small sizes, which it says.
 gpu: $(EXTRAS)

@@ -1,6 +1,6 @@
 """What synthesis gains on HAP's cluster, all programs priced by one cost function.
 
-.venv/bin/python benchmarks/spmd.py [part of a name …]
+.venv/bin/python -m benchmarks.spmd [part of a name …]
 
 Two machines of 8 V100 and six of 8 P100. FLOP/s are those that HAP's artefact uses (its worker.py: model operations
 over the wall time of one step on one GPU, fp32); links are NVLink and PCIe, the network is 10.4 Gbit/s a machine. Data
@@ -16,12 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from tests.synthesis.least import least_seconds
 
 from shardwright.synthesis import baselines
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.graph import Graph
-from shardwright.synthesis.least import least_seconds
 from shardwright.synthesis.machines import Device, Machine, Machines
 from shardwright.synthesis.models.transformers import BERT_BASE, GPT2, LLAMA_1B, Transformer, language_model, vision
 from shardwright.synthesis.models.vgg import fully_connected, vgg19

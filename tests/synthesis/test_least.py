@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests.synthesis.clusters import unequal
+from tests.synthesis.least import Box, least_in, least_seconds
 from tests.synthesis.test_synthesize import GRAPHS
 
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import decisions
-from shardwright.synthesis.least import Box, least_in, least_seconds
 from shardwright.synthesis.prices import Shares, prices
 
 

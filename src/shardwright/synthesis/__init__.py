@@ -32,12 +32,10 @@ How it is chosen:
 * `best_rules`: its best solution
 * `choice`: what that comes to
 * `neighbourhoods`: better rules near a choice
-* `a_star`: the same by A*, as HAP has it
 * `ratios`: the best shares for fixed rules
 * `rounding`: whole units for exact shares
 * `turns`: rules and shares in turns
 * `synthesize`: the best of several starts, in whole units
-* `least`: a time that no program is below at any ratio
 * `remedies`: what would help where nothing fits
 * `extract`: from rules to a program
 * `baselines`: what others would run
