@@ -58,11 +58,14 @@ SATURATED = {  # measured
     "CDNA3": Saturated(gemm=0.48, fp8=0.42, attention_forward=0.35, attention_backward=0.28),
     "CDNA4": Saturated(gemm=0.50, fp8=0.43, attention_forward=0.38, attention_backward=0.30),
 }
-UNKNOWN_ARCHITECTURE = Saturated(gemm=0.55, fp8=0.45, attention_forward=0.40, attention_backward=0.32)  # chosen
+# Chosen: near the middle of the known ones, which reach 0.48 to 0.75 in products; it moves GPUs of others alone.
+UNKNOWN_ARCHITECTURE = Saturated(gemm=0.55, fp8=0.45, attention_forward=0.40, attention_backward=0.32)
 # Measured.
 MEMORY_EFFICIENCY = 0.70  # elementwise kernels of 50 MB and more: sitar-lab/NeuSight@6945927, vidur, 0.57 to 0.75
-KERNEL_SECONDS = 4e-6  # launch and tail of one kernel in a full stream; chosen
-TILE = 128  # output tile of one thread block; inner products lose half a tile to prologue and epilogue; documented
+KERNEL_SECONDS = 4e-6  # launch and tail of one kernel in a full stream; chosen, 2e-6 to 8e-6
+# Output tile of one thread block, a common one of cuBLAS (NVIDIA, Matrix Multiplication Background User's Guide);
+# products lose half a tile to prologue and epilogue.
+TILE = 128  # documented
 # Measured.
 INTRA_LINK_EFFICIENCY = 0.78  # bus bandwidth over link rate, 8 × A100 and H100, 512 MiB: aiconfigurator nccl_perf
 INTER_LINK_EFFICIENCY = 0.80  # the same between machines: coreweave/nccl-tests README, 64 × H100; measured

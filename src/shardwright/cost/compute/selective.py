@@ -15,6 +15,7 @@ from shardwright.spec.catalog.frameworks import framework_rows
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer, Model
 
+# torchtitan keeps every second product (`op` of distributed/activation_checkpoint.py, v0.3).
 KEPT_PRODUCTS = 0.5  # documented
 
 

@@ -23,16 +23,19 @@ from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.job import Framework, Job
 
-SHARPNESS = 4.0  # of the smooth maximum of device time and host time; chosen
-BACKWARD_LAUNCHES = 1.5  # chosen
+SHARPNESS = 4.0  # of the smooth maximum of device time and host time; chosen, 2 to 8
+# Of a layer's backward pass over its forward pass: two kernels for each product, one for most else.
+BACKWARD_LAUNCHES = 1.5  # chosen, 1 to 2
 # FlashAttention-2, which some frameworks call, does not use the asynchronous tensor cores of these architectures; it
 # takes 1.5 to 2 times as long as FlashAttention-3 or cuDNN there (arXiv 2407.08608, figures 5 and 6).
 ASYNCHRONOUS = ("Hopper", "Blackwell")
 FLASH2_LOSS = 1.7  # documented
-# Chosen.
-FP8_LAUNCHES = 1.4  # of a layer in fp8, over one in 16 bits: quantisation, maxima and transposes are kernels too
-UPDATE_EFFICIENCY = 0.75  # of the memory's bandwidth; chosen
-POWER_EXPONENT = 0.5  # of the speed of matrix products, where a GPU is capped below the power of its data sheet; chosen
+# Launches of a layer in fp8 over one in 16 bits: quantisation, maxima and transposes are kernels too.
+FP8_LAUNCHES = 1.4  # chosen, 1 to 2
+UPDATE_EFFICIENCY = 0.75  # of the memory's bandwidth; chosen, 0.6 to 0.9
+# Of the speed of products, where a GPU is capped below the power of its data sheet. Power rises with the clock at a
+# fixed voltage (1), with its cube where voltage follows the clock (0.33).
+POWER_EXPONENT = 0.5  # chosen, 0.33 to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

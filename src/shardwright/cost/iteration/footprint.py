@@ -18,7 +18,9 @@ from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.pipeline.splits import positions
 from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, Strategies
 
-P2P_BUFFERS = 4  # activations and gradients that a rank sends and receives at a time; documented
+# Activations and gradients that a rank sends and receives at a time: the four tensors of `_communicate` in
+# megatron/core/pipeline_parallel/p2p_communication.py.
+P2P_BUFFERS = 4  # documented
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,10 +46,10 @@ from shardwright.cost.strategies import (
 )
 from shardwright.spec.job import Job
 
-BUCKET_SHARE = 0.9  # part of a pass beside which gradient buckets can travel; the last bucket cannot; chosen
+BUCKET_SHARE = 0.9  # of a pass that gradient buckets can travel beside, the last one cannot; chosen, 0.75 to 1
 HOST_STATE_BYTES = 28.0  # what an update moves in host memory: UPDATE_BYTES without the norm; documented
-PCIE_EFFICIENCY = 0.8  # chosen
-HOST_EFFICIENCY = 0.6  # chosen
+PCIE_EFFICIENCY = 0.8  # of the link's rate, to and from host memory; chosen, 0.6 to 0.9
+HOST_EFFICIENCY = 0.6  # of the host memory's bandwidth, in updates by its processors; chosen, 0.4 to 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,15 +16,19 @@ from shardwright.arrays import Array, Floats
 from shardwright.cost.compute.operator_table import BACKWARD
 from shardwright.cost.learned.machine import FP8_BLOCK, VECTOR, Facts, generation, method_code, power_share
 
-# Output tiles (rows, columns) of thread blocks; small ones reload operands more often, which costs speed.
+# The constants of this file shape the physics under the trees, which are fitted to what it leaves: another value means
+# fitting anew (`python -m shardwright.calibrate operators`), and what it moves is the error of that fit.
+
+# Output tiles (rows, columns) of thread blocks, those of cuBLAS (NVIDIA, Matrix Multiplication Background User's Guide)
+# and smaller ones; small tiles reload operands more often, which costs speed.
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64))  # documented
-TILE_RELOAD = 12.0  # chosen
-TILE_OVERHEAD = 64.0  # inner steps spent on prologue and epilogue of a tile; chosen
-SOFT_MAXIMUM = 4.0  # chosen
-KERNEL_SECONDS = 2e-6  # chosen
-ATTENTION_TILE = 128.0  # documented
-EXPONENTIAL_OVERLAP = 2.0  # chosen
-MEMORY_KERNEL_SECONDS = 3e-6  # chosen
+TILE_RELOAD = 12.0  # weight of reloading, which goes with 1 / rows + 1 / columns; chosen: see above
+TILE_OVERHEAD = 64.0  # inner steps spent on prologue and epilogue of a tile; chosen: see above
+SOFT_MAXIMUM = 4.0  # exponent by which arithmetic and traffic are joined; chosen: see above
+KERNEL_SECONDS = 2e-6  # launch and tail in a full stream; chosen: see above
+ATTENTION_TILE = 128.0  # documented: the larger block of FlashAttention-2 (arXiv 2307.08691 §3.3)
+EXPONENTIAL_OVERLAP = 2.0  # exponent by which products and exponentials are joined; chosen: see above
+MEMORY_KERNEL_SECONDS = 3e-6  # the same of what only moves memory; chosen: see above
 ALIGNED = 256  # numeric
 
 

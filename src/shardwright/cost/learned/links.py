@@ -21,7 +21,9 @@ SWITCH, MESH, PCIE = KINDS = ("switch", "mesh", "pcie")
 # Hopper boards. A domain of more GPUs than such a mesh has (DGX-2) has switches.
 MESH_LINKS = ("NVLink1", "NVLink2", "xGMI", "Eth24x100G", "Eth24x200G")
 MESH_GPUS = ("GH200",)
-BRIDGE_GAIN = 1.5  # chosen
+# Links of a domain so many times as fast as PCIe are bridges. The slowest bridge, that of RTX 3090, has 1.8 times the
+# rate of PCIe 4.0 (56 GB/s a direction: NVIDIA Ampere GA102 GPU architecture white paper).
+BRIDGE_GAIN = 1.5  # chosen, 1.1 to 1.7
 # PCIe cards that do not reach each other's memory (GeForce by their driver) or are mostly rented where they may not:
 # what they send goes through the host. Bytes per second of a GPU in a ring over so many of a machine, measured: medians
 # of all collectives above 30 MB on machines of L40S (ai-dynamo/aiconfigurator@095f58a) and RTX 3090

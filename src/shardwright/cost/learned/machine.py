@@ -36,15 +36,16 @@ CONSUMER_BOOST = 1.15  # measured
 # A100-PCIe 0.80, H100 0.80, B200 0.63. exp(-(a + b (TFLOP/s per watt)^c)) gives 0.86, 0.82, 0.76, 0.64.
 CHOSEN_LOSS = 0.05  # fitted
 SUSTAINED_LOSS, SUSTAINED_POWER = 0.14, 1.3  # fitted
-SUSTAINED_FLOOR = 0.6  # chosen
-# Chosen.
-FP8_POWER_LOSS = 0.5  # of that of 16-bit products: fp8 kernels keep the tensor cores less busy, so draw less power
+SUSTAINED_FLOOR = 0.6  # below the 0.63 of B200; chosen, 0.5 to 0.63
+# Of the loss of 16-bit products: fp8 kernels keep the tensor cores less busy, so draw less power.
+FP8_POWER_LOSS = 0.5  # chosen, 0 to 1
 
 # Watts that one TFLOP/s of fp32 on the vector units takes at full clock, by the process of the architecture (16, 12, 7
-# and 5 nm; each step of process at about the ratio its foundry states). With less, the clock falls with the root.
-VECTOR_WATTS = {"Pascal": 22.0, "Volta": 18.0, "Turing": 18.0, "Ampere": 9.0, "CDNA1": 9.0, "CDNA2": 8.0}  # chosen
-VECTOR_WATTS_NEWER = 6.0  # chosen
-BOARD_WATTS = 25.0  # that memory, voltage regulators and leakage take of the power limit in any case; chosen
+# and 5 nm; each step of process at about the ratio its foundry states); chosen, 0.7 to 1.4 times. With less, the clock
+# falls with the root.
+VECTOR_WATTS = {"Pascal": 22.0, "Volta": 18.0, "Turing": 18.0, "Ampere": 9.0, "CDNA1": 9.0, "CDNA2": 8.0}
+VECTOR_WATTS_NEWER = 6.0  # chosen, 4 to 8
+BOARD_WATTS = 25.0  # that memory, regulators and leakage take of the power limit in any case; chosen, 0 to 60
 
 # Special function units of a multiprocessor (arXiv 2407.08608 §2.2); Blackwell Ultra has twice as many for exponentials
 # (NVIDIA Blackwell Ultra architecture brief, 2025).

@@ -32,7 +32,8 @@ EFFECTS = (
     ("gpu", "kind"),
     ("kind", "power"),
 )
-POWER_LENGTH = 2.0  # chosen
+# Of log watts in the covariance of cells. Offsets are fitted with it: another value means fitting anew.
+POWER_LENGTH = 2.0  # chosen: see above
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,10 @@ from shardwright.spec.read.machine_profile import MachineProfile, OperatorTime
 FORWARD_PASS, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
 ELEMENTWISE, NORM_FORWARD, NORM_BACKWARD, OTHER_FORM = range(4)
 PARTS = range(4)
-FEWEST_OF_A_PART = 3  # chosen
-BLENDS, FEWEST_TO_BLEND = (0.0, 0.25, 0.5, 0.75, 1.0), 15  # chosen
-MUST_GAIN = 0.9  # of the mean deviation that the best blend so far leaves; chosen
+FEWEST_OF_A_PART = 3  # chosen: with fewer a median does not hold against one outlier
+# Chosen: steps of a quarter from the learned times to the roofline; a blend is one more parameter, so it takes the rows
+# of three knots of a curve to choose one, and a tenth less deviation.
+BLENDS, FEWEST_TO_BLEND, MUST_GAIN = (0.0, 0.25, 0.5, 0.75, 1.0), 15, 0.9
 STAND_INS = {"bf16": ("fp16",), "fp16": ("bf16",), "fp8": (), "fp32": (), "tf32": ()}
 EVERY_DTYPE = ("bf16", "fp16", "fp32", "tf32", "fp8")
 

@@ -15,7 +15,7 @@ from shardwright.cost.network.messages import MessageTimes
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.layer_profile import LayerProfile, LinkCurve
 
-LEAST_START = 0.1  # of the time of the smallest message, before it moves; chosen
+LEAST_START = 0.1  # of the time of the smallest message, before it moves; chosen, 0 to 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
