@@ -27,19 +27,25 @@ from shardwright.runtime.model.masks import Documents, documents_of, masked_atte
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.parameters import unit_parameters
 from shardwright.runtime.model.regions import compiled
-from shardwright.runtime.step.engine import make_engine, train_step
+from shardwright.runtime.step.engine import Engine, make_engine, train_step
+from shardwright.runtime.step.evaluation import evaluate
+from shardwright.runtime.step.rehearsal import rehearse
 from shardwright.spec.job import Precision
 from shardwright.spec.model import Model
 
 dynamo_reads_gradients = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 
-def losses(plan: Plan, layer: Callable[..., torch.Tensor]) -> list[float]:
+def engine_of(plan: Plan, layer: Callable[..., torch.Tensor]) -> Engine:
     layout = layout_of(plan)
-    engine = make_engine(
+    return make_engine(
         layout, 0, make_process_groups(layout, 0), details=Details(), recipe=ADAM, initial=seeded(plan.model, 7),
         precision=plan.job.precision, device=torch.device("cpu"), layer=layer,
     )  # fmt: skip
+
+
+def losses(plan: Plan, layer: Callable[..., torch.Tensor]) -> list[float]:
+    engine = engine_of(plan, layer)
     return [train_step(engine, batch_of(engine, step), step).loss for step in range(3)]
 
 
@@ -62,6 +68,45 @@ def test_compiled_layers_train_alike_and_each_kind_is_compiled_once(precision: P
     told: list[str] = []
     assert losses(plan, compiled(told.append, backend=backend)) == pytest.approx(losses(plan, layer_forward), rel=1e-6)
     assert told == [] and len(graphs) == 1
+
+
+def under(recompute: Recompute, **dimensions: Any) -> Plan:
+    return plan_of(
+        tiny_model(3, **dimensions), replica(stage((0, 3), recompute=recompute), micro_batches=2), precision="bf16"
+    )
+
+
+@dynamo_reads_gradients
+@pytest.mark.filterwarnings("ignore:.*autograd function:DeprecationWarning")
+@pytest.mark.parametrize(
+    "plan",
+    [
+        under(Recompute()),
+        under(Recompute(granularity="selective")),
+        under(Recompute(granularity="full", method="block", layers=1)),
+        under(Recompute(), family="qwen2", experts=4, shared=True),
+    ],
+    ids=["plain", "selective", "full", "experts"],
+)
+def test_after_the_rehearsal_nothing_is_compiled_and_nothing_has_changed(plan: Plan) -> None:
+    """Neither by steps nor by evaluation, with recomputation neither."""
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    engine, plain = (engine_of(plan, layer) for layer in (compiled(pytest.fail, backend=backend), layer_forward))
+    rehearse(engine, evaluates=True)
+    compilations = len(graphs)
+    assert compilations == 2, "with gradients and without"
+    for step in range(2):
+        found, expected = (train_step(each, batch_of(each, step), step) for each in (engine, plain))
+        assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+        assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-2)
+    assert evaluate(engine, batch_of(engine, 2)) == pytest.approx(evaluate(plain, batch_of(plain, 2)), rel=1e-6)
+    assert len(graphs) == compilations
 
 
 @dynamo_reads_gradients
@@ -97,6 +142,15 @@ def test_layers_of_several_ranks_are_compiled_too(name: str) -> None:
     """Forward and backward, by AOTAutograd; the last compiler alone is left out. An error would be one."""
     found = run_cases([Case(name, SPREAD[name], ADAM, backend="aot_eager")], processes=2)
     require_equal(found[name], reference_run(SPREAD[name], ADAM, steps=STEPS, seed=7))
+
+
+@pytest.mark.nightly
+@dynamo_reads_gradients
+def test_stages_compile_at_once_and_no_time_limit_of_collectives_runs_out() -> None:
+    """One after another, three seconds each, the last stage of three would wait for six until all can vote on a step."""
+    plan = plan_of(tiny_model(3), replica(stage((0, 1)), stage((1, 2)), stage((2, 3)), micro_batches=2))
+    found = run_cases([Case("slow", plan, ADAM, backend="slow", patience_seconds=4.5)], processes=3)
+    require_equal(found["slow"], reference_run(plan, ADAM, steps=STEPS, seed=7))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

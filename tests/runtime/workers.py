@@ -19,6 +19,7 @@ import torch.multiprocessing as mp
 from tests.runtime.samples import STEPS, tokens_of
 
 from shardwright.plans.plan import Plan
+from shardwright.runtime.job.meeting import meet
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.process_groups import make_process_groups
 from shardwright.runtime.model.blocks import layer_forward
@@ -30,10 +31,11 @@ from shardwright.runtime.state.loss_scale import LossScale
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.step.engine import Engine, make_engine, train_step
 from shardwright.runtime.step.evaluation import evaluate
+from shardwright.runtime.step.rehearsal import rehearse
 from shardwright.runtime.storage.checkpoint import open_checkpoint, restore, save_checkpoint
 from shardwright.runtime.storage.manifest import Course
 
-PATIENCE, WHOLE_RUN = datetime.timedelta(seconds=60), datetime.timedelta(minutes=30)
+WHOLE_RUN, SLOW_SECONDS = datetime.timedelta(minutes=30), 3.0
 
 
 @dataclass
@@ -41,7 +43,8 @@ class Case:
     """A plan to run. Plans with fewer ranks than processes leave the last processes idle. At the end a checkpoint is
     written to the folder `save`, at the beginning one is read from `load`: that of an earlier case. `first_scale` is
     that of the loss in fp16. Attention stays within documents that a token `end` ends. Units share a bucket of up to
-    `largest_merged` elements. Layers are compiled by `backend`, and what goes wrong there is an error."""
+    `largest_merged` elements. Layers are compiled by `backend` ("slow": eager, after seconds in which the patience of waiting ranks
+    runs out where stages compile one after another), and what goes wrong there is an error."""
 
     name: str
     plan: Plan
@@ -54,6 +57,7 @@ class Case:
     end: int | None = None
     largest_merged: int = buckets.LARGEST_MERGED_ELEMENTS
     backend: str = ""
+    patience_seconds: float = 60.0
 
 
 @dataclass
@@ -104,6 +108,20 @@ def _fail(words: str) -> None:
     raise AssertionError(words)
 
 
+def _slowly(graph: Any, inputs: Any) -> Any:
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.backends.debugging import boxed_nop
+
+    def compile_one(module: Any, _: Any) -> Any:
+        time.sleep(SLOW_SECONDS)
+        return boxed_nop(module, [])
+
+    return aot_autograd(fw_compiler=compile_one)(graph, inputs)
+
+
+BACKENDS: dict[str, Any] = {"slow": _slowly}
+
+
 def _run_all(rank: int, processes: int, cases: Sequence[Case], folder: str) -> None:
     torch.set_num_threads(1)
     distributed: Any = dist
@@ -114,7 +132,8 @@ def _run_all(rank: int, processes: int, cases: Sequence[Case], folder: str) -> N
         if number:  # processes that had nothing to do would else wait in the next case, and not for ever
             store.wait([f"done {number - 1}"], WHOLE_RUN)
         if rank < layout.world_size:
-            dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=layout.world_size, timeout=PATIENCE)
+            patience = datetime.timedelta(seconds=case.patience_seconds)
+            dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=layout.world_size, timeout=patience)
             begin = time.time()
             result = run_case(case, rank, Path(folder))
             torch.save(result, f"{folder}/{number}-{rank}.pt")
@@ -134,8 +153,11 @@ def run_case(case: Case, rank: int, folder: Path) -> dict[str, Any]:
         layout, rank, make_process_groups(layout, rank), details=Details(), recipe=case.recipe,
         initial=None if case.load else seeded(case.plan.model, case.seed),
         precision=case.plan.job.precision, device=torch.device("cpu"), end=case.end,
-        layer=compiled(_fail, backend=case.backend) if case.backend else layer_forward,
+        layer=compiled(_fail, backend=BACKENDS.get(case.backend, case.backend)) if case.backend else layer_forward,
     )  # fmt: skip
+    if case.backend:
+        rehearse(engine, evaluates=True)
+        meet(dist.distributed_c10d._get_default_store(), "compiled", layout.world_size)
     if case.first_scale is not None:
         engine.loss_scale = LossScale(value=case.first_scale)
     losses, norms, scales, first = [], [], [engine.loss_scale], 0

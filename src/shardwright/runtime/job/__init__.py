@@ -13,6 +13,7 @@
 * `worker`: devices and processes
 * `seats`: which process takes which place
 * `watchdog`: dead or stuck ranks
+* `meeting`: ranks wait for each other
 * `standing`: whether a thread waits
 * `parent`: ranks end with what started them
 * `lock`: one run in a folder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -40,8 +40,16 @@ class Start:
         return replace(course, data={**course.data, "samples": samples})
 
 
-def begin_training(layout: Layout, worker: Worker, settings: Settings, course: Course, end: int | None = None) -> Start:
-    """Return where a rank begins. Attention stays within documents where their last token `end` is given.
+def begin_training(
+    layout: Layout,
+    worker: Worker,
+    settings: Settings,
+    course: Course,
+    say: Callable[[str], None],
+    end: int | None = None,
+) -> Start:
+    """Return where a rank begins. Attention stays within documents where their last token `end` is given. `say` is told
+    where layers cannot be compiled.
 
     Raises SpecError where no checkpoint is whole, or is of another course, or weights do not fit.
     """
@@ -60,7 +68,7 @@ def begin_training(layout: Layout, worker: Worker, settings: Settings, course: C
         initial=initial,
         precision=settings.precision,
         device=worker.device,
-        layer=compiled(partial(_warn, worker.rank)) if settings.compiles else layer_forward,
+        layer=compiled(say) if settings.compiles else layer_forward,
         end=end,
     )
     if settings.resume is None:
@@ -69,11 +77,6 @@ def begin_training(layout: Layout, worker: Worker, settings: Settings, course: C
     usual = checkpoint.step * layout.plan.job.global_batch
     samples = samples_before(checkpoint.manifest)
     return Start(engine=engine, step=checkpoint.step, origin=0 if samples is None else samples - usual)
-
-
-def _warn(rank: int, words: str) -> None:
-    if not rank:
-        print(f"warning: {words}", file=sys.stderr, flush=True)
 
 
 def require_fresh(settings: Settings) -> None:

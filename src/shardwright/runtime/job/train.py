@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -16,12 +16,14 @@ from shardwright.runtime.job.feed import Feed
 from shardwright.runtime.job.finish import STOP_REQUEST
 from shardwright.runtime.job.held_out import held_out
 from shardwright.runtime.job.loop import Report, Run, run_steps
+from shardwright.runtime.job.meeting import meet
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.start import begin_training, require_fresh
 from shardwright.runtime.job.stop_request import StopRequest
-from shardwright.runtime.job.watchdog import Watch
+from shardwright.runtime.job.watchdog import STARTING, Watch
 from shardwright.runtime.job.worker import Worker, join
 from shardwright.runtime.layout.groups import Layout, layout_of
+from shardwright.runtime.step.rehearsal import rehearse
 from shardwright.runtime.storage.mixture import open_mixture
 
 MEETING_SECONDS = 5.0
@@ -42,7 +44,10 @@ def train(plan: Plan, settings: Settings, report: Report = lambda _row, _steps: 
     watch = Watch(store, worker.rank, [place.name for place in layout.places], settings.patience_seconds)
     stopping = StopRequest(settings.out / STOP_REQUEST if worker.rank == 0 else None)
     try:
-        document = run_steps(_begun(layout, worker, settings, watch, stopping, report))
+        run = _begun(layout, worker, settings, watch, stopping, report, shared)
+        if settings.compiles:
+            _compile(run, shared)
+        document = run_steps(run)
     except SpecError as error:
         watch.stop()
         if not _speaks(store, layout.world_size):
@@ -64,13 +69,24 @@ def train(plan: Plan, settings: Settings, report: Report = lambda _row, _steps: 
 
 
 def _begun(
-    layout: Layout, worker: Worker, settings: Settings, watch: Watch, stopping: StopRequest, report: Report
+    layout: Layout,
+    worker: Worker,
+    settings: Settings,
+    watch: Watch,
+    stopping: StopRequest,
+    report: Report,
+    store: Any,
 ) -> Run:
     plan = layout.plan
     samples = open_mixture(settings.data, plan.job.seq_len, settings.seed, plan.model.vocab, plan.job.global_batch)
     course = course_of(plan, settings, samples)
     start = begin_training(
-        layout, worker, settings, course, samples.document_end() if settings.mask_documents else None
+        layout,
+        worker,
+        settings,
+        course,
+        partial(_warn, store, layout.places[worker.rank].name),
+        samples.document_end() if settings.mask_documents else None,
     )
     return Run(
         start=start,
@@ -84,14 +100,24 @@ def _begun(
     )
 
 
+def _compile(run: Run, store: Any) -> None:
+    """Compile layers, and wait until all ranks have."""
+    run.watch.note(f"{STARTING}, compiling layers")
+    rehearse(run.engine, evaluates=run.held_out is not None)
+    run.watch.note(f"{STARTING}, waiting for others that compile")
+    meet(store, "compiled", run.engine.layout.world_size)
+
+
+def _warn(store: Any, name: str, words: str) -> None:
+    """Warn of what may happen on several ranks: the first one speaks."""
+    if store.add("warnings", 1) == 1:
+        print(f"warning: {name}: {words}", file=sys.stderr, flush=True)
+
+
 def _speaks(store: Any, ranks: int) -> bool:
     """Return whether this rank tells of bad input that several may have found: the first to say so. They leave
     together, as far as they come, so that the launcher cuts none of them off in the middle of a word or a call."""
     try:
-        first: bool = store.add("bad input", 1) == 1
-        end = time.monotonic() + MEETING_SECONDS
-        while store.add("bad input", 0) < ranks and time.monotonic() < end:
-            time.sleep(0.05)
+        return meet(store, "bad input", ranks, MEETING_SECONDS) == 1
     except RuntimeError:  # the launcher has ended the store: another rank has spoken
         return False
-    return first

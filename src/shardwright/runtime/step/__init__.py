@@ -2,6 +2,7 @@
 
 * `evaluation`: the loss without training
 * `engine`: a rank ready to train
+* `rehearsal`: layers compiled before the first step
 * `pipeline`: passes in the order of the schedule
 * `layered`: passes layer by layer, under uneven FSDP
 * `parts`: gathers and scatters of unequal parts

@@ -174,7 +174,7 @@ def _forward(
     documents = None if tokens is None else documents_of(tokens, chunk.end)
     if chunk.context.size > 1 and tokens is not None and targets is not None:
         tokens, targets = tokens[:, chunk.positions], targets[:, chunk.positions]
-    x = tokens if message is None else message.requires_grad_()
+    x = tokens if message is None else message.requires_grad_(torch.is_grad_enabled())
     assert x is not None, "the first stage has tokens, every other a message"
     out = forward(chunk, x, targets, observe, documents)
     kept[index, micro_batch] = (None if first else x, out)

@@ -78,7 +78,7 @@ class GradientSync:
         for buffer in self._parts:
             if before in buffer.bucket.units and unit not in buffer.bucket.units:
                 self._sum_inside(buffer)
-                self._settle()
+                self.settle()
                 self._leave(buffer)
         for buffer in self._needed.get(unit, ()):
             self._make_whole(buffer)
@@ -108,7 +108,7 @@ class GradientSync:
         for work in self._work:
             work.wait()
         self._work = []
-        self._settle()
+        self.settle()
         assert not self._open, "every gradient has left its unit before the step ends"
 
     def _advance(self) -> None:
@@ -140,7 +140,7 @@ class GradientSync:
         if not buffer.gradients.sharded or buffer in self._open:
             return
         if self._leaving is not None and self._leaving.buffer is buffer:
-            self._settle()
+            self.settle()
         buffer.gradients.open()
         buffer.gradients.whole.zero_()
         self._open.add(buffer)
@@ -151,7 +151,7 @@ class GradientSync:
         self._leaving = Leaving(buffer=buffer, scatter=scatter)
         self._open.discard(buffer)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Wait for the sum under way, and free what it came from."""
         if self._leaving is not None:
             self._leaving.buffer.gradients.kept.add_(self._leaving.scatter.wait())
