@@ -23,6 +23,7 @@ from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Device, Machine, Machines
+from shardwright.synthesis.models.experts import WithCapacity
 from shardwright.synthesis.models.transformers import BERT_BASE, GPT2, LLAMA_1B, Transformer, language_model, vision
 from shardwright.synthesis.models.vgg import fully_connected, vgg19
 from shardwright.synthesis.prices import Shares
@@ -65,7 +66,7 @@ def _language(dims: Transformer, seq_len: int) -> Callable[[int], Graph]:
 
 
 def _experts(count: int) -> Callable[[int], Graph]:
-    return _language(replace(BERT_BASE, experts=count), 128)
+    return _language(replace(BERT_BASE, experts=WithCapacity(count=count, width=3072)), 128)
 
 
 def _vgg(image: int) -> Callable[[int], Graph]:

@@ -31,10 +31,20 @@ DECODER = {
     "vocab_size": VOCABULARY, "hidden_size": HEADS * SIZE, "intermediate_size": 40, "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS, "num_key_value_heads": 2, "max_position_embeddings": SEQUENCE, "head_dim": SIZE,
 }  # fmt: skip
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], **DECODER},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], **DECODER},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], **DECODER, "tie_word_embeddings": True},
+    "mixtral": {
+        "architectures": ["MixtralForCausalLM"], **DECODER, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e4,
+    },
+    "qwen2_moe": {
+        "architectures": ["Qwen2MoeForCausalLM"], **DECODER, **EXPERTS, "norm_topk_prob": False,
+        "shared_expert_intermediate_size": 20,
+    },
+    "qwen3_moe": {"architectures": ["Qwen3MoeForCausalLM"], **DECODER, **EXPERTS, "norm_topk_prob": True},
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"], "vocab_size": VOCABULARY, "n_positions": SEQUENCE, "n_ctx": SEQUENCE,
         "n_embd": HEADS * SIZE, "n_layer": LAYERS, "n_head": HEADS, "bos_token_id": 0, "eos_token_id": 0,
@@ -48,9 +58,16 @@ OURS = {
     "post_attention_layernorm": "mlp.norm", "self_attn": "attention", "_proj": "", "model.": "",
     "transformer.": "", "h.": "layers.",
 }  # fmt: skip
+ROUTED = {
+    "mlp.gate.weight": "experts.router.weight", "mlp.shared_expert_gate": "experts.shared.weight",
+    "mlp.shared_expert": "experts.shared", "mlp.experts": "experts", "mlp.norm": "experts.norm",
+}  # fmt: skip
 
 
-KINDS = [kind if kind in ("llama", "gpt2") else pytest.param(kind, marks=pytest.mark.nightly) for kind in CONFIGS]
+KINDS = [
+    kind if kind in ("llama", "gpt2", "qwen2_moe") else pytest.param(kind, marks=pytest.mark.nightly)
+    for kind in CONFIGS
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,7 +126,7 @@ def renamed(theirs: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
     way round, turned, and queries, keys and values apart."""
     found: dict[str, Tensor] = {}
     for name, tensor in theirs.items():
-        for part, word in OURS.items():
+        for part, word in (OURS | (ROUTED if "num_experts_per_tok" in CONFIGS[kind] else {})).items():
             name = name.replace(part, word)
         turned = kind == "gpt2" and tensor.dim() == 2 and "layers" in name
         tensor = tensor.t().contiguous() if turned else tensor

@@ -18,6 +18,7 @@ from shardwright.synthesis.decisions import decisions
 from shardwright.synthesis.extract import program, replicated_share
 from shardwright.synthesis.machines import Machine, Machines
 from shardwright.synthesis.memory import alone, class_bytes, held_by, rank_bytes
+from shardwright.synthesis.models.experts import WithCapacity
 from shardwright.synthesis.models.transformers import Transformer, language_model, vision
 from shardwright.synthesis.models.vgg import fully_connected, vgg19
 from shardwright.synthesis.prices import Shares, prices
@@ -32,7 +33,9 @@ GRAPHS = {
     "bert": lambda: language_model(replace(SMALL, pre_norm=False), batch=16, seq_len=8),
     "gpt2": lambda: language_model(replace(SMALL, causal=True), batch=16, seq_len=8),
     "llama": lambda: language_model(replace(SMALL, gated=True, kv_heads=2, dropout=0.0), batch=16, seq_len=8),
-    "experts": lambda: language_model(replace(SMALL, layers=2, experts=4), batch=16, seq_len=8),
+    "experts": lambda: language_model(
+        replace(SMALL, layers=2, experts=WithCapacity(count=4, width=128)), batch=16, seq_len=8
+    ),
     "vit": lambda: vision(SMALL, batch=16, image=32, patch=8, classes=10),
     "wide": lambda: fully_connected(batch=8, widths=(4096, 4096, 1000)),
 }

@@ -29,6 +29,7 @@ FITTINGS = 4  # of adding rows of memory, which cost a program each
 NODES = 60  # of a branch and bound
 WORK = 1_000_000  # nodes of all branch and bound times the coefficients of the program; what is left open is in the gap
 TIGHT = 1e-3  # relative; by less than this a row of time may be broken
+BACK = 16  # steps of a dive that may lead nowhere
 SURE = 0.9  # what a relaxation takes to this part is taken at once
 
 
@@ -124,10 +125,12 @@ def _overfull(these: Decisions, costs: Prices, program: IntegerProgram, rules: I
 
 def _dive(program: IntegerProgram, relaxation: Relaxation, values: Floats, costs: Prices) -> Floats | None:
     """Return columns with a rule for each decision: what the relaxation is sure of is held, with the surest of the
-    rest, and the relaxation solved again; None if that leads nowhere."""
+    rest, and the relaxation solved again. What leads nowhere is taken back: of several the surest is held alone, and
+    one alone is ruled out. None if even that leads nowhere."""
     starts = costs.columns.first
     ends = np.append(starts[1:], len(costs.compute))
     free = np.ones(len(starts), dtype=bool)
+    left = BACK
     while True:
         x = values[: len(costs.compute)]
         most = np.maximum.reduceat(x, starts)
@@ -135,14 +138,23 @@ def _dive(program: IntegerProgram, relaxation: Relaxation, values: Floats, costs
         open_ = free & (most < 1 - 1e-6)
         if not open_.any():
             return values
+        surest = np.argmax(np.where(open_, most, -1.0))
         sure = free & (most >= SURE)
         if not (sure & open_).any():
-            sure[np.argmax(np.where(open_, most, -1.0))] = True
-        picked = [int(starts[one] + np.argmax(x[starts[one] : ends[one]])) for one in np.flatnonzero(sure)]
-        relaxation.fix(np.array(picked), 1.0)
-        free &= ~sure
-        solution = relaxation.solve()
-        if solution.status != "optimal":
+            sure[surest] = True
+        for held in [np.flatnonzero(sure), np.array([surest])][int(sure.sum() == 1) :]:
+            picked = starts[held] + [int(np.argmax(x[starts[one] : ends[one]])) for one in held]
+            relaxation.hold(picked, 1.0, 1.0)
+            solution = relaxation.solve()
+            if solution.status == "optimal":
+                free[held] = False
+                break
+            relaxation.hold(picked, 0.0, 1.0)
+            left -= 1
+        else:
+            relaxation.hold(picked, 0.0, 0.0)
+            solution = relaxation.solve()
+        if solution.status != "optimal" or left < 0:
             return None
         values = solution.values
 

@@ -138,10 +138,10 @@ class Relaxation:
         some = np.flatnonzero(row).astype(np.int32)
         self._solver.addRow(low, INFINITY, len(some), some, row[some])
 
-    def fix(self, columns: Ints, value: float) -> None:
-        """Hold columns at a value."""
-        held = np.full(len(columns), value)
-        self._solver.changeColsBounds(len(columns), columns.astype(np.int32), held, held)
+    def hold(self, columns: Ints, low: float, high: float) -> None:
+        """Hold columns between two values."""
+        lower, upper = np.full(len(columns), low), np.full(len(columns), high)
+        self._solver.changeColsBounds(len(columns), columns.astype(np.int32), lower, upper)
 
 
 def _solver(costs: Floats, rows: Rows, lower: Floats, upper: Floats, integer: Bools | None) -> Any:

@@ -1,9 +1,10 @@
-"""The step of a model of the catalogue, without tracing: dense decoders built as Llama or as GPT are."""
+"""The step of a model of the catalogue, without tracing: decoders built as Llama, GPT, Mixtral or Qwen-MoE are."""
 
 from __future__ import annotations
 
-from shardwright.spec.model import Attention, Mlp, Model
+from shardwright.spec.model import Attention, Layer, Model, Moe
 from shardwright.synthesis.graph import Graph
+from shardwright.synthesis.models.experts import Dropless
 from shardwright.synthesis.models.transformers import Transformer, language_model
 
 ACTIVATIONS = {
@@ -15,8 +16,7 @@ DROPOUT = 0.1  # of GPT-2 and its kin; how much is dropped costs nothing
 def training_step(model: Model, *, batch: int, seq_len: int, dtype: str) -> Graph:
     """Return one training step of a model that `other_than` finds nothing in."""
     (layer,) = model.kinds
-    attention, mlp = layer.attention, layer.mlp
-    assert mlp is not None
+    attention, mlp, moe = layer.attention, layer.mlp, layer.moe
     dims = Transformer(
         layers=len(model.layers),
         hidden=model.hidden,
@@ -25,10 +25,12 @@ def training_step(model: Model, *, batch: int, seq_len: int, dtype: str) -> Grap
         head_size=attention.head_dim,
         qkv_bias=attention.qkv_bias,
         qk_norm=attention.qk_norm,
-        feed_forward=mlp.width,
+        feed_forward=mlp.width if mlp else 0,
         vocabulary=model.vocab,
         causal=True,
-        gated=mlp.gated,
+        gated=_gated(layer),
+        experts=_experts(moe) if moe else None,
+        experts_every=1,
         activation=ACTIVATIONS[model.activation],
         dropout=DROPOUT if model.dropout else 0.0,
         tied=model.tied_embeddings,
@@ -36,19 +38,35 @@ def training_step(model: Model, *, batch: int, seq_len: int, dtype: str) -> Grap
     return language_model(dims, batch=batch, seq_len=seq_len, dtype=dtype)
 
 
+def _experts(moe: Moe) -> Dropless:
+    return Dropless(
+        count=moe.experts,
+        chosen=moe.top_k,
+        width=moe.expert_width,
+        normalised=not moe.pre_softmax,
+        shared_width=moe.shared_width,
+        shared_gate=moe.shared_gate,
+    )
+
+
+def _gated(layer: Layer) -> bool:
+    feed_forward = layer.mlp or layer.moe
+    return feed_forward is not None and feed_forward.gated
+
+
 def other_than(model: Model, seq_len: int) -> str:
     """Return in words what `model` has that its graph here would lack; nothing if the graph is the model's."""
     if len(model.kinds) > 1:
         return "layers of several kinds"
     (layer,) = model.kinds
-    if layer.mlp is None:
-        return "experts"
+    if layer.moe and (layer.moe.router_bias or layer.moe.router_groups or layer.moe.router_scaling):
+        return "a router of its own"
     particular = model.particular or layer.vector_parameters or layer.norms != 2
     if particular or model.parallel_block or model.embedding_norm or model.norm_about_one:
         return "a forward pass of its own"
     if model.embedding_width or model.head_bias or model.mtp_layers or not model.final_norm:
         return "an embedding or a head of its own"
-    return _attention(layer.attention, seq_len) or _habits(model, layer.attention, layer.mlp)
+    return _attention(layer.attention, seq_len) or _habits(model, layer)
 
 
 def _attention(attention: Attention, seq_len: int) -> str:
@@ -59,12 +77,14 @@ def _attention(attention: Attention, seq_len: int) -> str:
     return ""
 
 
-def _habits(model: Model, attention: Attention, mlp: Mlp) -> str:
-    biases = {attention.out_bias, mlp.bias, not mlp.gated or attention.out_bias}
+def _habits(model: Model, layer: Layer) -> str:
+    attention, gated = layer.attention, _gated(layer)
+    inside = layer.mlp.bias if layer.mlp else False
+    biases = {attention.out_bias, inside, not gated or attention.out_bias}
     llama = ("rmsnorm", "rope", 1.0, {False})
     gpt = ("layernorm", "learned", 1.0, {True})
-    if (model.norm, model.position, model.rotary_fraction, biases) != (llama if mlp.gated else gpt):
+    if (model.norm, model.position, model.rotary_fraction, biases) != (llama if gated else gpt):
         return "norms, positions or biases of its own"
-    if not mlp.gated and (attention.qk_norm or not attention.qkv_bias):
+    if not gated and (attention.qk_norm or not attention.qkv_bias):
         return "norms, positions or biases of its own"
     return "" if model.activation in ACTIVATIONS else f"the activation {model.activation}"

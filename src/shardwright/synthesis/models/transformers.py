@@ -1,17 +1,17 @@
-"""BERT, GPT-2, Llama and ViT, with feed-forward layers or experts of a fixed capacity."""
+"""BERT, GPT-2, Llama and ViT, with feed-forward layers or experts."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from shardwright.synthesis.graph import Graph, Ref, Value
+from shardwright.synthesis.graph import Graph, Ref
+from shardwright.synthesis.models.experts import Experts, gated, with_experts
 from shardwright.synthesis.models.tape import Tape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """Dimensions of a transformer. Every `experts_every`th layer has `experts` experts, if there are any.
+    """Dimensions of a transformer. Every `experts_every`th layer has `experts`, if there are any.
 
     With `kv_heads`, queries, keys and values have a projection each, of heads of `head_size` (their part of the hidden
     width, if 0). `gated` stands for all of Llama's habits: RMS norms, rotary positions, no biases but `qkv_bias`;
@@ -33,9 +33,8 @@ class Transformer:
     pre_norm: bool = True
     dropout: float = 0.1
     tied: bool = True
-    experts: int = 0
+    experts: Experts | None = None
     experts_every: int = 2
-    capacity_factor: float = 2.0
 
 
 BERT_BASE = Transformer(pre_norm=False)
@@ -110,15 +109,21 @@ def _layers(tape: Tape, x: Ref, dims: Transformer) -> Ref:
     for number in range(0, dims.layers, every):
         with tape.block("layers"):
             for inside in range(number, number + every):
-                experts = bool(dims.experts) and inside % every == every - 1
-                x = _layer(tape, x, f"layers.{inside}", dims, experts=experts)
+                experts = dims.experts if inside % every == every - 1 else None
+                x = _layer(tape, x, f"layers.{inside}", dims, experts)
     return x
 
 
-def _layer(tape: Tape, x: Ref, name: str, dims: Transformer, *, experts: bool) -> Ref:
-    for part, body in (("attention", _attention), ("experts" if experts else "mlp", _experts if experts else _mlp)):
+def _layer(tape: Tape, x: Ref, name: str, dims: Transformer, experts: Experts | None) -> Ref:
+    for part in ("attention", "experts" if experts else "mlp"):
         inner = tape.norm(x, f"{name}.{part}.norm", rms=dims.gated) if dims.pre_norm else x
-        x = tape.add(x, _drop(tape, body(tape, inner, f"{name}.{part}", dims), dims))
+        if part == "attention":
+            made = _attention(tape, inner, f"{name}.{part}", dims)
+        elif experts:
+            made = with_experts(tape, inner, f"{name}.{part}", experts, dims.activation)
+        else:
+            made = _mlp(tape, inner, f"{name}.{part}", dims)
+        x = tape.add(x, _drop(tape, made, dims))
         if not dims.pre_norm:
             x = tape.norm(x, f"{name}.{part}.norm")
     return x
@@ -161,54 +166,7 @@ def _heads(tape: Tape, x: Ref, heads: int, norm: str) -> Ref:
 def _mlp(tape: Tape, x: Ref, name: str, dims: Transformer) -> Ref:
     hidden = tape.shape(x)[-1]
     if dims.gated:
-        gate = tape.unary(dims.activation, tape.linear(x, f"{name}.gate", dims.feed_forward, bias=False))
-        wide = tape.multiply(gate, tape.linear(x, f"{name}.up", dims.feed_forward, bias=False))
-        return tape.linear(wide, f"{name}.down", hidden, bias=False)
+        return gated(tape, x, name, dims.feed_forward, dims.activation)
     return tape.linear(
         tape.unary(dims.activation, tape.linear(x, f"{name}.up", dims.feed_forward)), f"{name}.down", hidden
     )
-
-
-def _experts(tape: Tape, x: Ref, name: str, dims: Transformer) -> Ref:
-    """Add experts with a capacity for each sequence: tokens beyond it are dropped. Tokens are sent to their slots and
-    back by products with masks, as in GShard (arXiv 2006.16668), one expert a token."""
-    batch, length, hidden = tape.shape(x)
-    count = dims.experts
-    slots = math.ceil(dims.capacity_factor * length / count)
-    chances = tape.softmax(tape.linear(x, f"{name}.gate", count, bias=False))
-    mask, slot = _slots(tape, chances, slots)
-    weight = tape.multiply(_spread(tape, tape.multiply(chances, mask), slots), slot)
-    combine = tape.view(weight, batch, length, count * slots)
-    dispatch = tape.op("view", (slot, (batch, length, count * slots)), (batch, length, count * slots))
-    turned = tape.op("permute", (dispatch, (0, 2, 1)), (batch, count * slots, length))
-    sent = tape.view(tape.bmm(turned, x), batch, count, slots, hidden)
-    inner = tape.view(tape.permute(sent, 1, 0, 2, 3), count, batch * slots, hidden)
-    wide = tape.unary("relu", tape.bmm(inner, tape.parameter(f"{name}.up", count, hidden, dims.feed_forward)))
-    out = tape.bmm(wide, tape.parameter(f"{name}.down", count, dims.feed_forward, hidden))
-    back = tape.permute(tape.view(out, count, batch, slots, hidden), 1, 0, 2, 3)
-    return tape.bmm(combine, tape.view(back, batch, count * slots, hidden))
-
-
-def _slots(tape: Tape, chances: Ref, slots: int) -> tuple[Ref, Ref]:
-    """Return which expert each token goes to [batch, length, experts], and which slot of it [.., slots], as masks."""
-    batch, length, count = shape = tape.shape(chances)
-    best = tape.op("argmax", (chances, -1, True), (batch, length, 1), dtype="int64")
-    names = tape.op("arange", (count,), (count,), dtype="int64")
-    chosen = tape.op("eq.Tensor", (best, names), shape, dtype="bool")
-    mask = tape.op("_to_copy", (chosen,), shape)
-    place = tape.op("cumsum", (mask, 1), shape)
-    wide = tape.op("unsqueeze", (tape.op("mul.Tensor", (place, mask), shape), 3), (*shape, 1))
-    numbers = tape.op("arange.start", (1, slots + 1), (slots,), dtype="int64")
-    there = tape.op("eq.Tensor", (wide, numbers), (*shape, slots), dtype="bool")
-    return mask, tape.op("_to_copy", (there,), (*shape, slots))
-
-
-def _spread(tape: Tape, x: Ref, slots: int) -> Ref:
-    shape = tape.shape(x)
-    wide = tape.view(x, *shape, 1)
-    made = tape.record("expand", (wide, (*shape, slots)), Value((*shape, slots), tape.dtype))
-
-    def rule(g: Ref) -> None:
-        tape.give(wide, tape.op("sum.dim_IntList", (g, (3,), True), (*shape, 1)))
-
-    return tape.back(made, rule)
