@@ -9,6 +9,7 @@ with the value. Constants of the physics alone (`compute.efficiency`) are judged
 from __future__ import annotations
 
 import argparse
+import importlib
 import multiprocessing
 import sys
 from collections.abc import Iterator
@@ -89,7 +90,7 @@ def _row(constant: Constant, cases: list[Case], usual: Figures, *, physics: bool
         if moved.any():
             break
     cells = [f"{np.median(change[moved]):+.1%}" if moved.any() else "=" for change in changes]
-    value = getattr(sys.modules[f"shardwright.cost.{constant.module}"], constant.name)
+    value = getattr(importlib.import_module(f"shardwright.cost.{constant.module}"), constant.name)
     shown = ["table", f"× {low:g}", f"× {high:g}"] if times else [f"{value:g}", f"{low:g}", f"{high:g}"]
     errors = [f"{end.error:.2%}" for end in ends]
     of = kind if moved.any() else ""
@@ -103,6 +104,7 @@ def predicted(cases: list[Case], constant: Constant | None, value: float, *, phy
     receive, send = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_predict, args=(send, cases, constant, value, physics))
     process.start()
+    send.close()
     found: Figures = receive.recv()
     process.join()
     return found
@@ -120,7 +122,7 @@ def _predict(send: Any, cases: list[Case], constant: Constant | None, value: flo
 def _set(constant: Constant, value: float) -> None:
     """Set a constant where it is said and wherever it was imported."""
     assert constant.limits is not None
-    before = getattr(sys.modules[f"shardwright.cost.{constant.module}"], constant.name)
+    before = getattr(importlib.import_module(f"shardwright.cost.{constant.module}"), constant.name)
     wanted = {name: value * one for name, one in before.items()} if constant.limits[2] else type(before)(value)
     for name, module in list(sys.modules.items()):
         if name.startswith("shardwright.") and getattr(module, constant.name, None) is before:

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.trust.evidence import DOUBLINGS, NAMES, Setting, distances, nearest, published
+from shardwright.cost.trust.evidence import DOUBLINGS, NAMES, Conditions, distances, nearest, published
 from shardwright.cost.trust.interval import Spread, interval_seconds, widened
 from shardwright.spec.catalog.frameworks import framework_names
 
 
-def setting_like(index: int) -> Setting:
+def setting_like(index: int) -> Conditions:
     """Return the setting of a row of the table."""
     runs = published()
     names = dict(zip(NAMES, (str(name) for name in runs.names[index]), strict=True))
     sizes = dict(zip(DOUBLINGS, (float(2.0**size) for size in runs.sizes[index]), strict=True))
-    return Setting(**names, **sizes, adapters=bool(runs.flags[index, 0]), experts=bool(runs.flags[index, 1]))
+    return Conditions(**names, **sizes, adapters=bool(runs.flags[index, 0]), experts=bool(runs.flags[index, 1]))
 
 
 rows = st.integers(0, len(published().seconds) - 1)

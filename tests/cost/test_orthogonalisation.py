@@ -11,7 +11,7 @@ from tests.cost.samples import context, llama, mixtral, pool, row
 from shardwright.cost.compute.efficiency import SATURATED
 from shardwright.cost.compute.orthogonalisation import orthogonalisation_flops, work_of
 from shardwright.cost.context import Context, sharded
-from shardwright.cost.iteration.footprint import Held, held_parameters, states
+from shardwright.cost.iteration.footprint import HeldParameters, held_parameters, states
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.network.collectives import exchange_seconds, group
 from shardwright.cost.pipeline.splits import boundaries
@@ -38,7 +38,7 @@ def test_the_work_of_a_model_is_that_of_its_matrices() -> None:
     assert work_of(MIXTURE).expert == pytest.approx(orthogonalisation_flops(1024, 2048) / (1024 * 2048))
 
 
-def held_under(**columns) -> tuple[Context, Strategies, Held]:
+def held_under(**columns) -> tuple[Context, Strategies, HeldParameters]:
     where = context(DENSE, pool(nodes=64), JOB)
     rows = strategies([row(where, **columns)])
     return where, rows, held_parameters(where, rows, sharded(where, rows), starts_of(where, rows))

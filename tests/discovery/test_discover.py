@@ -14,7 +14,7 @@ from tests.cli.running import refused, run
 from shardwright.discovery.discover import Discovery, discover
 from shardwright.discovery.kubernetes import kubernetes_machines
 from shardwright.discovery.local import this_machine
-from shardwright.discovery.machine import Ask, Machines
+from shardwright.discovery.machine import Ask, MachineGroup
 from shardwright.discovery.slurm import slurm_machines
 from shardwright.errors import SpecError
 from shardwright.spec.cluster import Cluster
@@ -74,7 +74,7 @@ def test_this_machine_is_read_from_nvidia_smi_and_sys(tmp_path: Path) -> None:
         files[f"sys/class/infiniband/mlx5_{card}/ports/1/state"] = "4: ACTIVE\n" if card else "1: DOWN\n"
     ask = answers(nvidia_smi="NVIDIA H100 80GB HBM3, 81559\n" * 8, nvlink=NVLINK)
     assert this_machine(ask, machine_of(tmp_path, files)) == (
-        Machines(
+        MachineGroup(
             gpu="NVIDIA H100 80GB HBM3",
             gpus=8,
             gpu_memory_mib=81559.0,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwright
-from shardwright.exporters.perfetto.measured import HOST, RankTrace, Span, measured_events
+from shardwright.exporters.perfetto.measured import HOST, MeasuredSpan, RankTrace, measured_events
 from shardwright.plans.plan import Plan
 from shardwright.search.space.axes import parse_pins
 
@@ -77,7 +77,7 @@ def test_computing_and_communication_of_a_stage_are_those_of_the_prediction() ->
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(0, 1)), max_size=30))
 def test_what_overlaps_stands_beside_and_nothing_is_lost(times: list[tuple[int, int, int]]) -> None:
     spans = [
-        Span(name="x", kind="operator", begin=begin / 7, end=(begin + length) / 7, lane=HOST, thread=thread)
+        MeasuredSpan(name="x", kind="operator", begin=begin / 7, end=(begin + length) / 7, lane=HOST, thread=thread)
         for begin, length, thread in times
     ]
     rank = RankTrace(rank=0, process=(0, 0), name="stage 0", wall_seconds=0.0, spans=spans)

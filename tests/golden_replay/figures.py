@@ -10,7 +10,7 @@ from shardwright.plans.ranking import Evaluation, NoPlan, Ranking, SearchReport
 from shardwright.reports.text.outcome import bottleneck
 from shardwright.reports.words import in_words
 from shardwright.search.market.result import Shopping
-from shardwright.search.renting.choice import Choice
+from shardwright.search.renting.choice import FrontPoint
 
 Figure = tuple[str, str]
 SMALLEST = 1e-12  # what is nearer to nothing is rounding
@@ -82,7 +82,7 @@ def shopping_figures(shopping: Shopping) -> Iterator[Figure]:
         yield from _choice_figures(choice)
 
 
-def _choice_figures(choice: Choice) -> Iterator[Figure]:
+def _choice_figures(choice: FrontPoint) -> Iterator[Figure]:
     yield "rented", " + ".join(f"{rental.machines} × {rental.offer.name}" for rental in choice.rentals)
     yield "run", f"hours {number(choice.hours)} dollars {number(choice.dollars)}"
     yield "risk", f"preemptions {number(choice.preemptions)} interruptions {number(choice.interruptions)}"

@@ -28,7 +28,7 @@ from shardwright.measure.custom import cluster_fragment
 from shardwright.measure.device import Device, find_device
 from shardwright.measure.gemm import gemm_calls
 from shardwright.measure.norm import memory_calls
-from shardwright.measure.run import CALLS, Progress, measure, partial_path
+from shardwright.measure.run import CALLS, MeasureProgress, measure, partial_path
 from shardwright.measure.timing import Call, sustained, timing
 from shardwright.spec.read.cluster import build_cluster, load_cluster
 from shardwright.spec.read.machine_profile import CollectiveTime, OperatorTime, load_profile, save_profile
@@ -91,7 +91,7 @@ def test_a_profile_of_another_machine_is_refused(profile_file: Path) -> None:
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     out, device = tmp_path / "p.json", find_device("cpu", None)
 
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: MeasureProgress) -> None:
         if progress.done == 5:
             raise KeyboardInterrupt
 
@@ -138,7 +138,7 @@ def test_rows_that_the_device_cannot_run_are_left_out_with_a_line(
     monkeypatch.setitem(CALLS, "gemm", calls)
     lines, show = [], reporter()
 
-    def report(progress: Progress) -> None:
+    def report(progress: MeasureProgress) -> None:
         lines.append((progress.done, progress.total))
         show(progress)
 
@@ -165,7 +165,7 @@ def test_a_terminal_sees_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     show = reporter()
     for done in (1, 2, 3, 4):
-        show(Progress(done=done, total=4, row=row))
+        show(MeasureProgress(done=done, total=4, row=row))
     shown = capsys.readouterr().err
     assert "[######..................] 1/4 send of 2, 1.0 MiB: 1 ms" in shown
     assert shown.endswith("\r\033[K")

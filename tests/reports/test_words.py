@@ -12,7 +12,7 @@ import pytest
 from shardwright.plans import findings
 from shardwright.reports.words import flagged, in_words
 
-PARTS = (findings.Limits, findings.Need, findings.Rejection)  # of findings, or made of each cause
+PARTS = (findings.JobLimits, findings.Need, findings.Rejection)  # of findings, or made of each cause
 SAMPLES: dict[object, object] = {
     int: 3,
     float: 2.5e12,
@@ -36,8 +36,8 @@ def sample(hint: object) -> object:
         return sample(typing.get_args(hint)[0])
     if isinstance(hint, type) and issubclass(hint, Enum):
         return next(iter(hint))
-    if hint is findings.Limits:
-        return findings.Limits(deadline_hours=3.0, budget_dollars=100.0)
+    if hint is findings.JobLimits:
+        return findings.JobLimits(deadline_hours=3.0, budget_dollars=100.0)
     return SAMPLES.get(hint, ())
 
 

@@ -13,7 +13,7 @@ from shardwright.exporters.megatron.limits import unsupported
 from shardwright.importers.megatron.read import plan_from_megatron
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
-from shardwright.search.ladder import Step, ladder
+from shardwright.search.ladder import Improvement, ladder
 from shardwright.search.planner import evaluate, predict
 from shardwright.search.rules.filters import Filters
 from shardwright.search.rules.rules import parse_rules
@@ -36,11 +36,11 @@ def seconds(plan: Plan) -> float:
 
 
 @pytest.fixture(scope="module")
-def steps() -> tuple[Step, ...]:
+def steps() -> tuple[Improvement, ...]:
     return ladder(mine(SLOW), accepted=lambda plan: not unsupported(plan))
 
 
-def test_every_step_gains_and_is_legal(steps: tuple[Step, ...]) -> None:
+def test_every_step_gains_and_is_legal(steps: tuple[Improvement, ...]) -> None:
     assert len(steps) >= 3
     before = mine(SLOW)
     for step in steps:
@@ -49,13 +49,13 @@ def test_every_step_gains_and_is_legal(steps: tuple[Step, ...]) -> None:
         before = step.plan
 
 
-def test_free_steps_come_first_and_the_end_is_near_the_best(steps: tuple[Step, ...]) -> None:
+def test_free_steps_come_first_and_the_end_is_near_the_best(steps: tuple[Improvement, ...]) -> None:
     assert steps[0].free
     best = evaluate(mine(SLOW)).best.best
     assert seconds(best) <= seconds(steps[-1].plan) * (1 + 1e-9) <= 1.1 * seconds(best)
 
 
-def test_arguments_pasted_at_the_end_of_the_line_make_the_step(steps: tuple[Step, ...]) -> None:
+def test_arguments_pasted_at_the_end_of_the_line_make_the_step(steps: tuple[Improvement, ...]) -> None:
     plan = mine(SLOW)
     words = list(to_megatron(plan).arguments)
     for step in steps:

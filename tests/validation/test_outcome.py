@@ -9,15 +9,15 @@ from tests.validation.known import known_runs
 
 from shardwright.cost.learned import default_efficiency
 from shardwright.units import GIBIBYTE, GIGA
-from shardwright.validation.outcome import Outcome, Predicted, measured_bytes, memory_kind, outcomes
+from shardwright.validation.outcome import Outcome, RunPrediction, measured_bytes, memory_kind, outcomes
 from shardwright.validation.runs import Run
 
 RUNS = known_runs()
 EFFICIENCY = default_efficiency()
 
 
-def predicted(seconds: float = 1.0) -> Predicted:
-    return Predicted(
+def predicted(seconds: float = 1.0) -> RunPrediction:
+    return RunPrediction(
         seconds=seconds, low_seconds=0.9 * seconds, high_seconds=1.2 * seconds, memory_bytes=5e10, fit_probability=0.9,
         recompute="none",
     )  # fmt: skip

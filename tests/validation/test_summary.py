@@ -10,7 +10,7 @@ import pytest
 from tests.validation.known import known_runs
 
 from shardwright.validation.case import Case, case_of
-from shardwright.validation.outcome import Outcome, Predicted
+from shardwright.validation.outcome import Outcome, RunPrediction
 from shardwright.validation.reasons import NO_REASON, reasons, sweep_outliers
 from shardwright.validation.rivals import constant_mfu_seconds, ideal_seconds, roofline_seconds
 from shardwright.validation.summary import summarise
@@ -22,7 +22,7 @@ CASE = case_of(RUN)
 def outcome(seconds: float, measured: float | None, *, case: Case = CASE, fit: float = 0.9, **changes) -> Outcome:
     """Return an outcome with a time predicted and measured, of a run like a known one."""
     run = replace(RUN, measured_iter_time_s=measured, measured_tokens_per_s_per_gpu=None, **changes)
-    prediction = Predicted(
+    prediction = RunPrediction(
         seconds=seconds, low_seconds=0.9 * seconds, high_seconds=1.1 * seconds, memory_bytes=40 * 2.0**30,
         fit_probability=fit, recompute="none",
     )  # fmt: skip

@@ -12,7 +12,7 @@ from shardwright.calibrate.crossvalidate import LearningPoint
 from shardwright.calibrate.training import Trained
 from shardwright.reports.text.validation import NONE, number, percent
 from shardwright.validation.case import Case
-from shardwright.validation.outcome import RECOMPUTE_WORDS, Outcome, Predicted
+from shardwright.validation.outcome import RECOMPUTE_WORDS, Outcome, RunPrediction
 from shardwright.validation.reasons import NO_REASON, reasons, sweep_outliers
 from shardwright.validation.summary import Summary, summarise
 
@@ -67,10 +67,10 @@ def held_out_outcomes(cases: Sequence[Case], found: Trained, place: int) -> list
     ]
 
 
-def _predicted(case: Case, seconds: float, width: Floats) -> Predicted:
+def _predicted(case: Case, seconds: float, width: Floats) -> RunPrediction:
     low, high = np.exp(width)
     level = 0 if case.plan is not None else int(case.row["recompute"])
-    return Predicted(
+    return RunPrediction(
         seconds=float(seconds),
         low_seconds=float(seconds * low),
         high_seconds=float(seconds * high),

@@ -10,11 +10,11 @@ import numpy as np
 
 from shardwright.arrays import Floats
 from shardwright.calibrate.crossvalidate import HeldOut, groups
-from shardwright.cost.trust.evidence import DOUBLINGS, FLAGS, NAMES, Published, Setting, distances
+from shardwright.cost.trust.evidence import DOUBLINGS, FLAGS, NAMES, Conditions, Published, distances
 from shardwright.cost.trust.interval import FARTHEST, Spread
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.validation.case import Case
-from shardwright.validation.forecast import setting_of_case
+from shardwright.validation.forecast import conditions_of_case
 
 LEAST = 0.02  # of a log error at distance 0
 PSEUDO_RUNS = 12.0  # of all frameworks together, that each framework's quantiles lean on
@@ -25,7 +25,7 @@ STAMP = (2020, 1, 1, 0, 0, 0)
 
 def evidence_table(cases: Sequence[Case], in_domain: HeldOut) -> Published:
     """Return the published runs as columns, with the errors of predictions that had not seen them."""
-    settings = [setting_of_case(case) for case in cases]
+    settings = [conditions_of_case(case) for case in cases]
     seconds = np.array([case.run.seconds for case in cases], dtype=float)
     tokens = np.array([case.job.tokens_per_iteration for case in cases], dtype=float)
     return Published(
@@ -54,11 +54,11 @@ def held_out_distances(cases: Sequence[Case], runs: Published, protocol: str) ->
     """Return how far each case is from the nearest run that its prediction had seen, [N]; NaN where it is not held
     out."""
     far = np.full(len(cases), np.nan)
-    settings = [setting_of_case(case) for case in cases]
+    settings = [conditions_of_case(case) for case in cases]
     for left_out in groups(cases, protocol):
         seen = np.setdiff1d(np.arange(len(cases)), left_out)
         known = Published(**{name: getattr(runs, name)[seen] for name in Published.__slots__})
-        memo: dict[Setting, float] = {}
+        memo: dict[Conditions, float] = {}
         for index in left_out:
             one = settings[index]
             if one not in memo:

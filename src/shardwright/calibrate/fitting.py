@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shardwright.calibrate.collective_rows import Series
 from shardwright.calibrate.collectives import fit_collectives
-from shardwright.calibrate.operators import Table, fit, table
+from shardwright.calibrate.operators import FitTable, fit, table
 from shardwright.calibrate.rows import read_operators
 from shardwright.calibrate.sampling import sample
 from shardwright.cost.learned.fitted import pack
@@ -16,7 +16,7 @@ from shardwright.cost.learned.links import links_csv, network_csv
 ROWS_OF_CELL = {"gemm": 3500, "attention": 15000, "memory": 3000}
 
 
-def tables(folder: Path, *, share: float = 1.0) -> dict[str, Table]:
+def tables(folder: Path, *, share: float = 1.0) -> dict[str, FitTable]:
     """Return the rows of each family ready to fit; `share` of the usual number."""
     rows = read_operators(folder)
     return {
@@ -26,7 +26,7 @@ def tables(folder: Path, *, share: float = 1.0) -> dict[str, Table]:
     }
 
 
-def fitted_files(found: dict[str, Table], series: Sequence[Series]) -> Iterator[tuple[str, bytes]]:
+def fitted_files(found: dict[str, FitTable], series: Sequence[Series]) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of every file that `cost/learned/data` has. Equal rows give equal bytes."""
     for family, rows in found.items():
         yield f"{family}.npz", pack(fit(family, rows))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.arrays import Bools, Floats
-from shardwright.calibrate.operators import Table, fit
+from shardwright.calibrate.operators import FitTable, fit
 from shardwright.cost.learned.fitted import Fitted
 from shardwright.cost.learned.offsets import offset
 from shardwright.cost.learned.trees import forest_sum
@@ -32,13 +32,13 @@ class LeftOut:
     bias: float
 
 
-def some(rows: Table, chosen: Bools) -> Table:
+def some(rows: FitTable, chosen: Bools) -> FitTable:
     """Return the chosen rows; the list of cells stays whole."""
     parts = {name: getattr(rows, name)[chosen] for name in ("columns", "target", "weight", "cell", "training")}
     return replace(rows, **parts)
 
 
-def predicted(model: Fitted, rows: Table) -> Floats:
+def predicted(model: Fitted, rows: FitTable) -> Floats:
     """Return log(physics / time) as the model has it for each row, by the method of its source, [R]."""
     of_cell, _ = offset(model.offsets, rows.cells)
     return np.clip(forest_sum(model.forest, rows.columns) + of_cell[rows.cell], *model.limits)
@@ -49,7 +49,7 @@ def median_error(log_ratio: Floats) -> float:
     return float(np.median(np.abs(np.expm1(log_ratio)))) if len(log_ratio) else float("nan")
 
 
-def random_error(family: str, rows: Table) -> tuple[float, float]:
+def random_error(family: str, rows: FitTable) -> tuple[float, float]:
     """Return the median error on a fifth of the rows, left out at random: of all sizes, and of those of training."""
     test = np.random.default_rng(SEED).random(len(rows.target)) < TEST_SHARE
     model = fit(family, some(rows, ~test))
@@ -58,12 +58,12 @@ def random_error(family: str, rows: Table) -> tuple[float, float]:
     return median_error(ratio), median_error(ratio[held.training])
 
 
-def gpu_of_rows(rows: Table) -> Floats:
+def gpu_of_rows(rows: FitTable) -> Floats:
     """Return the name of the GPU of each row, [R]."""
     return np.asarray(rows.cells.names[:, 0][rows.cell])
 
 
-def left_out(family: str, rows: Table, only: Sequence[str] | None = None) -> list[LeftOut]:
+def left_out(family: str, rows: FitTable, only: Sequence[str] | None = None) -> list[LeftOut]:
     """Return the errors on each GPU when the model is fitted to the other GPUs alone."""
     names = gpu_of_rows(rows)
     found = []
@@ -89,7 +89,7 @@ def left_out(family: str, rows: Table, only: Sequence[str] | None = None) -> lis
     return found
 
 
-def learning_curve(family: str, rows: Table) -> list[tuple[int, float]]:
+def learning_curve(family: str, rows: FitTable) -> list[tuple[int, float]]:
     """Return numbers of GPUs to fit to, and the median error on a GPU that was not among them: averaged over GPUs and
     over three draws."""
     names = gpu_of_rows(rows)

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.calibrate.effects import fit_offsets
-from shardwright.calibrate.rows import SUSTAINED, Rows
+from shardwright.calibrate.rows import SUSTAINED, OperatorRows
 from shardwright.calibrate.sampling import cell_codes, weights
 from shardwright.cost.learned.features import COLUMNS
 from shardwright.cost.learned.fitted import Fitted
@@ -46,7 +46,7 @@ GROWTH = {
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class FitTable:
     """Rows ready to fit: columns [R, F], `target` log(physics / measured) [R], `weight` [R], the cell of each row, the
     description of the cells, and which rows have the sizes of training."""
 
@@ -58,7 +58,7 @@ class Table:
     training: Bools
 
 
-def table(family: str, rows: Rows) -> Table:
+def table(family: str, rows: OperatorRows) -> FitTable:
     """Return the table of a family's rows. GPUs that the catalogue lacks are an error of the caller."""
     names, codes = cell_codes(rows)
     columns: Floats | None = None
@@ -78,7 +78,7 @@ def table(family: str, rows: Rows) -> Table:
         described.append((machine.gpu, machine.architecture, machine.vendor, kind, method))
         watts.append(np.log(machine.watts_per_teraflops))
     assert columns is not None
-    return Table(
+    return FitTable(
         columns=columns,
         target=np.log(seconds / rows.best_seconds),
         weight=weights(rows),
@@ -88,14 +88,14 @@ def table(family: str, rows: Rows) -> Table:
     )
 
 
-def _precision(row: Rows) -> str:
+def _precision(row: OperatorRows) -> str:
     """Return the precision of a cell; 16-bit formats that a GPU lacks stand for each other, and so do its peaks."""
     precision, able = str(row.precision[0]), dict(gpus()[str(row.gpu[0])].peak_flops)
     other = {"bf16": "fp16", "fp16": "bf16"}.get(precision, precision)
     return precision if precision in able else other
 
 
-def cell_medians(values: Floats, rows: Table, cells: int) -> Floats:
+def cell_medians(values: Floats, rows: FitTable, cells: int) -> Floats:
     """Return the median of each cell's rows (those with sizes of training where it has ten), [C]."""
     medians = np.full(cells, np.nan)
     for cell in np.unique(rows.cell):
@@ -105,7 +105,7 @@ def cell_medians(values: Floats, rows: Table, cells: int) -> Floats:
     return medians
 
 
-def fit(family: str, rows: Table) -> Fitted:
+def fit(family: str, rows: FitTable) -> Fitted:
     """Return the family fitted to the rows; cells without rows have no say."""
     growth, present = GROWTH[family], np.unique(rows.cell)
     total = len(rows.cells.log_watts)
@@ -122,7 +122,7 @@ def fit(family: str, rows: Table) -> Fitted:
     return Fitted(forest_of(booster, growth.depth), offsets, (float(low), float(high)))
 
 
-def grow(rows: Table, target: Floats, growth: Growth):  # type: ignore[no-untyped-def]
+def grow(rows: FitTable, target: Floats, growth: Growth):  # type: ignore[no-untyped-def]
     """Return a booster grown on the columns. One thread, so that equal rows give equal trees."""
     import xgboost
 

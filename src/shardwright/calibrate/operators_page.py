@@ -10,7 +10,7 @@ import numpy as np
 from shardwright.calibrate.collective_rows import Series
 from shardwright.calibrate.collectives import left_out_collectives, left_out_networks, random_collectives
 from shardwright.calibrate.holdout import SEED, TEST_SHARE, LeftOut, learning_curve, left_out, random_error
-from shardwright.calibrate.operators import Table
+from shardwright.calibrate.operators import FitTable
 
 COMMAND = "python -m shardwright.calibrate operators DIR --evaluate --page docs/calibration-operators.md"
 FAMILY_WORDS = {
@@ -42,7 +42,7 @@ class FamilyScore:
         return float(np.mean([one.error for one in self.left_out]))
 
 
-def family_score(family: str, rows: Table) -> FamilyScore:
+def family_score(family: str, rows: FitTable) -> FamilyScore:
     """Return the errors of one family."""
     return FamilyScore(
         random=random_error(family, rows), left_out=left_out(family, rows), curve=learning_curve(family, rows)

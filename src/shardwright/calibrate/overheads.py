@@ -63,7 +63,7 @@ START_RANK_SECONDS = 3e-4  # where host time still shows beside the device's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class OverheadParameter:
     """One number of a calibration: of a framework (`clock` false) or an architecture."""
 
     clock: bool
@@ -80,28 +80,28 @@ class Linear:
     """Log errors of the runs at `centre` [N] and their derivatives by the logarithms of the parameters [N, P]."""
 
     centre: Calibration
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[OverheadParameter, ...]
     errors: Floats
     slopes: Floats
 
 
-def parameters_of(cases: Sequence[Case]) -> tuple[Parameter, ...]:
+def parameters_of(cases: Sequence[Case]) -> tuple[OverheadParameter, ...]:
     """Return the parameters of the frameworks and architectures of `cases`."""
     frameworks = sorted({case.job.framework for case in cases})
     architectures = sorted({case.pool.gpu.architecture for case in cases})
     return (
-        *(Parameter(clock=False, owner=owner, name=name) for owner in frameworks for name in FRAMEWORK_NAMES),
-        *(Parameter(clock=True, owner=owner, name=name) for owner in architectures for name in CLOCK_NAMES),
+        *(OverheadParameter(clock=False, owner=owner, name=name) for owner in frameworks for name in FRAMEWORK_NAMES),
+        *(OverheadParameter(clock=True, owner=owner, name=name) for owner in architectures for name in CLOCK_NAMES),
     )
 
 
-def value(calibration: Calibration, parameter: Parameter) -> float:
+def value(calibration: Calibration, parameter: OverheadParameter) -> float:
     if parameter.clock:
         return float(getattr(calibration.architectures[parameter.owner], parameter.name))
     return float(getattr(calibration.frameworks[parameter.owner], parameter.name))
 
 
-def usual_value(parameter: Parameter) -> float:
+def usual_value(parameter: OverheadParameter) -> float:
     return float(getattr(Clocks() if parameter.clock else USUAL, parameter.name))
 
 
@@ -113,7 +113,7 @@ def usual(cases: Sequence[Case]) -> Calibration:
     )
 
 
-def multiplied(calibration: Calibration, factors: dict[Parameter, float]) -> Calibration:
+def multiplied(calibration: Calibration, factors: dict[OverheadParameter, float]) -> Calibration:
     """Return the calibration with the given parameters multiplied."""
     frameworks, architectures = dict(calibration.frameworks), dict(calibration.architectures)
     for parameter, factor in factors.items():
@@ -147,7 +147,7 @@ def linearised(cases: Sequence[Case], efficiency: Efficiency, centre: Calibratio
     return Linear(centre=centre, parameters=parameters, errors=errors, slopes=slopes)
 
 
-def owner_of(case: Case, parameter: Parameter) -> str:
+def owner_of(case: Case, parameter: OverheadParameter) -> str:
     return case.pool.gpu.architecture if parameter.clock else case.job.framework
 
 
@@ -205,13 +205,13 @@ def fitted(cases: Sequence[Case], efficiency: Efficiency, *, start: Calibration 
     return centre
 
 
-def between(parameters: Sequence[Parameter], start: Calibration, end: Calibration, share: float) -> Calibration:
+def between(parameters: Sequence[OverheadParameter], start: Calibration, end: Calibration, share: float) -> Calibration:
     """Return the calibration on the way from one to another, in logarithms."""
     return multiplied(start, {one: (value(end, one) / value(start, one)) ** share for one in parameters})
 
 
 def objective(
-    cases: Sequence[Case], errors: Floats, parameters: Sequence[Parameter], calibration: Calibration
+    cases: Sequence[Case], errors: Floats, parameters: Sequence[OverheadParameter], calibration: Calibration
 ) -> float:
     """Return what the fit makes small: Student's t of the errors, and the prior."""
     robust = (FREEDOM + 1.0) / 2.0 * np.log1p((errors / NOISE) ** 2 / FREEDOM)

@@ -40,7 +40,7 @@ VERSIONS = {"aiconfigurator": 3.0}  # of a kernel, that the best is taken of; fe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows(Columns):
+class OperatorRows(Columns):
     """Measured operators of one family, as columns [R]. `best_seconds` is the best of several versions of the same
     kernel, `seconds` their median; `training` marks sizes as in training."""
 
@@ -89,7 +89,7 @@ def _number(text: str, missing: float = np.nan) -> float:
     return float(text) if text else missing
 
 
-def _rows(records: list[dict[str, Any]]) -> Rows:
+def _rows(records: list[dict[str, Any]]) -> OperatorRows:
     """Return records as columns; numbers that a record lacks are 0."""
 
     def column(name: str, dtype: Any, missing: Any = 0) -> Array:
@@ -97,8 +97,10 @@ def _rows(records: list[dict[str, Any]]) -> Rows:
 
     words = {name: column(name, str, "") for name in ("gpu", "method", "precision", "kind")}
     flags = {name: column(name, bool, False) for name in ("block", "training")}
-    numbers = {f.name: column(f.name, float) for f in fields(Rows) if f.name not in words and f.name not in flags}
-    return Rows(**words, **flags, **numbers)
+    numbers = {
+        f.name: column(f.name, float) for f in fields(OperatorRows) if f.name not in words and f.name not in flags
+    }
+    return OperatorRows(**words, **flags, **numbers)
 
 
 _COMPUTE = (
@@ -107,7 +109,7 @@ _COMPUTE = (
 )
 
 
-def read_operators(folder: Path) -> dict[str, Rows]:
+def read_operators(folder: Path) -> dict[str, OperatorRows]:
     """Return the measured rows of each family (gemm, attention, memory) in the files of `folder`."""
     found: dict[str, list[dict[str, Any]]] = {"gemm": [], "attention": [], "memory": []}
     readers = {"gemm": _product, "bmm": _product, "grouped_gemm": _product}
@@ -141,7 +143,7 @@ def _quantising_seconds(record: dict[str, Any]) -> float:
     return float(size / (gpus()[record["gpu"]].memory_bytes_per_second * QUANTISE_EFFICIENCY) + QUANTISE_SECONDS)
 
 
-def _settled(rows: Rows) -> Rows:
+def _settled(rows: OperatorRows) -> OperatorRows:
     """Return the rows whose best time is of enough versions of the kernel to be that of a good one."""
     keep = np.ones(len(rows), dtype=bool)
     for method, needed in VERSIONS.items():

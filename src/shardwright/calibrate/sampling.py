@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.arrays import Array, Floats, Ints
-from shardwright.calibrate.rows import Rows
+from shardwright.calibrate.rows import OperatorRows
 
 TRAINING_SHARE = 0.75
 SEED = 0
 
 
-def cell_codes(rows: Rows) -> tuple[Array, Ints]:
+def cell_codes(rows: OperatorRows) -> tuple[Array, Ints]:
     """Return the distinct cells (GPU, method, precision, block, kind) as strings, and each row's place among them."""
     block = np.where(rows.block, "block", "")
     names = rows.gpu
@@ -21,7 +21,7 @@ def cell_codes(rows: Rows) -> tuple[Array, Ints]:
     return cells, codes
 
 
-def sample(rows: Rows, limit: int) -> Rows:
+def sample(rows: OperatorRows, limit: int) -> OperatorRows:
     """Return at most `limit` rows of each cell, of which three in four have the sizes of training where there are so
     many; the same rows each time."""
     _, codes = cell_codes(rows)
@@ -36,7 +36,7 @@ def sample(rows: Rows, limit: int) -> Rows:
     return rows.take(np.sort(np.concatenate(chosen)))
 
 
-def weights(rows: Rows) -> Floats:
+def weights(rows: OperatorRows) -> Floats:
     """Return the weight of each row: cells count by the root of their rows, sizes as in training more than others."""
     _, codes = cell_codes(rows)
     weight = np.where(rows.training, 1.0, 0.4) / np.sqrt(np.bincount(codes)[codes])

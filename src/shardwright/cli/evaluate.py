@@ -102,7 +102,7 @@ def evaluate(
                 raise bad(option, "goes with --launch; a plan file has its own", f"leave {option} out")
         mine, notes, uncounted = load_plan(Path(words[0])), (), ()
     require_writable(out, [launch, rules, *(profile or ())], json=json)
-    wanted = Wanted(settings=tuple(settings or ()), rules=rules, measured=_seconds(measured))
+    wanted = Requirements(settings=tuple(settings or ()), rules=rules, measured=_seconds(measured))
     measurements = read_measurements(profile)
     problems = check(mine) or (() if measurements.layers else tuple(framework_problems(mine)))  # measured layers ran
     efficiency = efficiency_of(measurements, mine.model, mine.cluster, mine.job)
@@ -124,7 +124,7 @@ def evaluate(
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Requirements:
     """What a better plan must keep, and the user's own seconds of a step."""
 
     settings: tuple[str, ...]
@@ -148,7 +148,7 @@ def _answer(
     problems: tuple[Problem, ...],
     origin: Origin,
     efficiency: Efficiency | None,
-    wanted: Wanted,
+    wanted: Requirements,
     *,
     json: bool,
 ) -> tuple[Evaluation, str]:

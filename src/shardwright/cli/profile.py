@@ -14,7 +14,7 @@ from shardwright.cli.output import terminal_width, write, write_json
 from shardwright.errors import bad
 
 if TYPE_CHECKING:
-    from shardwright.measure.run import Progress, Row
+    from shardwright.measure.run import MeasureProgress, Row
     from shardwright.spec.cluster import Cluster
     from shardwright.spec.read.machine_profile import MachineProfile
 
@@ -92,12 +92,12 @@ def _cluster(result: MachineProfile) -> Cluster:
     return build_cluster(cluster_fragment(result), "profile")
 
 
-def reporter() -> Callable[[Progress], None]:
+def reporter() -> Callable[[MeasureProgress], None]:
     """Return a function that shows how far the measuring is: a bar on a terminal, else ten lines in all; and a line for
     what cannot be measured, once for each kind, pass and precision."""
     told: set[str] = set()
 
-    def show(progress: Progress) -> None:
+    def show(progress: MeasureProgress) -> None:
         name = _name(progress.row)
         if progress.problem and name not in told:
             told.add(name)
@@ -107,7 +107,7 @@ def reporter() -> Callable[[Progress], None]:
     return show
 
 
-def _show_bar(progress: Progress) -> None:
+def _show_bar(progress: MeasureProgress) -> None:
     done, total = progress.done, progress.total
     filled = BAR_WIDTH * done // total
     bar = "#" * filled + "." * (BAR_WIDTH - filled)
@@ -115,13 +115,13 @@ def _show_bar(progress: Progress) -> None:
     print(f"{CLEAR}[{bar}] {done}/{total} {_words(progress)}{end}", end="", file=sys.stderr, flush=True)
 
 
-def _show_line(progress: Progress) -> None:
+def _show_line(progress: MeasureProgress) -> None:
     done, total = progress.done, progress.total
     if LINES * done // total > LINES * (done - 1) // total:
         print(f"measured {done}/{total} {_words(progress)}", file=sys.stderr, flush=True)
 
 
-def _words(progress: Progress) -> str:
+def _words(progress: MeasureProgress) -> str:
     from shardwright.units import format_seconds
 
     return f"{_name(progress.row)}: {'left out' if progress.problem else format_seconds(progress.row.seconds)}"

@@ -23,7 +23,7 @@ from shardwright.cost.money.egress import egress_dollars
 from shardwright.cost.money.price import dollars_per_hour
 from shardwright.cost.pipeline.splits import positions
 from shardwright.cost.strategies import stage_starts
-from shardwright.cost.trust.evidence import setting_of
+from shardwright.cost.trust.evidence import conditions_of
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory, TimeBreakdown
 from shardwright.rounding import coarse
 from shardwright.units import SECONDS_PER_HOUR
@@ -60,7 +60,9 @@ def predict(
     flops = iteration_flops(plan.model, job.global_batch, job.seq_len, job.attended_tokens)
     per_hour = _dollars_per_hour(plan, used, seconds)
     hours = None if job.iterations is None else job.iterations * seconds / SECONDS_PER_HOUR
-    settings = [setting_of(plan.model, pool.gpu, plan.gpus, job) for pool in plan.cluster.pools if used[pool.gpu.name]]
+    settings = [
+        conditions_of(plan.model, pool.gpu, plan.gpus, job) for pool in plan.cluster.pools if used[pool.gpu.name]
+    ]
     interval, evidence = source.basis(seconds, settings)
     fit = min(fit_probability(each.total_bytes, each.capacity_bytes, job) for row in memory for each in row)
     ideal = flops / sum(peaks.get(pool.gpu.name, 0.0) * pool.gpus for pool in plan.cluster.pools)

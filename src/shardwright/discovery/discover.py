@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from shardwright.discovery.document import cluster_text, known, unseen
 from shardwright.discovery.kubernetes import kubernetes_machines
 from shardwright.discovery.local import this_machine
-from shardwright.discovery.machine import Ask, Machines
+from shardwright.discovery.machine import Ask, MachineGroup
 from shardwright.discovery.slurm import slurm_machines
 from shardwright.errors import bad, suggestion
 
 PATIENCE_SECONDS = 30.0
-SOURCES: Mapping[str, tuple[str, Callable[[Ask], tuple[Machines, ...]]]] = {
+SOURCES: Mapping[str, tuple[str, Callable[[Ask], tuple[MachineGroup, ...]]]] = {
     "slurm": ("SLURM, by scontrol", slurm_machines),
     "kubernetes": ("Kubernetes, by kubectl", kubernetes_machines),
     "local": ("this machine, by nvidia-smi", this_machine),
@@ -25,7 +25,7 @@ SOURCES: Mapping[str, tuple[str, Callable[[Ask], tuple[Machines, ...]]]] = {
 class Discovery:
     """What was found: groups of machines, who said so, the cluster file, and what could not be seen."""
 
-    machines: tuple[Machines, ...]
+    machines: tuple[MachineGroup, ...]
     source: str
     text: str
     unseen: tuple[str, ...]

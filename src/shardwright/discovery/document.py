@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from shardwright.discovery.machine import Machines
+from shardwright.discovery.machine import MachineGroup
 from shardwright.errors import SpecError
 from shardwright.spec.catalog.gpus import MEBIBYTE, resolve_gpu
 from shardwright.spec.cluster import Gpu
@@ -15,13 +15,13 @@ OTHER_SIZE = 0.15  # a part of a GPU's memory by which a driver may differ from 
 OTHER_LINK = 0.1
 
 
-def cluster_text(machines: Sequence[Machines], source: str) -> str:
+def cluster_text(machines: Sequence[MachineGroup], source: str) -> str:
     """Return the cluster file of groups of machines that `source` described. Raises SpecError for none."""
     lines = [f"# Found by `shardwright discover`: {source}. Lines with # were not seen: write them in where you know."]
     return "\n".join([*lines, "nodes:", *(line for group in machines for line in _entry(group))]) + "\n"
 
 
-def unseen(machines: Sequence[Machines]) -> tuple[str, ...]:
+def unseen(machines: Sequence[MachineGroup]) -> tuple[str, ...]:
     """Return in words what could not be seen."""
     words = []
     for group in machines:
@@ -32,7 +32,7 @@ def unseen(machines: Sequence[Machines]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
-def known(group: Machines) -> Gpu | None:
+def known(group: MachineGroup) -> Gpu | None:
     """Return the catalogue's GPU of a group, None where it has none. Names that cover several sizes go by memory."""
     words = [group.gpu]
     if group.gpu_memory_mib:
@@ -45,7 +45,7 @@ def known(group: Machines) -> Gpu | None:
     return None
 
 
-def _entry(group: Machines) -> Iterator[str]:
+def _entry(group: MachineGroup) -> Iterator[str]:
     gpu = known(group)
     yield f"  - count: {group.count}"
     name = " ".join(group.gpu.split())
@@ -72,7 +72,7 @@ def _links(seen_gb_per_second: float, gpu: Gpu) -> Iterator[str]:
         yield f"    intra_node_gb_per_second: {seen_gb_per_second:g}  # NVLink"
 
 
-def _missing(group: Machines) -> Iterator[tuple[str, str]]:
+def _missing(group: MachineGroup) -> Iterator[tuple[str, str]]:
     """Yield what was not seen of a group, in words and as a line of the file."""
     if not group.network_gbps:
         yield "the network between machines", "inter_node_gbps:      # Gbit/s of one machine, in one direction"

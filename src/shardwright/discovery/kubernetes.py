@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shardwright.discovery.machine import Ask, Machines, grouped
+from shardwright.discovery.machine import Ask, MachineGroup, grouped
 
 NODES = ("kubectl", "get", "nodes", "--output", "json")
 LABEL = "nvidia.com/gpu."
@@ -16,7 +16,7 @@ QUANTITY = re.compile(r"(\d+)([KMG]i)?")
 GIBIBYTES = {None: 1 / 1024**3, "Ki": 1 / 1024**2, "Mi": 1 / 1024, "Gi": 1.0}
 
 
-def kubernetes_machines(ask: Ask) -> tuple[Machines, ...]:
+def kubernetes_machines(ask: Ask) -> tuple[MachineGroup, ...]:
     """Return the machines with GPUs of all nodes that take work; nothing without Kubernetes. The network is not seen,
     nor NVLink."""
     try:
@@ -26,7 +26,7 @@ def kubernetes_machines(ask: Ask) -> tuple[Machines, ...]:
         return ()  # no answer of kubectl
 
 
-def _machines(nodes: list[Mapping[str, Any]]) -> Iterator[Machines]:
+def _machines(nodes: list[Mapping[str, Any]]) -> Iterator[MachineGroup]:
     for node in nodes:
         labels = node.get("metadata", {}).get("labels", {})
         capacity = node.get("status", {}).get("capacity", {})
@@ -34,7 +34,7 @@ def _machines(nodes: list[Mapping[str, Any]]) -> Iterator[Machines]:
         if node.get("spec", {}).get("unschedulable") or not count.isdigit() or not int(count):
             continue
         mebibytes = str(labels.get(LABEL + "memory", ""))
-        yield Machines(
+        yield MachineGroup(
             gpu=str(labels.get(LABEL + "product", "")),
             gpus=int(count),
             gpu_memory_mib=float(mebibytes) if mebibytes.isdigit() else None,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardwright.discovery.machine import Ask, Machines
+from shardwright.discovery.machine import Ask, MachineGroup
 
 GPUS = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 NVLINK = ("nvidia-smi", "nvlink", "--status", "--id=0")
@@ -15,7 +15,7 @@ RATE = re.compile(r"([0-9.]+) Gb/sec")
 KIBIBYTES = re.compile(r"MemTotal:\s*(\d+) kB")
 
 
-def this_machine(ask: Ask, root: Path = Path("/")) -> tuple[Machines, ...]:
+def this_machine(ask: Ask, root: Path = Path("/")) -> tuple[MachineGroup, ...]:
     """Return this machine, a group for each GPU type; nothing without `nvidia-smi`. `root` is where /sys and /proc are.
 
     One port of `nvidia-smi nvlink --status` is told in one direction.
@@ -26,7 +26,7 @@ def this_machine(ask: Ask, root: Path = Path("/")) -> tuple[Machines, ...]:
     rows = [line.rsplit(",", 1) for line in listing.splitlines() if "," in line]
     nvlink = _nvlink(ask(NVLINK))
     return tuple(
-        Machines(
+        MachineGroup(
             gpu=name.strip(),
             gpus=sum(1 for other, _ in rows if other == name),
             gpu_memory_mib=_number(memory),

@@ -10,7 +10,7 @@ Ask = Callable[[Sequence[str]], str | None]  # a command's standard output; None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machines:
+class MachineGroup:
     """`count` equal machines. `gpu` is the name that its source gives. None and () stand for what could not be seen:
     memory of a GPU in MiB, of the host in GiB, NVLink of one GPU in GB/s (0: none), network cards in Gbit/s each."""
 
@@ -23,9 +23,9 @@ class Machines:
     network_gbps: tuple[float, ...] = ()
 
 
-def grouped(machines: Iterable[Machines]) -> tuple[Machines, ...]:
+def grouped(machines: Iterable[MachineGroup]) -> tuple[MachineGroup, ...]:
     """Return machines with equal ones counted together, in the order in which they first came."""
-    counts = Counter[Machines]()
+    counts = Counter[MachineGroup]()
     for machine in machines:
         counts[replace(machine, count=1)] += machine.count
     return tuple(replace(machine, count=count) for machine, count in counts.items())

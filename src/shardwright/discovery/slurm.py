@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shardwright.discovery.machine import Ask, Machines, grouped
+from shardwright.discovery.machine import Ask, MachineGroup, grouped
 
 NODES = ("scontrol", "show", "nodes", "--oneliner")
 FIELD = re.compile(r"(\w+)=(\S*)")
@@ -13,13 +13,13 @@ GPU = re.compile(r"gpu:(?:(?P<name>[^:,()\s]+):)?(?P<count>\d+)")
 GONE = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN")
 
 
-def slurm_machines(ask: Ask, partition: str | None = None) -> tuple[Machines, ...]:
+def slurm_machines(ask: Ask, partition: str | None = None) -> tuple[MachineGroup, ...]:
     """Return the machines with GPUs of all nodes that are up, or of those of one partition; nothing without SLURM.
     SLURM knows neither the memory of a GPU nor the network."""
     return grouped(_machines(ask(NODES) or "", partition))
 
 
-def _machines(listing: str, partition: str | None) -> Iterator[Machines]:
+def _machines(listing: str, partition: str | None) -> Iterator[MachineGroup]:
     for line in listing.splitlines():
         fields = dict(FIELD.findall(line))
         if any(word in fields.get("State", "") for word in GONE):
@@ -28,7 +28,7 @@ def _machines(listing: str, partition: str | None) -> Iterator[Machines]:
             continue
         memory = fields.get("RealMemory", "")
         for match in GPU.finditer(fields.get("Gres", "")):
-            yield Machines(
+            yield MachineGroup(
                 gpu=match["name"] or "",
                 gpus=int(match["count"]),
                 host_memory_gib=round(int(memory) / 1024.0, 1) if memory.isdigit() else None,

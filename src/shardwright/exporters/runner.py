@@ -27,7 +27,7 @@ PACKAGE = ("SHARDWRIGHT", "what pip installs: a wheel or a checkout of shardwrig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machines:
+class MachineRange:
     """Machines of one GPU type, `count` of them from number `first` on, of which each gives `gpus` to the plan."""
 
     gpu: str
@@ -44,7 +44,7 @@ class Runner:
     name: str
     files: Mapping[str, str]
     settings: tuple[tuple[str, str], ...]
-    machines: tuple[Machines, ...]
+    machines: tuple[MachineRange, ...]
 
     @property
     def nodes(self) -> int:
@@ -64,10 +64,10 @@ def runner_of(plan: Plan) -> Runner:
     return Runner(name="shardwright", files=files, settings=(DATA, OUT, PACKAGE), machines=machines)
 
 
-def _machines(plan: Plan) -> tuple[Machines, ...]:
+def _machines(plan: Plan) -> tuple[MachineRange, ...]:
     """Return the machines in use, those of a type that give equally many GPUs together."""
     sizes = list(machine_sizes(plan, placement_of(plan)))
-    groups: list[Machines] = []
+    groups: list[MachineRange] = []
     number = 0
     for pool in plan.cluster.pools:
         left = plan.gpus_by_type[pool.gpu.name] - sum(g.count * g.gpus for g in groups if g.gpu == pool.gpu.name)
@@ -76,12 +76,12 @@ def _machines(plan: Plan) -> tuple[Machines, ...]:
             gpus = sizes[number]
             same = groups and (groups[-1].gpu, groups[-1].gpus, groups[-1].spot) == (pool.gpu.name, gpus, pool.spot)
             first, count = (groups[-1].first, groups.pop().count + 1) if same else (number, 1)
-            groups.append(Machines(gpu=pool.gpu.name, first=first, count=count, gpus=gpus, spot=pool.spot))
+            groups.append(MachineRange(gpu=pool.gpu.name, first=first, count=count, gpus=gpus, spot=pool.spot))
             left, taken, number = left - gpus, taken + 1, number + 1
     return tuple(groups)
 
 
-def _mesh_machines(plan: Plan, machines: tuple[Machines, ...]) -> tuple[Machines, ...]:
+def _mesh_machines(plan: Plan, machines: tuple[MachineRange, ...]) -> tuple[MachineRange, ...]:
     """Return the machines of a plan in the order in which Megatron-LM numbers their ranks; none where it would go back
     and forth between types, which groups of machines cannot."""
     if plan.uniform:
@@ -92,12 +92,12 @@ def _mesh_machines(plan: Plan, machines: tuple[Machines, ...]) -> tuple[Machines
         return ()
     firsts = accumulate((count for _, count in runs), initial=0)
     return tuple(
-        Machines(gpu=host.gpu, first=first, count=count, gpus=host.gpus, spot=spot[host.gpu])
+        MachineRange(gpu=host.gpu, first=first, count=count, gpus=host.gpus, spot=spot[host.gpu])
         for (host, count), first in zip(runs, firsts, strict=False)
     )
 
 
-def _own_script(plan: Plan, machines: tuple[Machines, ...]) -> str:
+def _own_script(plan: Plan, machines: tuple[MachineRange, ...]) -> str:
     """Return the script that starts `shardwright train` on one machine."""
     counts = [str(group.gpus) for group in machines for _ in range(group.count)]
     name = " ".join(plan.model.name.split())

@@ -38,7 +38,7 @@ Row = OperatorTime | CollectiveTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class MeasureProgress:
     """`done` of `total` rows are measured; `row` is the last of them. If it cannot be measured, it has no seconds, and
     `problem` says why."""
 
@@ -62,7 +62,7 @@ def profile(
     links: bool = True,
     restart: bool = False,
     date: str = "",
-    report: Callable[[Progress], None] = lambda _: None,
+    report: Callable[[MeasureProgress], None] = lambda _: None,
 ) -> MachineProfile:
     """Return the profile of this machine's `device` ("cuda" or "cpu"; the GPU if there is one), as `measure` does.
 
@@ -82,7 +82,7 @@ def measure(
     links: bool = True,
     restart: bool = False,
     date: str = "",
-    report: Callable[[Progress], None] = lambda _: None,
+    report: Callable[[MeasureProgress], None] = lambda _: None,
 ) -> MachineProfile:
     """Return the profile of `device` after writing it to `out`, in about `minutes`.
 
@@ -106,7 +106,7 @@ def measure(
             if not problem:
                 profile = _with(profile, row)
                 save_profile(profile, partial)
-            report(Progress(done=done, total=total, row=row, problem=problem))
+            report(MeasureProgress(done=done, total=total, row=row, problem=problem))
     gpu = device.gpu or custom_device(device, profile, name or profile.gpu.name)
     profile = replace(profile, complete=True, gpu=gpu)
     save_profile(profile, out)

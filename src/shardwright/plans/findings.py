@@ -132,7 +132,7 @@ Uncovered = NotCovered | DeeperPipelines | MixedPlans | UnequalReplicas | Unable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class JobLimits:
     """The deadline and the budget of a job, None where it has none."""
 
     deadline_hours: float | None
@@ -153,7 +153,7 @@ class NoLegalLayout:
 class LimitsNotKept:
     """Plans fit in memory, but none keeps the limits."""
 
-    limits: Limits
+    limits: JobLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class TooLittleMemory:
 class NoOfferKeeps:
     """No offer keeps the limits."""
 
-    limits: Limits
+    limits: JobLimits
 
 
 @dataclass(frozen=True, slots=True)

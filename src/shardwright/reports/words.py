@@ -9,7 +9,7 @@ from string import Formatter
 from typing import Any
 
 from shardwright.plans import findings, remedies
-from shardwright.plans.findings import Cause, Limits, Rejection
+from shardwright.plans.findings import Cause, JobLimits, Rejection
 from shardwright.units import format_bytes, format_dollars, format_seconds
 
 MOST_NAMED = 2  # pairs of places
@@ -120,7 +120,7 @@ def explained(rejection: Rejection) -> str:
     return f"{name}: {MEANING[name]}" if name in MEANING else name
 
 
-def limit_names(limits: Limits) -> str:
+def limit_names(limits: JobLimits) -> str:
     """Return which limits there are: budget and the deadline."""
     stated = {"budget": limits.budget_dollars, "deadline": limits.deadline_hours}
     return " and the ".join(name for name, limit in stated.items() if limit is not None)

@@ -15,7 +15,7 @@ from shardwright.cost.trust.rarity import doubts
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse
 from shardwright.search.mixed.entry import (
-    Outcome,
+    MixedOutcome,
     largest_pools,
     mixed_search,
     run_by_train,
@@ -64,7 +64,7 @@ def search_type(context: Context, space: Space, filters: Filters, top: int) -> O
 class Pipelines:
     """What pipelines whose replicas may be unequal reach, and the seconds that this took."""
 
-    outcome: Outcome
+    outcome: MixedOutcome
     seconds: float
 
 

@@ -46,7 +46,7 @@ MOST_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Improvement:
     """One change and the plan after it, with its prediction. `free` says whether the change costs nothing."""
 
     plan: Plan
@@ -61,7 +61,7 @@ def ladder(
     filters: Filters | None = None,
     fit: float = 0.9,
     accepted: Callable[[Plan], bool] = lambda plan: True,
-) -> tuple[Step, ...]:
+) -> tuple[Improvement, ...]:
     """Return steps from a uniform, legal `plan`, each with one change against the one before; none for other plans.
 
     Where the plan does not fit with probability `fit`, the first steps are those that make it. `accepted` says whether
@@ -74,13 +74,13 @@ def ladder(
     context = replace(found, headroom=headroom(fit, plan.job))
     climb = _Climb(context, space or Space(), filters or Filters(), plan, accepted)
     row = values_of(row_of(plan))
-    steps: list[Step] = []
+    steps: list[Improvement] = []
     while len(steps) < MOST_STEPS and (following := climb.best(row)) is not None:
         row, free = following
         chosen = climb.plan_of(row)
         name = context.pool.gpu.name
         costed = chosen.costed(prediction_of(chosen, model_of_time, contexts={name: context}))
-        steps.append(Step(plan=costed, free=free))
+        steps.append(Improvement(plan=costed, free=free))
     return tuple(steps)
 
 

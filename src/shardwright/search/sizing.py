@@ -38,7 +38,7 @@ SHORTEST = 256  # tokens; sequences are tried in steps of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class TrainingWay:
     """A way to train. `offload` is the part of the optimizer state in host memory; with sharding "zero1" and "zero3"
     GPUs share the state, with "zero3" gradients and weights too. All but plain training recompute activations."""
 
@@ -54,7 +54,7 @@ class Size:
     """The memory of one GPU under a way, in bytes, the probability that it fits, and what would make it fit, where it
     does not: the longest sequence, the fewest GPUs, the smallest GPU of the catalogue (None: none does)."""
 
-    way: Way
+    way: TrainingWay
     memory: Memory
     fit_probability: float
     host_bytes: float
@@ -82,20 +82,20 @@ class Sizing:
         return next((size for size in self.sizes if size.fits), None)
 
 
-def ways(count: int) -> tuple[Way, ...]:
+def ways(count: int) -> tuple[TrainingWay, ...]:
     """Return the ways to train on `count` GPUs, plain ones first."""
     shared = (
-        Way(name="ZeRO-1", training="full", sharding="zero1"),
-        Way(name="ZeRO-3 (FSDP)", training="full", sharding="zero3"),
-        Way(name="ZeRO-3, optimizer in host memory", training="full", sharding="zero3", offload=1.0),
+        TrainingWay(name="ZeRO-1", training="full", sharding="zero1"),
+        TrainingWay(name="ZeRO-3 (FSDP)", training="full", sharding="zero3"),
+        TrainingWay(name="ZeRO-3, optimizer in host memory", training="full", sharding="zero3", offload=1.0),
     )
     return (
-        Way(name="full", training="full", recompute=False),
-        Way(name="full, recomputation", training="full"),
+        TrainingWay(name="full", training="full", recompute=False),
+        TrainingWay(name="full, recomputation", training="full"),
         *(shared if count > 1 else ()),
-        Way(name="full, optimizer in host memory", training="full", sharding="zero1", offload=1.0),
-        Way(name="LoRA", training="lora"),
-        Way(name="QLoRA", training="qlora"),
+        TrainingWay(name="full, optimizer in host memory", training="full", sharding="zero1", offload=1.0),
+        TrainingWay(name="LoRA", training="lora"),
+        TrainingWay(name="QLoRA", training="qlora"),
     )
 
 
@@ -120,7 +120,7 @@ def fit(model: Model, cluster: Cluster, job: Job) -> Sizing:
     )
 
 
-def _advised(way: Way, model: Model, cluster: Cluster, job: Job) -> Size:
+def _advised(way: TrainingWay, model: Model, cluster: Cluster, job: Job) -> Size:
     """Return the size of a way with what would make it fit."""
     size = _size(way, model, cluster, job)
     if size.fits:
@@ -133,7 +133,7 @@ def _advised(way: Way, model: Model, cluster: Cluster, job: Job) -> Size:
     )
 
 
-def _size(way: Way, model: Model, cluster: Cluster, job: Job) -> Size:
+def _size(way: TrainingWay, model: Model, cluster: Cluster, job: Job) -> Size:
     job = replace(job, adapters=way.training != "full")
     plan = _plan(way, model, cluster, job)
     found = predict(plan, efficiency=Analytic()).prediction
@@ -148,7 +148,7 @@ def _size(way: Way, model: Model, cluster: Cluster, job: Job) -> Size:
     return Size(way=way, memory=memory, fit_probability=fitting, host_bytes=host)
 
 
-def _plan(way: Way, model: Model, cluster: Cluster, job: Job) -> Plan:
+def _plan(way: TrainingWay, model: Model, cluster: Cluster, job: Job) -> Plan:
     """Return the data-parallel plan of a way."""
     recompute = Recompute(granularity="full", method="uniform", layers=1) if way.recompute else Recompute()
     stage = Stage(
@@ -208,7 +208,7 @@ def _matrices(model: Model) -> Iterator[int]:
             yield kind.moe.expert_width * model.hidden
 
 
-def _longest_sequence(way: Way, model: Model, cluster: Cluster, job: Job) -> int | None:
+def _longest_sequence(way: TrainingWay, model: Model, cluster: Cluster, job: Job) -> int | None:
     """Return the longest shorter sequence that fits, one at a time on each GPU."""
     low, high = 0, job.seq_len // SHORTEST
     while low < high:
@@ -218,7 +218,7 @@ def _longest_sequence(way: Way, model: Model, cluster: Cluster, job: Job) -> int
     return low * SHORTEST or None
 
 
-def _fewest_gpus(way: Way, model: Model, cluster: Cluster, job: Job) -> int | None:
+def _fewest_gpus(way: TrainingWay, model: Model, cluster: Cluster, job: Job) -> int | None:
     """Return the least power of two of GPUs over which the way fits, if sharding makes it fit at all."""
     if way.sharding == "none":
         return None

@@ -14,7 +14,7 @@ from shardwright.reports.text.plans import predicted, settings_of
 from shardwright.reports.text.shop import rented_words
 from shardwright.reports.words import in_words
 from shardwright.search.market.result import Shopping
-from shardwright.search.renting.choice import Choice
+from shardwright.search.renting.choice import FrontPoint
 from shardwright.search.renting.expected import run_totals
 from shardwright.search.sizing import Sizing
 from shardwright.units import GIBIBYTE
@@ -117,7 +117,7 @@ def _shop_sentence(result: Shopping) -> str:
     return f"Rent {rented_words(chosen, result.offers)}: {chosen.hours:,.0f} hours, ${chosen.dollars:,.0f}."
 
 
-def _rented(result: Shopping, choice: Choice) -> Answer:
+def _rented(result: Shopping, choice: FrontPoint) -> Answer:
     return {
         "rent": rented_words(choice, result.offers),
         "gpus": choice.gpus,

@@ -17,7 +17,7 @@ from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.fit_probability import fit_probability
 from shardwright.cost.memory.sizes import reserved_bytes
 from shardwright.cost.strategies import NONE, SELECTIVE, UNIFORM, Row, strategies
-from shardwright.cost.trust.evidence import Setting, setting_of
+from shardwright.cost.trust.evidence import Conditions, conditions_of
 from shardwright.cost.trust.interval import interval_seconds
 from shardwright.progress import tell
 from shardwright.spec.cluster import NodePool
@@ -73,7 +73,7 @@ def forecast(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibra
     own = np.arange(len(cases))
     time, bytes_ = seconds[own, chosen], peak[own, chosen]
     intervals = np.array(
-        [interval_seconds(value, setting) for value, setting in zip(time, map(setting_of_case, cases), strict=True)]
+        [interval_seconds(value, setting) for value, setting in zip(time, map(conditions_of_case, cases), strict=True)]
     )
     intervals = intervals.reshape(-1, 2)
     fits = [fit_probability(value, case.pool.memory_bytes, case.job) for value, case in zip(bytes_, cases, strict=True)]
@@ -102,10 +102,10 @@ def comparable_bytes(run: Run, job: Job, verdict: Verdict, row: int) -> float:
     return tensors
 
 
-def setting_of_case(case: Case) -> Setting:
+def conditions_of_case(case: Case) -> Conditions:
     """Return the setting of a case; mixed machines go by their first type."""
     gpus = case.plan.gpus if case.plan else case.pool.gpus
-    return setting_of(case.model, case.pool.gpu, gpus, case.job)
+    return conditions_of(case.model, case.pool.gpu, gpus, case.job)
 
 
 def _levels(case: Case) -> tuple[int, ...]:

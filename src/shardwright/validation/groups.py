@@ -16,7 +16,7 @@ NAMELESS = "not stated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class ErrorGroup:
     """Errors of the runs of one group: median and mean of |predicted / measured - 1|, quantiles of measured over
     predicted, the share of runs inside the 80 % interval, and Kendall's tau averaged over `sweeps` of strategies."""
 
@@ -34,8 +34,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Macro:
-    """Averages over sources, each with the same weight, of what `Group` has of each; tau over the sources that have
-    sweeps. `name` says which way of predicting."""
+    """Averages over sources, each with the same weight, of what `ErrorGroup` has of each; tau over the sources that
+    have sweeps. `name` says which way of predicting."""
 
     name: str
     sources: int
@@ -62,18 +62,18 @@ class Pairs:
         return Pairs(**{name: getattr(self, name)[places] for name in given})
 
 
-def groups_of(pairs: Pairs, names: Sequence[str]) -> tuple[Group, ...]:
+def groups_of(pairs: Pairs, names: Sequence[str]) -> tuple[ErrorGroup, ...]:
     """Return the groups of runs of one name, those with most runs first."""
     labels, codes = np.unique([name or NAMELESS for name in names], return_inverse=True)
     found = [group_of(str(labels[codes[mine[0]]]), pairs.take(mine)) for mine in parts(codes)]
     return tuple(sorted(found, key=lambda group: (-group.runs, group.name)))
 
 
-def group_of(name: str, pairs: Pairs) -> Group:
+def group_of(name: str, pairs: Pairs) -> ErrorGroup:
     errors = absolute_errors(pairs.predicted, pairs.measured)
     p10, p50, p90 = np.percentile(pairs.measured / pairs.predicted, [10, 50, 90])
     taus = _taus(pairs)
-    return Group(
+    return ErrorGroup(
         name=name,
         runs=len(errors),
         median_error=float(np.median(errors)),
@@ -105,7 +105,7 @@ def _taus(pairs: Pairs) -> list[float]:
     return found
 
 
-def macro_of(name: str, sources: Sequence[Group]) -> Macro:
+def macro_of(name: str, sources: Sequence[ErrorGroup]) -> Macro:
     taus = [group.tau for group in sources if group.tau is not None]
     covered = [group.coverage for group in sources if group.coverage is not None]
     return Macro(

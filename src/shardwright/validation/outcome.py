@@ -24,7 +24,7 @@ MEMORY_DEFINITIONS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
+class RunPrediction:
     """What is predicted of a run: seconds of an iteration and the ends of their 80 % interval, peak bytes of the
     kind that the run publishes (of the whole process on the fullest GPU where it publishes none), the probability that
     it fits, and the recomputation assumed."""
@@ -47,7 +47,7 @@ class Outcome:
 
     run: Run
     case: Case | None = None
-    predicted: Predicted | None = None
+    predicted: RunPrediction | None = None
     skipped: str = ""
     failed: bool = False
     counted: bool = True
@@ -117,7 +117,7 @@ def outcomes(
         if outcome.case is None:
             continue
         row = next(rows)
-        predicted = Predicted(
+        predicted = RunPrediction(
             seconds=float(columns.seconds[row]),
             low_seconds=float(columns.low_seconds[row]),
             high_seconds=float(columns.high_seconds[row]),

@@ -13,7 +13,7 @@ import numpy as np
 from shardwright.arrays import Ints
 from shardwright.validation.case import Case
 from shardwright.validation.fits import Fits, fits_of
-from shardwright.validation.groups import NAMELESS, Group, Macro, Pairs, group_of, groups_of, macro_of
+from shardwright.validation.groups import NAMELESS, ErrorGroup, Macro, Pairs, group_of, groups_of, macro_of
 from shardwright.validation.metrics import covered, scale_of
 from shardwright.validation.outcome import Outcome, memory_kind
 from shardwright.validation.reasons import reasons, sweep_of, sweep_outliers
@@ -44,10 +44,10 @@ class Summary:
     timed: int
     duplicates: int
     skipped: tuple[tuple[str, int], ...]
-    overall: Group | None
+    overall: ErrorGroup | None
     macro: tuple[Macro, ...]
-    by: Mapping[str, tuple[Group, ...]]
-    memory: tuple[Group, ...]
+    by: Mapping[str, tuple[ErrorGroup, ...]]
+    memory: tuple[ErrorGroup, ...]
     fits: Fits
     worst: tuple[Worst, ...]
 
@@ -88,7 +88,7 @@ def summarise(outcomes: Sequence[Outcome]) -> Summary:
     )
 
 
-def _times(timed: Sequence[Outcome]) -> tuple[Group, tuple[Macro, ...], dict[str, tuple[Group, ...]]]:
+def _times(timed: Sequence[Outcome]) -> tuple[ErrorGroup, tuple[Macro, ...], dict[str, tuple[ErrorGroup, ...]]]:
     measured = np.array([outcome.measured_seconds for outcome in timed], dtype=float)
     cases = [outcome.case for outcome in timed if outcome.case is not None]
     own, low, high = (
@@ -131,7 +131,7 @@ def _codes(keys: Sequence[tuple[object, ...]]) -> Ints:
     return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
 
 
-def _memory(counted: Sequence[Outcome]) -> tuple[Group, ...]:
+def _memory(counted: Sequence[Outcome]) -> tuple[ErrorGroup, ...]:
     known = [outcome for outcome in counted if outcome.measured_bytes]
     if not known:
         return ()

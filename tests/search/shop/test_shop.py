@@ -14,7 +14,7 @@ from shardwright.cost.strategies import row_of
 from shardwright.cost.trust.rarity import doubts
 from shardwright.errors import SpecError
 from shardwright.plans.check import check
-from shardwright.plans.findings import Limits, NeverEnds, NoOfferKeeps, OffersTooSmall, PlacesApart
+from shardwright.plans.findings import JobLimits, NeverEnds, NoOfferKeeps, OffersTooSmall, PlacesApart
 from shardwright.plans.remedies import Cheapest, Fastest
 from shardwright.search.market.front import Front, Point
 from shardwright.search.market.result import Shopping
@@ -134,7 +134,7 @@ def test_limits_that_nothing_keeps_are_answered_with_what_is_possible(limits: di
     result = shop(MODEL, offers(H100, A100), replace(JOB, **limits), efficiency=EFFICIENCY, mixes=0)
     assert result.infeasible is not None
     assert result.infeasible.reason == NoOfferKeeps(
-        Limits(**{"deadline_hours": None, "budget_dollars": None, **limits})
+        JobLimits(**{"deadline_hours": None, "budget_dollars": None, **limits})
     )
     assert isinstance(result.infeasible.remedies[0], remedy)
     assert result.front

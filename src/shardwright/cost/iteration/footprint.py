@@ -59,7 +59,7 @@ class Fixed(Columns):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldParameters:
     """Parameters that one GPU of each rank holds before data-parallel sharding, [N, P]; `ends` are those of `dense` in
     embedding and output projection."""
 
@@ -68,7 +68,7 @@ class Held:
     ends: Floats
 
 
-def held_parameters(context: Context, rows: Strategies, shards: Sharded, starts: Ints) -> Held:
+def held_parameters(context: Context, rows: Strategies, shards: Sharded, starts: Ints) -> HeldParameters:
     """Return the parameters of each rank. A tied output projection is shared where one rank has both ends."""
     where = positions(starts, context.layer_count)
     table, row = shards.table, shards.row
@@ -80,7 +80,7 @@ def held_parameters(context: Context, rows: Strategies, shards: Sharded, starts:
     if context.model.tied_embeddings and rows.pp[0] == 1:
         once = (context.model.token_table_parameters / rows.tp)[:, None]
         dense, ends = dense - once, ends - once
-    return Held(dense=dense, expert=expert, ends=ends)
+    return HeldParameters(dense=dense, expert=expert, ends=ends)
 
 
 def micro_batches(context: Context, rows: Strategies) -> Ints:
@@ -88,7 +88,7 @@ def micro_batches(context: Context, rows: Strategies) -> Ints:
     return context.job.global_batch // (rows.dp * rows.micro_batch)
 
 
-def states(context: Context, rows: Strategies, shards: Sharded, held: Held) -> tuple[Floats, Floats, Floats]:
+def states(context: Context, rows: Strategies, shards: Sharded, held: HeldParameters) -> tuple[Floats, Floats, Floats]:
     """Return weights, gradients and optimizer state, [N, P] each."""
     groups = data_parallel(context, rows)
     two_layers = 2.0 * shards.table.parameters[shards.row]

@@ -22,7 +22,7 @@ from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.frameworks.overheads import Calibration
 from shardwright.cost.iteration.batch import beside_transfers
-from shardwright.cost.iteration.footprint import Footprint, Held, fixed_bytes, footprint, held_parameters
+from shardwright.cost.iteration.footprint import Footprint, HeldParameters, fixed_bytes, footprint, held_parameters
 from shardwright.cost.iteration.lanes import Known, Lanes, contexts_of, lane_of, lanes_of, of_pipelines, of_stages
 from shardwright.cost.iteration.layered.plan import layered_iteration
 from shardwright.cost.iteration.links import Contexts, move_seconds, once_seconds
@@ -100,7 +100,7 @@ def mixed_iteration(
     return Mixed(seconds=longest + update + norm, norm_seconds=norm, replicas=found, lanes=tuple(lanes))
 
 
-def _stages(plan: Plan, lanes: list[Lanes], held: list[Held], places: Places) -> _Stages:
+def _stages(plan: Plan, lanes: list[Lanes], held: list[HeldParameters], places: Places) -> _Stages:
     """Return what every stage takes, costed with its lane."""
     times = [stage_times(each.context, each.rows, each.shards, each.starts) for each in lanes]
     pairs = list(zip(lanes, held, strict=True))
@@ -149,7 +149,7 @@ def _each(term: Callable[[str], Floats]) -> Footprint:
     return Footprint(**{part.name: term(part.name) for part in fields(Footprint)})
 
 
-def _own_once_seconds(lanes: Lanes, held: Held) -> Floats:
+def _own_once_seconds(lanes: Lanes, held: HeldParameters) -> Floats:
     """Return the seconds in which equal replicas gather a byte of each parameter, [N, P]."""
     groups = data_parallel(lanes.context, lanes.rows)
     return both_gather_seconds(lanes.context.links, groups, held.dense, held.expert, 1.0)

@@ -14,14 +14,14 @@ from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import SATURATED, UNKNOWN_ARCHITECTURE, peak_flops
 from shardwright.cost.compute.orthogonalisation import work_of
 from shardwright.cost.context import Context
-from shardwright.cost.iteration.footprint import Held
+from shardwright.cost.iteration.footprint import HeldParameters
 from shardwright.cost.iteration.step import data_parallel
 from shardwright.cost.network.collectives import Fabric, Group, exchange_seconds, group, product
 from shardwright.cost.strategies import UNSHARDED, Strategies
 from shardwright.spec.job import Job
 
 
-def orthogonalisation_seconds(context: Context, rows: Strategies, held: Held) -> Floats:
+def orthogonalisation_seconds(context: Context, rows: Strategies, held: HeldParameters) -> Floats:
     """Return the time of Muon's exchanges and products on each rank, [N, P]; 0 under other optimizers."""
     if context.job.optimizer != "muon":
         return np.zeros_like(held.dense)

@@ -24,7 +24,7 @@ from shardwright.cost.layers.table import LayerTable, layer_table
 from shardwright.cost.memory.sizes import logit_bytes, weight_bytes
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.network.curves import LinkTimes, between_machines, inside_machine, with_curves
-from shardwright.cost.trust.evidence import Setting
+from shardwright.cost.trust.evidence import Conditions
 from shardwright.cost.trust.interval import interval_at
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.spec.cluster import Cluster, Gpu, NodePool
@@ -85,7 +85,7 @@ class MeasuredLayers:
         fastest = max(flops_per_second(entry, model, self.profile.seq_len) for entry in entries)
         return stated if fastest <= stated else max(gpu.peak("tf32") or 0.0, fastest)
 
-    def basis(self, seconds: float, settings: Sequence[Setting]) -> Basis:
+    def basis(self, seconds: float, settings: Sequence[Conditions]) -> Basis:
         """Return the interval of a published run of the same setting: measured layers are the evidence themselves."""
         return interval_at(seconds, settings[0].framework, 0.0), ()
 

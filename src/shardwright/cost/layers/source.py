@@ -18,7 +18,7 @@ from shardwright.cost.frameworks.overheads import Overheads
 from shardwright.cost.layers.table import LayerTable, layer_table
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.network.curves import LinkTimes
-from shardwright.cost.trust.evidence import Setting, nearest, unpublished
+from shardwright.cost.trust.evidence import Conditions, nearest, unpublished
 from shardwright.cost.trust.interval import interval_at
 from shardwright.plans.plan import Evidence
 from shardwright.spec.cluster import Gpu, NodePool
@@ -64,7 +64,7 @@ class LayerSource(Protocol):
         """Return the peak that a utilisation is a part of. Raises SpecError where the GPU lacks the precision."""
         ...
 
-    def basis(self, seconds: float, settings: Sequence[Setting]) -> Basis:
+    def basis(self, seconds: float, settings: Sequence[Conditions]) -> Basis:
         """Return the 80 % interval of a predicted time and the published runs that it rests on."""
         ...
 
@@ -72,11 +72,11 @@ class LayerSource(Protocol):
 @singledispatch
 def layer_source(efficiency: Efficiency) -> LayerSource:
     """Return the source of layers that times operators and links by `efficiency`."""
-    return Predicted(efficiency=efficiency)
+    return PredictedLayers(efficiency=efficiency)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
+class PredictedLayers:
     """Layers summed from the operators that `efficiency` times."""
 
     efficiency: Efficiency
@@ -108,7 +108,7 @@ class Predicted:
         """Return the peak of the data sheet."""
         return peak_flops(gpu, job.precision)
 
-    def basis(self, seconds: float, settings: Sequence[Setting]) -> Basis:
+    def basis(self, seconds: float, settings: Sequence[Conditions]) -> Basis:
         """Return the widest of the intervals of `settings`, and the published runs nearest to any of them."""
         known = [nearest(setting) for setting in settings]
         intervals = [

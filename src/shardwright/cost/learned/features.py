@@ -47,7 +47,7 @@ class Shapes:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class FeatureColumns:
     """The `seconds` that physics gives, of which `compute` are bound by arithmetic [R], and the columns [R, F]."""
 
     seconds: Floats
@@ -55,7 +55,7 @@ class Columns:
     values: Floats
 
 
-def gemm_columns(machine: Facts, shapes: Shapes) -> Columns:
+def gemm_columns(machine: Facts, shapes: Shapes) -> FeatureColumns:
     """Return the columns of matrix products.
 
     Compute time is that of the best tile shape: whole tiles, waves over the multiprocessors of which half a partial
@@ -84,7 +84,7 @@ def gemm_columns(machine: Facts, shapes: Shapes) -> Columns:
         *(np.full_like(m, machine.arithmetic == FP8_BLOCK), np.full_like(m, machine.arithmetic == VECTOR)),
         *(np.full_like(m, generation(machine)), np.full_like(m, method_code(machine))),
     )
-    return Columns(seconds, compute, np.stack(values, axis=1))
+    return FeatureColumns(seconds, compute, np.stack(values, axis=1))
 
 
 def _tiled_flops(tile: tuple[int, int], m: Floats, n: Floats, k: Floats, groups: Floats, units: float) -> Floats:
@@ -109,7 +109,7 @@ def _alignment(size: Floats) -> Floats:
     return np.asarray(exponent - 1.0)
 
 
-def attention_columns(machine: Facts, shapes: Shapes) -> Columns:
+def attention_columns(machine: Facts, shapes: Shapes) -> FeatureColumns:
     """Return the columns of fused attention: m query tokens, spans of n keys, head dimension k, `groups` heads.
 
     Compute time joins that of the matrix products with that of one exponential for each of the scores, on units that
@@ -133,18 +133,20 @@ def attention_columns(machine: Facts, shapes: Shapes) -> Columns:
         *(np.log(exponentials / products), np.full_like(dim, generation(machine))),
         np.full_like(dim, method_code(machine)),
     )
-    return Columns(joined + KERNEL_SECONDS, compute, np.stack(values, axis=1))
+    return FeatureColumns(joined + KERNEL_SECONDS, compute, np.stack(values, axis=1))
 
 
-def memory_columns(machine: Facts, shapes: Shapes) -> Columns:
+def memory_columns(machine: Facts, shapes: Shapes) -> FeatureColumns:
     """Return the columns of operators that memory traffic bounds. Caches are left out: benchmarks repeat an operator on
     the same data, training does not."""
     traffic = np.maximum(shapes.bytes, 1.0) / machine.bytes_per_second
     values = (np.log(traffic), shapes.form, shapes.direction)
-    return Columns(traffic + MEMORY_KERNEL_SECONDS, np.zeros_like(traffic), np.stack(values, axis=1).astype(float))
+    return FeatureColumns(
+        traffic + MEMORY_KERNEL_SECONDS, np.zeros_like(traffic), np.stack(values, axis=1).astype(float)
+    )
 
 
-COLUMNS: dict[str, Callable[[Facts, Shapes], Columns]] = {
+COLUMNS: dict[str, Callable[[Facts, Shapes], FeatureColumns]] = {
     "gemm": gemm_columns,
     "attention": attention_columns,
     "memory": memory_columns,

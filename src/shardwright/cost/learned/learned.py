@@ -25,7 +25,7 @@ _HASHED = ("kind", "direction", "low_precision", "form", "m", "n", "k", "groups"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OperatorClass:
     """Operators of one family and kind on one machine."""
 
     family: str
@@ -75,16 +75,16 @@ def _distinct_seconds(gpu: Gpu, job: Job, rows: dict[str, Floats]) -> Floats:
     low = rows["low_precision"].astype(bool) & (job.precision == "fp8")
     grouped, backward = rows["groups"] > 1, rows["direction"] == BACKWARD
     plain = _machine(gpu, job, low=False)
-    parts: list[tuple[Bools, Part]] = []
+    parts: list[tuple[Bools, OperatorClass]] = []
     for fp8 in (False, True):
         chosen = product & (low == fp8)
         if chosen.any():
             machine = sustained(_machine(gpu, job, low=fp8))
-            parts.append((chosen & ~grouped, Part(fitted.GEMM, machine.arithmetic, machine)))
-            parts.append((chosen & grouped, Part(fitted.GEMM, machine.arithmetic, in_training(machine))))
-    parts.append((fused & ~backward, Part(fitted.ATTENTION, FORWARD_KIND, plain)))
-    parts.append((fused & backward, Part(fitted.ATTENTION, BACKWARD_KIND, in_training(plain))))
-    parts.append((~product & ~fused, Part(fitted.MEMORY, MEMORY_KIND, plain)))
+            parts.append((chosen & ~grouped, OperatorClass(fitted.GEMM, machine.arithmetic, machine)))
+            parts.append((chosen & grouped, OperatorClass(fitted.GEMM, machine.arithmetic, in_training(machine))))
+    parts.append((fused & ~backward, OperatorClass(fitted.ATTENTION, FORWARD_KIND, plain)))
+    parts.append((fused & backward, OperatorClass(fitted.ATTENTION, BACKWARD_KIND, in_training(plain))))
+    parts.append((~product & ~fused, OperatorClass(fitted.MEMORY, MEMORY_KIND, plain)))
     width = 2.0 if job.precision == "fp32" else 1.0
     for chosen, part in parts:
         picked = np.flatnonzero(chosen & present)
@@ -94,7 +94,7 @@ def _distinct_seconds(gpu: Gpu, job: Job, rows: dict[str, Floats]) -> Floats:
     return seconds
 
 
-def _part_seconds(part: Part, shapes: Shapes) -> Floats:
+def _part_seconds(part: OperatorClass, shapes: Shapes) -> Floats:
     """Return the times of the operators of one part; none computes faster than its GPU does."""
     columns = COLUMNS[part.family](part.machine, shapes)
     better = log_efficiency(shipped(part.family), _offset(part), columns.values)
@@ -102,5 +102,5 @@ def _part_seconds(part: Part, shapes: Shapes) -> Floats:
 
 
 @cache
-def _offset(part: Part) -> float:
+def _offset(part: OperatorClass) -> float:
     return expected_offset(shipped(part.family), part.machine, part.kind)

@@ -24,14 +24,14 @@ WIDEST = np.log(1e4)  # how far a link may be from the base model's, either way;
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class FittedLink:
     """Latency of one step in seconds, and bytes per second in one direction."""
 
     latency_seconds: float
     bytes_per_second: float
 
 
-def measured_link(base: Fabric, rows: Sequence[CollectiveTime], *, inter: bool) -> Link | None:
+def measured_link(base: Fabric, rows: Sequence[CollectiveTime], *, inter: bool) -> FittedLink | None:
     """Return the link whose collectives are nearest to the measured ones, None without rows.
 
     Nearest is the least sum of |log(predicted / measured)|, so that small and large messages count alike and outliers
@@ -54,10 +54,10 @@ def measured_link(base: Fabric, rows: Sequence[CollectiveTime], *, inter: bool) 
         best = np.unravel_index(int(loss.argmin()), loss.shape)
         latency, inverse = latency + around[best[0]], inverse + around[best[1]]
         width *= 4.0 / (GRID - 1)
-    return Link(latency_seconds=float(np.exp(latency)), bytes_per_second=float(np.exp(-inverse)))
+    return FittedLink(latency_seconds=float(np.exp(latency)), bytes_per_second=float(np.exp(-inverse)))
 
 
-def with_links(base: Fabric, intra: Link | None, inter: Link | None) -> Fabric:
+def with_links(base: Fabric, intra: FittedLink | None, inter: FittedLink | None) -> Fabric:
     """Return the links of the base model with the measured ones in their place."""
     if intra is not None:
         base = _with(base, intra.latency_seconds, intra.bytes_per_second, inter=False)

@@ -21,7 +21,7 @@ from shardwright.cost.compute.efficiency import KERNEL_SECONDS, Efficiency, comp
 from shardwright.cost.compute.operator_table import BACKWARD, MEMORY, NORM, POINTWISE, OperatorTable
 from shardwright.cost.compute.roofline import roofline_seconds
 from shardwright.cost.measured.curve import Curve, fitted
-from shardwright.cost.measured.links import Link, measured_link, with_links
+from shardwright.cost.measured.links import FittedLink, measured_link, with_links
 from shardwright.cost.measured.operators import KINDS, job_of, table_of
 from shardwright.cost.network.collectives import Fabric
 from shardwright.errors import bad
@@ -42,7 +42,7 @@ EVERY_DTYPE = ("bf16", "fp16", "fp32", "tf32", "fp8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class OperatorCorrection:
     """The correction of the operators of one kind, precision and part: `curve` over the base model's time to the power
     of 1 - `blend` times the roofline's to the power of `blend`."""
 
@@ -62,11 +62,11 @@ class Correction:
     """What the profiles of one type of GPU say of it."""
 
     gpu: str
-    families: tuple[Family, ...]
-    intra: Link | None
-    inter: Link | None
+    families: tuple[OperatorCorrection, ...]
+    intra: FittedLink | None
+    inter: FittedLink | None
 
-    def family(self, kind: int, dtype: str, part: int) -> Family | None:
+    def family(self, kind: int, dtype: str, part: int) -> OperatorCorrection | None:
         """Return the correction of some operators: where their precision was not measured, that of one like it (of any
         for operators that only move memory); None where there is none."""
         others = EVERY_DTYPE if kind == MEMORY else STAND_INS[dtype]
@@ -159,7 +159,7 @@ def of_one_precision(gpu: Gpu, rows: Sequence[OperatorTime]) -> Iterator[tuple[s
             yield kind, dtype, list(group)
 
 
-def _families(base: Efficiency, gpu: Gpu, rows: Sequence[OperatorTime]) -> Iterator[Family]:
+def _families(base: Efficiency, gpu: Gpu, rows: Sequence[OperatorTime]) -> Iterator[OperatorCorrection]:
     """Yield the corrections for each kind and precision, with the blend that leaves the least: one that leaves little
     less than the base model alone does not count."""
     for kind, dtype, chosen in of_one_precision(gpu, rows):
@@ -171,7 +171,7 @@ def _families(base: Efficiency, gpu: Gpu, rows: Sequence[OperatorTime]) -> Itera
         for blend in BLENDS if len(chosen) >= FEWEST_TO_BLEND else BLENDS[:1]:
             curves = _curves(blended(predicted, roofline, blend), measured, part)
             families = [
-                Family(kind=KINDS[kind], dtype=dtype, part=item, blend=blend, curve=curve)
+                OperatorCorrection(kind=KINDS[kind], dtype=dtype, part=item, blend=blend, curve=curve)
                 for item, curve in curves.items()
             ]
             times = np.select(

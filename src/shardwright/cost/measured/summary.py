@@ -11,7 +11,7 @@ import numpy as np
 from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.compute.roofline import roofline_seconds
-from shardwright.cost.measured.links import Link
+from shardwright.cost.measured.links import FittedLink
 from shardwright.cost.measured.machine import Profiled, base_seconds, correction, of_one_precision
 from shardwright.cost.measured.operators import table_of
 from shardwright.spec.cluster import NodePool
@@ -41,8 +41,8 @@ class LinkSummary:
     """A link as the model has it and as it was measured."""
 
     scope: str
-    predicted: Link
-    measured: Link
+    predicted: FittedLink
+    measured: FittedLink
 
 
 def family_summaries(base: Efficiency, pool: NodePool, profile: MachineProfile) -> tuple[FamilySummary, ...]:
@@ -57,8 +57,8 @@ def family_summaries(base: Efficiency, pool: NodePool, profile: MachineProfile) 
 def link_summaries(base: Efficiency, pool: NodePool, profile: MachineProfile) -> tuple[LinkSummary, ...]:
     """Return the links within and between machines, as far as they were measured."""
     found, links = correction(base, pool, [profile]), base.fabric(pool)
-    intra = Link(latency_seconds=links.intra_latency_seconds, bytes_per_second=links.intra_bytes_per_second)
-    inter = Link(latency_seconds=links.inter_latency_seconds, bytes_per_second=links.inter_bytes_per_second)
+    intra = FittedLink(latency_seconds=links.intra_latency_seconds, bytes_per_second=links.intra_bytes_per_second)
+    inter = FittedLink(latency_seconds=links.inter_latency_seconds, bytes_per_second=links.inter_bytes_per_second)
     pairs = (("intra_node", intra, found.intra), ("inter_node", inter, found.inter))
     return tuple(
         LinkSummary(scope=scope, predicted=predicted, measured=measured)

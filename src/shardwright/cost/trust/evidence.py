@@ -32,7 +32,7 @@ DOUBLINGS = {"gpus": 2.0, "hidden": 1.0, "layers": 1.5, "seq_len": 2.0, "tokens_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Conditions:
     """What of a training run decides how well its time is known: no strategy, only the task and the machines."""
 
     framework: str
@@ -64,9 +64,9 @@ class Published:
     log_error: Floats
 
 
-def setting_of(model: Model, gpu: Gpu, gpus: int, job: Job) -> Setting:
+def conditions_of(model: Model, gpu: Gpu, gpus: int, job: Job) -> Conditions:
     """Return the setting of a job on `gpus` GPUs of one type."""
-    return Setting(
+    return Conditions(
         framework=job.framework,
         gpu=gpu.kind,
         architecture=gpu.architecture,
@@ -99,7 +99,7 @@ def _published_gpus() -> frozenset[str]:
     return frozenset(map(str, published().names[:, NAMES.index("gpu")]))
 
 
-def distances(setting: Setting, runs: Published) -> Floats:
+def distances(setting: Conditions, runs: Published) -> Floats:
     """Return the distance of every run from `setting`, [N]."""
     square = np.zeros(len(runs.seconds))
     for column, name in enumerate(NAMES):
@@ -112,7 +112,7 @@ def distances(setting: Setting, runs: Published) -> Floats:
 
 
 @lru_cache(maxsize=256)
-def nearest(setting: Setting, count: int = 3) -> tuple[Evidence, ...]:
+def nearest(setting: Conditions, count: int = 3) -> tuple[Evidence, ...]:
     """Return the `count` nearest published runs, one of each source and setting, nearest first."""
     runs = published()
     far = distances(setting, runs)

@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shardwright.cost.trust.evidence import Setting, distances, published, unpublished
+from shardwright.cost.trust.evidence import Conditions, distances, published, unpublished
 from shardwright.spec.catalog.frameworks import figures, framework_rows
 
 UNSEEN = 0.35  # log error of a tenth of the runs on a GPU without a published run; chosen, 0.2 to 0.5
@@ -45,7 +45,7 @@ def widened(spread: Spread, distance: float) -> tuple[float, float]:
     return -spread.low * wider, spread.high * wider
 
 
-def interval_seconds(seconds: float, setting: Setting) -> tuple[float, float]:
+def interval_seconds(seconds: float, setting: Conditions) -> tuple[float, float]:
     """Return the 80 % interval of the measured time of a job predicted to take `seconds`."""
     distance = float(distances(setting, published()).min())
     return interval_at(seconds, setting.framework, distance, unseen=bool(unpublished([setting.gpu])))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from shardwright.exporters.exported import Exported
-from shardwright.exporters.runner import Machines, Runner, runner_of
+from shardwright.exporters.runner import MachineRange, Runner, runner_of
 from shardwright.exporters.yaml_text import yaml_text
 from shardwright.plans.plan import Plan
 
@@ -54,7 +54,7 @@ def _jobset(runner: Runner) -> dict[str, object]:
     }
 
 
-def _job(runner: Runner, place: int, group: Machines) -> dict[str, object]:
+def _job(runner: Runner, place: int, group: MachineRange) -> dict[str, object]:
     resource = "amd.com/gpu" if group.gpu.startswith("MI") else "nvidia.com/gpu"
     index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
     environment: list[dict[str, object]] = [

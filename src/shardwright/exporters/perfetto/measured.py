@@ -17,7 +17,7 @@ FIRST_PROCESS, FIRST_RANK = 1_000, 100_000  # numbers of processes: of copies, a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class MeasuredSpan:
     """Something that a rank did, in seconds from the beginning of the step there: what its schedule did, or an operator
     on a thread of the host or a stream of the device."""
 
@@ -43,7 +43,7 @@ class RankTrace:
     process: tuple[int, int]
     name: str
     wall_seconds: float
-    spans: Sequence[Span]
+    spans: Sequence[MeasuredSpan]
 
 
 def measured_events(ranks: Sequence[RankTrace]) -> Iterator[dict[str, object]]:
@@ -75,7 +75,7 @@ def measured_events(ranks: Sequence[RankTrace]) -> Iterator[dict[str, object]]:
             yield complete(process, thread, span.name, span.kind, start, length, span.args)
 
 
-def nested(spans: Sequence[Span]) -> Iterator[tuple[Span, int]]:
+def nested(spans: Sequence[MeasuredSpan]) -> Iterator[tuple[MeasuredSpan, int]]:
     """Yield spans, in order of their begin, with the row of their thread on which they stand inside others or beside
     them: viewers drop what overlaps otherwise, as communication does that goes on beside what follows."""
     rows: dict[tuple[str, int], list[list[float]]] = {}

@@ -14,7 +14,7 @@ from importlib.resources import files
 
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.exporters.exported import Exported
-from shardwright.exporters.runner import Machines, Runner, runner_of
+from shardwright.exporters.runner import MachineRange, Runner, runner_of
 from shardwright.exporters.yaml_text import yaml_text
 from shardwright.plans.plan import Plan
 
@@ -57,7 +57,7 @@ def export_task(plan: Plan) -> Exported:
     )
 
 
-def _offered(plan: Plan, group: Machines) -> int:
+def _offered(plan: Plan, group: MachineRange) -> int:
     return next(pool.gpus_per_node for pool in plan.cluster.pools if pool.gpu.name == group.gpu)
 
 
@@ -73,11 +73,11 @@ def _documents(runner: Runner) -> Iterator[dict[str, object]]:
         yield _task(runner, group, _task_name(group), f'export MASTER_ADDR="{first}-0.${{SKYPILOT_JOBGROUP_NAME}}"')
 
 
-def _task_name(group: Machines) -> str:
+def _task_name(group: MachineRange) -> str:
     return f"{group.gpu.lower()}-from-{group.first}"
 
 
-def _task(runner: Runner, group: Machines, name: str, address: str) -> dict[str, object]:
+def _task(runner: Runner, group: MachineRange, name: str, address: str) -> dict[str, object]:
     resources: dict[str, object] = {"accelerators": {gpu_names()[group.gpu]: group.gpus}, "use_spot": group.spot}
     if runner.nodes > 1:
         resources["network_tier"] = "best"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from shardwright.discovery.machine import Machines
+from shardwright.discovery.machine import MachineGroup
 from shardwright.files import shipped_file
 from shardwright.plans.ranking import Fewer, Nearby, NoProgram, SpmdProgram
 from shardwright.plans.schema import DIALECT, Schema, plan_schema, schema_of
@@ -34,7 +34,7 @@ WORDS: Mapping[str, Schema] = {
     "object": {"type": "object"},
     "text": {"type": "string"},
 }
-RECORDS = {kind.__name__: kind for kind in (Fewer, Machines, MachinePrice, Nearby, NoProgram, SpmdProgram)}
+RECORDS = {kind.__name__: kind for kind in (Fewer, MachineGroup, MachinePrice, Nearby, NoProgram, SpmdProgram)}
 
 
 def document_names() -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from shardwright.cost.measured.links import Link
+from shardwright.cost.measured.links import FittedLink
 from shardwright.cost.measured.summary import FamilySummary, LinkSummary
 from shardwright.reports.text.layout import WIDTH, table, wrapped
 from shardwright.spec.read.machine_profile import MachineProfile
@@ -74,5 +74,5 @@ def profile_document(
     }
 
 
-def _link(link: Link) -> str:
+def _link(link: FittedLink) -> str:
     return f"{link.bytes_per_second / GIGA:.3g} GB/s and {format_seconds(link.latency_seconds)} a step"

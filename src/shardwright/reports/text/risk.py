@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwright.reports.text.layout import labelled
-from shardwright.search.renting.choice import Choice
+from shardwright.search.renting.choice import FrontPoint
 from shardwright.units import SECONDS_PER_HOUR, format_dollars, format_seconds
 
 
-def risk_text(choice: Choice, width: int) -> str:
+def risk_text(choice: FrontPoint, width: int) -> str:
     """Return the interruptions to expect, how they are met, and what the run comes to with them."""
     of = format_seconds
     took = of(choice.hours * SECONDS_PER_HOUR)
@@ -28,7 +28,7 @@ def risk_text(choice: Choice, width: int) -> str:
     return "\n".join([*lines, labelled("expected", money, width)])
 
 
-def risk_document(choice: Choice) -> Mapping[str, object]:
+def risk_document(choice: FrontPoint) -> Mapping[str, object]:
     """Return the same as a JSON document: expected hours and dollars of the whole run, and what they are made of."""
     return {
         "hours": choice.hours,

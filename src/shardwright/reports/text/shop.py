@@ -12,8 +12,8 @@ from shardwright.reports.text.plans import plan_text, predicted
 from shardwright.reports.text.quantities import counted
 from shardwright.reports.text.risk import risk_text
 from shardwright.reports.words import in_words
-from shardwright.search.market.result import Shopping, ShopReport, Step
-from shardwright.search.renting.choice import Choice
+from shardwright.search.market.result import Shopping, ShopReport, SizeStep
+from shardwright.search.renting.choice import FrontPoint
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.offers import Offer, Offers
@@ -114,7 +114,7 @@ def _answers(result: Shopping, width: int) -> str:
     return "\n".join(wrapped(line, "", width) for line in lines)
 
 
-def _sentence(choice: Choice, result: Shopping) -> str:
+def _sentence(choice: FrontPoint, result: Shopping) -> str:
     rented = rented_words(choice, result.offers)
     words = f"{rented}, {_duration(choice.hours)} for {format_dollars(choice.dollars)}"
     if choice.preemptions:
@@ -123,12 +123,12 @@ def _sentence(choice: Choice, result: Shopping) -> str:
     return words + "".join(f"; {chance:.0%} sure to keep the {limit}" for limit, chance in odds.items())
 
 
-def _preemptions(choice: Choice) -> str:
+def _preemptions(choice: FrontPoint) -> str:
     expected = choice.preemptions
     return f"{expected:,.0f}" if expected >= 9.95 else f"{expected:.1f}" if expected >= 0.05 else "<0.1"
 
 
-def chances(choice: Choice, result: Shopping) -> Mapping[str, float]:
+def chances(choice: FrontPoint, result: Shopping) -> Mapping[str, float]:
     """Return with what probability a choice keeps the deadline and the budget, as far as they were given."""
     prediction = predicted(choice.plan)
     stated = {"deadline": (choice.hours, result.deadline_hours), "budget": (choice.dollars, result.budget_dollars)}
@@ -139,7 +139,7 @@ def chances(choice: Choice, result: Shopping) -> Mapping[str, float]:
     }
 
 
-def rented_words(choice: Choice, offers: Offers) -> str:
+def rented_words(choice: FrontPoint, offers: Offers) -> str:
     """Return what is rented: 512 H100-SXM spot; where it stands only if several offers would be called the same."""
     return " + ".join(f"{rental.gpus} {_label(rental.offer, offers)}" for rental in choice.rentals)
 
@@ -218,12 +218,12 @@ def _marginal(result: Shopping, width: int) -> str:
     return listed(f"What more buys, from choice {place + 1}", points, width)
 
 
-def _follows(other: Choice, mine: Choice, step: Step) -> bool:
+def _follows(other: FrontPoint, mine: FrontPoint, step: SizeStep) -> bool:
     alike = {rental.offer for rental in other.rentals} == {rental.offer for rental in mine.rentals}
     return alike and other.gpus - step.gpus == mine.gpus
 
 
-def step_words(step: Step) -> str:
+def step_words(step: SizeStep) -> str:
     """Return a step in words: 8 A100-SXM-80: 11% faster, 19% dearer."""
     pace = f"{step.faster:.0%} less time"
     cost = f"{step.dearer:.1%} dearer" if step.dearer >= 0 else f"{-step.dearer:.1%} cheaper"

@@ -11,7 +11,7 @@ from shardwright.reports.text.layout import WIDTH, labelled
 from shardwright.reports.text.plans import run_words
 from shardwright.reports.text.shop import chosen, front_text
 from shardwright.search.market.result import Shopping
-from shardwright.search.renting.choice import Choice
+from shardwright.search.renting.choice import FrontPoint
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.units import format_seconds
@@ -34,7 +34,7 @@ def shop_screen(
     return "\n\n".join([front_text(result, model, job, ROWS, width), *told])
 
 
-def _answers(choice: Choice) -> Iterator[tuple[str, str]]:
+def _answers(choice: FrontPoint) -> Iterator[tuple[str, str]]:
     yield from plan_answers(choice.plan, run_words(choice.plan, choice.hours, choice.dollars))
     interval = choice.checkpoint_interval_seconds
     saved = "" if interval is None else f"; a checkpoint every {format_seconds(interval)}"
@@ -42,7 +42,7 @@ def _answers(choice: Choice) -> Iterator[tuple[str, str]]:
     yield "risk", f"{choice.interruptions:,.1f} interruptions expected{saved}; {lost}"
 
 
-def _terms(choice: Choice) -> list[str]:
+def _terms(choice: FrontPoint) -> list[str]:
     """Return what was assumed of the market: prices, interruptions, how many machines are free."""
     return [
         words

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shardwright.reports.text.layout import WIDTH, labelled, table, wrapped
 from shardwright.units import format_bytes, format_seconds
 from shardwright.validation.fits import Fits
-from shardwright.validation.groups import Group, Macro
+from shardwright.validation.groups import ErrorGroup, Macro
 from shardwright.validation.outcome import Outcome
 from shardwright.validation.summary import Summary, Worst
 from shardwright.validation.validate import Validation
@@ -142,7 +142,7 @@ def rivals_section(macro: Sequence[Macro]) -> TitledTable:
     )
 
 
-def groups_section(dimension: str, groups: Sequence[Group], shown: int) -> TitledTable:
+def groups_section(dimension: str, groups: Sequence[ErrorGroup], shown: int) -> TitledTable:
     """Return the errors by one dimension; no rows where it has a single group."""
     return TitledTable(
         title=f"By {dimension}",
@@ -153,7 +153,7 @@ def groups_section(dimension: str, groups: Sequence[Group], shown: int) -> Title
     )
 
 
-def _group_row(group: Group) -> list[str]:
+def _group_row(group: ErrorGroup) -> list[str]:
     return [
         *_error_cells(group),
         percent(group.coverage),
@@ -162,7 +162,7 @@ def _group_row(group: Group) -> list[str]:
     ]
 
 
-def _error_cells(group: Group) -> list[str]:
+def _error_cells(group: ErrorGroup) -> list[str]:
     ratios = (group.ratio_p10, group.ratio_p50, group.ratio_p90)
     return [
         shortened(group.name, LONGEST_NAME),
@@ -173,7 +173,7 @@ def _error_cells(group: Group) -> list[str]:
     ]
 
 
-def memory_section(groups: Sequence[Group], shown: int) -> TitledTable:
+def memory_section(groups: Sequence[ErrorGroup], shown: int) -> TitledTable:
     """Return the errors of memory, by what was measured."""
     return TitledTable(
         title="Memory, by what was measured",

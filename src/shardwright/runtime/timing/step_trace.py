@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from shardwright.cost.pipeline.schedule import FORWARD
-from shardwright.exporters.perfetto.measured import DEVICE, HOST, RankTrace, Span
+from shardwright.exporters.perfetto.measured import DEVICE, HOST, MeasuredSpan, RankTrace
 from shardwright.exporters.perfetto.trace import measured_trace
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.step.engine import StepResult
@@ -30,7 +30,7 @@ class StepTrace:
 
     wall_seconds: float
     began: Moment
-    operators: list[Span] = field(default_factory=list)
+    operators: list[MeasuredSpan] = field(default_factory=list)
 
 
 @contextmanager
@@ -48,17 +48,17 @@ def traced(device: torch.device) -> Iterator[StepTrace]:
     trace.operators += _operators(profiler.events() or [])
 
 
-def spans(trace: StepTrace, events: Sequence[Event], result: StepResult) -> list[Span]:
+def spans(trace: StepTrace, events: Sequence[Event], result: StepResult) -> list[MeasuredSpan]:
     """Return the passes of a traced step that is over, the waiting between them, and what follows them."""
-    found: list[Span] = []
+    found: list[MeasuredSpan] = []
     for event in events:
         _, virtual_stage, micro_batch = event.operation
         name = "forward" if event.operation.kind == FORWARD else "backward"
         asked, began, ended = (seconds_between(trace.began, each) for each in (event.asked, event.began, event.ended))
         if began > asked:
-            found.append(Span(name="wait for a message", kind="wait", begin=asked, end=began))
+            found.append(MeasuredSpan(name="wait for a message", kind="wait", begin=asked, end=began))
         found.append(
-            Span(
+            MeasuredSpan(
                 name=f"{name} {micro_batch}", kind=name, begin=began, end=ended, args=_pass(micro_batch, virtual_stage)
             )
         )
@@ -67,7 +67,7 @@ def spans(trace: StepTrace, events: Sequence[Event], result: StepResult) -> list
         ("wait for gradient sums", "synchronise", result.sync_seconds),
         ("optimizer and updated weights", "optimizer", result.update_seconds),
     ):
-        found.append(Span(name=name, kind=kind, begin=begin, end=begin + seconds))
+        found.append(MeasuredSpan(name=name, kind=kind, begin=begin, end=begin + seconds))
         begin += seconds
     return found + trace.operators
 
@@ -76,7 +76,7 @@ def _pass(micro_batch: int, virtual_stage: int) -> dict[str, int]:
     return {"micro_batch": micro_batch, "virtual_stage": virtual_stage}
 
 
-def _operators(events: Sequence[Any]) -> list[Span]:
+def _operators(events: Sequence[Any]) -> list[MeasuredSpan]:
     """Return the longest operators and kernels inside the anchor, in seconds from its beginning."""
     anchors = [event for event in events if event.name == ANCHOR]
     if not anchors:
@@ -87,7 +87,7 @@ def _operators(events: Sequence[Any]) -> list[Span]:
         key=lambda event: event.time_range.start - event.time_range.end,
     )[:MOST_OPERATORS]
     return [
-        Span(
+        MeasuredSpan(
             name=event.name,
             kind="operator",
             begin=(event.time_range.start - origin) * SECONDS_PER_MICROSECOND,
@@ -99,7 +99,7 @@ def _operators(events: Sequence[Any]) -> list[Span]:
     ]
 
 
-def rank_document(trace: StepTrace, found: Sequence[Span]) -> dict[str, Any]:
+def rank_document(trace: StepTrace, found: Sequence[MeasuredSpan]) -> dict[str, Any]:
     """Return what rank 0 needs of a rank to join the traces of all."""
     return {"wall_seconds": trace.wall_seconds, "spans": [each.row() for each in found]}
 
@@ -112,7 +112,7 @@ def trace_of_ranks(layout: Layout, documents: Sequence[Mapping[str, Any]]) -> st
             process=(place.replica, place.copy),
             name=f"stage {place.stage}, {place.gpu}",
             wall_seconds=document["wall_seconds"],
-            spans=[Span(**row) for row in document["spans"]],
+            spans=[MeasuredSpan(**row) for row in document["spans"]],
         )
         for place, document in zip(layout.places, documents, strict=True)
     ]

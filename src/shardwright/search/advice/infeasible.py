@@ -13,7 +13,7 @@ from shardwright.cost.money.price import dollars_per_hour
 from shardwright.cost.money.risk import pool_stretch
 from shardwright.plans.findings import (
     Cause,
-    Limits,
+    JobLimits,
     LimitsNotKept,
     Need,
     NoLegalLayout,
@@ -129,7 +129,7 @@ def _too_dear(
         cheapest = min((value for value in costs if value is not None), default=None)
         if cheapest is not None:
             remedies.append(Cheapest(cheapest, job.budget_dollars))
-    limits = Limits(deadline_hours=job.deadline_hours, budget_dollars=job.budget_dollars)
+    limits = JobLimits(deadline_hours=job.deadline_hours, budget_dollars=job.budget_dollars)
     return NoPlan(reason=LimitsNotKept(limits), remedies=tuple(remedies))
 
 

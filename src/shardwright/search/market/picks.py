@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from shardwright.plans.findings import Limits, NoOfferKeeps
+from shardwright.plans.findings import JobLimits, NoOfferKeeps
 from shardwright.plans.ranking import NoPlan
 from shardwright.plans.remedies import Cheapest, CheapestInTime, Fastest, FastestInBudget, Remedy
-from shardwright.search.market.result import Picks, Step
-from shardwright.search.renting.choice import Choice
+from shardwright.search.market.result import Picks, SizeStep
+from shardwright.search.renting.choice import FrontPoint
 
 
-def picks(front: Sequence[Choice], deadline_hours: float | None, budget_dollars: float | None) -> Picks:
+def picks(front: Sequence[FrontPoint], deadline_hours: float | None, budget_dollars: float | None) -> Picks:
     """Return the cheapest choice within the deadline, of all and of those that nobody takes back, the fastest within
     the budget (each keeps the other limit too), and the knee."""
     kept = [place for place in range(len(front)) if _keeps(front[place], deadline_hours, budget_dollars)]
@@ -28,12 +28,12 @@ def picks(front: Sequence[Choice], deadline_hours: float | None, budget_dollars:
     )
 
 
-def _keeps(choice: Choice, deadline_hours: float | None, budget_dollars: float | None) -> bool:
+def _keeps(choice: FrontPoint, deadline_hours: float | None, budget_dollars: float | None) -> bool:
     in_time = deadline_hours is None or choice.hours <= deadline_hours
     return in_time and (budget_dollars is None or choice.dollars <= budget_dollars)
 
 
-def knee(front: Sequence[Choice]) -> int | None:
+def knee(front: Sequence[FrontPoint]) -> int | None:
     """Return the place of the choice farthest below the straight line from the fastest to the cheapest, with hours and
     dollars on logarithmic scales that both run from 0 to 1. None where fewer than three choices are left once those are
     out that another beats in both, or where the cheapest is free."""
@@ -56,18 +56,18 @@ def knee(front: Sequence[Choice]) -> int | None:
     return min(staircase, key=lambda place: (above(place), place))
 
 
-def steps(front: Sequence[Choice]) -> tuple[Step | None, ...]:
+def steps(front: Sequence[FrontPoint]) -> tuple[SizeStep | None, ...]:
     """Return, for each choice, what it changes against the next smaller one on the front with the same offers."""
     return tuple(_step(choice, front) for choice in front)
 
 
-def _step(choice: Choice, front: Sequence[Choice]) -> Step | None:
+def _step(choice: FrontPoint, front: Sequence[FrontPoint]) -> SizeStep | None:
     offers = {rental.offer for rental in choice.rentals}
     alike = [other for other in front if {rental.offer for rental in other.rentals} == offers]
     smaller = max((other for other in alike if other.gpus < choice.gpus), key=lambda other: other.gpus, default=None)
     if smaller is None:
         return None
-    return Step(
+    return SizeStep(
         gpus=choice.gpus - smaller.gpus,
         gpu=" + ".join(rental.offer.pool.gpu.name for rental in choice.rentals),
         faster=1.0 - choice.hours / smaller.hours,
@@ -75,7 +75,9 @@ def _step(choice: Choice, front: Sequence[Choice]) -> Step | None:
     )
 
 
-def infeasible(front: Sequence[Choice], deadline_hours: float | None, budget_dollars: float | None) -> NoPlan | None:
+def infeasible(
+    front: Sequence[FrontPoint], deadline_hours: float | None, budget_dollars: float | None
+) -> NoPlan | None:
     """Return why no choice keeps both limits, and what would, or None where one does."""
     if any(_keeps(choice, deadline_hours, budget_dollars) for choice in front):
         return None
@@ -87,11 +89,11 @@ def infeasible(front: Sequence[Choice], deadline_hours: float | None, budget_dol
         remedies.append(Cheapest(cheapest.dollars, budget_dollars, cheapest.hours))
     if not remedies:
         remedies += _between(front, deadline_hours, budget_dollars)
-    limits = Limits(deadline_hours=deadline_hours, budget_dollars=budget_dollars)
+    limits = JobLimits(deadline_hours=deadline_hours, budget_dollars=budget_dollars)
     return NoPlan(reason=NoOfferKeeps(limits), remedies=tuple(remedies))
 
 
-def _between(front: Sequence[Choice], deadline_hours: float | None, budget_dollars: float | None) -> list[Remedy]:
+def _between(front: Sequence[FrontPoint], deadline_hours: float | None, budget_dollars: float | None) -> list[Remedy]:
     """Return what either limit would have to be, where each can be kept but not both."""
     assert deadline_hours is not None and budget_dollars is not None, "one limit alone can be kept or not"
     in_time = min((c for c in front if c.hours <= deadline_hours), key=lambda c: c.dollars)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from shardwright.plans.findings import Uncovered
 from shardwright.plans.ranking import NoPlan
-from shardwright.search.renting.choice import Choice
+from shardwright.search.renting.choice import FrontPoint
 from shardwright.spec.offers import Offers
 
 MOST_LINES = 20  # of a front, where it is printed in a notebook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class SizeStep:
     """What the next larger or smaller choice on the same offer changes: GPUs more, and the part by which the run gets
     faster and dearer (negative: slower, cheaper)."""
 
@@ -53,8 +53,8 @@ class Shopping:
     """The front, fastest first, none of its choices dominates another in hours, dollars and preemptions; `steps` has
     what each changes against the next on the same offer. `infeasible` says why nothing keeps the limits."""
 
-    front: tuple[Choice, ...]
-    steps: tuple[Step | None, ...]
+    front: tuple[FrontPoint, ...]
+    steps: tuple[SizeStep | None, ...]
     picks: Picks
     offers: Offers
     deadline_hours: float | None

@@ -33,7 +33,7 @@ from shardwright.search.market.picks import infeasible, picks, steps
 from shardwright.search.market.result import Shopping, ShopReport
 from shardwright.search.market.sweep import Find, Sweep, finish, least_dollars, probe, sweep
 from shardwright.search.planner import plan as plan_on
-from shardwright.search.renting.choice import Choice, Rental
+from shardwright.search.renting.choice import FrontPoint, Rental
 from shardwright.search.renting.expected import choice_of
 from shardwright.search.renting.tariff import Tariff, tariff
 from shardwright.search.space.axes import Space, as_options_need
@@ -164,7 +164,7 @@ def _parts(
         yield Context(model=model, pool=largest.rented(high), job=job, efficiency=efficiency), tariffs
 
 
-def _choice(context: Context, find: Find, offers: Offers) -> Choice:
+def _choice(context: Context, find: Find, offers: Offers) -> FrontPoint:
     """Return a point of the front with its plan, predicted on just the machines that it rents."""
     pool = find.tariff.offer.rented(find.machines)
     plan = costed_plan(replace(context, pool=pool), Cluster(pools=(pool,)), find.row)
@@ -173,7 +173,7 @@ def _choice(context: Context, find: Find, offers: Offers) -> Choice:
 
 def _mixed(
     mix: Mix, model: Model, job: Job, offers: Offers, space: Space, fit: float, efficiency: Efficiency | None
-) -> Choice | None:
+) -> FrontPoint | None:
     """Return the best plan of a mix as a point, or None where none fits or the best leaves one of the offers idle."""
     cluster = cluster_of(mix.rentals, offers.site_links)
     ranking = plan_on(model, cluster, job, space=space, top=1, fit=fit, efficiency=efficiency, gap=MIX_GAP)
@@ -183,9 +183,9 @@ def _mixed(
     return choice_of(ranking.best, mix.rentals, offers.terms) if len(used) == len(mix.rentals) else None
 
 
-def _distinct(choices: Sequence[Choice]) -> tuple[Choice, ...]:
+def _distinct(choices: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
     """Return the choices, fastest first, that no other is as good as."""
-    front: Front[Choice] = Front()
+    front: Front[FrontPoint] = Front()
     for choice in choices:
         front.offer(choice.point, choice)
     return tuple(choice for _, choice in front.sorted())

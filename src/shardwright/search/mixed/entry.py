@@ -36,7 +36,7 @@ from shardwright.units import SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class MixedOutcome:
     """Costed plans, best first; the uniform plan over all machines, if one fits; what no plan of the space beats:
     seconds, or dollars of an iteration, whichever the job minimises."""
 
@@ -60,7 +60,7 @@ def mixed_search(
     incumbent: float,
     enough: float = np.inf,
     top: int,
-) -> Outcome:
+) -> MixedOutcome:
     """Return the best plans over all `contexts` together that are better than `incumbent`, in what the job minimises.
     They are priced as `shardwright train` runs them, which alone can; the uniform plan that they are compared with as
     the job's framework does.
@@ -74,7 +74,7 @@ def mixed_search(
     space, filters = narrowed(contexts, space, filters)
     chosen = unruled(settings(contexts, space, filters.axes), contexts, filters)
     if not chosen:
-        return Outcome(
+        return MixedOutcome(
             plans=(),
             uniform=None,
             uniform_rule=RULE,
@@ -110,7 +110,7 @@ def mixed_search(
     else:
         found = search_degrees(problem, incumbent, allowed)
         plans, bound = [costed(plan) for _, plan in found.plans[:top]], found.lower_bound_seconds
-    return Outcome(
+    return MixedOutcome(
         plans=(*plans, *rivals),
         uniform=shown,
         uniform_rule=RULE,

@@ -21,7 +21,7 @@ class Rental:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class FrontPoint:
     """One point of the front: what is rented, the plan for it, and what the whole run is expected to come to.
 
     `hours` and `dollars` count lost work, checkpoints and restarts under the best checkpoint interval

@@ -11,14 +11,14 @@ from shardwright.cost.money.egress import egress_dollars
 from shardwright.cost.money.risk import stretch, young_interval_seconds
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse
-from shardwright.search.renting.choice import Choice, Rental
+from shardwright.search.renting.choice import FrontPoint, Rental
 from shardwright.search.renting.tariff import exposure
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.offers import Offer, Terms, preemptions_per_hour
 from shardwright.units import MEGA, SECONDS_PER_HOUR
 
 
-def choice_on_cluster(plan: Plan) -> Choice | None:
+def choice_on_cluster(plan: Plan) -> FrontPoint | None:
     """Return what a costed plan on its cluster is expected to come to. None where the run has no length or a price
     is not known."""
     used = plan.gpus_by_type
@@ -47,7 +47,7 @@ def _offer(pool: NodePool) -> Offer:
     )
 
 
-def choice_of(plan: Plan, rentals: tuple[Rental, ...], terms: Terms) -> Choice:
+def choice_of(plan: Plan, rentals: tuple[Rental, ...], terms: Terms) -> FrontPoint:
     """Return a costed plan as a point of the front."""
     found, job = plan.prediction, plan.job
     assert found is not None and job.iterations is not None and job.tokens is not None, "a costed plan of a whole run"
@@ -64,7 +64,7 @@ def choice_of(plan: Plan, rentals: tuple[Rental, ...], terms: Terms) -> Choice:
     checkpoint = float(exposed.checkpoint_seconds[0])
     per_second = exposed.interruptions_per_hour / SECONDS_PER_HOUR
     young = float(young_interval_seconds(per_second, exposed.checkpoint_seconds)[0]) if rate else None
-    return Choice(
+    return FrontPoint(
         rentals=rentals,
         plan=plan.costed(replace(found, dollars_per_hour=per_hour, dollars_total=per_hour * undisturbed)),
         hours=hours,

@@ -17,7 +17,7 @@ from shardwright.search.rules.check import faults
 from shardwright.search.rules.evaluation import Bools, holds
 from shardwright.search.rules.evaluation import Column as Column
 from shardwright.search.rules.parser import parse_expression
-from shardwright.search.rules.tree import Expression, Place, RuleError, Span, variables
+from shardwright.search.rules.tree import Expression, Location, RuleError, Span, variables
 from shardwright.search.rules.variables import SCHEMA, schema_with_gpus
 from shardwright.search.space.parameters import Parameter
 from shardwright.spec.text.reading import read_text
@@ -39,7 +39,7 @@ class Rule:
     line: int
     expression: Expression
     variables: frozenset[str]
-    place: Place
+    place: Location
 
 
 def load_rules(path: Path, gpus: Iterable[str]) -> tuple[Rule, ...]:
@@ -85,7 +85,7 @@ def _rule(file: str, number: int, line: str) -> Rule:
     opening = _OPENING.match(line)
     column = opening.end() if opening else 0
     given = opening.group("name") if opening else None
-    place = Place(file=file, line=number, text=line, column=column)
+    place = Location(file=file, line=number, text=line, column=column)
     try:
         expression, end = parse_expression(line[column:])
     except RuleError as error:

@@ -139,7 +139,7 @@ class RuleError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Location:
     """Where a rule stands: file, line (from 1), its text, and the column (from 0) at which the expression begins."""
 
     file: str

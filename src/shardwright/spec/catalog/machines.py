@@ -18,7 +18,7 @@ GBIT_BYTES = GIGA / 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class LinkKind:
     """A generation of links. `scope` is intra (one GPU's total), inter (one network port) or site (between sites).
 
     `bytes_per_second` counts one direction; `latency_seconds` is the time of one step of a ring.
@@ -38,7 +38,7 @@ class Link:
 class MachineType:
     """A machine that is sold or rented as one. None stands for what its source does not say.
 
-    `network_bytes_per_second` is the whole machine's, in one direction; `network` names the kind (a `Link`);
+    `network_bytes_per_second` is the whole machine's, in one direction; `network` names the kind (a `LinkKind`);
     `nic_per_gpu` says whether each GPU has a network port of its own. `reference_for` lists the GPUs for which
     this machine stands in where a cluster does not describe its machines.
     """
@@ -59,11 +59,11 @@ class MachineType:
 
 
 @cache
-def links() -> Mapping[str, Link]:
+def links() -> Mapping[str, LinkKind]:
     """Return the kinds of links by name."""
     return MappingProxyType(
         {
-            row["name"]: Link(
+            row["name"]: LinkKind(
                 name=row["name"],
                 scope=row["scope"],
                 bytes_per_second=float(row["gb_per_second"]) * GIGA,

@@ -17,7 +17,7 @@ from shardwright.search.mixed.bounds.instance import HOPELESS, Instance, instanc
 from shardwright.search.mixed.drafts.costing import fitting_seconds, under_each_order
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.entry import (
-    Outcome,
+    MixedOutcome,
     best_uniform,
     depth_limits,
 )
@@ -64,7 +64,7 @@ def mesh_search(
     gap: float,
     incumbent: float,
     top: int,
-) -> Outcome:
+) -> MixedOutcome:
     """Return the best plans over all `contexts` together that one mesh of ranks can run, priced as the job's framework
     runs them, with the seconds or dollars that none of their space beats. `incumbent` and `gap` are as in
     `mixed_search`."""
@@ -88,7 +88,7 @@ def mesh_search(
         return plan.costed(predict(plan, contexts[0].efficiency, known=run.known))
 
     plans = [costed(plan) for _, plan in sorted(run.best.values(), key=lambda item: item[0])[:top]]
-    return Outcome(
+    return MixedOutcome(
         plans=tuple(plans),
         uniform=None if uniform is None else costed(uniform),
         uniform_rule=RULE,
