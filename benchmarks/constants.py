@@ -37,7 +37,9 @@ each constant that is chosen by judgment. *Runs*: how many of them change by a t
 change of these at either end, in seconds of an iteration (in the width of the 80 % interval, or in bytes, where seconds
 stay); and the median error of all predictions, {usual:.2%} with the values ({analytic:.2%} by physics alone,
 `compute.efficiency`). What frameworks add and what is learned was fitted with the values in place and is not fitted
-anew here: an end that errs less may be better only by chance, and one that errs more is not refuted.
+anew here: an end that errs less may be better only by chance, and one that errs more is not refuted. What
+moves none of these runs speaks of others: optimizer state in host memory, links and layers that a user measured, and
+runs that are like no published one.
 
 | constant | value | from | to | runs | changes from | to | of | error from | to |
 |---|--:|--:|--:|--:|--:|--:|---|--:|--:|
