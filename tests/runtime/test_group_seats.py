@@ -70,6 +70,27 @@ def test_machines_of_another_size_and_gpus_with_less_memory_are_refused() -> Non
         seats(layout_of(mixed()), small)
 
 
+def joined(nvlink: float | None, *, tp: int, intra: float | None = None) -> tuple[int, ...]:
+    """Return the seats of two H100s of one machine with so much NVLink, where the plan counts on `intra`."""
+    (pool,) = cluster_of(1).pools
+    pool = replace(pool, gpu=H100, intra_bytes_per_second=H100.link_bytes_per_second if intra is None else intra)
+    places = replica(stage((0, 4), tp=tp, gpu=H100.name), count=2 // tp, micro_batches=1)
+    plan = plan_of(MODEL, places, cluster=replace(cluster_of(1), pools=(pool,)))
+    seen = replace(reports("a", H100.name, 1)[0], nvlink_bytes_per_second=nvlink)
+    return seats(layout_of(plan), [seen] * 2)
+
+
+def test_a_machine_without_the_nvlink_that_tensor_parallelism_was_planned_with_is_refused() -> None:
+    with pytest.raises(SpecError, match="a has no NVLink, the plan counts on 450 GB/s between its GPUs"):
+        joined(0.0, tp=2)
+    with pytest.raises(SpecError, match="a has 106 GB/s of NVLink"):
+        joined(4 * 26.562e9, tp=2)
+    for nvlink in (None, 18 * 26.562e9, 14 * 26.562e9):  # nobody says, all ports, some down
+        assert joined(nvlink, tp=2) == (0, 1)
+    assert joined(0.0, tp=1) == (0, 1), "no two ranks compute a layer together"
+    assert joined(0.0, tp=2, intra=H100.pcie_bytes_per_second) == (0, 1), "the plan knew"
+
+
 def test_a_gpu_that_the_plan_describes_itself_may_be_any_unknown_one() -> None:
     (pool,) = cluster_of(1).pools
     cluster = Cluster(pools=(replace(pool, gpu=replace(H100, name="ours")),), name="own")

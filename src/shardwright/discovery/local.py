@@ -24,7 +24,7 @@ def this_machine(ask: Ask, root: Path = Path("/")) -> tuple[MachineGroup, ...]:
     if not listing:
         return ()
     rows = [line.rsplit(",", 1) for line in listing.splitlines() if "," in line]
-    nvlink = _nvlink(ask(NVLINK))
+    nvlink = nvlink_gb_per_second(ask)
     return tuple(
         MachineGroup(
             gpu=name.strip(),
@@ -38,7 +38,10 @@ def this_machine(ask: Ask, root: Path = Path("/")) -> tuple[MachineGroup, ...]:
     )
 
 
-def _nvlink(status: str | None) -> float | None:
+def nvlink_gb_per_second(ask: Ask) -> float | None:
+    """Return what all NVLink ports of the first GPU carry in one direction, 0 where it has none, None where nobody
+    says."""
+    status = ask(NVLINK)
     return None if status is None else sum(map(float, LINK.findall(status)))
 
 

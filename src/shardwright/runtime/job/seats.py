@@ -2,7 +2,8 @@
 
 Rendezvous numbers processes by arrival, so the first machines may be of the wrong type. Every process reports its
 device; machines of the plan and machines at hand are then matched by type and number of GPUs, in order where the order
-does not matter. All processes compute the same from the same reports.
+does not matter. Memory, and NVLink where ranks compute a layer together, must be as planned. All processes compute the
+same from the same reports.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import inf
 
 from shardwright.errors import SpecError, bad
 from shardwright.plans.placement import machine_sizes, placement_of
@@ -17,20 +19,23 @@ from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.groups import Layout
 from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import Gpu
+from shardwright.units import GIGA
 
 ENOUGH_MEMORY = 0.9  # drivers show a little less than the datasheet
+ENOUGH_LINK = 0.5  # a port that is down slows a machine, and does not make it another one
 OTHER = "another GPU"  # of which the catalogue knows nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReport:
-    """What one process has: its machine, what its device calls itself, the catalogue's name for it (None: unknown) and
-    its memory. A CPU stands for any GPU."""
+    """What one process has: its machine, what its device calls itself, the catalogue's name for it (None: unknown), its
+    memory, and its NVLink in one direction (0: none, None: unknown). A CPU stands for any GPU."""
 
     machine: str
     device: str
     gpu: str | None
     memory_bytes: float
+    nvlink_bytes_per_second: float | None = None
     cpu: bool = False
 
 
@@ -46,7 +51,7 @@ class Seat:
 def seats(layout: Layout, reports: Sequence[DeviceReport]) -> tuple[int, ...]:
     """Return the place of every process, by its number at the rendezvous.
 
-    Raises SpecError where machines or memory are not those of the plan, with what would be.
+    Raises SpecError where machines, memory or NVLink are not those of the plan, with what would be.
     """
     if all(report.cpu for report in reports):
         return tuple(range(len(reports)))
@@ -60,6 +65,7 @@ def seats(layout: Layout, reports: Sequence[DeviceReport]) -> tuple[int, ...]:
         del free[match]
         taken.update(zip(match.members, seat.members, strict=True))
     _require_memory(layout, reports, taken)
+    _require_nvlink(layout, reports, taken)
     return tuple(taken[process] for process in range(len(reports)))
 
 
@@ -116,3 +122,21 @@ def _require_memory(layout: Layout, reports: Sequence[DeviceReport], taken: Mapp
         if report.memory_bytes < ENOUGH_MEMORY * wanted:
             has = f"{report.device} of {report.machine} has {report.memory_bytes / 1e9:.0f} GB"
             raise bad("train", f"{has}, the plan counts on {wanted / 1e9:.0f} GB", "plan for what is there")
+
+
+def _require_nvlink(layout: Layout, reports: Sequence[DeviceReport], taken: Mapping[int, int]) -> None:
+    """Raise SpecError where ranks that compute layers together have far less NVLink than the plan counts on."""
+    counted: dict[str, float] = {}
+    for pool in layout.plan.cluster.pools:
+        link = pool.intra_bytes_per_second if pool.intra_bytes_per_second > pool.gpu.pcie_bytes_per_second else 0.0
+        if pool.gpu.link.startswith("NVLink"):
+            counted[pool.gpu.name] = min(link, counted.get(pool.gpu.name, inf))
+    for process, number in taken.items():
+        place, report = layout.places[number], reports[process]
+        wanted, there = counted.get(place.gpu, 0.0), report.nvlink_bytes_per_second
+        together = max(place.tensor_parallel, place.context_parallel, place.expert_parallel) > 1
+        if together and there is not None and there < ENOUGH_LINK * wanted:
+            has = f"{there / GIGA:.0f} GB/s of NVLink" if there else "no NVLink"
+            message = f"{report.machine} has {has}, the plan counts on {wanted / GIGA:.0f} GB/s between its GPUs"
+            hint = "plan for what is there: `shardwright discover` writes it down (`intra_node_gb_per_second`)"
+            raise bad("train", message, hint)

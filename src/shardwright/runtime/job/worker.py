@@ -16,12 +16,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shardwright.discovery.discover import answer
+from shardwright.discovery.local import nvlink_gb_per_second
 from shardwright.errors import SpecError, bad
 from shardwright.runtime.job.seats import DeviceReport, seats
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.status import BAD_INPUT
 from shardwright.runtime.layout.groups import Layout
 from shardwright.spec.catalog.gpus import resolve_gpu
+from shardwright.units import GIGA
 
 KIBIBYTE, FAREWELL_SECONDS = 1024, 5.0
 
@@ -79,7 +82,14 @@ def device_report(device: torch.device) -> DeviceReport:
         gpu = resolve_gpu(name)[0].name
     except SpecError:
         gpu = None
-    return DeviceReport(machine=machine, device=name, gpu=gpu, memory_bytes=float(properties.total_memory))
+    nvlink = nvlink_gb_per_second(answer)
+    return DeviceReport(
+        machine=machine,
+        device=name,
+        gpu=gpu,
+        memory_bytes=float(properties.total_memory),
+        nvlink_bytes_per_second=None if nvlink is None else nvlink * GIGA,
+    )
 
 
 def _told_once(number: int, error: SpecError) -> BaseException:
