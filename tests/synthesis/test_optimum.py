@@ -7,9 +7,9 @@ import statistics
 
 import numpy as np
 import pytest
-from tests.synthesis.a_star import a_star
 from tests.synthesis.clusters import unequal
 
+from shardwright.synthesis.a_star import a_star
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.choice import time_of
 from shardwright.synthesis.decisions import Decisions, decisions

@@ -30,6 +30,7 @@ How it is chosen:
 * `linear`: linear and integer programs
 * `integer_program`: rules at fixed shares as an integer program
 * `best_rules`: its best solution
+* `a_star`: the same by A*, as HAP has it
 * `choice`: what that comes to
 * `neighbourhoods`: better rules near a choice
 * `ratios`: the best shares for fixed rules
