@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.calibrate.crossvalidate import HeldOut, cross_validated
 from shardwright.calibrate.evidence import evidence_table, held_out_distances, held_out_widths, packed, spreads
 from shardwright.calibrate.framework_table import figures_text, frameworks_csv
 from shardwright.calibrate.overheads import fitted
 from shardwright.cost.compute.efficiency import Efficiency, computes
 from shardwright.cost.frameworks.overheads import CLOCK_NAMES, Calibration
-from shardwright.cost.strategies import Floats
 from shardwright.cost.trust.evidence import Published
 from shardwright.cost.trust.interval import Spread
 from shardwright.spec.catalog.frameworks import OWN

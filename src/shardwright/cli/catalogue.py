@@ -12,7 +12,6 @@ from shardwright.cli.options import AcceptGuess
 from shardwright.cli.output import screen_width, terminal_width, write, write_json
 
 if TYPE_CHECKING:
-    from shardwright.spec.cluster import Gpu
     from shardwright.spec.model import Model
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
@@ -48,15 +47,11 @@ def gpus(
 
     found = [find_gpu(name)] if name is not None else list(known().values())
     if json:
-        write_json([_gpu_document(gpu) for gpu in found])
+        write_json([asdict(gpu) | {"peak_flops": dict(gpu.peak_flops)} for gpu in found])
     elif name is None:
         write(gpus_text(found, screen_width()))
     else:
         write(gpu_text(found[0], [row for row in prices() if row.gpu == found[0].name], terminal_width()))
-
-
-def _gpu_document(gpu: Gpu) -> dict[str, object]:
-    return asdict(gpu) | {"peak_flops": dict(gpu.peak_flops)}
 
 
 def models(

@@ -8,11 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from shardwright.arrays import Array as Array
-from shardwright.arrays import Bools as Bools
-from shardwright.arrays import Columns
-from shardwright.arrays import Floats as Floats
-from shardwright.arrays import Ints as Ints
+from shardwright.arrays import Array, Bools, Columns, Floats, Ints
 from shardwright.cost.pipeline.splits import boundaries
 from shardwright.plans.plan import (
     OptimizerPlan,

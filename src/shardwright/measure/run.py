@@ -20,7 +20,6 @@ from shardwright.measure.gemm import float32_products, gemm_calls
 from shardwright.measure.norm import memory_calls
 from shardwright.measure.shapes import ShapeSettings, collective_rows, operator_rows, row_count
 from shardwright.measure.timing import sustained
-from shardwright.spec.cluster import Gpu
 from shardwright.spec.read.machine_profile import (
     CollectiveTime,
     MachineProfile,
@@ -118,7 +117,7 @@ def measure(
 def _empty(device: Device, row_seconds: float, name: str | None, date: str) -> MachineProfile:
     """Return a profile without rows, with the settings that the device's speed suggests."""
     profile = MachineProfile(
-        gpu=device.gpu or _unmeasured(device, name),
+        gpu=device.gpu or custom_device(device, None, name or device.name),  # until its peaks are measured
         device=device.name,
         backend=device.backend,
         count=device.count,
@@ -144,11 +143,6 @@ def _empty(device: Device, row_seconds: float, name: str | None, date: str) -> M
     return replace(profile, flops_per_second=2.0 * size**3 / timed.seconds)
 
 
-def _unmeasured(device: Device, name: str | None) -> Gpu:
-    """Return a stand-in for a GPU that the catalogue does not have, until its peaks are measured."""
-    return custom_device(device, None, name or device.name)
-
-
 def _continued(profile: MachineProfile, device: Device, path: Path) -> MachineProfile:
     """Return what an interrupted run left, if it was of this device and these versions."""
     for what, before, now in (
@@ -164,7 +158,7 @@ def _continued(profile: MachineProfile, device: Device, path: Path) -> MachinePr
 
 def _missing(rows: Sequence[Row], done: Sequence[Row]) -> tuple[Row, ...]:
     """Return the rows that are not among those done."""
-    without_times = {_untimed(row) for row in done}
+    without_times = {replace(row, seconds=0.0, spread=0.0) for row in done}
     return tuple(row for row in rows if row not in without_times)
 
 
@@ -172,10 +166,6 @@ def _with(profile: MachineProfile, row: Row) -> MachineProfile:
     if isinstance(row, OperatorTime):
         return replace(profile, operators=(*profile.operators, row))
     return replace(profile, collectives=(*profile.collectives, row))
-
-
-def _untimed(row: Row) -> Row:
-    return replace(row, seconds=0.0, spread=0.0)
 
 
 def _measured(rows: tuple[Row, ...], device: Device, row_seconds: float) -> Generator[tuple[Row, str]]:

@@ -143,7 +143,7 @@ def _size(way: TrainingWay, model: Model, cluster: Cluster, job: Job) -> Size:
         memory = replace(memory, weights_bytes=_quantized_bytes(model))
     pool = cluster.pools[0]
     sharers = min(cluster.gpus, pool.gpus_per_node) / (cluster.gpus if way.sharding != "none" else 1)
-    host = way.offload * _state_bytes(model, job) * sharers
+    host = way.offload * (STATE_BYTES[job.optimizer] * model.parameters) * sharers
     fitting = fit_probability(memory.total_bytes, memory.capacity_bytes, job) if host <= pool.host_memory_bytes else 0.0
     return Size(way=way, memory=memory, fit_probability=fitting, host_bytes=host)
 
@@ -172,11 +172,6 @@ def _plan(way: TrainingWay, model: Model, cluster: Cluster, job: Job) -> Plan:
         sequence_parallel=False,
         flash_attention=fused_attention_runs(cluster.pools[0].gpu, job.precision),
     )
-
-
-def _state_bytes(model: Model, job: Job) -> float:
-    """Return the optimizer state of all weights: master weights and moments."""
-    return STATE_BYTES[job.optimizer] * model.parameters
 
 
 def _quantized_bytes(model: Model) -> float:

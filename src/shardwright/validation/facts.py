@@ -85,9 +85,5 @@ def first_and_last(layers: int, stages: int, head: float) -> tuple[int, int]:
     first = min(int(share) + 1, layers) if head else layers // stages
     if stages == 2:
         return first, layers - first
-    return first, max(layers - _taken(share, stages - 1), 0) if head else layers // stages
-
-
-def _taken(share: float, stages: int) -> int:
-    """Return the layers that the first `stages` stages take together."""
-    return int(stages * share) + 1
+    before_last = int((stages - 1) * share) + 1
+    return first, max(layers - before_last, 0) if head else layers // stages

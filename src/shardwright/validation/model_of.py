@@ -41,14 +41,9 @@ def _preset(run: Run) -> Model | None:
     if layers > len(model.layers):
         return None
     vocab = int(run.vocab or model.vocab)
-    kept = model.layers[:layers] if _prefix(run) else _shortened(model, layers)
+    kept = _shortened(model, layers) if run.noted.first_dense else model.layers[:layers]
     predicted = model.mtp_layers if layers == len(model.layers) else 0
     return replace(model, layers=kept, vocab=vocab, mtp_layers=predicted)
-
-
-def _prefix(run: Run) -> bool:
-    """Return whether a run of fewer layers keeps the first ones as they are."""
-    return not run.noted.first_dense
 
 
 def _shortened(model: Model, layers: int) -> tuple[Layer, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
+from shardwright.spec.model import Attention, Layer, Mlp, Model
 
 STEPS = 5  # documented
 
@@ -36,7 +36,7 @@ def work_of(model: Model) -> Work:
         (shape, count * layer.moe.experts)
         for layer, count in counted
         if layer.moe
-        for shape in _expert(model, layer.moe)
+        for shape in _mlp(model, Mlp(width=layer.moe.expert_width, gated=layer.moe.gated))
     ]
     return Work(
         dense=_each(dense),
@@ -49,10 +49,6 @@ def _each(counted: Sequence[tuple[tuple[int, int], int]]) -> float:
     """Return the FLOPs for each weight of so many matrices of a shape; 0 where there are none."""
     weights = sum(count * rows * columns for (rows, columns), count in counted)
     return sum(count * orthogonalisation_flops(*shape) for shape, count in counted) / max(weights, 1)
-
-
-def _expert(model: Model, moe: Moe) -> Iterator[tuple[int, int]]:
-    return _mlp(model, Mlp(width=moe.expert_width, gated=moe.gated))
 
 
 def _dense(model: Model, layer: Layer) -> Iterator[tuple[int, int]]:

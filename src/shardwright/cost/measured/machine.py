@@ -93,7 +93,7 @@ class Profiled:
         kind, low, part = operators.kind[:, 0], operators.low_precision[:, 0], _parts(operators)
         corrected = seconds.copy()
         for key in dict.fromkeys(zip(kind.tolist(), part.tolist(), low.tolist(), strict=True)):
-            dtype = _dtype(job, low=key[2])
+            dtype = "bf16" if job.precision == "fp8" and not key[2] else job.precision
             family = correction.family(key[0], dtype, key[1])
             if family is not None:
                 rows = (kind == key[0]) & (part == key[1]) & (low == key[2])
@@ -210,8 +210,3 @@ def _parts(operators: OperatorTable) -> Ints:
     of_memory = np.select([form == POINTWISE, form == NORM], [ELEMENTWISE, norm], OTHER_FORM)
     of_product = np.select([operators.weight_gradient[:, 0], backward], [WEIGHT_GRADIENT, INPUT_GRADIENT], FORWARD_PASS)
     return np.where(operators.kind[:, 0] == MEMORY, of_memory, of_product)
-
-
-def _dtype(job: Job, *, low: bool) -> str:
-    """Return the precision in which a job runs operators that may (`low`) or may not run in fp8."""
-    return job.precision if job.precision != "fp8" or low else "bf16"

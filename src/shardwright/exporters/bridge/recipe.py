@@ -76,6 +76,31 @@ def _limits(plan: Plan) -> Iterator[Problem]:
 
 def settings(plan: Plan) -> dict[str, dict[str, Any]]:
     """Return the fields that the plan decides, by section of the configuration."""
+    train: dict[str, Any] = {"micro_batch_size": plan.micro_batch, "global_batch_size": plan.job.global_batch}
+    if plan.job.iterations is not None:
+        train["train_iters"] = math.ceil(plan.job.iterations)
+    ddp = {
+        "use_distributed_optimizer": plan.optimizer.distributed,
+        "overlap_grad_reduce": plan.overlap.grad_reduce,
+        "overlap_param_gather": plan.overlap.param_gather,
+        "use_megatron_fsdp": plan.optimizer.sharding in ("zero2", "zero3"),
+        "data_parallel_sharding_strategy": STRATEGY[plan.optimizer.sharding],
+    }
+    comm: dict[str, Any] = {"tp_comm_overlap": plan.overlap.tensor_parallel}
+    if plan.schedule.virtual_stages > 1:
+        comm["overlap_p2p_comm"] = plan.overlap.pipeline
+    return {
+        "model": _model(plan),
+        "train": train,
+        "ddp": ddp,
+        "optimizer": _optimizer(plan),
+        "comm_overlap": comm,
+        "dist": {"use_tp_pp_dp_mapping": plan.rank_order == "tp-cp-ep-pp-dp"},
+    }
+
+
+def _model(plan: Plan) -> dict[str, Any]:
+    """Return the fields of the model's provider: dimensions, degrees, layout, experts, kernels."""
     (replica,) = plan.replicas
     stage, depth, options = first_stage(plan), len(replica.stages), options_of(plan)
     virtual = plan.schedule.virtual_stages
@@ -100,32 +125,22 @@ def settings(plan: Plan) -> dict[str, dict[str, Any]]:
     if not plan.flash_attention:
         model["attention_backend"] = "unfused"
     fused = options.get("loss", "fused") == "fused"  # as its recipes have it, and as it is priced
-    model |= {"cross_entropy_loss_fusion": fused, "cross_entropy_fusion_impl": "native"}
-    sharded = plan.optimizer.sharding in ("zero2", "zero3")
-    ddp = {
-        "use_distributed_optimizer": plan.optimizer.distributed,
-        "overlap_grad_reduce": plan.overlap.grad_reduce,
-        "overlap_param_gather": plan.overlap.param_gather,
-        "use_megatron_fsdp": sharded,
-        "data_parallel_sharding_strategy": STRATEGY[plan.optimizer.sharding],
-    }
-    train: dict[str, Any] = {"micro_batch_size": plan.micro_batch, "global_batch_size": plan.job.global_batch}
-    if plan.job.iterations is not None:
-        train["train_iters"] = math.ceil(plan.job.iterations)
-    optimizer: dict[str, Any] = {
+    return model | {"cross_entropy_loss_fusion": fused, "cross_entropy_fusion_impl": "native"}
+
+
+def _optimizer(plan: Plan) -> dict[str, Any]:
+    """Return how the optimizer shares its state, keeps it in host memory, and in which types."""
+    fields: dict[str, Any] = {
         "use_distributed_optimizer": plan.optimizer.distributed,
         "overlap_param_gather": plan.overlap.param_gather,
     }
     if plan.optimizer.offload > 0:
-        optimizer |= {"optimizer_cpu_offload": True, "optimizer_offload_fraction": float(plan.optimizer.offload)}
-        optimizer["use_precision_aware_optimizer"] = True
+        fields |= {"optimizer_cpu_offload": True, "optimizer_offload_fraction": float(plan.optimizer.offload)}
+        fields["use_precision_aware_optimizer"] = True
+    options = options_of(plan)
     if types := {f"{name}_dtype": Torch(options[name]) for name in STATE if name in options}:
-        optimizer |= {"use_precision_aware_optimizer": True, **types}
-    comm: dict[str, Any] = {"tp_comm_overlap": plan.overlap.tensor_parallel}
-    if virtual > 1:
-        comm["overlap_p2p_comm"] = plan.overlap.pipeline
-    dist = {"use_tp_pp_dp_mapping": plan.rank_order == "tp-cp-ep-pp-dp"}
-    return {"model": model, "train": train, "ddp": ddp, "optimizer": optimizer, "comm_overlap": comm, "dist": dist}
+        fields |= {"use_precision_aware_optimizer": True, **types}
+    return fields
 
 
 def _recompute(recompute: Recompute, options: Mapping[str, str]) -> dict[str, Any]:
@@ -169,10 +184,9 @@ def _file(plan: Plan, values: Mapping[str, Mapping[str, Any]]) -> str:
         "from megatron.bridge.training.mixed_precision import get_mixed_precision_config",
         f"from megatron.bridge.models.{module} import {provider}",
     ]
-    activation_line = activation
     if activation == "squared_relu":
         imports.append("from megatron.core.activations import squared_relu")
-    model = _call(provider, values["model"], {"activation_func": activation_line})
+    model = _call(provider, values["model"], {"activation_func": activation})
     learning = {"lr": 'float(os.environ["LEARNING_RATE"])'}
     head = [
         f'"""{plan_words(plan)}',

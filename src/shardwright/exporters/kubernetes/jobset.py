@@ -6,7 +6,6 @@ other by `JOBSET-JOB-0-INDEX.JOBSET`; an index stays with its pod when the set r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 from shardwright.exporters.exported import Exported
@@ -24,7 +23,8 @@ RESTARTS = 10  # of the whole set, after which a person should look
 def export_jobset(plan: Plan) -> Exported:
     """Return `jobset.yaml`. Raises SpecError where the plan is not legal."""
     runner = runner_of(plan)
-    documents = [_config_map(runner.files), _jobset(runner)]
+    files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}, "data": dict(runner.files)}
+    documents: list[dict[str, object]] = [files, _jobset(runner)]
     head = (
         "# kubectl apply -f jobset.yaml   (written by shardwright). Yours to set: the image, values marked SET ME,\n"
         f"# a volume for data and checkpoints, and the labels of your nodes ({PRODUCT_LABEL}).\n"
@@ -33,10 +33,6 @@ def export_jobset(plan: Plan) -> Exported:
     return Exported(
         target="kubernetes", version=VERSION, files={"jobset.yaml": text}, document={"documents": documents}
     )
-
-
-def _config_map(files: Mapping[str, str]) -> dict[str, object]:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}, "data": dict(files)}
 
 
 def _jobset(runner: Runner) -> dict[str, object]:

@@ -87,6 +87,8 @@ def to_megatron(plan: Plan) -> MegatronExport:
         dispatcher=dispatcher_arguments(plan),
     )
     moe_note = "The balancing of the router is a choice of training, not of the plan."
+    # Naming FlashAttention would switch cuDNN's off, which alone takes heads of unequal widths (latent attention).
+    kernels = "Transformer Engine chooses the kernel of attention." if plan.flash_attention else ""
     model = model_arguments(plan.model, plan.job.seq_len, first_stage(plan).tensor_parallel)
     groups = (
         ArgumentGroup(title="Model", arguments=model, note=_model_note(plan)),
@@ -96,7 +98,7 @@ def to_megatron(plan: Plan) -> MegatronExport:
         ArgumentGroup(title="Optimizer and data parallelism", arguments=_optimizer_arguments(plan)),
         ArgumentGroup(title="Overlap of communication", arguments=_overlap_arguments(plan)),
         ArgumentGroup(title="Batch and length", arguments=_batch_arguments(plan), note=_batch_note(plan)),
-        ArgumentGroup(title="Precision and kernels", arguments=_precision_arguments(plan), note=_kernel_note(plan)),
+        ArgumentGroup(title="Precision and kernels", arguments=_precision_arguments(plan), note=kernels),
         ArgumentGroup(title="Log", arguments=LOG, note="Each step's time and FLOPs, to hold against the plan's."),
     )
     return MegatronExport(
@@ -236,11 +238,6 @@ def _environment(plan: Plan) -> tuple[tuple[str, str | None], ...]:
     if stage.gpus > 1 and (amd or least_capability(plan) < 10):
         return (("CUDA_DEVICE_MAX_CONNECTIONS", "1"),)
     return ()
-
-
-def _kernel_note(plan: Plan) -> str:
-    """Naming FlashAttention would switch cuDNN's off, which alone takes heads of unequal widths (latent attention)."""
-    return "Transformer Engine chooses the kernel of attention." if plan.flash_attention else ""
 
 
 def _model_note(plan: Plan) -> str:

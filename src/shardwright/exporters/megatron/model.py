@@ -244,7 +244,7 @@ def _kind_faults(model: Model, hint: str) -> Iterator[Problem]:
 
 def _mixture_faults(model: Model, hint: str) -> Iterator[Problem]:
     """Layers may differ in having experts, and in having a window; in nothing else."""
-    attentions = {_without_window(kind.attention) for kind in model.kinds}
+    attentions = {replace(kind.attention, window=None) for kind in model.kinds}
     windows = {kind.attention.window for kind in model.kinds} - {None}
     widths = {kind.mlp for kind in model.kinds if kind.mlp}
     experts = {kind.moe for kind in model.kinds if kind.moe}
@@ -255,10 +255,6 @@ def _mixture_faults(model: Model, hint: str) -> Iterator[Problem]:
             yield Problem("model.layers", f"has {count} kinds of {what}", hint)
     if len(gates) > 1:
         yield Problem("model.layers", "has gated and plain feed-forward blocks", hint)
-
-
-def _without_window(attention: Attention) -> Attention:
-    return replace(attention, window=None)
 
 
 def _activation_faults(model: Model, hint: str) -> Iterator[Problem]:

@@ -77,11 +77,8 @@ def scan(
             position += 1
         _read(hyphenated(flag), values, flag, found)
     given = {flag: value for flag, value in found.given.items() if value is not None}
-    return Flags(given, tuple(found.ignored), tuple(_words(flag, text) for flag, text in found.uncounted.items()))
-
-
-def _words(flag: str, text: str) -> str:
-    return f"{flag} ({text})" if text else flag
+    uncounted = tuple(f"{flag} ({text})" if text else flag for flag, text in found.uncounted.items())
+    return Flags(given, tuple(found.ignored), uncounted)
 
 
 def _read(flag: str, values: list[str], written: str, found: _Scan) -> None:

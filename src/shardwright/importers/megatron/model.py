@@ -100,7 +100,7 @@ def _layers(flags: Flags, name: str, problems: list[Problem]) -> tuple[Layer, ..
     reach = window[0] + 1 if window else None
     kinds = {
         (experts, near): Layer(
-            attention=_with_window(attention, reach if near else None),
+            attention=replace(attention, window=reach if near else None),
             mlp=None if experts else mlp,
             moe=moe if experts else None,
         )
@@ -146,10 +146,6 @@ def _kv_heads(flags: Flags, heads: int) -> int:
     if flags["--attention-head-type"] == "multiquery":
         return 1
     return flags["--num-query-groups"] if flags["--group-query-attention"] else heads
-
-
-def _with_window(attention: Attention, window: int | None) -> Attention:
-    return replace(attention, window=window)
 
 
 def _moe(flags: Flags) -> Moe | None:

@@ -13,8 +13,9 @@ from types import MappingProxyType
 
 import numpy as np
 
+from shardwright.arrays import Bools, Ints
 from shardwright.cost.context import Context
-from shardwright.cost.strategies import ZERO1, Bools, Ints, Strategies
+from shardwright.cost.strategies import ZERO1, Strategies
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.plans.abilities import flash_attention_runs, user_buffers_run
 from shardwright.search.space.choices import Choice, Choices, parse_choice

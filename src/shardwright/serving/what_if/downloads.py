@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from shardwright.errors import SpecError, bad
 from shardwright.exporters.targets import TARGETS, export
 from shardwright.plans.document import dumps
-from shardwright.plans.plan import Plan
 from shardwright.reports.html.report import report
 from shardwright.reports.words import in_words
 from shardwright.serving.answers import Answer, error_answer
@@ -40,14 +39,10 @@ def _download(fields: dict[str, object]) -> Answer:
         raise bad("plan", in_words(ranking.infeasible.reason), "change the question")
     if to == REPORT:
         return _file("report.html", report(ranking, command=command_line(request)))
-    files = {"plan.json": dumps(ranking.best)} if to == PLAN else _exported(ranking.best, str(to))
+    files = {"plan.json": dumps(ranking.best)} if to == PLAN else export(ranking.best, str(to)).files
     if len(files) == 1:
         return _file(*next(iter(files.items())))
     return {"name": f"{to}.zip", "type": "application/zip", "content": _zipped(files)}
-
-
-def _exported(plan: Plan, to: str) -> Mapping[str, str]:
-    return export(plan, to).files
 
 
 def _file(name: str, text: str) -> Answer:

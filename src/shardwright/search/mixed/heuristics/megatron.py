@@ -12,8 +12,9 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
+from shardwright.arrays import Ints
 from shardwright.cost.context import Context
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, Ints
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
 from shardwright.plans.abilities import user_buffers_run
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse
