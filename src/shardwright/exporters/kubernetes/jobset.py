@@ -23,8 +23,13 @@ RESTARTS = 10  # of the whole set, after which a person should look
 def export_jobset(plan: Plan) -> Exported:
     """Return `jobset.yaml`. Raises SpecError where the plan is not legal."""
     runner = runner_of(plan)
-    files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}, "data": dict(runner.files)}
-    documents: list[dict[str, object]] = [files, _jobset(runner)]
+    files: dict[str, object] = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": NAME},
+        "data": dict(runner.files),
+    }
+    documents = [files, _jobset(runner)]
     head = (
         "# kubectl apply -f jobset.yaml   (written by shardwright). Yours to set: the image, values marked SET ME,\n"
         f"# a volume for data and checkpoints, and the labels of your nodes ({PRODUCT_LABEL}).\n"
