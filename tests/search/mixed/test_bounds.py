@@ -14,7 +14,7 @@ from shardwright.cost.pipeline.schedule import one_f_one_b
 from shardwright.cost.pipeline.simulate import simulate
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
 from shardwright.search.mixed.bounds.capacity import capacity
-from shardwright.search.mixed.bounds.compositions import LEVELS, MANY, Columns, alone, columns, micro_batches
+from shardwright.search.mixed.bounds.compositions import LEVELS, MANY, Compositions, alone, columns, micro_batches
 from shardwright.search.mixed.drafts.split_times import pipeline_seconds, stages
 from shardwright.search.mixed.drafts.splits import moves_of
 from shardwright.search.mixed.tables.columns import layers_of
@@ -23,10 +23,10 @@ from shardwright.search.mixed.tables.region import Region
 MODES = (NONE, SELECTIVE, BLOCK)
 
 
-def column(forward: np.ndarray, backward: np.ndarray) -> Columns:
+def column(forward: np.ndarray, backward: np.ndarray) -> Compositions:
     work = forward + backward
     width = len(LEVELS) + 1
-    return Columns(
+    return Compositions(
         counts=np.array([[len(work)]]),
         stages=np.array([len(work)]),
         bottleneck=np.full((1, width), work.max()),

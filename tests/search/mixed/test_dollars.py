@@ -15,7 +15,7 @@ from tests.search.mixed.problems import EFFICIENCY, EFFORT, Small, small
 from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.predict import predict
 from shardwright.plans.plan import Plan
-from shardwright.search.mixed.bounds.compositions import Columns, columns, joined, micro_batches
+from shardwright.search.mixed.bounds.compositions import Compositions, columns, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance, instances
 from shardwright.search.mixed.branch_and_bound.fastest import Problem
 from shardwright.search.mixed.dollars.cheapest import Found, search
@@ -197,7 +197,7 @@ def test_the_value_of_a_plan_is_that_of_its_machines(seed):
         assert value == pytest.approx(slope * plan.prediction.iteration_seconds, rel=1e-12)
 
 
-def listed(seed: int) -> tuple[Instance, Region, Columns]:
+def listed(seed: int) -> tuple[Instance, Region, Compositions]:
     """Return the columns of all compositions of two stages or more in a region of a small problem."""
     problem, pick = small(seed), random.Random(seed)
     batch = problem.contexts[0].job.global_batch
@@ -211,7 +211,7 @@ def listed(seed: int) -> tuple[Instance, Region, Columns]:
         columns(each.table, each.layers, each.capacity(region, np.inf, few=few), counts, region, few=few)
         for few in (False, True)
     ]
-    return each, region, joined(parts)
+    return each, region, Compositions.concatenated(parts)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Floats, Ints, picked
+from shardwright.arrays import Array, Columns, Floats, Ints, picked
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.capacity import Capacity
 from shardwright.search.mixed.bounds.travel import least_tail, parted_seconds, single_stage_seconds, travel
@@ -37,7 +37,7 @@ LEVELS = (1.005, 1.01, 1.02, 1.035, 1.05, 1.075, 1.1, 1.15, 1.25, 1.5)  # times 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class Compositions(Columns):
     """Compositions [N, G] with what bounds their time: stages P; for bottlenecks from the least one up, [N, levels],
     their seconds, the least work, the least that the first micro-batch adds to all others, and the least seconds after
     the pipeline; the greatest share of a forward pass; the fewest and the most micro-batches for which the row
@@ -53,17 +53,14 @@ class Columns:
     fewest: Ints
     most: Ints
 
-    def take(self, rows: Ints) -> Columns:
-        taken = {name: getattr(self, name) for name in self.__slots__}
-        return Columns(**{name: picked(of, rows) if of.ndim > 1 else of[rows] for name, of in taken.items()})
+    def take(self, rows: Array | slice) -> Compositions:
+        """Return the given rows. Levels stay in one piece each (`picked`)."""
+        chosen = np.arange(len(self))[rows]
+        taken = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return Compositions(**{name: picked(of, chosen) if of.ndim > 1 else of[chosen] for name, of in taken.items()})
 
 
-def joined(parts: list[Columns]) -> Columns:
-    """Return the rows of all parts."""
-    return Columns(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Columns.__slots__})
-
-
-def alone(table: Table, layers: Layers, region: Region) -> Columns:
+def alone(table: Table, layers: Layers, region: Region) -> Compositions:
     """Return the compositions of a single stage, which pass one micro-batch after the other."""
     types, copies = np.flatnonzero(table.units > 0), region.most
     per_parameter = table.state_bytes + table.shared_bytes / copies
@@ -90,7 +87,7 @@ def alone(table: Table, layers: Layers, region: Region) -> Columns:
     kept_types = types[fits[types]]
     counts = np.eye(table.types, dtype=np.int64)[kept_types]
     work = seconds[kept_types]
-    return Columns(
+    return Compositions(
         counts=counts,
         stages=np.ones(len(counts), dtype=np.int64),
         bottleneck=np.repeat(work[:, None], len(LEVELS) + 1, axis=1),
@@ -105,7 +102,7 @@ def alone(table: Table, layers: Layers, region: Region) -> Columns:
 
 def columns(
     table: Table, layers: Layers, found: Capacity, counts: Ints, region: Region, *, few: bool, ordered: bool = True
-) -> Columns:
+) -> Compositions:
     """Return what bounds the time of each composition `counts` [N, G] of two stages or more; without those that
     cannot hold the model. `ordered` looks at each order of the types, which takes longer."""
     arranged = every_order(counts) if ordered and few_orders(counts) else any_order(counts)
@@ -143,7 +140,7 @@ def columns(
     for kept, values in ((work, each_work), (first, each_work - hidden), (later, tail)):
         np.minimum.at(kept, (level, row), values)
     stages = counts.sum(axis=1)
-    return Columns(
+    return Compositions(
         counts=counts,
         stages=stages,
         bottleneck=begin.T,
@@ -213,7 +210,7 @@ def _least_tied(table: Table, arranged: Arrangement) -> Floats:
     return np.asarray(np.where(arranged.begins | arranged.ends, seconds, 0.0).max(axis=1))
 
 
-def micro_batches(found: Columns, seconds: float | Floats) -> Ints:
+def micro_batches(found: Compositions, seconds: float | Floats) -> Ints:
     """(P1) Return the most micro-batches that a replica of each composition finishes within `seconds` (or [N]), [N]."""
     t = np.asarray(seconds)[..., None] - found.after
     tau, work, stages = found.bottleneck, found.work, found.stages[:, None].astype(np.float64)
@@ -229,7 +226,7 @@ def micro_batches(found: Columns, seconds: float | Floats) -> Ints:
     return np.asarray(np.where(best >= found.fewest, best, 0.0), dtype=np.int64)
 
 
-def least_seconds(found: Columns, wanted: Floats, low: float, high: float) -> Floats:
+def least_seconds(found: Compositions, wanted: Floats, low: float, high: float) -> Floats:
     """Return the seconds in which each composition may finish `wanted` [N] micro-batches, infinite beyond `high`."""
     least, most = np.full(len(wanted), low), np.full(len(wanted), high)
     possible = micro_batches(found, most) >= wanted

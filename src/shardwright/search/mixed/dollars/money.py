@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwright.arrays import Floats, Ints
 from shardwright.rounding import coarse, weighed
-from shardwright.search.mixed.bounds.compositions import Columns, alone, columns, joined
+from shardwright.search.mixed.bounds.compositions import Compositions, alone, columns
 from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.branch_and_bound.effort import spent_of
 from shardwright.search.mixed.branch_and_bound.tree import Branched, Node, Pruned, Step, Undecided, least_bound
@@ -99,7 +99,7 @@ def _least_of(node: Node[Start], space: Space, cutoff: float, seconds: float) ->
     return dollars
 
 
-def _listed(instance: Instance, region: Region, found: Columns, counts: Ints) -> Columns:
+def _listed(instance: Instance, region: Region, found: Compositions, counts: Ints) -> Compositions:
     """Return columns with those of more compositions: with as many micro-batches as stages or more, and with fewer."""
     table, layers = instance.table, instance.layers
     more = [
@@ -107,10 +107,10 @@ def _listed(instance: Instance, region: Region, found: Columns, counts: Ints) ->
         for few in (False, True)
         if len(counts)
     ]
-    return joined([found, *more])
+    return Compositions.concatenated([found, *more])
 
 
-def steady_micro_batches(found: Columns, seconds: float, total: int) -> Floats:
+def steady_micro_batches(found: Compositions, seconds: float, total: int) -> Floats:
     """Return `seconds` times the most micro-batches a second that a replica of each composition does in this time or
     less, [N]: as many at a time as it can finish, and no more than `total`."""
     tau, work, later, t = found.bottleneck, found.work, found.after, seconds - found.after

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
-from shardwright.search.mixed.bounds.compositions import Columns, micro_batches
+from shardwright.search.mixed.bounds.compositions import Compositions, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.drafts.realise import Workshop
@@ -125,7 +125,7 @@ def solve_within(by: Drafter, region: Region, pool: ColumnPool, cutoff: float) -
     return Open()
 
 
-def _slowness(by: Drafter, region: Region, found: Columns) -> Floats:
+def _slowness(by: Drafter, region: Region, found: Compositions) -> Floats:
     """Return how much slower than their bound compositions turned out, [N]; those not tried yet as much as half of the
     others did."""
     known = {counts: ratio for (counts, where), ratio in by.slower.items() if where == region}
@@ -137,7 +137,7 @@ def _slowness(by: Drafter, region: Region, found: Columns) -> Floats:
 
 
 def _draft(
-    by: Drafter, region: Region, found: Columns, choice: Selection, sizes: Ints, seconds: Floats
+    by: Drafter, region: Region, found: Compositions, choice: Selection, sizes: Ints, seconds: Floats
 ) -> Draft | None:
     """Return the plan of a solution, if there is one, and remember how slow its compositions are."""
     if not len(choice.chosen):

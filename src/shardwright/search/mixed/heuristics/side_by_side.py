@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwright.arrays import Bools, Ints
 from shardwright.rounding import coarse
-from shardwright.search.mixed.bounds.compositions import Columns, alone, columns, joined, micro_batches
+from shardwright.search.mixed.bounds.compositions import Compositions, alone, columns, micro_batches
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.drafts.realise import Composition
 from shardwright.search.mixed.heuristics.attempts import Drafter
@@ -63,7 +63,7 @@ def _guesses(by: Drafter, region: Region, space: Space, longest: float) -> list[
     return made[:1] if len(made) == 2 and made[0].chosen == made[1].chosen else made
 
 
-def _pure(by: Drafter, region: Region, space: Space, longest: float) -> Columns:
+def _pure(by: Drafter, region: Region, space: Space, longest: float) -> Compositions:
     """Return the pipelines of one type, of all depths that are allowed."""
     each, units = by.instance, by.instance.table.units
     depths = [np.arange(2, min(int(count), each.depth) + 1) for count in units]
@@ -72,24 +72,24 @@ def _pure(by: Drafter, region: Region, space: Space, longest: float) -> Columns:
     if len(rows):
         table = each.capacity(region, longest, few=False)
         parts.append(columns(each.table, each.layers, table, rows, region, few=False))
-    found = joined(parts)
+    found = Compositions.concatenated(parts)
     return found.take(np.flatnonzero(np.isin(found.stages, space.allowed("pp", found.stages.tolist()))))
 
 
-def _shallowest(found: Columns) -> Bools:
+def _shallowest(found: Compositions) -> Bools:
     """Return which rows have the fewest stages of their type."""
     least = np.where(found.counts > 0, found.counts, np.iinfo(np.int64).max).min(axis=0, initial=np.iinfo(np.int64).max)
     return np.asarray(found.stages == least[found.counts.argmax(axis=1)])
 
 
-def _finished(found: Columns, copies: Ints, seconds: float) -> Ints:
+def _finished(found: Compositions, copies: Ints, seconds: float) -> Ints:
     """Return the micro-batches that all copies of the best composition of each type finish, [G]."""
     done = np.zeros(found.counts.shape[1], dtype=np.int64)
     np.maximum.at(done, found.counts.argmax(axis=1), copies * micro_batches(found, seconds))
     return done
 
 
-def _shortest(found: Columns, copies: Ints, total: int, low: float, high: float) -> float:
+def _shortest(found: Compositions, copies: Ints, total: int, low: float, high: float) -> float:
     """Return the seconds in which the types together finish `total` micro-batches, infinite beyond `high`."""
     if not len(found.stages) or _finished(found, copies, high).sum() < total:
         return np.inf
@@ -99,7 +99,7 @@ def _shortest(found: Columns, copies: Ints, total: int, low: float, high: float)
     return coarse(high)
 
 
-def _best_of_each_type(found: Columns, copies: Ints, seconds: float) -> tuple[Composition, ...]:
+def _best_of_each_type(found: Compositions, copies: Ints, seconds: float) -> tuple[Composition, ...]:
     sizes = micro_batches(found, seconds)
     kinds, done = found.counts.argmax(axis=1), sizes * copies
     best = [rows[done[rows].argmax()] for kind in np.unique(kinds) for rows in [np.flatnonzero(kinds == kind)]]

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints, picked
 from shardwright.rounding import coarse, weighed
-from shardwright.search.mixed.bounds.compositions import Columns, alone, columns, joined, micro_batches
+from shardwright.search.mixed.bounds.compositions import Compositions, alone, columns, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.master.program import CLOSE, Limits, MasterProblem, master_problem
 from shardwright.search.mixed.master.relaxation import Relaxed
@@ -196,7 +196,7 @@ class ColumnPool:
         rows = np.flatnonzero((self.listed.counts == np.array(counts)).all(axis=1))
         self.too_many.add(rows, np.full(len(rows), size), np.full(len(rows), seconds))
 
-    def within(self, seconds: float) -> tuple[Columns, MasterProblem]:
+    def within(self, seconds: float) -> tuple[Compositions, MasterProblem]:
         """Return the listed compositions that can be in a solution within `seconds`, with their program."""
         relaxed = self.relaxed(seconds)
         found = self.listed.take(np.flatnonzero(relaxed.reduced_costs <= relaxed.value - self.total + CLOSE))
@@ -260,9 +260,9 @@ class ColumnPool:
         self._join(columns(instance.table, instance.layers, table, counts, self.region, few=True, ordered=self.ordered))
         return True
 
-    def _join(self, more: Columns) -> None:
+    def _join(self, more: Compositions) -> None:
         for row, counts in enumerate(map(tuple, more.counts.tolist()), start=len(self.listed.stages)):
             for seconds, size in self.ruled_out.get(counts, ()):
                 self.too_many.add([row], [size], [seconds])
-        self.listed = joined([self.listed, more])
+        self.listed = Compositions.concatenated([self.listed, more])
         self.program = self.program.widened(self.listed.counts)

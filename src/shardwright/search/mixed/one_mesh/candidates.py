@@ -8,7 +8,7 @@ import numpy as np
 
 from shardwright.arrays import Ints, picked
 from shardwright.rounding import weighed
-from shardwright.search.mixed.bounds.compositions import Columns, columns, joined, least_seconds
+from shardwright.search.mixed.bounds.compositions import Compositions, columns, least_seconds
 from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.tables.region import Region
 from shardwright.search.space.axes import Space, divisors
@@ -57,7 +57,7 @@ def _of_copies(instance: Instance, counts: Ints, copies: int, incumbent: float) 
     return list(zip(((1.0 - ROUNDED) * seconds[possible]).tolist(), found.counts[possible].tolist(), strict=True))
 
 
-def _columns(instance: Instance, counts: Ints, copies: int, micro_batches: int, longest: float) -> Columns:
+def _columns(instance: Instance, counts: Ints, copies: int, micro_batches: int, longest: float) -> Compositions:
     """Return what bounds compositions; pipelines deeper than their micro-batches are bounded apart."""
     region = Region(fewest=copies, most=copies, modes=instance.modes, link=np.inf, used=())
     deeper = counts.sum(axis=1) > micro_batches
@@ -66,4 +66,4 @@ def _columns(instance: Instance, counts: Ints, copies: int, micro_batches: int, 
         for few, some in ((False, picked(counts, ~deeper)), (True, picked(counts, deeper)))
         if len(some)
     ]
-    return joined(parts)
+    return Compositions.concatenated(parts)

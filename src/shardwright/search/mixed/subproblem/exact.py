@@ -27,7 +27,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.network.collectives import exposed_seconds
-from shardwright.search.mixed.bounds.compositions import Columns, after
+from shardwright.search.mixed.bounds.compositions import Compositions, after
 from shardwright.search.mixed.bounds.travel import byte_seconds
 from shardwright.search.mixed.drafts.split_times import lone_stages
 from shardwright.search.mixed.subproblem.pricing import longest_bottleneck
@@ -55,7 +55,7 @@ class _Pipelines:
 
 
 def least_by_splits(
-    table: Table, layers: Layers, region: Region, found: Columns, micro_batches: Ints, seconds: float
+    table: Table, layers: Layers, region: Region, found: Compositions, micro_batches: Ints, seconds: float
 ) -> Floats:
     """(P6) Return seconds in which no split of each composition finishes `micro_batches` [N]: infinite where none does
     within `seconds`, zero where nothing is said. Of too many compositions the first ones are looked at."""
