@@ -170,8 +170,8 @@ class StageMemory:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """A published run near a prediction: what ran, what it reached (tokens per second of all GPUs) and what was
-    predicted for it without having seen it, how far the run is from the plan (`cost.evidence`; 0 the same setting,
-    above 2 another world), and where it is published."""
+    predicted for it without having seen it, how far the run is from the plan (`cost.trust.evidence`; 0 the same
+    setting, above 2 another world), and where it is published."""
 
     model: str
     gpus: int

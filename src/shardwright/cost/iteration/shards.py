@@ -2,8 +2,8 @@
 
 Holders of unequal degrees cut a layer into shards, as many as the least common multiple of their degrees, and each
 shard has flat buffers of its own. A rank with several shards of a layer keeps its weights there, and beside them whole,
-as its passes use them (`runtime.store`). Gradients and optimizer state are there once. A stage that shares some of its
-layers so counts with all of them.
+as its passes use them (`runtime.state.store`). Gradients and optimizer state are there once. A stage that shares some
+of its layers so counts with all of them.
 """
 
 from __future__ import annotations

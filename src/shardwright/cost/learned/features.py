@@ -34,7 +34,7 @@ ALIGNED = 256  # numeric
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """Operators of one family as columns [R], as in `cost.operators.OperatorTable`."""
+    """Operators of one family as columns [R], as in `cost.compute.operator_table.OperatorTable`."""
 
     m: Floats
     n: Floats

@@ -1,7 +1,7 @@
 """How far a predicted peak may be off, and so how likely it is to fit.
 
 log(measured / predicted) has median 0 and is normal on either side, with the standard deviations `above` and `below` of
-the framework (`cost.memory_facts`), so that `headroom` and `fit_probability` are inverses of each other.
+the framework (`cost.memory.facts`), so that `headroom` and `fit_probability` are inverses of each other.
 """
 
 from __future__ import annotations

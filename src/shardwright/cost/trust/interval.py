@@ -1,7 +1,7 @@
 """The 80 % interval of a predicted time, calibrated on published runs that the prediction had not seen.
 
 Errors of held-out predictions, log(measured / predicted), have a tenth and a ninetieth percentile for each framework;
-they grow with the distance d of a setting from the nearest published run (`cost.evidence`):
+they grow with the distance d of a setting from the nearest published run (`cost.trust.evidence`):
 
     [T exp(-low (1 + growth d)), T exp(high (1 + growth d))]
 

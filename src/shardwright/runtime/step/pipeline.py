@@ -1,7 +1,7 @@
 """One step of a pipeline: forward and backward passes in the order of its schedule, with messages between stages.
 
-The orders are those that the cost model simulates (`cost.schedule`). The receive of an operation is posted before the
-operation ahead of it runs, so messages travel while a rank computes.
+The orders are those that the cost model simulates (`cost.pipeline.schedule`). The receive of an operation is posted
+before the operation ahead of it runs, so messages travel while a rank computes.
 """
 
 from __future__ import annotations

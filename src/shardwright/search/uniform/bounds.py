@@ -1,6 +1,6 @@
 """Bounds of an arrangement in a few operations, from its first, middle and last stages alone.
 
-Every bound here is of the kind of `cost.pipeline_bound`, at one rank or averaged over ranks, with sums over stages in
+Every bound here is of the kind of `cost.pipeline.bound`, at one rank or averaged over ranks, with sums over stages in
 closed form instead of stage by stage. Time includes the least recomputation without which rank 0 or 1 cannot fit
 under any sharding, and the least tail that gradients and the optimizer leave on rank 0. Where layers differ, the
 bounds of those ranks count whose layers are alike.

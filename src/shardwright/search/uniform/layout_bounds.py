@@ -48,7 +48,7 @@ def layout_bounds(context: Context, how: Axes, rows: Layouts, index: ShardIndex)
 def filling_seconds(context: Context, how: Axes, rows: Layouts, count: Ints, work: Floats, layer: Floats) -> Floats:
     """Return what any split of equal layers must wait beyond the mean rank's work, [N].
 
-    1F1B with K >= P + 2: three bounds of `search.sketch` hold together, with t_0, m, t_l the work of the first, a
+    1F1B with K >= P + 2: three bounds of `uniform.bounds` hold together, with t_0, m, t_l the work of the first, a
     middle and the last rank,
 
         T >= (K + P - 4) m + t_0 + 2 t_l,   T >= W + (K - 1) t_l,   T >= (K - P + 1) t_0 + 2 (W - t_0);

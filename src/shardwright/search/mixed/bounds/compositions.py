@@ -1,7 +1,7 @@
 """How many micro-batches a replica can finish in a time, at most, whatever its layer split and stage order.
 
 Let x_i be the seconds of one micro-batch in stage i of P (forward and backward, with transfers), tau their maximum, W
-their sum, R_i the sum after stage i, and m the micro-batches. 1F1B takes at least, for every i (`cost.pipeline_bound`),
+their sum, R_i the sum after stage i, and m the micro-batches. 1F1B takes at least, for every i (`cost.pipeline.bound`),
 
     W - R_i + (m - 1) x_i   and, for m > P,   W + R_i + (m - 1 - (P - i)) x_i .
 

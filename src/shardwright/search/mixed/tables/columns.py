@@ -114,7 +114,7 @@ class Table:
 
     def links_seen(self, kind: int, others: Iterable[int] = ()) -> Fabric:
         """Return the slowest links of a type and `others` as the stages of the type find them in a ring: at a higher
-        rate than they have where theirs are cut into fewer parts (`cost.mixed_links.once_seconds`)."""
+        rate than they have where theirs are cut into fewer parts (`cost.iteration.links.once_seconds`)."""
         there = sorted({kind, *others})
         shares = {other: float(self.wide[other] / self.wide[kind]) for other in there}
         return replace(

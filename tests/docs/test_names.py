@@ -1,0 +1,49 @@
+"""Modules that docstrings, comments and pages name are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import shardwright
+
+PACKAGE = Path(shardwright.__file__).parent
+ROOT = PACKAGE.parent.parent
+ROOMS = sorted(folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").exists())
+DOTTED = re.compile(rf"`((?:{'|'.join(ROOMS)})(?:\.[a-z_]+)+)(?:\.[A-Z]\w*)?`")
+FILES = re.compile(rf"`((?:{'|'.join(ROOMS)})/[\w/]+\.py)`")
+
+
+def missing(text: str) -> list[str]:
+    """Return the modules and files of the package that `text` names in backticks and that are not there."""
+    files = [name for name in FILES.findall(text) if not (PACKAGE / name).is_file()]
+    return files + [name for name in DOTTED.findall(text) if not _is_there(name)]
+
+
+def _is_there(name: str) -> bool:
+    """Whether a dotted name is a module or a folder, or a name that its module has."""
+    path = PACKAGE.joinpath(*name.split("."))
+    if path.is_dir() or path.with_suffix(".py").is_file():
+        return True
+    home = path.parent / "__init__.py" if path.parent.is_dir() else path.parent.with_suffix(".py")
+    return home.is_file() and re.search(rf"\b{path.name}\b", home.read_text(encoding="utf-8")) is not None
+
+
+@pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="the pages are in a checkout")
+def test_modules_that_are_named_are_there() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    gone = {
+        str(path.relative_to(ROOT)): names
+        for path in (*PACKAGE.rglob("*.py"), *pages)
+        if (names := missing(path.read_text(encoding="utf-8")))
+    }
+    assert gone == {}
+
+
+def test_a_module_that_is_gone_is_found() -> None:
+    assert missing("as `cost.gone` and `cost/gone.py` have it, not `cost.pipeline.bound`") == [
+        "cost/gone.py",
+        "cost.gone",
+    ]
