@@ -14,10 +14,10 @@ from shardwright.spec.job import Job
 from shardwright.validation.facts import first_and_last
 from shardwright.validation.forecast import comparable_bytes
 from shardwright.validation.outcome import measured_bytes
-from shardwright.validation.runs import Run
+from shardwright.validation.runs import PublishedRun
 
 JOB = Job(global_batch=64, seq_len=4096)
-RUN = Run(row_id="a")
+RUN = PublishedRun(row_id="a")
 
 
 @pytest.fixture(name="verdict", scope="module")

@@ -10,7 +10,7 @@ from tests.validation.known import known_runs
 from shardwright.cost.learned import default_efficiency
 from shardwright.units import GIBIBYTE, GIGA
 from shardwright.validation.outcome import Outcome, RunPrediction, measured_bytes, memory_kind, outcomes
-from shardwright.validation.runs import Run
+from shardwright.validation.runs import PublishedRun
 
 RUNS = known_runs()
 EFFICIENCY = default_efficiency()
@@ -90,7 +90,7 @@ def test_the_recomputation_that_was_taken_is_said() -> None:
     ],
 )
 def test_memory_is_told_apart_by_unit_and_definition(words, kind, unit) -> None:
-    run = Run(row_id="x", mem_kind=words, measured_mem_gb=10.0)
+    run = PublishedRun(row_id="x", mem_kind=words, measured_mem_gb=10.0)
     assert memory_kind(run) == kind
     assert measured_bytes(run) == 10.0 * unit
 

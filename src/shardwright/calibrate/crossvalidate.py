@@ -22,7 +22,7 @@ PROTOCOLS = ("in domain", "source left out", "GPU type left out", "512 GPUs and 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
+class HeldOutPredictions:
     """Predicted seconds of each case by a calibration without it, [N]; NaN where a protocol leaves the case in."""
 
     protocol: str
@@ -66,12 +66,13 @@ def groups(cases: Sequence[Case], protocol: str) -> Iterator[Ints]:
         yield np.flatnonzero(names == name)
 
 
-def cross_validated(cases: Sequence[Case], efficiency: Efficiency, centre: Calibration) -> list[HeldOut]:
+def cross_validated(cases: Sequence[Case], efficiency: Efficiency, centre: Calibration) -> list[HeldOutPredictions]:
     """Return the held-out predictions under every protocol. Each calibration is solved anew in the linear picture
     around `centre`, and then predicts with the full model."""
     linear = linearised(cases, efficiency, centre)
     return [
-        HeldOut(protocol=protocol, seconds=_protocol(cases, efficiency, linear, protocol)) for protocol in PROTOCOLS
+        HeldOutPredictions(protocol=protocol, seconds=_protocol(cases, efficiency, linear, protocol))
+        for protocol in PROTOCOLS
     ]
 
 

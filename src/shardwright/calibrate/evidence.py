@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.calibrate.crossvalidate import HeldOut, groups
+from shardwright.calibrate.crossvalidate import HeldOutPredictions, groups
 from shardwright.cost.trust.evidence import DOUBLINGS, FLAGS, NAMES, Conditions, Published, distances
 from shardwright.cost.trust.interval import FARTHEST, Spread
 from shardwright.spec.catalog.frameworks import framework_names
@@ -23,7 +23,7 @@ TAIL = 0.1
 STAMP = (2020, 1, 1, 0, 0, 0)
 
 
-def evidence_table(cases: Sequence[Case], in_domain: HeldOut) -> Published:
+def evidence_table(cases: Sequence[Case], in_domain: HeldOutPredictions) -> Published:
     """Return the published runs as columns, with the errors of predictions that had not seen them."""
     settings = [conditions_of_case(case) for case in cases]
     seconds = np.array([case.run.seconds for case in cases], dtype=float)
@@ -68,7 +68,7 @@ def held_out_distances(cases: Sequence[Case], runs: Published, protocol: str) ->
 
 
 def spreads(
-    cases: Sequence[Case], held_out: Sequence[HeldOut], far: Sequence[Floats], weights: Floats
+    cases: Sequence[Case], held_out: Sequence[HeldOutPredictions], far: Sequence[Floats], weights: Floats
 ) -> dict[str, Spread]:
     """Return the interval of every framework: quantiles of the in-domain errors, and that growth with distance with
     which intervals made without the runs hold eight in ten where sources or GPU types are left out (each source
@@ -91,7 +91,7 @@ def spreads(
 
 def held_out_widths(
     cases: Sequence[Case],
-    in_domain: HeldOut,
+    in_domain: HeldOutPredictions,
     seen: Floats,
     far: Floats,
     weights: Floats,

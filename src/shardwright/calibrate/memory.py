@@ -27,7 +27,7 @@ from shardwright.validation.facts import SkippedRunError
 from shardwright.validation.fits import Fits, fits_of
 from shardwright.validation.forecast import forecast
 from shardwright.validation.outcome import measured_bytes
-from shardwright.validation.runs import Run
+from shardwright.validation.runs import PublishedRun
 
 Facts = Mapping[Framework, MemoryFacts]
 
@@ -46,7 +46,7 @@ UNSEEN = 1.5  # by what errors are larger where a framework was never compared w
 LEAST_SIGMA = 0.06
 
 
-def cases_of(runs: Sequence[Run]) -> list[Case]:
+def cases_of(runs: Sequence[PublishedRun]) -> list[Case]:
     """Return the cases of runs on machines of one type, one for each group of duplicates."""
     cases = []
     for run in duplicates_left_out(runs):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.calibrate.crossvalidate import HeldOut, cross_validated
+from shardwright.calibrate.crossvalidate import HeldOutPredictions, cross_validated
 from shardwright.calibrate.evidence import evidence_table, held_out_distances, held_out_widths, packed, spreads
 from shardwright.calibrate.framework_table import figures_text, frameworks_csv
 from shardwright.calibrate.overheads import fitted
@@ -20,7 +20,7 @@ from shardwright.cost.trust.interval import Spread
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.validation.case import Case, case_of, duplicates_left_out
 from shardwright.validation.facts import SkippedRunError
-from shardwright.validation.runs import Run
+from shardwright.validation.runs import PublishedRun
 
 QUALITIES = "AB"
 
@@ -34,12 +34,12 @@ class Trained:
     calibration: Calibration
     evidence: Published
     spreads: Mapping[str, Spread]
-    held_out: tuple[HeldOut, ...]
+    held_out: tuple[HeldOutPredictions, ...]
     distances: tuple[Floats, ...]
     widths: tuple[Floats, ...]
 
 
-def timed_cases(runs: Sequence[Run]) -> list[Case]:
+def timed_cases(runs: Sequence[PublishedRun]) -> list[Case]:
     """Return the cases of the runs of good quality whose time is known; of the same measurement the first."""
     cases = []
     for run in duplicates_left_out(runs):

@@ -105,7 +105,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharded:
+class LayerRows:
     """The layer table of a set of strategies, and each strategy's row in it, [N]."""
 
     table: LayerTable
@@ -119,9 +119,9 @@ class ShardIndex:
     codes: Ints
     table: LayerTable
 
-    def of(self, rows: Strategies) -> Sharded:
+    def of(self, rows: Strategies) -> LayerRows:
         """Return the rows of the table that belong to `rows`; all must have been indexed."""
-        return Sharded(table=self.table, row=np.searchsorted(self.codes, shard_codes(rows)))
+        return LayerRows(table=self.table, row=np.searchsorted(self.codes, shard_codes(rows)))
 
 
 _CODE_BITS = (
@@ -154,7 +154,7 @@ def shard_index(context: Context, rows: Strategies) -> ShardIndex:
     return index
 
 
-def sharded(context: Context, rows: Strategies) -> Sharded:
+def sharded(context: Context, rows: Strategies) -> LayerRows:
     """Return a layer table of `rows` with each row's place in it, one made before if there is any."""
     codes = shard_codes(rows)
     known = (index for index in context.indexed if np.isin(codes, index.codes).all())

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.cost.compute.efficiency import Efficiency, computes
-from shardwright.cost.context import Context, Sharded, ShardIndex
+from shardwright.cost.context import Context, LayerRows, ShardIndex
 from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.iteration.mixed import Mixed
 from shardwright.cost.learned import default_efficiency
@@ -174,10 +174,10 @@ def _scaled(index: ShardIndex, by: float) -> ShardIndex:
 def _known(contexts: Sequence[Context]) -> Known:
     """Return the layer tables of all contexts as the exact iteration looks for them."""
 
-    def rows() -> Iterator[tuple[tuple[object, ...], Sharded]]:
+    def rows() -> Iterator[tuple[tuple[object, ...], LayerRows]]:
         for context in contexts:
             for index in context.indexed:
                 for row, code in enumerate(index.codes.tolist()):
-                    yield (context.pool.gpu.name, code), Sharded(table=index.table, row=np.array([row]))
+                    yield (context.pool.gpu.name, code), LayerRows(table=index.table, row=np.array([row]))
 
     return dict(rows())

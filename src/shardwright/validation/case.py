@@ -18,7 +18,7 @@ from shardwright.spec.read.cluster import build_cluster
 from shardwright.validation.facts import PRECISIONS, SkippedRunError, first_and_last, gpu_name, job_of, whole
 from shardwright.validation.mixed_case import mixed_plan
 from shardwright.validation.model_of import model_of
-from shardwright.validation.runs import Run
+from shardwright.validation.runs import PublishedRun
 from shardwright.validation.software import Habits, framework_of, habits_of
 
 MULTIMODAL = re.compile(r"\bmimo\b|\bvlm\b|llava", re.IGNORECASE)
@@ -33,7 +33,7 @@ class Case:
     `open_recompute`: recomputation is not published, so it is the least that fits. A run on machines of several types
     has a `plan` instead of a row."""
 
-    run: Run
+    run: PublishedRun
     model: Model
     pool: NodePool
     job: Job
@@ -43,7 +43,7 @@ class Case:
     plan: Plan | None = None
 
 
-def case_of(run: Run) -> Case:
+def case_of(run: PublishedRun) -> Case:
     """Return the case of a run. Raises SkippedRunError for a run that lacks something or that
     the cost model does not cover."""
     if run.precision and run.precision not in PRECISIONS:
@@ -85,7 +85,7 @@ def case_of(run: Run) -> Case:
     )
 
 
-def pool_of(run: Run, guesses: list[Assumption]) -> NodePool:
+def pool_of(run: PublishedRun, guesses: list[Assumption]) -> NodePool:
     """Return the machines of a run: the catalogue's, with what the run publishes of memory, network and power."""
     gpus = whole(run, "n_gpus")
     each = min(whole(run, "gpus_per_node", 8), gpus)
@@ -120,7 +120,9 @@ def _pool(gpu: str, nodes: int, gpus: int, gbps: float | None, machine: str | No
         raise SkippedRunError(str(replace(error.problems[0], path=""))) from None
 
 
-def _row_of(run: Run, model: Model, pool: NodePool, job: Job, habits: Habits, guesses: list[Assumption]) -> Row:
+def _row_of(
+    run: PublishedRun, model: Model, pool: NodePool, job: Job, habits: Habits, guesses: list[Assumption]
+) -> Row:
     """Return the strategy of a run; unpublished switches follow the habits of its framework."""
     tp, pp, cp = whole(run, "tp", 1), whole(run, "pp", 1), whole(run, "cp", 1)
     if run.tp is None and run.pp is None:
@@ -179,13 +181,13 @@ def _row_of(run: Run, model: Model, pool: NodePool, job: Job, habits: Habits, gu
     )
 
 
-def overlaps_tp(run: Run, habits: Habits) -> bool:
+def overlaps_tp(run: PublishedRun, habits: Habits) -> bool:
     """Return whether tensor-parallel communication runs beside GEMMs by default: the recipes of NeMo and
     Megatron-Bridge turn it on (tp_comm_overlap), Megatron-LM itself does not."""
     return habits.overlap_tp or re.search("nemo|bridge", run.framework.casefold()) is not None
 
 
-def expert_degree(run: Run, model: Model, tp: int, cp: int, dp: int) -> int:
+def expert_degree(run: PublishedRun, model: Model, tp: int, cp: int, dp: int) -> int:
     """Return the expert parallel degree; experts are whole, not split by tensor parallelism."""
     experts = max((kind.moe.experts for kind in model.kinds if kind.moe), default=0)
     if not experts:
@@ -203,7 +205,7 @@ def head_layers(model: Model) -> float:
     return model.vocab * model.hidden / each
 
 
-def _sharding(run: Run, habits: Habits, guesses: list[Assumption]) -> int:
+def _sharding(run: PublishedRun, habits: Habits, guesses: list[Assumption]) -> int:
     if run.zero_or_fsdp_stage is not None:
         return min(int(run.zero_or_fsdp_stage), 3)
     if run.dist_optimizer:
@@ -212,7 +214,7 @@ def _sharding(run: Run, habits: Habits, guesses: list[Assumption]) -> int:
     return habits.sharding
 
 
-def duplicates_left_out(runs: Sequence[Run]) -> tuple[Run, ...]:
+def duplicates_left_out(runs: Sequence[PublishedRun]) -> tuple[PublishedRun, ...]:
     """Return the runs with one of each group of duplicates, the first."""
     seen: set[str] = set()
     kept = []

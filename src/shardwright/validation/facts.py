@@ -8,7 +8,7 @@ from dataclasses import replace
 from shardwright.spec.assumption import Assumption
 from shardwright.spec.job import Framework, Job
 from shardwright.spec.read.job import make_job
-from shardwright.validation.runs import Run
+from shardwright.validation.runs import PublishedRun
 
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "fp32", "fp8": "fp8", "mxfp8": "fp8"}
 
@@ -17,7 +17,7 @@ class SkippedRunError(ValueError):
     """A run that cannot be predicted; the message says why."""
 
 
-def whole(run: Run, name: str, default: int | None = None) -> int:
+def whole(run: PublishedRun, name: str, default: int | None = None) -> int:
     """Return a whole number of a run. Raises SkippedRunError where it is not published and has no default."""
     value = getattr(run, name)
     if value is None:
@@ -44,7 +44,7 @@ def gpu_name(published: str, memory_gb: float | None) -> tuple[str, float | None
     return base, memory
 
 
-def job_of(run: Run, framework: Framework, guesses: list[Assumption]) -> Job:
+def job_of(run: PublishedRun, framework: Framework, guesses: list[Assumption]) -> Job:
     precision = PRECISIONS.get(run.precision)
     if precision is None:
         precision = "bf16"
@@ -68,7 +68,7 @@ def job_of(run: Run, framework: Framework, guesses: list[Assumption]) -> Job:
     )
 
 
-def _recipe(run: Run) -> str | None:
+def _recipe(run: PublishedRun) -> str | None:
     """Return how an fp8 run scales its numbers, where it says so. Scales per row cost like those per block."""
     if run.precision == "mxfp8" or (run.precision == "fp8" and run.noted.mxfp8):
         return "mxfp8"

@@ -24,7 +24,7 @@ from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.validation.case import Case
-from shardwright.validation.runs import Run
+from shardwright.validation.runs import PublishedRun
 from shardwright.validation.software import habits_of
 
 LEVELS = 4  # of recomputation, as in `cost.strategies`
@@ -88,7 +88,7 @@ def forecast(cases: Sequence[Case], efficiency: Efficiency, calibration: Calibra
     )
 
 
-def comparable_bytes(run: Run, job: Job, verdict: Verdict, row: int) -> float:
+def comparable_bytes(run: PublishedRun, job: Job, verdict: Verdict, row: int) -> float:
     """Return the predicted figure of the kind that a run publishes: tensors (allocated), what the allocator reserves
     for them, or the whole process; of the last pipeline rank, the first (nanotron's logging rank has the peaks of the
     first stage), or the fullest. Where the kind is not said, torchtitan prints reserved memory and others allocated."""

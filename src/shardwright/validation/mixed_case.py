@@ -16,13 +16,13 @@ from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.validation.facts import SkippedRunError, first_and_last, gpu_name, job_of, whole
 from shardwright.validation.model_of import model_of
-from shardwright.validation.runs import Run
+from shardwright.validation.runs import PublishedRun
 from shardwright.validation.software import framework_of, habits_of
 
 PSEUDO_LAYERS_BEFORE = 3  # of DeepSpeed's GPT-2 pipeline before the first layer: cast, embedding, transposition
 
 
-def mixed_plan(run: Run, guesses: list[Assumption]) -> Plan:
+def mixed_plan(run: PublishedRun, guesses: list[Assumption]) -> Plan:
     """Return the plan of a run. Raises SkippedRunError for a run that lacks something."""
     framework = framework_of(run, guesses)
     habits = habits_of(framework)
@@ -71,7 +71,7 @@ def mixed_plan(run: Run, guesses: list[Assumption]) -> Plan:
     )
 
 
-def _cluster(run: Run) -> Cluster:
+def _cluster(run: PublishedRun) -> Cluster:
     """Return the machines: those named in the notes, else the catalogue's for each GPU type."""
     each = whole(run, "gpus_per_node", 8)
     machines = run.noted.machines
@@ -87,7 +87,7 @@ def _cluster(run: Run) -> Cluster:
     return build_cluster({"nodes": nodes}, "run")
 
 
-def _layers(run: Run, layers: int, pp: int) -> list[tuple[int, int]]:
+def _layers(run: PublishedRun, layers: int, pp: int) -> list[tuple[int, int]]:
     """Return the layers of each stage: the published boundaries, else an even split."""
     if run.noted.boundaries:
         bounds = [min(max(bound - PSEUDO_LAYERS_BEFORE, 0), layers) for bound in run.noted.boundaries]

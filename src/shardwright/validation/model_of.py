@@ -10,7 +10,7 @@ from shardwright.errors import bad
 from shardwright.spec.assumption import Assumption
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe, uniform_layers
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
-from shardwright.validation.runs import Run
+from shardwright.validation.runs import PublishedRun
 
 VOCAB = 51200  # of GPT-2's tokenizer, padded; the usual one of runs that do not print theirs
 NAMELESS = "without a name"
@@ -18,7 +18,7 @@ LARGEST = 1_000_000  # of a dimension that is believed
 UNGATED = ("gpt", "mpt", "opt", "bert", "nemotron", "bloom", "falcon", "t5")
 
 
-def model_of(run: Run, guesses: list[Assumption]) -> Model:
+def model_of(run: PublishedRun, guesses: list[Assumption]) -> Model:
     """Return the model of a run. A preset counts if its hidden size and layers are those of the run (a run of fewer
     layers, a proxy, keeps the preset's first ones). Raises SpecError where neither tells the dimensions."""
     preset = _preset(run)
@@ -27,7 +27,7 @@ def model_of(run: Run, guesses: list[Assumption]) -> Model:
     return _dense_or_moe(run, guesses, experts=int(run.n_experts) if run.n_experts and run.n_experts > 1 else 0)
 
 
-def _preset(run: Run) -> Model | None:
+def _preset(run: PublishedRun) -> Model | None:
     """Return the preset that fits name and printed dimensions, cut to the run's layers."""
     plain = re.sub(r"\(.*\)|proxy|\[.*\]", "", run.model).strip()
     plain = re.sub(r"^(deepseek)(v[0-9])", r"\1-\2", plain, flags=re.I)
@@ -51,7 +51,7 @@ def _shortened(model: Model, layers: int) -> tuple[Layer, ...]:
     return (model.layers[0], *([model.layers[-1]] * (layers - 1)))
 
 
-def _agrees(run: Run, model: Model) -> bool:
+def _agrees(run: PublishedRun, model: Model) -> bool:
     attention = model.layers[-1].attention
     checks = (
         (run.hidden, model.hidden),
@@ -74,7 +74,7 @@ def _moe_presets() -> tuple[Model, ...]:
     return tuple(model for model in models if any(kind.moe for kind in model.kinds))
 
 
-def _by_dimensions(run: Run) -> Model | None:
+def _by_dimensions(run: PublishedRun) -> Model | None:
     """Return the mixture-of-experts preset with the run's dimensions: what a run does not print of experts (shared
     ones, dense first layers, latent attention) is known only from there."""
     if not run.n_experts or not run.hidden or not run.ffn:
@@ -82,7 +82,7 @@ def _by_dimensions(run: Run) -> Model | None:
     return next((model for model in _moe_presets() if _agrees(run, model)), None)
 
 
-def _dense_or_moe(run: Run, guesses: list[Assumption], *, experts: int) -> Model:
+def _dense_or_moe(run: PublishedRun, guesses: list[Assumption], *, experts: int) -> Model:
     sizes = {name: int(getattr(run, name) or 0) for name in ("layers", "hidden", "heads")}
     missing = [name for name, size in sizes.items() if not 0 < size < LARGEST]
     if missing:
@@ -109,7 +109,15 @@ def _dense_or_moe(run: Run, guesses: list[Assumption], *, experts: int) -> Model
 
 
 def _assembled(
-    run: Run, attention: Attention, layers: int, hidden: int, width: int, experts: int, *, gated: bool, tied: bool
+    run: PublishedRun,
+    attention: Attention,
+    layers: int,
+    hidden: int,
+    width: int,
+    experts: int,
+    *,
+    gated: bool,
+    tied: bool,
 ) -> Model:
     moe = Moe(experts=experts, top_k=int(run.top_k or 2), expert_width=width, gated=gated) if experts else None
     layer = Layer(attention=attention, mlp=None if moe else Mlp(width=width, gated=gated), moe=moe)

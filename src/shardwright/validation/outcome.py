@@ -12,7 +12,7 @@ from shardwright.units import GIBIBYTE, GIGA
 from shardwright.validation.case import RECOMPUTATION, Case, case_of
 from shardwright.validation.facts import SkippedRunError
 from shardwright.validation.forecast import forecast
-from shardwright.validation.runs import Run
+from shardwright.validation.runs import PublishedRun
 
 RECOMPUTE_WORDS = ("none", "selective", "full", "full in some layers")
 MEMORY_DEFINITIONS = (
@@ -45,7 +45,7 @@ class Outcome:
     duplicates of a measurement are not.
     """
 
-    run: Run
+    run: PublishedRun
     case: Case | None = None
     predicted: RunPrediction | None = None
     skipped: str = ""
@@ -98,7 +98,7 @@ class Outcome:
 
 
 def outcomes(
-    runs: Sequence[Run],
+    runs: Sequence[PublishedRun],
     efficiency: Efficiency,
     *,
     failed: bool = False,
@@ -133,7 +133,7 @@ def outcomes(
     return tuple(found)
 
 
-def _prepared(run: Run, *, failed: bool, quality: Collection[str], kinds: Collection[str]) -> Outcome:
+def _prepared(run: PublishedRun, *, failed: bool, quality: Collection[str], kinds: Collection[str]) -> Outcome:
     if run.quality and quality and run.quality not in quality:
         return Outcome(run=run, failed=failed, skipped=f"quality {run.quality} is not asked for")
     if run.kind and kinds and run.kind not in kinds:
@@ -149,7 +149,7 @@ def _prepared(run: Run, *, failed: bool, quality: Collection[str], kinds: Collec
     return Outcome(run=run, failed=failed, case=case)
 
 
-def memory_unit(run: Run) -> float:
+def memory_unit(run: PublishedRun) -> float:
     """Return the bytes of the unit in which a run's memory is given: GB where it says so and not GiB. nanotron prints
     GiB as GB (huggingface/nanotron@31aa4c4:src/nanotron/helpers.py divides by 1024^3), torchtitan and PyTorch's tools
     too."""
@@ -157,7 +157,7 @@ def memory_unit(run: Run) -> float:
     return GIGA if "GB" in words and "GiB" not in words and not re.search("nanotron|torchtitan", words) else GIBIBYTE
 
 
-def memory_kind(run: Run) -> str:
+def memory_kind(run: PublishedRun) -> str:
     """Return what a run's memory is: its unit, and whether tensors took it, the allocator reserved it or the process
     held it."""
     unit = "GB" if memory_unit(run) == GIGA else "GiB"
@@ -167,6 +167,6 @@ def memory_kind(run: Run) -> str:
     return f"{unit} {definition}{place}"
 
 
-def measured_bytes(run: Run) -> float:
+def measured_bytes(run: PublishedRun) -> float:
     """Return the measured memory of a run in bytes; 0 where it is not published."""
     return (run.measured_mem_gb or 0.0) * memory_unit(run)

@@ -20,7 +20,7 @@ from pathlib import Path
 from shardwright.errors import SpecError, bad
 from shardwright.files import shipped_file, write_atomically
 from shardwright.validation.notes import phrases
-from shardwright.validation.runs import COLUMNS, Run, parse_runs, read_runs
+from shardwright.validation.runs import COLUMNS, PublishedRun, parse_runs, read_runs
 
 RUNS_FILE, FAILED_FILE = "published.csv.gz", "published_failed.csv.gz"
 KEPT_QUALITIES = ("A", "B", "")
@@ -30,22 +30,22 @@ TESTED = {"gpt3_7b": "GPT-3-7B", "mimo_vlm_pretrain_convergence": "MIMO-VLM"}
 
 
 @lru_cache
-def published_runs() -> tuple[Run, ...]:
+def published_runs() -> tuple[PublishedRun, ...]:
     """Return the published runs that ship with the package."""
     return _shipped(RUNS_FILE)
 
 
 @lru_cache
-def published_failed_runs() -> tuple[Run, ...]:
+def published_failed_runs() -> tuple[PublishedRun, ...]:
     """Return the configurations that were published as failed."""
     return _shipped(FAILED_FILE)
 
 
-def _shipped(name: str) -> tuple[Run, ...]:
+def _shipped(name: str) -> tuple[PublishedRun, ...]:
     return parse_runs(shipped_file("shardwright.validation", name).decode("utf-8"), name)
 
 
-def table(runs: Iterable[Run]) -> str:
+def table(runs: Iterable[PublishedRun]) -> str:
     """Return the runs that are kept as CSV text. Raises SpecError for one without a source."""
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")

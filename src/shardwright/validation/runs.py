@@ -19,7 +19,7 @@ BLANK = {"", "nan", "none", "null", "n/a", "na", "-", "?"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class PublishedRun:
     """One published run. None and "" mean: not published. Sizes of the model are those of its configuration;
     `measured_iter_time_s` are seconds, `measured_mem_gb` GiB or GB as `mem_kind` says."""
 
@@ -81,17 +81,17 @@ class Run:
         return self.global_batch * self.seq_len / (rate * self.n_gpus)
 
 
-TEXT = {field.name for field in fields(Run) if field.type in ("str", str)}
-COLUMNS = tuple(field.name for field in fields(Run))
+TEXT = {field.name for field in fields(PublishedRun) if field.type in ("str", str)}
+COLUMNS = tuple(field.name for field in fields(PublishedRun))
 
 
-def read_runs(path: Path) -> tuple[Run, ...]:
+def read_runs(path: Path) -> tuple[PublishedRun, ...]:
     """Return the runs of a CSV file. Raises SpecError for a file without rows or without a column it needs, and for a
     cell that is not a number where one belongs, naming the line."""
     return parse_runs(read_text(path), str(path))
 
 
-def parse_runs(text: str, place: str) -> tuple[Run, ...]:
+def parse_runs(text: str, place: str) -> tuple[PublishedRun, ...]:
     """Return the runs of a CSV text; `place` is named in errors."""
     reader = csv.DictReader(io.StringIO(text, newline=""))
     try:
@@ -110,7 +110,7 @@ def parse_runs(text: str, place: str) -> tuple[Run, ...]:
     return runs
 
 
-def _run(row: Mapping[str, str | None], place: str, have: set[str]) -> Run:
+def _run(row: Mapping[str, str | None], place: str, have: set[str]) -> PublishedRun:
     values: dict[str, object] = {}
     for name in COLUMNS:
         cell = (row.get(name) or "").strip() if name in have else ""
@@ -121,7 +121,7 @@ def _run(row: Mapping[str, str | None], place: str, have: set[str]) -> Run:
     if not values["row_id"]:
         text = "\x1f".join(f"{name}={row.get(name) or ''}" for name in sorted(have))
         values["row_id"] = hashlib.sha256(text.encode()).hexdigest()[:10]
-    return Run(**values)  # type: ignore[arg-type]
+    return PublishedRun(**values)  # type: ignore[arg-type]
 
 
 def _number(cell: str, place: str) -> float:

@@ -9,7 +9,7 @@ from functools import cache
 from shardwright.spec.assumption import Assumption
 from shardwright.spec.catalog.frameworks import figures, framework_rows
 from shardwright.spec.job import Framework
-from shardwright.validation.runs import Run
+from shardwright.validation.runs import PublishedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Habits:
     whole_layers: bool
 
 
-def framework_of(run: Run, guesses: list[Assumption]) -> Framework:
+def framework_of(run: PublishedRun, guesses: list[Assumption]) -> Framework:
     """Return the framework of a run: the first whose pattern is in the name. Megatron in fp16 is from before bf16 and
     FlashAttention, torchtitan without compilation is plain FSDP, and so is taken what is unknown."""
     name = run.framework.casefold()

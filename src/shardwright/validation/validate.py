@@ -11,7 +11,7 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.errors import bad
 from shardwright.validation.outcome import Outcome, outcomes
 from shardwright.validation.published import published_failed_runs, published_runs
-from shardwright.validation.runs import Run, read_runs
+from shardwright.validation.runs import PublishedRun, read_runs
 from shardwright.validation.summary import Summary, summarise
 
 QUALITIES = "ABC"
@@ -28,9 +28,9 @@ class Validation:
 
 
 def validate(
-    runs: Path | str | Sequence[Run] | None = None,
+    runs: Path | str | Sequence[PublishedRun] | None = None,
     *,
-    failed: Path | str | Sequence[Run] | None = None,
+    failed: Path | str | Sequence[PublishedRun] | None = None,
     quality: str = "",
     kinds: Collection[str] = (),
     efficiency: Efficiency | None = None,
@@ -56,5 +56,5 @@ def validate(
     return Validation(name=name, outcomes=found, summary=summarise(found))
 
 
-def _read(runs: Path | str | Sequence[Run]) -> tuple[Run, ...]:
+def _read(runs: Path | str | Sequence[PublishedRun]) -> tuple[PublishedRun, ...]:
     return read_runs(Path(runs)) if isinstance(runs, Path | str) else tuple(runs)

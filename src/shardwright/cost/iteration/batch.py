@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
-from shardwright.cost.context import Context, Sharded
+from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.iteration.footprint import held_parameters, micro_batches
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.iteration.step import (
@@ -40,7 +40,7 @@ class Iteration:
     optimizer: Floats
 
 
-def iteration(context: Context, rows: Strategies, shards: Sharded, starts: Ints) -> Iteration:
+def iteration(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Iteration:
     """Return the parts of an iteration. All rows have equal pp and vpp."""
     moves = transfers(context, rows)
     times = beside_transfers(rows, stage_times(context, rows, shards, starts), moves)

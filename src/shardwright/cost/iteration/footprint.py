@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from shardwright.arrays import Bools, Columns, Floats, Ints
-from shardwright.cost.context import Context, Sharded
+from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.iteration.step import data_parallel, per_rank, ranged, recomputed_layers
 from shardwright.cost.memory.sizes import gathered_bytes, logit_bytes, reserved_bytes, state_bytes
 from shardwright.cost.pipeline.in_flight import in_flight
@@ -68,7 +68,7 @@ class HeldParameters:
     ends: Floats
 
 
-def held_parameters(context: Context, rows: Strategies, shards: Sharded, starts: Ints) -> HeldParameters:
+def held_parameters(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> HeldParameters:
     """Return the parameters of each rank. A tied output projection is shared where one rank has both ends."""
     where = positions(starts, context.layer_count)
     table, row = shards.table, shards.row
@@ -88,7 +88,9 @@ def micro_batches(context: Context, rows: Strategies) -> Ints:
     return context.job.global_batch // (rows.dp * rows.micro_batch)
 
 
-def states(context: Context, rows: Strategies, shards: Sharded, held: HeldParameters) -> tuple[Floats, Floats, Floats]:
+def states(
+    context: Context, rows: Strategies, shards: LayerRows, held: HeldParameters
+) -> tuple[Floats, Floats, Floats]:
     """Return weights, gradients and optimizer state, [N, P] each."""
     groups = data_parallel(context, rows)
     two_layers = 2.0 * shards.table.parameters[shards.row]
@@ -106,7 +108,7 @@ def states(context: Context, rows: Strategies, shards: Sharded, held: HeldParame
     return found.weights, found.gradients, found.optimizer
 
 
-def kept_activations(context: Context, rows: Strategies, shards: Sharded, starts: Ints) -> Floats:
+def kept_activations(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
     """Return the bytes that one micro-batch leaves on each virtual stage until its backward pass, [N, v, P]."""
     table, row = shards.table, shards.row
     where = positions(starts, context.layer_count)
@@ -118,7 +120,7 @@ def kept_activations(context: Context, rows: Strategies, shards: Sharded, starts
     return np.asarray(per_rank(kept - freed, rows))
 
 
-def checkpoints(rows: Strategies, shards: Sharded, first: Ints, last: Ints) -> Floats:
+def checkpoints(rows: Strategies, shards: LayerRows, first: Ints, last: Ints) -> Floats:
     """Return the inputs that full recomputation keeps: one for each layer with `block`, one for each group of
     `recompute_layers` layers with `uniform`, [N, V]."""
     inputs = ranged(shards.table.inputs, shards.row, first, last)
@@ -128,7 +130,7 @@ def checkpoints(rows: Strategies, shards: Sharded, first: Ints, last: Ints) -> F
     return np.where((rows.recompute == UNIFORM)[:, None], grouped, inputs)
 
 
-def working_set(rows: Strategies, shards: Sharded, starts: Ints) -> Floats:
+def working_set(rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
     """Return the bytes that are live beside the kept activations while a layer runs backward: the gradients of its
     activations and, where it is recomputed, the activations themselves, [N, 1]."""
     widest = shards.table.widest[shards.row]
@@ -138,7 +140,7 @@ def working_set(rows: Strategies, shards: Sharded, starts: Ints) -> Floats:
     return np.asarray((widest * again + repeated + shards.table.gradients[shards.row])[:, None])
 
 
-def fixed_bytes(context: Context, rows: Strategies, shards: Sharded, starts: Ints) -> Fixed:
+def fixed_bytes(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Fixed:
     """Return the part of the footprint on which recomputation has no influence."""
     pp, vpp = rows.pp[:, None], rows.vpp[:, None]
     held = held_parameters(context, rows, shards, starts)
@@ -159,7 +161,7 @@ def fixed_bytes(context: Context, rows: Strategies, shards: Sharded, starts: Int
 
 
 def footprint(
-    context: Context, rows: Strategies, shards: Sharded, starts: Ints, fixed: Fixed | None = None
+    context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed | None = None
 ) -> Footprint:
     """Return the peak of each rank. All rows have equal pp and vpp. `fixed` is what `fixed_bytes` returns for them."""
     fixed = fixed or fixed_bytes(context, rows, shards, starts)
@@ -178,7 +180,7 @@ def footprint(
     )
 
 
-def least_bytes(context: Context, shards: Sharded, fixed: Fixed) -> Floats:
+def least_bytes(context: Context, shards: LayerRows, fixed: Fixed) -> Floats:
     """Return what the fullest rank needs whatever is recomputed, [N]: states, buffers and one layer's gradients or
     the logits."""
     working = np.maximum(shards.table.gradients[shards.row][:, None], fixed.logits)
@@ -186,14 +188,14 @@ def least_bytes(context: Context, shards: Sharded, fixed: Fixed) -> Floats:
     return np.asarray((tensors + reserved_bytes(context.job, tensors)).max(axis=1))
 
 
-def fits(context: Context, rows: Strategies, shards: Sharded, starts: Ints, fixed: Fixed) -> Bools:
+def fits(context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed) -> Bools:
     """Return whether every rank stays within the GPU's memory, [N]."""
     peak = footprint(context, rows, shards, starts, fixed).total
     return np.asarray((peak <= context.memory_limit_bytes).all(axis=1))
 
 
 def fewest_recomputed_layers(
-    context: Context, rows: Strategies, shards: Sharded, starts: Ints, fixed: Fixed
+    context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed
 ) -> tuple[Ints, Bools]:
     """Return, for each row, the least --recompute-num-layers with which method `block` fits, and whether any does.
 
@@ -213,7 +215,7 @@ def fewest_recomputed_layers(
 
 
 def leanest_group(
-    context: Context, rows: Strategies, shards: Sharded, starts: Ints, fixed: Fixed
+    context: Context, rows: Strategies, shards: LayerRows, starts: Ints, fixed: Fixed
 ) -> tuple[Ints, Bools]:
     """Return, for each row, the --recompute-num-layers with which method `uniform` needs least memory, and whether it
     fits. Its time does not depend on the number; ties go to the smaller one."""

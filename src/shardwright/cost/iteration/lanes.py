@@ -9,14 +9,14 @@ import numpy as np
 
 from shardwright.arrays import Array, Ints
 from shardwright.cost.compute.efficiency import Efficiency
-from shardwright.cost.context import Context, Sharded, shard_codes, sharded
+from shardwright.cost.context import Context, LayerRows, shard_codes, sharded
 from shardwright.cost.frameworks.overheads import Calibration
 from shardwright.cost.strategies import Strategies, stage_row, stage_starts, strategies
 from shardwright.plans.plan import Plan, Stage
 from shardwright.spec.dispatcher import dispatcher_of
 from shardwright.spec.job import Job
 
-Known = dict[tuple[object, ...], Sharded]  # layer tables by GPU type and sharding
+Known = dict[tuple[object, ...], LayerRows]  # layer tables by GPU type and sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Lanes:
 
     context: Context
     rows: Strategies
-    shards: Sharded
+    shards: LayerRows
     starts: Ints
     micro_batches: Ints
     at: Ints
@@ -44,7 +44,7 @@ class Lane:
 
     context: Context
     row: Strategies
-    shards: Sharded
+    shards: LayerRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def _lanes(context: Context, members: _Members, known: Known) -> Lanes:
     return Lanes(
         context=context,
         rows=rows,
-        shards=Sharded(table=known[key].table, row=np.repeat(known[key].row, len(rows))),
+        shards=LayerRows(table=known[key].table, row=np.repeat(known[key].row, len(rows))),
         starts=np.array(members.starts, dtype=np.int64),
         micro_batches=np.array(members.micro_batches, dtype=np.int64),
         at=at,
@@ -138,7 +138,7 @@ def lane_of(lanes: Sequence[Lanes], stage: int) -> Lane:
     """Return the lane of one stage of the plan."""
     group = next(each for each in lanes if stage in each.at)
     row = group.row[group.at == stage]
-    shards = Sharded(table=group.shards.table, row=group.shards.row[row])
+    shards = LayerRows(table=group.shards.table, row=group.shards.row[row])
     return Lane(context=group.context, row=group.rows.take(row), shards=shards)
 
 

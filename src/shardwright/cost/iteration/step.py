@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.arrays import Array, Floats, Ints
-from shardwright.cost.context import Context, Sharded
+from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.frameworks.optimizer import update_width
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, UPDATE_EFFICIENCY, launched_seconds
 from shardwright.cost.frameworks.widths import widths_of
@@ -89,7 +89,7 @@ def recomputed_layers(rows: Strategies, starts: Ints) -> Ints:
     return np.minimum(starts[:, :-1] + count[:, None], starts[:, 1:])
 
 
-def stage_times(context: Context, rows: Strategies, shards: Sharded, starts: Ints) -> StageTimes:
+def stage_times(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> StageTimes:
     """Return the times of every stage for one micro-batch."""
     table, row = shards.table, shards.row
     where = positions(starts, context.layer_count)
@@ -127,7 +127,7 @@ def data_parallel(context: Context, rows: Strategies) -> DataParallel:
 
 
 def sharded_weight_seconds(
-    context: Context, rows: Strategies, shards: Sharded, where: Ints, forward: Floats, backward: Floats
+    context: Context, rows: Strategies, shards: LayerRows, where: Ints, forward: Floats, backward: Floats
 ) -> tuple[Floats, Floats]:
     """Return what ZeRO-2 and ZeRO-3 add to each pass of each micro-batch, [N, V]: ZeRO-2 reduce-scatters the
     gradients in every backward pass, ZeRO-3 also gathers the weights in both."""

@@ -21,7 +21,7 @@ Kind = Literal["forward", "recompute", "backward", "communicate", "synchronise",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class TimelineEvent:
     """Something that stage `stage` of replicas `replica` does, in seconds from the start of the iteration. A pass has a
     micro-batch and a virtual stage, under uneven FSDP a wave and a unit; other events have -1."""
 
@@ -36,14 +36,14 @@ class Event:
     unit: int = -1
 
 
-def events(plan: Plan, found: Mixed) -> Iterator[Event]:
+def events(plan: Plan, found: Mixed) -> Iterator[TimelineEvent]:
     """Yield the events of the iteration `found` of a legal plan, replica by replica; equal copies are one replica."""
     for number in range(len(plan.replicas)):
         yield from pass_events(plan, found, number)
         yield from closing_events(plan, found, number)
 
 
-def pass_events(plan: Plan, found: Mixed, number: int) -> Iterator[Event]:
+def pass_events(plan: Plan, found: Mixed, number: int) -> Iterator[TimelineEvent]:
     """Yield the passes of a replica. A backward pass that computes again what was not kept begins with that; what a
     pass does not compute (collectives inside a layer that nothing hides, and launching) stands at its end, though it is
     spread over its layers."""
@@ -66,7 +66,7 @@ def pass_events(plan: Plan, found: Mixed, number: int) -> Iterator[Event]:
         for name, begin, stop in parts:
             if stop <= begin and name not in ("forward", "backward"):
                 continue
-            yield Event(
+            yield TimelineEvent(
                 replica=number,
                 stage=rank,
                 kind=name,
@@ -77,14 +77,16 @@ def pass_events(plan: Plan, found: Mixed, number: int) -> Iterator[Event]:
             )
 
 
-def _unit_events(passes: UnitPasses, number: int) -> Iterator[Event]:
+def _unit_events(passes: UnitPasses, number: int) -> Iterator[TimelineEvent]:
     columns = (getattr(passes, field.name).tolist() for field in fields(passes))
     for unit, wave, backward, start, end, again in zip(*columns, strict=True):
         parts: list[tuple[Kind, float, float]] = [("backward" if backward else "forward", start + again, end)]
         if again:
             parts.insert(0, ("recompute", start, start + again))
         for name, begin, stop in parts:
-            yield Event(replica=number, stage=0, kind=name, start_seconds=begin, end_seconds=stop, wave=wave, unit=unit)
+            yield TimelineEvent(
+                replica=number, stage=0, kind=name, start_seconds=begin, end_seconds=stop, wave=wave, unit=unit
+            )
 
 
 def _communication(plan: Plan, found: Mixed, number: int) -> tuple[Floats, Floats]:
@@ -108,7 +110,7 @@ def _communication(plan: Plan, found: Mixed, number: int) -> tuple[Floats, Float
     return np.maximum(forward, 0.0), np.maximum(backward, 0.0)
 
 
-def closing_events(plan: Plan, found: Mixed, number: int) -> Iterator[Event]:
+def closing_events(plan: Plan, found: Mixed, number: int) -> Iterator[TimelineEvent]:
     """Yield what follows the pipeline of a replica: communication between replicas that it does not hide, and
     then the gradient norm and the update, which begin when the slowest replica is done."""
     times, longest = found.replicas[number], max(replica.busy_seconds for replica in found.replicas)
@@ -120,4 +122,6 @@ def closing_events(plan: Plan, found: Mixed, number: int) -> Iterator[Event]:
         if exposed > 0.0:
             spans.insert(0, ("synchronise", times.pipeline_seconds, exposed))
         for kind, start, seconds in spans:
-            yield Event(replica=number, stage=stage, kind=kind, start_seconds=start, end_seconds=start + seconds)
+            yield TimelineEvent(
+                replica=number, stage=stage, kind=kind, start_seconds=start, end_seconds=start + seconds
+            )

@@ -14,21 +14,21 @@ SILENT = frozenset(("--ckpt-format", "--log-throughput", "--log-interval", "--pa
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ArgumentDifference:
     """Arguments to write, which replace those of the same name, and arguments to leave out."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
 
 
-def difference(before: Plan, after: Plan) -> Difference | None:
+def difference(before: Plan, after: Plan) -> ArgumentDifference | None:
     """Return what makes a command line for `before` one for `after`; None where Megatron-LM cannot run one of them."""
     try:
         old, new = (_arguments(plan) for plan in (before, after))
     except SpecError:
         return None
     added = tuple(shlex.join((flag, *values)) for flag, values in new.items() if old.get(flag) != values)
-    return Difference(added, tuple(flag for flag in old if flag not in new))
+    return ArgumentDifference(added, tuple(flag for flag in old if flag not in new))
 
 
 def _arguments(plan: Plan) -> dict[str, tuple[str, ...]]:

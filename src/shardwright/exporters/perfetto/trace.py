@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.iteration.mixed import mixed_iteration
-from shardwright.cost.iteration.timeline import Event, events
+from shardwright.cost.iteration.timeline import TimelineEvent, events
 from shardwright.cost.learned import default_efficiency
 from shardwright.errors import SpecError
 from shardwright.exporters.exported import Exported
@@ -52,7 +52,7 @@ def _names(plan: Plan) -> Iterator[dict[str, object]]:
             yield ordered("thread", number, place, thread=place)
 
 
-def _events(found: Iterable[Event]) -> Iterator[dict[str, object]]:
+def _events(found: Iterable[TimelineEvent]) -> Iterator[dict[str, object]]:
     for each in found:
         of_pass = {name: getattr(each, name) for name in PASS if getattr(each, name) >= 0}
         name = " ".join([NAMES.get(each.kind, each.kind), *map(str, [*of_pass.values()][:1])])

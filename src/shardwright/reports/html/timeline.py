@@ -8,7 +8,7 @@ import numpy as np
 
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.iteration.mixed import Mixed, mixed_iteration
-from shardwright.cost.iteration.timeline import Event, Kind, closing_events, pass_events
+from shardwright.cost.iteration.timeline import Kind, TimelineEvent, closing_events, pass_events
 from shardwright.plans.plan import Plan, Replica, Stage
 from shardwright.reports.html.section import Chart, Section, Table
 from shardwright.reports.text.quantities import counted
@@ -77,7 +77,7 @@ def _bars(plan: Plan, found: Mixed, number: int, first_row: int, budget: int) ->
     return bars, len(passes) - len(shown)
 
 
-def _bar(event: Event, first_row: int) -> list[Any]:
+def _bar(event: TimelineEvent, first_row: int) -> list[Any]:
     span = (event.start_seconds, event.end_seconds)
     which = (event.wave, event.unit) if event.unit >= 0 else (event.micro_batch, max(event.virtual_stage, 0))
     return [first_row + event.stage, ORDER.index(event.kind), *span, *which]

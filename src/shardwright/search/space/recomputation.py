@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.arrays import Ints
-from shardwright.cost.context import Context, Sharded
+from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.iteration.footprint import (
     Fixed,
     fewest_recomputed_layers,
@@ -25,7 +25,7 @@ from shardwright.search.space.expand import Axes, Rows
 from shardwright.search.space.layouts import most_recomputed_layers, recompute_counts
 
 
-def completions(context: Context, how: Axes, rows: Rows, shards: Sharded, starts: Ints) -> tuple[Rows, Ints, Ints]:
+def completions(context: Context, how: Axes, rows: Rows, shards: LayerRows, starts: Ints) -> tuple[Rows, Ints, Ints]:
     """Return the rows with every recomputation that fits and may be best, the index in `rows` of each, and how many
     candidates of each row in `rows` did not fit.
 
@@ -60,7 +60,7 @@ class _Group:
     """Rows of one pipeline shape with what their memory depends on."""
 
     rows: Rows
-    shards: Sharded
+    shards: LayerRows
     starts: Ints
     fixed: Fixed
     longest: Ints

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
-from shardwright.cost.context import Context, Sharded
+from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.footprint import P2P_BUFFERS, micro_batches
 from shardwright.cost.iteration.step import (
@@ -48,7 +48,7 @@ class _Split:
     on_next: Ints
 
 
-def sketch_seconds(context: Context, rows: Strategies, shards: Sharded) -> Floats:
+def sketch_seconds(context: Context, rows: Strategies, shards: LayerRows) -> Floats:
     """Return a lower bound of the iteration of every completion of `rows`, [N]. Rows may differ in shape."""
     split = _split(context, rows)
     layers = _layers_to_recompute(context, rows, shards, split)
@@ -83,7 +83,7 @@ def _sum(running: Floats, row: Ints, start: Ints | int, end: Ints | int) -> Floa
     return np.asarray(running[row, end] - running[row, start])
 
 
-def _pipeline(context: Context, rows: Strategies, shards: Sharded, split: _Split, layers: Ints) -> Floats:
+def _pipeline(context: Context, rows: Strategies, shards: LayerRows, split: _Split, layers: Ints) -> Floats:
     """Return a bound of the pipeline's time with `layers` layers of each virtual stage recomputed."""
     table, row, count = shards.table, shards.row, micro_batches(context, rows)
     ends = context.layer_count + 2
@@ -177,7 +177,7 @@ def _transfer_range(context: Context, rows: Strategies) -> tuple[Floats, Floats]
     return np.minimum(inside, outside), longest
 
 
-def _layers_to_recompute(context: Context, rows: Strategies, shards: Sharded, split: _Split) -> Ints:
+def _layers_to_recompute(context: Context, rows: Strategies, shards: LayerRows, split: _Split) -> Ints:
     """Return how many layers of a virtual stage must be recomputed at least for ranks 0 and 1 to fit under the most
     sharding and offload; 0 where selective recomputation may do."""
     if context.alike_after > 0:
@@ -208,7 +208,7 @@ def _layers_to_recompute(context: Context, rows: Strategies, shards: Sharded, sp
     return found
 
 
-def _tail(context: Context, rows: Strategies, shards: Sharded, split: _Split) -> Floats:
+def _tail(context: Context, rows: Strategies, shards: LayerRows, split: _Split) -> Floats:
     """Return the least that gradients and the optimizer of rank 0 add under any sharding and offload."""
     table, row = shards.table, shards.row
     slowdown = OVERLAP_SLOWDOWN * _transfer_range(context, rows)[1] * rows.vpp * rows.overlap_pp

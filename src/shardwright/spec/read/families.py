@@ -27,7 +27,7 @@ list, or all but every n-th (where negative, all but the first and every n-th af
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class ModelFamily:
     """The traits of a `model_type`.
 
     `tied`, `activation`, `rotary_base`, `rotary_fraction` and `dropout` hold where the config does not say; `sizes`
@@ -74,20 +74,20 @@ class Family:
     particular: str | None = None
 
 
-def _families() -> Mapping[str, Family]:
+def _families() -> Mapping[str, ModelFamily]:
     """Return the rows of the table; a row that is `like` another says what differs from it."""
-    found: dict[str, Family] = {}
+    found: dict[str, ModelFamily] = {}
     for name, row in [*_TABLE["bases"].items(), *_TABLE["families"].items()]:
         traits: dict[str, Any] = {
             trait: tuple(value) if isinstance(value, list) else value for trait, value in row.items()
         }
-        base = found[traits.pop("like")] if "like" in traits else Family()
+        base = found[traits.pop("like")] if "like" in traits else ModelFamily()
         found[name] = replace(base, **traits)
     return MappingProxyType({name: found[name] for name in _TABLE["families"]})
 
 
 _TABLE: Mapping[str, Mapping[str, Any]] = json.loads(shipped_file("shardwright.spec.read", "families.json"))
-FAMILIES: Mapping[str, Family] = _families()
+FAMILIES: Mapping[str, ModelFamily] = _families()
 SYNONYMS: Mapping[str, str] = MappingProxyType(_TABLE["synonyms"])
 REFUSED: Mapping[str, str] = MappingProxyType(
     {name: reason for reason, names in _TABLE["refused"].items() for name in names}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardwright.errors import Problem, SpecError
 from shardwright.spec.read import config_fields as spelled
 from shardwright.spec.read.config_fields import ConfigFields
-from shardwright.spec.read.families import Family
+from shardwright.spec.read.families import ModelFamily
 
 GATES = ("silu", "swish", "swiglu", "geglu", "reglu", "glu")
 UNGATED = ("relu", "relu2", "squared_relu", "xielu")
@@ -13,7 +13,7 @@ RECURRENT = ("mamba_d_state", "ssm_cfg", "ssm_state_size", "linear_num_key_heads
 REMEDY = "describe it in a YAML of dimensions, or take the guess with `accept_guess=True`"
 
 
-def guessed_family(fields: ConfigFields, model_type: str) -> Family:
+def guessed_family(fields: ConfigFields, model_type: str) -> ModelFamily:
     """Return the traits of an unknown family, by its fields and otherwise those of Llama; each is a guess."""
     activation = fields.text(*spelled.ACTIVATION, default="silu").casefold()
     root_mean_square = fields.has(("rms_norm_eps", "rms_norm_epsilon")) is not None
@@ -21,7 +21,7 @@ def guessed_family(fields: ConfigFields, model_type: str) -> Family:
     gated = activation in GATES or (root_mean_square and activation not in UNGATED)
     layer_norm = not root_mean_square and (mean_too or not gated)
     linear_bias = fields.flag("use_bias", default=fields.flag("add_bias_linear", default=False))
-    family = Family(
+    family = ModelFamily(
         gated=gated,
         norm="layernorm" if layer_norm else "rmsnorm",
         position="alibi" if fields.flag("alibi", default=False) else "rope",

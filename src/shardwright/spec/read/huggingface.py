@@ -11,7 +11,7 @@ from shardwright.errors import SpecError, bad
 from shardwright.spec.model import Layer, Model, RotaryScaling
 from shardwright.spec.read import config_fields as spelled
 from shardwright.spec.read.config_fields import MOST_LAYERS, MOST_WIDTH, ConfigFields
-from shardwright.spec.read.families import FAMILIES, SYNONYMS, Family, reject_refused
+from shardwright.spec.read.families import FAMILIES, SYNONYMS, ModelFamily, reject_refused
 from shardwright.spec.read.guesses import guessed_family, settle_guesses
 from shardwright.spec.read.huggingface_layers import layers_of, stated
 from shardwright.spec.text.fields import shown
@@ -56,7 +56,7 @@ def _text_fields(fields: ConfigFields) -> ConfigFields:
     return inner.over({**outer, **inner.section.fields})
 
 
-def _with_usual_sizes(fields: ConfigFields, family: Family, model_type: str) -> ConfigFields:
+def _with_usual_sizes(fields: ConfigFields, family: ModelFamily, model_type: str) -> ConfigFields:
     """Return the fields with the sizes that a config of this family may leave out, and say which."""
     missing = {key: size for key, size in family.sizes.items() if fields.section.fields.get(key) is None}
     for key, size in missing.items():
@@ -66,7 +66,7 @@ def _with_usual_sizes(fields: ConfigFields, family: Family, model_type: str) -> 
     return fields.over({**fields.section.fields, **missing})
 
 
-def _with_config(fields: ConfigFields, family: Family, model_type: str) -> tuple[Family, ConfigFields]:
+def _with_config(fields: ConfigFields, family: ModelFamily, model_type: str) -> tuple[ModelFamily, ConfigFields]:
     """Return traits and fields after what is particular to a family."""
     overlay: Mapping[str, object] = {}
     if model_type == "falcon":
@@ -101,11 +101,11 @@ def _with_config(fields: ConfigFields, family: Family, model_type: str) -> tuple
     return family, fields.over({**fields.section.fields, **overlay})
 
 
-def _gpt_bigcode(fields: ConfigFields, family: Family) -> tuple[Family, Mapping[str, object]]:
+def _gpt_bigcode(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFamily, Mapping[str, object]]:
     return family, {"num_key_value_heads": 1 if fields.flag("multi_query", default=True) else None}
 
 
-def _gpt_neo(fields: ConfigFields, family: Family) -> tuple[Family, Mapping[str, object]]:
+def _gpt_neo(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFamily, Mapping[str, object]]:
     """Global and local attention take turns unless `attention_layers` says otherwise."""
     count = fields.size(*spelled.LAYERS, most=MOST_LAYERS) or 1
     kinds = fields.layer_list("attention_layers") or ("global", "local") * (count // 2) + ("global",) * (count % 2)
@@ -113,11 +113,11 @@ def _gpt_neo(fields: ConfigFields, family: Family) -> tuple[Family, Mapping[str,
     return family, {"layer_types": types, "sliding_window": fields.size("window_size") or 256}
 
 
-def _stablelm(fields: ConfigFields, family: Family) -> tuple[Family, Mapping[str, object]]:
+def _stablelm(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFamily, Mapping[str, object]]:
     return replace(family, norms=1 if stated(fields, family.parallel) else 2), {}
 
 
-def _hunyuan(fields: ConfigFields, family: Family) -> tuple[Family, Mapping[str, object]]:
+def _hunyuan(fields: ConfigFields, family: ModelFamily) -> tuple[ModelFamily, Mapping[str, object]]:
     """Sizes may be listed by layer; equal entries are one size."""
     names = ("moe_topk", "moe_intermediate_size", "num_shared_expert")
     listed = {name: fields.section.fields.get(name) for name in names}
@@ -129,12 +129,14 @@ def _hunyuan(fields: ConfigFields, family: Family) -> tuple[Family, Mapping[str,
     return family, same
 
 
-CONFIGURED: Mapping[str, Callable[[ConfigFields, Family], tuple[Family, Mapping[str, object]]]] = MappingProxyType(
-    {"gpt_bigcode": _gpt_bigcode, "gpt_neo": _gpt_neo, "stablelm": _stablelm, "hunyuan_v1_moe": _hunyuan}
+CONFIGURED: Mapping[str, Callable[[ConfigFields, ModelFamily], tuple[ModelFamily, Mapping[str, object]]]] = (
+    MappingProxyType(
+        {"gpt_bigcode": _gpt_bigcode, "gpt_neo": _gpt_neo, "stablelm": _stablelm, "hunyuan_v1_moe": _hunyuan}
+    )
 )
 
 
-def _model(fields: ConfigFields, family: Family, model_type: str, title: str) -> Model:
+def _model(fields: ConfigFields, family: ModelFamily, model_type: str, title: str) -> Model:
     hidden = fields.required(*spelled.HIDDEN, most=MOST_WIDTH)
     vocab = fields.required(*spelled.VOCAB)
     count = fields.required(*spelled.LAYERS, most=MOST_LAYERS)
@@ -176,7 +178,7 @@ def _model(fields: ConfigFields, family: Family, model_type: str, title: str) ->
     )
 
 
-def _rotary(fields: ConfigFields, family: Family, head_dim: int) -> tuple[float, float]:
+def _rotary(fields: ConfigFields, family: ModelFamily, head_dim: int) -> tuple[float, float]:
     """Return the base of rotary positions, of the layers without window where layers differ, and the rotated part."""
     nested = fields.inner("rope_parameters")
     if nested is not None and nested.has(("full_attention",)):
@@ -227,7 +229,7 @@ def _bert_heads(fields: ConfigFields) -> tuple[bool, bool, bool]:
 
 
 def _extra_parameters(
-    fields: ConfigFields, model_type: str, family: Family, hidden: int, layers: tuple[Layer, ...]
+    fields: ConfigFields, model_type: str, family: ModelFamily, hidden: int, layers: tuple[Layer, ...]
 ) -> int:
     """Return what there is beside layers and embeddings: BERT's token types and heads, and rare biases."""
     extra = 0

@@ -22,7 +22,7 @@ from shardwright.spec.read.config_fields import (
     WIDTH,
     ConfigFields,
 )
-from shardwright.spec.read.families import Family, Stated
+from shardwright.spec.read.families import ModelFamily, Stated
 from shardwright.spec.text.fields import shown
 
 MARKS: Mapping[str, tuple[object, object]] = {"moe_layer_freq": (0, 1), "mlp_layer_types": ("dense", "sparse")}
@@ -34,7 +34,7 @@ SPARSE_STEP = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_in
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
-def layers_of(fields: ConfigFields, family: Family, hidden: int, count: int) -> tuple[Layer, ...]:
+def layers_of(fields: ConfigFields, family: ModelFamily, hidden: int, count: int) -> tuple[Layer, ...]:
     """Return `count` layers, equal ones as equal objects. Problems are added to the fields."""
     attention = _attention(fields, family, hidden)
     windows = _windows(fields, family, count)
@@ -61,7 +61,7 @@ def stated(fields: ConfigFields, trait: Stated) -> bool:
     return trait if isinstance(trait, bool) else fields.flag(trait[0], default=trait[1])
 
 
-def _vectors(family: Family, attention: Attention, moe: Moe | None, hidden: int) -> int:
+def _vectors(family: ModelFamily, attention: Attention, moe: Moe | None, hidden: int) -> int:
     """Return the weights of a layer outside its matrices and norms over the hidden width."""
     count = family.scalars + (attention.heads if family.sinks else 0)
     if attention.qk_norm and family.qk_norm_over == "projection":
@@ -71,7 +71,7 @@ def _vectors(family: Family, attention: Attention, moe: Moe | None, hidden: int)
     return count
 
 
-def _attention(fields: ConfigFields, family: Family, hidden: int) -> Attention:
+def _attention(fields: ConfigFields, family: ModelFamily, hidden: int) -> Attention:
     heads = fields.required(*HEADS, most=MOST_WIDTH)
     kv_heads = fields.size(*KV_HEADS, most=MOST_WIDTH) or heads
     latent = _latent(fields)
@@ -109,14 +109,14 @@ def _latent(fields: ConfigFields) -> LatentAttention | None:
     )
 
 
-def _dense(fields: ConfigFields, family: Family, hidden: int) -> Mlp | None:
+def _dense(fields: ConfigFields, family: ModelFamily, hidden: int) -> Mlp | None:
     width = fields.size(*DENSE_WIDTH, *WIDTH)
     if width is None and family.width_factor:
         width = int((fields.section.number("expansion_ratio") or family.width_factor) * hidden)
     return None if width is None else Mlp(width=width, gated=family.gated, bias=stated(fields, family.mlp_bias))
 
 
-def _windows(fields: ConfigFields, family: Family, count: int) -> tuple[int | None, ...]:
+def _windows(fields: ConfigFields, family: ModelFamily, count: int) -> tuple[int | None, ...]:
     """Return the sliding window of each layer, None for full attention: as listed, else as in the family."""
     listed = fields.layer_list("layer_types")
     if listed and len(listed) != count:
@@ -154,7 +154,7 @@ def _window(fields: ConfigFields, kind: str) -> int | None:
     return fields.required("sliding_window" if kind == SLIDING else "attention_chunk_size")
 
 
-def _moe(fields: ConfigFields, family: Family) -> Moe | None:
+def _moe(fields: ConfigFields, family: ModelFamily) -> Moe | None:
     """Return the mixture of experts; None where the config has no expert, or a single one."""
     experts = fields.size(*EXPERTS, most=MOST_WIDTH)
     if experts is None or experts < 2:
