@@ -8,11 +8,18 @@ from functools import cache
 import pytest
 
 import shardwright
+from shardwright.cost.context import Context
+from shardwright.cost.learned import default_efficiency
+from shardwright.cost.predict import predict
 from shardwright.plans.ranking import NoProgram, Ranking, SpmdProgram
 from shardwright.reports.text.programs import UNASKED, program_text, program_words
+from shardwright.search.mixed.entry import run_by_train
 from shardwright.search.planner import with_program
 from shardwright.search.programs.candidate import best_program
+from shardwright.search.space.axes import parse_pins
+from shardwright.search.uneven.search import uneven_fsdp
 from shardwright.spec.job import Job
+from shardwright.synthesis.baselines import fsdp
 
 BOX = "1x2x4090 + 1x2x3090"
 
@@ -53,6 +60,23 @@ def test_experts_are_priced_as_in_plans() -> None:
     found, plan = best_program(model, cluster, job), shardwright.plan(model, cluster, job).best.prediction
     assert isinstance(found, SpmdProgram) and plan is not None
     assert found.iteration_seconds == pytest.approx(plan.iteration_seconds, rel=0.1)
+
+
+def test_uneven_fsdp_as_a_program_is_the_strategy() -> None:
+    """Rows and state of the linear program are those of the search for shares; the time differs by the latencies of
+    small messages alone, where gradients are reduced in the type of their parameters."""
+    model, cluster = shardwright.load_model("gpt2"), shardwright.load_cluster("1x2xH100-SXM + 1x2xA100-SXM-80")
+    whole = job(64, precision="fp32")
+    program = best_program(model, cluster, whole, rules=fsdp)
+    contexts = [Context(model=model, pool=pool, job=whole, efficiency=default_efficiency()) for pool in cluster.pools]
+    space = parse_pins(["recompute=none"])
+    plan = uneven_fsdp(run_by_train(contexts, 0.9), cluster, space, lambda plan: True).plans[0]
+    assert isinstance(program, SpmdProgram) and program.steps == 1
+    assert program.iteration_seconds == pytest.approx(predict(plan, default_efficiency()).iteration_seconds, rel=0.03)
+    for share, replica in zip(program.shares, plan.replicas, strict=True):
+        assert share.gpu == replica.stages[0].gpu and replica.rows is not None and replica.state is not None
+        assert 64 * share.rows == pytest.approx(replica.rows, abs=1.0)
+        assert share.state == pytest.approx(replica.state / plan.optimizer.parts)
 
 
 @pytest.mark.parametrize(

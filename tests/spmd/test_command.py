@@ -80,6 +80,10 @@ def test_plan_show_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     assert "torchrun --nproc-per-node" in refused(run(["spmd", "train", step, "mine:task"]))
     assert "mine has no 'nothing'" in refused(run(["spmd", "plan", "mine:nothing", "--cluster", CLUSTER]))
+    other = ["spmd", "plan", "mine:task", "--cluster", CLUSTER, "--strategy"]
+    fsdp = run([*other, "uneven-fsdp", "--json"])
+    assert fsdp.code == 0 and json.loads(fsdp.out)["shares"].keys() == {"compute", "state"}
+    assert "one of any, uneven-fsdp" in refused(run([*other, "pipeline"]))
 
 
 def trained_alone() -> tuple[list[float], dict[str, torch.Tensor]]:

@@ -62,13 +62,19 @@ def plan(
     cluster: Annotated[str, typer.Option(metavar="FILE|SHORT", help="A cluster file, or 2x8xA100-SXM-80+….")],
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the step here.")] = None,
     efficiency: Annotated[float, typer.Option(metavar="PART", help="Of their peak, what the GPUs reach.")] = 0.5,
+    strategy: Annotated[
+        str, typer.Option(metavar="NAME", help="any, uneven-fsdp, data-parallel or hap: what the program may be.")
+    ] = "any",
     json: Json = False,
 ) -> None:
     from shardwright.spec.read.cluster import load_cluster
+    from shardwright.synthesis.baselines import STRATEGIES
 
     require_writable(out, [], json=json)
     if not 0 < efficiency <= 1:
         raise bad(f"--efficiency {efficiency}", "is not above 0 and at most 1", "0.5 is half of the peak")
+    if strategy not in STRATEGIES:
+        raise bad(f"--strategy {strategy}", "is no strategy of programs", f"one of {', '.join(STRATEGIES)}")
     where = load_cluster(cluster)
     _require_torch()
     from shardwright.spmd.document import to_text
@@ -77,7 +83,9 @@ def plan(
 
     wanted = load_task(task)
     with progress("searching for the fastest program"):
-        found = synthesize(wanted.skeleton(), wanted.batch, wanted.loss, where, efficiency=efficiency, say=_say)
+        found = synthesize(
+            wanted.skeleton(), wanted.batch, wanted.loss, where, efficiency=efficiency, strategy=strategy, say=_say
+        )
     if out is not None:
         deliver(to_text(found), out)
     if json:

@@ -13,6 +13,7 @@ from shardwright.spmd.cluster import machines_of
 from shardwright.spmd.document import Synthesized
 from shardwright.spmd.trace import Loss, trace
 from shardwright.spmd.training import state_names
+from shardwright.synthesis.baselines import STRATEGIES
 from shardwright.synthesis.synthesize import synthesize as search
 
 Say = Callable[[str], None]
@@ -26,13 +27,14 @@ def synthesize(
     cluster: Cluster,
     *,
     efficiency: float = 0.5,
+    strategy: str = "any",
     say: Say = lambda _: None,
 ) -> Synthesized:
     """Return the fastest program found for training `module` on all GPUs of `cluster`.
 
     `loss(module, example_inputs)` is one training step on the whole batch. `efficiency` is the part of their peak that
-    the GPUs reach. `say` is told what is going on. Raises `SpecError` where the module cannot be traced, or nothing
-    fits the memory.
+    the GPUs reach, `strategy` one of `STRATEGIES`. `say` is told what is going on. Raises `SpecError` where the module
+    cannot be traced, or nothing fits the memory.
     """
     started = time.perf_counter()
     graph = trace(module, example_inputs, loss, say)
@@ -42,7 +44,7 @@ def synthesize(
     kinds = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
     precision = PRECISIONS.get(kinds.pop() if len(kinds) == 1 else "float32", "fp32")
     machines = machines_of(cluster, precision, efficiency)
-    program = search(graph, machines)
+    program = search(graph, machines, rules=STRATEGIES[strategy])
     notes = {**program.notes, "machines": machines.machine_of.tolist(), "devices": [d.name for d in machines.device_of]}
     say(f"found the program in {_since(started)}")
     return Synthesized(graph=graph, program=replace(program, notes=notes), names=state_names(module))

@@ -34,6 +34,11 @@ def _by_rows(rule: Rule, rows: int) -> bool:
     return rule.cut is not None and rule.cut.units == rows
 
 
+def everything(these: Decisions, costs: Prices) -> Bools:
+    """Return all rules [R]."""
+    return np.ones(len(costs.compute), dtype=bool)
+
+
 def data_parallel(these: Decisions, costs: Prices) -> Bools:
     """Return the rules of data parallelism [R]."""
     rows = batch_of(these)
@@ -75,6 +80,9 @@ def hap(these: Decisions, costs: Prices) -> Bools:
     return _allowed(these, costs, allowed)
 
 
+STRATEGIES: dict[str, Rules] = {
+    "any": everything, "uneven-fsdp": fsdp, "data-parallel": data_parallel, "hap": hap
+}  # fmt: skip
 SUMS = frozenset(("add.Tensor", "sum.dim_IntList", "view", "t", "permute", "stack", "unbind.int"))
 
 

@@ -25,15 +25,15 @@ GAIN = 1e-4  # relative; what improves less does not count
 MOST = 60  # neighbourhoods
 
 
-def improved(these: Decisions, costs: Prices, choice: Choice) -> Choice:
-    """Return the choice, or a better one that fits."""
+def improved(these: Decisions, costs: Prices, choice: Choice, allowed: Bools) -> Choice:
+    """Return the choice, or a better one of `allowed` rules [R] that fits."""
     program = integer_program(these, costs)
     for row in choice.hint.rows if choice.hint else ():
         program.rows.add_dense(time_row(program, row), low=0.0)
     near = neighbourhoods(these)
     missed = number = 0
     while missed < len(near) and number < MOST:
-        better = _best_near(these, costs, program, choice, near[number % len(near)])
+        better = _best_near(these, costs, program, choice, near[number % len(near)], allowed)
         missed, number = (missed + 1, number + 1) if better is None else (0, number + 1)
         choice = better or choice
     return choice
@@ -59,11 +59,13 @@ def _around(start: int, beside: list[set[int]]) -> Ints:
     return np.array(found[:FREE])
 
 
-def _best_near(these: Decisions, costs: Prices, program: IntegerProgram, choice: Choice, free: Ints) -> Choice | None:
+def _best_near(
+    these: Decisions, costs: Prices, program: IntegerProgram, choice: Choice, free: Ints, allowed: Bools
+) -> Choice | None:
     """Return a better choice that differs in `free` decisions alone."""
     values = columns_of(these, costs, program, choice)
     part = restricted(program.costs, program.rows, values, _free(these, costs, program, free))
-    upper = np.ones(len(part.columns))
+    upper = np.concatenate([allowed, np.ones(len(values) - len(allowed))])[part.columns]
     upper[-1] = values[-1] * (1 - GAIN)
     integer = part.columns < len(costs.compute)
     found = solve(part.costs, part.rows, lower=np.zeros(len(upper)), upper=upper, integer=integer, most_nodes=NODES)

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwright.errors import bad
 from shardwright.progress import tell
-from shardwright.synthesis.baselines import data_parallel, fsdp, hap
+from shardwright.synthesis.baselines import Rules, data_parallel, everything, fsdp, hap
 from shardwright.synthesis.best_rules import best, relaxed
 from shardwright.synthesis.choice import Choice
 from shardwright.synthesis.decisions import Decisions, decisions
@@ -56,9 +56,11 @@ class Synthesis:
         return self.choice.seconds.total / self.exact.seconds.total - 1.0
 
 
-def synthesize(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = True) -> Program:
-    """Return the fastest program found for `graph` on `net`. Raises `SpecError` if none fits the memory."""
-    found = search(graph, net, gap=gap, overlap=overlap)
+def synthesize(
+    graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = True, rules: Rules = everything
+) -> Program:
+    """Return the fastest program of `rules` found for `graph` on `net`. Raises `SpecError` if none fits the memory."""
+    found = search(graph, net, gap=gap, overlap=overlap, rules=rules)
     made = program(graph, found.these, found.choice, net, found.shares)
     notes = {
         "rounding_loss": found.rounding_loss,
@@ -70,20 +72,23 @@ def synthesize(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool =
     return replace(made, notes=notes)
 
 
-def search(graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = True) -> Synthesis:
+def search(
+    graph: Graph, net: Machines, *, gap: float = GAP, overlap: bool = True, rules: Rules = everything
+) -> Synthesis:
     """Return the best rules and shares found. Raises `SpecError` if none fits the memory."""
-    found = best_of(decisions(graph, ranks=net.ranks, state_ratio=True), net, gap=gap, overlap=overlap)
+    found = best_of(decisions(graph, ranks=net.ranks, state_ratio=True), net, gap=gap, overlap=overlap, rules=rules)
     if found is None:
         raise bad("spmd", "no program fits the memory of the devices", remedies(graph, net))
     return found
 
 
 def best_of(
-    these: Decisions, net: Machines, *, gap: float = GAP, overlap: bool = True, branch: bool = True
-) -> Synthesis | None:
-    """Return the best rules and shares found, None if none fits the memory. Without `branch` the bound is that of the
-    linear relaxation, and takes a fraction of the time."""
-    problem = Problem(these=these, net=net, gap=gap, overlap=overlap)
+    these: Decisions, net: Machines, *, gap: float = GAP, overlap: bool = True, branch: bool = True,
+    rules: Rules = everything,
+) -> Synthesis | None:  # fmt: skip
+    """Return the best choice of `rules` and shares found, None if none fits the memory. Without `branch` the bound is
+    that of the linear relaxation, and takes a fraction of the time."""
+    problem = Problem(these=these, net=net, gap=gap, overlap=overlap, rules=rules)
     first = starts(net)
     roomy = [start for start in first if _has_room(these, net, start)]
     found = sorted(_from(problem, roomy), key=lambda one: one[0].seconds.total)
@@ -93,8 +98,8 @@ def best_of(
             break
     kept = [one for one in (in_whole_units(problem, *one) for one in found) if one is not None]
     tell(0.6)
-    for start, rules in product(first[:2], (data_parallel, fsdp, hap)):
-        rival = limited(problem, start, rules, below=min((one.seconds for one in kept), default=np.inf))
+    for start, others in product(first[:2], (data_parallel, fsdp, hap)):
+        rival = limited(problem, start, others, below=min((one.seconds for one in kept), default=np.inf))
         found += [rival] if rival else []
         kept += [one for one in [rival and in_whole_units(problem, *rival)] if one is not None]
     tell(0.8)
@@ -119,7 +124,8 @@ def _bounded(problem: Problem, found: Synthesis, *, branch: bool) -> Synthesis:
     came with is of the shares that the last integer program had, before they were improved and rounded."""
     choice, costs = found.choice, problem.prices(found.shares)
     branch = branch and found.exact.gap <= NEAR
-    final = best(problem.these, costs, gap=problem.gap, hint=choice.hint, branch=branch, known=choice)
+    allowed = problem.rules(problem.these, costs)
+    final = best(problem.these, costs, gap=problem.gap, allowed=allowed, hint=choice.hint, branch=branch, known=choice)
     if final is None:
         bound = relaxed(problem.these, costs).bound_seconds
         final = replace(choice, bound_seconds=min(bound, choice.seconds.total))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.synthesis.baselines import Rules
+from shardwright.synthesis.baselines import Rules, everything
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.choice import Choice, Hint, time_of
 from shardwright.synthesis.decisions import Decisions
@@ -25,12 +25,14 @@ CLOSE = 0.02  # of the bound: neighbourhoods are not looked at
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What to choose, for which machines, how close to the bound, and whether what can wait is hidden."""
+    """What to choose, for which machines, how close to the bound, whether what can wait is hidden, and among which
+    rules."""
 
     these: Decisions
     net: Machines
     gap: float
     overlap: bool
+    rules: Rules = everything
 
     def prices(self, shares: Shares) -> Prices:
         """Return the prices at some shares."""
@@ -50,7 +52,9 @@ def turns(problem: Problem, start: Shares, hint: Hint | None = None) -> tuple[Ch
     found: tuple[Choice, Shares] | None = None
     shares = start
     for _ in range(TURNS):
-        choice = best(problem.these, problem.prices(shares), gap=problem.gap, hint=hint, branch=False)
+        costs = problem.prices(shares)
+        allowed = problem.rules(problem.these, costs)
+        choice = best(problem.these, costs, gap=problem.gap, allowed=allowed, hint=hint, branch=False)
         if choice is None or (found and not _better(choice, found[0])):
             break
         hint = choice.hint
@@ -64,7 +68,8 @@ def turns(problem: Problem, start: Shares, hint: Hint | None = None) -> tuple[Ch
 def polished(problem: Problem, choice: Choice, shares: Shares) -> tuple[Choice, Shares]:
     """Return what turns of neighbourhoods and shares lead to, where the bound leaves room."""
     while choice.gap > CLOSE:
-        near = improved(problem.these, problem.prices(shares), choice)
+        costs = problem.prices(shares)
+        near = improved(problem.these, costs, choice, problem.rules(problem.these, costs))
         if not _better(near, choice):
             break
         choice, shares = reshared(problem, near, shares)
@@ -88,10 +93,10 @@ def reshared(problem: Problem, choice: Choice, shares: Shares) -> tuple[Choice, 
 
 
 def limited(problem: Problem, shares: Shares, rules: Rules, *, below: float = np.inf) -> tuple[Choice, Shares] | None:
-    """Return what others would run, None if it does not fit or takes `below` seconds or more: what is found must never
-    be slower than that, not even by the gap."""
+    """Return what others would run, None if it does not fit, is not allowed, or takes `below` seconds or more: what is
+    found must never be slower than that, not even by the gap."""
     costs = problem.prices(shares)
-    allowed = rules(problem.these, costs)
+    allowed = rules(problem.these, costs) & problem.rules(problem.these, costs)
     choice = best(problem.these, costs, gap=problem.gap, allowed=allowed, branch=False, below=below)
     return None if choice is None else (choice, shares)
 

@@ -26,6 +26,7 @@ from shardwright.search.programs.devices import machines_of, room_bytes
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+from shardwright.synthesis.baselines import Rules, everything
 from shardwright.synthesis.decisions import Decisions, State, decisions
 from shardwright.synthesis.graph import ITEM_BYTES
 from shardwright.synthesis.machines import Machines
@@ -42,9 +43,15 @@ LAUNCHES = 2.0  # passes of a step: forward and backward
 
 
 def best_program(
-    model: Model, cluster: Cluster, job: Job, *, fit: float = 0.9, efficiency: Efficiency | None = None
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    *,
+    fit: float = 0.9,
+    efficiency: Efficiency | None = None,
+    rules: Rules = everything,
 ) -> SpmdProgram | NoProgram:
-    """Return the fastest SPMD program for `job` on all GPUs of `cluster`, or why there is none.
+    """Return the fastest SPMD program of `rules` for `job` on all GPUs of `cluster`, or why there is none.
 
     Its seconds come from the same cost model as those of plans: GPUs are as fast as their layers are there, links as
     fast as `shardwright train` finds them, the optimizer's state is as large, and each GPU keeps the memory free that
@@ -59,7 +66,7 @@ def best_program(
     contexts = run_by_train(plain, fit)
     steps = [count for count in range(1, job.global_batch + 1) if job.global_batch % count == 0]
     for count in _that_may_fit(contexts, steps)[:MOST_TRIED]:
-        found = _in_steps(contexts, count)
+        found = _in_steps(contexts, count, rules)
         if found is not None:
             return found
     return NoProgram("none fits the memory of the GPUs")
@@ -110,12 +117,12 @@ def _that_may_fit(contexts: Sequence[Context], steps: Sequence[int]) -> list[int
     return found
 
 
-def _in_steps(contexts: Sequence[Context], steps: int) -> SpmdProgram | None:
+def _in_steps(contexts: Sequence[Context], steps: int, rules: Rules) -> SpmdProgram | None:
     """Return the best program for a batch that goes in so many parts, None if none fits."""
     rows = contexts[0].job.global_batch // steps
     these = _decisions(contexts, rows, steps)
     net = machines_of(contexts, these, rows)
-    found = best_of(these, net, branch=False)
+    found = best_of(these, net, branch=False, rules=rules)
     if found is None:
         return None
     costs = prices(these, net, found.shares)
