@@ -13,9 +13,7 @@ from spmd import HAP
 from shardwright.synthesis.models.transformers import GPT2, language_model
 from shardwright.synthesis.synthesize import search, synthesize
 
-ROOMY = replace(
-    HAP, machines=tuple(replace(one, device=replace(one.device, memory_bytes=1e15)) for one in HAP.machines)
-)
+ROOMY = HAP.unlimited()
 DEPTHS = (12, 24, 96)
 ROWS = (4, 16, 32, 128)  # a GPU
 

@@ -45,7 +45,7 @@ def test_a_random_program_equals_the_module(name: str, seed: int, ranks: int) ->
 def test_uneven_fsdp_equals_the_module() -> None:
     """Rows by speed, every matrix stored by a share of its own, which memory makes another one."""
     case = traced("gpt2")
-    roomy = replace(unequal(), machines=(unequal().machines[0], _smaller(unequal().machines[1], 5e5)))
+    roomy = replace(unequal(), machines=(unequal().machines[0], _smaller(unequal().machines[1], 1.6e5)))
     program = synthesize(case.graph, roomy, rules=STRATEGIES["uneven-fsdp"])
     values = case.graph.by_name()
     for ref in case.graph.parameters.values():

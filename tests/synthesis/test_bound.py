@@ -9,7 +9,8 @@ from tests.synthesis.test_synthesize import GRAPHS
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import decisions
 from shardwright.synthesis.prices import prices
-from shardwright.synthesis.synthesize import search, starts
+from shardwright.synthesis.starts import starts
+from shardwright.synthesis.synthesize import search
 
 
 @pytest.mark.parametrize("gap", [2e-3, 5e-2])
@@ -28,7 +29,7 @@ def test_no_choice_at_the_final_shares_is_below_the_bound(name: str, gap: float)
 def test_what_an_earlier_search_left_does_not_change_the_answer(name: str) -> None:
     net = unequal()
     these = decisions(GRAPHS[name](), ranks=net.ranks, state_ratio=True)
-    first, second = starts(net)[:2]
+    first, second = starts(these, net)[:2]
     before = best(these, prices(these, net, first))
     costs = prices(these, net, second)
     assert before is not None

@@ -16,7 +16,7 @@ from shardwright.synthesis.choice import Choice
 from shardwright.synthesis.decisions import decisions
 from shardwright.synthesis.integer_program import IntegerProgram, broken, integer_program
 from shardwright.synthesis.prices import prices
-from shardwright.synthesis.synthesize import starts
+from shardwright.synthesis.starts import starts
 
 NET = unequal(network=2e7)
 
@@ -34,7 +34,7 @@ def columns(program: IntegerProgram, first: np.ndarray, choice: Choice) -> np.nd
 def test_no_row_is_above_the_time_of_a_choice(name: str, rules: Rules) -> None:
     these = decisions(GRAPHS[name](), ranks=NET.ranks, state_ratio=True)
     assert max(these.weights) == 3  # five layers: the middle one stands for three
-    for shares in starts(NET):
+    for shares in starts(these, NET):
         costs = prices(these, NET, shares)
         choice = best(these, costs, allowed=rules(these, costs), branch=False)
         assert choice is not None
@@ -53,7 +53,7 @@ def test_rows_inside_a_stretch_that_stands_for_several_would_be() -> None:
     above = []
     for network in (2e7, 5e7, 1e8, 2e8, 4e8):
         net = unequal(network=network)
-        costs = prices(these, net, starts(net)[0])
+        costs = prices(these, net, starts(these, net)[0])
         choice = best(these, costs, allowed=fsdp(these, costs), branch=False)
         assert choice is not None
         program = integer_program(these, costs)

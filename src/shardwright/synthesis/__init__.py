@@ -35,6 +35,7 @@ How it is chosen:
 * `neighbourhoods`: better rules near a choice
 * `ratios`: the best shares for fixed rules
 * `rounding`: whole units for exact shares
+* `starts`: shares to start from
 * `turns`: rules and shares in turns
 * `synthesize`: the best of several starts, in whole units
 * `remedies`: what would help where nothing fits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -82,6 +82,11 @@ class Machines:
     def limits(self) -> Floats:
         """The bytes that a device of each class has, [classes]."""
         return np.array([machine.device.memory_bytes for machine, _ in self.classes])
+
+    def unlimited(self) -> Machines:
+        """Return the machines with memory without end."""
+        machines = [replace(one, device=replace(one.device, memory_bytes=np.inf)) for one in self.machines]
+        return replace(self, machines=tuple(machines))
 
     def proportional(self) -> tuple[float, ...]:
         """Return the shares in proportion to the speed of the devices."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import ADAM, State, decisions
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machine, Machines
-from shardwright.synthesis.prices import Shares, prices
-from shardwright.synthesis.properties import COMPUTE, STATE
+from shardwright.synthesis.prices import prices
+from shardwright.synthesis.starts import by_memory
 
 WITHOUT_MOMENTS = State(bytes=1.0)
 MOST_DEVICES = 256  # more are not proposed
@@ -57,13 +55,6 @@ def fits(graph: Graph, net: Machines, state: State = ADAM) -> bool:
     these = decisions(graph, ranks=net.ranks, state_ratio=True, state=state)
     costs = prices(these, net, by_memory(net))
     return best(these, costs, branch=False) is not None
-
-
-def by_memory(net: Machines) -> Shares:
-    """Return shares of rows and of state in proportion to the memory of the devices."""
-    memory = np.array([device.memory_bytes for device in net.device_of])
-    row = tuple((memory / memory.sum()).tolist()) if np.isfinite(memory).all() else net.even()
-    return Shares(exact={COMPUTE: row, STATE: row})
 
 
 def _roomiest(net: Machines) -> Machine:

@@ -21,12 +21,13 @@ from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.extract import program, replicated_share, unknown
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machines
-from shardwright.synthesis.memory import alone, rank_bytes
+from shardwright.synthesis.memory import rank_bytes
 from shardwright.synthesis.prices import Shares
 from shardwright.synthesis.program import Program
-from shardwright.synthesis.properties import COMPUTE, FEATURES, STATE, Sharded
-from shardwright.synthesis.remedies import by_memory, remedies
+from shardwright.synthesis.properties import Sharded
+from shardwright.synthesis.remedies import remedies
 from shardwright.synthesis.rounding import rounded
+from shardwright.synthesis.starts import by_memory, starts
 from shardwright.synthesis.turns import Problem, limited, polished, turns
 
 GAP = 2e-3
@@ -89,9 +90,9 @@ def best_of(
     """Return the best choice of `rules` and shares found, None if none fits the memory. Without `branch` the bound is
     that of the linear relaxation, and takes a fraction of the time."""
     problem = Problem(these=these, net=net, gap=gap, overlap=overlap, rules=rules)
-    first = starts(net)
-    roomy = [start for start in first if _has_room(these, net, start)]
-    found = sorted(_from(problem, roomy), key=lambda one: one[0].seconds.total)
+    first = starts(these, net)
+    found = list(_from(problem, first)) or list(_from(problem, [by_memory(net)]))
+    found.sort(key=lambda one: one[0].seconds.total)
     for one in found[:POLISHED]:
         found.append(polished(problem, *one))
         if found[-1][0].gap <= FAR and len(these.decisions) > FEW:
@@ -103,8 +104,8 @@ def best_of(
         found += [rival] if rival else []
         kept += [one for one in [rival and in_whole_units(problem, *rival)] if one is not None]
     tell(0.8)
-    if not found:
-        kept = [one for one in (in_whole_units(problem, *one) for one in _from(problem, [by_memory(net)])) if one]
+    if found and not kept:
+        kept = [one for one in [_others_in_whole_units(problem, *found[0])] if one is not None]
     return _bounded(problem, min(kept, key=lambda one: one.seconds), branch=branch) if kept else None
 
 
@@ -140,22 +141,11 @@ def in_whole_units(problem: Problem, choice: Choice, shares: Shares) -> Synthesi
     return Synthesis(these=problem.these, exact=choice, shares=whole, choice=problem.priced(choice, whole))
 
 
-def starts(net: Machines) -> list[Shares]:
-    """Return the shares from which the turns start: proportional to speed, even, half way between, and the fastest kind
-    of devices alone; one if all devices are alike. State is shared evenly at first."""
-    rows = [net.proportional(), net.even()]
-    rows.append(tuple(float(one) for one in np.mean(rows, axis=0)))
-    fastest = net.flops_per_second >= net.flops_per_second.max()
-    rows.append(tuple((fastest / fastest.sum()).tolist()))
-    return [Shares(exact={COMPUTE: row, FEATURES: row, STATE: net.even()}) for row in dict.fromkeys(rows)]
-
-
-def _has_room(these: Decisions, net: Machines, start: Shares) -> bool:
-    """Return whether the devices that are at work have room together for what one would hold alone; all may always
-    be tried."""
-    at_work = np.array(start.row(COMPUTE)) > 0
-    room = sum(device.memory_bytes for device, there in zip(net.device_of, at_work, strict=True) if there)
-    return bool(at_work.all() or alone(these).max() <= room)
+def _others_in_whole_units(problem: Problem, choice: Choice, shares: Shares) -> Synthesis | None:
+    """Return the best choice at the units that shares round to, where units are few and memory is scarce."""
+    whole = whole_units(problem.these, shares)
+    found = problem.best(whole, choice.hint)
+    return None if found is None else Synthesis(these=problem.these, exact=choice, shares=whole, choice=found)
 
 
 def whole_units(these: Decisions, shares: Shares) -> Shares:

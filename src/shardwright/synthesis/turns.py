@@ -38,6 +38,12 @@ class Problem:
         """Return the prices at some shares."""
         return prices(self.these, self.net, shares, overlap=self.overlap)
 
+    def best(self, shares: Shares, hint: Hint | None = None) -> Choice | None:
+        """Return the best choice at some shares, None if none is found that fits."""
+        costs = self.prices(shares)
+        allowed = self.rules(self.these, costs)
+        return best(self.these, costs, gap=self.gap, allowed=allowed, hint=hint, branch=False)
+
     def priced(self, choice: Choice, shares: Shares) -> Choice:
         """Return the choice priced at other shares."""
         return replace(choice, seconds=time_of(self.these, self.prices(shares), choice.rules, choice.sent))
@@ -52,9 +58,7 @@ def turns(problem: Problem, start: Shares, hint: Hint | None = None) -> tuple[Ch
     found: tuple[Choice, Shares] | None = None
     shares = start
     for _ in range(TURNS):
-        costs = problem.prices(shares)
-        allowed = problem.rules(problem.these, costs)
-        choice = best(problem.these, costs, gap=problem.gap, allowed=allowed, hint=hint, branch=False)
+        choice = problem.best(shares, hint)
         if choice is None or (found and not _better(choice, found[0])):
             break
         hint = choice.hint
