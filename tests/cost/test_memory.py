@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.cost.samples import context, gpt, llama, mixtral, pool, row, shard
 from tests.search.problems import Problem, problems, some_candidates
 
-from shardwright.cost.context import Context, sharded
+from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.evaluate import evaluate
 from shardwright.cost.iteration.footprint import fixed_bytes, footprint, held_parameters, kept_activations
 from shardwright.cost.memory.activations import layer_activation_bytes
@@ -76,7 +76,7 @@ def test_the_first_stage_holds_the_activations_of_the_papers_equation(paper):
 
 def first_rank(where: Context, rows: Strategies):
     starts = starts_of(where, rows)
-    shards = sharded(where, rows)
+    shards = layer_rows(where, rows)
     return kept_activations(where, rows, shards, starts)[0, :, 0].mean(), fixed_bytes(where, rows, shards, starts)
 
 
@@ -114,7 +114,7 @@ def test_no_sharding_or_offload_needs_less_than_the_least_state(precision, optim
 def test_the_states_of_a_real_model_add_up_over_its_gpus():
     where = context(mixtral(8, 1024, 8, 4, 3584, 32000, 8, 2), pool(2, 8), Job(global_batch=16, seq_len=1024))
     rows = strategies([row(where, tp=2, pp=4, dp=2, ep=2, etp=2, sequence_parallel=True, sharding=ZERO1)])
-    peak = footprint(where, rows, sharded(where, rows), starts_of(where, rows))
+    peak = footprint(where, rows, layer_rows(where, rows), starts_of(where, rows))
     expert = 8 * where.model.expert_layer_parameters(where.model.layers[0])
     dense = where.model.parameters - expert
     # Each of two data-parallel copies has half of the experts, so that nobody shares their optimizer state.
@@ -129,7 +129,7 @@ def test_a_tied_embedding_is_one_matrix_on_one_rank_and_two_on_a_pipeline():
     )
     for pp, copies in ((1, 1), (2, 2)):
         rows = strategies([row(where, pp=pp)])
-        held = held_parameters(where, rows, sharded(where, rows), starts_of(where, rows)).dense.sum()
+        held = held_parameters(where, rows, layer_rows(where, rows), starts_of(where, rows)).dense.sum()
         assert held == pytest.approx(where.model.parameters + (copies - 1) * 50304 * 1024)
 
 
@@ -185,5 +185,5 @@ def total_activations(where: Context, rows: Strategies) -> np.ndarray:
     total = np.zeros(len(rows))
     for place in range(len(rows)):
         one = rows.take(slice(place, place + 1))
-        total[place] = kept_activations(where, one, sharded(where, one), starts_of(where, one)).sum()
+        total[place] = kept_activations(where, one, layer_rows(where, one), starts_of(where, one)).sum()
     return total

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cost.samples import context, llama, pool, row, shard
 
-from shardwright.cost.context import sharded
+from shardwright.cost.context import layer_rows
 from shardwright.cost.iteration.evaluate import evaluate
 from shardwright.cost.iteration.footprint import footprint
 from shardwright.cost.memory.activations import layer_activation_bytes
@@ -94,7 +94,7 @@ def test_gathered_states_stay_for_tensor_parallel_ranks_alone():
     for tp in (1, 8):
         rows = strategies([row(where, tp=tp, sequence_parallel=tp > 1)])
         starts = boundaries(where.layer_count, 1, rows.first_layers, rows.last_layers)
-        buffers.append(footprint(where, rows, sharded(where, rows), starts).buffers[0, 0])
+        buffers.append(footprint(where, rows, layer_rows(where, rows), starts).buffers[0, 0])
     assert buffers == [0.0, pytest.approx(memory_facts("nanotron").gathered * 4096 * 2048)]
 
 

@@ -10,7 +10,7 @@ from tests.cost.samples import context, llama, mixtral, pool, row
 
 from shardwright.cost.compute.efficiency import SATURATED
 from shardwright.cost.compute.orthogonalisation import orthogonalisation_flops, work_of
-from shardwright.cost.context import Context, sharded
+from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.footprint import HeldParameters, held_parameters, states
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.network.collectives import exchange_seconds, group
@@ -41,7 +41,7 @@ def test_the_work_of_a_model_is_that_of_its_matrices() -> None:
 def held_under(**columns) -> tuple[Context, Strategies, HeldParameters]:
     where = context(DENSE, pool(nodes=64), JOB)
     rows = strategies([row(where, **columns)])
-    return where, rows, held_parameters(where, rows, sharded(where, rows), starts_of(where, rows))
+    return where, rows, held_parameters(where, rows, layer_rows(where, rows), starts_of(where, rows))
 
 
 def starts_of(where: Context, rows: Strategies) -> np.ndarray:
@@ -74,7 +74,7 @@ def test_no_rank_owns_less_than_a_matrix() -> None:
 def test_embedding_and_head_keep_both_moments(pp: int) -> None:
     """Under Muon a weight of a layer has 8 bytes of state, one of the ends 12, on the ranks that have these."""
     where, rows, held = held_under(pp=pp, dp=2)
-    state = states(where, rows, sharded(where, rows), held)[2][0]
+    state = states(where, rows, layer_rows(where, rows), held)[2][0]
     ends = np.zeros(pp)
     ends[0] += DENSE.embedding_parameters
     ends[-1] += DENSE.head_parameters

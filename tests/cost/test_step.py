@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.cost.samples import context, gpt, gpu, llama, mixtral, pool, row
 from tests.search.problems import Problem, problems, some_candidates
 
-from shardwright.cost.context import Context, sharded
+from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.batch import iteration
 from shardwright.cost.iteration.evaluate import evaluate
 from shardwright.cost.iteration.step import optimizer_seconds, stage_times, transfers
@@ -73,7 +73,7 @@ def test_overlapped_transfers_are_never_slower(ranks, chunks, groups, hidden, ba
 def parts_of(where: Context, rows: Strategies):
     stages = int(rows.pp[0] * rows.vpp[0])
     starts = boundaries(where.layer_count, stages, rows.first_layers, rows.last_layers)
-    shards = sharded(where, rows)
+    shards = layer_rows(where, rows)
     return iteration(where, rows, shards, starts), stage_times(where, rows, shards, starts), shards, starts
 
 

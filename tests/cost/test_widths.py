@@ -12,7 +12,7 @@ from tests.cost.samples import BARE, llama, mixtral, pool, row, shard
 from shardwright.arrays import Floats
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.compute.operator_table import OperatorTable
-from shardwright.cost.context import Context, sharded
+from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.step import (
     StageTimes,
@@ -55,7 +55,7 @@ def at(job: Job, **columns) -> tuple[Context, Strategies]:
 
 def widening(job: Job, name: str, **columns) -> float:
     """Return the seconds in a layer table over those of a job in bf16."""
-    one, other = (getattr(sharded(*at(each, **columns)).table, name)[0, -1] for each in (job, BF16))
+    one, other = (getattr(layer_rows(*at(each, **columns)).table, name)[0, -1] for each in (job, BF16))
     return float(one / other)
 
 
@@ -100,14 +100,14 @@ def test_weights_gathered_in_every_pass(job, width):
     for sharding in (ZERO2, ZERO3):
         where, rows = at(job, dp=8, sharding=sharding)
         starts, none = np.array([[0, 4]]), np.zeros((1, 1))
-        parts = sharded_weight_seconds(where, rows, sharded(where, rows), positions(starts, 4), none, none)
+        parts = sharded_weight_seconds(where, rows, layer_rows(where, rows), positions(starts, 4), none, none)
         seconds.append(float(sum(part.sum() for part in parts)))
     assert seconds[1] - seconds[0] == pytest.approx(2 * width * once_seconds(where, rows))
 
 
 def once_seconds(where: Context, rows: Strategies) -> float:
     """Return the seconds in which eight GPUs of a machine gather one byte of each parameter."""
-    parameters = float(sharded(where, rows).table.dense[0, -1])
+    parameters = float(layer_rows(where, rows).table.dense[0, -1])
     return parameters * 7 / 8 / where.links.intra_bytes_per_second
 
 

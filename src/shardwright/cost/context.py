@@ -154,7 +154,7 @@ def shard_index(context: Context, rows: Strategies) -> ShardIndex:
     return index
 
 
-def sharded(context: Context, rows: Strategies) -> LayerRows:
+def layer_rows(context: Context, rows: Strategies) -> LayerRows:
     """Return a layer table of `rows` with each row's place in it, one made before if there is any."""
     codes = shard_codes(rows)
     known = (index for index in context.indexed if np.isin(codes, index.codes).all())

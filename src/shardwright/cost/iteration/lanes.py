@@ -9,7 +9,7 @@ import numpy as np
 
 from shardwright.arrays import Array, Ints
 from shardwright.cost.compute.efficiency import Efficiency
-from shardwright.cost.context import Context, LayerRows, shard_codes, sharded
+from shardwright.cost.context import Context, LayerRows, layer_rows, shard_codes
 from shardwright.cost.frameworks.overheads import Calibration
 from shardwright.cost.strategies import Strategies, stage_row, stage_starts, strategies
 from shardwright.plans.plan import Plan, Stage
@@ -104,7 +104,7 @@ def _lanes(context: Context, members: _Members, known: Known) -> Lanes:
     rows = strategies(members.rows)
     key = (context.pool.gpu.name, int(shard_codes(rows)[0]))
     if key not in known:
-        known[key] = sharded(context, rows.take(slice(0, 1)))
+        known[key] = layer_rows(context, rows.take(slice(0, 1)))
     at, row, rank = np.array(members.stages, dtype=np.int64).T
     return Lanes(
         context=context,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.arrays import Bools, Floats, Ints
+from shardwright.arrays import Bools, Floats, Ints, packed
 from shardwright.cost.compute.efficiency import Efficiency, peak_flops
 from shardwright.cost.compute.operator_table import OperatorTable
 from shardwright.cost.compute.operators import Shard
@@ -34,6 +34,7 @@ from shardwright.spec.model import Model
 from shardwright.spec.read.profile_stand_ins import STAND_IN, flops_per_second
 
 DESCRIBED = "gpu: {{name: {}, memory_gb: …, memory_gb_per_second: …, bf16_tflops: …}}"
+SETTING_BITS = 31  # of a degree and of a micro-batch in a key; numeric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +105,10 @@ class MeasuredLayers:
 
     def knows(self, gpu: Gpu, tp: Ints, cp: Ints, ep: Ints, micro_batch: Ints) -> Bools:
         """Return for which ways to shard the layers of `gpu` were measured, [N]."""
-        known = {(entry.tensor_parallel, entry.micro_batch) for entry in self.profile.of(gpu.kind)}
-        pairs = zip(tp.tolist(), micro_batch.tolist(), strict=True)
-        return np.asarray(np.array([pair in known for pair in pairs], dtype=bool) & (cp == 1) & (ep == 1))
+        entries = [(entry.tensor_parallel, entry.micro_batch) for entry in self.profile.of(gpu.kind)]
+        degrees, sizes = np.array(entries, dtype=np.int64).reshape(-1, 2).T
+        known = np.isin(_setting_keys(tp, micro_batch), _setting_keys(degrees, sizes))
+        return np.asarray(known & (cp == 1) & (ep == 1))
 
     def alike_after(self, gpu: Gpu, model: Model) -> int:
         """Return the number of layers at the beginning after which all have exactly the same figures."""
@@ -168,6 +170,10 @@ class MeasuredLayers:
                 "`profile=`", f"has no times of {gpu.kind} with {words}", f"measured, degree × micro-batch: {have}"
             )
         return entry
+
+
+def _setting_keys(tp: Ints, micro_batch: Ints) -> Ints:
+    return packed([(tp, SETTING_BITS), (micro_batch, SETTING_BITS)])
 
 
 @layer_source.register

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.arrays import Ints
-from shardwright.cost.context import Context, sharded
+from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.footprint import fewest_recomputed_layers, fixed_bytes, footprint
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNSHARDED, ZERO1, Strategies
 from shardwright.plans.remedies import BlockRecomputation, Change, Remedy, SmallerMicroBatch
@@ -23,7 +23,7 @@ def remedies(context: Context, row: Strategies, starts: Ints) -> Iterator[Remedy
         if _fits(context, replace(row, recompute=SELECTIVE * one), starts):
             yield Change.SELECTIVE_RECOMPUTATION
         blocks = replace(row, recompute=BLOCK * one)
-        shards = sharded(context, blocks)
+        shards = layer_rows(context, blocks)
         layers, able = fewest_recomputed_layers(
             context, blocks, shards, starts, fixed_bytes(context, blocks, shards, starts)
         )
@@ -41,5 +41,5 @@ def remedies(context: Context, row: Strategies, starts: Ints) -> Iterator[Remedy
 
 
 def _fits(context: Context, row: Strategies, starts: Ints) -> bool:
-    peak = footprint(context, row, sharded(context, row), starts).total
+    peak = footprint(context, row, layer_rows(context, row), starts).total
     return bool((peak <= context.memory_limit_bytes).all())

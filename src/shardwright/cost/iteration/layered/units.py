@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
-from shardwright.cost.context import Context, sharded
+from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.memory.sizes import logit_bytes
 from shardwright.cost.strategies import ZERO3, Strategies, strategies
 
@@ -57,7 +57,7 @@ def units_of(context: Context, sizes: Sequence[int], gpus: int, *, flash: bool) 
     rows = layered_rows(sizes, gpus, flash=flash)
     known = context.timed(rows)
     rows = rows.take(np.flatnonzero(known)) if known.any() else rows
-    found = sharded(context, rows)
+    found = layer_rows(context, rows)
     table = found.table.take(found.row)
 
     def each(running: Floats) -> Floats:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.cost.context import Context, sharded
+from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.footprint import P2P_BUFFERS
 from shardwright.cost.iteration.step import BUCKET_SHARE, message_bytes, optimizer_seconds, tied_bytes
@@ -120,7 +120,7 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
     rows = rows_of(owns, context.model, stages=2, copies=2)
     rows = rows.take(np.where(known, np.arange(count), int(np.argmax(known))))  # without times: no units, any figures
     model, job, pool, links, software = context.model, context.job, context.pool, context.links, context.software
-    shards = sharded(context, rows)
+    shards = layer_rows(context, rows)
     table, row = shards.table, shards.row
     running = {name: getattr(table, field)[row] for name, field in NAMES.items()}
     ones, alone = np.ones(count), replace(rows, pp=np.ones_like(rows.pp))
