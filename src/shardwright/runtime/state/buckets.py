@@ -18,7 +18,7 @@ from shardwright.runtime.layout.places import Place
 from shardwright.runtime.model.parameters import Parameter, Summed, unit_parameters
 from shardwright.spec.model import Model
 
-LARGEST_MERGED_ELEMENTS = 8_000_000
+LARGEST_MERGED_ELEMENTS = 2_000_000  # sums of one bucket travel while the next one's units still compute
 ALIGNMENT_ELEMENTS = 256  # of matrices and of the parts of ranks: blocks of 8-bit state straddle neither
 
 
