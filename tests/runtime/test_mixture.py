@@ -55,7 +55,7 @@ def test_every_block_has_each_file_in_its_share_and_each_file_goes_on_in_its_own
         assert Counter(number // 1000 for number in block) == {0: 5_556, 1: 3_333, 2: 1_111}
     for file, part in enumerate(found.parts):
         own = [number for number in seen if number // 1000 == file]
-        assert own == [int(part.sample(number)[0]) for number in range(len(own))]
+        assert own == [int(part.rows([number])[0, 0]) for number in range(len(own))]
         epochs = [own[start : start + part.count] for start in range(0, len(own) - part.count, part.count)]
         assert len(epochs) > 3 and all(len(set(epoch)) == part.count for epoch in epochs), "each sample once an epoch"
     shares = [sum(number >= 2000 for number in seen[start : start + 1000]) for start in range(0, BLOCK, 1000)]
@@ -71,7 +71,7 @@ def test_a_sample_is_found_without_those_before_it(tmp_path: Path) -> None:
 
 def test_one_file_is_read_as_it_is_alone_and_sizes_are_weights_where_none_are_given(tmp_path: Path) -> None:
     alone = mixture(tmp_path, None)
-    assert numbers(alone, 290, 20) == [int(alone.parts[0].sample(number)[0]) for number in range(290, 310)]
+    assert numbers(alone, 290, 20) == alone.parts[0].rows(range(290, 310))[:, 0].tolist()
     assert mixture(tmp_path, 7.0).fingerprint == alone.fingerprint and alone.name == "0.bin"
     two = mixture(tmp_path, None, None)
     assert two.quotas == (7488, 2512) and two.name == "0.bin=0.7488 1000.bin=0.2512"

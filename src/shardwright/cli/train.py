@@ -48,7 +48,7 @@ def train(
         list[str] | None,
         typer.Option(
             metavar="FILE.bin[=W]",
-            help="A token file, as `shardwright tokens` makes it. Several: of weight W each, or by their size.",
+            help="A token file, as `shardwright tokens` makes it, or its URL. Several: of weight W each, or by size.",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(metavar="N", help="Train up to this step.")] = 100,
@@ -121,7 +121,7 @@ def train(
         bool, typer.Option("--mask-documents", help="Attention stays within a document: up to its last token.")
     ] = False,
     eval_data: Annotated[
-        Path | None, typer.Option(metavar="FILE.bin", help="Held-out tokens, on which the loss is taken too.")
+        str | None, typer.Option(metavar="FILE.bin", help="Held-out tokens, on which the loss is taken too.")
     ] = None,
     eval_every: Annotated[int, typer.Option(metavar="N", help="Steps between held-out losses; 0: at the end.")] = 0,
     eval_batches: Annotated[int, typer.Option(metavar="N", help="Global batches of held-out tokens.")] = 8,
@@ -192,6 +192,7 @@ def train(
     from shardwright.runtime.job.launch import choose_device, inside_torchrun, launcher
     from shardwright.runtime.job.parent import end_with_parent
     from shardwright.runtime.job.settings import Settings
+    from shardwright.runtime.storage.data import location_of
 
     if inside_torchrun():
         end_with_parent(launcher())
@@ -221,7 +222,11 @@ def train(
         if not profile.absolute().parent.is_dir():
             raise bad(f"--profile {profile}", "is in no folder that exists", "make the folder, or name another")
     if trace is not None:
-        require_writable(trace, [plan, *(source.path for source in sources), profile], option="--trace")
+        require_writable(
+            trace,
+            [plan, *(source.path for source in sources if isinstance(source.path, Path)), profile],
+            option="--trace",
+        )
     before = settings_before(resume)
     recipe = recipe_of(
         before,
@@ -258,7 +263,7 @@ def train(
         profile=profile,
         profile_steps=profile_steps,
         trace=trace,
-        held_out=eval_data,
+        held_out=None if eval_data is None else location_of(eval_data),
         evaluate_every=eval_every,
         evaluate_batches=eval_batches,
         tensorboard=tensorboard,

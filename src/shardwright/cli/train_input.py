@@ -86,6 +86,7 @@ def recipe_of(
 def sources_of(told: Sequence[str]) -> tuple[Source, ...]:
     """Return the token files that `--data` names, as FILE or FILE=WEIGHT. Raises SpecError where some have a weight and
     others none."""
+    from shardwright.runtime.storage.data import location_of
     from shardwright.runtime.storage.mixture import Source
 
     if not told:
@@ -99,7 +100,7 @@ def sources_of(told: Sequence[str]) -> tuple[Source, ...]:
             name, weight = text, None
         if weight is not None and not 0 < weight < inf:
             raise bad(f"--data {text}", "has a weight that is not above 0", "give a positive number")
-        found.append(Source(path=Path(text if weight is None else name), weight=weight))
+        found.append(Source(path=location_of(text if weight is None else name), weight=weight))
     if len({source.weight is None for source in found}) > 1:
         raise bad("--data", "some files have a weight and others none", "give all a weight (FILE=WEIGHT), or none")
     if len({source.path for source in found}) < len(found):

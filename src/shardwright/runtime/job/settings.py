@@ -10,6 +10,7 @@ from shardwright.runtime.state.recipe import Recipe
 from shardwright.spec.job import Precision
 
 if TYPE_CHECKING:
+    from shardwright.runtime.storage.data import Location
     from shardwright.runtime.storage.mixture import Source
 
 Device = Literal["cpu", "cuda"]
@@ -46,7 +47,7 @@ class Settings:
     profile: Path | None = None
     profile_steps: int = 3
     trace: Path | None = None
-    held_out: Path | None = None
+    held_out: Location | None = None
     evaluate_every: int = 0
     evaluate_batches: int = 8
     tensorboard: bool = False

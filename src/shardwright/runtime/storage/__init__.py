@@ -10,6 +10,7 @@
 * `exchange`: checkpoints to and from safetensors and torch.distributed.checkpoint
 * `weights`: Hugging Face weights
 * `data`: token files
+* `remote`: files behind a URL
 * `mixture`: samples of one or several token files
 * `fingerprint`: which data they are
 """

@@ -1,4 +1,5 @@
-"""Training data: a memory-mapped file of tokens, and samples in an order that depends on seed and step alone.
+"""Training data: a file of tokens, memory-mapped or behind a URL, and samples in an order that depends on seed and step
+alone.
 
 `NAME.bin` has the tokens as little-endian uint16 or uint32; `NAME.json` beside it says which, how many, and from what
 tokenizer: {"version": 1, "dtype": "uint16", "tokens": 1000, "vocab": 257, "tokenizer": "bytes", "end": 256}. `end` is
@@ -14,19 +15,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.errors import bad
 from shardwright.files import write_atomically
+from shardwright.runtime.storage.remote import RemoteTokens, content, size
 
 BYTES = "bytes"
 END_OF_TEXT = 256
 BLOCK_BYTES, MOST_SCANNED_BYTES = 1 << 24, 1 << 32
 SCANNED_TOKENS = 1 << 24  # at a time
+Location = Path | str
+"""Where a file is: a path, or a URL as text."""
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
@@ -35,11 +40,21 @@ class TokenFile:
     """An open token file. `vocab` is one more than the largest number a token may have, `end` the token that ends a
     text, None where it has none."""
 
-    path: Path
-    tokens: NDArray[Any]
+    path: Location
+    tokens: NDArray[Any] | RemoteTokens
     vocab: int
     tokenizer: str
     end: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return str(self.path).rpartition("/")[2]
+
+    def read(self, parts: Sequence[tuple[int, int]]) -> list[NDArray[Any]]:
+        """Return the tokens from start to stop of each part."""
+        tokens = self.tokens
+        return tokens.read(parts) if isinstance(tokens, RemoteTokens) else [tokens[start:stop] for start, stop in parts]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,18 +71,23 @@ class Samples:
         """Samples of one epoch."""
         return (len(self.file.tokens) - 1) // self.seq_len
 
-    def sample(self, number: int) -> NDArray[np.int64]:
-        """Return the tokens of the `number`-th sample of training, [seq_len + 1]. Each epoch has its own order. Raises
-        SpecError where one of them is not in the vocabulary."""
-        epoch, index = divmod(number, self.count)
-        start = int(_order(self.seed, epoch, self.count)[index]) * self.seq_len
-        tokens = self.file.tokens[start : start + self.seq_len + 1]
-        _require_below(tokens, self.vocab, self.file.path, start)
-        return np.asarray(tokens, dtype=np.int64)
+    def rows(self, numbers: Sequence[int]) -> NDArray[np.int64]:
+        """Return samples of training by their numbers, [len(numbers), seq_len + 1]. Each epoch has its own order.
+        Raises SpecError where a token is not in the vocabulary."""
+        starts = [self._start(number) for number in numbers]
+        found = self.file.read([(start, start + self.seq_len + 1) for start in starts])
+        for start, tokens in zip(starts, found, strict=True):
+            _require_below(tokens, self.vocab, self.file.path, start)
+        return np.stack(found).astype(np.int64)
 
-    def rows(self, first: int, count: int) -> NDArray[np.int64]:
-        """Return `count` samples from number `first` on, [count, seq_len + 1]."""
-        return np.stack([self.sample(number) for number in range(first, first + count)])
+    def _start(self, number: int) -> int:
+        epoch, index = divmod(number, self.count)
+        return int(_order(self.seed, epoch, self.count)[index]) * self.seq_len
+
+
+def location_of(text: str) -> Location:
+    """Return where a file is that somebody names."""
+    return text if "://" in text else Path(text)
 
 
 def header_path(path: Path) -> Path:
@@ -75,25 +95,35 @@ def header_path(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def open_tokens(path: Path) -> TokenFile:
+def _header_url(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=str(PurePosixPath(parts.path).with_suffix(".json"))))
+
+
+def open_tokens(path: Location) -> TokenFile:
     """Open a token file. Raises SpecError where it or its header is missing, or the two disagree."""
-    header = header_path(path)
+    header = header_path(path) if isinstance(path, Path) else _header_url(path)
     try:
-        found = json.loads(header.read_text(encoding="utf-8"))
-        dtype, count, vocab = DTYPES[found["dtype"]], int(found["tokens"]), int(found["vocab"])
-    except OSError:
+        text = header.read_bytes() if isinstance(header, Path) else content(header)
+    except FileNotFoundError:
         hint = "make both with `shardwright tokens TEXT… -o NAME.bin`"
-        raise bad(str(path), f"has no header {header.name}", hint) from None
+        raise bad(str(path), f"has no header {str(header).rpartition('/')[2]}", hint) from None
+    except OSError as error:
+        raise bad(str(header), f"cannot be read: {error.strerror or error}", "check path and permissions") from None
+    try:
+        found = json.loads(text)
+        dtype, count, vocab = DTYPES[found["dtype"]], int(found["tokens"]), int(found["vocab"])
     except (ValueError, KeyError, TypeError):
         raise bad(str(header), "is no header of a token file", "make it with `shardwright tokens`") from None
     try:
-        size = path.stat().st_size
+        there = path.stat().st_size if isinstance(path, Path) else size(path)
     except OSError as error:
-        raise bad(str(path), f"cannot be read: {error.strerror}", "check the path") from None
-    if size != count * dtype.itemsize or not count:
-        message = f"has {size} bytes, its header says {count} tokens of {dtype.itemsize}"
+        raise bad(str(path), f"cannot be read: {error.strerror or error}", "check the path") from None
+    if there != count * dtype.itemsize or not count:
+        message = f"has {'?' if there is None else there} bytes, its header says {count} tokens of {dtype.itemsize}"
         raise bad(str(path), message, "make it anew with `shardwright tokens`")
-    tokens = np.memmap(path, dtype=dtype, mode="r")
+    remote = RemoteTokens(url=str(path), count=count, dtype=dtype)
+    tokens = np.memmap(path, dtype=dtype, mode="r") if isinstance(path, Path) else remote
     tokenizer = str(found.get("tokenizer", ""))
     end = found.get("end", END_OF_TEXT if tokenizer == BYTES else None)
     return TokenFile(path=path, tokens=tokens, vocab=vocab, tokenizer=tokenizer, end=end)
@@ -116,8 +146,11 @@ def make_samples(file: TokenFile, seq_len: int, seed: int, vocab: int, batch: in
 
 def require_known(file: TokenFile, vocab: int) -> None:
     """Raise SpecError where a file has a token that the model lacks, whatever its header says. All of a file of up to
-    4 GiB is read; of a larger one as much, spread over it: samples are checked again as they are used."""
+    4 GiB is read; of a larger one as much, spread over it; of one behind a URL nothing: samples are checked again as
+    they are used."""
     tokens = file.tokens
+    if isinstance(tokens, RemoteTokens):
+        return
     each = BLOCK_BYTES // tokens.itemsize
     blocks = -(-len(tokens) // each)
     step = max(blocks * BLOCK_BYTES // MOST_SCANNED_BYTES, 1)
@@ -125,7 +158,7 @@ def require_known(file: TokenFile, vocab: int) -> None:
         _require_below(tokens[block * each : (block + 1) * each], vocab, file.path, block * each)
 
 
-def _require_below(tokens: NDArray[Any], vocab: int, path: Path, first: int) -> None:
+def _require_below(tokens: NDArray[Any], vocab: int, path: Location, first: int) -> None:
     if len(tokens) and int(tokens.max()) >= vocab:
         where = first + int(np.argmax(tokens >= vocab))
         message = f"token {where:,} is {int(tokens[where - first]):,}, the model's vocabulary ends at {vocab - 1:,}"

@@ -18,7 +18,7 @@ def fingerprint(file: TokenFile) -> str:
     last = max(len(tokens) - each, 0)
     count = min(BLOCKS, -(-len(tokens) // each))
     content = xxhash.xxh3_128(f"{tokens.dtype.name} {len(tokens)}".encode())
-    for number in range(count):
-        start = last * number // max(count - 1, 1)
-        content.update(np.ascontiguousarray(tokens[start : start + each]).data.cast("B"))
+    starts = [last * number // max(count - 1, 1) for number in range(count)]
+    for block in file.read([(start, min(start + each, len(tokens))) for start in starts]):
+        content.update(np.ascontiguousarray(block).data.cast("B"))
     return content.hexdigest()

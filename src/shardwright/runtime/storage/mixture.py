@@ -17,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardwright.errors import bad
-from shardwright.runtime.storage.data import Samples, TokenFile, document_end, make_samples, open_tokens
+from shardwright.runtime.storage.data import Location, Samples, TokenFile, document_end, make_samples, open_tokens
 from shardwright.runtime.storage.fingerprint import fingerprint
 
 BLOCK = 10_000
@@ -27,7 +27,7 @@ BLOCK = 10_000
 class Source:
     """A token file that a run is told of, and its weight beside the others; None: the number of its tokens."""
 
-    path: Path
+    path: Location
     weight: float | None = None
 
 
@@ -39,22 +39,27 @@ class Mixture:
     quotas: tuple[int, ...]
     seed: int
 
-    def sample(self, number: int) -> NDArray[np.int64]:
-        """Return the tokens of the `number`-th sample of training, [seq_len + 1]. Raises SpecError where one of them is
-        not in the vocabulary."""
+    def rows(self, first: int, count: int) -> NDArray[np.int64]:
+        """Return `count` samples of training from number `first` on, [count, seq_len + 1]. Raises SpecError where a
+        token is not in the vocabulary."""
+        found = [self._where(number) for number in range(first, first + count)]
+        rows = np.empty((count, self.parts[0].seq_len + 1), dtype=np.int64)
+        for file in {file for file, _ in found}:
+            own = [row for row, (other, _) in enumerate(found) if other == file]
+            rows[own] = self.parts[file].rows([found[row][1] for row in own])
+        return rows
+
+    def _where(self, number: int) -> tuple[int, int]:
+        """Return the file of the `number`-th sample, and which of that file's samples it is."""
         block, place = divmod(number, BLOCK)
         files, ranks = _order(self.seed, block, self.quotas)
         file = int(files[place])
-        return self.parts[file].sample(block * self.quotas[file] + int(ranks[place]))
-
-    def rows(self, first: int, count: int) -> NDArray[np.int64]:
-        """Return `count` samples from number `first` on, [count, seq_len + 1]."""
-        return np.stack([self.sample(number) for number in range(first, first + count)])
+        return file, block * self.quotas[file] + int(ranks[place])
 
     @property
     def name(self) -> str:
         """The names of the files, with their shares where there are several."""
-        names = [part.file.path.name for part in self.parts]
+        names = [part.file.name for part in self.parts]
         shares = (f"{name}={quota / BLOCK:g}" for name, quota in zip(names, self.quotas, strict=True))
         return names[0] if len(names) == 1 else " ".join(shares)
 
