@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardwright.cli import completion
+from shardwright.cli import completion, options
 from shardwright.cli.options import AcceptGuess
 from shardwright.cli.output import screen_width, terminal_width, write, write_json
 
 if TYPE_CHECKING:
     from shardwright.spec.model import Model
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
 GPUS_HELP = """List GPUs: dense peaks, memory, links, source and date; or all that is known of one.
 
 Examples:
@@ -38,7 +37,7 @@ ONE = "One GPU, e.g. H100-SXM; all if not given."
 
 def gpus(
     name: Annotated[str | None, typer.Argument(help=ONE, autocompletion=completion.gpus)] = None,
-    json: AsJson = False,
+    json: options.AsJson = False,
 ) -> None:
     from shardwright.reports.text.catalogue import gpu_text, gpus_text
     from shardwright.spec.catalog.gpus import find_gpu
@@ -64,7 +63,7 @@ def models(
         ),
     ] = None,
     accept_guess: AcceptGuess = False,
-    json: AsJson = False,
+    json: options.AsJson = False,
 ) -> None:
     from shardwright.reports.text.catalogue import model_text, models_text
     from shardwright.spec.read.model import load_model

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
+from shardwright.cli import options
 from shardwright.cli.output import write, write_json
 from shardwright.errors import SpecError
 
@@ -21,8 +19,8 @@ Examples:
 
 
 def check(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")],
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the list.")] = False,
+    plan: options.PlanFile,
+    json: options.AsJson = False,
 ) -> None:
     from shardwright.plans.abilities import framework_problems
     from shardwright.plans.check import check as violations

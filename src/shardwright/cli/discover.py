@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.output import write, write_json
 
@@ -31,7 +32,7 @@ def discover(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write here instead of standard output.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the file.")] = False,
+    json: options.AsJson = False,
 ) -> None:
     from dataclasses import asdict
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
 from shardwright.cli.output import write
@@ -22,7 +23,7 @@ Examples:
 
 
 def draw(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")],
+    plan: options.PlanFile,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write here instead of standard output.")
     ] = None,

@@ -83,7 +83,7 @@ def evaluate(
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="Write the best plan to this file, e.g. best.json."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
+    json: options.AsJson = False,
 ) -> None:
     from shardwright.plans.abilities import framework_problems
     from shardwright.plans.check import check

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shardwright.cli import completion
+from shardwright.cli import completion, options
 from shardwright.cli.destination import deliver, deliver_all, require_writable
 from shardwright.cli.output import note, write, write_json
 
@@ -40,7 +40,7 @@ TARGET = "One of the targets below."
 
 
 def export(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")],
+    plan: options.PlanFile,
     to: Annotated[str, typer.Option(metavar="TARGET", help=TARGET, autocompletion=completion.targets)],
     launcher: Annotated[str, typer.Option(metavar="NAME", help="torchrun or slurm.")] = "torchrun",
     out: Annotated[

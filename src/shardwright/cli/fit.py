@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from shardwright.cli import completion
+from shardwright.cli import completion, options
 from shardwright.cli.options import AcceptGuess, Optimizer
 from shardwright.cli.output import terminal_width, write, write_json
 from shardwright.errors import bad
@@ -38,7 +38,7 @@ def fit(
     optimizer: Optimizer = "adam",
     framework: Annotated[str, typer.Option(metavar="NAME", help="Software that trains, as for `plan`.")] = "fsdp",
     accept_guess: AcceptGuess = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
+    json: options.AsJson = False,
 ) -> None:
     from shardwright.reports.text.sizing import sizing_document, sizing_text
     from shardwright.search.sizing import fit as size

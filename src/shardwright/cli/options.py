@@ -57,3 +57,5 @@ Prices = Annotated[
     typer.Option(metavar="FILE", help="Your own prices, before those that ship: CSV as in docs/how-to.md."),
 ]
 Details = Annotated[bool, typer.Option("--details", help="Print the whole report, not the first screen alone.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in place of the text.")]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")]

@@ -109,7 +109,7 @@ def plan(
         typer.Option("--out", "-o", metavar="FILE", help="Write the best plan to this file, e.g. plan.json."),
     ] = None,
     details: options.Details = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
+    json: options.AsJson = False,
 ) -> None:
     from shardwright.cli.amounts import dollars, hours
     from shardwright.cli.inputs import part, refuse_unexportable

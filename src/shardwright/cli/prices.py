@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from shardwright.cli import options
 from shardwright.cli.output import progress, screen_width, write, write_json
 
 HELP = """List prices of machines in US dollars an hour, on demand and spot, with source and date: those that --refresh
@@ -30,7 +31,7 @@ def prices(
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Fetch today's prices first (needs gpuhunt and a network).")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    json: options.AsJson = False,
 ) -> None:
     from shardwright.reports.text.catalogue import prices_text
     from shardwright.spec.catalog.price_table import table_prices

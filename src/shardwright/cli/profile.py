@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardwright.cli import options
 from shardwright.cli.output import terminal_width, write, write_json
 from shardwright.errors import bad
 
@@ -58,7 +59,7 @@ def profile(
         bool,
         typer.Option("--restart/--resume", help="Begin anew, or go on with the rows in FILE.partial."),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    json: options.AsJson = False,
 ) -> None:
     from shardwright.cost.learned import default_efficiency
     from shardwright.cost.measured.summary import family_summaries, link_summaries

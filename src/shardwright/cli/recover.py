@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardwright.cli import options
 from shardwright.cli.output import write, write_json
 from shardwright.errors import bad
 
@@ -24,7 +25,7 @@ def recover(
     join: Annotated[str, typer.Option(metavar="HOST:PORT", help="The keeper of any machine of the run.")],
     lose: Annotated[str, typer.Option(metavar="NAME,…", help="The machines that are lost.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it; a run recovers by itself.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    json: options.AsJson = False,
 ) -> int:
     from shardwright.cli.elastic import address_of
     from shardwright.runtime.recovery.rehearsal import rehearse

@@ -88,7 +88,7 @@ def shop(
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the plan of the choice to this file.")
     ] = None,
     details: options.Details = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
+    json: options.AsJson = False,
 ) -> None:
     from shardwright.cli.amounts import dollars, hours
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.output import write, write_json
 from shardwright.errors import bad
@@ -29,7 +30,7 @@ A trace has the columns seconds,zone,gpu,machines,dollars_per_machine_hour: from
 
 
 def simulate_spot(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")],
+    plan: options.PlanFile,
     trace: Annotated[
         Path | None, typer.Option(metavar="TRACE.csv", help="What could be had when, at which price.")
     ] = None,
@@ -41,7 +42,7 @@ def simulate_spot(
     seed: Annotated[int, typer.Option(metavar="N", help="Of a trace that is made, and of which machines go.")] = 0,
     save_trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the trace that was made here.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE.svg", help="Write a picture here.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    json: options.AsJson = False,
 ) -> int:
     from shardwright.plans.document import load_plan
     from shardwright.recovery.simulation.replay import simulate

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable, tell
 from shardwright.cli.output import WIPE, progress, write, write_json
 from shardwright.errors import bad
@@ -53,7 +54,7 @@ MEBIBYTE = 1 << 20
 app = typer.Typer(name="spmd", help=HELP, rich_markup_mode=None, no_args_is_help=True)
 TaskName = Annotated[str, typer.Argument(metavar="MODULE:FACTORY", help="A function that returns a Task.")]
 File = Annotated[Path, typer.Argument(metavar="STEP.json", help="A file of `shardwright spmd plan`.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+Json = options.AsJson
 
 
 @app.command("plan", help=PLAN_HELP, short_help="Find the fastest program for a module on a cluster.")

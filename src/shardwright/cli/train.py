@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from shardwright.cli import options
 from shardwright.cli.destination import require_writable
 from shardwright.cli.train_input import (
     checked_layout,
@@ -43,7 +44,7 @@ USUAL, TRAVELS = Recipe(), "As before when resumed."
 
 
 def train(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")],
+    plan: options.PlanFile,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -185,7 +186,7 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show every rank's layers, groups, neighbours and memory; run nothing.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    json: options.AsJson = False,
 ) -> int:
     from shardwright.cli.elastic import present_device, run_elastic
     from shardwright.plans.document import load_plan

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.output import progress, terminal_width, write, write_json
 from shardwright.errors import bad
@@ -46,7 +47,7 @@ def validate(
         Path | None, typer.Option(metavar="FILE.svg", help="Write predicted against measured as a picture.")
     ] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the tables as a page.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the report.")] = False,
+    json: options.AsJson = False,
 ) -> None:
     from shardwright.validation.validate import validate as compare
 
