@@ -32,14 +32,14 @@ EACH = 4  # one run of so many
 LEAST = 1e-3  # a run has moved if it does by as much
 PAGE = """# What the chosen constants move
 
-Written by `python -m benchmarks.constants --markdown`: {count} published runs predicted with the ends of the range of
-each constant that is chosen by judgment. *Runs*: how many of them change by a thousandth and more; then the median
-change of these at either end, in seconds of an iteration (in the width of the 80 % interval, or in bytes, where seconds
-stay); and the median error of all predictions, {usual:.2%} with the values ({analytic:.2%} by physics alone,
-`compute.efficiency`). What frameworks add and what is learned was fitted with the values in place and is not fitted
-anew here: an end that errs less may be better only by chance, and one that errs more is not refuted. What
-moves none of these runs speaks of others: optimizer state in host memory, links and layers that a user measured, and
-runs that are like no published one.
+Written by `python -m benchmarks.constants --markdown`: {count} published runs, every fourth, predicted with the ends
+of the range of each constant that is chosen by judgment. *Runs*: how many of them change by a thousandth and more;
+then the median change of these at either end, in seconds of an iteration (in the width of the 80 % interval, or in
+bytes, where seconds stay); and the median error of all predictions, {usual:.2%} with the values ({analytic:.2%} by
+physics alone, `compute.efficiency`). What frameworks add and what is learned was fitted with the values in place and
+is not fitted anew here: an end that errs less may be better only by chance, and one that errs more is not refuted.
+What moves none of these runs speaks of others: optimizer state in host memory, links and layers that a user measured,
+and runs that are like no published one.
 
 | constant | value | from | to | runs | changes from | to | of | error from | to |
 |---|--:|--:|--:|--:|--:|--:|---|--:|--:|

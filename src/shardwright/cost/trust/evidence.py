@@ -24,8 +24,8 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
 NAMES = ("framework", "gpu", "architecture", "precision")
-# Distance for another name, and how many doublings of a size are a distance of 1. How intervals grow with distance is
-# fitted to held-out runs by `calibrate overheads`, so a factor on all of them moves none; chosen, 0.5 to 2 times.
+# Distance for another name, and how many doublings of a size are a distance of 1. `calibrate overheads` finds how
+# intervals grow with distance, so a factor on all of them moves none; chosen, 0.5 to 2 times.
 MISMATCH = {"framework": 1.5, "gpu": 0.5, "architecture": 1.5, "precision": 1.0}
 FLAGS = {"adapters": 1.0, "experts": 1.5}  # chosen, 0.5 to 2 times
 DOUBLINGS = {"gpus": 2.0, "hidden": 1.0, "layers": 1.5, "seq_len": 2.0, "tokens_per_gpu": 2.5}  # chosen, 0.5 to 2 times
