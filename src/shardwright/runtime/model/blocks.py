@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from shardwright.runtime.model.context import ContextGroup
-from shardwright.runtime.model.context_attention import attention_in_parts
+from shardwright.runtime.model.context_attention import attention_in_parts, recomputed_attention_in_parts
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.experts import Apart, called, experts
 from shardwright.runtime.model.gated import Activation, Weights, inner, inside
@@ -64,7 +64,7 @@ def layer_forward(
 ) -> torch.Tensor:
     """Return the output of a layer: attention, then feed-forward, each on the norm of what it is added to. Attention
     stays within `documents`, which are of all positions. `apart` calls what is not to be compiled with the rest."""
-    core = partial(_checkpointed_core if recompute_attention else _core, documents=documents)
+    core = partial(_recomputed_core if recompute_attention else _core, documents=documents)
     core = partial(apart, core) if context.size > 1 else core
     normed = norm(x, inside(weights, "attention_norm"), details.norm_epsilon)
     x = x + attend(
@@ -133,6 +133,23 @@ def _core(
     )
 
 
+def _recomputed_core(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    window: int | None,
+    context: ContextGroup,
+    documents: Documents | None,
+) -> torch.Tensor:
+    """Return the same, which the backward pass computes again."""
+    attention = partial(_attention, window=window, documents=documents)
+    if context.size > 1:
+        return recomputed_attention_in_parts(attention, query, key, value, context)
+    out = checkpoint(attention, query, key, value, use_reentrant=False, preserve_rng_state=False)
+    assert isinstance(out, torch.Tensor)
+    return out
+
+
 def _attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None, documents: Documents | None
 ) -> torch.Tensor:
@@ -150,9 +167,3 @@ def _lower_right(queries: int, keys: int) -> Any:
     from torch.nn.attention.bias import causal_lower_right  # two seconds, which most models are spared
 
     return causal_lower_right(queries, keys)
-
-
-def _checkpointed_core(*arguments: Any, documents: Documents | None) -> torch.Tensor:
-    out = checkpoint(_core, *arguments, documents, use_reentrant=False, preserve_rng_state=False)
-    assert isinstance(out, torch.Tensor)
-    return out

@@ -3,6 +3,9 @@
 Of keys and values a rank keeps its own part for the backward pass, which gathers the others again. So the graph of
 attention itself must not hold what it saves: that is in boxes, which are filled for the backward pass alone. What stays
 between goes through autograd's own saving, so that recomputation of whole layers frees it as all else.
+
+Attention that is recomputed keeps nothing beside its inputs: then the backward pass gathers, repeats it and goes on.
+(Under torch's own checkpoint the repeated forward pass would gather, and its backward pass once more.)
 """
 
 from __future__ import annotations
@@ -26,6 +29,20 @@ def attention_in_parts(
     positions to those of all; `attention` computes that of queries which are of the last positions of the keys."""
     function: Any = _InParts
     return cast("torch.Tensor", function.apply(attention, context, query, key, value))
+
+
+def recomputed_attention_in_parts(
+    attention: Attention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, context: ContextGroup
+) -> torch.Tensor:
+    """Return the same; the backward pass repeats the forward pass."""
+    function: Any = _Repeated
+    return cast("torch.Tensor", function.apply(attention, context, query, key, value))
+
+
+def _whole(
+    attention: Attention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, context: ContextGroup
+) -> torch.Tensor:
+    return _joined(_parts(attention, query, gathered(key, context), gathered(value, context), context))
 
 
 def _parts(
@@ -126,3 +143,25 @@ class _InParts(torch.autograd.Function):
         for box in ctx.boxes:
             box.value = None
         return None, None, *found
+
+
+class _Repeated(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        attention: Attention,
+        context: ContextGroup,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.attention, ctx.context = attention, context
+        ctx.save_for_backward(query, key, value)
+        return _whole(attention, query, key, value, context)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value = (x.detach().requires_grad_() for x in ctx.saved_tensors)
+        with torch.enable_grad():
+            out = _whole(ctx.attention, query, key, value, ctx.context)
+        return None, None, *torch.autograd.grad(out, (query, key, value), gradients[0])
