@@ -28,12 +28,7 @@ from shardwright.importers.settings import (
 )
 from shardwright.importers.shell.read import ShellScript, read_script
 from shardwright.importers.shell.unknown import is_known, shown
-from shardwright.importers.trainers import (
-    TrainerSettings,
-    accelerate_settings,
-    deepspeed_settings,
-    torchtitan_settings,
-)
+from shardwright.importers.trainers import TrainerSettings, accelerate_settings, deepspeed_settings, torchtitan_settings
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model

@@ -89,12 +89,8 @@ def decode_fields(
         if field.name in data:
             values[field.name] = decode(data[field.name], kinds[field.name], join(place, field.name), problems)
         elif field.default is dataclasses.MISSING:
-            wrong(
-                problems,
-                join(place, field.name),
-                "is missing",
-                "add it; `shardwright plan` writes every key",
-            )
+            hint = "add it; `shardwright plan` writes every key"
+            wrong(problems, join(place, field.name), "is missing", hint)
     if len(problems) > before or any(value is NOTHING for value in values.values()):
         return NOTHING
     return cls(**values)

@@ -17,9 +17,7 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, PassedOver, SearchReport
 from shardwright.plans.remedies import Failure
 from shardwright.search.kinds import OneType, Pipelines, Uneven
-from shardwright.search.mixed.entry import (
-    affordable_value,
-)
+from shardwright.search.mixed.entry import affordable_value
 from shardwright.search.mixed.restrictions import lacking
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, pin_words

@@ -25,9 +25,7 @@ from shardwright.cost.frameworks.overheads import (
 )
 from shardwright.cost.layers.seconds import layer_seconds
 from shardwright.cost.memory.activations import layer_activation_bytes
-from shardwright.cost.network.collectives import (
-    Fabric,
-)
+from shardwright.cost.network.collectives import Fabric
 from shardwright.rounding import coarse
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.dispatcher import dispatcher_of

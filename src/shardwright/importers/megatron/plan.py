@@ -6,12 +6,7 @@ from dataclasses import replace
 from typing import cast
 
 from shardwright.errors import bad
-from shardwright.exporters.megatron.layout import (
-    EvenSplit,
-    layer_counts_of_layout,
-    layer_counts_of_split,
-    stage_ranges,
-)
+from shardwright.exporters.megatron.layout import EvenSplit, layer_counts_of_layout, layer_counts_of_split, stage_ranges
 from shardwright.importers.megatron.flags import Flags
 from shardwright.importers.megatron.options import options_of, recomputes
 from shardwright.plans.plan import (

@@ -15,15 +15,7 @@ import numpy as np
 
 from shardwright.arrays import Bools, Columns, Ints
 from shardwright.cost.context import Context
-from shardwright.cost.strategies import (
-    UNSHARDED,
-    ZERO1,
-    ZERO2,
-    ZERO3,
-    Layouts,
-    Strategies,
-    columns,
-)
+from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Layouts, Strategies, columns
 from shardwright.search.space.axes import Space, Value, offload_fractions
 from shardwright.search.space.layouts import Splits, reorderable
 
