@@ -20,5 +20,7 @@ rest. Start reading at `planner`.
 * `renting/`: what a plan on rented machines comes to
 * `market/`: what to rent
 
-Nothing here knows of output.
+Numbers in capitals are limits of effort, set by hand on the cases of `benchmarks/`, or grids of the declared space
+(`space/`). Limits decide how long a search takes and how near its proof comes, never whether a bound holds;
+`docs/mixed-knobs.md` has what half and twice of them do. Nothing here knows of output.
 """

@@ -30,6 +30,8 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
 Training = Literal["full", "lora", "qlora"]
+# Four bits a weight, a scale of eight bits for each 64 of them, and one in fp32 for each 256 scales (QLoRA,
+# arXiv 2305.14314 §3).
 NF4_BYTES = (4.0 + 8.0 / 64 + 32.0 / (64 * 256)) / 8.0
 SIXTEEN_BITS = 2.0
 SURE = 0.9  # the probability with which something is said to fit

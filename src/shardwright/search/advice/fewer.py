@@ -12,7 +12,7 @@ from shardwright.search.renting.expected import run_totals
 from shardwright.spec.cluster import Cluster
 
 SHARES = (0.75, 0.5, 0.25, 0.0)  # of the machines of a group; chosen
-MOST_CHOICES = 24
+MOST_CHOICES = 24  # of machines that are planned for
 
 Planned = Callable[[Cluster], Plan | None]
 

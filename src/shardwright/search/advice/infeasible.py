@@ -43,7 +43,7 @@ from shardwright.search.uniform.search import search
 from shardwright.spec.job import Job
 from shardwright.units import SECONDS_PER_HOUR
 
-MORE_MACHINES = (2, 4, 8, 16, 32, 64, 128, 256)
+MORE_MACHINES = (2, 4, 8, 16, 32, 64, 128, 256)  # times those of the cluster, tried for a remedy
 
 
 def explain(

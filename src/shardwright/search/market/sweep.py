@@ -33,7 +33,7 @@ from shardwright.search.uniform.bounds import sketch_seconds
 from shardwright.search.uniform.completion import completed, shapes, starts_of, worth_splitting
 from shardwright.search.uniform.layout_bounds import distinct_shards, layout_bounds, memory_floor
 
-LAYOUT_BATCH, ARRANGEMENT_BATCH, SIMULATION_BATCH = 2048, 256, 16
+LAYOUT_BATCH, ARRANGEMENT_BATCH, SIMULATION_BATCH = 2048, 256, 16  # rows at a time
 PROBES, PROBE_LAYOUTS, PROBE_ROWS = 6, 64, 12  # numbers of machines looked at first, and what is tried of each
 
 

@@ -22,8 +22,8 @@ from shardwright.search.rules.variables import SCHEMA, schema_with_gpus
 from shardwright.search.space.parameters import Parameter
 from shardwright.spec.text.reading import read_text
 
-MAX_CHARACTERS = 1_000_000
-MAX_PROBLEMS = 20
+MAX_CHARACTERS = 1_000_000  # of a file
+MAX_PROBLEMS = 20  # told at once
 _OPENING = re.compile(r"\s*(?:(?P<name>[A-Za-z][\w ./-]*):)?\s*", re.ASCII)
 
 

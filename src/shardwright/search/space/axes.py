@@ -26,7 +26,7 @@ from shardwright.spec.model import Layer
 from shardwright.spec.options import VALUES as OPTIONS
 
 Value = int | float
-OFFLOADS = (0.0, 0.25, 0.5, 0.75, 1.0)
+OFFLOADS = (0.0, 0.25, 0.5, 0.75, 1.0)  # parts of the optimizer state in host memory; Megatron-LM takes any
 MAX_CONTEXT_PARALLEL = 64
 
 FULL: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType({("recompute", "full"): ("uniform", "block")})
