@@ -21,8 +21,8 @@ import shardwright
 from shardwright.cost.money.risk import checkpoint_bytes, optimal_interval_seconds
 from shardwright.plans.plan import Plan
 from shardwright.recovery.rates import Rates
+from shardwright.runtime.recovery.cloud import checksum
 from shardwright.runtime.recovery.snapshots import reserve
-from shardwright.runtime.recovery.tiers import checksum
 from shardwright.runtime.storage.manifest import hash_of
 from shardwright.units import format_bytes
 

@@ -75,5 +75,5 @@ def claim_of(before: Generation, names: Collection[str]) -> Claim:
 def test_the_next_generation_keeps_the_order_and_puts_newcomers_last() -> None:
     before = generation(3)
     new = Machine(name="a-new-one", host="h", port=9, gpu="A100", gpus=8)
-    found = next_generation(before, [new, before.machines[2], before.machines[1]])
-    assert (found.number, found.names) == (4, ("m1", "m2", "a-new-one"))
+    found = next_generation(before, [new, before.machines[2], before.machines[1]], 7)
+    assert (found.number, found.names) == (7, ("m1", "m2", "a-new-one"))

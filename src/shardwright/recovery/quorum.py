@@ -88,9 +88,9 @@ def gives_way(claim: Claim, first: Claim, gone: Collection[str] = (), *, alone: 
     return claim.by != first.by or (claim.majority and not alone)
 
 
-def next_generation(before: Generation, present: Sequence[Machine]) -> Generation:
-    """Return the generation of those present: machines of the one before in its order, then those that are new."""
+def next_generation(before: Generation, present: Sequence[Machine], number: int) -> Generation:
+    """Return generation `number` of those present: machines of the one before in its order, then those that are new."""
     by_name = {machine.name: machine for machine in present}
     old = [by_name[name] for name in before.names if name in by_name]
     new = [machine for machine in present if machine.name not in before.names]
-    return Generation(number=before.number + 1, machines=(*old, *new))
+    return Generation(number=number, machines=(*old, *new))

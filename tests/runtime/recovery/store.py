@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
+from functools import partial
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -50,7 +52,8 @@ class Store(BaseHTTPRequestHandler):
             return
         if self.path.startswith("/?md5="):
             kept = self.objects[unquote(self.path[6:])]
-            self._say(200, hashlib.md5(kept).hexdigest().encode() if self.says_md5 else b"")
+            said = hashlib.md5(kept).hexdigest() if self.says_md5 else "-"
+            self._say(200, f"{said} {len(kept)}".encode())
             return
         self.reads.append(self.path)
         content = self.objects.get(self.path)
@@ -73,6 +76,8 @@ class Store(BaseHTTPRequestHandler):
     def _failed(self) -> bool:
         if self.fault == "slow":
             time.sleep(SLOW_SECONDS)
+        if self.fault == "silent":
+            time.sleep(PATIENCE_SECONDS)
         if self.fault == "503":
             self._say(503)
         elif self.fault == "reset":
@@ -89,6 +94,19 @@ class Store(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         return
+
+
+class Sent(io.BytesIO):
+    """A file that is sent whole when it is closed."""
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self.send = send
+
+    def close(self) -> None:
+        if not self.closed:
+            self.send(self.getvalue())
+        super().close()
 
 
 class Remote(fsspec.AbstractFileSystem):  # type: ignore[misc]
@@ -125,6 +143,9 @@ class Remote(fsspec.AbstractFileSystem):  # type: ignore[misc]
         headers = {"If-None-Match": "*"} if mode == "create" else {}
         self._asked("PUT", path, value, **headers)
 
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
+        return Sent(partial(self.pipe_file, path))
+
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         headers = {} if start is None else {"Range": f"{start}-{end}"}
         return self._asked("GET", path, None, **headers)
@@ -135,7 +156,8 @@ class Remote(fsspec.AbstractFileSystem):  # type: ignore[misc]
 
     def info(self, path: str, **_options: Any) -> dict[str, Any]:
         host, _, name = self._strip_protocol(path).partition("/")
-        return {"name": path, "ETag": self._asked("GET", f"{host}/?md5=/{quote(name)}").decode()}
+        said, size = self._asked("GET", f"{host}/?md5=/{quote(name)}").decode().split()
+        return {"name": path, "size": int(size), "ETag": "" if said == "-" else said}
 
     def rm_file(self, path: str) -> None:
         self._asked("DELETE", path)

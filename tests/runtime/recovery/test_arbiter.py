@@ -18,8 +18,8 @@ from tests.runtime.recovery.store import store
 
 from shardwright.recovery.quorum import Generation, Machine
 from shardwright.runtime.recovery.arbiter import GRACE, Arbiter, Ledger, MinorityError
+from shardwright.runtime.recovery.cloud import Cloud
 from shardwright.runtime.recovery.etcd import Etcd
-from shardwright.runtime.recovery.tiers import Cloud
 
 SILENCE = 5.0
 

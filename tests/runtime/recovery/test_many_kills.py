@@ -48,7 +48,7 @@ def test_every_kind_of_death_in_one_run(tmp_path: Path, tmp_path_factory: pytest
         for kind in kinds:
             time.sleep(chosen.random())  # any moment of a step, a snapshot, an upload
             before, generation = newest(fleet), fleet.generation()
-            least = min(before - 2 * EVERY, in_store(store)) if kind == "two machines" else before - 2 * EVERY
+            least = min(before - EVERY, in_store(store)) if kind == "two machines" else before - EVERY
             kills += struck(fleet, kind, chosen)
             revived(fleet)
             fleet.until(lambda old=generation: fleet.generation() > old, f"a recovery from {kind}")

@@ -18,13 +18,13 @@ from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.recovery.arbiter import Arbiter
 from shardwright.runtime.recovery.base import Base
 from shardwright.runtime.recovery.channel import Channel, Message, Reply
+from shardwright.runtime.recovery.cloud import Cloud
 from shardwright.runtime.recovery.course import Run, run_of
 from shardwright.runtime.recovery.fetch import UNSOUND
 from shardwright.runtime.recovery.members import BeginAgainError, Member, Members
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.passage import NothingLeftError, Passage, Ready
 from shardwright.runtime.recovery.record import Recovery
-from shardwright.runtime.recovery.tiers import Cloud
 from shardwright.runtime.state.pieces import StatePiece, StoredPiece
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.storage.manifest import Manifest

@@ -12,25 +12,27 @@ from tests.runtime.recovery.fleet import copies
 from shardwright.recovery.quorum import Generation, Machine
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.recovery.base import Base, Term
+from shardwright.runtime.recovery.cloud import Cloud
 from shardwright.runtime.recovery.course import run_of
 from shardwright.runtime.recovery.desk import Desk
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.protection import Protection
-from shardwright.runtime.recovery.snapshots import Snapshots
+from shardwright.runtime.recovery.snapshots import Snapshot, Snapshots
 from shardwright.runtime.recovery.staff import Staff
-from shardwright.runtime.recovery.tiers import Cloud
 from shardwright.runtime.state.recipe import Recipe
 
 
 class Slow:
     """An object store that takes a step only when it is let."""
 
+    what = "the object store"
+
     def __init__(self) -> None:
         self.may, self.taken = threading.Semaphore(0), list[int]()
 
-    def put_part(self, step: int, *_: object) -> tuple[()]:
+    def put_part(self, name: str, *_: object) -> tuple[()]:
         self.may.acquire()
-        self.taken.append(step)
+        self.taken.append(int(name[len("step-") :][:8]))
         return ()
 
 
@@ -39,7 +41,9 @@ def test_the_newest_step_is_uploaded_as_soon_as_the_store_is_done_with_another(t
 
     async def play() -> None:
         slow = Slow()
-        protection = protection_with(tmp_path, slow)
+        snapshots, protection = protection_with(tmp_path, slow)
+        for step in (10, 20, 30, 40):
+            snapshots.done(Snapshot(file=f"{step}.bin", step=step, generation=1, origin="", pieces=()))
         for step in (10, 20, 30):
             await protection.commit({"step": step})
             await asyncio.sleep(0)
@@ -55,7 +59,7 @@ def test_the_newest_step_is_uploaded_as_soon_as_the_store_is_done_with_another(t
     assert capsys.readouterr().err.startswith("step 20 of m0 is in memory alone: step 10 is still on its way\n")
 
 
-def protection_with(folder: Path, slow: Slow) -> Protection:
+def protection_with(folder: Path, slow: Slow) -> tuple[Snapshots, Protection]:
     machine = Machine(name="m0", host="h", port=1, gpu="A", gpus=1)
     options = KeeperOptions(
         machine=machine,
@@ -74,4 +78,4 @@ def protection_with(folder: Path, slow: Slow) -> Protection:
     term = Term(base=Base(generation=Generation(number=1, machines=(machine,)), plan=options.plan))
     protection = Protection(options, run, snapshots, desk, term)
     protection.cloud = cast(Cloud, slow)
-    return protection
+    return snapshots, protection

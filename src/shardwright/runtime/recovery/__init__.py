@@ -12,6 +12,8 @@ A keeper on each machine holds snapshots and starts workers. Keepers have no PyT
 * `gathering`: waiting for the machines with which it can go on
 * `members`: the machines that have joined it
 * `advance`: how far the ranks of a generation are
+* `causes`: why the next generation has to begin
+* `history`: when machines came and were lost
 * `passage`: the way from one generation to the next
 * `base`: where that way begins, and where a keeper is
 * `uploads`: steps in the object store
@@ -23,7 +25,9 @@ A keeper on each machine holds snapshots and starts workers. Keepers have no PyT
 * `rows`: pieces and machines as JSON data
 * `store_server`: the key-value store of a generation
 * `snapshots`: mapped files that outlive their writers
-* `tiers`: local disk and object store
+* `disk`: the local disk
+* `cloud`: the object store
+* `patience`: calls to services that may never answer
 * `inventory`: what survives, and the newest whole step
 * `needs`: what each machine needs
 * `moves`: a plan of transfers as orders
@@ -35,6 +39,7 @@ A keeper on each machine holds snapshots and starts workers. Keepers have no PyT
 * `errands`: work beside the main course
 * `record`: what a recovery took
 * `worker`: the process of a GPU (PyTorch)
+* `interval`: when it takes snapshots, and how far it goes from them
 * `training`: its training in one generation, on a thread of its own (PyTorch)
 * `post`: where a rank is in it (PyTorch)
 * `reporting`: what a machine records of its steps (PyTorch)

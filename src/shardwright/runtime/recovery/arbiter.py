@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Protocol
 
 from shardwright.errors import SpecError
 from shardwright.recovery.quorum import Claim, Generation, Quorum, gives_way, quorum
 from shardwright.runtime.recovery.channel import refuses
+from shardwright.runtime.recovery.patience import answered
 
 GRACE = 3.0
 """Times the silence after which a machine is lost: for so long a minority leaves the claim to a majority, which
@@ -27,6 +29,8 @@ class Ledger(Protocol):
     """Where one group alone can claim to follow a generation: the object store, or etcd. Calls block, and raise OSError
     where it does not answer."""
 
+    @property
+    def what(self) -> str: ...
     def claim(self, run: str, number: int, content: str) -> str: ...
     def claimed(self, run: str, number: int) -> str: ...
     def claims(self, run: str) -> list[int]: ...
@@ -67,8 +71,8 @@ class Arbiter:
         if self.ledger is None:
             return 0
         try:
-            async with asyncio.timeout(ASKING_SECONDS):
-                return max(await asyncio.to_thread(self.ledger.claims, self.run), default=-1) + 1
+            claims = partial(self.ledger.claims, self.run)
+            return max(await answered(self.ledger.what, claims, seconds=ASKING_SECONDS), default=-1) + 1
         except (OSError, SpecError) as error:
             print(f"nobody can say if this run was there before: {error}", file=sys.stderr, flush=True)
             return 0
@@ -77,8 +81,8 @@ class Arbiter:
         """Claim to follow a generation, or raise MinorityError. A majority goes on where the ledger is down."""
         claim = Claim(by=self.me, machines=tuple(present), majority=found.majority)
         try:
-            async with asyncio.timeout(ASKING_SECONDS):
-                claims = await asyncio.to_thread(_claims, ledger, self.run, before.number, claim)
+            asked = partial(_claims, ledger, self.run, before.number, claim)
+            claims = await answered(ledger.what, asked, seconds=ASKING_SECONDS)
         except (OSError, SpecError, ValueError) as error:  # the last: of a writer that was killed
             print(f"there is no arbiter now: {error}", file=sys.stderr, flush=True)
             if not found.majority:

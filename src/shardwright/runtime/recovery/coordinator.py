@@ -5,29 +5,29 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from shardwright.recovery.outlook import Change, outlook_of
 from shardwright.recovery.quorum import Address, Generation
 from shardwright.recovery.slow import Pace, answer, slowed
 from shardwright.runtime.recovery.advance import Progress
 from shardwright.runtime.recovery.arbiter import Arbiter, MinorityError
 from shardwright.runtime.recovery.base import BAD_INPUT, ENDED, GAVE_UP, Base
+from shardwright.runtime.recovery.causes import Causes
 from shardwright.runtime.recovery.channel import Channel, LostError, Message, RefusedError
+from shardwright.runtime.recovery.cloud import Cloud
 from shardwright.runtime.recovery.course import Run
 from shardwright.runtime.recovery.errands import Errands
 from shardwright.runtime.recovery.etcd import Etcd
 from shardwright.runtime.recovery.gathering import gathered, regathered
+from shardwright.runtime.recovery.history import History
 from shardwright.runtime.recovery.members import BeginAgainError, Members
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.paces import Paces
 from shardwright.runtime.recovery.passage import BehindError, NothingLeftError, Passage, WaitError
 from shardwright.runtime.recovery.record import Recovery
 from shardwright.runtime.recovery.rows import machine_of
-from shardwright.runtime.recovery.tiers import Cloud
 from shardwright.runtime.recovery.uploads import Uploads
 
 ATTEMPTS, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 12, 0.05, 5.0
@@ -39,7 +39,7 @@ class Coordinator:
     """Coordinates from its creation until it is closed, at first waiting for those of its generation that are `here`.
     `step_down` is called with the reason, and with an exit status where the whole run is over."""
 
-    HEARS = frozenset(("held", "finished", "stuck", "bad input", "uploaded", "leaving", "pace"))
+    HEARS = frozenset(("held", "finished", "stuck", "bad input", "uploaded", "leaving", "pace", "ready"))
 
     def __init__(
         self,
@@ -50,11 +50,9 @@ class Coordinator:
         step_down: Callable[[str, int | None], None],
     ) -> None:
         self._options, self._run, self._step_down, self.closed = options, run, step_down, False
-        self._here = frozenset(here)
-        self.members = Members()
+        self._here, self.members = frozenset(here), Members()
         cloud = Cloud(options.upload) if options.upload else None
         self._uploads = None if cloud is None else Uploads(options=options, run=run, cloud=cloud)
-        self._cloud = cloud
         self._arbiter = Arbiter(
             me=options.machine.name,
             run=run.name,
@@ -66,14 +64,16 @@ class Coordinator:
         before = base.generation
         self._base, self._current, self._progress = base, before, Progress()
         self._highest = before.number
-        self._cause, self._noticed = "the run begins", time.monotonic()
+        self._causes = Causes()
+        self._event = asyncio.Event()
         if before.machines:
             first = before.names[0]
-            self._cause = f"{'another' if first == options.machine.name else first} is gone, which coordinated"
-        self._changes: list[Change] = []
+            self._because(f"{'another' if first == options.machine.name else first} is gone, which coordinated")
+        else:
+            self._because("the run begins")
+        self._history = History()
         self._leaving: set[str] = set()
         self._paces, self._slow = Paces(ranks=0), dict[str, float]()
-        self._event = asyncio.Event()
         self._errands = Errands(what="coordinating")
         self._task = asyncio.get_running_loop().create_task(self._lead())
 
@@ -82,11 +82,12 @@ class Coordinator:
         machine = machine_of(message["machine"])
         if message["run"] != self._run.name:
             return {"refused": f"{machine.name} has another plan, seed or optimizer than this run"}
-        self.members.put(machine, channel)
+        self.members.put(machine, channel, ready=message["ready"])
         channel.on_lost = self._member_lost
         channel.watch(self._options.beat_seconds, self._options.silence_seconds)
-        self._changed(came=1)
-        self._because(f"{machine.name} came")
+        self._history.changed(len(self.members.by_name), came=1)
+        if message["ready"] or not self._trains_without(machine.name):
+            self._because(f"{machine.name} came", of=machine.name)
         if message.get("leaving"):
             self._leaves(machine.name, message["leaving"])
         return {"taken": True}
@@ -94,25 +95,34 @@ class Coordinator:
     def hear(self, channel: Channel, message: Message) -> Message:
         """Take note of what a keeper says of its machine."""
         name = self.members.name_of(channel)
-        if message["op"] == "bad input":
-            self._give_up(f"error: {message['reason']}", BAD_INPUT)
-        elif message["op"] == "leaving":
-            self._leaves(name, message["why"])
-        elif message.get("generation") != self._highest:
-            return {}  # of a generation that is over
-        elif message["op"] == "stuck":
-            self._because(f"{name}: {message['reason']}")
-        elif message["op"] == "uploaded" and self._uploads is not None:
-            self._uploads.take(name, message, self._current.names)
-        elif message["op"] == "pace":
-            self._paced(Pace(rank=(name, message["slot"]), work=message["work"], seconds=message["seconds"]))
-        elif message["op"] == "held":
-            self._held(name, message["step"])
-        elif message["op"] == "finished":
-            self._progress.finished.add((name, message["slot"]))
-            self._progress.held.setdefault(message["step"], set())
-            self._event.set()
+        match message["op"]:
+            case "bad input":
+                self._give_up(f"error: {message['reason']}", BAD_INPUT)
+            case "leaving":
+                self._leaves(name, message["why"])
+            case "ready":
+                self._ready(name)
+            case op if message.get("generation") == self._highest:  # the others are over
+                self._heard(op, name, message)
         return {}
+
+    def _heard(self, op: str, name: str, message: Message) -> None:
+        """Take note of how the generation goes on a machine."""
+        match op:
+            case "stuck":
+                self._because(f"{name}: {message['reason']}")
+            case "uploaded" if self._uploads is not None:
+                self._uploads.take(name, message, self._progress.machines)
+            case "pace":
+                self._paced(Pace(rank=(name, message["slot"]), work=message["work"], seconds=message["seconds"]))
+            case "held" if self._progress.take(name, message["step"]):
+                self._event.set()
+                told = self.members.tell_all("commit", GOODBYE_SECONDS, step=message["step"], generation=self._highest)
+                self._errands.begin(told)
+            case "finished":
+                self._progress.finished.add((name, message["slot"]))
+                self._progress.held.setdefault(message["step"], set())
+                self._event.set()
 
     @property
     def idle(self) -> bool:
@@ -136,8 +146,19 @@ class Coordinator:
         if name:
             del self.members.by_name[name]
             if not self.closed:
-                self._changed(lost=1)
-                self._because(f"{name} is lost: {reason}")
+                self._history.changed(len(self.members.by_name), lost=1)
+                if not self._trains_without(name):
+                    self._because(f"{name} is lost: {reason}")
+
+    def _trains_without(self, name: str) -> bool:
+        """Return whether the run trains, and not on this machine."""
+        return not self.idle and name not in self._current.names
+
+    def _ready(self, name: str) -> None:
+        """Go on with a machine as well, now that its workers have started."""
+        self.members.change(name, ready=True)
+        if self.idle or self._trains_without(name):
+            self._because(f"{name} came", of=name)
 
     def _leaves(self, name: str, why: str) -> None:
         """Go on without a machine that is taken away soon; where all are, stop with a snapshot."""
@@ -162,9 +183,8 @@ class Coordinator:
         print(f"{shown}; {decision.reason}", file=sys.stderr, flush=True)
         if split and base is self._base:
             for name, factor in slow.items():
-                member = self.members.by_name.get(name)
-                if member is not None:
-                    self.members.by_name[name] = replace(member, machine=slowed(member.machine, factor))
+                if name in self.members.by_name:
+                    self.members.change(name, machine=slowed(self.members.by_name[name].machine, factor))
             self._because(shown)
 
     async def _goodbye(self, leaving: Collection[str]) -> None:
@@ -172,50 +192,30 @@ class Coordinator:
         channels = [self.members.by_name.pop(name).channel for name in leaving if name in self.members.by_name]
         self._leaving -= set(leaving)
         if channels:
-            self._changed(lost=len(channels))
+            self._history.changed(len(self.members.by_name), lost=len(channels))
         calls = (channel.call("end", status=ENDED, left=True, timeout=GOODBYE_SECONDS) for channel in channels)
         await asyncio.gather(*calls, return_exceptions=True)
 
-    def _changed(self, *, lost: int = 0, came: int = 0) -> None:
-        """Note for the outlook that machines changed; before anything trains, those that join are no arrivals."""
-        if not self._changes:
-            return
-        there = len(self.members.by_name)
-        self._changes.append(Change(seconds=time.monotonic(), machines=there, lost=lost, came=came))
-
-    def _because(self, cause: str) -> None:
-        if not self._cause:
-            self._cause, self._noticed = cause, time.monotonic()
+    def _because(self, cause: str, *, of: str = "") -> None:
+        """Bring the run to the next generation, which `of` has to be in, if it is for a machine."""
+        self._causes.add(cause, of=of)
         self._event.set()
 
     def _waited(self, number: int) -> None:
         if number == self._highest and not self.closed:
             self._because("no machine has come")
 
-    def _held(self, name: str, step: int) -> None:
-        """Note that a machine has a step; when all have, they are told."""
-        generation = self._current
-        machines = self._progress.held.setdefault(step, set())
-        machines.add(name)
-        if machines >= set(generation.names):
-            for old in [number for number in self._progress.held if number < step]:
-                del self._progress.held[old]
-            self._event.set()
-            self._errands.begin(
-                self.members.tell_all("commit", GOODBYE_SECONDS, step=step, generation=generation.number)
-            )
-
     async def _lead(self) -> None:
         try:
             await self._gathered()
             while not self.closed:
-                if self._cause:
+                if self._causes:
                     await self._recover()
-                elif self._progress.over(self._current.names):
+                elif self._progress.over:
                     with suppress(LostError):  # a machine is lost at the very end
                         return await self._end()
                 self._event.clear()
-                if not self._cause and not self._progress.over(self._current.names):
+                if not self._causes and not self._progress.over:
                     await self._event.wait()
         except NothingLeftError as error:
             self._give_up(f"error: {error} (begin from a checkpoint, or anew with an empty folder)", GAVE_UP)
@@ -253,15 +253,15 @@ class Coordinator:
         if before.machines:
             await regathered(self._options, before, self._here, self.members, self._event)
             return
-        await gathered(self._options, self.members, self._event, self._cloud)
+        await gathered(self._options, self.members, self._event, self._passage.cloud)
         number = await self._arbiter.first_free()
         self._base = replace(self._base, generation=Generation(number=number, machines=()))
 
     async def _recover(self) -> None:
         """Bring the run to the next generation."""
         for attempt in range(ATTEMPTS):
-            recovery = Recovery(cause=self._cause, began=self._noticed)
-            self._cause, leaving = "", frozenset(self._leaving & self.members.by_name.keys())
+            cause, leaving = self._causes.take(), self._leaving & self.members.by_name.keys()
+            recovery = Recovery(cause=cause.words, began=cause.noticed)
             try:
                 await self._attempt(recovery, leaving)
             except WaitError as error:  # the next machine that comes begins a recovery, or that none has come
@@ -271,28 +271,30 @@ class Coordinator:
                 await self._goodbye(leaving)
                 return
             except BehindError as error:
-                self._highest, self._cause = max(self._highest, error.promised), self._cause or recovery.cause
+                self._highest = max(self._highest, error.promised)
+                why = self._causes.again(cause.words, cause.noticed)
                 continue
             except (BeginAgainError, LostError, RefusedError) as error:
-                self._cause = self._cause or str(error)
-                print(f"recovery begins anew: {self._cause}", file=sys.stderr, flush=True)
+                why = self._causes.again(str(error), cause.noticed)
+                print(f"recovery begins anew: {why}", file=sys.stderr, flush=True)
                 await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2**attempt, LONGEST_PAUSE_SECONDS))
                 continue
             recovery.tell(self._options.settings.out)
             await self._goodbye(leaving)
             return
-        self._give_up(f"error: {ATTEMPTS} attempts to recover failed: {self._cause}", GAVE_UP)
+        self._give_up(f"error: {ATTEMPTS} attempts to recover failed: {why}", GAVE_UP)
 
     async def _attempt(self, recovery: Recovery, leaving: Collection[str]) -> None:
         self._highest = max(self._highest, self._base.generation.number) + 1
         wanted = sum(pool.nodes for pool in self._options.plan.cluster.pools)
-        base = replace(self._base, outlook=outlook_of(self._changes, wanted, time.monotonic()))
+        base = replace(self._base, outlook=self._history.outlook(wanted))
         ready = await self._passage.prepare(base, self._highest, recovery, leaving)
-        self._current, self._progress = ready.base.generation, Progress(ranks=len(ready.seats))
+        self._current = ready.base.generation
+        machines = frozenset(seat.machine for seat in ready.seats)
+        self._progress = Progress(ranks=len(ready.seats), machines=machines)
+        self._causes.settled(self._current.names)  # whose workers may have started meanwhile
         self._paces = Paces(ranks=len(ready.seats))
         await self._passage.start(ready)
         recovery.lap("start")
         self._base = ready.base
-        if not self._changes:
-            there = len(self.members.by_name)
-            self._changes.append(Change(seconds=time.monotonic(), machines=there, lost=0, came=there))
+        self._history.begins(len(self.members.by_name))

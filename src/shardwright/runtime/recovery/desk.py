@@ -19,7 +19,8 @@ from shardwright.runtime.recovery.snapshots import Snapshot, Snapshots, hashed
 from shardwright.runtime.recovery.staff import Staff
 from shardwright.runtime.recovery.store_server import Values
 
-COMMIT_SECONDS = 30.0
+COMMIT_SECONDS = 90.0
+"""So long all machines have for a step: to hash what their workers wrote, and to copy what nobody else holds."""
 LARGEST_RANGE_BYTES = 1 << 30
 
 
@@ -40,6 +41,7 @@ class Desk:
             "worker",
             "snapshot",
             "handed over",
+            "protected",
             "row",
             "unprotected",
             "piece",
@@ -53,7 +55,7 @@ class Desk:
     ) -> None:
         self._options, self._snapshots, self._staff, self.tell = options, snapshots, staff, tell
         self.values: dict[int, Values] = {}
-        self.writers, self.complete = 0, -1
+        self.writers, self.complete, self._late = 0, -1, -1
         self._handed: dict[int, set[str]] = {}
         self._hashing: set[str] = set()
         self.protect: Callable[[int], Awaitable[None]] | None = None
@@ -69,6 +71,8 @@ class Desk:
                 return {"file": await self._begin(message)}, b""
             case "handed over":
                 await self._done(message)
+            case "protected":
+                await self._protected(message["step"])
             case "piece":
                 return {}, await asyncio.to_thread(self.piece, message)
             case "store":
@@ -90,22 +94,25 @@ class Desk:
         await self.tell(what, slot=self._staff.slot_of(channel), **_fields(message, *fields))
 
     async def _begin(self, message: Message) -> str:
-        """Return the file that a worker may write, once the step before is one that all machines have."""
+        """Return the file that a worker may write."""
         async with self._snapshots.changed:  # what is being hashed is not written over
             await self._snapshots.changed.wait_for(lambda: message["writer"] not in self._hashing)
-        handed = [step for step in self._handed if self._snapshots.committed < step < message["step"]]
-        if handed:
-            await self._committed(max(handed))
         return self._snapshots.begin(message["writer"], message["generation"])
 
-    async def _committed(self, step: int) -> None:
+    async def _protected(self, step: int) -> None:
+        """Wait until all machines have a step, or the generation is over. Where a machine is late, nobody waits any
+        more until they have one again: the newest step that all have stays."""
+        if self._late > self._snapshots.committed:
+            return
         try:
             async with asyncio.timeout(COMMIT_SECONDS), self._snapshots.changed:
                 await self._snapshots.changed.wait_for(
                     lambda: self._snapshots.committed >= step or step not in self._handed
                 )
         except TimeoutError:
-            return  # a machine is late; the newest step that all have stays
+            self._late = step
+            words = f"not all machines have it after {COMMIT_SECONDS:g} s; step {self._snapshots.committed} stays"
+            print(f"step {step} is not protected: {words}", file=sys.stderr, flush=True)
 
     async def _done(self, message: Message) -> None:
         """Take a written file in; when the machine has all of a step, protect it and tell the coordinator."""
@@ -128,9 +135,7 @@ class Desk:
         """Know a snapshot with its hashes. Raises RefusedError where it is not worth keeping, or cannot be read."""
         self._hashing.add(writer)
         try:
-            known = await asyncio.to_thread(hashed, self._snapshots.folder, snapshot)
-            if known.pieces:
-                self._snapshots.done(known)
+            self._snapshots.done(await asyncio.to_thread(hashed, self._snapshots.folder, snapshot))
         except (SpecError, OSError) as error:
             print(f"step {snapshot.step} is not protected: {error}", file=sys.stderr, flush=True)
             raise RefusedError(str(error)) from None
@@ -147,7 +152,7 @@ class Desk:
 
     def begin_generation(self, writers: int) -> None:
         """Expect so many writers from now on."""
-        self.writers = writers
+        self.writers, self._late = writers, -1
         self._handed.clear()
 
     def piece(self, message: Message) -> bytes:

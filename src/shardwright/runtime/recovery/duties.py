@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from shardwright.files import write_atomically
@@ -26,6 +27,7 @@ from shardwright.runtime.recovery.desk import Desk
 from shardwright.runtime.recovery.fetch import Fetched, Reader, Source, fetch
 from shardwright.runtime.recovery.inventory import Held, held_row
 from shardwright.runtime.recovery.options import KeeperOptions
+from shardwright.runtime.recovery.patience import answered
 from shardwright.runtime.recovery.protection import Protection
 from shardwright.runtime.recovery.rows import machine_data, machine_of, pieces_of, rows_of, wanted_of
 from shardwright.runtime.recovery.settlement import Settlement, reaches, report_of
@@ -195,6 +197,7 @@ class Duties:
         self._ranks = {slot: rank for rank, slot in mine.items()}
         self._desk.begin_generation(len(mine))
         self._protection.begin_generation(plan, where, machines)
+        self._snapshots.go_back(message["step"])
         out = self._options.settings.out
         metrics.begin(out / metrics.FILE, message["step"] + 1)
         orders = {
@@ -264,7 +267,8 @@ class Duties:
         if self._cloud is None:
             raise RefusedError("this machine has no object store")
         start = source.offset + source.start
-        return await asyncio.to_thread(self._cloud.read, source.file, start, source.offset + source.stop)
+        read = partial(self._cloud.read, source.file, start, source.offset + source.stop)
+        return await answered(self._cloud.what, read)
 
 
 def _in(stored: StoredPiece, file: str, offset: int | None = None) -> StoredPiece:

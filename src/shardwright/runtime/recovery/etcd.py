@@ -17,6 +17,7 @@ class Etcd:
     """The members of an etcd cluster; any of them answers for all. Calls block, and raise OSError where none does."""
 
     members: Sequence[tuple[str, int]]
+    what: str = "etcd"
 
     def claim(self, run: str, number: int, content: str) -> str:
         """Claim to follow a generation of a run, and return the claim that stands: this one, or the first."""

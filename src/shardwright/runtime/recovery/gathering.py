@@ -9,9 +9,10 @@ from collections.abc import Collection
 from shardwright.recovery.quorum import Address, Generation
 from shardwright.recovery.seats import fits
 from shardwright.runtime.recovery.arbiter import MinorityError
+from shardwright.runtime.recovery.cloud import Cloud
 from shardwright.runtime.recovery.members import Members
 from shardwright.runtime.recovery.options import KeeperOptions
-from shardwright.runtime.recovery.tiers import Cloud
+from shardwright.runtime.recovery.patience import answered
 
 GATHERING = 2.0
 """Times the silence after which a machine is lost: for so long a new coordinator waits for those of the generation."""
@@ -50,6 +51,6 @@ async def _newest(cloud: Cloud | None) -> int:
     if cloud is None:
         return -1
     try:
-        return max(await asyncio.to_thread(cloud.steps), default=-1)
+        return max(await answered(cloud.what, cloud.steps), default=-1)
     except OSError:
         return -1

@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Collection
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -35,8 +34,6 @@ from shardwright.runtime.recovery.snapshots import Snapshots
 from shardwright.runtime.recovery.staff import Staff
 
 RETRY_SECONDS = 0.1
-THREADS = 64
-"""So many calls may block at once: to a store that never answers among them, which hold their thread."""
 LOOKING = 1 / 3
 """Part of the silence after which a machine is lost in which it has to say how it stands."""
 
@@ -80,7 +77,7 @@ class Keeper:
         notice = Notice(source="SIGTERM", seconds=self.options.notice_seconds)
         loop.add_signal_handler(signal.SIGTERM, lambda: self._errands.begin(self._noticed(notice)))
         watching = [loop.create_task(watch(service, self._noticed)) for service in self.options.notices]
-        self.staff.start(self.options.machine.gpus + self.options.spares)
+        self.staff.start(self.options.machine.gpus, self.options.spares)
         following = loop.create_task(self._follow())
         watching.append(loop.create_task(self._doubt()))
         try:
@@ -197,9 +194,9 @@ class Keeper:
         except LostError:
             return False
         try:
-            me = machine_data(self.options.machine)
+            me, ready = machine_data(self.options.machine), self.staff.ready.is_set()
             reply, _ = await channel.call(
-                "join", timeout=limit, machine=me, run=self.run_identity.name, leaving=self._leaving
+                "join", timeout=limit, machine=me, run=self.run_identity.name, leaving=self._leaving, ready=ready
             )
             if "refused" in reply:
                 print(f"error: {reply['refused']}", file=sys.stderr, flush=True)
@@ -210,6 +207,8 @@ class Keeper:
             if address != self.options.address:
                 self._alone = Alone()
             channel.watch(self.options.beat_seconds, self.options.silence_seconds)
+            if not ready:
+                self._errands.begin(self._said_ready(channel))
             await _first(over.wait(), self.over)
             self._lost = None if address == self.options.address else address
             return True
@@ -218,6 +217,11 @@ class Keeper:
         finally:
             self._leader = None
             channel.close()
+
+    async def _said_ready(self, leader: Channel) -> None:
+        """Tell a coordinator once the workers have started: until then those that train go on without this machine."""
+        await self.staff.ready.wait()
+        await leader.tell("ready")
 
     async def _from_leader(self, message: Message, _payload: bytes) -> Reply:
         return await self.duties.answer(message)
@@ -253,7 +257,6 @@ def keep(options: KeeperOptions) -> int:
     """Run a keeper until the training is done, and return the exit status."""
 
     async def main() -> int:
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         return await Keeper(options).serve()
 
     return asyncio.run(main())

@@ -10,6 +10,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,10 @@ class Link:
         """Return the keeper's reply. Raises RefusedError where it cannot do it."""
         reply: Message = self._await(self._keeper.call(op, payload, **fields))[0]
         return reply
+
+    def begin(self, op: str, **fields: Any) -> Future[Any]:
+        """Ask the keeper, and return where its reply will be."""
+        return asyncio.run_coroutine_threadsafe(self._keeper.call(op, **fields), self._loop)
 
     def tell(self, op: str, **fields: Any) -> None:
         """Say something to the keeper and go on."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.recovery.quorum import Address, Machine
@@ -17,10 +17,11 @@ class BeginAgainError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A machine that has joined, and the connection to it."""
+    """A machine that has joined, the connection to it, and whether its workers have started."""
 
     machine: Machine
     channel: Channel
+    ready: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +42,29 @@ class Members:
         """Return whose connection this is, "" if nobody's."""
         return next((name for name, member in self.by_name.items() if member.channel is channel), "")
 
-    def put(self, machine: Machine, channel: Channel) -> None:
+    @property
+    def starting(self) -> frozenset[str]:
+        """The machines whose workers have not started yet."""
+        return frozenset(name for name, member in self.by_name.items() if not member.ready)
+
+    def put(self, machine: Machine, channel: Channel, *, ready: bool) -> None:
         """Take a machine in, in place of what it was before."""
         old = self.by_name.pop(machine.name, None)
-        self.by_name[machine.name] = Member(machine=machine, channel=channel)
+        self.by_name[machine.name] = Member(machine=machine, channel=channel, ready=ready)
         if old is not None and old.channel is not channel:
             old.channel.close("it joined again")
+
+    def change(self, name: str, **changes: Any) -> None:
+        """Know something else of a machine, if it is still there."""
+        if name in self.by_name:
+            self.by_name[name] = replace(self.by_name[name], **changes)
+
+    def named(self, names: Collection[str]) -> list[Machine]:
+        """Return machines by their names. Raises LostError where one is not there any more."""
+        lost = [name for name in names if name not in self.by_name]
+        if lost:
+            raise LostError(f"{lost[0]} is lost")
+        return [self.by_name[name].machine for name in names]
 
     def close(self, reason: str) -> None:
         """End all connections."""

@@ -8,7 +8,9 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -25,6 +27,7 @@ from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.recovery.arbiter import Arbiter
 from shardwright.runtime.recovery.base import Base
 from shardwright.runtime.recovery.channel import Message
+from shardwright.runtime.recovery.cloud import Cloud
 from shardwright.runtime.recovery.course import Run
 from shardwright.runtime.recovery.fetch import UNSOUND
 from shardwright.runtime.recovery.inventory import Key, State, disagreements, held_of, newest_state
@@ -32,10 +35,10 @@ from shardwright.runtime.recovery.members import BeginAgainError, Members
 from shardwright.runtime.recovery.moves import orders_of
 from shardwright.runtime.recovery.needs import chairs_of, machine_needs, movement
 from shardwright.runtime.recovery.options import KeeperOptions
+from shardwright.runtime.recovery.patience import answered
 from shardwright.runtime.recovery.record import Recovery
 from shardwright.runtime.recovery.rows import machine_data, pieces_of
 from shardwright.runtime.recovery.settlement import report_of, settle
-from shardwright.runtime.recovery.tiers import Cloud
 
 ASKING_SECONDS = 30.0
 """So long the object store has to say what it holds."""
@@ -98,18 +101,19 @@ class Passage:
         if promised > number:
             raise BehindError(promised)
         recovery.lap("detect")
-        going = [self.members.by_name[name].machine for name in halted if name in leaving]
-        machines = [self.members.by_name[name].machine for name in halted if name not in leaving]
-        generation = Generation(number=number, machines=next_generation(base.generation, machines).machines)
+        going = self.members.named([name for name in halted if name in leaving])
+        machines = self.members.named([name for name in halted if name not in leaving])
         step, answers = await self._settled(halted, number)
         recovery.lap("re-form")
         state = await self._surviving(answers, step if majority and base.generation.machines else None)
         try:
-            plan = await self._plan_for(base, generation.machines)
+            starting = self.members.starting if step >= 0 else ()
+            plan, generation = await self._way_on(base, number, machines, starting)
         except WaitError:
             if going and state is not None:
                 await self.members.ask_all("flush", step=state.step, generation=number)
             raise
+        going += [machine for machine in machines if machine not in generation.machines]
         chairs = chairs_of(plan, generation.machines, state, self.run.kinds, self.run.shapes)
         where, scale = seats(plan, chairs), await self._scale(answers, state)
         recovery.lap("plan")
@@ -122,19 +126,19 @@ class Passage:
         return Ready(base=after, seats=where, step=step, scale=scale)
 
     async def start(self, ready: Ready) -> None:
-        """Have all machines train. Raises as `prepare`."""
+        """Have all machines of the generation train, and the others know of it. Raises as `prepare`."""
         base = ready.base
-        await self.members.ask_all(
-            "start",
-            generation=base.generation.number,
-            plan=to_document(base.plan),
-            machines=[machine_data(machine) for machine in base.generation.machines],
-            seated=[machine.name for machine in base.seated],
-            seats=[[seat.machine, seat.slot] for seat in ready.seats],
-            store=[base.generation.machines[0].host, base.generation.machines[0].port],
-            step=ready.step,
-            scale=ready.scale,
-        )
+        fields = {
+            "generation": base.generation.number,
+            "plan": to_document(base.plan),
+            "machines": [machine_data(machine) for machine in base.generation.machines],
+            "seated": [machine.name for machine in base.seated],
+            "seats": [[seat.machine, seat.slot] for seat in ready.seats],
+            "store": [base.generation.machines[0].host, base.generation.machines[0].port],
+            "step": ready.step,
+            "scale": ready.scale,
+        }
+        await self.members.ask_each("start", dict.fromkeys([*self.members.by_name, *base.generation.names], fields))
 
     async def _settled(self, halted: Mapping[str, Message], number: int) -> tuple[int, dict[str, Message]]:
         """Bring all survivors to one step, and return it with what each machine then holds."""
@@ -152,8 +156,8 @@ class Passage:
         state, cloud = newest_state(held, self.run.shapes, self.run.kinds), self.cloud
         if cloud is not None and (state is None or reached is None or state.step < reached):
             try:
-                async with asyncio.timeout(ASKING_SECONDS):
-                    stored = await asyncio.to_thread(lambda: list(cloud.held(self.run.settings["model"])))
+                listed = partial(cloud.held, self.run.settings["model"])
+                stored = await answered(cloud.what, listed, seconds=ASKING_SECONDS)
                 stored = [item for item in stored if self.unsound[item.key] < CHANCES]
                 state = newest_state([*held, *stored], self.run.shapes, self.run.kinds)
             except (OSError, SpecError) as error:
@@ -174,11 +178,23 @@ class Passage:
         if said or self.cloud is None:
             return next(iter(said), None)
         try:
-            async with asyncio.timeout(ASKING_SECONDS):
-                manifest = await asyncio.to_thread(self.cloud.manifest, state.step)
+            told = partial(self.cloud.manifest, state.step)
+            manifest = await answered(self.cloud.what, told, seconds=ASKING_SECONDS)
         except (OSError, SpecError) as error:
             raise BeginAgainError(f"the object store cannot be read: {error}") from None
         return None if manifest.loss_scale is None else dict(manifest.loss_scale)
+
+    async def _way_on(
+        self, base: Base, number: int, machines: Sequence[Machine], starting: Collection[str]
+    ) -> tuple[Plan, Generation]:
+        """Return the plan to go on with and the machines that train by it. Those whose workers are `starting` are not
+        waited for, save where there is no way on without them. Raises WaitError while there are too few for any."""
+        everyone = next_generation(base.generation, machines, number)
+        started = [machine for machine in everyone.machines if machine.name not in starting]
+        if len(started) < len(machines):
+            with suppress(WaitError):
+                return await self._plan_for(base, started), replace(everyone, machines=tuple(started))
+        return await self._plan_for(base, everyone.machines), everyone
 
     async def _plan_for(self, base: Base, machines: Sequence[Machine]) -> Plan:
         """Return the plan to go on with on these machines. Raises WaitError while there are too few for any."""

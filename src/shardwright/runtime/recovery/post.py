@@ -22,6 +22,7 @@ from shardwright.runtime.recovery import reform
 from shardwright.runtime.recovery.channel import Message
 from shardwright.runtime.recovery.generation_store import GenerationStore
 from shardwright.runtime.recovery.handover import Writer, parts_of, take_back
+from shardwright.runtime.recovery.interval import Interval
 from shardwright.runtime.recovery.link import Link, Order
 from shardwright.runtime.recovery.rows import pieces_of
 from shardwright.runtime.recovery.settlement import Report
@@ -39,12 +40,13 @@ class HaltedError(RuntimeError):
 @dataclass(kw_only=True)
 class Post:
     """Where a rank is in its generation: its engine, which has the state after `report.step` steps, and the writer of
-    its snapshots. `torn` while it updates: a failure there leaves no state. `untold` is the row of its last step while
-    that waits for its held-out loss."""
+    its snapshots, taken in an `interval`. `torn` while it updates: a failure there leaves no state. `untold` is the row
+    of its last step while that waits for its held-out loss."""
 
     engine: Engine
     writer: Writer
     report: Report
+    interval: Interval
     over: Callable[[], bool]
     torn: bool = False
     untold: Row | None = None
@@ -103,7 +105,9 @@ def begun(link: Link, order: Order, layout: Layout, settings: Settings, end: int
     folder = Path(message["folder"])
     writer = Writer(link, folder, f"slot-{message['slot']}", generation, parts_of(engine, message["mates"]))
     over = partial(link.over, generation)
-    return Post(engine=engine, writer=writer, report=Report(step=message["step"]), over=over)
+    every, step = message["snapshot_every"], message["step"]
+    interval = Interval(every=every, protected=step - every if resumed else 0)
+    return Post(engine=engine, writer=writer, report=Report(step=step), interval=interval, over=over)
 
 
 def _initial(layout: Layout, settings: Settings) -> Any:

@@ -7,6 +7,7 @@ import asyncio
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
@@ -16,15 +17,18 @@ from shardwright.recovery.transfer import MEMORY
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.recovery.base import Term
 from shardwright.runtime.recovery.channel import LostError, Message, RefusedError, Reply, connect, refuse
+from shardwright.runtime.recovery.cloud import Cloud, part_name
 from shardwright.runtime.recovery.course import Run
 from shardwright.runtime.recovery.desk import Desk
+from shardwright.runtime.recovery.disk import DiskTier
 from shardwright.runtime.recovery.fetch import Source, Wanted, fetch
+from shardwright.runtime.recovery.inventory import Held
 from shardwright.runtime.recovery.needs import machine_pieces, shares_of
 from shardwright.runtime.recovery.options import KeeperOptions
+from shardwright.runtime.recovery.patience import Pulse, answered
 from shardwright.runtime.recovery.rows import machine_data, machine_of, pieces_of, rows_of
 from shardwright.runtime.recovery.snapshots import Snapshot, Snapshots
-from shardwright.runtime.recovery.tiers import Cloud, DiskTier
-from shardwright.runtime.state.pieces import StatePiece, split
+from shardwright.runtime.state.pieces import StatePiece, StoredPiece, split
 
 COPY_SECONDS = 60.0
 
@@ -163,36 +167,44 @@ class Protection:
         """Write this machine's part of a step to disk, then to the object store. Where one fails, training goes on and
         the older steps stay."""
         mine = [one for one in self._snapshots.by_file.values() if one.step == step and not one.origin]
-        generation = max((one.generation for one in mine), default=0)
+        if not mine:
+            return  # none of the plan's ranks is on this machine
+        generation = max(one.generation for one in mine)
         files = {one.file for one in mine if one.generation == generation}
         held = [item for item in self._snapshots.holdings() if item.stored.file in files]
-        me = self._me.name
         try:
             if self.disk is not None and held:
                 await asyncio.to_thread(self.disk.write, step, self._snapshots.folder, held)
                 self.disk.keep_newest()
         except (OSError, ValueError) as error:
-            print(f"step {step} of {me} is not on disk: {error}", file=sys.stderr, flush=True)
+            print(f"step {step} of {self._me.name} is not on disk: {error}", file=sys.stderr, flush=True)
         try:
             if self.cloud is not None:
-                share = _parts(self._share)
-                held = held if whole else [item for item in held if item.stored.piece in share]
-                rows = await asyncio.to_thread(self.cloud.put_part, step, generation, me, self._snapshots.folder, held)
-                await self._desk.tell(
-                    "uploaded",
-                    step=step,
-                    of_generation=generation,
-                    rows=rows_of(rows),
-                    scale=next((one.scale for one in mine), None),
-                    generation=self._term.promised,
-                )
+                rows = await self._uploaded(self.cloud, step, generation, held, whole=whole)
+                scale = next(one.scale for one in mine)
+                fields = {"of_generation": generation, "rows": rows_of(rows), "scale": scale}
+                await self._desk.tell("uploaded", step=step, generation=self._term.promised, **fields)
         except (OSError, SpecError) as error:
-            print(f"step {step} of {me} is not in the object store: {error}", file=sys.stderr, flush=True)
+            print(f"step {step} of {self._me.name} is not in the object store: {error}", file=sys.stderr, flush=True)
+
+    async def _uploaded(
+        self, cloud: Cloud, step: int, generation: int, held: Sequence[Held], *, whole: bool
+    ) -> tuple[StoredPiece, ...]:
+        """Upload this machine's share of a step, or the `whole` of what it holds: from its disk, where it stays as long
+        as that takes, or else from memory, where the next snapshots but one are written over it."""
+        folder, there = self._snapshots.folder, held
+        if self.disk is not None and (on_disk := self.disk.of_step(step)):
+            folder, there = self.disk.folder, on_disk
+        share, name, pulse = _parts(self._share), part_name(step, generation, self._me.name, whole=whole), Pulse()
+        chosen = [item for item in there if whole or item.stored.piece in share]
+        return await answered(cloud.what, partial(cloud.put_part, name, folder, chosen, pulse), pulse=pulse)
 
     def expendable(self) -> bool:
-        """Return whether the disk has this machine's part of the newest step, too."""
-        held = [] if self.disk is None else self.disk.holdings()
-        return any(item.step == self._snapshots.committed for item in held)
+        """Return whether this machine's part of the newest step is not in its memory alone."""
+        newest = self._snapshots.committed
+        if all(item.step != newest for item in self._snapshots.holdings()):
+            return True  # it is none of the newest step's machines
+        return self.disk is not None and bool(self.disk.of_step(newest))
 
 
 def _parts(pieces: Iterable[StatePiece]) -> set[StatePiece]:

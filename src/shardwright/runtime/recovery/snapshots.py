@@ -100,6 +100,10 @@ class Snapshots:
             if snapshot.step < self.committed and (snapshot.generation < generation or ".fetched." in file):
                 self.forget(file)
 
+    def go_back(self, step: int) -> None:
+        """Know that the run goes on at a step: what was newer is of no use to any machine."""
+        self.committed = min(self.committed, step)
+
     def holdings(self) -> Iterator[Held]:
         """Yield every piece in memory."""
         for snapshot in self.by_file.values():

@@ -33,7 +33,8 @@ class Hand:
 
 @dataclass(kw_only=True)
 class Staff:
-    """The workers of a machine. `on_gone` is called where one that has a rank dies."""
+    """The workers of a machine. `on_gone` is called where one that has a rank dies; `ready` is set once there has been
+    one for each GPU, with all that it imports."""
 
     host: str
     port: int
@@ -41,19 +42,22 @@ class Staff:
     on_gone: Callable[[int, str], None]
     hands: dict[int, Hand] = field(default_factory=dict)
     tokens: Any = field(default_factory=count)
+    gpus: int = 0
     number: int = 0
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
     generation: int = 0
     ending: bool = False
     context: Any = None
     errands: Errands = field(default_factory=lambda: Errands(what="starting a worker"))
 
-    def start(self, number: int) -> None:
-        """Have so many workers from now on."""
-        self.number = number
+    def start(self, gpus: int, spares: int) -> None:
+        """Have a worker for each GPU and some to spare from now on."""
+        self.gpus, self.number = gpus, gpus + spares
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOADED)
-        for _ in range(number):
+        for _ in range(self.number):
             self._hire()
+        self._count()
 
     def arrived(self, token: int, channel: Channel) -> None:
         """Know the connection of a worker. Raises KeyError for a process that is none of ours."""
@@ -61,6 +65,11 @@ class Staff:
         channel.on_lost = lambda *_: kill(hand.process.pid)  # dead already, or silent: stopped or stuck
         if not hand.channel.done():
             hand.channel.set_result(channel)
+        self._count()
+
+    def _count(self) -> None:
+        if sum(hand.channel.done() for hand in self.hands.values()) >= self.gpus:
+            self.ready.set()
 
     def slot_of(self, channel: Channel) -> int | None:
         """Return the GPU of the worker behind a connection."""

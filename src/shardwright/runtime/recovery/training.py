@@ -108,9 +108,11 @@ def line_of(error: BaseException | Mapping[str, Any]) -> str:
 
 def _train(link: Link, message: Message, post: Post, samples: Mixture, settings: Settings, tell: Tell | None) -> None:
     """Train to the last step, or until all are asked to stop. A rank that records its machine's rows has `tell`."""
-    every, generation, stopped = message["snapshot_every"], message["generation"], False
+    generation, stopped = message["generation"], False
     evaluation = held_out(post.engine, settings)
     _tell_untold(post, evaluation, settings, tell)
+    if post.report.step:
+        _snapshot(link, post)  # what protected this step may have been lost with a machine
     paces: list[float] = []
     window = time.perf_counter()
     while post.report.step < settings.steps and not stopped:
@@ -125,7 +127,7 @@ def _train(link: Link, message: Message, post: Post, samples: Mixture, settings:
             link.tell("pace here", seconds=median(paces), work=work, generation=generation)
             paces.clear()
             window = time.perf_counter()
-        if every and done % every == 0 and done < settings.steps and not stopped:
+        if post.interval.due(done) and done < settings.steps and not stopped:
             _snapshot(link, post)
     _snapshot(link, post)
     link.tell("finished here", step=post.report.step, generation=generation, stopped=stopped)
@@ -178,6 +180,7 @@ def _step(link: Link, post: Post, samples: Mixture, paces: list[float]) -> StepR
     paces.append(sum(seconds_between(event.began, event.ended) for event in events))
     with post.lock:
         post.report = replace(post.report, vote_step=step, vote=tuple(vote))
+    post.interval.wait(step + 1)
     with post.held():
         norm = post.update(vote)
     share_weights(engine)
@@ -196,5 +199,6 @@ def _snapshot(link: Link, post: Post) -> None:
     try:
         with post.held():
             post.writer.write(post.report.step, post.engine.loss_scale)
+            post.interval.hand(post.report.step, link.begin("protected", step=post.report.step))
     except (RefusedError, OSError) as error:
         link.tell("unprotected", step=post.report.step, reason=line_of(error))

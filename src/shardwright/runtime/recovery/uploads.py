@@ -7,16 +7,18 @@ import asyncio
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from shardwright.recovery.transfer import CLOUD
 from shardwright.runtime.recovery.channel import Message
+from shardwright.runtime.recovery.cloud import Cloud
 from shardwright.runtime.recovery.course import Run
 from shardwright.runtime.recovery.errands import Errands
 from shardwright.runtime.recovery.inventory import Held, cover
 from shardwright.runtime.recovery.options import KeeperOptions
+from shardwright.runtime.recovery.patience import answered
 from shardwright.runtime.recovery.rows import pieces_of
-from shardwright.runtime.recovery.tiers import Cloud
 from shardwright.runtime.storage.manifest import Manifest
 
 
@@ -40,24 +42,29 @@ class Uploads:
             for old in [key for key in self.parts if key[0] <= step]:
                 del self.parts[old]
             rows = [row for part in parts.values() for row in part]
-            self.errands.begin(asyncio.to_thread(self._commit, step, rows, message["scale"]))
+            self.errands.begin(self._commit(step, rows, message["scale"]))
 
-    def _commit(self, step: int, rows: Sequence[Any], scale: Any) -> None:
+    async def _commit(self, step: int, rows: Sequence[Any], scale: Any) -> None:
+        manifest = await asyncio.to_thread(self._manifest, step, rows, scale)
+        if manifest is None:
+            print(f"step {step} in the object store is not whole, and is not committed", file=sys.stderr, flush=True)
+            return
+        await answered(self.cloud.what, partial(self.cloud.commit, manifest))
+        await answered(self.cloud.what, self.cloud.keep_newest)
+
+    def _manifest(self, step: int, rows: Sequence[Any], scale: Any) -> Manifest | None:
+        """Return the manifest of a step of these pieces, None where they are not all of it."""
         held = [Held(machine="", tier=CLOUD, step=step, generation=0, stored=stored) for stored in pieces_of(rows)]
         pieces = cover(held, self.run.shapes, self.run.kinds)
         if pieces is None:
-            print(f"step {step} in the object store is not whole, and is not committed", file=sys.stderr, flush=True)
-            return
-        self.cloud.commit(
-            Manifest(
-                step=step,
-                model=self.run.settings["model"],
-                settings=dict(self.run.settings),
-                data={"samples": step * self.options.plan.job.global_batch},
-                random={"seed": self.options.settings.seed},
-                loss_scale=scale,
-                parameters=self.run.shapes,
-                pieces=tuple(items[0].stored for items in pieces.values()),
-            )
+            return None
+        return Manifest(
+            step=step,
+            model=self.run.settings["model"],
+            settings=dict(self.run.settings),
+            data={"samples": step * self.options.plan.job.global_batch},
+            random={"seed": self.options.settings.seed},
+            loss_scale=scale,
+            parameters=self.run.shapes,
+            pieces=tuple(items[0].stored for items in pieces.values()),
         )
-        self.cloud.keep_newest()

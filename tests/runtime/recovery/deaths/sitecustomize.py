@@ -22,7 +22,8 @@ PLACES = {
     "shardwright.runtime.step.sync": [("stuck", "GradientSync.finish", THREAD)],
     "shardwright.runtime.state.optimizer": [("optimizer", "METHODS.adamw", WORKER)],
     f"{RECOVERY}.handover": [("snapshot", "Writer._copy", WORKER), ("taking back", "take_back", WORKER)],
-    f"{RECOVERY}.tiers": [("upload", "Cloud.put", MACHINE), ("disk", "DiskTier.write", MACHINE)],
+    f"{RECOVERY}.cloud": [("upload", "Cloud.put", MACHINE)],
+    f"{RECOVERY}.disk": [("disk", "DiskTier.write", MACHINE)],
     f"{RECOVERY}.duties": [
         ("transfer", "Duties._fetch", MACHINE),
         ("start", "Duties._start", MACHINE),
