@@ -4,9 +4,10 @@
 
 The bandwidth of a snapshot is measured on this machine, beside a plain copy of as much; what it comes to is for the
 best plans of real models, whose step times are predicted. The recommended interval is Daly's for a loss of 1 % of the
-machines an hour. Link and way to the store are how much of their time, at the bandwidths of `recovery.rates.Rates`,
-copies on other machines and uploads take, and the way back where the store does not say the MD5 of what it keeps. A
-machine has two snapshots in memory, the copy of another's part, and its part while it is sent.
+machines an hour, of which snapshots are taken a tenth early: hashing and copying have until then, at every step until
+the next one's gradients are there. Link and way to the store are how much of their time, at the bandwidths of
+`recovery.rates.Rates`, copies on other machines and uploads take, and the way back where the store does not say the MD5
+of what it keeps. A machine has two snapshots in memory, the copy of another's part, and six blocks of what is sent.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import shardwright
 from shardwright.cost.money.risk import checkpoint_bytes, optimal_interval_seconds
 from shardwright.plans.plan import Plan
 from shardwright.recovery.rates import Rates
-from shardwright.runtime.recovery.cloud import checksum
+from shardwright.runtime.recovery.cloud import BLOCK_BYTES, checksum
+from shardwright.runtime.recovery.interval import EARLY
 from shardwright.runtime.recovery.snapshots import reserve
 from shardwright.runtime.storage.manifest import hash_of
 from shardwright.units import format_bytes
@@ -51,7 +53,7 @@ def main() -> None:
         memory = torch.from_numpy(np.memmap(path, dtype=np.float32, mode="r+", shape=(values.numel(),)))
         other = torch.empty_like(values)
         snapshot, plain = (best(lambda target=target: target.copy_(values)) for target in (memory, other))
-        hashing, md5 = best(lambda: hash_of(memory.numpy().data)), best(lambda: checksum(memory.numpy().data))
+        hashing, md5 = best(lambda: hash_of(memory.numpy().data)), best(lambda: checksum([memory.numpy().data]))
     finally:
         path.unlink(missing_ok=True)
     size = values.numel() * 4 / 1e9
@@ -66,10 +68,12 @@ def main() -> None:
         loss = np.array([machines * 0.01 / 3600.0])
         interval = float(optimal_interval_seconds(loss, np.array([stall]))[0])
         copied = part / RATES.link if plan.optimizer.distributed else 0.0
-        every = interval + stall
+        protected, early = part / (size / hashing * 1e9) + copied, EARLY * interval
+        at_every_step, at_interval = (stall + max(protected - free, 0.0) for free in (step, early))
+        every = interval - early + at_interval
         sent = part / RATES.cloud / every
-        shares = (stall / step, stall / every, copied / every, sent, sent)
-        sizes = (format_bytes(part), format_bytes(3 * part + (part if copied else 0.0)))
+        shares = (at_every_step / step, at_interval / every, copied / every, sent, sent)
+        sizes = (format_bytes(part), format_bytes(2 * part + (part if copied else 0.0) + 6 * BLOCK_BYTES))
         print(ROW.format(name, *sizes, f"{interval / 60:.0f} min", *(f"{share:.1%}" for share in shares)))
 
 

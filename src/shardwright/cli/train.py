@@ -170,7 +170,9 @@ def train(
     etcd: Annotated[
         str, typer.Option(metavar="HOST:PORT,…", help="Who may go on is settled here (--elastic), else in --upload.")
     ] = "",
-    snapshot_every: Annotated[int, typer.Option(metavar="N", help="Steps between snapshots (--elastic).")] = 10,
+    snapshot_every: Annotated[
+        int, typer.Option(metavar="N", help="Steps lost at most, if a shard has no holder (--elastic).")
+    ] = 10,
     silence: Annotated[
         float, typer.Option(metavar="SECONDS", help="A machine or worker silent for longer is lost (--elastic).")
     ] = 5.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import inf, prod
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +14,9 @@ from tests.runtime.recovery.fleet import copies
 from tests.runtime.recovery.store import store
 
 from shardwright.recovery.quorum import Generation, Machine
+from shardwright.recovery.ways import Choice
 from shardwright.runtime.job.settings import Settings
+from shardwright.runtime.recovery import passage as passage_module
 from shardwright.runtime.recovery.arbiter import Arbiter
 from shardwright.runtime.recovery.base import Base
 from shardwright.runtime.recovery.channel import Channel, Message, Reply
@@ -25,6 +27,7 @@ from shardwright.runtime.recovery.members import BeginAgainError, Member, Member
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.passage import NothingLeftError, Passage, Ready
 from shardwright.runtime.recovery.record import Recovery
+from shardwright.runtime.recovery.settlement import Report
 from shardwright.runtime.state.pieces import StatePiece, StoredPiece
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.storage.manifest import Manifest
@@ -33,15 +36,16 @@ NAMES = ("m0", "m1", "m2")
 
 
 class Playing:
-    """A connection to a machine that has no worker and holds nothing; `spoilt` is the step whose pieces do not come as
-    they were written."""
+    """A connection to a machine that holds nothing; `spoilt` is the step whose pieces do not come as they were written,
+    `step` where its worker is, if it has one."""
 
-    def __init__(self, spoilt: int = -1) -> None:
+    def __init__(self, spoilt: int = -1, step: int | None = None) -> None:
         self.spoilt = spoilt
+        self.reports = {} if step is None else {"0": asdict(Report(step=step))}
 
     async def call(self, op: str, **fields: Any) -> Reply:
         replies: Mapping[str, Message] = {
-            "halt": {"reports": {}},
+            "halt": {"reports": self.reports},
             "settle": {"held": [], "scales": {}, "committed": 7},
             "fetch": {"failed": []},
             "damaged": {},
@@ -118,3 +122,26 @@ def test_a_machine_that_was_once_alone_has_its_patience_again_in_the_next_genera
         passage, base = passage_to(tmp_path, cloud)
         stored(cloud, passage.run, (5,))
         assert passed(passage, replace(base, alone_since=0.0)).base.alone_since == inf
+
+
+@pytest.mark.parametrize(
+    ("trained", "decided", "going"),
+    [
+        pytest.param(True, True, 2, id="the others train on"),
+        pytest.param(True, False, 3, id="there is no way on without it"),
+        pytest.param(False, True, 3, id="nothing trains that would have to wait"),
+    ],
+)
+def test_a_machine_whose_workers_start_is_waited_for_where_that_has_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, going: int, *, trained: bool, decided: bool
+) -> None:
+    if not decided:
+        monkeypatch.setattr(passage_module, "choose", lambda *_: Choice(plan=None, reason="wait"))
+    with store() as (_, url):
+        cloud = Cloud(url)
+        passage, base = passage_to(tmp_path, cloud)
+        stored(cloud, passage.run, (5,))
+        for name in NAMES[:2] if trained else ():
+            passage.members.change(name, channel=cast(Channel, Playing(step=5)))
+        passage.members.change(NAMES[2], ready=False)
+        assert passed(passage, base).base.generation.names == NAMES[:going]

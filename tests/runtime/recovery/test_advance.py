@@ -1,0 +1,17 @@
+"""How far a generation is."""
+
+from __future__ import annotations
+
+from shardwright.runtime.recovery.advance import Progress
+
+
+def test_a_step_is_there_once_all_machines_that_have_a_rank_have_it() -> None:
+    """A machine that the plan has no rank for never has one, and is not waited for."""
+    progress = Progress(ranks=2, machines=frozenset(("m0", "m1")))
+    assert not progress.take("m0", 5)
+    assert progress.take("m1", 5)
+    assert not progress.take("m1", 10) and not progress.over
+    progress.finished.update((("m0", 0), ("m1", 0)))
+    assert not progress.over
+    assert progress.take("m0", 10) and progress.over
+    assert list(progress.held) == [10]
