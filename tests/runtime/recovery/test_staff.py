@@ -47,7 +47,7 @@ def test_a_worker_that_has_only_just_been_hired_holds_up_no_halt() -> None:
 def test_a_worker_that_is_stuck_leaves_its_gpu_to_a_spare_one() -> None:
     async def play() -> None:
         staff = staff_of({"stuck": True}, {"ready": True})
-        assert await staff.assign({0: {"op": "assign", "generation": 2}}, 5.0)
+        assert not await staff.assign({0: {"op": "assign", "generation": 2}}, 5.0)
         assert [hand.token for hand in staff.hands.values() if hand.slot == 0] == [1]
 
     asyncio.run(play())
@@ -61,7 +61,7 @@ def test_a_generation_that_is_over_takes_no_worker_from_a_newer_one() -> None:
         staff.hands[0].slot = None
         await staff.halt(3, 5.0)
         staff.hands[0].slot = 0
-        assert not await staff.assign({0: {"op": "assign", "generation": 2}}, 5.0)
+        assert "newer generation" in await staff.assign({0: {"op": "assign", "generation": 2}}, 5.0)
         assert staff.hands[0].slot == 0
 
     asyncio.run(play())
@@ -77,7 +77,7 @@ def test_a_worker_that_cannot_be_started_is_none() -> None:
     async def play() -> None:
         staff = staff_of()
         staff.context = SimpleNamespace(Process=lambda **_: Failing())
-        assert not await staff.assign({0: {"op": "assign", "generation": 1}}, 5.0)
+        assert await staff.assign({0: {"op": "assign", "generation": 1}}, 5.0) == "it did not come"
         assert not staff.hands
 
     asyncio.run(play())

@@ -145,7 +145,8 @@ class Desk:
                 self._snapshots.changed.notify_all()
 
     async def release(self) -> None:
-        """Let workers go that wait for a step to be one that all machines have: the generation is over."""
+        """Let workers go that wait for a step to be one that all machines have: the generation is over, and they have
+        said where they are, after which they hand nothing over."""
         self._handed.clear()
         async with self._snapshots.changed:
             self._snapshots.changed.notify_all()

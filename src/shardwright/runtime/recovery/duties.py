@@ -104,9 +104,8 @@ class Duties:
         for values in self._desk.values.values():
             await values.close()
         self._desk.values = {number: Values()}
+        self._reports |= await self._staff.halt(number, self._options.silence_seconds)
         await self._desk.release()
-        seconds = self._options.silence_seconds
-        self._reports |= await self._staff.halt(number, seconds)
         return {"reports": {str(slot): report for slot, report in self._reports.items()}}
 
     async def _settle(self, message: Message) -> Message:
@@ -219,9 +218,9 @@ class Duties:
             }
             for rank, slot in mine.items()
         }
-        ready = await self._staff.assign(orders, self._options.operation_seconds)
+        why = await self._staff.assign(orders, self._options.operation_seconds)
         self._still(message["generation"])
-        if ready:
+        if not why:
             generation = Generation(number=message["generation"], machines=machines)
             by_name = {machine.name: machine for machine in machines}
             self._term.base = Base(
@@ -230,7 +229,7 @@ class Duties:
             workers = {str(slot): process for slot, process in sorted(self._staff.processes().items())}
             status = {"generation": generation.number, "machines": generation.names, "workers": workers}
             write_atomically(out / STATUS, json.dumps(status) + "\n")
-        return {"ready": ready}
+        return {"unready": why}
 
     def _whole_path(self, stored: StoredPiece, tier: int) -> StoredPiece:
         return _in(stored, str((self._folder(tier) / stored.file).resolve()))

@@ -83,8 +83,8 @@ class Members:
             if member is None:
                 raise LostError(f"{name} is lost")
             reply, _ = await member.channel.call(op, **fields[name])
-            if not reply.get("ready", True):
-                raise BeginAgainError(f"a worker of {name} did not start")
+            if reply.get("unready"):
+                raise BeginAgainError(f"a worker of {name} did not start: {reply['unready']}")
             return reply
 
         names = list(fields)

@@ -86,7 +86,7 @@ def begun(link: Link, order: Order, layout: Layout, settings: Settings, end: int
     sockets = reform.Sockets()
     link.interrupt = partial(reform.interrupt, sockets, device)
     store = GenerationStore(link.ask_store, seconds)
-    late = partial(link.answer, order, ready=False)
+    late = partial(link.answer, order, ready=False, why=f"its groups are not there after {reform.FORMING_SECONDS:g} s")
     groups = reform.form(layout, rank, store, device, seconds, sockets, late)
     resumed = message["step"] > 0
     engine = make_engine(

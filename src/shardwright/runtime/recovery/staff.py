@@ -95,8 +95,8 @@ class Staff:
         found = [hand for hand in self.hands.values() if hand.slot in orders]
         await asyncio.gather(*(self._told(hand, orders[hand.slot or 0], seconds) for hand in found))
 
-    async def assign(self, orders: Mapping[int, Message], seconds: float) -> bool:
-        """Give each GPU its rank, and return whether all are ready to train."""
+    async def assign(self, orders: Mapping[int, Message], seconds: float) -> str:
+        """Give each GPU its rank, and return why they cannot train, "" once all are ready."""
         for hand in self.hands.values():
             if hand.slot not in orders:
                 hand.slot = None
@@ -105,12 +105,13 @@ class Staff:
         answers = [asyncio.create_task(self._assigned(slot, order, seconds)) for slot, order in orders.items()]
         try:
             for answer in asyncio.as_completed(answers):
-                if not (await answer).get("ready"):
-                    return False  # the others wait for one that will not come, until they are halted
+                told = await answer
+                if not told.get("ready"):  # the others wait for one that will not come, until they are halted
+                    return str(told["why"])
         finally:
             for task in answers:
                 task.cancel()
-        return True
+        return ""
 
     def _fill(self, slot: int) -> None:
         """Have a worker for a GPU: a spare one, or a new one."""
@@ -121,7 +122,7 @@ class Staff:
         """Give a GPU its rank. A worker that is stuck in its communication is of no more use; another one gets it."""
         hand = next((hand for hand in self.hands.values() if hand.slot == slot), None)
         if hand is None or order["generation"] < self.generation:
-            return {}  # it has just died, or works for a newer one
+            return {"why": "it has just died, or works for a newer generation"}
         answer = await self._told(hand, order, seconds)
         if answer.get("stuck"):
             self._let_go(hand)
@@ -202,11 +203,11 @@ class Staff:
             fields = {name: value for name, value in order.items() if name != "op"}
             reply, _ = await channel.call(order["op"], timeout=seconds, **fields)
             return reply
-        except (LostError, RefusedError, TimeoutError, asyncio.CancelledError):
+        except (LostError, RefusedError, TimeoutError, asyncio.CancelledError) as error:
             if not hand.channel.cancelled() and asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 raise
             self._let_go(hand)
-            return {}
+            return {"why": str(error) or "it did not come"}
 
     def _let_go(self, hand: Hand) -> None:
         """Kill a worker, which leaves its GPU to another."""

@@ -88,10 +88,10 @@ class Training:
             with reporting(link, message, self.post.engine, settings) as tell:
                 _train(link, message, self.post, samples, settings, tell)
         except SpecError as error:
-            link.answer(self._order, ready=False)
+            link.answer(self._order, ready=False, why=str(error))
             link.tell("bad input here", reason=str(error))
         except RuntimeError as error:  # as torch.distributed reports a lost neighbour
-            link.answer(self._order, ready=False)
+            link.answer(self._order, ready=False, why=line_of(error))
             if not link.over(message["generation"]):
                 link.tell("stuck here", reason=line_of(error), generation=message["generation"])
         except Exception:
