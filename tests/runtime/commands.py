@@ -41,8 +41,9 @@ def run_alone(*arguments: object) -> subprocess.CompletedProcess[str]:
     return run_ranks(1, 1, *arguments)
 
 
-def run_ranks(machines: int, gpus: int, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a plan on machines of so many GPUs each, all of them here, in processes that have PyTorch already."""
+def run_ranks(machines: int, gpus: int, *arguments: object, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
+    """Run a plan on machines of so many GPUs each, all of them here, in processes that have PyTorch already. Raises
+    TimeoutExpired where one has not ended after so many seconds."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["tests.runtime.preload"])
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as free:
@@ -55,10 +56,15 @@ def run_ranks(machines: int, gpus: int, *arguments: object) -> subprocess.Comple
             for rank in range(world)
         ]
         ranks = [context.Process(target=_rank, args=(words, folder, place)) for place in places]
+        end = time.monotonic() + seconds
         for process in ranks:
             process.start()
         for process in ranks:
-            process.join(120)
+            process.join(max(end - time.monotonic(), 0.0))
+        if any(process.exitcode is None for process in ranks):
+            for process in ranks:
+                process.kill()
+            raise subprocess.TimeoutExpired(words, seconds)
         texts = [(Path(folder) / name).read_text() for name in ("out", "err")]
         return subprocess.CompletedProcess(words, max(process.exitcode or 0 for process in ranks), *texts)
 

@@ -28,7 +28,7 @@ from shardwright.plans.plan import Plan
 from shardwright.runtime.storage.data import write_tokens
 from shardwright.spec.cluster import Cluster
 
-PATIENCE_SECONDS, LOG_CHARACTERS = 120.0, 12_000
+PATIENCE_SECONDS, UNDISTURBED_SECONDS, LOG_CHARACTERS = 120.0, 1200.0, 12_000
 ENDLESS = 1_000_000
 GENTLY = ("--learning-rate", 3e-5)
 """At the usual rate the data are known by heart after 700 steps, and losses near 0 differ by 4.5e-5 between one process
@@ -259,7 +259,7 @@ def undisturbed_rows(
     supplied(place, plan)
     (pool,) = plan.cluster.pools
     out, told = place / "out", (place / "plan.json", "--data", place / "c.bin", "--steps", steps)
-    done = run_ranks(pool.nodes, pool.gpus_per_node, *told, *extra, "--out", out)
+    done = run_ranks(pool.nodes, pool.gpus_per_node, *told, *extra, "--out", out, seconds=UNDISTURBED_SECONDS)
     assert done.returncode == 0, done.stderr
     with (out / "metrics.csv").open(newline="") as file:
         return list(csv.DictReader(file))

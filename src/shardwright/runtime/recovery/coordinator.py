@@ -178,8 +178,7 @@ class Coordinator:
     async def _answered(self, slow: Mapping[str, float]) -> None:
         shown = ", ".join(f"{name} computes {factor:.2f} times as long as it should" for name, factor in slow.items())
         base, machines = self._base, self.members.machines
-        arguments = (base.plan, self._options.plan, machines, slow, base.outlook)
-        decision, split = await asyncio.to_thread(answer, *arguments)
+        decision, split = await asyncio.to_thread(answer, base.plan, self._options.plan, machines, slow, base.outlook)
         print(f"{shown}; {decision.reason}", file=sys.stderr, flush=True)
         if split and base is self._base:
             for name, factor in slow.items():
@@ -262,6 +261,8 @@ class Coordinator:
         for attempt in range(ATTEMPTS):
             cause, leaving = self._causes.take(), self._leaving & self.members.by_name.keys()
             recovery = Recovery(cause=cause.words, began=cause.noticed)
+            if attempt:
+                recovery.lap("failed attempts")
             try:
                 await self._attempt(recovery, leaving)
             except WaitError as error:  # the next machine that comes begins a recovery, or that none has come
@@ -273,15 +274,14 @@ class Coordinator:
             except BehindError as error:
                 self._highest = max(self._highest, error.promised)
                 why = self._causes.again(cause.words, cause.noticed)
-                continue
             except (BeginAgainError, LostError, RefusedError) as error:
                 why = self._causes.again(str(error), cause.noticed)
                 print(f"recovery begins anew: {why}", file=sys.stderr, flush=True)
                 await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2**attempt, LONGEST_PAUSE_SECONDS))
-                continue
-            recovery.tell(self._options.settings.out)
-            await self._goodbye(leaving)
-            return
+            else:
+                recovery.tell(self._options.settings.out)
+                await self._goodbye(leaving)
+                return
         self._give_up(f"error: {ATTEMPTS} attempts to recover failed: {why}", GAVE_UP)
 
     async def _attempt(self, recovery: Recovery, leaving: Collection[str]) -> None:
@@ -290,8 +290,7 @@ class Coordinator:
         base = replace(self._base, outlook=self._history.outlook(wanted))
         ready = await self._passage.prepare(base, self._highest, recovery, leaving)
         self._current = ready.base.generation
-        machines = frozenset(seat.machine for seat in ready.seats)
-        self._progress = Progress(ranks=len(ready.seats), machines=machines)
+        self._progress = Progress(ranks=len(ready.seats), machines=frozenset(seat.machine for seat in ready.seats))
         self._causes.settled(self._current.names)  # whose workers may have started meanwhile
         self._paces = Paces(ranks=len(ready.seats))
         await self._passage.start(ready)

@@ -20,8 +20,9 @@ RECOVERIES = "recoveries.jsonl"
 
 @dataclass(kw_only=True)
 class Recovery:
-    """One way from a generation to the next: its cause, when that was noticed, and the seconds of each part: until all
-    were halted, until state and processes were in order, for the plan, for moving, until all could train."""
+    """One way from a generation to the next: its cause, when that was noticed, and the seconds of each part: attempts
+    that failed, until all were halted, until state and processes were in order, for the plan, for moving, until all
+    could train."""
 
     cause: str
     began: float
