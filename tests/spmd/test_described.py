@@ -86,7 +86,7 @@ def test_a_program_of_a_graph_that_ships_equals_the_module(tmp_path: Path, kind:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2", "mixtral"])
 @pytest.mark.parametrize("network", [1e7, 1e8])
 def test_tracing_gives_the_same_price(tmp_path: Path, kind: str, network: float) -> None:
     net = pair(2.0, network)
