@@ -24,20 +24,21 @@ from shardwright.spec.read.model import load_model
 
 CHOSEN = ("two-64", "three-64", "three-128", "large-512", "autohet-13b")
 KNOBS = {
-    "branch_and_bound.fastest": ("HELPS", "SCOUTED", "FEW_UNITS", "LESS_GOOD", "CLOSER", "CLOSE", "FINEST"),
+    "branch_and_bound.fastest": ("HELPS", "SCOUTED", "FEW_UNITS", "LESS_GOOD", "FAR", "CLOSER", "CLOSE", "FINEST"),
     "branch_and_bound.incumbents": ("MUCH_SLOWER",),
-    "heuristics.attempts": ("ROUNDS", "IDLE", "ENOUGH", "SOME", "TIGHTENED", "SOLVED", "WIDEST"),
+    "heuristics.attempts": ("ROUNDS", "IDLE", "ENOUGH", "SOME", "TIGHTENED", "SOLVED", "MANY", "WIDEST"),
     "heuristics.equal": ("BEST",),
     "master.regions": ("PRECISION", "NARROW", "FEW"),
     "master.column_pool": ("FIRST", "MORE", "LOOKS"),
     "master.program": ("MOST_INTEGER", "NODES"),
     "subproblem.exact": ("MOST_WORK",),
+    "subproblem.listed": ("MOST_SPLITS",),
     "bounds.capacity": ("FINENESS",),
     "bounds.instance": ("SHORT",),
     "tables.orders": ("MOST_ORDERED",),
     "drafts.splits": ("TRIED", "WIDEST", "POINTS", "FEW"),
 }
-FACTORS = {"LESS_GOOD", "MUCH_SLOWER", "WIDEST", "NARROW"}
+FACTORS = {"LESS_GOOD", "FAR", "MUCH_SLOWER", "WIDEST", "NARROW"}
 PAGE = """# The knobs of the mixed search
 
 Written by `benchmarks/knobs.py --markdown`: what half and twice of each knob does, in the one of {count} searches that

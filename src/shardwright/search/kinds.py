@@ -10,10 +10,10 @@ from functools import partial
 import numpy as np
 
 from shardwright.cost.context import Context
-from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.trust.rarity import doubts
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse
+from shardwright.search.mixed.drafts.costing import costed
 from shardwright.search.mixed.entry import (
     MixedOutcome,
     largest_pools,
@@ -112,17 +112,13 @@ def search_uneven(
     space, filters = narrowed(contexts, space, filters)
     if len({context.pool.gpu.name for context in contexts}) < 2 or away(space):
         return None
-    begin, efficiency = time.perf_counter(), contexts[0].efficiency
+    begin = time.perf_counter()
     contexts = run_by_train(contexts, fit)
     found = uneven_fsdp(
         largest_pools(contexts), cluster, space, lambda plan: not dropped(plan, contexts, filters), enough=enough
     )
-
-    def costed(plan: Plan) -> Plan:
-        return plan.costed(prediction_of(plan, efficiency))
-
-    plans = tuple(costed(plan) for plan in found.plans[:MOST_UNEVEN])
-    outcome = replace(found, plans=plans, even=None if found.even is None else costed(found.even))
+    plans = tuple(costed(contexts, plan) for plan in found.plans[:MOST_UNEVEN])
+    outcome = replace(found, plans=plans, even=None if found.even is None else costed(contexts, found.even))
     return Uneven(outcome, time.perf_counter() - begin)
 
 

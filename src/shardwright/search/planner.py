@@ -28,7 +28,6 @@ from shardwright.search.advice.nearby import nearby
 from shardwright.search.advice.remedies import remedies
 from shardwright.search.combinations import best_of
 from shardwright.search.kinds import search_pipelines, search_type, search_uneven, without_limits
-from shardwright.search.programs.candidate import best_program
 from shardwright.search.replan import Kept, replan
 from shardwright.search.rules.filters import Filters
 from shardwright.search.rules.rules import Rule
@@ -198,6 +197,8 @@ def _best(
 
 def with_program(ranking: Ranking, *, fit: float = 0.9, efficiency: Efficiency | None = None) -> Ranking:
     """Return a ranking with the fastest SPMD program for its model, machines and job, or why there is none."""
+    from shardwright.search.programs.candidate import best_program  # with all of synthesis, which plans do without
+
     best = ranking.best
     found = best_program(best.model, best.cluster, best.job, fit=fit, efficiency=efficiency)
     return replace(ranking, program=found)

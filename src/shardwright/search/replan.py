@@ -24,6 +24,7 @@ from shardwright.cost.predict import predict
 from shardwright.cost.strategies import UNSHARDED, ZERO1
 from shardwright.plans.plan import Plan, Stage
 from shardwright.search.mixed.bounds.instance import instances
+from shardwright.search.mixed.drafts.costing import costed
 from shardwright.search.mixed.entry import largest_pools
 from shardwright.search.mixed.heuristics.attempts import drafter
 from shardwright.search.mixed.replanning.quick import Task, quick_plan
@@ -97,7 +98,7 @@ def replan(
 def _shared_anew(contexts: Sequence[Context], cluster: Cluster) -> Plan | None:
     """Return the best shares of uneven FSDP, which are found at once."""
     found = uneven_fsdp(contexts, cluster, Space(), lambda _: True, fewest_types=1)
-    return found.plans[0].costed(predict(found.plans[0], contexts[0].efficiency)) if found.plans else None
+    return costed(contexts, found.plans[0]) if found.plans else None
 
 
 def _run_by_train(plan: Plan) -> Plan:

@@ -1,8 +1,9 @@
-"""What the dynamic program says of all splits of a composition, against each of them."""
+"""What is said of all splits of a composition, at once or by a list of them, against each of them."""
 
 from __future__ import annotations
 
-from itertools import combinations, permutations
+from functools import partial
+from itertools import combinations, pairwise, permutations
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ from tests.search.mixed.problems import small
 
 from shardwright.search.mixed.bounds.capacity import capacity
 from shardwright.search.mixed.bounds.compositions import after, columns
-from shardwright.search.mixed.drafts.split_times import pipeline_seconds, stages
+from shardwright.search.mixed.bounds.stage_limits import least_move_seconds
+from shardwright.search.mixed.drafts.split_times import after_seconds, pipeline_seconds, stages
 from shardwright.search.mixed.drafts.splits import moves_of
 from shardwright.search.mixed.subproblem.exact import least_by_splits
+from shardwright.search.mixed.subproblem.listed import least_of_listed
 from shardwright.search.mixed.tables.columns import Table, layers_of
 from shardwright.search.mixed.tables.region import Region
 
@@ -31,6 +34,46 @@ def fastest_split(table: Table, counts: np.ndarray, size: int) -> float:
         seconds = pipeline_seconds(made, moves_of(table, kinds), size)
         best = min(best, float(np.where(made.fits, seconds, np.inf).min()))
     return best
+
+
+def soonest_end(table: Table, counts: np.ndarray, size: int) -> float:
+    """Return the least seconds of all splits in all orders that fit, with what comes after the pipeline."""
+    cuts = list(combinations(range(1, table.layers), int(counts.sum()) - 1))
+    starts = np.array([(0, *cut, table.layers) for cut in cuts])
+    best = np.inf
+    for order in permutations(np.flatnonzero(counts).tolist()):
+        kinds = np.repeat(order, counts[list(order)])
+        made = stages(table, kinds, starts, micro_batches=size, copies=1, modes=MODES)
+        moves = np.array(
+            [
+                least_move_seconds(table)[here] if here == there else max(table.far[here], table.far[there])
+                for here, there in pairwise(kinds)
+            ]
+        )
+        seconds = pipeline_seconds(made, moves, size) + after_seconds(table, kinds, made, 1, None)
+        best = min(best, float(np.where(made.fits, seconds, np.inf).min()))
+    return best + float(table.norm_seconds(int(counts.sum()))[0, counts > 0].max())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_list_of_the_splits_knows_the_best_one_exactly(seed):
+    problem = small(seed, most_layers=8)
+    table, pick = problem.tables[0], np.random.default_rng(seed)
+    layers = layers_of(table)
+    depth = int(min(table.units.sum(), table.layers, 5))
+    region = Region(fewest=1, most=1, modes=MODES, link=np.inf, used=())
+    found = capacity(table, layers, copies=1, depth=max(depth, 2), longest=1e9, few=False, modes=MODES)
+    for _ in range(6):
+        counts = np.array([pick.integers(0, units + 1) for units in table.units])
+        size = int(counts.sum() + pick.integers(0, 12))
+        if not 2 <= counts.sum() <= depth or not layers.whole:
+            continue
+        best = soonest_end(table, counts, size)
+        column = columns(table, layers, found, counts[None], region, few=False)
+        if np.isfinite(best):
+            least = partial(least_of_listed, table, layers, region, column, size)
+            assert least(1.001 * best) == pytest.approx(best, rel=1e-9)
+            assert np.isinf(least(0.999 * best)), "no split takes less"
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -57,15 +57,19 @@ class _Members:
     stages: list[tuple[int, int, int]] = field(default_factory=list)  # at, row, rank
 
 
-def contexts_of(plan: Plan, efficiency: Efficiency, calibration: Calibration | None = None) -> dict[str, Context]:
-    """Return the context of each GPU type that the plan uses, on the largest pool of it."""
+def contexts_of(
+    plan: Plan, efficiency: Efficiency, calibration: Calibration | None = None, *, made: Sequence[Context] = ()
+) -> dict[str, Context]:
+    """Return the context of each GPU type that the plan uses, on the largest pool of it: one of those `made` before,
+    with its layer tables, where it differs in headroom alone."""
     found: dict[str, Context] = {}
     job = _with_one_dispatcher(plan)
     for pool in plan.cluster.pools:
         name = pool.gpu.name
         if name in plan.gpus_by_type and (name not in found or pool.gpus > found[name].pool.gpus):
             given = calibration.of(plan.job.framework, pool.gpu) if calibration else None
-            found[name] = Context(model=plan.model, pool=pool, job=job, efficiency=efficiency, measured_overheads=given)
+            new = Context(model=plan.model, pool=pool, job=job, efficiency=efficiency, measured_overheads=given)
+            found[name] = next((old for old in made if replace(old, headroom=new.headroom) == new), new)
     return found
 
 

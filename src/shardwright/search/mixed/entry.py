@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.memory.fit_probability import headroom
-from shardwright.cost.predict import predict
 from shardwright.plans.check import check
 from shardwright.plans.findings import DeeperPipelines, Uncovered
 from shardwright.plans.plan import Plan
@@ -21,7 +21,7 @@ from shardwright.search.mixed.branch_and_bound.fastest import Found, Problem
 from shardwright.search.mixed.dollars.cheapest import Found as FoundByMoney
 from shardwright.search.mixed.dollars.cheapest import search as search_by_money
 from shardwright.search.mixed.dollars.machines import bill_of
-from shardwright.search.mixed.drafts.costing import fitting_seconds
+from shardwright.search.mixed.drafts.costing import costed, fitting_seconds
 from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
 from shardwright.search.mixed.restrictions import dropped, keeps_pins, narrowed, unruled
 from shardwright.search.mixed.tables.model_tables import tables
@@ -86,16 +86,15 @@ def mixed_search(
     found_tables = tables(contexts, chosen, cluster.site_links)
     known: Known = {}
 
-    def costed(plan: Plan) -> Plan:
-        return plan.costed(predict(plan, contexts[0].efficiency, known=known))
+    priced = partial(costed, contexts, known=known)
 
     def allowed(plan: Plan) -> bool:
         return keeps_pins(plan, space) and not dropped(plan, contexts, filters)
 
     everywhere = uniform_plans(plain, cluster, chosen, found_tables) if len(plain) > 1 else []
     uniform = best_uniform(plain, everywhere)
-    shown = None if uniform is None else uniform.costed(predict(uniform, contexts[0].efficiency))
-    rivals = [] if uniform is None or space.pins else _as_rival(uniform, contexts, filters, costed)
+    shown = None if uniform is None else costed(plain, uniform)
+    rivals = [] if uniform is None or space.pins else _as_rival(uniform, contexts, filters, priced)
     incumbent = min([incumbent, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
     problem = Problem(
         tuple(contexts), cluster, space, gap, tuple(chosen), tuple(found_tables), known, effort_for(cluster), enough
@@ -103,13 +102,13 @@ def mixed_search(
     found: Found | FoundByMoney
     if by_dollars(contexts[0].job):
         fast = search_degrees(replace(problem, effort=QUICK, enough=np.inf), np.inf, allowed)
-        rivals += [costed(plan) for _, plan in fast.plans[:top]]
+        rivals += [priced(plan) for _, plan in fast.plans[:top]]
         incumbent = min([incumbent, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
-        found = search_by_money(problem, bill_of(contexts), incumbent, allowed, costed, affordable_value)
+        found = search_by_money(problem, bill_of(contexts), incumbent, allowed, priced, affordable_value)
         plans, bound = [plan for _, plan in found.plans[:top]], found.bound
     else:
         found = search_degrees(problem, incumbent, allowed)
-        plans, bound = [costed(plan) for _, plan in found.plans[:top]], found.lower_bound_seconds
+        plans, bound = [priced(plan) for _, plan in found.plans[:top]], found.lower_bound_seconds
     return MixedOutcome(
         plans=(*plans, *rivals),
         uniform=shown,
@@ -166,14 +165,14 @@ def depth_limits(deepest: int, layers: int) -> tuple[DeeperPipelines, ...]:
 
 
 def _as_rival(
-    uniform: Plan, contexts: Sequence[Context], filters: Filters, costed: Callable[[Plan], Plan]
+    uniform: Plan, contexts: Sequence[Context], filters: Filters, priced: Callable[[Plan], Plan]
 ) -> list[Plan]:
     """Return the uniform plan over all machines as `shardwright train` runs it, if rules allow it and it fits."""
     overlap = replace(uniform.overlap, tensor_parallel=False)
     plan = replace(uniform, job=contexts[0].job, overlap=overlap)
     if dropped(plan, contexts, filters) or fitting_seconds(contexts, plan, {}) is None:
         return []
-    return [costed(plan)]
+    return [priced(plan)]
 
 
 def best_uniform(contexts: Sequence[Context], plans: Sequence[Plan]) -> Plan | None:

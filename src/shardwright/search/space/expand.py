@@ -99,7 +99,7 @@ def states(how: Axes, rows: Rows) -> Rows:
     """Return `rows` with every sharding, offload and overlap of data-parallel communication."""
     given = rows.strategies
     ranks, alone = given.dp * given.cp > 1, given.pp == 1
-    parts: list[Rows] = []
+    parts = [(np.zeros(0, dtype=np.int64), (UNSHARDED, 0.0, False, False))]
     for sharding in how.values("sharding", UNSHARDED, ZERO1, ZERO2, ZERO3):
         for offload in offload_fractions(how.space) if sharding == ZERO1 else how.space.allowed("offload", (0.0,)):
             legal = np.ones(len(given), dtype=bool)
@@ -107,17 +107,11 @@ def states(how: Axes, rows: Rows) -> Rows:
                 legal = (ranks | (offload > 0)) & (alone if sharding in (ZERO2, ZERO3) else True)
             for grad, param in _gradient_overlaps(how, sharded=sharding != UNSHARDED):
                 able = legal & (ranks if grad else (~ranks if "overlap_grad" not in how.explicit else True))
-                chosen = rows.take(np.flatnonzero(able))
-                size = len(chosen.layout)
-                done = replace(
-                    chosen.strategies,
-                    sharding=np.full(size, sharding, dtype=np.int64),
-                    offload=np.full(size, float(offload)),
-                    overlap_grad=np.full(size, bool(grad)),
-                    overlap_param=np.full(size, bool(param)),
-                )
-                parts.append(replace(chosen, strategies=done))
-    return Rows.concatenated(parts) if parts else rows.take(np.zeros(0, dtype=np.int64))
+                parts.append((np.flatnonzero(able), (int(sharding), float(offload), bool(grad), bool(param))))
+    chosen, sizes = rows.take(np.concatenate([index for index, _ in parts])), [len(index) for index, _ in parts]
+    columns = (np.repeat(column, sizes) for column in zip(*(values for _, values in parts), strict=True))
+    names = ("sharding", "offload", "overlap_grad", "overlap_param")
+    return replace(chosen, strategies=replace(chosen.strategies, **dict(zip(names, columns, strict=True))))
 
 
 def _gradient_overlaps(how: Axes, *, sharded: bool) -> list[tuple[Value, Value]]:

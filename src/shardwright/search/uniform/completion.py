@@ -34,12 +34,10 @@ def worth_splitting(
 def completed(context: Context, how: Axes, index: ShardIndex, arranged: Rows) -> Iterator[tuple[Rows, Ints]]:
     """Yield, for each shape of the pipeline, the complete rows that fit and may be best, and how many candidates of
     each arrangement do not fit."""
-    for group in shapes(arranged):
-        rows = states(how, group)
-        if len(rows.layout):
-            starts = starts_of(context, rows.strategies)
-            full, _, lost = completions(context, how, rows, index.of(rows.strategies), starts)
-            yield full, lost
+    for rows in shapes(states(how, arranged)):
+        starts = starts_of(context, rows.strategies)
+        full, _, lost = completions(context, how, rows, index.of(rows.strategies), starts)
+        yield full, lost
 
 
 def shapes(rows: Rows) -> Iterator[Rows]:

@@ -37,7 +37,7 @@ from shardwright.search.uniform.completion import completed, starts_of, worth_sp
 from shardwright.search.uniform.frontier import Waiting
 from shardwright.search.uniform.layout_bounds import distinct_shards, layout_bounds, memory_floor
 
-LAYOUT_BATCH, EARLY_BATCH, ARRANGEMENT_BATCH, SIMULATION_BATCH = 384, 32, 48, 16
+LAYOUT_BATCH, EARLY_BATCH, ARRANGEMENT_BATCH, LARGEST_BATCH, SIMULATION_BATCH = 384, 32, 48, 384, 16
 FEW = 3  # plans wanted, for which batches have these sizes; for more they are larger
 
 
@@ -163,15 +163,18 @@ def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> 
     """Expand layouts and complete arrangements in the order of their bounds, until no bound beats the best.
 
     A few arrangements are completed out of turn, right after the first layouts are expanded: what they reach lets the
-    bounds drop most of the rest unseen.
+    bounds drop most of the rest unseen. Where a batch is no better than the best, hardly any of the rest will be: the
+    next one is twice as large.
     """
     order = np.argsort(values, kind="stable")
-    position, best = 0, run.best
+    position, best, size = 0, run.best, run.batch(ARRANGEMENT_BATCH)
     waiting = Waiting()
     while True:
         unseen = values[order[position]] if position < len(order) else np.inf
         if waiting.lowest <= min(best.threshold, unseen) and waiting.lowest < np.inf:
-            _complete(run, waiting.pop(min(unseen, best.threshold), run.batch(ARRANGEMENT_BATCH)))
+            before = best.threshold
+            _complete(run, waiting.pop(min(unseen, before), size))
+            size = min(2 * size, run.batch(LARGEST_BATCH)) if best.threshold == before else run.batch(ARRANGEMENT_BATCH)
         elif unseen <= best.threshold and unseen < np.inf:
             batch = order[position : position + LAYOUT_BATCH]
             position += LAYOUT_BATCH

@@ -8,7 +8,7 @@ What the search returns is exact under the cost model; the bound holds for the s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import partial
@@ -36,7 +36,7 @@ from shardwright.search.mixed.heuristics.equal import equal_replicas
 from shardwright.search.mixed.heuristics.side_by_side import side_by_side
 from shardwright.search.mixed.master.answer import Infeasible, Solved
 from shardwright.search.mixed.master.column_pool import ColumnPool, RuledOut
-from shardwright.search.mixed.master.regions import bounded, is_wide, parts, shortest
+from shardwright.search.mixed.master.regions import Bounded, bounded, is_wide, parts, shortest
 from shardwright.search.mixed.tables.columns import Table
 from shardwright.search.mixed.tables.region import Region, usable
 from shardwright.search.mixed.tables.settings import Setting
@@ -47,8 +47,9 @@ HELPS = 0.05  # part of the gap by which a split that helps raises the bound
 SCOUTED = 3  # settings of which plans are made at once
 FEW_UNITS = 32  # of which each number of replicas is looked at by itself
 LESS_GOOD = 1.02  # times the best by a few compositions, beyond which a setting is not scouted
-CLOSER = 5  # times that the integer program of a region is solved to raise its bound
-CLOSE = 0.1  # part of the gap to which it is raised
+FAR = 1.5  # times the bound of a region, beyond which plans are made before its numbers of replicas are looked at
+CLOSER = 9  # times that the integer program of a region is solved to raise its bound
+CLOSE = 0.015  # part of the gap to which it is raised
 FINEST = 0.003  # least gap that this aims at
 LEAST_GAP = 2.5e-5  # below which a plan counts as the best
 
@@ -85,7 +86,8 @@ class _Part:
     """A region of an instance: `counts` are its compositions (None: all), `columns` those that prove its own bound
     (None: it has that of the region it is part of). That one had a bound `before`, the last `idle` of those that this
     is part of none better than the ones before them; it has `ruled_out` what this need not look at again. Its
-    integer program was `asked` for higher bounds, and may have a solution within `open_at` seconds."""
+    integer program was `asked` for higher bounds, and may have a solution within `open_at` seconds. `whole` is the
+    bound of the setting where units are few."""
 
     by: Drafter
     region: Region
@@ -96,15 +98,18 @@ class _Part:
     ruled_out: RuledOut = dataclass_field(default_factory=dict)
     asked: int = 0
     open_at: float = np.inf
+    whole: Bounded | None = None
 
 
 @dataclass(slots=True)
 class _Run:
     problem: Problem
     incumbents: Incumbents
+    drafters: Sequence[Drafter]
     candidates: int = 0
     regions: int = 0
     gaps: list[float] = dataclass_field(default_factory=list)
+    begun: set[Drafter] = dataclass_field(default_factory=set)
 
     @property
     def incumbent(self) -> float:
@@ -127,9 +132,10 @@ def search(problem: Problem, incumbent: float, allowed: Callable[[Plan], bool]) 
     problem = replace(problem, gap=max(problem.gap, LEAST_GAP))
     found = instances(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)
     longest = min(incumbent, HOPELESS * max((each.quick for each in found), default=np.inf))
-    run = _Run(problem, Incumbents(problem.contexts, problem.cluster, problem.known, allowed, longest))
     drafters = [drafter(each) for each in found]
-    _scout(run, drafters)
+    run = _Run(problem, Incumbents(problem.contexts, problem.cluster, problem.known, allowed, longest), drafters)
+    for by, region in _scout(run, drafters, _whole):
+        equal_replicas(by, region, run.incumbent, run.incumbents.offer)
     bound = least_bound(
         [(by.instance.quick, _Part(by, region)) for by in drafters for region in by.instance.roots(problem.space)],
         partial(_processed, run),
@@ -154,13 +160,14 @@ def _processed(run: _Run, node: Node[_Part]) -> Step[_Part]:
         return _bounded(run, node)
     if part.asked:
         return _raised(run, node)
+    if _is_preliminary(part):
+        if run.cutoff > FAR * node.bound:
+            _begin(run, part)
+        return _branched(run, node, part.columns, parts(part.by.instance, part.region, run.incumbent), part.idle)
     run.gaps.append(float(np.log(run.incumbent / node.proven)))
     effort, gap = run.problem.effort, run.problem.gap
-    preliminary = _is_preliminary(part)
-    if not preliminary or part.before == 0.0:  # of preliminary regions the whole settings alone are worth plans
-        _attempt(run, part.by, part.region, node.bound, part.columns)
-    if preliminary:
-        return _branched(run, node, part.columns, parts(part.by.instance, part.region, run.incumbent), part.idle)
+    _begin(run, part)
+    _attempt(run, part.by, part.region, node.bound, part.columns)
     near = 0.0 if _has_few_units(part.by.instance) else effort.near
     if node.bound >= run.cutoff or (node.bound >= near * run.cutoff and _excluded(run, part, run.cutoff)):
         return Pruned()
@@ -171,10 +178,25 @@ def _processed(run: _Run, node: Node[_Part]) -> Step[_Part]:
     return _branched(run, node, part.columns, split, idle)
 
 
+def _begin(run: _Run, part: _Part) -> None:
+    """Make the first plans of numbers of replicas, and of the whole setting that a part is of. Where what is known is
+    good, this waits for a number that may be better by all splits of its compositions: often there is none."""
+    if part.whole is None:
+        return
+    if not run.begun:
+        for _ in _scout(run, run.drafters, _numbered):
+            pass
+    if part.by not in run.begun:
+        run.begun.add(part.by)
+        _attempt(run, part.by, part.whole.columns.region, part.whole.seconds, part.whole.columns)
+
+
 def _branched(run: _Run, node: Node[_Part], columns: ColumnPool, split: Sequence[Region], idle: int) -> Branched[_Part]:
     """Return the parts `split` of a region, with the compositions that its `columns` leave."""
     counts, by = columns.counts_within(run.cutoff), node.part.by
-    child = partial(_Part, by, counts=counts, before=node.bound, idle=idle, ruled_out=columns.ruled_out)
+    child = partial(
+        _Part, by, counts=counts, before=node.bound, idle=idle, ruled_out=columns.ruled_out, whole=node.part.whole
+    )
     return Branched([(node.bound, child(region)) for region in split])
 
 
@@ -196,6 +218,7 @@ def _bounded(run: _Run, node: Node[_Part]) -> Step[_Part]:
         return Pruned()
     run.regions += 1
     run.candidates += len(counts)
+    preliminary, is_root = _is_preliminary(part), part.counts is None
     found = bounded(
         instance,
         part.region,
@@ -204,40 +227,43 @@ def _bounded(run: _Run, node: Node[_Part]) -> Step[_Part]:
         cutoff=run.cutoff,
         longest=run.incumbent,
         ruled_out=part.ruled_out,
-        closely=_has_few_units(instance) and not is_wide(part.region),
+        closely=_has_few_units(instance) and not preliminary,
+        roughly=preliminary and not is_root,
     )
     if isinstance(found, Infeasible):
         return Pruned()
-    return Rebounded(found.seconds, replace(part, columns=found.columns))
+    whole = found if preliminary and is_root else part.whole
+    return Rebounded(found.seconds, replace(part, columns=found.columns, whole=whole))
 
 
-def _scout(run: _Run, drafters: Sequence[Drafter]) -> None:
-    """Make plans of the settings that look best by a few compositions, so that the search begins with good ones."""
-    for regions in (_whole, _numbered):
-        seen: list[tuple[float, int, Region, ColumnPool]] = []
-        least: dict[tuple[int, tuple[int, ...]], float] = {}
-        for place, by in enumerate(drafters):
-            each = by.instance
-            counts: Ints | None = None
-            for region in regions(each, run.problem.space):
-                kind = (region.fewest, region.used)
-                high = min(run.incumbent, LESS_GOOD * least.get(kind, np.inf))
-                if each.quickest(region) >= min(high, run.target):
-                    continue
-                counts = _sampled(run, each) if counts is None else counts
-                allowed = picked(counts, usable(each.table, counts, region))
-                columns = ColumnPool(each, region, allowed, run.incumbent, ordered=False)
-                if columns.limit(high) >= each.total:
-                    seconds, _ = shortest(columns.limit, each.total, each.quick, high)
-                    least[kind] = min(seconds, least.get(kind, np.inf))
-                    seen.append((seconds, place, region, columns))
-        best: Counter[tuple[int, tuple[int, ...]]] = Counter()
-        for seconds, place, region, columns in sorted(seen, key=lambda entry: entry[:2]):
-            best[region.fewest, region.used] += 1
-            if best[region.fewest, region.used] <= SCOUTED and seconds < run.target:
-                _attempt(run, drafters[place], region, seconds, columns)
-                if regions is _whole:
-                    equal_replicas(drafters[place], region, run.incumbent, run.incumbents.offer)
+def _scout(
+    run: _Run, drafters: Sequence[Drafter], regions: Callable[[Instance, Space], list[Region]]
+) -> Iterator[tuple[Drafter, Region]]:
+    """Make plans of those `regions` of the settings that look best by a few compositions, so that the search goes on
+    with good ones. Yield these regions."""
+    seen: list[tuple[float, int, Region, ColumnPool]] = []
+    least: dict[tuple[int, tuple[int, ...]], float] = {}
+    for place, by in enumerate(drafters):
+        each = by.instance
+        counts: Ints | None = None
+        for region in regions(each, run.problem.space):
+            kind = (region.fewest, region.used)
+            high = min(run.incumbent, LESS_GOOD * least.get(kind, np.inf))
+            if each.quickest(region) >= min(high, run.target):
+                continue
+            counts = _sampled(run, each) if counts is None else counts
+            allowed = picked(counts, usable(each.table, counts, region))
+            columns = ColumnPool(each, region, allowed, run.incumbent, ordered=False)
+            if columns.limit(high) >= each.total:
+                seconds, _ = shortest(columns.limit, each.total, each.quick, high)
+                least[kind] = min(seconds, least.get(kind, np.inf))
+                seen.append((seconds, place, region, columns))
+    best: Counter[tuple[int, tuple[int, ...]]] = Counter()
+    for seconds, place, region, columns in sorted(seen, key=lambda entry: entry[:2]):
+        best[region.fewest, region.used] += 1
+        if best[region.fewest, region.used] <= SCOUTED and seconds < run.target:
+            _attempt(run, drafters[place], region, seconds, columns)
+            yield drafters[place], region
 
 
 def _sampled(run: _Run, instance: Instance) -> Ints:
@@ -275,9 +301,10 @@ def _attempt(run: _Run, by: Drafter, region: Region, bound: float, columns: Colu
 
 def _raised(run: _Run, node: Node[_Part]) -> Step[_Part]:
     """Raise the bound of a region that is not split any more by its integer program, a step at a time: others may come
-    first then."""
+    first then. Where another one is left at a lower bound, that is what is proven of all."""
     part, low, high = node.part, node.bound, min(node.part.open_at, run.cutoff)
-    if part.asked == CLOSER or high - low <= CLOSE * max(run.problem.gap, FINEST) * high:
+    close = high - low <= CLOSE * max(run.problem.gap, FINEST) * high
+    if close or part.asked == CLOSER or node.proven < low:
         return Undecided(low)
     part, middle = replace(part, asked=part.asked + 1), 0.5 * (low + high)
     if _excluded(run, part, middle):

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from shardwright.arrays import Floats
 from shardwright.cost.context import Context
-from shardwright.cost.iteration.lanes import Known
+from shardwright.cost.iteration.lanes import Known, contexts_of
 from shardwright.cost.iteration.mixed import Mixed, mixed_iteration
+from shardwright.cost.predict import predict
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan, RankOrder
 from shardwright.rounding import coarse
@@ -28,6 +29,12 @@ def under_each_order(
             yield plan, fitting_seconds(contexts, plan, known)
 
 
+def costed(contexts: Sequence[Context], plan: Plan, known: Known | None = None) -> Plan:
+    """Return a legal plan with its prediction. `known` keeps layer tables between calls."""
+    efficiency = contexts[0].efficiency
+    return plan.costed(predict(plan, efficiency, known=known, contexts=contexts_of(plan, efficiency, made=contexts)))
+
+
 def fitting_seconds(contexts: Sequence[Context], plan: Plan, known: Known) -> float | None:
     """Return the exact seconds of an iteration of a legal plan, None where it does not fit in memory."""
     found = fitting(contexts, plan, known)
@@ -36,7 +43,8 @@ def fitting_seconds(contexts: Sequence[Context], plan: Plan, known: Known) -> fl
 
 def fitting(contexts: Sequence[Context], plan: Plan, known: Known) -> Mixed | None:
     """Return the exact iteration of a legal plan, None where it does not fit in memory."""
-    found = mixed_iteration(plan, contexts[0].efficiency, known=known)
+    efficiency = contexts[0].efficiency
+    found = mixed_iteration(plan, efficiency, known=known, contexts=contexts_of(plan, efficiency, made=contexts))
     return found if fits(contexts, plan, [replica.peak_bytes for replica in found.replicas]) else None
 
 

@@ -23,10 +23,11 @@ IDLE = 2  # of them in a row that are no better than the best plan
 ENOUGH = 3  # compositions that were tried, to tell from them how slow others may be
 SOME = 120  # compositions that plans are made of
 TIGHTENED, SOLVED = 20, 3  # times that the relaxation and the program are solved with tighter compositions
+MANY = 40  # compositions in a program, of which solutions are not looked at one after the other
 WIDEST = 1.6  # times of the bound, at which compositions are taken that plans are made of
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Drafter:
     """Makes drafts of an instance in its workshop; `slower` is by how much compositions turned out slower than their
     bound, by region."""
@@ -122,6 +123,8 @@ def solve_within(by: Drafter, region: Region, pool: ColumnPool, cutoff: float) -
         if not pool.tighten(answer.solution.chosen, cutoff):
             draft = _draft(by, region, pool.listed, answer.solution, sizes, np.full(len(pool.listed.counts), cutoff))
             return Open() if draft is None else Solved(draft)
+        if answer.solution.tried > MANY:
+            break
     return Open()
 
 

@@ -18,6 +18,7 @@ from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.master.program import CLOSE, Limits, MasterProblem, master_problem
 from shardwright.search.mixed.master.relaxation import Relaxed
 from shardwright.search.mixed.subproblem.exact import least_by_splits
+from shardwright.search.mixed.subproblem.listed import least_of_listed
 from shardwright.search.mixed.subproblem.pricing import needed, possible
 from shardwright.search.mixed.tables.region import Region
 
@@ -177,13 +178,17 @@ class ColumnPool:
         split does it: this holds for shorter times, too. Return whether that was so for any."""
         sizes, surely = self.sizes(seconds), self._surely(seconds)
         rows = rows[(sizes[rows] > surely[rows]) & (self.listed.stages[rows] > 1)]
-        return bool(len(rows)) and self._look(rows, sizes[rows], seconds)
+        return bool(len(rows)) and self._look(rows, sizes[rows], seconds, one_by_one=True)
 
-    def _look(self, rows: Ints, sizes: Ints, seconds: float) -> bool:
+    def _look(self, rows: Ints, sizes: Ints, seconds: float, *, one_by_one: bool = False) -> bool:
         """Look at all splits of the compositions at `rows` for whether they finish so many micro-batches within
-        `seconds`, and remember it. Return whether some do not."""
+        `seconds`, `one_by_one` where they are few, and remember it. Return whether some do not."""
         instance, columns = self.instance, self.listed.take(rows)
         least = least_by_splits(instance.table, instance.layers, self.region, columns, sizes, seconds)
+        for row in np.flatnonzero(np.isfinite(least)) if one_by_one else ():
+            column, size = columns.take(np.array([row])), int(sizes[row])
+            listed = least_of_listed(instance.table, instance.layers, self.region, column, size, seconds)
+            least[row] = max(least[row], listed)
         can = np.isfinite(least)
         self.possible.add(rows[can], sizes[can], np.where(least[can] > 0.0, least[can], seconds))
         for row, size in zip(rows[~can].tolist(), sizes[~can].tolist(), strict=True):

@@ -25,11 +25,13 @@ CLOSE = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """A solution: columns, how many `copies` of each, and the micro-batches that they finish, `reached`."""
+    """A solution: columns, how many `copies` of each, the micro-batches that they finish, `reached`, and how many
+    columns they were chosen from."""
 
     chosen: Ints
     copies: Ints
     reached: int
+    tried: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class MasterProblem:
         chosen = np.array(sorted(taken), dtype=np.int64)
         copies = np.array([taken[name] for name in sorted(taken)], dtype=np.int64)
         reached = int((micro_batches[chosen] * copies).sum())
-        return Selection(chosen=chosen, copies=copies, reached=reached)
+        return Selection(chosen=chosen, copies=copies, reached=reached, tried=len(rows))
 
     def solve(self, micro_batches: Ints, wanted: int, asked: Bools) -> Solved[Selection] | Infeasible | Open:
         """(P7) Return a solution that finishes `wanted`, or as many as were reached. A solution has one of the columns
@@ -130,7 +132,7 @@ class MasterProblem:
             return Infeasible()
         if not len(chosen):
             return Open()
-        return Solved(Selection(chosen=tried[chosen], copies=copies[chosen], reached=reached))
+        return Solved(Selection(chosen=tried[chosen], copies=copies[chosen], reached=reached, tried=len(tried)))
 
     def _integer(self, tried: Ints, micro_batches: Ints, wanted: int, asked: Bools) -> tuple[float, Ints]:
         """Return a bound of the integer program over the columns `tried`, and a solution."""

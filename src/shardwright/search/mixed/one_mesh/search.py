@@ -9,12 +9,11 @@ import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
-from shardwright.cost.predict import predict
 from shardwright.plans.findings import NotCovered
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.search.mixed.bounds.instance import HOPELESS, Instance, instances
-from shardwright.search.mixed.drafts.costing import fitting_seconds, under_each_order
+from shardwright.search.mixed.drafts.costing import costed, fitting_seconds, under_each_order
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.entry import (
     MixedOutcome,
@@ -83,14 +82,10 @@ def mesh_search(
         if least >= run.incumbent / (1.0 + gap):
             break
         _try(run, way)
-
-    def costed(plan: Plan) -> Plan:
-        return plan.costed(predict(plan, contexts[0].efficiency, known=run.known))
-
-    plans = [costed(plan) for _, plan in sorted(run.best.values(), key=lambda item: item[0])[:top]]
+    plans = [costed(contexts, plan, run.known) for _, plan in sorted(run.best.values(), key=lambda item: item[0])[:top]]
     return MixedOutcome(
         plans=tuple(plans),
-        uniform=None if uniform is None else costed(uniform),
+        uniform=None if uniform is None else costed(contexts, uniform, run.known),
         uniform_rule=RULE,
         bound=min((least for least, _ in ways), default=np.inf),
         candidates=len(ways),

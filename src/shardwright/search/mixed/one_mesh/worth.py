@@ -9,9 +9,9 @@ import numpy as np
 
 from shardwright.arrays import Floats
 from shardwright.cost.context import Context
-from shardwright.cost.predict import predict
 from shardwright.errors import bad
 from shardwright.plans.plan import Plan
+from shardwright.search.mixed.drafts.costing import costed
 from shardwright.search.mixed.entry import affordable_value, by_dollars
 from shardwright.search.mixed.one_mesh.candidates import Candidate
 from shardwright.spec.job import Job
@@ -52,7 +52,7 @@ class Worth:
         """Return what a plan that takes `seconds` comes to, None where it misses the deadline or the budget."""
         if self.per_second is None:
             return seconds
-        return affordable_value(plan.costed(predict(plan, context.efficiency)))
+        return affordable_value(costed([context], plan))
 
 
 def worth_of(contexts: Sequence[Context]) -> Worth:

@@ -1,5 +1,6 @@
 """What one composition can do.
 
 * `pricing`: which columns a solution can hold
-* `exact`: told by all of its splits
+* `exact`: told by all of its splits at once
+* `listed`: told by its splits one by one, where they are few
 """

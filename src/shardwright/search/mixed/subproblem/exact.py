@@ -28,6 +28,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.network.collectives import exposed_seconds
 from shardwright.search.mixed.bounds.compositions import Compositions, after
+from shardwright.search.mixed.bounds.stage_limits import least_move_seconds
 from shardwright.search.mixed.bounds.travel import byte_seconds
 from shardwright.search.mixed.drafts.split_times import lone_stages
 from shardwright.search.mixed.subproblem.pricing import longest_bottleneck
@@ -60,13 +61,7 @@ def least_by_splits(
     """(P6) Return seconds in which no split of each composition finishes `micro_batches` [N]: infinite where none does
     within `seconds`, zero where nothing is said. Of too many compositions the first ones are looked at."""
     least = np.zeros(len(found.stages))
-    longest = longest_bottleneck(
-        seconds - found.after.min(axis=1),
-        found.work[:, -1],
-        micro_batches,
-        found.stages.astype(np.float64),
-        1.0 - found.share,
-    )
+    longest = longest_stage(found, micro_batches, seconds)
     several = (found.stages > 1) & layers.whole
     least[several & (longest <= 0.0)] = np.inf
     rows = np.flatnonzero(several & (longest > 0.0))
@@ -89,6 +84,13 @@ def least_by_splits(
     return least
 
 
+def longest_stage(found: Compositions, micro_batches: Ints, seconds: float) -> Floats:
+    """Return the longest bottleneck with which compositions finish `micro_batches` [N] within `seconds`, [N]: negative
+    where there is none."""
+    left, stages = seconds - found.after.min(axis=1), found.stages.astype(np.float64)
+    return longest_bottleneck(left, found.work[:, -1], micro_batches, stages, 1.0 - found.share)
+
+
 def _pipelines(table: Table, region: Region, counts: Ints) -> _Pipelines:
     """Return all orders of the types of compositions [N, G]."""
     arranged = every_order(counts)
@@ -100,7 +102,7 @@ def _pipelines(table: Table, region: Region, counts: Ints) -> _Pipelines:
     owner = np.arange(len(kinds)) % len(counts)
     _, chosen = np.unique(np.column_stack([-arranged.stages, owner, kinds]), axis=0, return_index=True)
     owner, kinds = owner[chosen], kinds[chosen]
-    near = np.where(table.local > 1, np.minimum(table.near, table.far), table.far)
+    near = least_move_seconds(table)
     here, there = kinds[:, :-1], kinds[:, 1:]
     moves = np.zeros(kinds.shape)
     moves[:, 1:] = np.where(here == there, near[here], np.maximum(table.far[here], table.far[there]))
@@ -154,34 +156,40 @@ def _pipeline_and_tail(
     deepest, total = lines.kinds.shape[1], table.layers
     of = _stages(table, layers, region, deepest, most)
     best = np.full(len(lines.owner), np.inf)
-    state = np.zeros((7, len(lines.owner), total + 1))
-    state[:, :, 1:] = NEVER
+    state = np.full((7, len(lines.owner), most + total + 1), NEVER)  # by layers so far, after as many that cannot be
+    state[:, :, most] = 0.0
     for before in range(deepest):
         n = int((lines.depth > before).sum())
-        m = micro_batches[:n, None, None].astype(np.float64)
+        m = micro_batches[:n, None].astype(np.float64)
         place = np.where(lines.depth[:n] == before + 1, FIRST, LAST if before == 0 else INNER)
         at = (place, lines.kinds[:n, before], np.minimum(micro_batches[:n], before + 1) - 1)
-        stage = {name: column[at][:, None] for name, column in of.items() if name != "late"}
-        late = of["late"][(lines.beside[:n], *at)][:, None]
+        stage = {name: column[at].T[:, :, None] for name, column in of.items() if name != "late"}
+        late = of["late"][(lines.beside[:n], *at)].T[:, :, None]
         ahead = np.where(lines.depth[:n] > before + 1, lines.moves[:n, min(before + 1, deepest - 1)], 0.0)
-        forward = stage["forward"] + lines.moves[:n, before, None, None]
-        backward = stage["backward"] + ahead[:, None, None]
-        padded = np.concatenate([np.full((7, n, most), NEVER), state[:, :n]], axis=2)
-        r, v, z, y, vz, vy, least = sliding_window_view(padded, most, axis=2)[:, :, :-1]
+        forward = stage["forward"] + lines.moves[:n, before, None]
+        backward = stage["backward"] + ahead[:, None]
+        # So many layers the stages so far can hold while those in front of them hold the others.
+        least_so_far = max(before + 1, total - (deepest - before - 1) * most)
+        most_so_far = min((before + 1) * most, total - (int(lines.depth[n - 1]) - before - 1))
+        windows = sliding_window_view(state[:, :n, least_so_far : most_so_far + most], most, axis=2)
+        r, v, z, y, vz, vy, least = np.moveaxis(windows, -1, 1)
         x = forward + backward + stage["never"]
         passes = stage["own"] + stage["forward"]
         others = np.minimum(before, m - 1.0)
         early, later = np.maximum(r - others * forward, 0.0), np.maximum(r - others * backward, 0.0)
         idle = np.where(m >= before + 2.0, early + later, np.maximum(early, later))
         trips, rest = np.divmod(m - 1.0, before + 1.0)
-        chain = (trips + 1.0) * (x + r) + rest * np.maximum(forward, backward)
+        r = r + x
+        chain = (trips + 1.0) * r + rest * np.maximum(forward, backward)
         v = np.maximum(np.maximum(v + x, m * x + idle), chain)
         z = np.maximum(z - stage["own"], stage["reduce"])
         y = np.maximum(y - stage["forward"], stage["gather"])
         vz = np.maximum(vz + x - passes, v + z + y)
         least = np.minimum(np.maximum(least - passes, 0.0), late) if before else late
         vy = np.maximum(np.minimum(vy + x - passes, v + late), v + least) if before else v + late
-        state[:, :n] = [each.min(axis=2) for each in np.broadcast_arrays(r + x, v, z, y, vz, vy, least)]
+        state = np.full((7, n, most + total + 1), NEVER)
+        for name, each in enumerate((r, v, z, y, vz, vy, least)):
+            state[name, :, most + least_so_far : most + most_so_far + 1] = each.min(axis=0)
         done = np.flatnonzero(lines.depth[:n] == before + 1)
-        best[done] = np.maximum(state[4, done, total], state[5, done, total])
+        best[done] = np.maximum(state[4, done, -1], state[5, done, -1])
     return best
