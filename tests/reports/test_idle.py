@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardwright.cost.compute.efficiency import Analytic
-from shardwright.plans.ranking import Ranking
+from shardwright.plans.ranking import PassedOver, Ranking
 from shardwright.reports.text.mixed import idle_sentence, idle_words
 from shardwright.reports.text.terminal import ranking_text
 from shardwright.search.planner import plan
@@ -33,9 +35,22 @@ def test_gpus_that_cannot_compute_in_the_precision_are_said_to_be_idle() -> None
 
 def test_gpus_that_a_plan_does_without_are_said_to_be_idle() -> None:
     ranking = planned("H100-SXM")
-    assert idle_sentence(ranking.best) == ("8 A100-SXM-80: left idle, as no faster plan with them was found.")
+    ranking = replace(ranking, search=replace(ranking.search, gap=0.01))
+    assert idle_sentence(ranking) == ("8 A100-SXM-80: left idle, as no faster plan with them was found.")
+
+
+def test_room_for_a_better_plan_is_not_that_of_the_plan_passed_over() -> None:
+    ranking = planned("H100-SXM")
+    wide = replace(ranking, search=replace(ranking.search, gap=0.06, not_covered=()), passed_over=None)
+    assert "there may be one that is better by up to 6%" in idle_sentence(wide)
+    faster = PassedOver(plan=ranking.best, saving=1.0 - 1.0 / 1.06, switches=(), pins=())
+    assert idle_sentence(replace(wide, passed_over=faster)) == (
+        "8 A100-SXM-80: left idle, as no faster plan with them was found; by the proof none is better than the plan "
+        "passed over, named below."
+    )
+    assert "up to 6%" in idle_sentence(replace(wide, passed_over=replace(faster, saving=0.02)))
 
 
 def test_nothing_is_said_where_all_gpus_work() -> None:
-    best = planned("A100-SXM-80").best
-    assert idle_words(best) == idle_sentence(best) == ""
+    ranking = planned("A100-SXM-80")
+    assert idle_words(ranking.best) == idle_sentence(ranking) == ""

@@ -35,7 +35,7 @@ def first_screen(ranking: Ranking, out: Path | None = None, width: int = WIDTH) 
 
 def _answers(ranking: Ranking) -> Iterator[tuple[str, str]]:
     best = ranking.best
-    yield from plan_answers(best, whole_run(best), idle=mixed.idle_sentence(best, ranking.search))
+    yield from plan_answers(best, whole_run(best), idle=mixed.idle_sentence(ranking))
     yield "how good", "; ".join(_good(ranking))
     yield from (("program", words) for words in [programs.program_words(ranking)] if words)
     yield from (("nearby", words) for words in ["; ".join(map(partial(_near, best), ranking.nearby))] if words)

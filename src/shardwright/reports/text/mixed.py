@@ -9,13 +9,14 @@ from itertools import groupby
 from shardwright.cost.compute.efficiency import computes
 from shardwright.plans.findings import MixedPlans
 from shardwright.plans.plan import Plan, Prediction, Recompute, Replica, Stage
-from shardwright.plans.ranking import SearchReport
+from shardwright.plans.ranking import Ranking, SearchReport
 from shardwright.reports.text import strategy
 from shardwright.reports.text.quantities import clock, counted
 from shardwright.reports.words import in_words
 from shardwright.units import format_dollars
 
 WIDE = 0.05  # gap that leaves room for another plan worth having
+ALIKE = 0.0005  # parts of the time that are the same in words
 MOST_RUNS = 6  # groups of equal stages that a line shows
 
 
@@ -39,24 +40,28 @@ def idle_words(plan: Plan) -> str:
     return "; ".join(f"{count} {name}{'' if name in able else unable}" for name, count in idle(plan).items())
 
 
-def idle_sentence(best: Plan, report: SearchReport | None = None) -> str:
-    """Return why the best plan leaves GPUs idle; nothing if it uses all. `report` is of the search that found it: it
-    says whether plans with them were looked at, and how much better one could be."""
+def idle_sentence(ranking: Ranking) -> str:
+    """Return why the best plan leaves GPUs idle, nothing if it uses all: whether plans with them were looked at, and
+    how much better one could be."""
+    best = ranking.best
     words = idle_words(best)
     if not words:
         return ""
     able = any(computes(pool.gpu, best.job.precision) for pool in best.cluster.pools if pool.gpu.name in idle(best))
-    return f"{words}: left idle" + (f", as {_why_idle(best, report)}" if able else "") + "."
+    return f"{words}: left idle" + (f", as {_why_idle(ranking)}" if able else "") + "."
 
 
-def _why_idle(best: Plan, report: SearchReport | None) -> str:
-    unsearched = [] if report is None else [kind for kind in report.not_covered if isinstance(kind, MixedPlans)]
+def _why_idle(ranking: Ranking) -> str:
+    unsearched = [kind for kind in ranking.search.not_covered if isinstance(kind, MixedPlans)]
     if unsearched:
         return f"{in_words(unsearched[0])}, were not searched"
-    words = f"no {'faster' if best.job.objective == 'time' else 'cheaper'} plan with them was found"
-    if report is not None and report.gap is not None and report.gap > WIDE:
-        words += f"; by the proof there may be one that is better by up to {1.0 - 1.0 / (1.0 + report.gap):.0%}"
-    return words
+    words = f"no {'faster' if ranking.best.job.objective == 'time' else 'cheaper'} plan with them was found"
+    if ranking.search.gap is None or ranking.search.gap <= WIDE:
+        return words
+    room, passed_over = 1.0 - 1.0 / (1.0 + ranking.search.gap), ranking.passed_over
+    if passed_over is not None and room <= passed_over.saving + ALIKE:
+        return f"{words}; by the proof none is better than the plan passed over, named below"
+    return f"{words}; by the proof there may be one that is better by up to {room:.0%}"
 
 
 def settings(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -28,7 +28,7 @@ def ranking_text(ranking: Ranking, width: int = WIDTH) -> str:
     best = ranking.best
     parts = [
         heading(best.model, best.cluster, best.job, width),
-        summary_text(best, ranking.baselines, width, ranking.search),
+        summary_text(ranking, width),
         plans_table(ranking.plans, width),
         plan_text(best, "Best plan", width),
         _risk_text(best, width),
@@ -58,8 +58,9 @@ def heading(model: Model, cluster: Cluster, job: Job, width: int) -> str:
     return "\n".join(wrapped(line, "", width) for line in (*guessed, *lines, note) if line)
 
 
-def summary_text(best: Plan, baselines: Sequence[Baseline], width: int, report: SearchReport | None = None) -> str:
+def summary_text(ranking: Ranking, width: int) -> str:
     """Return the answer in two or three sentences."""
+    best = ranking.best
     found = predicted(best)
     seconds = found.iteration_seconds
     words = (
@@ -68,9 +69,9 @@ def summary_text(best: Plan, baselines: Sequence[Baseline], width: int, report: 
     )
     if run := whole_run(best):
         words += f" All tokens in {run}."
-    if left := mixed.idle_sentence(best, report):
+    if left := mixed.idle_sentence(ranking):
         words += f" {left}"
-    rivals = [entry.plan for entry in baselines if entry.plan is not None]
+    rivals = [entry.plan for entry in ranking.baselines if entry.plan is not None]
     if rivals:
         rival = min(rivals, key=value)
         better = value(best) < 0.9995 * value(rival)
