@@ -87,8 +87,8 @@ def best_of(
     these: Decisions, net: Machines, *, gap: float = GAP, overlap: bool = True, branch: bool = True,
     rules: Rules = everything,
 ) -> Synthesis | None:  # fmt: skip
-    """Return the best choice of `rules` and shares found, None if none fits the memory. Without `branch` the bound is
-    that of the linear relaxation, and takes a fraction of the time."""
+    """Return the best choice of `rules` and shares found, None if none fits the memory. Without `branch` rivals
+    are rounded from the linear relaxation, whose bound counts, which takes a fraction of the time."""
     problem = Problem(these=these, net=net, gap=gap, overlap=overlap, rules=rules)
     first = starts(these, net)
     found = list(_from(problem, first)) or list(_from(problem, [by_memory(net)]))
@@ -100,7 +100,8 @@ def best_of(
     kept = [one for one in (in_whole_units(problem, *one) for one in found) if one is not None]
     tell(0.6)
     for start, others in product(first[:2], (data_parallel, fsdp, hap)):
-        rival = limited(problem, start, others, below=min((one.seconds for one in kept), default=np.inf))
+        least = min((one.seconds for one in kept), default=np.inf)
+        rival = limited(problem, start, others, below=least, branch=branch)
         found += [rival] if rival else []
         kept += [one for one in [rival and in_whole_units(problem, *rival)] if one is not None]
     tell(0.8)

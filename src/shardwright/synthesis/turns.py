@@ -96,12 +96,14 @@ def reshared(problem: Problem, choice: Choice, shares: Shares) -> tuple[Choice, 
     return found
 
 
-def limited(problem: Problem, shares: Shares, rules: Rules, *, below: float = np.inf) -> tuple[Choice, Shares] | None:
+def limited(
+    problem: Problem, shares: Shares, rules: Rules, *, below: float = np.inf, branch: bool = True
+) -> tuple[Choice, Shares] | None:
     """Return what others would run, None if it does not fit, is not allowed, or takes `below` seconds or more: what is
     found must never be slower than that, not even by the gap."""
     costs = problem.prices(shares)
     allowed = rules(problem.these, costs) & problem.rules(problem.these, costs)
-    choice = best(problem.these, costs, gap=problem.gap, allowed=allowed, branch=False, below=below)
+    choice = best(problem.these, costs, gap=problem.gap, allowed=allowed, branch=branch, below=below)
     return None if choice is None else (choice, shares)
 
 
