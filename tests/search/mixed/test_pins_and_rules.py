@@ -119,12 +119,12 @@ def test_what_no_plan_over_types_has_is_named(pin: str, rule: str, lack: Lack) -
         (unsearched,) = [kind for kind in found.search.not_covered if isinstance(kind, MixedPlans)]
         words = written if isinstance(written, str) else next(pin_words(*each) for each in written.pins.items())
         assert unsearched.lacking == (Lacking(lack, words),)
-        assert "were not searched" in idle_sentence(found.best, found.search)
-        assert "no faster plan" not in idle_sentence(found.best, found.search)
+        assert "were not searched" in idle_sentence(found)
+        assert "no faster plan" not in idle_sentence(found)
 
 
 def test_a_wide_gap_is_told_beside_what_stands_idle() -> None:
     found = planned("vpp=2")
     wide = replace(found.search, gap=0.25, not_covered=())
-    assert "there may be one that is better by up to 20%" in idle_sentence(found.best, wide)
-    assert "may be one" not in idle_sentence(found.best, replace(wide, gap=0.01))
+    assert "there may be one that is better by up to 20%" in idle_sentence(replace(found, search=wide))
+    assert "may be one" not in idle_sentence(replace(found, search=replace(wide, gap=0.01)))

@@ -61,7 +61,8 @@ def contexts_of(
     plan: Plan, efficiency: Efficiency, calibration: Calibration | None = None, *, made: Sequence[Context] = ()
 ) -> dict[str, Context]:
     """Return the context of each GPU type that the plan uses, on the largest pool of it: one of those `made` before,
-    with its layer tables, where it differs in headroom alone."""
+    with its layer tables, where it differs in headroom alone. Of measured layers, of which some may have no times, each
+    is asked for anew."""
     found: dict[str, Context] = {}
     job = _with_one_dispatcher(plan)
     for pool in plan.cluster.pools:
@@ -69,7 +70,8 @@ def contexts_of(
         if name in plan.gpus_by_type and (name not in found or pool.gpus > found[name].pool.gpus):
             given = calibration.of(plan.job.framework, pool.gpu) if calibration else None
             new = Context(model=plan.model, pool=pool, job=job, efficiency=efficiency, measured_overheads=given)
-            found[name] = next((old for old in made if replace(old, headroom=new.headroom) == new), new)
+            alike = (old for old in made if not old.source.only and replace(old, headroom=new.headroom) == new)
+            found[name] = next(alike, new)
     return found
 
 
