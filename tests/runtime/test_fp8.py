@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from tests.cli.running import refused, run
 from tests.runtime.equal import ADAM
+from tests.runtime.recorded import Recorded
 from tests.runtime.reference import reference_run
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 from tests.runtime.workers import Case, Outcome, run_cases
@@ -22,7 +23,6 @@ from shardwright.plans.check import check
 from shardwright.plans.document import save
 from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.limits import unrunnable
-from shardwright.runtime.model import parallel
 from shardwright.runtime.model.fp8 import FP8, scaled
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.products import WHOLE
@@ -124,28 +124,20 @@ def test_training_follows_that_in_16_and_32_bits(name: str, outcomes: dict[str, 
     assert found.losses not in half
 
 
-def test_ranks_that_hold_parts_of_a_sequence_gather_8_bits_an_element(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_hold_parts_of_a_sequence_gather_8_bits_an_element() -> None:
     """What the cost model prices: three gathers a block, of its input, again, and of the gradient of its output."""
-    sent: dict[str, list[int]] = {"gathered": [], "summed": []}
-
-    def gather(out: torch.Tensor, part: torch.Tensor, **_: Any) -> None:
-        sent["gathered"].append(out.nbytes)
-        out.zero_()
-
-    def scatter(out: torch.Tensor, whole: torch.Tensor, **_: Any) -> None:
-        sent["summed"].append(whole.nbytes)
-        out.zero_()
-
-    monkeypatch.setattr(parallel, "gather_into", gather)
-    monkeypatch.setattr(parallel, "reduce_scatter_into", scatter)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     tensor = TensorGroup(size=2, group=dist.group.WORLD, sequence=True)
     x = torch.randn(1, 16, 64, dtype=torch.bfloat16, requires_grad=True)
-    (wide,) = FP8.enter(x, [(torch.randn(32, 64, dtype=torch.bfloat16), None)], tensor)
-    FP8.leave(wide, torch.randn(64, 32, dtype=torch.bfloat16), tensor).sum().backward()
+    with Recorded() as recorded:
+        (wide,) = FP8.enter(x, [(torch.randn(32, 64, dtype=torch.bfloat16), None)], tensor)
+        FP8.leave(wide, torch.randn(64, 32, dtype=torch.bfloat16), tensor).sum().backward()
     dist.destroy_process_group()
     widths, elements = widths_of(Job(global_batch=1, seq_len=32, precision="fp8", framework="train")), 32 * 64
-    assert sent == {"gathered": [elements * widths.tensor_gather] * 3, "summed": [elements * widths.tensor_reduce] * 2}
+    gathered = [result.nbytes for name, _, result in recorded.calls if "gather" in name and "wait" not in name]
+    summed = [given.nbytes for name, given, _ in recorded.calls if name == "reduce_scatter_tensor"]
+    assert gathered == [elements * widths.tensor_gather] * 3
+    assert summed == [elements * widths.tensor_reduce] * 2
 
 
 def under(plan: Plan, **changes: Any) -> Plan:

@@ -9,7 +9,7 @@ for the backward pass; weights are brought to 8 bits in each pass. Sums are in f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, cast
@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch.nn import functional
 
-from shardwright.runtime.model.parallel import TensorGroup, all_reduced, collected, summed
+from shardwright.runtime.model.parallel import TensorGroup, all_reduced, collecting, summed, summing
 from shardwright.runtime.model.products import WHOLE, Matrix, Products
 
 SMALLEST = 1e-12  # of a tensor's largest value, so that zeros have a scale
@@ -51,8 +51,14 @@ def scaled(x: torch.Tensor, kind: torch.dtype, tensor: TensorGroup = WHOLE) -> S
 
 def gathered(x: Scaled, tensor: TensorGroup) -> Scaled:
     """Return all positions of what a rank has its own of."""
-    there = collected(x.values.view(torch.uint8), tensor)  # not all back ends send 8-bit floating point
-    return Scaled(values=there.view(x.values.dtype), scale=x.scale)
+    return gathering(x, tensor)()
+
+
+def gathering(x: Scaled, tensor: TensorGroup, after: torch.Tensor | None = None) -> Callable[[], Scaled]:
+    """Begin to gather all positions of what a rank has its own of, in the backward pass `after` a gradient; what is
+    returned waits for them."""
+    arriving = collecting(x.values.view(torch.uint8), tensor, after)  # not all back ends send 8-bit floating point
+    return lambda: Scaled(values=arriving().view(x.values.dtype), scale=x.scale)
 
 
 def product(x: Scaled, matrix: Scaled, dtype: torch.dtype) -> torch.Tensor:
@@ -99,12 +105,13 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         values, scale, *weights = ctx.saved_tensors
-        whole = gathered(Scaled(values=values, scale=scale), ctx.before)
-        inputs = whole.rows.transposed
-        entering, found = [], []
-        for gradient, weight in zip(gradients, weights, strict=True):
-            rows = gathered(scaled(gradient, torch.float8_e5m2, ctx.after), ctx.after).rows
-            entering.append(product(rows, scaled(weight, torch.float8_e4m3fn).transposed, gradient.dtype))
-            found.append(product(rows.transposed, inputs, gradient.dtype))
-        into = reduce(torch.add, entering).view(*whole.values.shape)
-        return summed(into, ctx.before), None, None, *found
+        arriving = gathering(Scaled(values=values, scale=scale), ctx.before, after=gradients[0])
+        rows = [gathered(scaled(gradient, torch.float8_e5m2, ctx.after), ctx.after).rows for gradient in gradients]
+        entering = [
+            product(row, scaled(weight, torch.float8_e4m3fn).transposed, gradient.dtype)
+            for row, weight, gradient in zip(rows, weights, gradients, strict=True)
+        ]
+        leaving = summing(reduce(torch.add, entering).view(values.shape[0], -1, *values.shape[2:]), ctx.before)
+        inputs = arriving().rows.transposed
+        found = [product(row.transposed, inputs, gradients[0].dtype) for row in rows]
+        return leaving(), None, None, *found

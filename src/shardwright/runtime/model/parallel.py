@@ -3,19 +3,24 @@
 `enter` stands before column-split matrices: every rank gets all positions, and the gradient is a sum over the ranks.
 `leave` stands after row-split ones: the result is a sum over the ranks. With sequence parallelism (arXiv 2205.05198
 §4.2.2) what is outside is cut along the sequence, so that entering gathers and leaving reduces and scatters.
-Activations have the shape [micro_batch, sequence, hidden].
+Activations have the shape [micro_batch, sequence, hidden]. `gathering`, `collecting` and `summing` only begin, and
+return what ends them: products stand in between, as Megatron-LM does it in the backward pass.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
 
 gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+started = torch.ops._c10d_functional  # collectives whose end is an operator too, which torch.compile leaves in place
+Arrival: TypeAlias = Callable[[], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,30 +91,69 @@ def all_reduced(x: torch.Tensor, tensor: TensorGroup, *, maximum: bool = False) 
 
 def gathered(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
     """Return the sequence parts of all ranks side by side."""
-    parts = x.new_empty((tensor.size, *x.shape))
-    gather_into(parts.view(-1), x.contiguous().view(-1), group=tensor.group)
-    return parts.transpose(0, 1).reshape(x.shape[0], -1, *x.shape[2:])
+    return gathering(x, tensor)()
+
+
+def gathering(x: torch.Tensor, tensor: TensorGroup, after: torch.Tensor | None = None) -> Arrival:
+    """Begin to gather the sequence parts of all ranks; what is returned waits for them. A gather `after` a gradient
+    stays in the backward pass: torch.compile would take a second one of `x` for the first, and keep its result."""
+    start = started.all_gather_into_tensor if after is None else partial(_gather_after, after)
+    parts = start(x.contiguous(), tensor.size, tensor.group.group_name)
+
+    def arrived() -> torch.Tensor:
+        found = started.wait_tensor(parts).view(tensor.size, *x.shape)
+        return cast("torch.Tensor", found.transpose(0, 1).reshape(x.shape[0], -1, *x.shape[2:]))
+
+    return arrived
+
+
+@torch.library.custom_op("shardwright::gather_after", mutates_args=())
+def _gather_after(after: torch.Tensor, x: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+    return cast("torch.Tensor", started.all_gather_into_tensor(x, ranks, group))
+
+
+@_gather_after.register_fake
+def _(after: torch.Tensor, x: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+    return x.new_empty((ranks * x.shape[0], *x.shape[1:]))
 
 
 def scattered(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
     """Return this rank's sequence part of the sum over the ranks."""
+    return scattering(x, tensor)()
+
+
+def scattering(x: torch.Tensor, tensor: TensorGroup) -> Arrival:
+    """Begin to sum over the ranks and to scatter the sum along the sequence."""
     batch, length = x.shape[:2]
-    parts = x.view(batch, tensor.size, length // tensor.size, *x.shape[2:]).transpose(0, 1).contiguous()
-    out = torch.empty_like(parts[0])
-    reduce_scatter_into(out.view(-1), parts.view(-1), group=tensor.group)
-    return out
+    parts = x.view(batch, tensor.size, length // tensor.size, *x.shape[2:]).transpose(0, 1)
+    sent = parts.reshape(tensor.size * batch, *parts.shape[2:])
+    found = started.reduce_scatter_tensor(sent, "sum", tensor.size, tensor.group.group_name)
+    return lambda: cast("torch.Tensor", started.wait_tensor(found))
+
+
+def collecting(x: torch.Tensor, tensor: TensorGroup, after: torch.Tensor | None = None) -> Arrival:
+    """Begin to gather all positions of `x`, in the backward pass `after` a gradient."""
+    return gathering(x, tensor, after) if tensor.sharded else lambda: x
+
+
+def summing(x: torch.Tensor, tensor: TensorGroup) -> Arrival:
+    """Begin to sum over the ranks, all positions or this rank's."""
+    if tensor.sharded:
+        return scattering(x.contiguous(), tensor)
+    if tensor.size == 1:
+        return lambda: x
+    found = started.all_reduce(x.contiguous(), "sum", tensor.group.group_name)
+    return lambda: cast("torch.Tensor", started.wait_tensor(found))
 
 
 def collected(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
     """Return all positions of `x`. It has no gradient."""
-    return gathered(x, tensor) if tensor.sharded else x
+    return collecting(x, tensor)()
 
 
 def summed(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
     """Return the sum over the ranks, of all positions or of this rank's. It has no gradient."""
-    if tensor.sharded:
-        return scattered(x.contiguous(), tensor)
-    return all_reduced(x.clone(memory_format=torch.contiguous_format), tensor) if tensor.size > 1 else x
+    return summing(x, tensor)()
 
 
 class _Enter(torch.autograd.Function):

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch.nn import functional
 
-from shardwright.runtime.model.parallel import TensorGroup, enter, gathered, leave, scattered
+from shardwright.runtime.model.parallel import TensorGroup, collected, collecting, leave, summing
 
 WHOLE = TensorGroup()
 Matrix = tuple[torch.Tensor, torch.Tensor | None]
@@ -30,12 +30,12 @@ class Products:
 def enter_linear(x: torch.Tensor, matrices: Sequence[Matrix], tensor: TensorGroup) -> tuple[torch.Tensor, ...]:
     """Return the products of all positions of `x` with matrices.
 
-    Under sequence parallelism this rank's positions alone are kept for the backward pass, which gathers the others
-    again (Korthikanti et al., arXiv 2205.05198 §4.2.2).
+    Under sequence parallelism this rank's positions alone are kept for the backward pass (Korthikanti et al., arXiv
+    2205.05198 §4.2.2). It gathers the others again beside the products for the gradient of `x`, and sums this over the
+    ranks beside those for the gradients of the weights.
     """
-    if not tensor.sharded:
-        whole = enter(x, tensor)
-        return tuple(functional.linear(whole, weight, bias) for weight, bias in matrices)
+    if tensor.size == 1:
+        return tuple(functional.linear(x, weight, bias) for weight, bias in matrices)
     function: Any = _EnterLinear
     flat = [part for matrix in matrices for part in matrix]
     return cast("tuple[torch.Tensor, ...]", function.apply(x, tensor, *flat))
@@ -57,17 +57,19 @@ class _EnterLinear(torch.autograd.Function):
         weights = [part for part in parts[::2] if part is not None]
         ctx.tensor = tensor
         ctx.save_for_backward(x, *weights)
-        whole = gathered(x, tensor)
+        whole = collected(x, tensor)
         return tuple(functional.linear(whole, *pair) for pair in zip(weights, parts[1::2], strict=True))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
-        whole = gathered(x, ctx.tensor).flatten(0, 1)
+        arriving = collecting(x, ctx.tensor, after=gradients[0])
         rows = [gradient.flatten(0, 1) for gradient in gradients]
         entering = reduce(torch.add, (row @ weight for row, weight in zip(rows, weights, strict=True)))
+        leaving = summing(entering.view(x.shape[0], -1, x.shape[2]), ctx.tensor)
+        whole = arriving().flatten(0, 1)
         found: list[torch.Tensor | None] = []
         for number, row in enumerate(rows):
             found.append(row.t() @ whole)
             found.append(row.sum(0) if ctx.needs_input_grad[2 * number + 3] else None)
-        return scattered(entering.view(x.shape[0], -1, x.shape[2]), ctx.tensor), None, *found
+        return leaving(), None, *found
