@@ -8,7 +8,7 @@ from types import FrameType
 
 COLLECTIVES = "distributed_c10d.py"
 # calls that return when others, or the device, have come so far
-WAITS = (".wait(", ".synchronize(", ".tolist(", ".item(")
+WAITS = (".wait(", "wait_tensor", ".synchronize(", ".tolist(", ".item(")
 
 
 def stands_in_a_wait(thread: int) -> bool:
