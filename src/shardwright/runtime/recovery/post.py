@@ -40,8 +40,9 @@ class HaltedError(RuntimeError):
 @dataclass(kw_only=True)
 class Post:
     """Where a rank is in its generation: its engine, which has the state after `report.step` steps, and the writer of
-    its snapshots, taken in an `interval`. `torn` while it updates: a failure there leaves no state. `untold` is the row
-    of its last step while that waits for its held-out loss."""
+    its snapshots, taken in an `interval`. `torn` while it updates: a failure there leaves no state. Where it records
+    rows, `row` makes that of the step under way of its vote, the gradients' norm and its number; `untold` is that of
+    its last step until it is told."""
 
     engine: Engine
     writer: Writer
@@ -49,6 +50,7 @@ class Post:
     interval: Interval
     over: Callable[[], bool]
     torn: bool = False
+    row: Callable[[Vote, float, int], Row] | None = None
     untold: Row | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -71,6 +73,8 @@ class Post:
         norm = apply_vote(self.engine, step, vote)
         self.report = replace(self.report, step=step + 1, voted=False)
         self.torn = False
+        if self.row is not None:
+            self.untold = self.row(vote, norm, step + 1)
         return norm
 
 

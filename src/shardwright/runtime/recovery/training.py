@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -34,12 +35,7 @@ from shardwright.runtime.recovery.link import Link, Order
 from shardwright.runtime.recovery.post import Post, begun
 from shardwright.runtime.recovery.reporting import Tell, reporting
 from shardwright.runtime.recovery.settlement import Report
-from shardwright.runtime.step.engine import (
-    StepResult,
-    run_passes,
-    share_weights,
-    take_vote,
-)
+from shardwright.runtime.step.engine import Engine, StepResult, Vote, run_passes, share_weights, take_vote
 from shardwright.runtime.step.pipeline import Event
 from shardwright.runtime.step.timestamps import seconds_between
 from shardwright.runtime.storage.mixture import Mixture, open_mixture
@@ -60,6 +56,11 @@ class Training:
         self._halted = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="training", daemon=True)
         self._thread.start()
+
+    @property
+    def untold(self) -> Row | None:
+        """The row that is still to be told."""
+        return self._untold if self.post is None else self.post.untold
 
     def report(self) -> Report:
         """Return where the rank is, now that its generation is over."""
@@ -116,11 +117,12 @@ def _train(link: Link, message: Message, post: Post, samples: Mixture, settings:
     paces: list[float] = []
     window = time.perf_counter()
     while post.report.step < settings.steps and not stopped:
-        begin = time.perf_counter()
-        result = _step(link, post, samples, paces)
-        done, stopped = post.report.step, result.stop
-        if tell is not None:
-            post.untold = metrics_row(post.engine, settings, result, done, time.perf_counter() - begin)
+        marks = [time.perf_counter()]
+        post.row = None if tell is None else partial(_row, post.engine, settings, marks)
+        vote, norm = _step(link, post, samples, paces, marks)
+        done, stopped = post.report.step, vote.stop > 0.0
+        if post.row is not None:
+            post.untold = post.row(vote, norm, done)
         _tell_row(post, evaluation, settings, tell)
         if len(paces) >= PACED_STEPS and time.perf_counter() - window >= PACED_SECONDS:
             work = _work_of(post.engine.place)
@@ -144,11 +146,12 @@ def _tell_row(post: Post, evaluation: HeldOut | None, settings: Settings, tell: 
 
 
 def _tell_untold(post: Post, evaluation: HeldOut | None, settings: Settings, tell: Tell | None) -> None:
-    """Tell the row of the step at which this generation begins, where the one before was over before its held-out loss
-    was there: some ranks may have told theirs."""
+    """Tell the row of the step at which this generation begins, where the one before was over before that was told, or
+    before its held-out loss was there: some ranks may have told theirs."""
     if post.untold is not None and post.untold.step != post.report.step:
         post.untold = None  # of a step that was given up
     if evaluation is None or not evaluation.due(post.report.step, settings.steps):
+        _tell_row(post, evaluation, settings, tell)
         return
     waiting = torch.full((1,), float(post.untold is not None), device=post.engine.pipeline.device)
     if post.engine.layout.world_size > 1:
@@ -162,21 +165,20 @@ def _work_of(place: Place) -> str:
     return f"{place.gpu}: units {place.chunks}, tp {place.tensor_parallel}, {place.micro_batches} micro-batches"
 
 
-def _step(link: Link, post: Post, samples: Mixture, paces: list[float]) -> StepResult:
-    """Run a step in three parts: up to the gradient sums, the vote, and the update, which needs nobody else. The
-    seconds that it computed go to `paces`."""
+def _step(link: Link, post: Post, samples: Mixture, paces: list[float], marks: list[float]) -> tuple[Vote, float]:
+    """Run a step in three parts: up to the gradient sums, the vote, and the update, which needs nobody else. Return its
+    vote and the gradients' norm. The seconds that it computed go to `paces`, the times of its parts to `marks`."""
     engine, step = post.engine, post.report.step
     events: list[Event] = []
 
     post.note("beginning a step")
-    begin = time.perf_counter()
     loss = run_passes(engine, batch_of(engine, samples, step), note=post.note, record=events.append)
-    passed = time.perf_counter()
+    marks.append(time.perf_counter())
     engine.sync.finish()
     with post.held():
         post.report = replace(post.report, voted=True)
     vote = take_vote(engine, step, loss, asked_to_stop=link.stopping.is_set())
-    summed = time.perf_counter()
+    marks.append(time.perf_counter())
     paces.append(sum(seconds_between(event.began, event.ended) for event in events))
     with post.lock:
         post.report = replace(post.report, vote_step=step, vote=tuple(vote))
@@ -184,14 +186,22 @@ def _step(link: Link, post: Post, samples: Mixture, paces: list[float]) -> StepR
     with post.held():
         norm = post.update(vote)
     share_weights(engine)
-    return StepResult(
+    return vote, norm
+
+
+def _row(engine: Engine, settings: Settings, marks: list[float], vote: Vote, norm: float, done: int) -> Row:
+    """Return the row of a step that began, had passed and had a vote at these `marks`, as far as it came."""
+    now = time.perf_counter()
+    begin, passed, summed = (*marks, now, now)[:3]
+    result = StepResult(
         loss=vote.loss,
         gradient_norm=norm,
         stop=vote.stop > 0.0,
         pass_seconds=passed - begin,
         sync_seconds=summed - passed,
-        update_seconds=time.perf_counter() - summed,
+        update_seconds=now - summed,
     )
+    return metrics_row(engine, settings, result, done, now - begin)
 
 
 def _snapshot(link: Link, post: Post) -> None:

@@ -38,7 +38,7 @@ def work(host: str, port: int, token: int, settings: Settings) -> None:
         order = link.orders.get()
         match order.message["op"]:
             case "assign":
-                untold = None if training is None or training.post is None else training.post.untold
+                untold = None if training is None else training.untold
                 if training is not None and training.stuck():
                     link.answer(order, stuck=True)  # which is this process's end
                     continue

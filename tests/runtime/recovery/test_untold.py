@@ -1,0 +1,52 @@
+"""The row of a step that a generation ended before it was told: no step is missing from the metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardwright.runtime.job.metrics import Row
+from shardwright.runtime.recovery import post as posts
+from shardwright.runtime.recovery import training
+from shardwright.runtime.recovery.interval import Interval
+from shardwright.runtime.recovery.post import Post
+from shardwright.runtime.recovery.settlement import Report
+from shardwright.runtime.step.engine import Vote
+
+
+def row_of(vote: Vote, norm: float, done: int) -> Row:
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("learning_rate", "seconds", "tokens_per_second", "mfu", "pass_seconds", "sync_seconds", "update_seconds"), 0.0
+    )
+    return Row(step=done, loss=vote.loss, gradient_norm=norm, peak_memory_bytes=0, **nothing)
+
+
+@pytest.fixture
+def halted(monkeypatch: pytest.MonkeyPatch) -> Post:
+    """A rank whose generation is over before it knew the outcome of step 7, which it is told then."""
+    monkeypatch.setattr(posts, "apply_vote", lambda *_: 1.5)
+    nobody: Any = None
+    interval = Interval(every=5, protected=0)
+    report = Report(step=6, voted=True)
+    post = Post(engine=nobody, writer=nobody, report=report, interval=interval, over=lambda: True, row=row_of)
+    post.update(Vote(loss=2.0, square=2.25, stop=0.0))
+    return post
+
+
+def told(post: Post) -> list[tuple[int, float, float]]:
+    """Return what two generations tell that begin one after the other, without held-out data."""
+    rows: list[Row] = []
+    settings: Any = None
+    training._tell_untold(post, None, settings, rows.append)
+    training._tell_untold(post, None, settings, rows.append)
+    return [(row.step, row.loss, row.gradient_norm) for row in rows]
+
+
+def test_the_row_of_a_settled_step_is_told_once_when_training_goes_on(halted: Post) -> None:
+    assert told(halted) == [(7, 2.0, 1.5)]
+
+
+def test_the_row_of_a_step_that_was_given_up_is_not(halted: Post) -> None:
+    halted.report = Report(step=6)
+    assert told(halted) == []
