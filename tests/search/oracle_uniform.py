@@ -104,7 +104,7 @@ def experts(context: Context, pins: Pins, tp: int, ranks: int) -> list[tuple[int
 def switches(context: Context, pins: Pins, layout: Layout) -> list[list[tuple]]:
     """Return the independent choices of a layout, each a list of values for some of the columns, in their order."""
     return [
-        [(code,) for code in left(pins, "rank_order", rank_orders(context, layout))],
+        [(code,) for code in rank_orders(context, pins, layout)],
         layer_switches(context, pins, layout),
         [(on,) for on in left(pins, "overlap_pp", transfer_overlaps(layout))],
         [
@@ -116,11 +116,13 @@ def switches(context: Context, pins: Pins, layout: Layout) -> list[list[tuple]]:
     ]
 
 
-def rank_orders(context: Context, layout: Layout) -> list[int]:
+def rank_orders(context: Context, pins: Pins, layout: Layout) -> list[int]:
+    """Where both orders place all ranks alike, they are one candidate, under whatever name the pins leave."""
     tp, cp, pp, dp, ep, etp, _, _ = layout
-    if pp == 1 or dp == 1 or ((ep * etp != tp * cp) if any_experts(context) else cp > 1):
-        return [0]
-    return [0, 1]
+    if (ep * etp != tp * cp) if any_experts(context) else cp > 1:
+        return left(pins, "rank_order", [0])
+    either = left(pins, "rank_order", [0, 1])
+    return either[:1] if pp == 1 or dp == 1 else either
 
 
 def layer_switches(context: Context, pins: Pins, layout: Layout) -> list[tuple]:

@@ -209,6 +209,14 @@ def test_data_parallelism_outside_the_pipeline_is_found_where_machines_talk_slow
     assert inside.ranked[0][1].rank_order[0] != DATA_OUTERMOST
 
 
+@pytest.mark.parametrize("alike", [["pp=1"], ["dp=1", "cp=1"]])
+def test_a_pinned_rank_order_keeps_what_either_order_places_alike(alike):
+    free, pinned = found_with(alike), found_with([*alike, "rank_order=tp-cp-ep-pp-dp"])
+    assert pinned.ranked[0][0] == free.ranked[0][0]
+    assert pinned.ranked[0][1].rank_order[0] == DATA_OUTERMOST
+    assert 0 < pinned.candidates <= free.candidates, "not those whose order Megatron-LM refuses"
+
+
 def test_a_price_that_is_missing_is_an_error_where_money_counts():
     where = context(llama(4, 1024, 8, 8, 4096, 1000), pool(1, 8), replace(JOB, objective="cost"))
     with pytest.raises(SpecError, match="price of A100"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from itertools import combinations, pairwise, permutations
 
@@ -11,13 +12,13 @@ from tests.search.mixed.oracle import MODES
 from tests.search.mixed.problems import small
 
 from shardwright.search.mixed.bounds.capacity import capacity
-from shardwright.search.mixed.bounds.compositions import after, columns
+from shardwright.search.mixed.bounds.compositions import Compositions, after, columns
 from shardwright.search.mixed.bounds.stage_limits import least_move_seconds
 from shardwright.search.mixed.drafts.split_times import after_seconds, pipeline_seconds, stages
 from shardwright.search.mixed.drafts.splits import moves_of
 from shardwright.search.mixed.subproblem.exact import least_by_splits
 from shardwright.search.mixed.subproblem.listed import least_of_listed
-from shardwright.search.mixed.tables.columns import Table, layers_of
+from shardwright.search.mixed.tables.columns import Layers, Table, layers_of
 from shardwright.search.mixed.tables.region import Region
 
 TIGHT = 0.97  # part of the best split's time that the bound reaches
@@ -55,29 +56,8 @@ def soonest_end(table: Table, counts: np.ndarray, size: int) -> float:
     return best + float(table.norm_seconds(int(counts.sum()))[0, counts > 0].max())
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_list_of_the_splits_knows_the_best_one_exactly(seed):
-    problem = small(seed, most_layers=8)
-    table, pick = problem.tables[0], np.random.default_rng(seed)
-    layers = layers_of(table)
-    depth = int(min(table.units.sum(), table.layers, 5))
-    region = Region(fewest=1, most=1, modes=MODES, link=np.inf, used=())
-    found = capacity(table, layers, copies=1, depth=max(depth, 2), longest=1e9, few=False, modes=MODES)
-    for _ in range(6):
-        counts = np.array([pick.integers(0, units + 1) for units in table.units])
-        size = int(counts.sum() + pick.integers(0, 12))
-        if not 2 <= counts.sum() <= depth or not layers.whole:
-            continue
-        best = soonest_end(table, counts, size)
-        column = columns(table, layers, found, counts[None], region, few=False)
-        if np.isfinite(best):
-            least = partial(least_of_listed, table, layers, region, column, size)
-            assert least(1.001 * best) == pytest.approx(best, rel=1e-9)
-            assert np.isinf(least(0.999 * best)), "no split takes less"
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_no_split_is_faster_and_the_best_is_hardly_slower(seed):
+def drawn(seed: int) -> Iterator[tuple[Table, Layers, Region, Compositions, int]]:
+    """Yield compositions of two stages or more of a small random problem, one a time, with a number of micro-batches."""
     problem = small(seed, most_layers=8)
     table, pick = problem.tables[0], np.random.default_rng(seed)
     layers = layers_of(table)
@@ -89,11 +69,28 @@ def test_no_split_is_faster_and_the_best_is_hardly_slower(seed):
         size = int(counts.sum() + pick.integers(0, 12))
         if not 2 <= counts.sum() <= depth:
             continue
-        best = fastest_split(table, counts, size)
-        column = columns(table, layers, found, counts[None], region, few=False)
+        yield table, layers, region, columns(table, layers, found, counts[None], region, few=False), size
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_list_of_the_splits_knows_the_best_one_exactly(seed):
+    for table, layers, region, column, size in drawn(seed):
+        if not layers.whole or not len(column):
+            continue
+        best = soonest_end(table, column.counts[0], size)
+        if np.isfinite(best):
+            least = partial(least_of_listed, table, layers, region, column, size)
+            assert least(1.001 * best) == pytest.approx(best, rel=1e-9)
+            assert np.isinf(least(0.999 * best)), "no split takes less"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_split_is_faster_and_the_best_is_hardly_slower(seed):
+    for table, layers, region, column, size in drawn(seed):
+        best = fastest_split(table, column.counts[0], size) if len(column) else np.inf
         if not np.isfinite(best):
             continue
-        later = float(after(table, layers, counts[None], region)[0])
+        later = float(after(table, layers, column.counts, region)[0])
         least = float(least_by_splits(table, layers, region, column, np.array([size]), 2.0 * (best + later))[0]) - later
         assert TIGHT * best <= least <= best * (1.0 + 1e-9)
         below = least_by_splits(table, layers, region, column, np.array([size]), TIGHT * best + later)[0]

@@ -17,7 +17,7 @@ from shardwright.arrays import Bools, Columns, Ints
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Layouts, Strategies, columns
 from shardwright.search.space.axes import Space, Value, offload_fractions
-from shardwright.search.space.layouts import Splits, reorderable
+from shardwright.search.space.layouts import Splits, rank_orders
 
 OVERLAPS = ("overlap_tp", "overlap_pp", "overlap_grad", "overlap_param")
 SOLVED_AXES = (*OVERLAPS, "recompute", "recompute_layers")
@@ -25,10 +25,12 @@ SOLVED_AXES = (*OVERLAPS, "recompute", "recompute_layers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """How to expand: the space, and which of `SOLVED_AXES` must be enumerated all the same."""
+    """How to expand: the space, which of `SOLVED_AXES` must be enumerated all the same, and whether rank orders that
+    place all ranks alike are told apart."""
 
     space: Space
     explicit: frozenset[str]
+    tells_orders_apart: bool
 
     def values(self, axis: str, *values: Value) -> tuple[Value, ...]:
         """Return the values to enumerate; of an overlap the last, best one only."""
@@ -47,7 +49,8 @@ class Rows(Columns):
 
 def axes(space: Space, rule_variables: frozenset[str]) -> Axes:
     """Return how to expand when rules speak of `rule_variables` (names of axes)."""
-    return Axes(space=space, explicit=frozenset(SOLVED_AXES) & (rule_variables | frozenset(space.pins)))
+    explicit = frozenset(SOLVED_AXES) & (rule_variables | frozenset(space.pins))
+    return Axes(space=space, explicit=explicit, tells_orders_apart="rank_order" in rule_variables)
 
 
 def layer_variants(context: Context, how: Axes, layouts: Layouts) -> tuple[Strategies, Ints]:
@@ -65,12 +68,8 @@ def arrangements(
     index, switches = _layer_switches(context, how, layouts)
     keep = np.flatnonzero(promising(_strategies(layouts.take(index), switches), index))
     index, switches = index[keep], {name: column[keep] for name, column in switches.items()}
-    index, switches = _branch(
-        index,
-        switches,
-        "rank_order",
-        lambda i: _when(reorderable(context, layouts)[i], how.values("rank_order", 0, 1), how.values("rank_order", 0)),
-    )
+    orders = rank_orders(context, how.space, layouts, apart=how.tells_orders_apart)
+    index, switches = _branch(index, switches, "rank_order", lambda i: [(mask[i], values) for mask, values in orders])
     index, switches = _branch(
         index,
         switches,

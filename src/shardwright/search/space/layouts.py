@@ -12,6 +12,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, Layouts
 from shardwright.search.space.axes import (
     Space,
+    Value,
     context_parallel_degrees,
     divisors,
     expert_degrees,
@@ -152,16 +153,24 @@ def splits(context: Context, space: Space, stages: Ints) -> Splits:
     )
 
 
-def reorderable(context: Context, rows: Layouts) -> Bools:
-    """Return whether data parallelism may be outside the pipeline, [N]. Megatron-LM then wants expert groups (for
-    dense models: tensor-parallel groups) that span tensor and context parallelism exactly (its parallel_state.py)."""
-    free = (rows.pp > 1) & (rows.dp > 1)
-    if all(kind.moe is None for kind in context.model.kinds):
-        return np.asarray(free & (rows.cp == 1))
-    return np.asarray(free & (rows.ep * rows.etp == rows.tp * rows.cp))
+def rank_orders(
+    context: Context, space: Space, rows: Layouts, *, apart: bool = False
+) -> list[tuple[Bools, tuple[Value, ...]]]:
+    """Return the rank orders that the pins leave, each with the layouts [N] that have them.
+
+    With data parallelism outside the pipeline Megatron-LM wants expert groups (for dense models: tensor-parallel
+    groups) that span tensor and context parallelism exactly (its parallel_state.py). Where either order places all
+    ranks alike it counts as the first that is left, or as all of them if they are to be told `apart`, as rules do."""
+    dense = all(kind.moe is None for kind in context.model.kinds)
+    legal = np.asarray(rows.cp == 1 if dense else rows.ep * rows.etp == rows.tp * rows.cp)
+    differ = (rows.pp > 1) & (rows.dp > 1)
+    every, usual = space.allowed("rank_order", (0, 1)), space.allowed("rank_order", (0,))
+    return [(legal & differ, every), (legal & ~differ, every if apart else every[:1]), (~legal, usual)]
 
 
-def candidate_counts(context: Context, space: Space, rows: Layouts, choices: Splits) -> Floats:
+def candidate_counts(
+    context: Context, space: Space, rows: Layouts, choices: Splits, *, orders_apart: bool = False
+) -> Floats:
     """Return how many candidates each layout stands for, [N]: all legal settings of the switches. Megatron-LM trains
     experts with tensor parallelism only under sequence parallelism, and splits the context only with FlashAttention."""
     moe = any(kind.moe is not None for kind in context.model.kinds)
@@ -172,7 +181,7 @@ def candidate_counts(context: Context, space: Space, rows: Layouts, choices: Spl
     def when(mask: Bools, yes: int, no: int) -> Floats:
         return np.where(mask, float(yes), float(no))
 
-    order = when(reorderable(context, rows), options("rank_order", 0, 1), options("rank_order", 0))
+    order = sum(mask * float(len(values)) for mask, values in rank_orders(context, space, rows, apart=orders_apart))
     can_sp = (rows.tp > 1) & (context.job.seq_len // rows.cp % rows.tp == 0)
     without = options("sequence_parallel", 0) * options("overlap_tp", 0)
     with_sp = options("sequence_parallel", 1) * options("overlap_tp", 0, 1)

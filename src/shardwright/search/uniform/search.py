@@ -90,11 +90,11 @@ def search(
     better they are, the more the bounds drop."""
     clock = [("start", time.perf_counter())]
     rows = layouts(context, space)
-    choices = splits(context, space, rows.pp * rows.vpp)
-    counts = candidate_counts(context, space, rows, choices)
+    choices, how = splits(context, space, rows.pp * rows.vpp), axes(space, filters.axes)
+    counts = candidate_counts(context, space, rows, choices, orders_apart=how.tells_orders_apart)
     rows, counts = _kept(rows, counts, counts > 0)
     candidates = counts.sum()
-    tally, how = Tally(dropped={}), axes(space, filters.axes)
+    tally = Tally(dropped={})
     for reason, mask in filters.layout_masks(context, rows):
         tally.drop(reason, counts[mask].sum())
         rows, counts = _kept(rows, counts, ~mask)
