@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.recovery.channel import Channel, Message, Reply
-from shardwright.runtime.recovery.staff import Hand, Staff
+from shardwright.runtime.recovery.staff import Hand, Staff, starving
 
 
 class Answering:
@@ -81,3 +87,14 @@ def test_a_worker_that_cannot_be_started_is_none() -> None:
         assert not staff.hands
 
     asyncio.run(play())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="states of processes are read from /proc")
+def test_a_silent_worker_is_lost_at_once_where_it_is_stopped_and_later_where_it_is_starved() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert starving(process.pid, 30.0, 6.0) and not starving(process.pid, 30.0, 31.0)
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        assert not starving(process.pid, 30.0, 6.0)
+        process.kill()
+    assert not starving(process.pid, 30.0, 6.0), "it is gone"

@@ -11,7 +11,7 @@ from shardwright.plans.plan import Plan
 from shardwright.reports.html.section import Chart, Section, Table
 from shardwright.reports.text.describe import layers_words
 from shardwright.reports.text.mixed import gpu_words, idle_words
-from shardwright.reports.text.quantities import counted
+from shardwright.units import counted
 
 COLOURS = 8
 

@@ -8,10 +8,9 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Fewer
 from shardwright.reports.html.section import Chart, Section, Table
 from shardwright.reports.text import question
-from shardwright.reports.text.quantities import clock
 from shardwright.search.advice.fewer import point
 from shardwright.spec.job import Job
-from shardwright.units import SECONDS_PER_HOUR, format_dollars, format_seconds
+from shardwright.units import SECONDS_PER_HOUR, clock, format_dollars, format_seconds
 
 HOURS_PER_DAY = 24.0
 

@@ -12,9 +12,8 @@ from shardwright.reports.html.section import Chart, Figure, Section, Table
 from shardwright.reports.html.timeline import timeline_section
 from shardwright.reports.text import outcome
 from shardwright.reports.text.plans import predicted, settings_of
-from shardwright.reports.text.quantities import clock
 from shardwright.search.renting.expected import choice_on_cluster, run_totals
-from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_count, format_dollars, format_seconds
+from shardwright.units import SECONDS_PER_HOUR, clock, format_bytes, format_count, format_dollars, format_seconds
 
 SMALLEST_SHARE = 0.0005  # of an iteration; a smaller term is not worth a row
 

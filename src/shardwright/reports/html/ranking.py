@@ -17,9 +17,8 @@ from shardwright.reports.html.section import Chart, Page, Section, Table
 from shardwright.reports.text import describe, mixed
 from shardwright.reports.text.explain import contrast, value
 from shardwright.reports.text.plans import predicted
-from shardwright.reports.text.quantities import clock
 from shardwright.reports.words import MEANING
-from shardwright.units import format_count, format_seconds
+from shardwright.units import clock, format_count, format_seconds
 
 MOST_BARS = 14  # of alternatives
 

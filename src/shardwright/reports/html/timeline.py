@@ -11,8 +11,7 @@ from shardwright.cost.iteration.mixed import Mixed, mixed_iteration
 from shardwright.cost.iteration.timeline import Kind, TimelineEvent, closing_events, pass_events
 from shardwright.plans.plan import Plan, Replica, Stage
 from shardwright.reports.html.section import Chart, Section, Table
-from shardwright.reports.text.quantities import counted
-from shardwright.units import format_seconds
+from shardwright.units import counted, format_seconds
 
 ORDER: tuple[Kind, ...] = ("forward", "recompute", "backward", "communicate", "synchronise", "optimizer")
 KINDS = (

@@ -10,8 +10,7 @@ from shardwright.cost.pipeline.schedule import FORWARD
 from shardwright.cost.pipeline.simulate import Timeline
 from shardwright.plans.plan import Plan, Replica, Stage
 from shardwright.reports.text.mixed import gpu_words
-from shardwright.reports.text.quantities import counted
-from shardwright.units import format_seconds
+from shardwright.units import counted, format_seconds
 
 COLOURS = (
     ("#3b6fb6", "#9dbbe0"),

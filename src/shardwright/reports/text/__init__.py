@@ -11,7 +11,6 @@
 * `describe`: a plan in a few words
 * `strategy`: a plan setting by setting
 * `outcome`: what a plan is predicted to come to, in a few words
-* `quantities`: times and counts with their units
 * `mixed`: a plan whose replicas differ
 * `nearest`: the nearest plan that a target can run
 * `shares`: rows and state of each GPU under uneven FSDP

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from shardwright.plans.plan import Plan, Replica, Stage
-from shardwright.reports.text.quantities import counted
+from shardwright.units import counted
 
 
 def recompute_words(plan: Plan) -> str:

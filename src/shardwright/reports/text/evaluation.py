@@ -13,9 +13,9 @@ from shardwright.reports.text.ladder import Rung, ladder_text
 from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.reports.text.plans import plan_text, plans_table, predicted
 from shardwright.reports.text.problems import merged
-from shardwright.reports.text.quantities import clock
 from shardwright.reports.text.terminal import assumptions_text, heading
 from shardwright.reports.words import in_words
+from shardwright.units import clock
 
 SURE_FIT = 0.9  # the probability to fit that a search asks for by default
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from shardwright.plans.plan import Plan
 from shardwright.reports.text import outcome, strategy
 from shardwright.reports.text.plans import predicted
-from shardwright.reports.text.quantities import clock, counted
 from shardwright.search.renting.expected import choice_on_cluster
-from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_seconds
+from shardwright.units import SECONDS_PER_HOUR, clock, counted, format_bytes, format_seconds
 
 SMALLEST_SHARE = 0.002  # of an iteration; a smaller difference is not worth a line
 # The settings that a term of the time depends on, the most telling first.

@@ -15,10 +15,9 @@ from shardwright.reports.text.caution import passed_over_words
 from shardwright.reports.text.explain import saving, value
 from shardwright.reports.text.layout import WIDTH, labelled
 from shardwright.reports.text.plans import FAR, predicted, whole_run
-from shardwright.reports.text.quantities import clock
 from shardwright.reports.text.terminal import heading
 from shardwright.spec.catalog.frameworks import OWN
-from shardwright.units import format_bytes, format_count
+from shardwright.units import clock, format_bytes, format_count
 
 FURTHER = "--details has the other plans, memory by stage, where the time goes, what was assumed"
 COLUMN = 10

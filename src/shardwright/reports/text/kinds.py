@@ -10,7 +10,7 @@ from shardwright.reports.text import describe
 from shardwright.reports.text.explain import saving, value
 from shardwright.reports.text.layout import labelled
 from shardwright.reports.text.plans import predicted
-from shardwright.reports.text.quantities import clock
+from shardwright.units import clock
 
 
 def kinds_words(found: Sequence[Baseline], best: Plan) -> str:

@@ -10,8 +10,7 @@ from shardwright.reports.text import outcome
 from shardwright.reports.text.explain import changes
 from shardwright.reports.text.layout import labelled, wrapped
 from shardwright.reports.text.plans import predicted
-from shardwright.reports.text.quantities import clock
-from shardwright.units import format_bytes
+from shardwright.units import clock, format_bytes
 
 INDENT = " " * 26
 

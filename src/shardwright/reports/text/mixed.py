@@ -11,9 +11,8 @@ from shardwright.plans.findings import MixedPlans
 from shardwright.plans.plan import Plan, Prediction, Recompute, Replica, Stage
 from shardwright.plans.ranking import Ranking, SearchReport
 from shardwright.reports.text import strategy
-from shardwright.reports.text.quantities import clock, counted
 from shardwright.reports.words import in_words
-from shardwright.units import format_dollars
+from shardwright.units import clock, counted, format_dollars
 
 WIDE = 0.05  # gap that leaves room for another plan worth having
 ALIKE = 0.0005  # parts of the time that are the same in words

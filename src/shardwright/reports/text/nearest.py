@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardwright.plans.plan import Plan
 from shardwright.reports.text import describe
 from shardwright.reports.text.mixed import gpu_words
-from shardwright.reports.text.quantities import clock
+from shardwright.units import clock
 
 
 def nearest_words(plan: Plan, other: Plan) -> str:

@@ -9,9 +9,8 @@ from shardwright.cost.trust.chance import carried
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory
 from shardwright.reports.text import describe, mixed, outcome, shares, strategy
 from shardwright.reports.text.layout import bar, labelled, table, wrapped
-from shardwright.reports.text.quantities import clock
 from shardwright.search.renting.expected import choice_on_cluster, run_totals
-from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_count, format_dollars, format_seconds
+from shardwright.units import SECONDS_PER_HOUR, clock, format_bytes, format_count, format_dollars, format_seconds
 
 MOST_STAGES = 16
 MOST_REPLICAS = 4  # kinds of replicas whose memory is shown

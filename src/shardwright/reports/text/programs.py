@@ -5,8 +5,7 @@ from __future__ import annotations
 from shardwright.plans.ranking import GpuShare, NoProgram, Ranking, SpmdProgram
 from shardwright.reports.text.layout import labelled, wrapped
 from shardwright.reports.text.plans import predicted
-from shardwright.reports.text.quantities import clock
-from shardwright.units import format_bytes
+from shardwright.units import clock, format_bytes
 
 UNASKED = "SPMD programs: not searched; --programs searches them on small clusters (some seconds)"
 EQUAL = 0.005  # relative; what differs by less takes as long

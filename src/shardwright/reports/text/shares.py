@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shardwright.plans.plan import Plan, Replica
 from shardwright.reports.text import strategy
-from shardwright.reports.text.quantities import counted
+from shardwright.units import counted
 
 
 def settings(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,6 @@ from shardwright.reports.assumptions import offers_assumed
 from shardwright.reports.text import describe, question
 from shardwright.reports.text.layout import WIDTH, listed, table, wrapped
 from shardwright.reports.text.plans import plan_text, predicted
-from shardwright.reports.text.quantities import counted
 from shardwright.reports.text.risk import risk_text
 from shardwright.reports.words import in_words
 from shardwright.search.market.result import Shopping, ShopReport, SizeStep
@@ -17,7 +16,7 @@ from shardwright.search.renting.choice import FrontPoint
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.offers import Offer, Offers
-from shardwright.units import SECONDS_PER_HOUR, format_dollars, format_seconds
+from shardwright.units import SECONDS_PER_HOUR, counted, format_dollars, format_seconds
 
 MOST_ROWS = 24
 MOST_TYPES = 4

@@ -15,8 +15,8 @@ from shardwright.reports.text.describe import (
     tensor_parallel_words,
     waves_words,
 )
-from shardwright.reports.text.quantities import counted
 from shardwright.spec.options import VALUES, said
+from shardwright.units import counted
 
 SHARDING = {
     "none": "not sharded",

@@ -13,14 +13,13 @@ from shardwright.reports.text.caution import passed_over_words, rare_words
 from shardwright.reports.text.explain import contrast, saving, unit, value
 from shardwright.reports.text.layout import WIDTH, labelled, listed, wrapped
 from shardwright.reports.text.plans import plan_text, plans_table, predicted, whole_run
-from shardwright.reports.text.quantities import clock
 from shardwright.reports.text.risk import risk_text
 from shardwright.reports.words import explained, in_words
 from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
-from shardwright.units import format_count, format_seconds
+from shardwright.units import clock, format_count, format_seconds
 
 
 def ranking_text(ranking: Ranking, width: int = WIDTH) -> str:

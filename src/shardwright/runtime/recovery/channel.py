@@ -85,11 +85,14 @@ class Channel:
             self._writer.transport.abort()
         self.on_lost(self, reason)
 
-    def watch(self, beat_seconds: float, silence_seconds: float) -> None:
-        """Send signs of life, and end the connection where none comes for so long."""
-        self._keep(self._beat(beat_seconds, silence_seconds))
+    def watch(
+        self, beat_seconds: float, silence_seconds: float, excused: Callable[[float], bool] = lambda _seconds: False
+    ) -> None:
+        """Send signs of life, and end the connection where none comes for so long; `excused` says of a longer silence
+        that the other side lives."""
+        self._keep(self._beat(beat_seconds, silence_seconds, excused))
 
-    async def _beat(self, beat_seconds: float, silence_seconds: float) -> None:
+    async def _beat(self, beat_seconds: float, silence_seconds: float, excused: Callable[[float], bool]) -> None:
         self.heard = time.monotonic()
         while True:
             await self.tell(BEAT)
@@ -98,8 +101,9 @@ class Channel:
             late = time.monotonic() - before - beat_seconds
             if late > silence_seconds / 2:  # this process itself was stopped, or starved
                 self.heard += late
-            if time.monotonic() - self.heard > silence_seconds:
-                self.close(f"silent for {silence_seconds:g} s")
+            silent = time.monotonic() - self.heard
+            if silent > silence_seconds and not excused(silent):
+                self.close(f"silent for {silent:.1f} s")
                 return  # closing cancels every task but the one that closes
 
     async def _read(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from shardwright.runtime.recovery.channel import Channel, Message, RefusedError,
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.rows import pieces_of
 from shardwright.runtime.recovery.snapshots import Snapshot, Snapshots, hashed
-from shardwright.runtime.recovery.staff import Staff
+from shardwright.runtime.recovery.staff import Staff, starving
 from shardwright.runtime.recovery.store_server import Values
 
 COMMIT_SECONDS = 90.0
 """So long all machines have for a step: to hash what their workers wrote, and to copy what nobody else holds."""
 LARGEST_RANGE_BYTES = 1 << 30
-
+STARVED = 6.0
+"""Times the silence after which a worker is lost, though it is not stopped: others may have taken its processors."""
 
 TOLD = {
     "finished here": ("finished", ("step", "generation", "stopped")),
@@ -65,7 +67,8 @@ class Desk:
         match message["op"]:
             case "worker":
                 self._staff.arrived(message["token"], channel)
-                channel.watch(self._options.beat_seconds, self._options.silence_seconds)
+                starved = partial(starving, message["process"], STARVED * self._options.silence_seconds)
+                channel.watch(self._options.beat_seconds, self._options.silence_seconds, starved)
                 return {"beat_seconds": self._options.beat_seconds}, b""
             case "snapshot":
                 return {"file": await self._begin(message)}, b""

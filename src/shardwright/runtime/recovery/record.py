@@ -13,7 +13,7 @@ from shardwright.plans.plan import Plan
 from shardwright.recovery.quorum import Generation
 from shardwright.recovery.transfer import TIERS
 from shardwright.runtime.recovery.needs import Movement
-from shardwright.units import format_bytes, format_seconds
+from shardwright.units import counted, format_bytes, format_seconds
 
 RECOVERIES = "recoveries.jsonl"
 
@@ -57,9 +57,11 @@ class Recovery:
         parts = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in self.seconds.items())
         sources = ", ".join(f"{format_bytes(size)} from {name}" for name, size in self.moved_bytes.items() if size)
         moved = f"; {sources}" if sources else ""
+        ranks, machines = counted(self.ranks, "rank"), counted(len(self.machines), "machine")
+        goes = "goes" if self.ranks == 1 else "go"
         print(
-            f"generation {self.generation} ({self.cause}): {self.ranks} ranks on {len(self.machines)} machines go on "
-            f"at step {self.step}; {parts}{moved}",
+            f"generation {self.generation} ({self.cause}): {ranks} on {machines} {goes} on at step {self.step}; "
+            f"{parts}{moved}",
             file=sys.stderr,
             flush=True,
         )

@@ -6,9 +6,11 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from shardwright.runtime.job.settings import Settings
@@ -19,6 +21,8 @@ PRELOADED = ["shardwright.runtime.recovery.worker", "torch.fx.experimental.symbo
 """The second is what a backward pass imports when it is first run, in most of a second."""
 START_SECONDS = 60.0
 """A new worker that has not come by then is given up; those after it have less to load."""
+STOPPED = ("T", "t", "Z", "X")
+"""States of a process in Linux' /proc in which it does nothing: stopped, traced, dead."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -223,6 +227,18 @@ def kill(process: int | None) -> None:
             os.kill(process, signal.SIGKILL)
         except ProcessLookupError:
             return
+
+
+def starving(process: int, most_seconds: float, silent_seconds: float) -> bool:
+    """Return whether a process of this machine that says nothing may only lack a processor: it is not stopped, as far
+    as the system tells."""
+    if silent_seconds > most_seconds:
+        return False
+    try:
+        after_name = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2]
+    except OSError:
+        return sys.platform != "linux"
+    return after_name.split()[0] not in STOPPED
 
 
 def _work(host: str, port: int, token: int, settings: Settings) -> None:
