@@ -6,12 +6,12 @@ from math import inf
 
 import pytest
 
-from shardwright.recovery.decide import Phase, Way, decide, dollars_per_token
+from shardwright.recovery.decide import Phase, RecoveryOption, decide, dollars_per_token
 
 
-def way(name: str, tokens_per_second: float, dollars_per_hour: float, pause_seconds: float) -> Way:
+def way(name: str, tokens_per_second: float, dollars_per_hour: float, pause_seconds: float) -> RecoveryOption:
     phase = Phase(tokens_per_second=tokens_per_second, pause_seconds=pause_seconds)
-    return Way(name=name, dollars_per_hour=dollars_per_hour, phases=(phase,))
+    return RecoveryOption(name=name, dollars_per_hour=dollars_per_hour, phases=(phase,))
 
 
 FULL, LESS = way("wait", 100.0, 10.0, 900.0), way("replan", 60.0, 6.5, 60.0)

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 import shardwright
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
-from shardwright.recovery.decide import Phase, Way, dollars_per_token, expected_tokens
-from shardwright.recovery.outlook import Change, Outlook, outlook_of
+from shardwright.recovery.decide import Phase, RecoveryOption, dollars_per_token, expected_tokens
+from shardwright.recovery.outlook import FleetChange, Outlook, outlook_of
 from shardwright.recovery.quorum import Machine
 from shardwright.recovery.repairs import without
 from shardwright.recovery.seats import copies_on, kept_share, seated, seats, share_after_a_loss, stand_ins
-from shardwright.recovery.ways import COPIES_LEFT, REFILL, REFORM_SECONDS, Run, broken_copies, choose
+from shardwright.recovery.ways import COPIES_LEFT, REFILL, REFORM_SECONDS, RunPlans, broken_copies, choose
 from shardwright.search.planner import predict
 
 
@@ -66,7 +66,7 @@ def test_copies_left_take_all_micro_batches(plan: Plan) -> None:
 
 def test_the_choice_names_all_ways_in_a_line(plan: Plan) -> None:
     machines = named(plan)
-    run = Run(now=plan, seated=machines, first=plan)
+    run = RunPlans(now=plan, seated=machines, first=plan)
     left = machines[:1] + machines[2:]  # two copies are broken, and two machines have nothing whole
     assert broken_copies(run, left) == {(0, 0), (0, 1)}
     choice = choose(run, left, Outlook(), {})
@@ -79,7 +79,7 @@ def test_the_choice_names_all_ways_in_a_line(plan: Plan) -> None:
 def test_one_waits_only_for_machines_that_come_before_going_on_pays(plan: Plan) -> None:
     """To go on with fewer machines until more come costs a pause more."""
     machines = named(plan)
-    run = Run(now=plan, seated=machines, first=plan)
+    run = RunPlans(now=plan, seated=machines, first=plan)
     soon = choose(run, machines[1:], Outlook(arrivals_per_hour=1000.0), {})
     assert soon.plan is None and soon.again_seconds == REFORM_SECONDS
     assert choose(run, machines[1:], Outlook(arrivals_per_hour=6.0), {}).plan is not None
@@ -88,8 +88,8 @@ def test_one_waits_only_for_machines_that_come_before_going_on_pays(plan: Plan) 
 def test_with_frequent_losses_many_small_copies_are_worth_more() -> None:
     """Liveput: the plan that is slower undisturbed wins where machines are lost often, as a loss takes less of it."""
 
-    def way(phase: Phase) -> Way:
-        return Way(name="", dollars_per_hour=10.0, phases=(phase,))
+    def way(phase: Phase) -> RecoveryOption:
+        return RecoveryOption(name="", dollars_per_hour=10.0, phases=(phase,))
 
     one, many = (Phase(tokens_per_second=rate, pause_seconds=10.0) for rate in (110.0, 100.0))
     assert dollars_per_token(way(one), 3600.0) < dollars_per_token(way(many), 3600.0)
@@ -112,15 +112,15 @@ def test_expected_tokens_are_the_mean_over_the_moment_of_the_loss(
     density = rate / 3600.0 * np.exp(-rate / 3600.0 * moment) * left / len(moment)
     lost = density @ (100.0 * moment + then * np.maximum(left - wait - moment, 0.0))
     whole = lost + exp(-rate / 3600.0 * left) * 100.0 * left + 7.0 * 1500.0
-    found = expected_tokens(Way(name="", dollars_per_hour=1.0, phases=(first, later)), 3600.0)
+    found = expected_tokens(RecoveryOption(name="", dollars_per_hour=1.0, phases=(first, later)), 3600.0)
     assert found == pytest.approx(whole, rel=1e-4)
 
 
 def test_outlook_counts_batches_of_losses_and_arrivals_while_machines_are_missing() -> None:
     changes = [
-        Change(seconds=0.0, machines=8, lost=0, came=8),
-        Change(seconds=36_000.0, machines=5, lost=3, came=0),
-        Change(seconds=39_600.0, machines=8, lost=0, came=3),
+        FleetChange(seconds=0.0, machines=8, lost=0, came=8),
+        FleetChange(seconds=36_000.0, machines=5, lost=3, came=0),
+        FleetChange(seconds=39_600.0, machines=8, lost=0, came=3),
     ]
     found = outlook_of(changes, 8, 43_200.0)
     assert found.losses_per_machine_hour == pytest.approx((1 + 1) / (80 + 5 + 8 + 100))

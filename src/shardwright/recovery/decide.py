@@ -38,7 +38,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class RecoveryOption:
     """A way to go on: what it is, in words, what it costs, and its phases in order of time."""
 
     name: str
@@ -47,14 +47,14 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class RecoveryDecision:
     """The way chosen, by its number, and why, in a line for the log."""
 
     chosen: int
     reason: str
 
 
-def expected_tokens(way: Way, horizon_seconds: float) -> float:
+def expected_tokens(way: RecoveryOption, horizon_seconds: float) -> float:
     """Return the useful tokens that a way is expected to give."""
     ends = [min(phase.begin_seconds, horizon_seconds) for phase in way.phases[1:]] + [horizon_seconds]
     return sum(_of_phase(phase, end - phase.begin_seconds) for phase, end in zip(way.phases, ends, strict=True))
@@ -70,18 +70,20 @@ def _of_phase(phase: Phase, seconds: float) -> float:
     return phase.tokens_per_second * _before_loss(rate, left) + phase.then_tokens_per_second * lost
 
 
-def dollars_per_token(way: Way, horizon_seconds: float) -> float:
+def dollars_per_token(way: RecoveryOption, horizon_seconds: float) -> float:
     """Return the expected dollars per useful token of a way."""
     tokens = expected_tokens(way, horizon_seconds)
     return way.dollars_per_hour * horizon_seconds / SECONDS_PER_HOUR / tokens if tokens else inf
 
 
-def decide(ways: Sequence[Way], horizon_seconds: float) -> Decision:
+def decide(ways: Sequence[RecoveryOption], horizon_seconds: float) -> RecoveryDecision:
     """Return the cheapest way by useful tokens; of equal ones the first. There must be one."""
     costs = [dollars_per_token(way, horizon_seconds) for way in ways]
     chosen = min(range(len(ways)), key=lambda number: (costs[number], number))
     shown = [f"{way.name} {_words(cost)}" for way, cost in zip(ways, costs, strict=True)]
-    return Decision(chosen=chosen, reason=f"{ways[chosen].name}: dollars per million tokens are {', '.join(shown)}")
+    return RecoveryDecision(
+        chosen=chosen, reason=f"{ways[chosen].name}: dollars per million tokens are {', '.join(shown)}"
+    )
 
 
 def _before_loss(rate: float, seconds: float) -> float:

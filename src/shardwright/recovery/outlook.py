@@ -26,7 +26,7 @@ PATIENCE_HOURS = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class FleetChange:
     """At `seconds`, `lost` machines were lost and `came` came, after which there were `machines`."""
 
     seconds: float
@@ -49,7 +49,7 @@ class Outlook:
         return missing * SECONDS_PER_HOUR / self.arrivals_per_hour if self.arrivals_per_hour else inf
 
 
-def outlook_of(changes: Sequence[Change], wanted: int, now_seconds: float) -> Outlook:
+def outlook_of(changes: Sequence[FleetChange], wanted: int, now_seconds: float) -> Outlook:
     """Return the outlook of a run that wants so many machines after its changes so far, in order of time. The first
     change is the beginning; before it nothing is known."""
     if not changes:

@@ -19,20 +19,20 @@ Copy = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class RankSeat:
     """Where a rank runs: the machine and the number of its GPU there."""
 
     machine: str
     slot: int
 
 
-def seats(plan: Plan, machines: Sequence[Machine]) -> tuple[Seat, ...]:
+def seats(plan: Plan, machines: Sequence[Machine]) -> tuple[RankSeat, ...]:
     """Return the seat of every rank: the machines of each GPU type, in their order, are those of the plan's cluster."""
     placement = placement_of(plan)
     kind, node, slot = _nodes(plan, placement)
     names = [[m.name for m in machines if m.gpu == gpu] for gpu in placement.types]
     order = np.lexsort((placement.gpu, kind))
-    return tuple(Seat(machine=names[kind[at]][node[at]], slot=int(slot[at])) for at in order.tolist())
+    return tuple(RankSeat(machine=names[kind[at]][node[at]], slot=int(slot[at])) for at in order.tolist())
 
 
 def copies_on(plan: Plan, machines: Sequence[Machine]) -> dict[str, frozenset[Copy]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from shardwright.plans.plan import Plan
-from shardwright.recovery.decide import Decision, Phase, Way, decide
+from shardwright.recovery.decide import Phase, RecoveryDecision, RecoveryOption, decide
 from shardwright.recovery.outlook import Outlook
 from shardwright.recovery.quorum import Machine
 from shardwright.recovery.ways import REFORM_SECONDS, Templates, dollars_per_hour, template_of
@@ -84,7 +84,7 @@ def with_slow_pools(plan: Plan, machines: Iterable[Machine]) -> Plan:
 
 def answer(
     now: Plan, first: Plan, machines: Sequence[Machine], slow: Mapping[str, float], outlook: Outlook
-) -> tuple[Decision, bool]:
+) -> tuple[RecoveryDecision, bool]:
     """Return whether to split anew around slow machines, and why. Who stays computes as fast as the slowest."""
     renamed = [slowed(m, slow[m.name]) if m.name in slow else m for m in machines]
     templates: Templates = {}
@@ -93,7 +93,7 @@ def answer(
     rates = {"stay": _rate(known) / max(slow.values()), "split anew": 0.0 if other is None else _rate(other)}
     price = dollars_per_hour(first, machines)
     ways = [
-        Way(
+        RecoveryOption(
             name=name,
             dollars_per_hour=price,
             phases=(Phase(tokens_per_second=rate, pause_seconds=0.0 if name == "stay" else REFORM_SECONDS),),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.recovery.transfer_program import Choices, solve
+from shardwright.recovery.transfer_program import OpenNeeds, solve
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -150,7 +150,7 @@ def _chosen(
     wanted = np.bincount(needs.shard, minlength=len(sizes))
     order = np.argsort(holdings.shard, kind="stable")
     order = order[wanted[holdings.shard[order]] > 0]
-    choices = Choices(
+    choices = OpenNeeds(
         sizes=sizes.astype(np.float64),
         need_shard=needs.shard,
         need_machine=needs.machine,

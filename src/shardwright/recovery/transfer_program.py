@@ -25,7 +25,7 @@ OPTIONS = {"output_flag": False, "threads": 1, "random_seed": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
+class OpenNeeds:
     """Needs [K] that are not met from memory, with whether the machine has the shard on its disk; sources [H] of their
     shards, in the order of the shards; the shards' bytes [N]."""
 
@@ -39,7 +39,7 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Solution:
+class TransferSolution:
     """The copies that each source sends [H], the part of each need from its own disk [K], and the least seconds."""
 
     copies: Floats
@@ -48,12 +48,12 @@ class Solution:
 
 
 def solve(
-    choices: Choices, *, up: Floats, down: Floats, disk: Floats, arriving_bytes: Floats, least_seconds: float
-) -> Solution:
+    choices: OpenNeeds, *, up: Floats, down: Floats, disk: Floats, arriving_bytes: Floats, least_seconds: float
+) -> TransferSolution:
     """Return the optimum for links of `up`, `down` and `disk` bytes per second [M]; `arriving_bytes` [M] come from the
     cloud in any case."""
     if not len(choices.need_shard):
-        return Solution(copies=np.zeros(0), own_disk=np.zeros(0), bound_seconds=least_seconds)
+        return TransferSolution(copies=np.zeros(0), own_disk=np.zeros(0), bound_seconds=least_seconds)
     machines, own = len(up), np.flatnonzero(choices.on_own_disk)
     sources, width = len(choices.source_shard), 1 + len(choices.source_shard) + len(own)
     shards, row_of_shard = np.unique(choices.need_shard, return_inverse=True)
@@ -87,7 +87,9 @@ def solve(
     )
     parts = np.zeros(len(choices.need_shard))
     parts[own] = np.clip(found[1 + sources :], 0.0, 1.0)
-    return Solution(copies=np.maximum(found[1 : 1 + sources], 0.0), own_disk=parts, bound_seconds=float(found[0]))
+    return TransferSolution(
+        copies=np.maximum(found[1 : 1 + sources], 0.0), own_disk=parts, bound_seconds=float(found[0])
+    )
 
 
 def _minimised(

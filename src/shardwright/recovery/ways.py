@@ -9,7 +9,7 @@ from math import inf
 
 from shardwright.cost.money.risk import checkpoint_bytes
 from shardwright.plans.plan import Plan
-from shardwright.recovery.decide import Phase, Way, decide
+from shardwright.recovery.decide import Phase, RecoveryOption, decide
 from shardwright.recovery.outlook import Outlook
 from shardwright.recovery.quorum import Machine
 from shardwright.recovery.rates import Rates
@@ -26,7 +26,7 @@ Templates = dict[Counts, Plan | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunPlans:
     """A run as far as decisions go: the plan now, the machines it was seated on, in its order, and its first plan."""
 
     now: Plan
@@ -35,7 +35,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class NextPlan:
     """The plan to go on with, None to wait, and why in a line. Who waits decides anew when something changes, and after
     `again_seconds`: the longer nothing comes, the less is expected."""
 
@@ -45,8 +45,8 @@ class Choice:
 
 
 def choose(
-    run: Run, machines: Sequence[Machine], outlook: Outlook, templates: Templates, rates: Rates | None = None
-) -> Choice:
+    run: RunPlans, machines: Sequence[Machine], outlook: Outlook, templates: Templates, rates: Rates | None = None
+) -> NextPlan:
     """Return the plan to go on with on these machines, or None to wait for more, and why.
 
     The plan before, repairs of it, the first plan and a new one are compared, each until as many machines have come as
@@ -54,7 +54,7 @@ def choose(
     """
     plans = _plans(run, machines, templates)
     if not plans:
-        return Choice(plan=None, reason=f"wait: no plan fits {len(machines)} machines")
+        return NextPlan(plan=None, reason=f"wait: no plan fits {len(machines)} machines")
     known = all(plan.prediction for plan in (*plans.values(), run.first))
     price, moving = dollars_per_hour(run.first, machines), move_seconds(run.first, len(machines), rates or Rates())
     missing = sum(pool.nodes for pool in run.first.cluster.pools) - len(machines)
@@ -62,15 +62,15 @@ def choose(
     pauses = {name: REFORM_SECONDS + (moving if name in MOVING else 0.0) for name in plans}
     later = _phase(run.first, known, outlook, REFORM_SECONDS + moving, begin_seconds=arrival)
     ways = [
-        Way(name=name, dollars_per_hour=price, phases=(_phase(plan, known, outlook, pauses[name]), later))
+        RecoveryOption(name=name, dollars_per_hour=price, phases=(_phase(plan, known, outlook, pauses[name]), later))
         for name, plan in plans.items()
     ]
     if missing > 0:
         waiting = replace(later, begin_seconds=arrival, pause_seconds=REFORM_SECONDS)
-        ways.append(Way(name="wait", dollars_per_hour=price, phases=(waiting,)))
+        ways.append(RecoveryOption(name="wait", dollars_per_hour=price, phases=(waiting,)))
     decision = decide(ways, outlook.horizon_seconds)
     plan = [*plans.values(), None][decision.chosen]
-    return Choice(plan=plan, reason=decision.reason, again_seconds=max(arrival, REFORM_SECONDS))
+    return NextPlan(plan=plan, reason=decision.reason, again_seconds=max(arrival, REFORM_SECONDS))
 
 
 STAY, FIRST, REPLAN = "stay", "take back the first plan", "replan"
@@ -78,7 +78,7 @@ COPIES_LEFT, REFILL = "the copies left take over", "smaller copies for the broke
 MOVING = (FIRST, REPLAN, REFILL)
 
 
-def _plans(run: Run, machines: Sequence[Machine], templates: Templates) -> dict[str, Plan]:
+def _plans(run: RunPlans, machines: Sequence[Machine], templates: Templates) -> dict[str, Plan]:
     """Return the plans that can be gone on with, by what they are; of equal ones the first."""
     found = {STAY: run.now} if fits(run.now, machines) else {}
     broken = broken_copies(run, machines)
@@ -108,14 +108,14 @@ def template_of(first: Plan, machines: Sequence[Machine], templates: Templates) 
     return templates[counts]
 
 
-def broken_copies(run: Run, machines: Sequence[Machine]) -> frozenset[Copy]:
+def broken_copies(run: RunPlans, machines: Sequence[Machine]) -> frozenset[Copy]:
     """Return the copies of the model that had a rank on a machine that is not there any more."""
     there = {machine.name for machine in machines}
     copies = copies_on(run.now, run.seated) if run.seated else {}
     return frozenset[Copy]().union(*(own for name, own in copies.items() if name not in there))
 
 
-def _left_over(run: Run, machines: Sequence[Machine], broken: frozenset[Copy]) -> list[Machine]:
+def _left_over(run: RunPlans, machines: Sequence[Machine], broken: frozenset[Copy]) -> list[Machine]:
     """Return the machines that no whole copy has a rank on."""
     copies = copies_on(run.now, run.seated)
     return [machine for machine in machines if copies.get(machine.name, frozenset()) <= broken]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from shardwright.runtime.recovery.advance import Progress
+from shardwright.runtime.recovery.advance import GenerationProgress
 
 
 def test_a_step_is_there_once_all_machines_that_have_a_rank_have_it() -> None:
     """A machine that the plan has no rank for never has one, and is not waited for."""
-    progress = Progress(ranks=2, machines=frozenset(("m0", "m1")))
+    progress = GenerationProgress(ranks=2, machines=frozenset(("m0", "m1")))
     assert not progress.take("m0", 5)
     assert progress.take("m1", 5)
     progress.finished.update((("m0", 0), ("m1", 0)))

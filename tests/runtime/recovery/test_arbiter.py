@@ -17,7 +17,7 @@ from tests.runtime.recovery.fleet import _free_ports
 from tests.runtime.recovery.store import store
 
 from shardwright.recovery.quorum import Generation, Machine
-from shardwright.runtime.recovery.arbiter import GRACE, Arbiter, Ledger, MinorityError
+from shardwright.runtime.recovery.arbiter import GRACE, Arbiter, ClaimStore, MinorityError
 from shardwright.runtime.recovery.cloud import Cloud
 from shardwright.runtime.recovery.etcd import Etcd
 
@@ -43,7 +43,7 @@ def there(before: Generation, names: Collection[str]) -> Iterator[None]:
 
 
 @pytest.fixture(params=["store", "etcd"])
-def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
+def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ClaimStore]:
     """Yield an object store, or an etcd where that is installed."""
     if request.param == "store":
         yield Cloud(f"file://{tmp_path}")
@@ -64,11 +64,13 @@ def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
         process.kill()
 
 
-def arbiter(me: str, ledger: Ledger | None) -> Arbiter:
+def arbiter(me: str, ledger: ClaimStore | None) -> Arbiter:
     return Arbiter(me=me, run="r", ledger=ledger, silence_seconds=SILENCE, wait_seconds=600.0)
 
 
-def may(before: Generation, present: Collection[str], ledger: Ledger | None, *, alone_seconds: float = -inf) -> bool:
+def may(
+    before: Generation, present: Collection[str], ledger: ClaimStore | None, *, alone_seconds: float = -inf
+) -> bool:
     """Return whether machines, the first of which coordinates, may go on."""
     try:
         asyncio.run(arbiter(min(present), ledger).require(before, sorted(present), time.monotonic() - alone_seconds))
@@ -77,7 +79,7 @@ def may(before: Generation, present: Collection[str], ledger: Ledger | None, *, 
     return True
 
 
-def test_a_coordinator_that_was_cut_off_leaves_the_claim_to_the_majority(ledger: Ledger) -> None:
+def test_a_coordinator_that_was_cut_off_leaves_the_claim_to_the_majority(ledger: ClaimStore) -> None:
     """It could claim at once, as the others only find the loss. It waits, and finds that they have."""
     before = generation()
     with there(before, ("m1", "m2")):
@@ -87,7 +89,7 @@ def test_a_coordinator_that_was_cut_off_leaves_the_claim_to_the_majority(ledger:
         assert not may(before, {"m0"}, ledger, alone_seconds=GRACE * SILENCE)
 
 
-def test_a_minority_goes_on_when_no_majority_has_in_time(ledger: Ledger) -> None:
+def test_a_minority_goes_on_when_no_majority_has_in_time(ledger: ClaimStore) -> None:
     before = generation()
     with there(before, ("m0", "m1", "m2")):
         assert may(before, {"m0"}, ledger, alone_seconds=GRACE * SILENCE)
@@ -96,7 +98,7 @@ def test_a_minority_goes_on_when_no_majority_has_in_time(ledger: Ledger) -> None
         assert may(before, {"m0"}, None, alone_seconds=601.0)
 
 
-def test_a_minority_goes_on_at_once_where_nobody_listens_any_more(ledger: Ledger) -> None:
+def test_a_minority_goes_on_at_once_where_nobody_listens_any_more(ledger: ClaimStore) -> None:
     before = generation()
     with there(before, ("m1",)):
         assert not may(before, {"m0"}, None)
@@ -104,7 +106,9 @@ def test_a_minority_goes_on_at_once_where_nobody_listens_any_more(ledger: Ledger
     assert may(before, {"m0"}, ledger)
 
 
-def test_a_machine_that_claimed_and_could_not_start_is_held_up_by_its_claim_only_beside_others(ledger: Ledger) -> None:
+def test_a_machine_that_claimed_and_could_not_start_is_held_up_by_its_claim_only_beside_others(
+    ledger: ClaimStore,
+) -> None:
     """Two of three claimed, and one was lost before they started: the other may have gone on with the third."""
     before = generation()
     with there(before, ("m1",)):
@@ -113,7 +117,7 @@ def test_a_machine_that_claimed_and_could_not_start_is_held_up_by_its_claim_only
     assert may(before, {"m0"}, ledger), "now it is gone"
 
 
-def test_a_machine_that_returns_waits_for_those_that_went_on_twice_without_it(ledger: Ledger) -> None:
+def test_a_machine_that_returns_waits_for_those_that_went_on_twice_without_it(ledger: ClaimStore) -> None:
     """Those that it knows are gone by now, but one that came later trains."""
     before = generation(4)
     assert may(before, {"m1", "m2"}, ledger)
@@ -124,7 +128,7 @@ def test_a_machine_that_returns_waits_for_those_that_went_on_twice_without_it(le
     assert not may(before, {"m0", "m1"}, ledger), "not even with one that was started anew"
 
 
-def test_a_run_that_is_started_again_in_its_store_takes_numbers_that_were_never_claimed(ledger: Ledger) -> None:
+def test_a_run_that_is_started_again_in_its_store_takes_numbers_that_were_never_claimed(ledger: ClaimStore) -> None:
     """Else its first loss would find a claim of the run before, and wait for machines that are long gone."""
     first, second = arbiter("m0", ledger), arbiter("m1", ledger)
     assert asyncio.run(first.first_free()) == 0

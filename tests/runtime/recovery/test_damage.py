@@ -21,8 +21,8 @@ from shardwright.recovery.transfer import CLOUD
 from shardwright.runtime.recovery import cloud as cloud_module
 from shardwright.runtime.recovery.cloud import Cloud, checksum, in_blocks, part_name
 from shardwright.runtime.recovery.disk import DiskTier
-from shardwright.runtime.recovery.fetch import Source, Wanted, fetch
-from shardwright.runtime.recovery.inventory import Held
+from shardwright.runtime.recovery.fetch import PieceSource, Wanted, fetch
+from shardwright.runtime.recovery.inventory import HeldPiece
 from shardwright.runtime.recovery.snapshots import INDEX, Snapshot, Snapshots, hashed, laid_out
 from shardwright.runtime.state.pieces import CutShape, StatePiece, StoredPiece
 from shardwright.runtime.storage.manifest import Manifest
@@ -136,7 +136,7 @@ def test_what_another_run_or_a_torn_index_left_is_not_adopted(tmp_path: Path) ->
     (tmp_path / INDEX).write_text("{")
     assert not list(Snapshots(tmp_path, "m0", "this run").holdings())
     disk = DiskTier(tmp_path / "disk", "m0", "this run")
-    held = Held(machine="m0", tier=0, step=5, generation=1, stored=snapshot_in(tmp_path).pieces[0])
+    held = HeldPiece(machine="m0", tier=0, step=5, generation=1, stored=snapshot_in(tmp_path).pieces[0])
     disk.write(5, tmp_path, [held])
     assert len(list(DiskTier(tmp_path / "disk", "m0", "this run").holdings())) == 1
     assert not list(DiskTier(tmp_path / "disk", "m0", "another model").holdings())
@@ -146,17 +146,17 @@ def test_what_another_run_or_a_torn_index_left_is_not_adopted(tmp_path: Path) ->
 def test_what_an_object_store_gives_is_verified(tmp_path: Path, fault: str) -> None:
     """A piece that does not come, or is not what was written, is named with its source; a sound store gives it."""
     snapshot = snapshot_in(tmp_path)
-    held = Held(machine="m0", tier=0, step=5, generation=1, stored=snapshot.pieces[0])
+    held = HeldPiece(machine="m0", tier=0, step=5, generation=1, stored=snapshot.pieces[0])
     with store() as (server, url):
         cloud = Cloud(url)
         (there,) = cloud.put_part(NAME, tmp_path, [held])
         server.fault = fault
-        source = Source(
+        source = PieceSource(
             machine="", address=None, tier=CLOUD, file=f"step-00000005/{there.file}", offset=there.offset,
             start=0, stop=there.bytes,
         )  # fmt: skip
 
-        async def read(source: Source) -> bytes:
+        async def read(source: PieceSource) -> bytes:
             return await asyncio.to_thread(cloud.read, source.file, source.offset, source.offset + source.stop)
 
         wanted = Wanted(stored=replace(there, file="back.bin", offset=0), sources=(source,))
@@ -171,7 +171,7 @@ def test_what_an_object_store_gives_is_verified(tmp_path: Path, fault: str) -> N
 @pytest.mark.parametrize("fault", ["503", "reset"])
 def test_a_store_that_takes_nothing_raises_and_one_claim_alone_is_first(tmp_path: Path, fault: str) -> None:
     snapshot = snapshot_in(tmp_path)
-    held = Held(machine="m0", tier=0, step=5, generation=1, stored=snapshot.pieces[0])
+    held = HeldPiece(machine="m0", tier=0, step=5, generation=1, stored=snapshot.pieces[0])
     with store() as (server, url):
         cloud = Cloud(url)
         assert cloud.claim("run", 1, "m0") == "m0"
@@ -188,7 +188,7 @@ def test_an_upload_that_a_store_did_not_keep_as_it_was_counts_for_nothing(
     tmp_path: Path, fault: str, *, says_md5: bool
 ) -> None:
     """Neither a part of a step nor a manifest; the step before is what the store holds."""
-    held = Held(machine="m0", tier=0, step=5, generation=1, stored=snapshot_in(tmp_path).pieces[0])
+    held = HeldPiece(machine="m0", tier=0, step=5, generation=1, stored=snapshot_in(tmp_path).pieces[0])
     with store() as (server, url):
         cloud, server.says_md5 = Cloud(url), says_md5
         pieces = cloud.put_part(NAME, tmp_path, [held])
@@ -215,9 +215,9 @@ def test_what_was_sent_in_parts_has_the_checksum_of_s3(monkeypatch: pytest.Monke
 def test_a_store_that_does_not_answer_is_waited_for_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardwright.runtime.recovery.fetch.RANGE_SECONDS", 0.05)
     stored = snapshot_in(tmp_path).pieces[0]
-    source = Source(machine="", address=None, tier=CLOUD, file="f", offset=0, start=0, stop=stored.bytes)
+    source = PieceSource(machine="", address=None, tier=CLOUD, file="f", offset=0, start=0, stop=stored.bytes)
 
-    async def silent(_: Source) -> bytes:
+    async def silent(_: PieceSource) -> bytes:
         await asyncio.sleep(60.0)
         return b""
 
@@ -228,7 +228,7 @@ def test_a_store_that_does_not_answer_is_waited_for_so_long(tmp_path: Path, monk
 
 def test_a_snapshot_that_was_written_over_is_not_protected(tmp_path: Path) -> None:
     """A tier that is so slow that the ranks have come round to the file again has no right to what it reads there."""
-    held = Held(machine="m0", tier=0, step=5, generation=1, stored=snapshot_in(tmp_path).pieces[0])
+    held = HeldPiece(machine="m0", tier=0, step=5, generation=1, stored=snapshot_in(tmp_path).pieces[0])
     (tmp_path / "a.bin").write_bytes(np.arange(1, 65, dtype=np.float32).tobytes())
     with pytest.raises(OSError, match="has changed"):
         DiskTier(tmp_path / "disk", "m0", "this run").write(5, tmp_path, [held])

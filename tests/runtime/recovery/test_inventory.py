@@ -8,21 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.recovery.transfer import DISK, MEMORY
-from shardwright.runtime.recovery.inventory import Held, cover, disagreements, held_of, held_row, newest_state
+from shardwright.runtime.recovery.inventory import HeldPiece, cover, disagreements, held_of, held_row, newest_state
 from shardwright.runtime.recovery.needs import shares_of
 from shardwright.runtime.state.pieces import CutShape, StatePiece, StoredPiece
 
 SHAPES, KINDS = {"a": CutShape(shape=(8, 2))}, {"a": ("weight",)}
 
 
-def held(machine: str, step: int, low: int, high: int, *, content: str = "", generation: int = 1) -> Held:
+def held(machine: str, step: int, low: int, high: int, *, content: str = "", generation: int = 1) -> HeldPiece:
     """Elements [low, high) of the whole parameter."""
     piece = StatePiece(kind="weight", parameter="a", start=0, stop=8, low=low, high=high)
     size = 4 * (high - low)
     stored = StoredPiece(
         piece=piece, file="f", offset=0, bytes=size, dtype="float32", hash=content or f"{step}-{low}-{high}"
     )
-    return Held(machine=machine, tier=MEMORY, step=step, generation=generation, stored=stored)
+    return HeldPiece(machine=machine, tier=MEMORY, step=step, generation=generation, stored=stored)
 
 
 def test_the_newest_step_that_is_whole_wins() -> None:

@@ -14,14 +14,14 @@ from tests.runtime.recovery.fleet import copies
 from tests.runtime.recovery.store import store
 
 from shardwright.recovery.quorum import Generation, Machine
-from shardwright.recovery.ways import Choice
+from shardwright.recovery.ways import NextPlan
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.recovery import passage as passage_module
 from shardwright.runtime.recovery.arbiter import Arbiter
 from shardwright.runtime.recovery.base import Base
 from shardwright.runtime.recovery.channel import Channel, Message, Reply
 from shardwright.runtime.recovery.cloud import Cloud
-from shardwright.runtime.recovery.course import Run, run_of
+from shardwright.runtime.recovery.course import RunIdentity, run_of
 from shardwright.runtime.recovery.fetch import UNSOUND
 from shardwright.runtime.recovery.members import BeginAgainError, Member, Members
 from shardwright.runtime.recovery.options import KeeperOptions
@@ -78,7 +78,7 @@ def passed(passage: Passage, base: Base) -> Ready:
     return asyncio.run(passage.prepare(base, 5, Recovery(cause="", began=0.0)))
 
 
-def stored(cloud: Cloud, run: Run, steps: Sequence[int]) -> None:
+def stored(cloud: Cloud, run: RunIdentity, steps: Sequence[int]) -> None:
     """Put steps into an object store, as whole parameters."""
     pieces = []
     for name, cut in run.shapes.items():
@@ -136,7 +136,7 @@ def test_a_machine_whose_workers_start_is_waited_for_where_that_has_to_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, going: int, *, trained: bool, decided: bool
 ) -> None:
     if not decided:
-        monkeypatch.setattr(passage_module, "choose", lambda *_: Choice(plan=None, reason="wait"))
+        monkeypatch.setattr(passage_module, "choose", lambda *_: NextPlan(plan=None, reason="wait"))
     with store() as (_, url):
         cloud = Cloud(url)
         passage, base = passage_to(tmp_path, cloud)

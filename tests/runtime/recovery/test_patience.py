@@ -20,7 +20,7 @@ from tests.runtime.recovery.store import store
 
 from shardwright.runtime.recovery import cloud as cloud_module
 from shardwright.runtime.recovery.cloud import Cloud
-from shardwright.runtime.recovery.inventory import Held
+from shardwright.runtime.recovery.inventory import HeldPiece
 from shardwright.runtime.recovery.patience import MOST, Pulse, answered
 from shardwright.runtime.recovery.snapshots import Snapshot, hashed, laid_out
 from shardwright.runtime.state.pieces import StatePiece
@@ -105,7 +105,7 @@ def test_a_part_is_sent_in_a_few_blocks_of_memory(tmp_path: Path, monkeypatch: p
         for n in range(count)
     ]
     known = hashed(tmp_path, Snapshot(file="a.bin", step=5, generation=1, origin="", pieces=laid_out(pieces, "a.bin")))
-    held = [Held(machine="m0", tier=0, step=5, generation=1, stored=stored) for stored in known.pieces]
+    held = [HeldPiece(machine="m0", tier=0, step=5, generation=1, stored=stored) for stored in known.pieces]
     cloud, name, beats = Cloud(f"file://{tmp_path}/store"), "step-00000005/m0.state", list[int]()
     tracemalloc.start()
     try:

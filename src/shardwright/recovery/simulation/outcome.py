@@ -18,7 +18,7 @@ ON_DEMAND = "on demand only"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TraceOutcome:
     """One strategy on one trace. `hours` has all of them by cause: an hour of useful work is one at the first plan's
     speed, and what a slower plan trains less is lost to fewer machines. `rates` are the tokens per second from which
     second on."""
@@ -37,7 +37,7 @@ class Outcome:
         return self.dollars / self.tokens * MEGA if self.tokens else float("inf")
 
 
-def on_demand(plan: Plan, hours: float) -> Outcome | None:
+def on_demand(plan: Plan, hours: float) -> TraceOutcome | None:
     """Return what a run of so many hours on machines that nobody takes back comes to: failures alone lengthen it. None
     where a price is not known."""
     prediction, used = plan.prediction, plan.cluster.pools
@@ -50,7 +50,7 @@ def on_demand(plan: Plan, hours: float) -> Outcome | None:
     per_hour = sum(pool.nodes * (price or 0.0) for pool, price in zip(used, prices, strict=True))
     lost = dict.fromkeys(CAUSES, 0.0) | {USEFUL: useful, "work done anew": hours - useful}
     rate = prediction.tokens_per_second
-    return Outcome(
+    return TraceOutcome(
         strategy=ON_DEMAND,
         tokens=useful * SECONDS_PER_HOUR * rate,
         dollars=per_hour * hours,

@@ -19,7 +19,7 @@ BOOT_SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class PresenceSpan:
     """From `seconds` on, for `length` seconds, a run has these machines, at so many dollars an hour. `lost` of those
     before are gone."""
 
@@ -30,7 +30,7 @@ class Span:
     lost: int
 
 
-def spans(trace: Trace, plan: Plan, seed: int = 0) -> list[Span]:
+def spans(trace: Trace, plan: Plan, seed: int = 0) -> list[PresenceSpan]:
     """Return the spans of a trace. Where a place has fewer machines than the run has of it, chance says which go.
 
     Raises SpecError where the trace has none of the plan's GPU types.
@@ -41,7 +41,7 @@ def spans(trace: Trace, plan: Plan, seed: int = 0) -> list[Span]:
         raise bad(f"trace {trace.name}", f"has {names}, and none of the plan", f"the plan has {', '.join(pools)}")
     wanted = {name: sum(p.nodes for p in plan.cluster.pools if p.gpu.name == name) for name in pools}
     gpus = {name: pool.gpus_per_node for name, pool in pools.items()}
-    found: list[Span] = []
+    found: list[PresenceSpan] = []
     for span in _raw(trace, wanted, gpus, np.random.default_rng(seed)):
         last = found[-1] if found else None
         if last and (last.machines, last.dollars_per_hour) == (span.machines, span.dollars_per_hour):
@@ -51,7 +51,9 @@ def spans(trace: Trace, plan: Plan, seed: int = 0) -> list[Span]:
     return found
 
 
-def _raw(trace: Trace, wanted: dict[str, int], gpus: dict[str, int], random: np.random.Generator) -> Iterator[Span]:
+def _raw(
+    trace: Trace, wanted: dict[str, int], gpus: dict[str, int], random: np.random.Generator
+) -> Iterator[PresenceSpan]:
     kept: dict[Place, list[Machine]] = {place: [] for place in trace.places}
     booting: list[tuple[float, Place]] = []
     serial, lost = count(), 0
@@ -69,7 +71,9 @@ def _raw(trace: Trace, wanted: dict[str, int], gpus: dict[str, int], random: np.
             if ready > now:
                 there = sorted((m for own in kept.values() for m in own), key=lambda m: m.port)
                 dollars = float(sum(len(own) * price[place] for place, own in kept.items()))
-                yield Span(seconds=now, length=ready - now, machines=tuple(there), dollars_per_hour=dollars, lost=lost)
+                yield PresenceSpan(
+                    seconds=now, length=ready - now, machines=tuple(there), dollars_per_hour=dollars, lost=lost
+                )
                 now, lost = ready, 0
             for time, (zone, gpu) in [item for item in booting if item[0] <= now < end]:
                 own = next(serial)

@@ -17,14 +17,14 @@ import numpy as np
 from shardwright.cost.money.risk import checkpoint_bytes, optimal_interval_seconds
 from shardwright.errors import bad
 from shardwright.plans.plan import Plan
-from shardwright.recovery.outlook import Change, outlook_of
+from shardwright.recovery.outlook import FleetChange, outlook_of
 from shardwright.recovery.quorum import Machine
 from shardwright.recovery.rates import Rates
-from shardwright.recovery.simulation.outcome import CAUSES, USEFUL, Outcome, on_demand
-from shardwright.recovery.simulation.presence import Span, spans
+from shardwright.recovery.simulation.outcome import CAUSES, USEFUL, TraceOutcome, on_demand
+from shardwright.recovery.simulation.presence import PresenceSpan, spans
 from shardwright.recovery.simulation.strategies import NOW, SNAPSHOT, STRATEGIES, Situation, Strategy
 from shardwright.recovery.simulation.traces import Trace
-from shardwright.recovery.ways import Run, Templates
+from shardwright.recovery.ways import RunPlans, Templates
 from shardwright.units import SECONDS_PER_HOUR
 
 
@@ -42,14 +42,14 @@ class _Course:
     """Where a run is: its plan (None: it waits), its machines by seat, tokens done, those in the last snapshot and
     upload, seconds trained since then, and what was counted on the way."""
 
-    run: Run
+    run: RunPlans
     plan: Plan | None = None
     tokens: float = 0.0
     in_snapshot: float = 0.0
     in_upload: float = 0.0
     since_snapshot: float = 0.0
     since_upload: float = 0.0
-    changes: list[Change] = field(default_factory=list)
+    changes: list[FleetChange] = field(default_factory=list)
     pauses: list[tuple[str, float]] = field(default_factory=list)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     moved: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -58,7 +58,7 @@ class _Course:
     decide_at: float = inf
 
 
-def simulate(trace: Trace, plan: Plan, *, seed: int = 0, rates: Rates | None = None) -> list[Outcome]:
+def simulate(trace: Trace, plan: Plan, *, seed: int = 0, rates: Rates | None = None) -> list[TraceOutcome]:
     """Return what comes of each strategy, and of machines on demand where their price is known. Raises SpecError for a
     plan that is not predicted, or a trace of other GPUs."""
     if plan.prediction is None:
@@ -71,7 +71,7 @@ def simulate(trace: Trace, plan: Plan, *, seed: int = 0, rates: Rates | None = N
     return [*outcomes, reference] if reference else outcomes
 
 
-def saving_of(plan: Plan, found: Sequence[Span], rates: Rates) -> Saving:
+def saving_of(plan: Plan, found: Sequence[PresenceSpan], rates: Rates) -> Saving:
     """Return how often a run on a trace should save. A snapshot stops training while a machine copies its part."""
     machines = sum(pool.nodes for pool in plan.cluster.pools)
     part = checkpoint_bytes(plan.model, plan.job) / machines
@@ -87,16 +87,16 @@ def saving_of(plan: Plan, found: Sequence[Span], rates: Rates) -> Saving:
 
 
 def replay(
-    strategy: Strategy, plan: Plan, found: Sequence[Span], templates: Templates, rates: Rates, saving: Saving
-) -> Outcome:
+    strategy: Strategy, plan: Plan, found: Sequence[PresenceSpan], templates: Templates, rates: Rates, saving: Saving
+) -> TraceOutcome:
     """Return what comes of a strategy."""
-    course = _Course(run=Run(now=plan, seated=(), first=plan))
+    course = _Course(run=RunPlans(now=plan, seated=(), first=plan))
     before: tuple[Machine, ...] = ()
     for number, span in enumerate(found):
         if span.machines != before or number == 0:
             came = len({m.name for m in span.machines} - {m.name for m in before})
             there = len(span.machines)
-            course.changes.append(Change(seconds=span.seconds, machines=there, lost=span.lost, came=came))
+            course.changes.append(FleetChange(seconds=span.seconds, machines=there, lost=span.lost, came=came))
             before, course.decide_at = span.machines, span.seconds
         now, end = span.seconds, span.seconds + span.length
         while course.decide_at < end:
@@ -108,7 +108,7 @@ def replay(
     assert prediction is not None, "simulate asks for one"
     hours = {cause: course.seconds[cause] / SECONDS_PER_HOUR for cause in CAUSES}
     hours[USEFUL] = course.tokens / prediction.tokens_per_second / SECONDS_PER_HOUR
-    return Outcome(
+    return TraceOutcome(
         strategy=strategy.name,
         tokens=course.tokens,
         dollars=sum(span.dollars_per_hour * span.length for span in found) / SECONDS_PER_HOUR,

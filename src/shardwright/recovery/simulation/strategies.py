@@ -18,7 +18,7 @@ from shardwright.recovery.quorum import Machine
 from shardwright.recovery.rates import Rates
 from shardwright.recovery.seats import fits, seated
 from shardwright.recovery.simulation.shards import from_cloud, kept_bytes, moved, survival
-from shardwright.recovery.ways import REFORM_SECONDS, Choice, Run, Templates, choose, template_of
+from shardwright.recovery.ways import REFORM_SECONDS, NextPlan, RunPlans, Templates, choose, template_of
 
 NOW, SNAPSHOT, UPLOAD = "now", "the last snapshot", "the last upload"
 """From which point of the work a recovery goes on."""
@@ -30,7 +30,7 @@ RESTART_SECONDS = 33.0
 class Situation:
     """A run with its machines before, those that are there now, what is expected of them, and how fast bytes move."""
 
-    run: Run
+    run: RunPlans
     machines: tuple[Machine, ...]
     outlook: Outlook
     templates: Templates
@@ -59,27 +59,27 @@ class Strategy:
     """`decide` returns the plan to go on with, None to wait; `recover` how the run comes there."""
 
     name: str
-    decide: Callable[[Situation], Choice]
+    decide: Callable[[Situation], NextPlan]
     recover: Callable[[Situation, Plan], Recovered]
 
 
-def cheapest(situation: Situation) -> Choice:
+def cheapest(situation: Situation) -> NextPlan:
     """Return what a run decides."""
     s = situation
     return choose(s.run, s.machines, s.outlook, s.templates, s.rates)
 
 
-def newest(situation: Situation) -> Choice:
+def newest(situation: Situation) -> NextPlan:
     """Return the best plan for the machines that are there."""
     first, machines = situation.run.first, situation.machines
     plan = first if fits(first, machines) else template_of(first, machines, situation.templates)
-    return Choice(plan=plan, reason="the best plan for these machines")
+    return NextPlan(plan=plan, reason="the best plan for these machines")
 
 
-def first_or_none(situation: Situation) -> Choice:
+def first_or_none(situation: Situation) -> NextPlan:
     """Return the first plan, where it fits."""
     first = situation.run.first
-    return Choice(plan=first if fits(first, situation.machines) else None, reason="the first plan")
+    return NextPlan(plan=first if fits(first, situation.machines) else None, reason="the first plan")
 
 
 def local_first(situation: Situation, plan: Plan) -> Recovered:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardwright.recovery.simulation.outcome import Outcome
+from shardwright.recovery.simulation.outcome import TraceOutcome
 from shardwright.recovery.simulation.traces import Trace
 
 
-def spot_document(trace: Trace, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def spot_document(trace: Trace, outcomes: Sequence[TraceOutcome]) -> dict[str, Any]:
     """Return what came of each strategy on a trace."""
     return {
         "trace": {"name": trace.name, "hours": trace.hours, "places": [list(place) for place in trace.places]},

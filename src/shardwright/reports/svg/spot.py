@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from shardwright.recovery.simulation.outcome import CAUSES, Outcome
+from shardwright.recovery.simulation.outcome import CAUSES, TraceOutcome
 from shardwright.recovery.simulation.traces import Trace
 
 COLOURS = {
@@ -21,7 +21,7 @@ LEFT, TOP, WIDTH, ROW, GAP, BAR = 210, 70, 800, 46, 16, 20
 LEAST_USEFUL = 0.8  # hours of useful work below this part of all are cut off, so that one sees the rest
 
 
-def picture(trace: Trace, outcomes: Sequence[Outcome]) -> str:
+def picture(trace: Trace, outcomes: Sequence[TraceOutcome]) -> str:
     """Return the picture: over the time of the trace, then by cause."""
     rows = len(outcomes) + 1
     height = TOP + rows * (ROW + GAP) + 70 + len(outcomes) * (BAR + 8) + 30
@@ -66,7 +66,7 @@ def _days(trace: Trace, y: float) -> list[str]:
     return [f'<text x="{x:.0f}" y="{y}" text-anchor="middle">day {day}</text>' for day, x in enumerate(at)]
 
 
-def _bars(trace: Trace, outcomes: Sequence[Outcome], y: float) -> list[str]:
+def _bars(trace: Trace, outcomes: Sequence[TraceOutcome], y: float) -> list[str]:
     """Return a bar for each strategy: its hours by cause."""
     parts, x = [], float(LEFT)
     for cause in CAUSES:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shardwright.recovery.simulation.outcome import CAUSES, Outcome
+from shardwright.recovery.simulation.outcome import CAUSES, TraceOutcome
 from shardwright.recovery.simulation.traces import Trace
 from shardwright.reports.text.layout import table
 from shardwright.units import format_bytes, format_count, format_dollars
 
 
-def spot_text(trace: Trace, outcomes: Sequence[Outcome]) -> str:
+def spot_text(trace: Trace, outcomes: Sequence[TraceOutcome]) -> str:
     """Return what came of each strategy on a trace, and where its hours went."""
     return "\n\n".join(_parts(trace, outcomes))
 
 
-def _parts(trace: Trace, outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _parts(trace: Trace, outcomes: Sequence[TraceOutcome]) -> Iterator[str]:
     zones = len({zone for zone, _ in trace.places})
     first = outcomes[0]
     yield (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class GenerationProgress:
     """How far the ranks of a generation are: how many there are, on which machines, which of these have which step, and
     which GPUs have finished."""
 

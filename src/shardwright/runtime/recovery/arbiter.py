@@ -25,7 +25,7 @@ ASKING_SECONDS = 10.0
 """So long the ledger has for an answer."""
 
 
-class Ledger(Protocol):
+class ClaimStore(Protocol):
     """Where one group alone can claim to follow a generation: the object store, or etcd. Calls block, and raise OSError
     where it does not answer."""
 
@@ -47,7 +47,7 @@ class Arbiter:
 
     me: str
     run: str
-    ledger: Ledger | None
+    ledger: ClaimStore | None
     silence_seconds: float
     wait_seconds: float
 
@@ -77,7 +77,7 @@ class Arbiter:
             print(f"nobody can say if this run was there before: {error}", file=sys.stderr, flush=True)
             return 0
 
-    async def _claim(self, ledger: Ledger, before: Generation, found: Quorum, present: Collection[str]) -> None:
+    async def _claim(self, ledger: ClaimStore, before: Generation, found: Quorum, present: Collection[str]) -> None:
         """Claim to follow a generation, or raise MinorityError. A majority goes on where the ledger is down."""
         claim = Claim(by=self.me, machines=tuple(present), majority=found.majority)
         try:
@@ -94,7 +94,7 @@ class Arbiter:
                 raise MinorityError(f"{found.reason}, and {other} is to go on; this machine waits")
 
 
-def _claims(ledger: Ledger, run: str, number: int, claim: Claim) -> list[Claim]:
+def _claims(ledger: ClaimStore, run: str, number: int, claim: Claim) -> list[Claim]:
     """Claim to follow a generation; return the claim to it that stands, and those to follow later ones. Raises
     ValueError where one of them is not whole."""
     texts = [ledger.claim(run, number, json.dumps(asdict(claim)))]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class RecoveryCause:
     """A cause in words, and when (monotonic) it was noticed."""
 
     words: str
@@ -19,16 +19,16 @@ class Cause:
 class Causes:
     """The causes that wait for a recovery, in the order in which they were noticed."""
 
-    waiting: dict[str, Cause] = field(default_factory=dict)
+    waiting: dict[str, RecoveryCause] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
     def add(self, words: str, *, of: str = "") -> None:
         """Note a cause; `of` is the machine that has to be in the next generation for it."""
-        self.waiting.setdefault(of or words, Cause(words=words, noticed=time.monotonic()))
+        self.waiting.setdefault(of or words, RecoveryCause(words=words, noticed=time.monotonic()))
 
-    def take(self) -> Cause:
+    def take(self) -> RecoveryCause:
         """Return the first cause; a recovery from it is one from all."""
         first = next(iter(self.waiting.values()))
         self.waiting.clear()
@@ -38,7 +38,7 @@ class Causes:
         """Have a recovery that failed begin again, and return why: by a cause that was noticed meanwhile, or else by
         this one."""
         if not self.waiting:
-            self.waiting[words] = Cause(words=words, noticed=noticed)
+            self.waiting[words] = RecoveryCause(words=words, noticed=noticed)
         return next(iter(self.waiting.values())).words
 
     def settled(self, names: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from shardwright.errors import SpecError, bad
 from shardwright.recovery.transfer import CLOUD
-from shardwright.runtime.recovery.inventory import Held
+from shardwright.runtime.recovery.inventory import HeldPiece
 from shardwright.runtime.state.pieces import StoredPiece
 from shardwright.runtime.storage.manifest import MANIFEST, Manifest, manifest_text, parse_manifest
 from shardwright.runtime.storage.piece_files import read_piece
@@ -125,7 +125,7 @@ class Cloud:
         return sorted(int(path.removesuffix(".json").rpartition("-")[2]) for path in found)
 
     def put_part(
-        self, name: str, folder: Path, held: Sequence[Held], progress: Callable[[], None] = nobody
+        self, name: str, folder: Path, held: Sequence[HeldPiece], progress: Callable[[], None] = nobody
     ) -> tuple[StoredPiece, ...]:
         """Upload a machine's part of a step from its files in a folder, and return its pieces as they lie there. Raises
         as `put`."""
@@ -163,7 +163,7 @@ class Cloud:
         text = manifest_text(manifest).encode()
         self.put(f"{_folder_name(manifest.step)}/{MANIFEST}", partial(in_blocks, [text]))
 
-    def held(self, model: str) -> list[Held]:
+    def held(self, model: str) -> list[HeldPiece]:
         """Return the pieces of all steps of a model, as far as their manifests are whole."""
         found = []
         for step in self.steps():
@@ -174,7 +174,7 @@ class Cloud:
             if manifest.model == model:
                 for stored in manifest.pieces:
                     where = replace(stored, file=f"{_folder_name(step)}/{stored.file}")
-                    found.append(Held(machine="", tier=CLOUD, step=step, generation=0, stored=where))
+                    found.append(HeldPiece(machine="", tier=CLOUD, step=step, generation=0, stored=where))
         return found
 
     @_as_oserror

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from shardwright.recovery.quorum import Address, Generation
 from shardwright.recovery.slow import Pace, answer, slowed
-from shardwright.runtime.recovery.advance import Progress
+from shardwright.runtime.recovery.advance import GenerationProgress
 from shardwright.runtime.recovery.arbiter import Arbiter, MinorityError
 from shardwright.runtime.recovery.base import BAD_INPUT, ENDED, GAVE_UP, Base
 from shardwright.runtime.recovery.causes import Causes
 from shardwright.runtime.recovery.channel import Channel, LostError, Message, RefusedError
 from shardwright.runtime.recovery.cloud import Cloud
-from shardwright.runtime.recovery.course import Run
+from shardwright.runtime.recovery.course import RunIdentity
 from shardwright.runtime.recovery.errands import Errands
 from shardwright.runtime.recovery.etcd import Etcd
 from shardwright.runtime.recovery.gathering import gathered, regathered
@@ -44,7 +44,7 @@ class Coordinator:
     def __init__(
         self,
         options: KeeperOptions,
-        run: Run,
+        run: RunIdentity,
         base: Base,
         here: Collection[Address],
         step_down: Callable[[str, int | None], None],
@@ -62,7 +62,7 @@ class Coordinator:
         )
         self._passage = Passage(options=options, run=run, members=self.members, cloud=cloud, arbiter=self._arbiter)
         before = base.generation
-        self._base, self._current, self._progress = base, before, Progress()
+        self._base, self._current, self._progress = base, before, GenerationProgress()
         self._highest = before.number
         self._causes = Causes()
         self._event = asyncio.Event()
@@ -268,7 +268,7 @@ class Coordinator:
             except WaitError as error:  # the next machine that comes begins a recovery, or that none has come
                 again = min(error.again_seconds, LONGEST_WAIT_SECONDS)
                 asyncio.get_running_loop().call_later(again, self._waited, self._highest)
-                self._progress = Progress()
+                self._progress = GenerationProgress()
                 await self._goodbye(leaving)
                 return
             except BehindError as error:
@@ -290,7 +290,8 @@ class Coordinator:
         base = replace(self._base, outlook=self._history.outlook(wanted))
         ready = await self._passage.prepare(base, self._highest, recovery, leaving)
         self._current = ready.base.generation
-        self._progress = Progress(ranks=len(ready.seats), machines=frozenset(seat.machine for seat in ready.seats))
+        machines = frozenset(seat.machine for seat in ready.seats)
+        self._progress = GenerationProgress(ranks=len(ready.seats), machines=machines)
         self._causes.settled(self._current.names)  # whose workers may have started meanwhile
         self._paces = Paces(ranks=len(ready.seats))
         await self._passage.start(ready)

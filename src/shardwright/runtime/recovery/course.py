@@ -18,7 +18,7 @@ from shardwright.runtime.storage.model_hash import model_hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunIdentity:
     """A run: its name, which is a hash of all that its state depends on beside the step, the kinds of its state, and
     the shapes of its parameters."""
 
@@ -28,10 +28,10 @@ class Run:
     shapes: Shapes
 
 
-def run_of(options: KeeperOptions) -> Run:
+def run_of(options: KeeperOptions) -> RunIdentity:
     """Return the run that a keeper takes part in."""
     told, layout = settings_of(options.plan, options.settings), layout_of(options.plan)
-    return Run(
+    return RunIdentity(
         name=hash_of(json.dumps(told, sort_keys=True).encode())[:16],
         settings=told,
         kinds=state_kinds(layout, options.settings.recipe.method),

@@ -13,7 +13,7 @@ from pathlib import Path
 from shardwright.errors import SpecError
 from shardwright.files import write_atomically
 from shardwright.recovery.transfer import DISK
-from shardwright.runtime.recovery.inventory import Held, held_of, held_row
+from shardwright.runtime.recovery.inventory import HeldPiece, held_of, held_row
 from shardwright.runtime.state.pieces import StoredPiece
 from shardwright.runtime.storage.manifest import step_folder, working_folder
 from shardwright.runtime.storage.piece_files import read_piece
@@ -27,7 +27,7 @@ class DiskTier:
 
     def __init__(self, folder: Path, machine: str, run: str) -> None:
         self.folder, self._machine, self._run = folder, machine, run
-        self._held: dict[int, tuple[Held, ...]] = {}
+        self._held: dict[int, tuple[HeldPiece, ...]] = {}
         folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(folder.glob("step-*")):
             with suppress(OSError, ValueError, KeyError):
@@ -35,11 +35,11 @@ class DiskTier:
                 if part["run"] == run:
                     self._held[part["step"]] = tuple(held_of(row) for row in part["held"])
 
-    def of_step(self, step: int) -> tuple[Held, ...]:
+    def of_step(self, step: int) -> tuple[HeldPiece, ...]:
         """Return the pieces of a step."""
         return self._held.get(step, ())
 
-    def holdings(self) -> Iterator[Held]:
+    def holdings(self) -> Iterator[HeldPiece]:
         """Yield every piece on disk."""
         for held in self._held.values():
             yield from held
@@ -51,7 +51,7 @@ class DiskTier:
             for step, held in self._held.items()
         }
 
-    def write(self, step: int, memory: Path, held: Sequence[Held]) -> None:
+    def write(self, step: int, memory: Path, held: Sequence[HeldPiece]) -> None:
         """Copy the pieces of a step from memory; the step is there whole or not at all. Raises OSError where the disk
         is full or fails; the steps before stay."""
         working, final = working_folder(self.folder, step), step_folder(self.folder, step)

@@ -17,15 +17,15 @@ from pathlib import Path
 from shardwright.files import write_atomically
 from shardwright.plans.document import from_document, to_document
 from shardwright.recovery.quorum import Generation
-from shardwright.recovery.seats import Seat
+from shardwright.recovery.seats import RankSeat
 from shardwright.recovery.transfer import CLOUD, DISK, MEMORY
 from shardwright.runtime.job import metrics
 from shardwright.runtime.recovery.base import ENDED, Base, Term
 from shardwright.runtime.recovery.channel import Message, RefusedError, Reply
-from shardwright.runtime.recovery.course import Run
+from shardwright.runtime.recovery.course import RunIdentity
 from shardwright.runtime.recovery.desk import Desk
-from shardwright.runtime.recovery.fetch import Fetched, Reader, Source, fetch
-from shardwright.runtime.recovery.inventory import Held, held_row
+from shardwright.runtime.recovery.fetch import Fetched, PieceSource, Reader, fetch
+from shardwright.runtime.recovery.inventory import HeldPiece, held_row
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.patience import answered
 from shardwright.runtime.recovery.protection import Protection
@@ -47,7 +47,7 @@ class Duties:
     def __init__(
         self,
         options: KeeperOptions,
-        run: Run,
+        run: RunIdentity,
         snapshots: Snapshots,
         staff: Staff,
         desk: Desk,
@@ -150,7 +150,7 @@ class Duties:
             "held": held,
         }
 
-    def _holdings(self) -> Iterator[Held]:
+    def _holdings(self) -> Iterator[HeldPiece]:
         yield from self._snapshots.holdings()
         if self._disk is not None:
             yield from self._disk.holdings()
@@ -191,7 +191,7 @@ class Duties:
         """Start the workers of this machine in the generation, and return once all of them can train."""
         plan, me = from_document(message["plan"]), self._options.machine.name
         machines = tuple(machine_of(item) for item in message["machines"])
-        where = [Seat(machine=name, slot=slot) for name, slot in message["seats"]]
+        where = [RankSeat(machine=name, slot=slot) for name, slot in message["seats"]]
         mine = {rank: seat.slot for rank, seat in enumerate(where) if seat.machine == me}
         self._ranks = {slot: rank for rank, slot in mine.items()}
         self._desk.begin_generation(len(mine))
@@ -253,7 +253,7 @@ class Duties:
     def _folder(self, tier: int) -> Path:
         return self._snapshots.folder if tier == MEMORY else Path(self._options.disk or "")
 
-    async def _own_range(self, source: Source) -> bytes:
+    async def _own_range(self, source: PieceSource) -> bytes:
         message = {
             "tier": DISK,
             "file": source.file,
@@ -262,7 +262,7 @@ class Duties:
         }
         return await asyncio.to_thread(self._desk.piece, message)
 
-    async def _cloud_range(self, source: Source) -> bytes:
+    async def _cloud_range(self, source: PieceSource) -> bytes:
         if self._cloud is None:
             raise RefusedError("this machine has no object store")
         start = source.offset + source.start

@@ -19,7 +19,7 @@ RANGE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class PieceSource:
     """Bytes [start, stop) of a piece, in a file of a tier of a machine, where the piece begins at `offset`. `address`
     is that of its keeper, None for this machine and for the cloud."""
 
@@ -37,7 +37,7 @@ class Wanted:
     """A piece as it shall lie in the file of fetched ones, and where its bytes come from."""
 
     stored: StoredPiece
-    sources: tuple[Source, ...]
+    sources: tuple[PieceSource, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Fetched:
     failed: tuple[tuple[StoredPiece, tuple[str, ...], str], ...]
 
 
-Reader = Callable[[Source], Awaitable[bytes]]
+Reader = Callable[[PieceSource], Awaitable[bytes]]
 
 
 async def fetch(wanted: Sequence[Wanted], folder: Path, file: str, readers: dict[int, Reader]) -> Fetched:
@@ -78,7 +78,7 @@ class Peers:
     def __init__(self) -> None:
         self._channels: dict[tuple[str, int], asyncio.Task[Channel]] = {}
 
-    async def read(self, source: Source) -> bytes:
+    async def read(self, source: PieceSource) -> bytes:
         """Return a range from another machine. Raises LostError or RefusedError where it cannot be had."""
         assert source.address is not None, "own files are read without a connection"
         task = self._channels.get(source.address)

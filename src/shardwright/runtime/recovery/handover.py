@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardwright.runtime.recovery.link import Link
+from shardwright.runtime.recovery.link import KeeperLink
 from shardwright.runtime.recovery.needs import held_pieces
 from shardwright.runtime.recovery.rows import rows_of
 from shardwright.runtime.recovery.snapshots import laid_out, reserve
@@ -29,7 +29,7 @@ FP32 = "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class WrittenPart:
     """A piece that this rank writes: of a slot, from element `start` of the bucket on."""
 
     piece: StatePiece
@@ -41,12 +41,12 @@ class Part:
         return self.slot.read(self.piece.kind, self.start, self.start + self.piece.elements)
 
 
-def parts_of(engine: Engine, mates: Sequence[int]) -> tuple[Part, ...]:
+def parts_of(engine: Engine, mates: Sequence[int]) -> tuple[WrittenPart, ...]:
     """Return what a rank writes: what it holds, but for what a lower rank of its machine has, one of its `mates`."""
     layout, kinds = engine.layout, state_kinds(engine.layout, engine.recipe.method)
     others = {piece for rank in mates for piece in held_pieces(layout, layout.places[rank], kinds)}
     most = LARGEST_PIECE_BYTES // DTYPES[FP32].itemsize
-    found: list[Part] = []
+    found: list[WrittenPart] = []
     for slot in engine.slots:
         for kind in slot.kinds:
             for item in _held(engine, slot, kind):
@@ -54,20 +54,22 @@ def parts_of(engine: Engine, mates: Sequence[int]) -> tuple[Part, ...]:
                     continue
                 others.add(item.piece)
                 for piece in split(item.piece, most):
-                    found.append(Part(piece=piece, slot=slot, start=item.at + piece.low - item.piece.low))
+                    found.append(WrittenPart(piece=piece, slot=slot, start=item.at + piece.low - item.piece.low))
     return tuple(found)
 
 
 class Writer:
     """Writes the parts of one rank into files of its machine's keeper, two in turn."""
 
-    def __init__(self, link: Link, folder: Path, name: str, generation: int, parts: Sequence[Part]) -> None:
+    def __init__(
+        self, link: KeeperLink, folder: Path, name: str, generation: int, parts: Sequence[WrittenPart]
+    ) -> None:
         self._link, self._folder, self._name, self._generation = link, folder, name, generation
         self._parts, self._maps = parts, dict[str, torch.Tensor]()
         self._rows = rows_of(laid_out([part.piece for part in parts], ""))
         self._bytes = sum(row[7] for row in self._rows)
 
-    def of(self, parts: Sequence[Part]) -> Writer:
+    def of(self, parts: Sequence[WrittenPart]) -> Writer:
         """Return the writer of other parts of the same rank."""
         return Writer(self._link, self._folder, self._name, self._generation, parts)
 

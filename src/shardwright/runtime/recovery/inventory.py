@@ -18,7 +18,7 @@ Kinds = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldPiece:
     """A piece of the state after `step` steps, in a tier of a machine ("" for the cloud). It was written by ranks of
     generation `generation`, and those of one generation fit together."""
 
@@ -34,27 +34,27 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class SurvivingState:
     """A step of which everything survives: each piece of it, without overlap, with all who hold it."""
 
     step: int
-    pieces: Mapping[Key, tuple[Held, ...]]
+    pieces: Mapping[Key, tuple[HeldPiece, ...]]
 
 
-def newest_state(held: Iterable[Held], shapes: Shapes, kinds: Kinds) -> State | None:
+def newest_state(held: Iterable[HeldPiece], shapes: Shapes, kinds: Kinds) -> SurvivingState | None:
     """Return the newest step of which all `kinds` of all parameters are held by someone, None where there is none."""
-    by_step: dict[int, list[Held]] = {}
+    by_step: dict[int, list[HeldPiece]] = {}
     for item in held:
         by_step.setdefault(item.step, []).append(item)
     for step in sorted(by_step, reverse=True):
         for fitting in _fitting(by_step[step]):
             pieces = cover(fitting, shapes, kinds)
             if pieces is not None:
-                return State(step=step, pieces=pieces)
+                return SurvivingState(step=step, pieces=pieces)
     return None
 
 
-def _fitting(held: Sequence[Held]) -> Iterator[list[Held]]:
+def _fitting(held: Sequence[HeldPiece]) -> Iterator[list[HeldPiece]]:
     """Yield what the ranks of one generation wrote of a step, with all who hold it, newest generation first; then all
     of it. Two generations may have cut a parameter in different ways, so that pieces of one hide those of another."""
     generations = sorted({item.generation for item in held}, reverse=True)
@@ -65,13 +65,13 @@ def _fitting(held: Sequence[Held]) -> Iterator[list[Held]]:
         yield list(held)
 
 
-def cover(held: Sequence[Held], shapes: Shapes, kinds: Kinds) -> dict[Key, tuple[Held, ...]] | None:
+def cover(held: Sequence[HeldPiece], shapes: Shapes, kinds: Kinds) -> dict[Key, tuple[HeldPiece, ...]] | None:
     """Return pieces that have every element once, with their holders, None where something is missing."""
-    by_place: dict[tuple[str, str], dict[Key, list[Held]]] = {}
+    by_place: dict[tuple[str, str], dict[Key, list[HeldPiece]]] = {}
     for item in held:
         place = item.stored.piece.kind, item.stored.piece.parameter
         by_place.setdefault(place, {}).setdefault(item.key, []).append(item)
-    found: dict[Key, tuple[Held, ...]] = {}
+    found: dict[Key, tuple[HeldPiece, ...]] = {}
     for name, shape in shapes.items():
         for kind in kinds[name]:
             chosen = _disjoint(by_place.get((kind, name), {}), shape)
@@ -81,7 +81,7 @@ def cover(held: Sequence[Held], shapes: Shapes, kinds: Kinds) -> dict[Key, tuple
     return found
 
 
-def lacking(held: Sequence[Held], shapes: Shapes, kinds: Kinds) -> Iterator[str]:
+def lacking(held: Sequence[HeldPiece], shapes: Shapes, kinds: Kinds) -> Iterator[str]:
     """Yield in words what is missing of a step."""
     for name, shape in shapes.items():
         for kind in kinds[name]:
@@ -91,7 +91,7 @@ def lacking(held: Sequence[Held], shapes: Shapes, kinds: Kinds) -> Iterator[str]
                 yield f"{prod(shape.shape) - have:,} of {prod(shape.shape):,} values of the {kind} of {name}"
 
 
-def _disjoint(found: Mapping[Key, Sequence[Held]], shape: CutShape) -> list[Key]:
+def _disjoint(found: Mapping[Key, Sequence[HeldPiece]], shape: CutShape) -> list[Key]:
     """Return pieces that do not overlap: first those that most machines hold, then the newest generation's. Where two
     machines have different content for a piece, it is the one that more of them have."""
     ranked = sorted(
@@ -111,11 +111,11 @@ def _overlap(one: StatePiece, other: StatePiece, shape: CutShape) -> bool:
     return bool(overlaps(one, other, shape))
 
 
-def _machines(items: Sequence[Held]) -> int:
+def _machines(items: Sequence[HeldPiece]) -> int:
     return len({item.machine for item in items})
 
 
-def disagreements(held: Iterable[Held]) -> list[str]:
+def disagreements(held: Iterable[HeldPiece]) -> list[str]:
     """Return in words where machines hold different content of the same piece of the same step of one generation: what
     two generations computed of a step may differ in the order of its sums."""
     contents: dict[tuple[int, int, StatePiece], dict[str, set[str]]] = {}
@@ -129,20 +129,20 @@ def disagreements(held: Iterable[Held]) -> list[str]:
     ]
 
 
-def held_row(item: Held) -> list[Any]:
+def held_row(item: HeldPiece) -> list[Any]:
     """Return a holding as JSON data."""
     s, p = item.stored, item.stored.piece
     piece = [p.kind, p.parameter, p.start, p.stop, p.low, p.high]
     return [item.machine, item.tier, item.step, item.generation, s.file, s.offset, s.bytes, s.dtype, s.hash, piece]
 
 
-def held_of(row: Sequence[Any]) -> Held:
+def held_of(row: Sequence[Any]) -> HeldPiece:
     """Return the holding of a row of JSON data."""
     machine, tier, step, generation, file, offset, size, dtype, content, piece = row
     if tier not in (MEMORY, DISK, CLOUD):
         raise ValueError(f"no tier {tier}")
     kind, parameter, start, stop, low, high = piece
-    return Held(
+    return HeldPiece(
         machine=machine,
         tier=tier,
         step=step,

@@ -21,18 +21,18 @@ CONNECT_SECONDS = 30.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Order:
+class KeeperOrder:
     """A request of the keeper, and where the main thread puts its answer."""
 
     message: Message
     answer: asyncio.Future[Message]
 
 
-class Link:
+class KeeperLink:
     """The thread. `interrupt` makes the main thread's blocked communication fail."""
 
     def __init__(self, host: str, port: int, hello: Message) -> None:
-        self.orders: queue.Queue[Order] = queue.Queue()
+        self.orders: queue.Queue[KeeperOrder] = queue.Queue()
         self.stopping = threading.Event()
         self.interrupt: Callable[[], None] = lambda: None
         self._address, self._hello = (host, port), hello
@@ -79,7 +79,7 @@ class Link:
         except LostError as error:
             raise RuntimeError(str(error)) from None
 
-    def answer(self, order: Order, **fields: Any) -> None:
+    def answer(self, order: KeeperOrder, **fields: Any) -> None:
         """Answer an order."""
 
         def put() -> None:
@@ -118,5 +118,5 @@ class Link:
                 self._store.close("the generation is over")
             await self._loop.run_in_executor(None, self.interrupt)
         answer: asyncio.Future[Message] = self._loop.create_future()
-        self.orders.put(Order(message=message, answer=answer))
+        self.orders.put(KeeperOrder(message=message, answer=answer))
         return await answer, b""

@@ -8,8 +8,8 @@ from typing import Any
 
 from shardwright.recovery.quorum import Machine
 from shardwright.recovery.transfer import CLOUD, DISK, MEMORY, NOWHERE
-from shardwright.runtime.recovery.fetch import Source, Wanted
-from shardwright.runtime.recovery.inventory import State
+from shardwright.runtime.recovery.fetch import PieceSource, Wanted
+from shardwright.runtime.recovery.inventory import SurvivingState
 from shardwright.runtime.recovery.needs import Movement, holder
 from shardwright.runtime.recovery.rows import Rows, rows_of, wanted_row
 
@@ -17,7 +17,7 @@ Range = tuple[int, int, int, int]
 """Source machine, tier, first byte, last byte."""
 
 
-def orders_of(moves: Movement, state: State, machines: Sequence[Machine]) -> dict[str, dict[str, Any]]:
+def orders_of(moves: Movement, state: SurvivingState, machines: Sequence[Machine]) -> dict[str, dict[str, Any]]:
     """Return for each machine the pieces of its own that it has to verify, by tier, and those that it has to read."""
     by_name = {machine.name: machine for machine in machines}
     found = {}
@@ -48,11 +48,13 @@ def _ranges(moves: Movement, target: int) -> dict[int, list[Range]]:
 
 
 def _source(
-    moves: Movement, state: State, shard: int, part: Range, target: str, machines: dict[str, Machine]
-) -> Source:
+    moves: Movement, state: SurvivingState, shard: int, part: Range, target: str, machines: dict[str, Machine]
+) -> PieceSource:
     number, tier, start, stop = part
     name = "" if number == NOWHERE else moves.machines[number]
     held = holder(state.pieces[moves.keys[shard]], name, tier).stored
     remote = tier != CLOUD and name != target
     address = (machines[name].host, machines[name].port) if remote else None
-    return Source(machine=name, address=address, tier=tier, file=held.file, offset=held.offset, start=start, stop=stop)
+    return PieceSource(
+        machine=name, address=address, tier=tier, file=held.file, offset=held.offset, start=start, stop=stop
+    )

@@ -10,11 +10,11 @@ import numpy as np
 
 from shardwright.plans.plan import Plan
 from shardwright.recovery.quorum import Machine
-from shardwright.recovery.seats import Seat, seated, seats, stand_ins
+from shardwright.recovery.seats import RankSeat, seated, seats, stand_ins
 from shardwright.recovery.transfer import CLOUD, Bandwidths, Holdings, Needs, TransferPlan, plan_transfers
 from shardwright.runtime.layout.groups import Layout, layout_of
 from shardwright.runtime.layout.places import Place
-from shardwright.runtime.recovery.inventory import Held, Key, Kinds, Shapes, State
+from shardwright.runtime.recovery.inventory import HeldPiece, Key, Kinds, Shapes, SurvivingState
 from shardwright.runtime.state.buckets import buckets_of
 from shardwright.runtime.state.holdings import holdings_of
 from shardwright.runtime.state.pieces import StatePiece, overlaps
@@ -32,7 +32,7 @@ def held_pieces(layout: Layout, place: Place, kinds: Kinds) -> tuple[StatePiece,
     return tuple(found)
 
 
-def machine_pieces(layout: Layout, where: Sequence[Seat], kinds: Kinds) -> dict[str, set[StatePiece]]:
+def machine_pieces(layout: Layout, where: Sequence[RankSeat], kinds: Kinds) -> dict[str, set[StatePiece]]:
     """Return for each machine all that its ranks update."""
     found: dict[str, set[StatePiece]] = {seat.machine: set() for seat in where}
     for place in layout.places:
@@ -56,7 +56,7 @@ def shares_of(pieces: Mapping[str, Collection[StatePiece]]) -> dict[str, frozens
 
 
 def machine_needs(
-    layout: Layout, where: Sequence[Seat], kinds: Kinds, state: State, shapes: Shapes
+    layout: Layout, where: Sequence[RankSeat], kinds: Kinds, state: SurvivingState, shapes: Shapes
 ) -> dict[str, tuple[Key, ...]]:
     """Return for each machine which pieces of a state hold something that one of its ranks needs."""
     by_place: dict[tuple[str, str], list[Key]] = {}
@@ -67,7 +67,7 @@ def machine_needs(
 
 
 def chairs_of(
-    plan: Plan, machines: Sequence[Machine], state: State | None, kinds: Kinds, shapes: Shapes
+    plan: Plan, machines: Sequence[Machine], state: SurvivingState | None, kinds: Kinds, shapes: Shapes
 ) -> tuple[Machine, ...]:
     """Return the machines in an order of seats in which little of a state moves."""
     if state is None:
@@ -104,7 +104,7 @@ class Movement:
 
 
 def movement(
-    state: State, needs: Mapping[str, Sequence[Key]], machines: Sequence[str], bandwidths: Bandwidths
+    state: SurvivingState, needs: Mapping[str, Sequence[Key]], machines: Sequence[str], bandwidths: Bandwidths
 ) -> Movement:
     """Return what moves from where to where so that every machine has what it needs of a state."""
     keys, names = tuple(state.pieces), tuple(machines)
@@ -130,12 +130,12 @@ def movement(
     return Movement(plan=plan, keys=keys, machines=names)
 
 
-def key_bytes(state: State, key: Key) -> int:
+def key_bytes(state: SurvivingState, key: Key) -> int:
     """Return the bytes of a piece."""
     return state.pieces[key][0].stored.bytes
 
 
-def holder(items: Sequence[Held], machine: str, tier: int) -> Held:
+def holder(items: Sequence[HeldPiece], machine: str, tier: int) -> HeldPiece:
     """Return the holding of a piece on a machine in a tier."""
     return next(item for item in items if item.machine == machine and item.tier == tier)
 

@@ -19,18 +19,17 @@ from shardwright.plans.document import to_document
 from shardwright.plans.plan import Plan
 from shardwright.recovery.quorum import Generation, Machine, next_generation
 from shardwright.recovery.rates import bandwidths_of
-from shardwright.recovery.seats import Seat, fits, seats
+from shardwright.recovery.seats import RankSeat, fits, seats
 from shardwright.recovery.slow import with_slow_pools
-from shardwright.recovery.ways import Run as Now
-from shardwright.recovery.ways import choose
+from shardwright.recovery.ways import RunPlans, choose
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.recovery.arbiter import Arbiter
 from shardwright.runtime.recovery.base import Base
 from shardwright.runtime.recovery.channel import Message
 from shardwright.runtime.recovery.cloud import Cloud
-from shardwright.runtime.recovery.course import Run
+from shardwright.runtime.recovery.course import RunIdentity
 from shardwright.runtime.recovery.fetch import UNSOUND
-from shardwright.runtime.recovery.inventory import Key, State, disagreements, held_of, newest_state
+from shardwright.runtime.recovery.inventory import Key, SurvivingState, disagreements, held_of, newest_state
 from shardwright.runtime.recovery.members import BeginAgainError, Members
 from shardwright.runtime.recovery.moves import orders_of
 from shardwright.runtime.recovery.needs import chairs_of, machine_needs, movement
@@ -71,7 +70,7 @@ class Ready:
     """Where the next generation starts: its base, who sits where, after which step, with which loss scale."""
 
     base: Base
-    seats: tuple[Seat, ...]
+    seats: tuple[RankSeat, ...]
     step: int
     scale: Any
 
@@ -81,7 +80,7 @@ class Passage:
     """What every passage of a run needs beside its base."""
 
     options: KeeperOptions
-    run: Run
+    run: RunIdentity
     members: Members
     cloud: Cloud | None
     arbiter: Arbiter
@@ -147,7 +146,7 @@ class Passage:
         answers = await self.members.ask_all("settle", generation=number, step=settled.step, vote=settled.vote)
         return settled.step, answers
 
-    async def _surviving(self, answers: Mapping[str, Message], reached: int | None) -> State | None:
+    async def _surviving(self, answers: Mapping[str, Message], reached: int | None) -> SurvivingState | None:
         """Return the newest step that survives on these machines, or with the help of the object store. That is asked
         where the machines have no whole step as new as the one `reached`, or nobody knows which that is (None)."""
         held = [held_of(row) for reply in answers.values() for row in reply["held"]]
@@ -170,7 +169,7 @@ class Passage:
             raise NothingLeftError(f"no step survives whole: {why}")
         return state
 
-    async def _scale(self, answers: Mapping[str, Message], state: State | None) -> Any:
+    async def _scale(self, answers: Mapping[str, Message], state: SurvivingState | None) -> Any:
         """Return the loss scale of a state: what a machine says, else the object store."""
         if state is None:
             return None
@@ -201,7 +200,7 @@ class Passage:
         first = with_slow_pools(self.options.plan, machines)
         if base.plan == first and fits(first, machines):
             return first
-        now = Now(now=base.plan, seated=base.seated, first=first)
+        now = RunPlans(now=base.plan, seated=base.seated, first=first)
         choice = await asyncio.to_thread(choose, now, machines, base.outlook, base.templates, self.options.rates)
         print(choice.reason, file=sys.stderr, flush=True)
         if choice.plan is None:
@@ -214,8 +213,8 @@ class Passage:
         generation: Generation,
         going: Sequence[Machine],
         plan: Plan,
-        where: Sequence[Seat],
-        state: State,
+        where: Sequence[RankSeat],
+        state: SurvivingState,
         scale: Any,
     ) -> None:
         """Have every machine what it needs of a state."""

@@ -23,7 +23,7 @@ from shardwright.runtime.recovery.channel import Message
 from shardwright.runtime.recovery.generation_store import GenerationStore
 from shardwright.runtime.recovery.handover import Writer, parts_of, take_back
 from shardwright.runtime.recovery.interval import Interval
-from shardwright.runtime.recovery.link import Link, Order
+from shardwright.runtime.recovery.link import KeeperLink, KeeperOrder
 from shardwright.runtime.recovery.rows import pieces_of
 from shardwright.runtime.recovery.settlement import Report
 from shardwright.runtime.state.holdings import parameter_shapes
@@ -78,7 +78,7 @@ class Post:
         return norm
 
 
-def begun(link: Link, order: Order, layout: Layout, settings: Settings, end: int | None) -> Post:
+def begun(link: KeeperLink, order: KeeperOrder, layout: Layout, settings: Settings, end: int | None) -> Post:
     """Return a rank that has joined the others and has its state. The order that assigns it is answered where they do
     not find together."""
     message = order.message

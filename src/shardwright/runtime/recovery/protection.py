@@ -12,17 +12,17 @@ from functools import partial
 from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.recovery.quorum import Machine
-from shardwright.recovery.seats import Seat
+from shardwright.recovery.seats import RankSeat
 from shardwright.recovery.transfer import MEMORY
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.recovery.base import Term
 from shardwright.runtime.recovery.channel import LostError, Message, RefusedError, Reply, connect, refuse
 from shardwright.runtime.recovery.cloud import Cloud, part_name
-from shardwright.runtime.recovery.course import Run
+from shardwright.runtime.recovery.course import RunIdentity
 from shardwright.runtime.recovery.desk import Desk
 from shardwright.runtime.recovery.disk import DiskTier
-from shardwright.runtime.recovery.fetch import Source, Wanted, fetch
-from shardwright.runtime.recovery.inventory import Held
+from shardwright.runtime.recovery.fetch import PieceSource, Wanted, fetch
+from shardwright.runtime.recovery.inventory import HeldPiece
 from shardwright.runtime.recovery.needs import machine_pieces, shares_of
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.patience import Pulse, answered
@@ -36,7 +36,7 @@ COPY_SECONDS = 60.0
 class Protection:
     """Protects what the keeper's own workers wrote."""
 
-    def __init__(self, options: KeeperOptions, run: Run, snapshots: Snapshots, desk: Desk, term: Term) -> None:
+    def __init__(self, options: KeeperOptions, run: RunIdentity, snapshots: Snapshots, desk: Desk, term: Term) -> None:
         self._me, self._run, self._snapshots, self._desk, self._term = options.machine, run, snapshots, desk, term
         self.disk = DiskTier(options.disk, options.machine.name, run.name) if options.disk else None
         self.cloud = Cloud(options.upload) if options.upload else None
@@ -48,7 +48,7 @@ class Protection:
         self._share: frozenset[StatePiece] = frozenset()
         desk.protect = self.copied
 
-    def begin_generation(self, plan: Plan, where: Sequence[Seat], machines: Sequence[Machine]) -> None:
+    def begin_generation(self, plan: Plan, where: Sequence[RankSeat], machines: Sequence[Machine]) -> None:
         """Find the pieces that no other machine holds, and the machine that shall have a copy of them: the next one, of
         another zone if there is one; and those that this machine shall upload."""
         me = self._me
@@ -106,7 +106,7 @@ class Protection:
         file = self._snapshots.begin(f"copy-of-{origin.name}", message["of_generation"])
         laid, offset = [], 0
         for stored in pieces:
-            source = Source(
+            source = PieceSource(
                 machine=origin.name,
                 address=address,
                 tier=MEMORY,
@@ -188,7 +188,7 @@ class Protection:
             print(f"step {step} of {self._me.name} is not in the object store: {error}", file=sys.stderr, flush=True)
 
     async def _uploaded(
-        self, cloud: Cloud, step: int, generation: int, held: Sequence[Held], *, whole: bool
+        self, cloud: Cloud, step: int, generation: int, held: Sequence[HeldPiece], *, whole: bool
     ) -> tuple[StoredPiece, ...]:
         """Upload this machine's share of a step, or the `whole` of what it holds: from its disk, where it stays as long
         as that takes, or else from memory, where the next snapshots but one are written over it."""

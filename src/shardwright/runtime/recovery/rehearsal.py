@@ -11,7 +11,7 @@ from shardwright.plans.document import from_document
 from shardwright.recovery.outlook import Outlook
 from shardwright.recovery.rates import Rates, bandwidths_of
 from shardwright.recovery.seats import seats
-from shardwright.recovery.ways import Run, choose
+from shardwright.recovery.ways import RunPlans, choose
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.recovery.channel import LostError, Message, RefusedError, connect, refuse
 from shardwright.runtime.recovery.inventory import held_of, newest_state
@@ -53,7 +53,7 @@ def rehearse(address: tuple[str, int], lost: tuple[str, ...]) -> Rehearsal:
         raise bad(", ".join(sorted(unknown)), "is no machine of the run", f"its machines are {known}")
     now = from_document(first["plan"])
     before = tuple(machine_of(item) for item in first["seated"])
-    choice = choose(Run(now=now, seated=before, first=now), machines, Outlook(), {})
+    choice = choose(RunPlans(now=now, seated=before, first=now), machines, Outlook(), {})
     if choice.plan is None:
         raise bad("recover", choice.reason, "the run would wait for machines")
     held = [held_of(row) for answer in answers for row in answer["held"]]

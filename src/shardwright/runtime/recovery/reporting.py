@@ -17,14 +17,14 @@ from shardwright.runtime.job.metrics import Row
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.trackers import about, keep_id, kept_id, new_id, tracked
 from shardwright.runtime.recovery.channel import Message
-from shardwright.runtime.recovery.link import Link
+from shardwright.runtime.recovery.link import KeeperLink
 from shardwright.runtime.step.engine import Engine
 
 Tell = Callable[[Row], None]
 
 
 @contextmanager
-def reporting(link: Link, message: Message, engine: Engine, settings: Settings) -> Iterator[Tell | None]:
+def reporting(link: KeeperLink, message: Message, engine: Engine, settings: Settings) -> Iterator[Tell | None]:
     """Give the function that records a row, None on a rank that records none. Every rank must call it."""
     first = not message["mates"]
     _agree_on_id(engine, settings, first=first)

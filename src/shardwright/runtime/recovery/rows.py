@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwright.recovery.leadership import Standing
 from shardwright.recovery.quorum import Generation, Machine
-from shardwright.runtime.recovery.fetch import Source, Wanted
+from shardwright.runtime.recovery.fetch import PieceSource, Wanted
 from shardwright.runtime.state.pieces import StatePiece, StoredPiece
 
 Rows = list[list[Any]]
@@ -57,7 +57,7 @@ def wanted_row(wanted: Wanted) -> list[Any]:
 
 def wanted_of(row: Sequence[Any], file: str) -> Wanted:
     """Return the wanted piece of JSON data, which shall lie in `file`."""
-    sources = (Source(**item | {"address": item["address"] and tuple(item["address"])}) for item in row[1])
+    sources = (PieceSource(**item | {"address": item["address"] and tuple(item["address"])}) for item in row[1])
     return Wanted(stored=pieces_of([row[0]], file)[0], sources=tuple(sources))
 
 

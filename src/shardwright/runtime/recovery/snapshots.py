@@ -22,7 +22,7 @@ import numpy as np
 from shardwright.errors import SpecError, bad
 from shardwright.files import write_atomically
 from shardwright.recovery.transfer import MEMORY
-from shardwright.runtime.recovery.inventory import Held, held_of, held_row
+from shardwright.runtime.recovery.inventory import HeldPiece, held_of, held_row
 from shardwright.runtime.state.pieces import DTYPES, StatePiece, StoredPiece
 from shardwright.runtime.storage.manifest import hash_of
 from shardwright.runtime.storage.piece_files import Values, read_piece, stored_piece
@@ -104,11 +104,11 @@ class Snapshots:
         """Know that the run goes on at a step: what was newer is of no use to any machine."""
         self.committed = min(self.committed, step)
 
-    def holdings(self) -> Iterator[Held]:
+    def holdings(self) -> Iterator[HeldPiece]:
         """Yield every piece in memory."""
         for snapshot in self.by_file.values():
             for stored in snapshot.pieces:
-                yield Held(
+                yield HeldPiece(
                     machine=self._machine,
                     tier=MEMORY,
                     step=snapshot.step,
@@ -208,5 +208,5 @@ def _hashed(memory: Values, stored: StoredPiece) -> StoredPiece:
     return replace(stored, hash=hash_of(content.data))
 
 
-def _held(machine: str, snapshot: Snapshot, stored: StoredPiece) -> Held:
-    return Held(machine=machine, tier=MEMORY, step=snapshot.step, generation=snapshot.generation, stored=stored)
+def _held(machine: str, snapshot: Snapshot, stored: StoredPiece) -> HeldPiece:
+    return HeldPiece(machine=machine, tier=MEMORY, step=snapshot.step, generation=snapshot.generation, stored=stored)

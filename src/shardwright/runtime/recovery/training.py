@@ -31,7 +31,7 @@ from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.recovery.channel import Message, RefusedError
-from shardwright.runtime.recovery.link import Link, Order
+from shardwright.runtime.recovery.link import KeeperLink, KeeperOrder
 from shardwright.runtime.recovery.post import Post, begun
 from shardwright.runtime.recovery.reporting import Tell, reporting
 from shardwright.runtime.recovery.settlement import Report
@@ -50,7 +50,7 @@ a second or two is no reason to form groups anew."""
 class Training:
     """The thread, from the order that assigns a rank. `post` is None until it has its state."""
 
-    def __init__(self, link: Link, order: Order, settings: Settings, untold: Row | None) -> None:
+    def __init__(self, link: KeeperLink, order: KeeperOrder, settings: Settings, untold: Row | None) -> None:
         self.post: Post | None = None
         self._link, self._order, self._settings, self._untold = link, order, settings, untold
         self._halted = time.monotonic()
@@ -107,7 +107,9 @@ def line_of(error: BaseException | Mapping[str, Any]) -> str:
     return text.partition(". ")[0]
 
 
-def _train(link: Link, message: Message, post: Post, samples: Mixture, settings: Settings, tell: Tell | None) -> None:
+def _train(
+    link: KeeperLink, message: Message, post: Post, samples: Mixture, settings: Settings, tell: Tell | None
+) -> None:
     """Train to the last step, or until all are asked to stop. A rank that records its machine's rows has `tell`."""
     generation, stopped = message["generation"], False
     evaluation = held_out(post.engine, settings)
@@ -165,7 +167,7 @@ def _work_of(place: Place) -> str:
     return f"{place.gpu}: units {place.chunks}, tp {place.tensor_parallel}, {place.micro_batches} micro-batches"
 
 
-def _step(link: Link, post: Post, samples: Mixture, paces: list[float], marks: list[float]) -> tuple[Vote, float]:
+def _step(link: KeeperLink, post: Post, samples: Mixture, paces: list[float], marks: list[float]) -> tuple[Vote, float]:
     """Run a step in three parts: up to the gradient sums, the vote, and the update, which needs nobody else. Return its
     vote and the gradients' norm. The seconds that it computed go to `paces`, the times of its parts to `marks`."""
     engine, step = post.engine, post.report.step
@@ -204,7 +206,7 @@ def _row(engine: Engine, settings: Settings, marks: list[float], vote: Vote, nor
     return metrics_row(engine, settings, result, done, now - begin)
 
 
-def _snapshot(link: Link, post: Post) -> None:
+def _snapshot(link: KeeperLink, post: Post) -> None:
     """Hand the state over; a keeper that cannot take it says so itself, and training goes on."""
     try:
         with post.held():

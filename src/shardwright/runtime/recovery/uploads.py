@@ -13,9 +13,9 @@ from typing import Any
 from shardwright.recovery.transfer import CLOUD
 from shardwright.runtime.recovery.channel import Message
 from shardwright.runtime.recovery.cloud import Cloud
-from shardwright.runtime.recovery.course import Run
+from shardwright.runtime.recovery.course import RunIdentity
 from shardwright.runtime.recovery.errands import Errands
-from shardwright.runtime.recovery.inventory import Held, cover
+from shardwright.runtime.recovery.inventory import HeldPiece, cover
 from shardwright.runtime.recovery.options import KeeperOptions
 from shardwright.runtime.recovery.patience import answered
 from shardwright.runtime.recovery.rows import pieces_of
@@ -28,7 +28,7 @@ class Uploads:
     are being written."""
 
     options: KeeperOptions
-    run: Run
+    run: RunIdentity
     cloud: Cloud
     parts: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
     errands: Errands = field(default_factory=lambda: Errands(what="the object store"))
@@ -54,7 +54,7 @@ class Uploads:
 
     def _manifest(self, step: int, rows: Sequence[Any], scale: Any) -> Manifest | None:
         """Return the manifest of a step of these pieces, None where they are not all of it."""
-        held = [Held(machine="", tier=CLOUD, step=step, generation=0, stored=stored) for stored in pieces_of(rows)]
+        held = [HeldPiece(machine="", tier=CLOUD, step=step, generation=0, stored=stored) for stored in pieces_of(rows)]
         pieces = cover(held, self.run.shapes, self.run.kinds)
         if pieces is None:
             return None

@@ -20,7 +20,7 @@ from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.recovery import reform
 from shardwright.runtime.recovery.channel import Message
 from shardwright.runtime.recovery.handover import parts_of
-from shardwright.runtime.recovery.link import Link
+from shardwright.runtime.recovery.link import KeeperLink
 from shardwright.runtime.recovery.post import Post
 from shardwright.runtime.recovery.rank_logs import keep_log
 from shardwright.runtime.recovery.settlement import Report, Settlement
@@ -32,7 +32,7 @@ def work(host: str, port: int, token: int, settings: Settings) -> None:
     """Serve a keeper until it is done, or gone."""
     reform.environment(host)
     torch.set_num_threads(max(int(os.environ.get("OMP_NUM_THREADS", "1")), 1))
-    link = Link(host, port, {"token": token, "process": os.getpid()})
+    link = KeeperLink(host, port, {"token": token, "process": os.getpid()})
     training: Training | None = None
     while True:
         order = link.orders.get()
