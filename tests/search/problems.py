@@ -110,7 +110,7 @@ def jobs(draw: st.DrawFn) -> Job:
         seq_len=draw(st.sampled_from([90, 128, 1024, 1024, 4096])),
         tokens=1e9,
         precision=draw(st.sampled_from(["bf16", "bf16", "bf16", "fp8", "fp32"])),
-        optimizer=draw(st.sampled_from(["adam", "adam", "sgd"])),
+        optimizer=draw(st.sampled_from(["adam", "adam", "sgd", "muon"])),
         objective=draw(st.sampled_from(["time", "time", "cost"])),
     )
 

@@ -16,10 +16,11 @@ from tests.search.problems import Problem, problems, solved
 from shardwright.cost.context import Context, shard_index
 from shardwright.cost.iteration.batch import bound_seconds, exact_seconds, iteration
 from shardwright.cost.iteration.evaluate import Verdict, evaluate, groups
-from shardwright.cost.iteration.footprint import fits, fixed_bytes
+from shardwright.cost.iteration.footprint import fits, fixed_bytes, held_parameters
+from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.iteration.step import norm_seconds, tied_embedding_seconds
 from shardwright.cost.pipeline.splits import boundaries
-from shardwright.cost.strategies import COLUMNS, NONE, ZERO3, Layouts, Strategies, strategies
+from shardwright.cost.strategies import COLUMNS, NONE, ZERO1, ZERO3, Layouts, Strategies, strategies
 from shardwright.search.space.axes import Space
 from shardwright.search.space.expand import axes, layer_variants
 from shardwright.search.space.layouts import layouts
@@ -103,10 +104,12 @@ LARGE = [
 ]
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
 @pytest.mark.parametrize(("model", "nodes", "memory"), LARGE)
-def test_bounds_of_deep_pipelines_hold(model, nodes, memory):
+def test_bounds_of_deep_pipelines_hold(model, nodes, memory, optimizer):
     """What small problems cannot have: many micro-batches, ranks and layers, on random strategies that fit."""
-    where = context(model, pool(nodes, 8, memory_bytes=memory), Job(global_batch=96, seq_len=4096))
+    job = Job(global_batch=96, seq_len=4096, optimizer=optimizer)
+    where = context(model, pool(nodes, 8, memory_bytes=memory), job)
     rows, how = random_rows(where, np.random.default_rng(len(model.layers)), 400, 8), axes(Space(), frozenset())
     index = shard_index(where, Strategies.concatenated([rows, layer_variants(where, how, layouts_of(rows))[0]]))
     tried, close = 0, 0
@@ -124,6 +127,12 @@ def test_bounds_of_deep_pipelines_hold(model, nodes, memory):
         tail = sketch._tail(where, arranged, shards, sketch._split(where, arranged))
         tail += norm_seconds(where, part) + tied_embedding_seconds(where, part)
         assert (tail <= (parts.data_parallel + parts.optimizer) * ROUNDING).all()
+        sharded = replace(part, sharding=np.full(len(part), ZERO1))
+        turned = orthogonalisation_seconds(
+            where, sharded, held_parameters(where, part, index.of(part), starts_of(where, part))
+        )
+        assert (turned > 0.0).any() == (optimizer == "muon")
+        assert (turned[:, 0] <= tail * ROUNDING).all()
         assert (bound <= exact * ROUNDING).all()
         assert (sketched <= exact * ROUNDING).all()
         assert (layout_bounds(where, how, layouts_of(part), index) <= exact * ROUNDING).all()

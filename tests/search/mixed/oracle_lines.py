@@ -13,7 +13,7 @@ from tests.search.mixed.oracle_tails import Paces
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.step import norm_seconds, tied_embedding_seconds
 from shardwright.cost.strategies import BLOCK, DATA_OUTERMOST, NONE, PIPELINE_OUTERMOST, SELECTIVE, Strategies
-from shardwright.search.mixed.drafts.split_times import Stages, pipeline_seconds, stages, tails
+from shardwright.search.mixed.drafts.split_times import Stages, pipeline_seconds, stages, tails, update_seconds
 from shardwright.search.mixed.drafts.splits import Line
 from shardwright.search.mixed.tables.columns import Table
 from shardwright.search.mixed.tables.settings import Setting, rows_of
@@ -94,7 +94,7 @@ def lines(shop: Shop, counts: Counts, micro_batches: int, copies: int, limit: fl
 def _of_order(shop: Shop, kinds: np.ndarray, micro_batches: int, copies: int, limit: float) -> Lines | None:
     table, starts = shop.table, splits(shop.table.layers, len(kinds))
     found = stages(table, kinds, starts, micro_batches=micro_batches, copies=copies, modes=shop.modes)
-    update = (found.parameters * table.updates(copies)[kinds]).max(axis=1)
+    update = update_seconds(table, kinds, found, copies).max(axis=1)
     tied, norm = _once_an_iteration(shop, kinds, copies)
     row = np.broadcast_to(kinds, found.forward.shape)
     own = (row[:, :, None] == np.arange(table.types)).astype(np.int64)

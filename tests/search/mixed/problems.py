@@ -17,6 +17,7 @@ from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import Setting, settings, unit_degrees
 from shardwright.search.space.axes import Space, Value
 from shardwright.spec.cluster import Cluster
+from shardwright.spec.job import Optimizer
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
@@ -44,6 +45,7 @@ def small(
     most_batch: int = 8,
     sites: bool = False,
     pins: Mapping[str, tuple[Value, ...]] | None = None,
+    optimizer: Optimizer = "adam",
 ) -> Small:
     """Return a random problem; with `sites`, on machines at two sites or three; with `pins` beside those of degrees."""
     pick = random.Random(seed)
@@ -52,7 +54,7 @@ def small(
     whole = load_model(pick.choice(MODELS))
     model = replace(whole, layers=whole.layers[: pick.randint(3, most_layers)])
     batch = pick.choice([size for size in (3, 4, 5, 6, 7, 8) if size <= most_batch])
-    job = make_job(global_batch=batch, seq_len=pick.choice((512, 1024)), precision="fp16")
+    job = make_job(global_batch=batch, seq_len=pick.choice((512, 1024)), precision="fp16", optimizer=optimizer)
     contexts = tuple(Context(model=model, pool=pool, job=job, efficiency=EFFICIENCY) for pool in cluster.pools)
     degrees = [tp for tp in (1, 2) if any(tp in unit_degrees(context) for context in contexts)]
     sizes = [size for size in (1, 2, 4) if batch % size == 0]

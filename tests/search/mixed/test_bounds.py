@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.search.mixed.oracle_lines import splits
 from tests.search.mixed.problems import small
 
 from shardwright.cost.pipeline.schedule import one_f_one_b
 from shardwright.cost.pipeline.simulate import simulate
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
 from shardwright.search.mixed.bounds.capacity import capacity
-from shardwright.search.mixed.bounds.compositions import LEVELS, MANY, Compositions, alone, columns, micro_batches
-from shardwright.search.mixed.drafts.split_times import pipeline_seconds, stages
+from shardwright.search.mixed.bounds.compositions import (
+    LEVELS,
+    MANY,
+    Compositions,
+    after,
+    alone,
+    columns,
+    micro_batches,
+)
+from shardwright.search.mixed.drafts.split_times import pipeline_seconds, stages, update_seconds
 from shardwright.search.mixed.drafts.splits import moves_of
 from shardwright.search.mixed.tables.columns import layers_of
 from shardwright.search.mixed.tables.region import Region
@@ -120,3 +130,22 @@ def test_a_single_stage_takes_no_less_than_bounded(seed):
         if made.fits[0]:
             assert len(rows) == 1
             assert bound.bottleneck[rows[0], 0] <= float((made.forward + made.backward)[0, 0]) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_follows_a_pipeline_has_muons_products(seed):
+    """The bound rises by as much as any split must have, and stays below all splits."""
+    pick, problem = np.random.default_rng(seed), small(seed, optimizer="muon")
+    table = problem.tables[0]
+    without = replace(table, orthogonal=0.0 * table.orthogonal)
+    region = Region(fewest=2, most=2, modes=MODES, link=np.inf, used=())
+    counts = pick.multinomial(min(4, table.layers), np.full(table.types, 1.0 / table.types))
+    bound, less = (float(after(each, layers_of(each), counts[None], region)[0]) for each in (table, without))
+    least = float(table.orthogonal[counts > 0, -1].min()) / 2 / counts.sum()
+    assert bound - less > 0.2 * least > 0.0
+    kinds = random_order(pick, counts)
+    starts = splits(table.layers, len(kinds))
+    found = stages(table, kinds, starts, micro_batches=3, copies=2, modes=MODES)
+    assert bound <= float((update_seconds(table, kinds, found, 2).max(axis=1)).min()) + float(
+        table.norm_seconds(len(kinds) * 2)[0, kinds].max() + table.tied_between(kinds, len(kinds))
+    )

@@ -40,6 +40,17 @@ def test_enumeration_with_pins_does_not_beat_the_certificate(seed):
     against_enumeration(pinned(seed), SLOWEST)
 
 
+def test_enumeration_under_muon_does_not_beat_the_certificate():
+    """Where memory is short, so that the ends' two moments count."""
+    against_enumeration(small(2, optimizer="muon"), SLOWEST)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(90))
+def test_enumeration_of_more_clusters_under_muon_does_not_beat_the_certificate(seed):
+    against_enumeration(small(seed, optimizer="muon"), SLOWEST)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(12, 360))
 def test_enumeration_with_more_pins_does_not_beat_the_certificate(seed):

@@ -33,9 +33,11 @@ MODES = (
 
 
 @cache
-def contexts(cluster: str, batch: int, seq_len: int, memory: tuple[float, ...]) -> tuple[Context, ...]:
+def contexts(
+    cluster: str, batch: int, seq_len: int, memory: tuple[float, ...], optimizer: str = "adam"
+) -> tuple[Context, ...]:
     """The types of a cluster, with so much memory on each."""
-    job = shardwright.make_job(global_batch=batch, seq_len=seq_len, precision="fp16")
+    job = shardwright.make_job(global_batch=batch, seq_len=seq_len, precision="fp16", optimizer=optimizer)
     pools = shardwright.load_cluster(cluster).pools
     return tuple(
         Context(model=TINY, pool=replace(pool, memory_bytes=each), job=job, efficiency=default_efficiency())
@@ -121,9 +123,11 @@ OVERLAP = shardwright.plans.plan.Overlap(grad_reduce=True, param_gather=True)
 ROOMY, TIGHT, LOPSIDED = (40e9, 32e9), (9e9, 6.5e9), (12e9, 4.2e9)
 
 
-@pytest.mark.parametrize("memory", [ROOMY, TIGHT, LOPSIDED])
-def test_nothing_that_brute_force_finds_is_better(memory: tuple[float, float]) -> None:
-    found = contexts("1x1xA100-SXM-40 + 1x1xV100-SXM2", 4, 1024, memory)
+@pytest.mark.parametrize(
+    ("memory", "optimizer"), [(ROOMY, "adam"), (TIGHT, "adam"), (LOPSIDED, "adam"), (ROOMY, "muon")]
+)
+def test_nothing_that_brute_force_finds_is_better(memory: tuple[float, float], optimizer: str) -> None:
+    found = contexts("1x1xA100-SXM-40 + 1x1xV100-SXM2", 4, 1024, memory, optimizer)
     states = ((1, 1), (1, 3), (3, 1), (2, 3))
     best, least = searched(found), everything(found, states)
     assert best.bound <= least

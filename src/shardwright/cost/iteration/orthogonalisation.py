@@ -47,16 +47,27 @@ def layered_orthogonalisation_seconds(
     gpus: int,
     dense: float,
     expert: float,
-    largest_state: float,
-) -> float:
-    """Return the same where all GPUs, over `links`, have parts of the layers' matrices, `dense` and `expert` weights in
-    all, and the one with the largest part `largest_state` of them."""
+    largest_state: Floats,
+) -> Floats:
+    """Return the same, [N], where all GPUs, over `links`, have parts of the layers' matrices, `dense` and `expert`
+    weights in all, and the one with the largest part `largest_state` [N] of them."""
     if context.job.optimizer != "muon":
-        return 0.0
-    sent, work = np.array([_width(context.job) * (dense + expert) * largest_state]), work_of(context.model)
-    one_way = max(float(exchange_seconds(fabric, everyone, sent)[0]) for fabric, everyone in links)
+        return np.zeros_like(largest_state)
+    sent, work = _width(context.job) * (dense + expert) * largest_state, work_of(context.model)
+    one_way = np.max([exchange_seconds(fabric, everyone, sent) for fabric, everyone in links], axis=0)
     flops = np.array([(dense * work.dense + expert * work.expert) / gpus])
-    return 2.0 * one_way + float(_product_seconds(context, flops, work.largest)[0])
+    return np.asarray(2.0 * one_way + _product_seconds(context, flops, work.largest))
+
+
+def running_product_seconds(context: Context, dense: Floats, expert: Floats) -> Floats:
+    """Return what Muon's products take one rank that owns the layers before each position, [N, L + 3], from their
+    running sums of weights. Embedding and head have none."""
+    if context.job.optimizer != "muon":
+        return np.zeros_like(dense)
+    work = work_of(context.model)
+    flops = np.diff(work.dense * dense + work.expert * expert, axis=1, prepend=0.0)
+    flops[:, [1, -1]] = 0.0
+    return np.asarray(_product_seconds(context, np.cumsum(flops, axis=1), 0.0))
 
 
 def _width(job: Job) -> float:

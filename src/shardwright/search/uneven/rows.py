@@ -10,8 +10,8 @@ import numpy as np
 from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.iteration.layered.network import Everyone, moved_seconds
 from shardwright.cost.iteration.layered.plan import wave_seconds
-from shardwright.cost.iteration.layered.shares import padded_bytes, state_total
-from shardwright.cost.iteration.step import update_seconds
+from shardwright.cost.iteration.layered.shares import padded_bytes
+from shardwright.cost.iteration.layered.update import updating_seconds
 from shardwright.rounding import coarse
 from shardwright.search.uneven.options import GpuOptions, most_rows
 
@@ -76,8 +76,11 @@ def iteration_seconds(options: Sequence[GpuOptions], everyone: Everyone, found: 
 
 def after_seconds(options: Sequence[GpuOptions], everyone: Everyone, state: Floats) -> Floats:
     """Return the seconds of the update and of the gradient norm, [N]."""
-    total = state_total(options[0].context, options[0].units)
-    updates = [update_seconds(own.context, state[:, place] * total) for place, own in enumerate(options)]
+    largest = state.max(axis=1)
+    updates = [
+        updating_seconds(own.context, own.units, everyone, state[:, place], largest)
+        for place, own in enumerate(options)
+    ]
     return np.asarray(np.max(updates, axis=0) + everyone.norm_seconds)
 
 

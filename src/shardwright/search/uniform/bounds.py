@@ -15,7 +15,8 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.frameworks.widths import widths_of
-from shardwright.cost.iteration.footprint import P2P_BUFFERS, micro_batches
+from shardwright.cost.iteration.footprint import P2P_BUFFERS, HeldParameters, micro_batches
+from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.iteration.step import (
     BUCKET_SHARE,
     StageTimes,
@@ -224,8 +225,11 @@ def _tail(context: Context, rows: Strategies, shards: LayerRows, split: _Split) 
         return np.asarray((_sum(running, row, 0, top) + more * per_layer)[:, None])
 
     dense, expert = on_rank(table.dense, np.minimum), on_rank(table.expert, np.minimum)
+    at_ends = _sum(table.dense, row, 0, 1) + (rows.pp == 1) * _sum(table.dense, row, ends - 1, ends)
     if context.model.tied_embeddings:
-        dense = dense - (context.model.vocab * context.model.hidden / rows.tp * (rows.pp == 1))[:, None]
+        once = context.model.vocab * context.model.hidden / rows.tp * (rows.pp == 1)
+        dense, at_ends = dense - once[:, None], at_ends - once
+    held = HeldParameters(dense=dense, expert=expert, ends=at_ends[:, None])
     slowdown = slowdown + context.software.pass_seconds * rows.vpp
     forward = (on_rank(table.forward, np.maximum) + slowdown[:, None])[:, None]
     backward = (on_rank(table.backward, np.maximum) + slowdown[:, None])[:, None]
@@ -239,6 +243,7 @@ def _tail(context: Context, rows: Strategies, shards: LayerRows, split: _Split) 
         on_gpu = optimizer_seconds(context, given, dense, expert)[:, 0]
         in_host = optimizer_seconds(context, replace(given, offload=np.ones(len(rows))), dense, expert)[:, 0]
         update = on_gpu if sharding == UNSHARDED else on_gpu * in_host / np.maximum(on_gpu + in_host, 1e-300)
+        update = update + orthogonalisation_seconds(context, given, held)[:, 0]
         least = np.minimum(least, (reduce + gather)[:, 0] + update)
         if sharding == ZERO1:
             alone = _fully_sharded(context, given, times, dense, expert) + update

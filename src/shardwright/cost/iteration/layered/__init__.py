@@ -8,5 +8,6 @@ GPU, and its gradients are scattered once (Cephalo, arXiv 2411.01075 §3).
 * `seconds`: the time of the iteration
 * `timeline`: when each GPU runs each unit
 * `network`: gathers and scatters among all GPUs
+* `update`: the update of every GPU's part of the state
 * `plan`: the iteration of a layered plan
 """

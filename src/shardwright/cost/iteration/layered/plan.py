@@ -10,15 +10,15 @@ import numpy as np
 from shardwright.arrays import Floats
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.footprint import Footprint
-from shardwright.cost.iteration.layered.network import Everyone, everyone_of, moved_seconds
+from shardwright.cost.iteration.layered.network import everyone_of, moved_seconds
 from shardwright.cost.iteration.layered.seconds import pass_seconds, slots
-from shardwright.cost.iteration.layered.shares import Passes, RowShares, ends_total, memory, passes, state_total
+from shardwright.cost.iteration.layered.shares import Passes, RowShares, memory, passes
 from shardwright.cost.iteration.layered.timeline import unit_passes
 from shardwright.cost.iteration.layered.units import Units, units_of
+from shardwright.cost.iteration.layered.update import updating_seconds
 from shardwright.cost.iteration.links import Contexts
-from shardwright.cost.iteration.orthogonalisation import layered_orthogonalisation_seconds
 from shardwright.cost.iteration.replica_time import Mixed, ReplicaTime, UnitPasses
-from shardwright.cost.iteration.step import StageTimes, update_seconds
+from shardwright.cost.iteration.step import StageTimes
 from shardwright.cost.strategies import RECOMPUTE
 from shardwright.plans.plan import Plan, Replica, TimeBreakdown
 
@@ -42,8 +42,7 @@ def layered_iteration(plan: Plan, contexts: Contexts) -> Mixed:
     for replica, own, kind, order in zip(plan.replicas, units, kinds, when, strict=True):
         each, context, state = passes(*kind), kind[0], np.array([(replica.state or 0) / parts])
         found = memory(context, own, _shares(plan, replica), state, largest, everyone.gpus)
-        updating = update_seconds(context, state * state_total(context, own))
-        updating = updating + _turning(context, own, everyone, largest)
+        updating = updating_seconds(context, own, everyone, state, largest)
         replicas.append(_replica_time(replica, each, seconds, updating, found, order))
     update = max(float(each.optimizer.max()) for each in replicas)
     total = seconds + update + everyone.norm_seconds
@@ -95,13 +94,6 @@ def slowest_replica(found: Mixed) -> int:
 
 def _context(replica: Replica, contexts: Contexts) -> Context:
     return contexts[replica.stages[0].gpu]
-
-
-def _turning(context: Context, units: Units, everyone: Everyone, largest: Floats) -> float:
-    """Return the seconds of Muon's steps, of which the ends have none."""
-    expert = float(units.expert.sum())
-    dense = state_total(context, units) - ends_total(context, units) - expert
-    return layered_orthogonalisation_seconds(context, everyone.links, everyone.gpus, dense, expert, float(largest[0]))
 
 
 def _units(plan: Plan, replica: Replica, contexts: Contexts) -> Units:

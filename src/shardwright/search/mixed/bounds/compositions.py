@@ -63,12 +63,13 @@ class Compositions(Columns):
 def alone(table: Table, layers: Layers, region: Region) -> Compositions:
     """Return the compositions of a single stage, which pass one micro-batch after the other."""
     types, copies = np.flatnonzero(table.units > 0), region.most
-    per_parameter = table.state_bytes + table.shared_bytes / copies
+    each, end = table.kept_bytes(copies)
     total = layers.total
-    parameters = total * (layers.dense + layers.expert) + layers.first_parameters + layers.last_parameters
-    parameters = parameters - table.tied_parameters
+    inside = total * (layers.dense + layers.expert)
+    parameters = inside + layers.first_parameters + layers.last_parameters - table.tied_parameters
+    state = each * parameters + (end - each) * (parameters - inside)
     edges = layers.first_bytes + layers.last_bytes + table.head_bytes
-    room = table.room_bytes - table.fixed_bytes - per_parameter * parameters - edges
+    room = table.room_bytes - table.fixed_bytes - state - edges
     seconds = total * layers.alone_seconds + layers.first_seconds + layers.last_seconds + 2.0 * table.each
     kept = total * layers.activations
     short = np.maximum(kept - room, 0.0)
@@ -82,7 +83,8 @@ def alone(table: Table, layers: Layers, region: Region) -> Compositions:
     if region.parted:
         link = min(link, between_sites(table, region.used)[0] / region.gpus * float(table.wide.max()))
     later = single_stage_seconds(table, parameters, region.fewest, link, region.used)
-    later = later + parameters * table.updates(copies) + table.norm_seconds(region.fewest)[0]
+    later = later + parameters * table.updates(copies) + total * layers.orthogonal / copies
+    later = later + table.norm_seconds(region.fewest)[0]
     fits = ((fits <= room) | (short <= 0.0)) & usable(table, np.eye(table.types), region)
     kept_types = types[fits[types]]
     counts = np.eye(table.types, dtype=np.int64)[kept_types]
@@ -173,11 +175,13 @@ def _layers(found: Capacity, arranged: Arrangement, place: Ints) -> Floats:
 
 def after(table: Table, layers: Layers, counts: Ints, region: Region) -> Floats:
     """Return the seconds after the pipeline that no split avoids, [N]: the optimizer step, a tied embedding, and what
-    the framework does."""
-    updates = np.maximum(table.updates(region.most), 1e-300)
+    the framework does. A weight of a layer may take longer than one of the ends."""
+    each = (layers.dense + layers.expert).min()
+    end = np.maximum(table.updates(region.most), 1e-300)
+    updates = end + layers.orthogonal / region.most / each
     speed = weighed(counts, 1.0 / updates)
     ends = layers.first_parameters + layers.last_parameters - table.tied_parameters * (counts.sum(axis=1) == 1)[:, None]
-    parameters = layers.total * (layers.dense + layers.expert).min() + ends.min(axis=1)
+    parameters = layers.total * each + ends.min(axis=1) * (end / updates).min()
     once = np.where(counts > 0, table.norm_seconds(counts.sum(axis=1) * region.fewest), 0.0).max(axis=1)
     least = parameters / speed + once + least_tied(table, counts)
     return np.asarray(least)

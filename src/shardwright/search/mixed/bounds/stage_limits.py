@@ -50,7 +50,7 @@ class Figures(Columns):
 
 def figures(table: Table, layers: Layers, copies: int) -> Figures:
     """Return the figures of every type in a pipeline, where `copies` replicas share the optimizer state."""
-    each = table.state_bytes + table.shared_bytes / copies
+    each, end = table.kept_bytes(copies)
     move = least_move_seconds(table)
     return Figures(
         seconds=layers.seconds,
@@ -67,9 +67,9 @@ def figures(table: Table, layers: Layers, copies: int) -> Figures:
         move=move,
         first_seconds=layers.first_seconds,
         last_seconds=layers.last_seconds,
-        first_held=each * layers.first_parameters,
+        first_held=end * layers.first_parameters,
         first_bytes=layers.first_bytes,
-        last_held=each * layers.last_parameters + layers.last_bytes + table.head_bytes,
+        last_held=end * layers.last_parameters + layers.last_bytes + table.head_bytes,
     )
 
 

@@ -122,7 +122,7 @@ def travel(table: Table, layers: Layers, region: Region) -> list[Travel]:
 
         nothing = np.zeros(table.types)
         passes = [np.where(branch, of.hidden * table.each, 0.0) for of, branch in zip(kinds, branches, strict=True)]
-        each = needed(parameters, layers.forward, layers.backward)
+        each = needed(parameters, layers.forward, layers.backward) + layers.orthogonal / region.most
         spare = layers.total * np.maximum(-each, 0.0)  # what the passes of all layers hide of other communication
         return Travel(
             each=np.maximum(each, 1e-300),

@@ -11,7 +11,7 @@ import numpy as np
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.network.collectives import Group, gather_seconds
 from shardwright.rounding import coarse
-from shardwright.search.mixed.drafts.split_times import Stages, tails
+from shardwright.search.mixed.drafts.split_times import Stages, tails, update_seconds
 from shardwright.search.mixed.drafts.splits import Line
 from shardwright.search.mixed.tables.columns import Table
 
@@ -25,7 +25,7 @@ def seconds_together(table: Table, replicas: Replicas, found: Sequence[Stages]) 
     update, norm = 0.0, 0.0
     for (line, _, _), each in zip(replicas, found, strict=True):
         kinds = np.array(line.kinds)
-        update = max(update, float((each.parameters[0] * table.updates(copies)[kinds]).max()))
+        update = max(update, float(update_seconds(table, kinds, each, copies)[0].max()))
         norm = max(norm, float(table.norm_seconds(len(kinds) * copies)[0, kinds].max()))
     orders = (False, True) if copies > 1 else (False,)
     after = [_after(table, replicas, found, copies, outermost) for outermost in orders]

@@ -18,7 +18,8 @@ from shardwright.search.mixed.tables.columns import Table
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages(Columns):
     """N splits of a pipeline of P stages, [N, P] each: seconds of a micro-batch (`own_backward` without recomputation),
-    the recomputation (code and layers) that fits and is fastest, parameters held, and whether all of a split fits."""
+    the recomputation (code and layers) that fits and is fastest, parameters held, seconds that Muon's products take one
+    copy, and whether all of a split fits."""
 
     forward: Floats
     backward: Floats
@@ -26,6 +27,7 @@ class Stages(Columns):
     recompute: Ints
     recompute_layers: Ints
     parameters: Floats
+    orthogonal: Floats
     fits: Bools
 
 
@@ -98,9 +100,11 @@ def lone_stages(
     parameters = of.held(table.dense) + of.held(table.expert)
     if not staged:
         parameters = parameters - table.tied_parameters[kinds]
-    per_parameter = (table.state_bytes + table.shared_bytes / copies)[kinds]
+    each_bytes, end_bytes = (of_type[kinds] for of_type in table.kept_bytes(copies))
+    ends = parameters - of.middle(table.dense) - of.middle(table.expert)
     room = (table.room_bytes - table.fixed_bytes - (table.staged_bytes if staged else 0.0))[kinds]
-    room = room - per_parameter * parameters - np.where(of.last, table.head_bytes[kinds], 0.0)
+    room = room - each_bytes * parameters - (end_bytes - each_bytes) * ends
+    room = room - np.where(of.last, table.head_bytes[kinds], 0.0)
     kept = of.held(table.activations) * flight
     spare, zeros = kept <= room, np.zeros_like(begin)
     options: list[tuple[int, Floats, Ints]] = []
@@ -129,6 +133,7 @@ def lone_stages(
         recompute=np.array([option[0] for option in options])[best],
         recompute_layers=layers,
         parameters=parameters,
+        orthogonal=of.middle(table.orthogonal),
         fits=fits,
     )
 
@@ -190,11 +195,16 @@ def pipeline_seconds(found: Stages, moves: Floats, micro_batches: int) -> Floats
     return simulate(order, found.forward, found.backward, waits, blocking=True).makespan_seconds
 
 
+def update_seconds(table: Table, kinds: Ints, found: Stages, copies: int) -> Floats:
+    """Return the seconds of the optimizer step of each stage, [N, P]."""
+    return np.asarray(found.parameters * table.updates(copies)[kinds] + found.orthogonal / copies)
+
+
 def after_seconds(table: Table, kinds: Ints, found: Stages, copies: int, slowest: int | None) -> Floats:
     """Return an estimate of what gradients, weights and the optimizer add after the pipeline, [N], where the stages are
     on types `kinds`, [P] or [N, P]: the links of the type `slowest` join all copies of a stage (None: those of its own
     type), as many in a domain as can be."""
-    update = (found.parameters * table.updates(copies)[kinds]).max(axis=1)
+    update = update_seconds(table, kinds, found, copies).max(axis=1)
     update = update + table.tied_between(kinds, kinds.shape[-1])
     if copies == 1:
         return np.asarray(update)

@@ -17,7 +17,7 @@ from shardwright.arrays import Ints
 from shardwright.search.mixed.bounds.compositions import Compositions
 from shardwright.search.mixed.bounds.stage_limits import figures, least_move_seconds, stage_layers
 from shardwright.search.mixed.bounds.travel import byte_seconds
-from shardwright.search.mixed.drafts.split_times import pipeline_seconds, stages, tails
+from shardwright.search.mixed.drafts.split_times import pipeline_seconds, stages, tails, update_seconds
 from shardwright.search.mixed.subproblem.exact import MOST_ORDERS, longest_stage
 from shardwright.search.mixed.tables.columns import Layers, Table
 from shardwright.search.mixed.tables.region import Region
@@ -48,7 +48,7 @@ def least_of_listed(
             here, there = kinds[:-1], kinds[1:]
             moves = np.where(here == there, near[here], np.maximum(table.far[here], table.far[there]))
             later = sum(part.max(axis=1) for part in tails(table, found, once[kinds] * found.parameters))
-            later = later + (found.parameters * table.updates(region.most)[kinds]).max(axis=1)
+            later = later + update_seconds(table, kinds, found, region.most).max(axis=1)
             later = later + table.tied_between(kinds, len(kinds))
             least = min(least, float((pipeline_seconds(found, moves, micro_batches) + later).min()))
     least += float(table.norm_seconds(int(counts.sum()) * region.fewest)[0, counts > 0].max())

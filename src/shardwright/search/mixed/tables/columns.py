@@ -27,13 +27,14 @@ class Table:
 
     Seconds of one micro-batch without the host's part: `forward`, `backward`, `core` (what selective recomputation
     repeats); bytes: `activations` kept without recomputation, `core_bytes` that selective recomputation frees,
-    `inputs` that full recomputation keeps; parameters: `dense`, `expert`.
+    `inputs` that full recomputation keeps; parameters: `dense`, `expert`; seconds once a step that Muon's products take
+    a copy, and that all copies share out: `orthogonal`.
 
     Per type, [G]: `host` seconds of launching a layer's forward pass in a pipeline, `each` seconds of a pass through a
     stage; seconds of a message inside (`near`) and across (`far`) domains; `room_bytes` for tensors; `fixed_bytes` of
     a stage whatever its layers, `staged_bytes` more in a pipeline, `again_bytes` more with full recomputation,
     `logit_bytes` on the last stage; `state_bytes` per parameter that every copy keeps, `shared_bytes` that copies
-    share out; `working_bytes` live while a layer runs backward; `update_seconds` per parameter and step, for one copy,
+    share out, `ends_bytes` more of a parameter of embedding and head; `working_bytes` live while a layer runs backward; `update_seconds` per parameter and step, for one copy,
     and if there is a `shared_update`, for all copies together;
     `fabrics` are the links of the types, `wide` how many times the least tensor-parallel degree of the setting that of
     a type is; `copied_bytes` are those of a parameter that is laid out twice where copies of a layer differ in degree;
@@ -56,6 +57,7 @@ class Table:
     inputs: Floats
     dense: Floats
     expert: Floats
+    orthogonal: Floats
     host: Floats
     each: Floats
     near: Floats
@@ -68,6 +70,7 @@ class Table:
     working_bytes: Floats
     state_bytes: Floats
     shared_bytes: Floats
+    ends_bytes: Floats
     update_seconds: Floats
     fabrics: tuple[Fabric, ...]
     wide: Floats
@@ -95,6 +98,11 @@ class Table:
     def updates(self, copies: int) -> Floats:
         """Return the seconds of the optimizer step for a parameter that `copies` hold, [G]."""
         return self.update_seconds / copies if self.shared_update else self.update_seconds
+
+    def kept_bytes(self, copies: int) -> tuple[Floats, Floats]:
+        """Return the bytes of a parameter of a layer that `copies` hold, and of one of embedding and head, [G] each."""
+        each = self.state_bytes + self.shared_bytes / copies
+        return each, each + (self.ends_bytes / copies if self.shared_update else self.ends_bytes)
 
     @property
     def links(self) -> Floats:
@@ -190,6 +198,7 @@ class Layers:
     inputs: Floats
     dense: Floats
     expert: Floats
+    orthogonal: Floats
     first_seconds: Floats
     last_seconds: Floats
     first_bytes: Floats
@@ -244,6 +253,7 @@ def layers_of(table: Table) -> Layers:
         inputs=least("inputs"),
         dense=least("dense"),
         expert=least("expert"),
+        orthogonal=least("orthogonal"),
         first_seconds=edge(0),
         last_seconds=edge(-1),
         first_bytes=each["activations"][:, 0],
@@ -265,4 +275,4 @@ def levelled(table: Table) -> Table:
     return replace(table, **columns)
 
 
-RUNNING = ("forward", "backward", "core", "activations", "core_bytes", "inputs", "dense", "expert")
+RUNNING = ("forward", "backward", "core", "activations", "core_bytes", "inputs", "dense", "expert", "orthogonal")

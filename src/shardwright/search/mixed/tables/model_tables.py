@@ -13,6 +13,7 @@ from shardwright.arrays import Floats
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.footprint import P2P_BUFFERS
+from shardwright.cost.iteration.orthogonalisation import running_product_seconds
 from shardwright.cost.iteration.step import BUCKET_SHARE, message_bytes, optimizer_seconds, tied_bytes
 from shardwright.cost.memory.sizes import (
     gathered_bytes,
@@ -24,19 +25,17 @@ from shardwright.cost.memory.sizes import (
 )
 from shardwright.cost.network.collectives import transfer_seconds
 from shardwright.cost.strategies import UNSHARDED
-from shardwright.search.mixed.tables.columns import RUNNING, Table
+from shardwright.search.mixed.tables.columns import Table
 from shardwright.search.mixed.tables.settings import Setting, rows_of, timed, units
 from shardwright.search.mixed.tables.sharing import Sharing
 from shardwright.spec.cluster import SiteLink
 from shardwright.spec.job import Job
 
-NAMES = dict(
-    zip(
-        RUNNING,
-        ("forward", "backward", "core_seconds", "activations", "core", "inputs", "dense", "expert"),
-        strict=True,
-    )
-)
+NAMES = {
+    **{name: name for name in ("forward", "backward", "activations", "inputs", "dense", "expert")},
+    "core": "core_seconds",
+    "core_bytes": "core",
+}  # of columns of a `LayerTable`
 
 
 def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequence[SiteLink] = ()) -> list[Table]:
@@ -125,13 +124,16 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
     running = {name: getattr(table, field)[row] for name, field in NAMES.items()}
     ones, alone = np.ones(count), replace(rows, pp=np.ones_like(rows.pp))
     size = message_bytes(context, rows)
-    state = state_bytes(job, ones, 0 * ones, ones, ones, rows.sharding, rows.offload, 0 * ones)
+    state, ends = (
+        state_bytes(job, ones, 0 * ones, ones, ones, rows.sharding, rows.offload, 0 * ones, end) for end in (0.0, 1.0)
+    )
     shared = state.optimizer * (rows.sharding != UNSHARDED)
     gathered = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, rows.pp)
     single = gathered_bytes(model, job, rows.micro_batch, rows.cp, rows.tp, alone.pp)
     working = table.gradients[row]
     logits = logit_bytes(model, job, rows.micro_batch, rows.cp, rows.tp)
     update = optimizer_seconds(context, replace(rows, dp=np.ones_like(rows.dp)), ones[:, None], 0.0 * ones[:, None])
+    orthogonal = running_product_seconds(context, running["dense"], running["expert"])
     tied = tied_bytes(context, rows)
     yes, no = np.ones(count, dtype=bool), np.zeros(count, dtype=bool)
     return {
@@ -149,7 +151,9 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "working_bytes": working,
         "state_bytes": state.weights + state.gradients + (state.optimizer - shared),
         "shared_bytes": shared,
+        "ends_bytes": ends.optimizer - state.optimizer,
         "update_seconds": update[:, 0],
+        "orthogonal": orthogonal,
         "tied_near": transfer_seconds(links, tied, no),
         "tied_far": transfer_seconds(links, tied, yes),
         "step_seconds": software.step_seconds * ones,
