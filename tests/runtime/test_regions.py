@@ -54,11 +54,11 @@ PLAN = plan_of(tiny_model(3), replica(stage((0, 3)), micro_batches=2))
 
 @dynamo_reads_gradients
 @pytest.mark.filterwarnings("ignore:.*autograd function:DeprecationWarning")
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8"])
-def test_compiled_layers_train_alike_and_each_kind_is_compiled_once(precision: Precision) -> None:
+@pytest.mark.parametrize(("precision", "experts"), [("fp32", 0), ("bf16", 0), ("fp8", 0), ("fp32", 4), ("fp16", 4)])
+def test_compiled_layers_train_alike_and_each_kind_is_compiled_once(precision: Precision, experts: int) -> None:
     """In one graph, though weights in 16 bits have gradients in fp32."""
     torch._dynamo.reset()
-    plan = replace(PLAN, job=replace(PLAN.job, precision=precision))
+    plan = replace(PLAN, job=replace(PLAN.job, precision=precision), model=tiny_model(3, experts=experts))
     graphs: list[Any] = []
 
     def backend(graph: Any, _: Any) -> Any:
@@ -123,6 +123,7 @@ def test_where_compilation_fails_layers_run_as_they_are_and_this_is_said_once() 
 
 NARROW, SELECTIVE = tiny_model(3, kv_heads=1), Recompute(granularity="selective")
 SPREAD = {
+    "experts of one rank": plan_of(tiny_model(2, experts=4), replica(stage((0, 2)), count=2, micro_batches=2)),
     "tp": plan_of(NARROW, replica(stage((0, 3), tp=2), micro_batches=2), sharding="zero1"),
     "tp in parts": plan_of(
         NARROW, replica(stage((0, 3), tp=2), micro_batches=2), sequence_parallel=True, sharding="zero1"

@@ -4,6 +4,7 @@
 * `blocks`: attention and feed-forward blocks
 * `gated`: the inner part of feed-forward blocks
 * `experts`: mixtures of experts
+* `grouped`: products of rows with the matrix of their expert
 * `context`: context parallelism
 * `context_attention`: attention under it, which keeps its own part of keys and values
 * `products`: products with the matrices of a layer, and what they keep

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.gated import Activation, Weights, gated, inner, inside
+from shardwright.runtime.model.grouped import grouped_product
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup, enter, exchange, leave
 from shardwright.runtime.model.products import WHOLE, Products
 from shardwright.spec.model import Moe
@@ -62,10 +63,12 @@ def experts(
     visits = found.index_select(0, order.argsort()).view(*chosen.shape, -1)  # of each token, in place of each expert
     out = (visits * chosen.to(x.dtype)[..., None]).sum(dim=1).view_as(seen)
     if moe.shared_width:
-        shared = inner(entering, inside(weights, "shared"), activation, products, cut)
+        after = tensor if group.local else WHOLE  # the sum of routed experts that are cut is that of shared ones too
+        shared = inner(entering, inside(weights, "shared"), activation, products, cut, after)
         if moe.shared_gate:
-            shared = shared * enter(functional.linear(entering, weights["shared_weight.weight"]), cut).sigmoid()
-        return out + leave(shared, tensor) if group.local else leave(out + shared, tensor)
+            gate = functional.linear(entering, weights["shared_weight.weight"])
+            shared = shared * (gate if group.local else enter(gate, cut)).sigmoid()
+        out = out + shared
     return out if group.local else leave(out, tensor)
 
 
@@ -92,7 +95,7 @@ def _here(
     ends = counts.cumsum(0).to(torch.int32)
 
     def product(x: torch.Tensor, part: str) -> torch.Tensor:
-        return functional.grouped_mm(x, parts[part].transpose(1, 2), offs=ends)
+        return grouped_product(x, parts[part].transpose(1, 2), ends)
 
     up = product(rows, "up")
     return product(gated(product(rows, "gate"), up, activation) if "gate" in parts else activation(up), "down")
