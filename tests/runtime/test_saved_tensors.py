@@ -2,61 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
+from tests.runtime.one_rank import (
+    LENGTH,
+    RECOMPUTED,
+    TOP_K,
+    Setting,
+    chunk_of,
+    evenly,
+    input_of,
+    pretended,
+    shard_of,
+    wide,
+)
 from tests.runtime.samples import tiny_model
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.nn.attention import bias
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shardwright.cost.compute.operators import Shard
 from shardwright.cost.memory.activations import layer_activation_bytes
-from shardwright.plans.plan import Recompute
-from shardwright.runtime.model.chunk import Chunk, forward, table_of
-from shardwright.runtime.model.context import ContextGroup, positions_of
-from shardwright.runtime.model.details import Details
-from shardwright.runtime.model.fp8 import FP8
-from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
-from shardwright.runtime.model.parameters import Parameter, unit_parameters
-from shardwright.runtime.model.products import PLAIN
-from shardwright.runtime.state.buckets import matrix_of
-from shardwright.spec.job import Job, Precision
-from shardwright.spec.model import Mlp, Model, Moe
+from shardwright.runtime.model.chunk import forward
+from shardwright.spec.model import Model, Moe
 
-LENGTH, TOP_K = 1024, 2
-RECOMPUTED = {
-    "none": Recompute(),
-    "selective": Recompute(granularity="selective"),
-    "uniform": Recompute(granularity="full", method="uniform", layers=1),
-    "block": Recompute(granularity="full", method="block", layers=1),
-}
 SPLITS = ((1, False), *product((2, 4, 8), (False, True)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """How rank 0 holds two layers."""
-
-    tp: int = 1
-    sequence: bool = False
-    cp: int = 1
-    ep: int = 1
-    etp: int = 1
-    batch: int = 1
-    recompute: str = "none"
-    precision: Precision = "bf16"
 
 
 class FusedNorm(torch.autograd.Function):
@@ -95,42 +72,12 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-@contextmanager
-def pretended(ranks: int) -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-@contextmanager
-def evenly(tokens: int, ranks: int) -> Iterator[None]:
-    """Say, where the host reads how many rows go where, that all ranks get alike: a fake tensor has no values."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FakeTensor, "tolist", lambda _: [[tokens * TOP_K // ranks] * ranks] * 2)
-        yield
-
-
 def kept(model: Model, how: Setting) -> list[tuple[int, tuple[int, ...]]]:
     """Return bytes and shape of what two layers of a model keep on rank 0, their input included, weights and output
     left out."""
-    with pretended(max(how.tp * how.cp, how.ep)), FakeTensorMode():
-        group: Any = dist.group.WORLD
-        tensor = TensorGroup(size=how.tp, group=group, sequence=how.sequence and how.tp > 1)
-        positions = positions_of(0, how.cp, LENGTH)
-        chunk = Chunk(
-            units=(1, 2), weights=weights_of(model, how), model=model, details=Details(), tensor=tensor,
-            recompute=RECOMPUTED[how.recompute], positions=positions,
-            table=table_of(model, Details(), positions, torch.get_default_dtype()),
-            experts=ExpertGroup(size=how.ep, group=group, local=how.etp < how.tp),
-            context=ContextGroup(parts=tuple(range(how.cp)), group=group),
-            products=FP8 if how.precision == "fp8" else PLAIN,
-        )  # fmt: skip
-        length = LENGTH // how.cp // (how.tp if tensor.sharded else 1)
-        source = torch.empty(how.batch, length, model.hidden, requires_grad=True)
-        seen = how.batch * (length if chunk.experts.local else LENGTH // how.cp)
-        with Made() as made, evenly(seen, how.ep):
+    with pretended(how), FakeTensorMode():
+        chunk, source = chunk_of(model, how), input_of(model, how)
+        with Made() as made, evenly(how):
             out = forward(chunk, source * 1)
         others = [*chunk.weights.values(), *(chunk.table or ()), out]
         left_out = {value.untyped_storage()._cdata for value in others}
@@ -138,37 +85,11 @@ def kept(model: Model, how: Setting) -> list[tuple[int, tuple[int, ...]]]:
         return [(size, shape) for place, (_, size, shape) in alive.items() if place not in left_out]
 
 
-def weights_of(model: Model, how: Setting) -> Mapping[str, torch.Tensor]:
-    """Return the weights of two layers, a matrix of all experts of the rank as one."""
-    parameters: dict[str, list[Parameter]] = {}
-    for parameter in (p for unit in (1, 2) for p in unit_parameters(model, unit, model.vocab)):
-        parameters.setdefault(matrix_of(parameter), []).append(parameter)
-    found = {}
-    for name, (first, *others) in parameters.items():
-        shape = first.local_shape(0, 0, how.tp if first.expert is None else how.etp)
-        many = () if first.expert is None else ((1 + len(others)) // how.ep,)
-        found[name] = torch.nn.Parameter(torch.empty(*many, *shape))
-    return found
-
-
 def priced(model: Model, how: Setting) -> float:
-    column = {"tp": how.tp, "cp": how.cp, "ep": how.ep, "etp": how.etp, "micro_batch": how.batch}
-    switches = {"sequence_parallel": how.sequence, "flash": True, "overlap_tp": False}
-    shard = Shard(**{name: np.array([value]) for name, value in (column | switches).items()})
-    job = Job(global_batch=8, seq_len=LENGTH, precision=how.precision, framework="train")
-    bytes_of = layer_activation_bytes(model, shard, job)
+    bytes_of = layer_activation_bytes(model, *shard_of(how))
     whole, core, inputs = (float(part[1][0]) for part in (bytes_of.kept, bytes_of.core, bytes_of.inputs))
     each = {"none": 2 * whole, "selective": 2 * (whole - core), "uniform": 2 * inputs, "block": whole + inputs}
     return each[how.recompute]
-
-
-def wide(family: str, heads: int, kv_heads: int, moe: Moe | None = None) -> Model:
-    """A model of the sizes of a real one: under fake tensors they cost nothing."""
-    model = tiny_model(2, family=family, hidden=2048, heads=heads, kv_heads=kv_heads)
-    if family == "gpt2":
-        return model
-    layer = replace(model.layers[0], mlp=None if moe else Mlp(width=5632, gated=True), moe=moe)
-    return replace(model, layers=(layer, layer))
 
 
 def require_priced(model: Model, settings: list[Setting]) -> None:

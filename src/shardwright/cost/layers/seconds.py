@@ -15,7 +15,7 @@ from shardwright.cost.network.collectives import Fabric, exposed_seconds, gather
 from shardwright.cost.network.dispatch import dispatch_seconds
 from shardwright.spec.catalog.frameworks import framework_rows
 from shardwright.spec.job import Job
-from shardwright.spec.model import Layer, Model
+from shardwright.spec.model import Layer, Model, Moe
 from shardwright.spec.options import Dispatcher
 
 TP_OVERLAP_SHARE = 0.8  # of a GEMM that chunks of its own communication can run beside; chosen, 0.5 to 1
@@ -73,7 +73,9 @@ def layer_seconds(
     blocks = 2 if layer.mlp is not None or (layer.moe is not None and layer.moe.shared_width) else 1
     tp_forward, tp_backward = _tp_layer(model, shard, job, links, blocks, forward, backward)
     cp_forward, cp_backward = _cp_layer(layer, shard, job, links, core)
-    ep_forward = software.exchange * _ep_layer(model, layer, shard, job, links, dispatcher)
+    ep_forward, ep_backward = (
+        software.exchange * each for each in _ep_layer(model, layer, shard, job, links, dispatcher)
+    )
     return Seconds(
         forward=forward,
         backward=backward,
@@ -83,7 +85,7 @@ def layer_seconds(
         cp_forward=cp_forward,
         cp_backward=cp_backward,
         ep_forward=ep_forward,
-        ep_backward=ep_forward,
+        ep_backward=ep_backward,
     )
 
 
@@ -144,7 +146,8 @@ def _cp_layer(layer: Layer, shard: Shard, job: Job, links: Fabric, core: Floats)
     2310.01889), or before it; backward their gradients travel too."""
     attention = layer.attention
     ranks = group(links, shard.cp, shard.tp)
-    width = (attention.key_width + attention.value_width) / shard.tp
+    heads = np.minimum(shard.tp, attention.kv_heads)  # ranks beyond have the same ones
+    width = (attention.key_width + attention.value_width) / heads
     size = widths_of(job).context * shard.micro_batch * job.seq_len * width
     ring = gather_seconds(links, ranks, size)
     if framework_rows()[job.framework]["overlap_context"] == "0":
@@ -153,17 +156,41 @@ def _cp_layer(layer: Layer, shard: Shard, job: Job, links: Fabric, core: Floats)
     return forward, exposed_seconds(2.0 * ring, 2.0 * core)
 
 
-def _ep_layer(model: Model, layer: Layer, shard: Shard, job: Job, links: Fabric, dispatcher: Dispatcher) -> Floats:
-    """Return the time of dispatching tokens to experts and combining them: an all-to-all each, and the gather over
-    expert-tensor-parallel ranks."""
+def _ep_layer(
+    model: Model, layer: Layer, shard: Shard, job: Job, links: Fabric, dispatcher: Dispatcher
+) -> tuple[Floats, Floats]:
+    """Return the time of dispatching tokens to experts and combining them, forward and backward: an all-to-all each,
+    and what ranks with parts of the same experts gather and sum."""
     if layer.moe is None:
-        return np.zeros(len(shard.tp))
-    widths, elements = widths_of(job), tokens(shard, job) / shard.tp * model.hidden
-    across = group(links, shard.ep, shard.etp)
-    within = group(links, shard.etp, np.ones_like(shard.etp))
-    gathered = reduce_seconds(links, within, widths.combine * elements * layer.moe.top_k * shard.etp)
-    sent, returned = (
-        dispatch_seconds(links, across, width * elements, layer.moe.top_k, dispatcher)
+        return np.zeros(len(shard.tp)), np.zeros(len(shard.tp))
+    early = framework_rows()[job.framework]["cut_experts"] == "tokens"
+    own = tokens(shard, job) / shard.tp * model.hidden
+    routed = own * shard.etp if early else own
+    widths, across = widths_of(job), group(links, shard.ep, shard.etp)
+    both = [
+        dispatch_seconds(links, across, width * routed, layer.moe.top_k, dispatcher)
         for width in (widths.dispatch, widths.combine)
-    )
-    return sent + returned + gathered
+    ]
+    forward, backward = (_early if early else _late)(layer.moe, shard, job, links, own)
+    return sum(both, forward), sum(both, backward)
+
+
+def _late(moe: Moe, shard: Shard, job: Job, links: Fabric, own: Floats) -> tuple[Floats, Floats]:
+    """Return the time of gathering rows and of summing their results over the ranks that have parts of an expert, where
+    each has `own` elements, forward and backward: after rows were sent, as Megatron-LM does."""
+    within = group(links, shard.etp, np.ones_like(shard.etp))
+    seconds = reduce_seconds(links, within, widths_of(job).combine * own * moe.top_k * shard.etp)
+    return seconds, seconds
+
+
+def _early(moe: Moe, shard: Shard, job: Job, links: Fabric, own: Floats) -> tuple[Floats, Floats]:
+    """Return the same where tokens are gathered before they are routed, as `train` does, and results summed once they
+    are back, together with those of shared experts: of the latter, `_tp_layer` has the sums."""
+    within, widths, whole = group(links, shard.etp, np.ones_like(shard.etp)), widths_of(job), own * shard.etp
+    gather, summed = (gather_seconds(links, within, width * whole) for width in (widths.dispatch, widths.combine))
+    if not moe.shared_width:
+        both = np.where(shard.sequence_parallel, gather + summed, reduce_seconds(links, within, widths.combine * whole))
+        return both, both
+    priced = gather_seconds(links, within, widths.tensor_gather * whole)  # of the gradients of the results
+    apart = shard.sequence_parallel
+    return np.where(apart, gather, 0.0), np.where(apart, gather + summed - priced, 0.0)

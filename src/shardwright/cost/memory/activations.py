@@ -170,7 +170,8 @@ def _moe_bytes(model: Model, moe: Moe, shard: Shard, job: Job) -> Floats:
     total = router + experts
     if moe.shared_width:
         total = total + _shared_bytes(model, moe, shard, job)
-        total = total + widths.saved * tokens(shard, job) * model.hidden * moe.shared_gate
+        weighed = np.where(shard.etp < shard.tp, outer, tokens(shard, job))  # by the gate: after the sum, or before it
+        total = total + widths.saved * weighed * model.hidden * moe.shared_gate
     return np.asarray(total)
 
 
