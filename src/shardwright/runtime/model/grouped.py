@@ -1,7 +1,7 @@
 """Products of rows with the matrix of their group, in any precision and compiled.
 
-PyTorch 2.13 traces its grouped product in bf16 alone (`_meta_grouped_mm_common` refuses other types), though it computes
-others too. These go through an operator of our own, which torch.compile takes as it is.
+PyTorch 2.13 traces its grouped product in bf16 alone (`_meta_grouped_mm_common` refuses other types), though it
+computes others too. These go through an operator of our own, which torch.compile takes as it is.
 """
 
 from __future__ import annotations

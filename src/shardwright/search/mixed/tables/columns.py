@@ -34,8 +34,8 @@ class Table:
     stage; seconds of a message inside (`near`) and across (`far`) domains; `room_bytes` for tensors; `fixed_bytes` of
     a stage whatever its layers, `staged_bytes` more in a pipeline, `again_bytes` more with full recomputation,
     `logit_bytes` on the last stage; `state_bytes` per parameter that every copy keeps, `shared_bytes` that copies
-    share out, `ends_bytes` more of a parameter of embedding and head; `working_bytes` live while a layer runs backward; `update_seconds` per parameter and step, for one copy,
-    and if there is a `shared_update`, for all copies together;
+    share out, `ends_bytes` more of a parameter of embedding and head; `working_bytes` live while a layer runs backward;
+    `update_seconds` per parameter and step, for one copy, and if there is a `shared_update`, for all copies together;
     `fabrics` are the links of the types, `wide` how many times the least tensor-parallel degree of the setting that of
     a type is; `copied_bytes` are those of a parameter that is laid out twice where copies of a layer differ in degree;
     `step_seconds` once an iteration; `tied_near` and `tied_far` to add the gradients of a tied embedding between the
