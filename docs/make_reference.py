@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import shardwright
 from shardwright.cli.app import app
@@ -31,7 +30,7 @@ def main() -> None:
 def command_line() -> str:
     """Return the page of the command line: what `--help` prints, at 100 columns."""
     runner = CliRunner(env={"COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1"})
-    names = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    names = sorted(app.homes)
     parts = [NOTE, "# Command line\n"]
     for words in ([], *([name] for name in names)):
         title = " ".join(["shardwright", *words])

@@ -109,7 +109,7 @@ def test_an_interrupt_while_modules_load_is_silent() -> None:
 import sys
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
-        if name == "typer":
+        if name == "click":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupting())
 from shardwright.__main__ import main

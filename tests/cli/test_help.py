@@ -10,23 +10,25 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import click
 import pytest
-import typer
 
 from shardwright.cli.app import app
 from shardwright.cli.completion import gpus, models, targets
+from shardwright.commands import Group
 
 
-def commands(found: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def commands(found: Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield every command that has no sub-commands, with its words."""
-    for name, each in getattr(found, "commands", {}).items():
-        if hasattr(each, "commands"):
+    for name in found.homes:
+        each = found.get_command(click.Context(found), name)
+        if isinstance(each, Group):
             yield from commands(each, (*path, name))
         else:
             yield (*path, name), each
 
 
-COMMANDS = dict(commands(typer.main.get_command(app)))
+COMMANDS = dict(commands(app))
 
 
 def examples(command: Any, path: tuple[str, ...]) -> list[str]:
@@ -51,12 +53,12 @@ def test_every_command_has_examples_whose_options_there_are(path: tuple[str, ...
 def completed(words: str) -> list[str]:
     """Return what bash would offer for the last word."""
     environment = os.environ | {
-        "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1), "_SHARDWRIGHT_COMPLETE": "complete_bash",
+        "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1), "_SHARDWRIGHT_COMPLETE": "bash_complete",
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "shardwright"], env=environment, capture_output=True, text=True, timeout=60, check=True
     )
-    return done.stdout.split()
+    return [line.removeprefix("plain,") for line in done.stdout.split()]
 
 
 def test_a_shell_completes_commands_options_and_names() -> None:

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import sys
 
-import typer
-from typer.exceptions import TyperException
+from click.exceptions import ClickException
 
-from shardwright.calibrate.memory_command import memory
-from shardwright.calibrate.operators_command import operators
-from shardwright.calibrate.overheads_command import overheads
+from shardwright.commands import Group
 from shardwright.errors import SpecError
 
 BAD_INPUT = 2
+COMMANDS = {
+    "operators": ("shardwright.calibrate.operators_command:operators", "Speed of operators and collectives."),
+    "memory": ("shardwright.calibrate.memory_command:memory", "Memory that frameworks keep, from training runs."),
+    "overheads": ("shardwright.calibrate.overheads_command:overheads", "Overheads of frameworks, from training runs."),
+}
+HELP = "Fit what predictions rest on to measurements; docs/calibration.md."
 
-app = typer.Typer(
-    name="python -m shardwright.calibrate",
-    help="Fit what predictions rest on to measurements; docs/calibration.md.",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
-app.command("operators", short_help="Speed of operators and collectives.")(operators)
-app.command("memory", short_help="Memory that frameworks keep, from training runs.")(memory)
-app.command("overheads", short_help="Overheads of frameworks, from training runs.")(overheads)
+app = Group("python -m shardwright.calibrate", COMMANDS, help=HELP)
 
 
 def main() -> None:
     """Run the command; exit 2 on bad input."""
     try:
         app(prog_name="python -m shardwright.calibrate", standalone_mode=False)
-    except (SpecError, TyperException) as error:
+    except (SpecError, ClickException) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from shardwright.commands import argument, option
 
 HELP = """Fit what frameworks keep in memory, and how far predicted peaks are off, to published runs.
 
@@ -20,12 +20,12 @@ runs that did not. Without --out nothing is written; the errors of held-out pred
 
 def memory(
     runs: Annotated[
-        Path | None, typer.Argument(metavar="RUNS.csv", help="Table of runs that ran; default: those that ship.")
+        Path | None, argument(metavar="[RUNS.csv]", help="Table of runs that ran; default: those that ship.")
     ] = None,
-    failed: Annotated[Path | None, typer.Argument(metavar="FAILED.csv", help="Table of runs that failed.")] = None,
-    evaluate: Annotated[bool, typer.Option("--evaluate", help="Judge what ships instead of fitting anew.")] = False,
+    failed: Annotated[Path | None, argument(metavar="[FAILED.csv]", help="Table of runs that failed.")] = None,
+    evaluate: Annotated[bool, option("--evaluate", help="Judge what ships instead of fitting anew.")] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the table, frameworks.csv, here.")
+        Path | None, option("--out", "-o", metavar="FILE", help="Write the table, frameworks.csv, here.")
     ] = None,
 ) -> None:
     import numpy as np

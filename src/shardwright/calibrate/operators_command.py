@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from shardwright.commands import argument, option
 
 HELP = """Fit the speed of operators and collectives to measurements of them.
 
@@ -19,16 +19,16 @@ docs/calibration.md has the format of the files and where public ones are. Needs
 
 
 def operators(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with compute.csv.gz and comm.csv.gz.")],
+    folder: Annotated[Path, argument(metavar="DIR", help="Folder with compute.csv.gz and comm.csv.gz.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="OUT", help="Where to write; default: the data of this package."),
+        option("--out", "-o", metavar="OUT", help="Where to write; default: the data of this package."),
     ] = None,
     evaluate: Annotated[
-        bool, typer.Option("--evaluate", help="Print errors on what is left out (some ten minutes), write no fit.")
+        bool, option("--evaluate", help="Print errors on what is left out (some ten minutes), write no fit.")
     ] = False,
     page: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --evaluate: write the page there instead of printing it.")
+        Path | None, option(metavar="FILE", help="With --evaluate: write the page there instead of printing it.")
     ] = None,
 ) -> None:
     import shardwright.cost.learned

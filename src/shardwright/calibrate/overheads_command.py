@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from shardwright.commands import argument, option
 
 HELP = """Fit the overheads of frameworks, the clocks of architectures, the table of evidence and the width of intervals
 to published training runs, and predict every run with a calibration that has not seen it.
@@ -21,14 +21,14 @@ Only runs of quality A and B with a measured time count."""
 
 def overheads(
     runs: Annotated[
-        Path | None, typer.Argument(metavar="RUNS.csv", help="Table of runs; default: the published runs that ship.")
+        Path | None, argument(metavar="[RUNS.csv]", help="Table of runs; default: the published runs that ship.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="Where to write; default: the data of this package."),
+        option("--out", "-o", metavar="DIR", help="Where to write; default: the data of this package."),
     ] = None,
     page: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the cross-validation to this file, as Markdown.")
+        Path | None, option(metavar="FILE", help="Write the cross-validation to this file, as Markdown.")
     ] = None,
 ) -> None:
     from shardwright.calibrate.cross_page import cross_page

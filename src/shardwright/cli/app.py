@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 import sys
-from functools import cache
-from typing import Any
+from typing import Annotated
 
-import typer
-from typer.exceptions import Abort, TyperException
-from typer.main import get_command
+import click
+from click.exceptions import Abort, ClickException, Exit, NoArgsIsHelpError
 
 from shardwright import __version__
-from shardwright.cli import (
-    catalogue,
-    check,
-    checkpoint,
-    discover,
-    draw,
-    evaluate,
-    export,
-    fit,
-    mcp,
-    plan,
-    prices,
-    profile,
-    recover,
-    report,
-    schema,
-    serve,
-    shop,
-    simulate_spot,
-    spmd,
-    tokens,
-    train,
-    validate,
-)
+from shardwright.cli import completion
 from shardwright.cli.output import complain, write
+from shardwright.commands import Group, option
 from shardwright.errors import Problem, SpecError
 from shardwright.reports.words import flagged
 
@@ -53,60 +29,56 @@ Start with:
 Exit codes: 0 success, 2 bad input, 3 no strategy is feasible.
 """
 
-app = typer.Typer(
-    name="shardwright",
-    help=HELP,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
-app.command("plan", short_help="Find the best parallel strategy for a model on a cluster.")(plan.plan)
-app.command("shop", short_help="Find which GPUs to rent: the front of time, dollars and risk.")(shop.shop)
-app.command("fit", short_help="Say whether training a model fits a GPU, and what would make it.")(fit.fit)
-app.command("evaluate", short_help="Predict your own plan and explain the difference to the best.")(evaluate.evaluate)
-app.command("export", short_help="Write a plan as the configuration of a training framework.")(export.export)
-app.command("draw", short_help="Draw when each stage of a plan computes what, as SVG.")(draw.draw)
-app.command("report", short_help="Show a result as one HTML page.")(report.report)
-app.command("check", short_help="List everything that is wrong with a plan.")(check.check)
-app.command("validate", short_help="Predict training runs and compare with what was measured.")(validate.validate)
-app.command("discover", short_help="Write the cluster file of the machines at hand.")(discover.discover)
-app.command("profile", short_help="Measure this machine, to plan with its own figures.")(profile.profile)
-app.command("serve", short_help="Serve a page on which the plan follows the question.")(serve.serve)
-app.command("mcp", short_help="Serve the planner to an assistant (Model Context Protocol).")(mcp.mcp)
-app.command("train", short_help="Run a plan on torch.distributed.")(train.train)
-app.add_typer(spmd.app, short_help="Shard any PyTorch module over unequal GPUs.")
-app.add_typer(checkpoint.app, name="checkpoint", short_help="Write checkpoints for other tools, and read them back.")
-app.command("recover", short_help="Show what a recovery would move.")(recover.recover)
-app.command("simulate-spot", short_help="Replay which spot machines were there over a plan.")(
-    simulate_spot.simulate_spot
-)
-app.command("tokens", short_help="Make a token file to train on from texts.")(tokens.tokens)
-app.command("schema", short_help="Print the JSON schema of a document.")(schema.schema)
-app.command("gpus", short_help="List GPUs, with sources and dates.")(catalogue.gpus)
-app.command("models", short_help="List models, or show how one is understood.")(catalogue.models)
-app.command("prices", short_help="List prices of machines, with sources and dates.")(prices.prices)
+COMMANDS = {
+    "plan": ("shardwright.cli.plan:plan", "Find the best parallel strategy for a model on a cluster."),
+    "shop": ("shardwright.cli.shop:shop", "Find which GPUs to rent: the front of time, dollars and risk."),
+    "fit": ("shardwright.cli.fit:fit", "Say whether training a model fits a GPU, and what would make it."),
+    "evaluate": ("shardwright.cli.evaluate:evaluate", "Predict your own plan and explain the difference to the best."),
+    "export": ("shardwright.cli.export:export", "Write a plan as the configuration of a training framework."),
+    "draw": ("shardwright.cli.draw:draw", "Draw when each stage of a plan computes what, as SVG."),
+    "report": ("shardwright.cli.report:report", "Show a result as one HTML page."),
+    "check": ("shardwright.cli.check:check", "List everything that is wrong with a plan."),
+    "validate": ("shardwright.cli.validate:validate", "Predict training runs and compare with what was measured."),
+    "discover": ("shardwright.cli.discover:discover", "Write the cluster file of the machines at hand."),
+    "profile": ("shardwright.cli.profile:profile", "Measure this machine, to plan with its own figures."),
+    "serve": ("shardwright.cli.serve:serve", "Serve a page on which the plan follows the question."),
+    "mcp": ("shardwright.cli.mcp:mcp", "Serve the planner to an assistant (Model Context Protocol)."),
+    "train": ("shardwright.cli.train:train", "Run a plan on torch.distributed."),
+    "recover": ("shardwright.cli.recover:recover", "Show what a recovery would move."),
+    "simulate-spot": (
+        "shardwright.cli.simulate_spot:simulate_spot",
+        "Replay which spot machines were there over a plan.",
+    ),
+    "tokens": ("shardwright.cli.tokens:tokens", "Make a token file to train on from texts."),
+    "schema": ("shardwright.cli.schema:schema", "Print the JSON schema of a document."),
+    "gpus": ("shardwright.cli.catalogue:gpus", "List GPUs, with sources and dates."),
+    "models": ("shardwright.cli.catalogue:models", "List models, or show how one is understood."),
+    "prices": ("shardwright.cli.prices:prices", "List prices of machines, with sources and dates."),
+    "spmd": ("shardwright.cli.spmd:app", "Shard any PyTorch module over unequal GPUs."),
+    "checkpoint": ("shardwright.cli.checkpoint:app", "Write checkpoints for other tools, and read them back."),
+}
 
 
-@app.callback(invoke_without_command=True)
 def options(
-    context: typer.Context,
-    version: bool = typer.Option(False, "--version", help="Print the version."),
-    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error; may stand anywhere."),
+    version: Annotated[bool, option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, option("--debug", help="Show the traceback of an error; may stand anywhere.")] = False,
+    show_completion: Annotated[
+        str | None, option(metavar="SHELL", help="Print the script that completes words in bash, zsh or fish.")
+    ] = None,
 ) -> None:
+    context = click.get_current_context()
     if version:
         write(f"shardwright {__version__}")
-        raise typer.Exit
-    if context.invoked_subcommand is None:
+    elif show_completion is not None:
+        write(completion.script(context.command, show_completion))
+    elif context.invoked_subcommand is None:
         write(context.get_help())
+    if version or show_completion is not None:
+        raise Exit
 
 
 options.__doc__ = HELP
-
-
-@cache
-def command() -> Any:
-    """Return the command line, made once in a process: that takes longer than a small command."""
-    return get_command(app)
+app = Group("shardwright", COMMANDS, options=options)
 
 
 def main() -> None:
@@ -114,8 +86,11 @@ def main() -> None:
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     try:
-        code = command()(args=arguments, prog_name="shardwright", standalone_mode=False)
-    except (SpecError, TyperException, OSError) as error:
+        code = app(args=arguments, prog_name="shardwright", standalone_mode=False)
+    except NoArgsIsHelpError as asked:
+        write(asked.format_message())
+        sys.exit(0)
+    except (SpecError, ClickException, OSError) as error:
         if debug:
             raise
         complain(_problems(error))
@@ -125,7 +100,7 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _problems(error: SpecError | TyperException | OSError) -> tuple[Problem, ...]:
+def _problems(error: SpecError | ClickException | OSError) -> tuple[Problem, ...]:
     """Return what is wrong, in the one form in which everything wrong is told."""
     if isinstance(error, SpecError):
         return tuple(

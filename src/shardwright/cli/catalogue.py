@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from shardwright.cli import completion, options
 from shardwright.cli.options import AcceptGuess
 from shardwright.cli.output import screen_width, terminal_width, write, write_json
+from shardwright.commands import argument
 
 if TYPE_CHECKING:
     from shardwright.spec.model import Model
@@ -36,7 +35,7 @@ ONE = "One GPU, e.g. H100-SXM; all if not given."
 
 
 def gpus(
-    name: Annotated[str | None, typer.Argument(help=ONE, autocompletion=completion.gpus)] = None,
+    name: Annotated[str | None, argument(help=ONE, complete=completion.gpus)] = None,
     json: options.AsJson = False,
 ) -> None:
     from shardwright.reports.text.catalogue import gpu_text, gpus_text
@@ -56,10 +55,10 @@ def gpus(
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(
+        argument(
             metavar="[MODEL]",
             help="Preset, config.json or YAML; all presets if not given.",
-            autocompletion=completion.models,
+            complete=completion.models,
         ),
     ] = None,
     accept_guess: AcceptGuess = False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import typer
+from click.exceptions import Exit
 
 from shardwright.cli import options
 from shardwright.cli.output import write, write_json
@@ -33,7 +33,7 @@ def check(
     if json:
         write_json({"legal": not problems, "violations": problem_documents(problems)})
     if problems:
-        raise typer.Exit(2) if json else SpecError(*merged(problems))
+        raise Exit(2) if json else SpecError(*merged(problems))
     if not json:
         write("the plan is legal")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from shardwright.cli.output import write
+from shardwright.commands import Group, argument, option
 
 EXPORT_HELP = """Write the newest checkpoint of a folder as whole tensors.
 
@@ -30,13 +29,10 @@ HELP = """Write checkpoints as whole tensors for other tools, and read them back
 A name that ends in .safetensors is one file; any other a folder of torch.distributed.checkpoint.
 """
 
-app = typer.Typer(help=HELP, rich_markup_mode=None, no_args_is_help=True)
 
-
-@app.command("export", help=EXPORT_HELP, short_help="Write the newest checkpoint of a folder as whole tensors.")
 def export(
-    source: Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint, or the folder of a run.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="PATH", help="A new .safetensors file, or a new folder.")],
+    source: Annotated[Path, argument(metavar="DIR", help="A checkpoint, or the folder of a run.")],
+    out: Annotated[Path, option("--out", "-o", metavar="PATH", help="A new .safetensors file, or a new folder.")],
 ) -> int:
     from shardwright.runtime.storage.exchange import export_checkpoint
 
@@ -44,12 +40,25 @@ def export(
     return 0
 
 
-@app.command("import", help=IMPORT_HELP, short_help="Read back what `export` wrote, as a checkpoint to resume from.")
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="PATH", help="What `export` wrote.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder of a run.")],
+    source: Annotated[Path, argument(metavar="PATH", help="What `export` wrote.")],
+    out: Annotated[Path, option("--out", "-o", metavar="DIR", help="The folder of a run.")],
 ) -> int:
     from shardwright.runtime.storage.exchange import import_checkpoint
 
     write(f"{import_checkpoint(source, out)}: train with --resume {out}")
     return 0
+
+
+export.__doc__, import_.__doc__ = EXPORT_HELP, IMPORT_HELP
+app = Group(
+    "checkpoint",
+    {
+        "export": ("shardwright.cli.checkpoint:export", "Write the newest checkpoint of a folder as whole tensors."),
+        "import": (
+            "shardwright.cli.checkpoint:import_",
+            "Read back what `export` wrote, as a checkpoint to resume from.",
+        ),
+    },
+    help=HELP,
+)

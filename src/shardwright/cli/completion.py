@@ -1,8 +1,24 @@
-"""Names that a shell completes: those of the catalogue and of the exporters."""
+"""What a shell completes: names of the catalogue and of the exporters; and the script that makes it do so."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+import click
+
+from shardwright.errors import bad
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def script(command: click.Command, shell: str) -> str:
+    """Return the script that makes a shell complete the words of a command. Raises SpecError for another shell."""
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell) if shell in SHELLS else None
+    if found is None:
+        raise bad("--show-completion", f"{shell!r} is none of the shells", f"one of {', '.join(SHELLS)}")
+    return found(command, {}, "shardwright", "_SHARDWRIGHT_COMPLETE").source()
 
 
 def models(incomplete: str) -> list[str]:

@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.output import write, write_json
+from shardwright.commands import option
 
 HELP = """Write the cluster file of the machines at hand: GPU types and counts, memory, NVLink and network cards, as
 SLURM, Kubernetes or nvidia-smi tells them. What they do not tell is left blank and named.
@@ -27,10 +26,10 @@ Examples:
 def discover(
     source: Annotated[
         str | None,
-        typer.Option("--from", metavar="NAME", help="slurm, kubernetes or local; whoever knows GPUs, if not given."),
+        option("--from", metavar="NAME", help="slurm, kubernetes or local; whoever knows GPUs, if not given."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write here instead of standard output.")
+        Path | None, option("--out", "-o", metavar="FILE", help="Write here instead of standard output.")
     ] = None,
     json: options.AsJson = False,
 ) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
 from shardwright.cli.output import write
+from shardwright.commands import option
 from shardwright.errors import SpecError
 
 HELP = """Draw when each stage of a plan computes what, as SVG.
@@ -25,16 +24,16 @@ Examples:
 def draw(
     plan: options.PlanFile,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write here instead of standard output.")
+        Path | None, option("--out", "-o", metavar="FILE", help="Write here instead of standard output.")
     ] = None,
-    profile: Profiles = None,
+    profile: Profiles = (),
 ) -> None:
     from shardwright.plans.check import check
     from shardwright.plans.document import load_plan
     from shardwright.reports.svg.draw import draw as picture
     from shardwright.reports.text.problems import merged
 
-    require_writable(out, [plan, *(profile or ())])
+    require_writable(out, [plan, *profile])
     found = load_plan(plan)
     if problems := check(found):
         raise SpecError(*merged(problems))

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from click.exceptions import Exit
 
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
 from shardwright.cli.options import AcceptGuess
 from shardwright.cli.output import json_text, progress, terminal_width, write
+from shardwright.commands import argument, option
 from shardwright.errors import Problem, SpecError, bad
 
 if TYPE_CHECKING:
@@ -39,15 +40,15 @@ Examples:
 
 def evaluate(
     words: Annotated[
-        list[str] | None,
-        typer.Argument(
+        tuple[str, ...],
+        argument(
             metavar="[PLAN.json | ARGUMENTS…]",
             help="A plan file, as `plan --out` writes it; with --launch the arguments of the script.",
         ),
-    ] = None,
+    ] = (),
     launch: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--launch",
             "--megatron-args",
             metavar="FILE",
@@ -55,33 +56,33 @@ def evaluate(
         ),
     ] = None,
     env: Annotated[
-        list[str] | None,
-        typer.Option("--env", metavar="NAME=VALUE", help="A variable that the script is run with; may be repeated."),
-    ] = None,
+        tuple[str, ...],
+        option("--env", metavar="NAME=VALUE", help="A variable that the script is run with; may be repeated."),
+    ] = (),
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="CLUSTER", help="Cluster file or short form, e.g. 4x8xH100-SXM (with --launch)."),
+        option(metavar="CLUSTER", help="Cluster file or short form, e.g. 4x8xH100-SXM (with --launch)."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="Preset, config.json or YAML, if the arguments do not describe the model."),
+        option(metavar="MODEL", help="Preset, config.json or YAML, if the arguments do not describe the model."),
     ] = None,
     seq_len: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens of a sample, where the launch does not say (with --launch).")
+        int | None, option(metavar="N", help="Tokens of a sample, where the launch does not say (with --launch).")
     ] = None,
     accept_guess: AcceptGuess = False,
-    profile: Profiles = None,
-    settings: options.Pins = None,
+    profile: Profiles = (),
+    settings: options.Pins = (),
     rules: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Rules that every better plan keeps (docs/rules.md).")
+        Path | None, option(metavar="FILE", help="Rules that every better plan keeps (docs/rules.md).")
     ] = None,
     measured: Annotated[
         str | None,
-        typer.Option(metavar="SECONDS", help="What a step of yours takes, e.g. 15.6s; scales the times of the ladder."),
+        option(metavar="SECONDS", help="What a step of yours takes, e.g. 15.6s; scales the times of the ladder."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write the best plan to this file, e.g. best.json."),
+        option("--out", "-o", metavar="FILE", help="Write the best plan to this file, e.g. best.json."),
     ] = None,
     json: options.AsJson = False,
 ) -> None:
@@ -92,17 +93,17 @@ def evaluate(
     from shardwright.reports.text.problems import merged
 
     if launch is not None:
-        read = _read_launch(launch, tuple(words or ()), env or [], cluster, model, seq_len, accept_guess=accept_guess)
+        read = _read_launch(launch, words, env, cluster, model, seq_len, accept_guess=accept_guess)
         mine, notes, uncounted = read.plan, read.notes, read.uncounted
     else:
         if not words or len(words) > 1:
             raise bad("evaluate", "needs a plan file or --launch FILE", "see `shardwright evaluate --help`")
-        for option, value in (("--cluster", cluster), ("--model", model), ("--env", env), ("--seq-len", seq_len)):
-            if value is not None:
-                raise bad(option, "goes with --launch; a plan file has its own", f"leave {option} out")
+        for name, value in (("--cluster", cluster), ("--model", model), ("--env", env), ("--seq-len", seq_len)):
+            if value not in (None, ()):
+                raise bad(name, "goes with --launch; a plan file has its own", f"leave {name} out")
         mine, notes, uncounted = load_plan(Path(words[0])), (), ()
-    require_writable(out, [launch, rules, *(profile or ())], json=json)
-    wanted = Requirements(settings=tuple(settings or ()), rules=rules, measured=_seconds(measured))
+    require_writable(out, [launch, rules, *profile], json=json)
+    wanted = Requirements(settings=settings, rules=rules, measured=_seconds(measured))
     measurements = read_measurements(profile)
     problems = check(mine) or (() if measurements.layers else tuple(framework_problems(mine)))  # measured layers ran
     efficiency = efficiency_of(measurements, mine.model, mine.cluster, mine.job)
@@ -120,7 +121,7 @@ def evaluate(
         raise SpecError(*merged(problems)) from None
     write(answer)
     if problems:
-        raise typer.Exit(2)
+        raise Exit(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ def _rungs(mine: Plan, efficiency: Efficiency | None, space: Space, limits: tupl
 def _read_launch(
     path: Path,
     arguments: tuple[str, ...],
-    env: list[str],
+    env: tuple[str, ...],
     cluster: str | None,
     model: str | None,
     seq_len: int | None,

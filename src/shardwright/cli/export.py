@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from shardwright.cli import completion, options
 from shardwright.cli.destination import deliver, deliver_all, require_writable
 from shardwright.cli.output import note, write, write_json
+from shardwright.commands import option
 
 HELP = """Write a plan as the configuration of a training framework. What it cannot express is refused by name.
 
@@ -41,19 +40,19 @@ TARGET = "One of the targets below."
 
 def export(
     plan: options.PlanFile,
-    to: Annotated[str, typer.Option(metavar="TARGET", help=TARGET, autocompletion=completion.targets)],
-    launcher: Annotated[str, typer.Option(metavar="NAME", help="torchrun or slurm.")] = "torchrun",
+    to: Annotated[str, option(metavar="TARGET", help=TARGET, complete=completion.targets)],
+    launcher: Annotated[str, option(metavar="NAME", help="torchrun or slurm.")] = "torchrun",
     out: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--out", "-o", metavar="FILE", help="Write to this file, or to this folder where there are several files."
         ),
     ] = None,
     nearest: Annotated[
         bool,
-        typer.Option("--nearest", help="Where the target cannot run the plan, write the nearest one that it can run."),
+        option("--nearest", help="Where the target cannot run the plan, write the nearest one that it can run."),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print arguments and script as one JSON document.")] = False,
+    json: Annotated[bool, option("--json", help="Print arguments and script as one JSON document.")] = False,
 ) -> None:
     from shardwright.errors import Problem, SpecError
     from shardwright.exporters.nearest import nearest_plan

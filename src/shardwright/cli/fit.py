@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from click.exceptions import Exit
 
 from shardwright.cli import completion, options
 from shardwright.cli.options import AcceptGuess, Optimizer
 from shardwright.cli.output import terminal_width, write, write_json
+from shardwright.commands import argument, option
 from shardwright.errors import bad
 
 USUAL_SEQ_LEN = 2048
@@ -26,17 +27,17 @@ MODEL, GPU = "Preset, config.json or its folder, or YAML.", "GPU type, e.g. RTX3
 
 
 def fit(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL, autocompletion=completion.models)],
-    gpu: Annotated[str, typer.Option(metavar="GPU", help=GPU, autocompletion=completion.gpus)],
-    gpus: Annotated[int, typer.Option(metavar="N", help="GPUs of one machine.")] = 1,
-    nodes: Annotated[int, typer.Option(metavar="N", help="Machines.")] = 1,
+    model: Annotated[str, argument(metavar="MODEL", help=MODEL, complete=completion.models)],
+    gpu: Annotated[str, option(metavar="GPU", help=GPU, complete=completion.gpus)],
+    gpus: Annotated[int, option(metavar="N", help="GPUs of one machine.")] = 1,
+    nodes: Annotated[int, option(metavar="N", help="Machines.")] = 1,
     seq_len: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens of one sample; usually 2048, or the model's most.")
+        int | None, option(metavar="N", help="Tokens of one sample; usually 2048, or the model's most.")
     ] = None,
-    micro_batch: Annotated[int, typer.Option(metavar="N", help="Samples that a GPU takes at a time.")] = 1,
-    precision: Annotated[str, typer.Option(metavar="NAME", help="bf16, fp16 or fp32.")] = "bf16",
+    micro_batch: Annotated[int, option(metavar="N", help="Samples that a GPU takes at a time.")] = 1,
+    precision: Annotated[str, option(metavar="NAME", help="bf16, fp16 or fp32.")] = "bf16",
     optimizer: Optimizer = "adam",
-    framework: Annotated[str, typer.Option(metavar="NAME", help="Software that trains, as for `plan`.")] = "fsdp",
+    framework: Annotated[str, option(metavar="NAME", help="Software that trains, as for `plan`.")] = "fsdp",
     accept_guess: AcceptGuess = False,
     json: options.AsJson = False,
 ) -> None:
@@ -46,9 +47,9 @@ def fit(
     from shardwright.spec.read.job import make_job
     from shardwright.spec.read.model import load_model
 
-    for option, count in (("--gpus", gpus), ("--nodes", nodes), ("--micro-batch", micro_batch)):
+    for words, count in (("--gpus", gpus), ("--nodes", nodes), ("--micro-batch", micro_batch)):
         if count < 1:
-            raise bad(f"{option} {count}", "is not above 0", "give 1 or more")
+            raise bad(f"{words} {count}", "is not above 0", "give 1 or more")
     found = load_model(model, accept_guess=accept_guess)
     cluster = load_cluster(f"{nodes}x{gpus}x{gpu}")
     job = make_job(
@@ -61,7 +62,7 @@ def fit(
     sizing = size(found, cluster, job)
     write_json(sizing_document(sizing, model)) if json else write(sizing_text(sizing, model, terminal_width()))
     if sizing.first is None:
-        raise typer.Exit(3)
+        raise Exit(3)
 
 
 fit.__doc__ = HELP

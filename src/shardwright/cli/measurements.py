@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from shardwright.commands import option
 from shardwright.errors import bad
 
 if TYPE_CHECKING:
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from shardwright.spec.read.machine_profile import MachineProfile
 
 Profiles = Annotated[
-    list[Path] | None,
-    typer.Option(
+    tuple[Path, ...],
+    option(
         "--profile",
         "--machine-profile",
         metavar="FILE",
@@ -57,7 +56,7 @@ class Measurements:
         return stand_in_gpus(self.layers, model, precision) if self.layers else {}
 
 
-def read_measurements(paths: Sequence[Path] | None) -> Measurements:
+def read_measurements(paths: Sequence[Path]) -> Measurements:
     """Return the profiles in files. Raises SpecError for a file that is none, and for a second layer profile."""
     if not paths:
         return Measurements()

@@ -5,47 +5,42 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from shardwright.cli import completion
+from shardwright.commands import argument, option
 
 Model = Annotated[
     str | None,
-    typer.Option(
+    option(
         metavar="MODEL",
-        autocompletion=completion.models,
+        complete=completion.models,
         help="Preset (see `shardwright models`), config.json or its folder, or YAML; measured layers need none.",
     ),
 ]
 AcceptGuess = Annotated[
     bool,
-    typer.Option(
-        "--accept-guess", help="Plan a model of an unknown family as its fields suggest; each guess is listed."
-    ),
+    option("--accept-guess", help="Plan a model of an unknown family as its fields suggest; each guess is listed."),
 ]
 Precision = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="bf16, fp16, fp8 or fp32; by default bf16, or that of measured layers."),
+    option(metavar="NAME", help="bf16, fp16, fp8 or fp32; by default bf16, or that of measured layers."),
 ]
 MaskDocuments = Annotated[
     Path | None,
-    typer.Option(metavar="FILE.bin", help="Attention stays within documents as long as those of this token file."),
+    option(metavar="FILE.bin", help="Attention stays within documents as long as those of this token file."),
 ]
-Optimizer = Annotated[str, typer.Option(metavar="NAME", help="adam, adam8bit (moments in 8 bits), muon or sgd.")]
+Optimizer = Annotated[str, option(metavar="NAME", help="adam, adam8bit (moments in 8 bits), muon or sgd.")]
 Framework = Annotated[
     str,
-    typer.Option(
+    option(
         metavar="NAME",
         help="Software that runs the plan, whose overheads count: megatron, torchtitan, fsdp, deepspeed, nanotron, "
         "jax, eager or train (`shardwright train`, which alone runs unequal replicas).",
     ),
 ]
-Fit = Annotated[
-    float, typer.Option(metavar="P", help="Probability with which a plan must fit in memory, 0.01 to 0.99.")
-]
+Fit = Annotated[float, option(metavar="P", help="Probability with which a plan must fit in memory, 0.01 to 0.99.")]
 Pins = Annotated[
-    list[str] | None,
-    typer.Option(
+    tuple[str, ...],
+    option(
         "--set",
         metavar="NAME=VALUE",
         help="Pin a parameter to one or more values: tp=8 or recompute=none,selective; may be repeated. "
@@ -54,8 +49,8 @@ Pins = Annotated[
 ]
 Prices = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Your own prices, before those that ship: CSV as in docs/how-to.md."),
+    option(metavar="FILE", help="Your own prices, before those that ship: CSV as in docs/how-to.md."),
 ]
-Details = Annotated[bool, typer.Option("--details", help="Print the whole report, not the first screen alone.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in place of the text.")]
-PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")]
+Details = Annotated[bool, option("--details", help="Print the whole report, not the first screen alone.")]
+AsJson = Annotated[bool, option("--json", help="Print one JSON document in place of the text.")]
+PlanFile = Annotated[Path, argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")]

@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from click.exceptions import Exit
 
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable, tell
 from shardwright.cli.measurements import Profiles
 from shardwright.cli.output import progress, terminal_width, write, write_json
+from shardwright.commands import option
 
 HELP = """Find the best parallel strategy for a model on a cluster: all that Megatron-LM can run and, on several types
 of GPUs, plans that mix them.
@@ -32,62 +33,62 @@ Examples:
 def plan(
     cluster: Annotated[
         str,
-        typer.Option(
+        option(
             metavar="CLUSTER",
             help="Cluster file, or short form: 32x8xA800-SXM-80 is 32 machines of 8; several joined by +.",
         ),
     ],
-    global_batch: Annotated[int, typer.Option(metavar="N", help="Samples of one optimizer step, e.g. 512.")],
+    global_batch: Annotated[int, option(metavar="N", help="Samples of one optimizer step, e.g. 512.")],
     model: options.Model = None,
     accept_guess: options.AcceptGuess = False,
     seq_len: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens of one sample, e.g. 4096; of measured layers, by default.")
+        int | None, option(metavar="N", help="Tokens of one sample, e.g. 4096; of measured layers, by default.")
     ] = None,
     tokens: Annotated[
         str | None,
-        typer.Option(
+        option(
             metavar="COUNT", help="Tokens of the whole run, e.g. 300B or 1.5T; without it, no run time and no total."
         ),
     ] = None,
     steps: Annotated[
-        float | None, typer.Option(metavar="N", help="Optimizer steps of the whole run, instead of --tokens.")
+        float | None, option(metavar="N", help="Optimizer steps of the whole run, instead of --tokens.")
     ] = None,
     precision: options.Precision = None,
     fp8_recipe: Annotated[
-        str | None, typer.Option(metavar="NAME", help="delayed, tensorwise, blockwise or mxfp8 (with fp8).")
+        str | None, option(metavar="NAME", help="delayed, tensorwise, blockwise or mxfp8 (with fp8).")
     ] = None,
     optimizer: options.Optimizer = "adam",
     framework: options.Framework = "megatron",
     mask_documents: options.MaskDocuments = None,
     objective: Annotated[
-        str, typer.Option(metavar="NAME", help="What to minimise: time of an iteration, or cost in dollars.")
+        str, option(metavar="NAME", help="What to minimise: time of an iteration, or cost in dollars.")
     ] = "time",
     budget: Annotated[
         str | None,
-        typer.Option(metavar="USD", help="Most US dollars for the whole run, e.g. 50000 or 2M (needs --tokens)."),
+        option(metavar="USD", help="Most US dollars for the whole run, e.g. 50000 or 2M (needs --tokens)."),
     ] = None,
     deadline: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Longest run, e.g. 720 (hours) or 30d (needs --tokens)."),
+        option(metavar="TIME", help="Longest run, e.g. 720 (hours) or 30d (needs --tokens)."),
     ] = None,
-    top: Annotated[int, typer.Option(metavar="N", help="How many plans to show, each of another layout.")] = 3,
+    top: Annotated[int, option(metavar="N", help="How many plans to show, each of another layout.")] = 3,
     fit: options.Fit = 0.9,
-    settings: options.Pins = None,
+    settings: options.Pins = (),
     prices: options.Prices = None,
     rules: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Rules that drop candidates, one a line, e.g. $tp > 8 (docs/rules.md)."),
+        option(metavar="FILE", help="Rules that drop candidates, one a line, e.g. $tp > 8 (docs/rules.md)."),
     ] = None,
-    profile: Profiles = None,
+    profile: Profiles = (),
     gap: Annotated[
         str,
-        typer.Option(
+        option(
             metavar="PART", help="On several GPU types, how far above the proven bound the best plan may be, e.g. 1%."
         ),
     ] = "1%",
     tp_per_type: Annotated[
         bool,
-        typer.Option(
+        option(
             "--tp-per-type",
             help="On several GPU types, also search plans in which each type has a tensor-parallel degree of its own, "
             "of those that --set tp allows. Takes two to ten times as long; Megatron-LM cannot run such plans.",
@@ -95,18 +96,18 @@ def plan(
     ] = False,
     programs: Annotated[
         bool,
-        typer.Option(
+        option(
             "--programs",
             help="On 2 to 16 GPUs, also search for an SPMD program, in which every GPU computes a part of every "
             "operator. Takes some seconds.",
         ),
     ] = False,
     exportable_to: Annotated[
-        str | None, typer.Option(metavar="TARGET", help="Only plans that this framework can run: megatron.")
+        str | None, option(metavar="TARGET", help="Only plans that this framework can run: megatron.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write the best plan to this file, e.g. plan.json."),
+        option("--out", "-o", metavar="FILE", help="Write the best plan to this file, e.g. plan.json."),
     ] = None,
     details: options.Details = False,
     json: options.AsJson = False,
@@ -123,7 +124,7 @@ def plan(
     from shardwright.spec.read.cluster import load_cluster
     from shardwright.spec.read.job import make_job
 
-    require_writable(out, [model, cluster, rules, prices, *(profile or ())], json=json)
+    require_writable(out, [model, cluster, rules, prices, *profile], json=json)
     measurements = read_measurements(profile)
     precision = measurements.precision(precision)
     found_model = model_of(model, measurements, precision, accept_guess=accept_guess)
@@ -145,7 +146,7 @@ def plan(
     )
     gpu_names = [pool.gpu.kind for pool in found_cluster.pools]
     limits = load_rules(rules, gpu_names) if rules else ()
-    space = replace(parse_pins(settings or []), tp_per_type=tp_per_type)
+    space = replace(parse_pins(settings), tp_per_type=tp_per_type)
     efficiency = efficiency_of(measurements, found_model, found_cluster, job)
     with progress(f"searching for plans of {found_model.name} on {found_cluster.gpus} GPUs"):
         ranking = search(
@@ -184,7 +185,7 @@ def plan(
             width = terminal_width()
             tell(ranking_text(ranking, width) if details else first_screen(ranking, out, width), beside=out)
     if ranking.infeasible:
-        raise typer.Exit(3)
+        raise Exit(3)
 
 
 def length_of_documents(file: Path | None, seq_len: int) -> float | None:

@@ -7,10 +7,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated
 
-import typer
-
 from shardwright.cli import options
 from shardwright.cli.output import progress, screen_width, write, write_json
+from shardwright.commands import option
 
 HELP = """List prices of machines in US dollars an hour, on demand and spot, with source and date: those that --refresh
 fetched last, else the dated table that ships.
@@ -25,11 +24,11 @@ Examples:
 
 
 def prices(
-    gpu: Annotated[str | None, typer.Option(metavar="GPU", help="Only this GPU, e.g. H100-SXM.")] = None,
-    provider: Annotated[str | None, typer.Option(metavar="NAME", help="Only this provider, e.g. aws.")] = None,
-    region: Annotated[str | None, typer.Option(metavar="NAME", help="Only this region, e.g. us-east-1.")] = None,
+    gpu: Annotated[str | None, option(metavar="GPU", help="Only this GPU, e.g. H100-SXM.")] = None,
+    provider: Annotated[str | None, option(metavar="NAME", help="Only this provider, e.g. aws.")] = None,
+    region: Annotated[str | None, option(metavar="NAME", help="Only this region, e.g. us-east-1.")] = None,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Fetch today's prices first (needs gpuhunt and a network).")
+        bool, option("--refresh", help="Fetch today's prices first (needs gpuhunt and a network).")
     ] = False,
     json: options.AsJson = False,
 ) -> None:

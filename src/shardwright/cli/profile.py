@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from shardwright.cli import options
 from shardwright.cli.output import terminal_width, write, write_json
+from shardwright.commands import option
 from shardwright.errors import bad
 
 if TYPE_CHECKING:
@@ -40,24 +39,22 @@ CLEAR = "\r\033[K"
 
 
 def profile(
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Write the profile here.")] = Path(
-        "profile.json"
-    ),
+    out: Annotated[Path, option("--out", "-o", metavar="FILE", help="Write the profile here.")] = Path("profile.json"),
     device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="cuda or cpu; the GPU if there is one, if not given.")
+        str | None, option(metavar="NAME", help="cuda or cpu; the GPU if there is one, if not given.")
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(
+        option(
             metavar="NAME",
             help="What the GPU is in the catalogue (`shardwright gpus`), or what to call one it does not have.",
         ),
     ] = None,
-    minutes: Annotated[float, typer.Option(metavar="N", help="About how long to measure.")] = 3.0,
-    links: Annotated[bool, typer.Option("--links/--no-links", help="Measure collectives as well.")] = True,
+    minutes: Annotated[float, option(metavar="N", help="About how long to measure.")] = 3.0,
+    links: Annotated[bool, option("--links/--no-links", help="Measure collectives as well.")] = True,
     restart: Annotated[
         bool,
-        typer.Option("--restart/--resume", help="Begin anew, or go on with the rows in FILE.partial."),
+        option("--restart/--resume", help="Begin anew, or go on with the rows in FILE.partial."),
     ] = False,
     json: options.AsJson = False,
 ) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from shardwright.cli import options
 from shardwright.cli.output import write, write_json
+from shardwright.commands import option
 from shardwright.errors import bad
 
 if TYPE_CHECKING:
@@ -22,9 +21,9 @@ HELP = """Show what would move from where if machines of an elastic run were los
 
 
 def recover(
-    join: Annotated[str, typer.Option(metavar="HOST:PORT", help="The keeper of any machine of the run.")],
-    lose: Annotated[str, typer.Option(metavar="NAME,…", help="The machines that are lost.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it; a run recovers by itself.")] = False,
+    join: Annotated[str, option(metavar="HOST:PORT", help="The keeper of any machine of the run.")],
+    lose: Annotated[str, option(metavar="NAME,…", help="The machines that are lost.")] = "",
+    dry_run: Annotated[bool, option("--dry-run", help="Only show it; a run recovers by itself.")] = False,
     json: options.AsJson = False,
 ) -> int:
     from shardwright.cli.elastic import address_of

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
+from shardwright.commands import argument, option
 
 HELP = """Show a result as one HTML page that needs no network: a plan, what `plan --json`, `shop --json` or
 `evaluate --json` printed, two plans side by side, or the folder of a training run.
@@ -27,13 +26,11 @@ LARGEST_BYTES = 256_000_000
 
 def report(
     source: Annotated[
-        Path, typer.Argument(metavar="RESULT", help="A plan file, a JSON document, or the --out folder of a run.")
+        Path, argument(metavar="RESULT", help="A plan file, a JSON document, or the --out folder of a run.")
     ],
-    other: Annotated[
-        Path | None, typer.Argument(metavar="[PLAN.json]", help="A second plan file to compare with.")
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page to write.")] = Path("report.html"),
-    profile: Profiles = None,
+    other: Annotated[Path | None, argument(metavar="[PLAN.json]", help="A second plan file to compare with.")] = None,
+    out: Annotated[Path, option("--out", "-o", metavar="FILE", help="The page to write.")] = Path("report.html"),
+    profile: Profiles = (),
 ) -> None:
     from shardwright.plans.document import from_document, load_plan
     from shardwright.reports.html.report import report as page

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from shardwright.cli.output import write_json
+from shardwright.commands import argument
 
 HELP = """Print the JSON schema of a document that commands write or read.
 
@@ -25,7 +24,7 @@ profile (a machine profile), layers (a layer profile).
 
 
 def schema(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="One of the documents above, e.g. plan or cluster.")],
+    name: Annotated[str, argument(metavar="NAME", help="One of the documents above, e.g. plan or cluster.")],
 ) -> None:
     from shardwright.errors import bad, suggestion
     from shardwright.reports.documents.schemas import document_names, document_schema

@@ -5,9 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Annotated
 
-import typer
-
 from shardwright.cli.output import note, write
+from shardwright.commands import option
 
 HELP = """Serve a page on this machine on which you change the question by hand, and the plan follows.
 
@@ -24,11 +23,11 @@ LOOPBACK, PORT = "127.0.0.1", 8639
 
 
 def serve(
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; other machines reach no loopback.")] = (
+    host: Annotated[str, option(metavar="ADDRESS", help="Where to listen; other machines reach no loopback.")] = (
         LOOPBACK
     ),
-    port: Annotated[int, typer.Option(metavar="N", help="The port; 0 takes a free one.")] = PORT,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    port: Annotated[int, option(metavar="N", help="The port; 0 takes a free one.")] = PORT,
+    open_page: Annotated[bool, option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     import webbrowser
 

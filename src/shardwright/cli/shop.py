@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from click.exceptions import Exit
 
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable, tell
 from shardwright.cli.measurements import Profiles
 from shardwright.cli.output import progress, terminal_width, write_json
+from shardwright.commands import option
 from shardwright.errors import bad, suggestion
 
 if TYPE_CHECKING:
@@ -31,43 +32,41 @@ Examples:
 
 
 def shop(
-    tokens: Annotated[str, typer.Option(metavar="COUNT", help="Tokens of the whole run, e.g. 300B or 1T.")],
+    tokens: Annotated[str, option(metavar="COUNT", help="Tokens of the whole run, e.g. 300B or 1T.")],
     model: options.Model = None,
     accept_guess: options.AcceptGuess = False,
     offers: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="What can be rented (docs/how-to-shop.md); without it, the dated price table."
-        ),
+        option(metavar="FILE", help="What can be rented (docs/how-to-shop.md); without it, the dated price table."),
     ] = None,
     gpu: Annotated[
-        list[str] | None, typer.Option(metavar="GPU", help="Only offers of this GPU, e.g. H100-SXM; may be repeated.")
-    ] = None,
+        tuple[str, ...], option(metavar="GPU", help="Only offers of this GPU, e.g. H100-SXM; may be repeated.")
+    ] = (),
     market: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Only on-demand, spot or reserved; may be repeated."),
-    ] = None,
+        tuple[str, ...],
+        option(metavar="NAME", help="Only on-demand, spot or reserved; may be repeated."),
+    ] = (),
     provider: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of the price table, only this provider, e.g. aws.")
+        str | None, option(metavar="NAME", help="Of the price table, only this provider, e.g. aws.")
     ] = None,
     region: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of the price table, only this region, e.g. us-east-1.")
+        str | None, option(metavar="NAME", help="Of the price table, only this region, e.g. us-east-1.")
     ] = None,
     max_gpus: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Of the price table, most GPUs of one type; usually 1024, 64 on spot."),
+        option(metavar="N", help="Of the price table, most GPUs of one type; usually 1024, 64 on spot."),
     ] = None,
     deadline: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Longest run: 30d, 720h or hours. Picks the cheapest in time.")
+        str | None, option(metavar="TIME", help="Longest run: 30d, 720h or hours. Picks the cheapest in time.")
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(metavar="USD", help="Most dollars: 2M, 500k. Picks the fastest for it.")
+        str | None, option(metavar="USD", help="Most dollars: 2M, 500k. Picks the fastest for it.")
     ] = None,
     global_batch: Annotated[
-        int | None, typer.Option(metavar="N", help="Samples of one optimizer step; usually about 4 M tokens' worth.")
+        int | None, option(metavar="N", help="Samples of one optimizer step; usually about 4 M tokens' worth.")
     ] = None,
     seq_len: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens of one sample; usually 4096, or the model's most.")
+        int | None, option(metavar="N", help="Tokens of one sample; usually 4096, or the model's most.")
     ] = None,
     precision: options.Precision = None,
     optimizer: options.Optimizer = "adam",
@@ -75,17 +74,17 @@ def shop(
     fit: options.Fit = 0.9,
     mixes: Annotated[
         int | None,
-        typer.Option(
+        option(
             metavar="N",
             help="Mixes of two offers to search, the most promising; usually one, of all machines of two offers with "
             "up to 256 GPUs together.",
         ),
     ] = None,
-    settings: options.Pins = None,
-    profile: Profiles = None,
+    settings: options.Pins = (),
+    profile: Profiles = (),
     prices: options.Prices = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the plan of the choice to this file.")
+        Path | None, option("--out", "-o", metavar="FILE", help="Write the plan of the choice to this file.")
     ] = None,
     details: options.Details = False,
     json: options.AsJson = False,
@@ -101,7 +100,7 @@ def shop(
     from shardwright.spec.cluster import Cluster
     from shardwright.spec.read.job import make_job
 
-    require_writable(out, [model, offers, prices, *(profile or ())], json=json)
+    require_writable(out, [model, offers, prices, *profile], json=json)
     measurements = read_measurements(profile)
     precision = measurements.precision(precision)
     found_model = model_of(model, measurements, precision, accept_guess=accept_guess)
@@ -117,10 +116,10 @@ def shop(
         budget_dollars=dollars(budget, "--budget"),
         deadline_hours=hours(deadline, "--deadline"),
     )
-    found_offers = _offers(offers, prices, provider, region, tuple(gpu or ()), tuple(market or ()), max_gpus)
+    found_offers = _offers(offers, prices, provider, region, gpu, market, max_gpus)
     every = Cluster(pools=tuple(offer.pool for offer in found_offers.offers))
     efficiency = efficiency_of(measurements, found_model, every, job)
-    space = parse_pins(settings or [])
+    space = parse_pins(settings)
     with progress(f"shopping for {found_model.name}"):
         result = search(found_model, found_offers, job, space=space, fit=fit, mixes=mixes, efficiency=efficiency)
     if out is not None and result.front and not result.infeasible:
@@ -135,7 +134,7 @@ def shop(
             text = shop_screen(result, found_model, job, assumed, out, width)
         tell(text, beside=out)
     if result.infeasible:
-        raise typer.Exit(3)
+        raise Exit(3)
 
 
 def _sizes(model: Model, seq_len: int | None, global_batch: int | None) -> tuple[int, int, tuple[str, ...]]:

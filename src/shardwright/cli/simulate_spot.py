@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.output import write, write_json
+from shardwright.commands import option
 from shardwright.errors import bad
 
 if TYPE_CHECKING:
@@ -31,17 +30,15 @@ A trace has the columns seconds,zone,gpu,machines,dollars_per_machine_hour: from
 
 def simulate_spot(
     plan: options.PlanFile,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="TRACE.csv", help="What could be had when, at which price.")
-    ] = None,
+    trace: Annotated[Path | None, option(metavar="TRACE.csv", help="What could be had when, at which price.")] = None,
     market: Annotated[
-        str, typer.Option(metavar="NAME", help="Make a trace instead: calm, batches (by zone) or capped (at 24 h).")
+        str, option(metavar="NAME", help="Make a trace instead: calm, batches (by zone) or capped (at 24 h).")
     ] = "",
-    days: Annotated[float, typer.Option(metavar="N", help="Days of a trace that is made.")] = 7.0,
-    zones: Annotated[int, typer.Option(metavar="N", help="Zones of a trace that is made.")] = 4,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of a trace that is made, and of which machines go.")] = 0,
-    save_trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the trace that was made here.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE.svg", help="Write a picture here.")] = None,
+    days: Annotated[float, option(metavar="N", help="Days of a trace that is made.")] = 7.0,
+    zones: Annotated[int, option(metavar="N", help="Zones of a trace that is made.")] = 4,
+    seed: Annotated[int, option(metavar="N", help="Of a trace that is made, and of which machines go.")] = 0,
+    save_trace: Annotated[Path | None, option(metavar="FILE", help="Write the trace that was made here.")] = None,
+    out: Annotated[Path | None, option("--out", "-o", metavar="FILE.svg", help="Write a picture here.")] = None,
     json: options.AsJson = False,
 ) -> int:
     from shardwright.plans.document import load_plan

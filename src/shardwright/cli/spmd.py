@@ -7,11 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable, tell
 from shardwright.cli.output import WIPE, progress, write, write_json
+from shardwright.commands import Group, argument, option
 from shardwright.errors import bad
 from shardwright.units import format_bytes
 
@@ -51,20 +50,18 @@ Example:
 """
 MEBIBYTE = 1 << 20
 
-app = typer.Typer(name="spmd", help=HELP, rich_markup_mode=None, no_args_is_help=True)
-TaskName = Annotated[str, typer.Argument(metavar="MODULE:FACTORY", help="A function that returns a Task.")]
-File = Annotated[Path, typer.Argument(metavar="STEP.json", help="A file of `shardwright spmd plan`.")]
+TaskName = Annotated[str, argument(metavar="MODULE:FACTORY", help="A function that returns a Task.")]
+File = Annotated[Path, argument(metavar="STEP.json", help="A file of `shardwright spmd plan`.")]
 Json = options.AsJson
 
 
-@app.command("plan", help=PLAN_HELP, short_help="Find the fastest program for a module on a cluster.")
 def plan(
     task: TaskName,
-    cluster: Annotated[str, typer.Option(metavar="FILE|SHORT", help="A cluster file, or 2x8xA100-SXM-80+….")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the step here.")] = None,
-    efficiency: Annotated[float, typer.Option(metavar="PART", help="Of their peak, what the GPUs reach.")] = 0.5,
+    cluster: Annotated[str, option(metavar="FILE|SHORT", help="A cluster file, or 2x8xA100-SXM-80+….")],
+    out: Annotated[Path | None, option("--out", "-o", metavar="FILE", help="Write the step here.")] = None,
+    efficiency: Annotated[float, option(metavar="PART", help="Of their peak, what the GPUs reach.")] = 0.5,
     strategy: Annotated[
-        str, typer.Option(metavar="NAME", help="any, uneven-fsdp, data-parallel or hap: what the program may be.")
+        str, option(metavar="NAME", help="any, uneven-fsdp, data-parallel or hap: what the program may be.")
     ] = "any",
     json: Json = False,
 ) -> None:
@@ -95,10 +92,9 @@ def plan(
         tell(_summary(found), beside=out)
 
 
-@app.command("show", help=SHOW_HELP, short_help="Print a program, operator by operator.")
 def show(
     step: File,
-    every: Annotated[bool, typer.Option("--all", help="Repeated blocks each, not the first alone.")] = False,
+    every: Annotated[bool, option("--all", help="Repeated blocks each, not the first alone.")] = False,
     json: Json = False,
 ) -> None:
     _require_torch()
@@ -112,19 +108,18 @@ def show(
         write(f"{_summary(found)}\n\n{text(found.graph, found.program, every=every)}")
 
 
-@app.command("train", help=TRAIN_HELP, short_help="Train by a program, under torchrun.")
 def train(
     step: File,
     task: TaskName,
-    steps: Annotated[int, typer.Option(metavar="N", help="Train this many steps.")] = 100,
+    steps: Annotated[int, option(metavar="N", help="Train this many steps.")] = 100,
     accumulate: Annotated[
-        int, typer.Option(metavar="N", help="Batches of a step, one after the other; their gradients are averaged.")
+        int, option(metavar="N", help="Batches of a step, one after the other; their gradients are averaged.")
     ] = 1,
-    device: Annotated[str | None, typer.Option(metavar="NAME", help="cuda or cpu; GPUs if there are any.")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of initial weights and of dropout.")] = 0,
-    weights: Annotated[Path | None, typer.Option(metavar="FILE", help="Start from this safetensors file.")] = None,
+    device: Annotated[str | None, option(metavar="NAME", help="cuda or cpu; GPUs if there are any.")] = None,
+    seed: Annotated[int, option(metavar="N", help="Of initial weights and of dropout.")] = 0,
+    weights: Annotated[Path | None, option(metavar="FILE", help="Start from this safetensors file.")] = None,
     save_weights: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the unsharded weights as safetensors.")
+        Path | None, option(metavar="FILE", help="Write the unsharded weights as safetensors.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -215,3 +210,15 @@ def _memory_document(one: RankMemory) -> dict[str, int]:
 def _memory_words(rank: int, one: RankMemory) -> str:
     peak = f", at most {one.peak_bytes / MEBIBYTE:.1f} MiB on its GPU" if one.peak_bytes else ""
     return f"rank {rank}: {one.parameter_bytes / MEBIBYTE:.2f} MiB of parameters{peak}"
+
+
+plan.__doc__, show.__doc__, train.__doc__ = PLAN_HELP, SHOW_HELP, TRAIN_HELP
+app = Group(
+    "spmd",
+    {
+        "plan": ("shardwright.cli.spmd:plan", "Find the fastest program for a module on a cluster."),
+        "show": ("shardwright.cli.spmd:show", "Print a program, operator by operator."),
+        "train": ("shardwright.cli.spmd:train", "Train by a program, under torchrun."),
+    },
+    help=HELP,
+)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from shardwright.cli.output import write
+from shardwright.commands import argument, option
 from shardwright.errors import bad
 
 HELP = """Make a token file for `train` from text files.
@@ -21,10 +20,10 @@ Examples:
 
 
 def tokens(
-    texts: Annotated[list[Path], typer.Argument(metavar="TEXT…", help="Text files, in UTF-8.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.bin", help="Write the tokens here.")],
+    texts: Annotated[tuple[Path, ...], argument(metavar="TEXT…", help="Text files, in UTF-8.")],
+    out: Annotated[Path, option("--out", "-o", metavar="FILE.bin", help="Write the tokens here.")],
     tokenizer: Annotated[
-        str, typer.Option(metavar="NAME", help="bytes, or a Hugging Face tokenizer.json or its folder.")
+        str, option(metavar="NAME", help="bytes, or a Hugging Face tokenizer.json or its folder.")
     ] = "bytes",
 ) -> None:
     from shardwright.runtime.storage.data import write_tokens

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from shardwright.cli import options
 from shardwright.cli.destination import require_writable
 from shardwright.cli.train_input import (
@@ -23,6 +21,7 @@ from shardwright.cli.train_input import (
     with_precision,
 )
 from shardwright.cli.train_run import run_plan, show_layout
+from shardwright.commands import option
 from shardwright.errors import bad
 from shardwright.runtime.job.settings import CHANGES
 from shardwright.runtime.state.recipe import METHOD_OF, METHODS, SCHEDULES, Recipe
@@ -46,147 +45,139 @@ USUAL, TRAVELS = Recipe(), "As before when resumed."
 def train(
     plan: options.PlanFile,
     data: Annotated[
-        list[str] | None,
-        typer.Option(
+        tuple[str, ...],
+        option(
             metavar="FILE.bin[=W]",
             help="A token file, as `shardwright tokens` makes it, or its URL. Several: of weight W each, or by size.",
         ),
-    ] = None,
-    steps: Annotated[int, typer.Option(metavar="N", help="Train up to this step.")] = 100,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Checkpoints and metrics.")] = Path("run"),
+    ] = (),
+    steps: Annotated[int, option(metavar="N", help="Train up to this step.")] = 100,
+    out: Annotated[Path, option("--out", "-o", metavar="DIR", help="Checkpoints and metrics.")] = Path("run"),
     resume: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Go on from the newest checkpoint in this folder.")
+        Path | None, option(metavar="DIR", help="Go on from the newest checkpoint in this folder.")
     ] = None,
-    checkpoint_every: Annotated[int, typer.Option(metavar="N", help="Steps between checkpoints; 0: at the end.")] = 0,
-    keep: Annotated[int, typer.Option(metavar="N", help="Keep this many checkpoints; 0: all.")] = 2,
+    checkpoint_every: Annotated[int, option(metavar="N", help="Steps between checkpoints; 0: at the end.")] = 0,
+    keep: Annotated[int, option(metavar="N", help="Keep this many checkpoints; 0: all.")] = 2,
     weights: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Start from the Hugging Face weights in this folder.")
+        Path | None, option(metavar="DIR", help="Start from the Hugging Face weights in this folder.")
     ] = None,
     save_weights: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write Hugging Face weights here at the end.")
+        Path | None, option(metavar="DIR", help="Write Hugging Face weights here at the end.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="config.json", help="Where epsilon and rotary scaling stand.")
+        Path | None, option(metavar="config.json", help="Where epsilon and rotary scaling stand.")
     ] = None,
     accept_change: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help=f"Resume though this differs: {', '.join(CHANGES)}. May be repeated."),
-    ] = None,
+        tuple[str, ...],
+        option(metavar="NAME", help=f"Resume though this differs: {', '.join(CHANGES)}. May be repeated."),
+    ] = (),
     learning_rate: Annotated[
         float | None,
-        typer.Option(metavar="RATE", help=f"The highest learning rate; {USUAL.learning_rate:g}. {TRAVELS}"),
+        option(metavar="RATE", help=f"The highest learning rate; {USUAL.learning_rate:g}. {TRAVELS}"),
     ] = None,
     schedule: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help=f"How it falls: {', '.join(SCHEDULES)}; {USUAL.schedule}. {TRAVELS}"),
+        option(metavar="NAME", help=f"How it falls: {', '.join(SCHEDULES)}; {USUAL.schedule}. {TRAVELS}"),
     ] = None,
-    warmup: Annotated[int | None, typer.Option(metavar="N", help=f"Steps until it is reached; 0. {TRAVELS}")] = None,
-    decay: Annotated[
-        int | None, typer.Option(metavar="N", help=f"Step at which it is lowest; 0: never. {TRAVELS}")
-    ] = None,
+    warmup: Annotated[int | None, option(metavar="N", help=f"Steps until it is reached; 0. {TRAVELS}")] = None,
+    decay: Annotated[int | None, option(metavar="N", help=f"Step at which it is lowest; 0: never. {TRAVELS}")] = None,
     decay_from: Annotated[
         int | None,
-        typer.Option(metavar="N", help=f"Step at which it begins to fall; wsd: in the last tenth. {TRAVELS}"),
+        option(metavar="N", help=f"Step at which it begins to fall; wsd: in the last tenth. {TRAVELS}"),
     ] = None,
     final_fraction: Annotated[
-        float | None, typer.Option(metavar="X", help=f"What is left of it then; {USUAL.final_fraction:g}. {TRAVELS}")
+        float | None, option(metavar="X", help=f"What is left of it then; {USUAL.final_fraction:g}. {TRAVELS}")
     ] = None,
-    beta1: Annotated[float | None, typer.Option(metavar="X", help=f"Adam's; {USUAL.betas[0]:g}. {TRAVELS}")] = None,
-    beta2: Annotated[float | None, typer.Option(metavar="X", help=f"Adam's; {USUAL.betas[1]:g}. {TRAVELS}")] = None,
-    epsilon: Annotated[float | None, typer.Option(metavar="X", help=f"Adam's; {USUAL.epsilon:g}. {TRAVELS}")] = None,
+    beta1: Annotated[float | None, option(metavar="X", help=f"Adam's; {USUAL.betas[0]:g}. {TRAVELS}")] = None,
+    beta2: Annotated[float | None, option(metavar="X", help=f"Adam's; {USUAL.betas[1]:g}. {TRAVELS}")] = None,
+    epsilon: Annotated[float | None, option(metavar="X", help=f"Adam's; {USUAL.epsilon:g}. {TRAVELS}")] = None,
     weight_decay: Annotated[
         float | None,
-        typer.Option(metavar="X", help=f"Decoupled weight decay of matrices; {USUAL.weight_decay:g}. {TRAVELS}"),
+        option(metavar="X", help=f"Decoupled weight decay of matrices; {USUAL.weight_decay:g}. {TRAVELS}"),
     ] = None,
     clip: Annotated[
         float | None,
-        typer.Option(metavar="X", help=f"Limit of the gradients' global norm; {USUAL.clip:g}; 0: none. {TRAVELS}"),
+        option(metavar="X", help=f"Limit of the gradients' global norm; {USUAL.clip:g}; 0: none. {TRAVELS}"),
     ] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"{', '.join(METHODS)}, if not the plan's.")
-    ] = None,
+    optimizer: Annotated[str | None, option(metavar="NAME", help=f"{', '.join(METHODS)}, if not the plan's.")] = None,
     seed: Annotated[
-        int | None, typer.Option(metavar="N", help=f"Of initial weights and the order of samples; 0. {TRAVELS}")
+        int | None, option(metavar="N", help=f"Of initial weights and the order of samples; 0. {TRAVELS}")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="cuda or cpu; GPUs if there are any, if not given.")
+        str | None, option(metavar="NAME", help="cuda or cpu; GPUs if there are any, if not given.")
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="bf16, fp16, fp8 (with fp32 master weights) or fp32, if not the plan's."),
+        option(metavar="NAME", help="bf16, fp16, fp8 (with fp32 master weights) or fp32, if not the plan's."),
     ] = None,
     compile: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="Compile layers; on GPUs, if not given.")
+        bool | None, option("--compile/--no-compile", help="Compile layers; on GPUs, if not given.")
     ] = None,
     mask_documents: Annotated[
-        bool, typer.Option("--mask-documents", help="Attention stays within a document: up to its last token.")
+        bool, option("--mask-documents", help="Attention stays within a document: up to its last token.")
     ] = False,
     eval_data: Annotated[
-        str | None, typer.Option(metavar="FILE.bin", help="Held-out tokens, on which the loss is taken too.")
+        str | None, option(metavar="FILE.bin", help="Held-out tokens, on which the loss is taken too.")
     ] = None,
-    eval_every: Annotated[int, typer.Option(metavar="N", help="Steps between held-out losses; 0: at the end.")] = 0,
-    eval_batches: Annotated[int, typer.Option(metavar="N", help="Global batches of held-out tokens.")] = 8,
+    eval_every: Annotated[int, option(metavar="N", help="Steps between held-out losses; 0: at the end.")] = 0,
+    eval_batches: Annotated[int, option(metavar="N", help="Global batches of held-out tokens.")] = 8,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard too, into DIR/tensorboard.")
+        bool, option("--tensorboard", help="Write metrics for TensorBoard too, into DIR/tensorboard.")
     ] = False,
-    wandb: Annotated[
-        str, typer.Option(metavar="PROJECT", help="Send metrics to this project of Weights & Biases too.")
-    ] = "",
+    wandb: Annotated[str, option(metavar="PROJECT", help="Send metrics to this project of Weights & Biases too.")] = "",
     logs: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write what each rank prints into a file of its own too.")
+        Path | None, option(metavar="DIR", help="Write what each rank prints into a file of its own too.")
     ] = None,
     profile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a layer profile of the first steps, to plan with.")
+        Path | None, option(metavar="FILE", help="Write a layer profile of the first steps, to plan with.")
     ] = None,
-    profile_steps: Annotated[int, typer.Option(metavar="N", help="Steps to measure for it.")] = 3,
+    profile_steps: Annotated[int, option(metavar="N", help="Steps to measure for it.")] = 3,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.json", help="Write the second step, and the predicted one, for ui.perfetto.dev."),
+        option(metavar="FILE.json", help="Write the second step, and the predicted one, for ui.perfetto.dev."),
     ] = None,
     patience: Annotated[
-        float, typer.Option(metavar="SECONDS", help="A rank silent or stuck for longer counts as lost.")
+        float, option(metavar="SECONDS", help="A rank silent or stuck for longer counts as lost.")
     ] = 120.0,
     elastic: Annotated[
         bool,
-        typer.Option("--elastic", help="Outlive lost machines: run this command on each, with --listen and --join."),
+        option("--elastic", help="Outlive lost machines: run this command on each, with --listen and --join."),
     ] = False,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the other machines reach this one (--elastic).")
+        str, option(metavar="HOST:PORT", help="Where the other machines reach this one (--elastic).")
     ] = "127.0.0.1:29400",
-    join: Annotated[
-        str, typer.Option(metavar="HOST:PORT,…", help="Where others may be; the first begins (--elastic).")
-    ] = "",
-    name: Annotated[str, typer.Option(metavar="NAME", help="This machine's name (--elastic); the host's.")] = "",
-    zone: Annotated[str, typer.Option(metavar="NAME", help="What may be lost as one (--elastic).")] = "",
+    join: Annotated[str, option(metavar="HOST:PORT,…", help="Where others may be; the first begins (--elastic).")] = "",
+    name: Annotated[str, option(metavar="NAME", help="This machine's name (--elastic); the host's.")] = "",
+    zone: Annotated[str, option(metavar="NAME", help="What may be lost as one (--elastic).")] = "",
     machine_gpu: Annotated[
-        str, typer.Option(metavar="NAME", help="This machine's GPU type, where the plan has several (--elastic).")
+        str, option(metavar="NAME", help="This machine's GPU type, where the plan has several (--elastic).")
     ] = "",
     memory: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Snapshots in memory (--elastic); a folder in /dev/shm.")
+        Path | None, option(metavar="DIR", help="Snapshots in memory (--elastic); a folder in /dev/shm.")
     ] = None,
     upload: Annotated[
-        str, typer.Option(metavar="URL", help="Steps are uploaded here too (--elastic): s3://…, gs://…, file:///….")
+        str, option(metavar="URL", help="Steps are uploaded here too (--elastic): s3://…, gs://…, file:///….")
     ] = "",
     etcd: Annotated[
-        str, typer.Option(metavar="HOST:PORT,…", help="Who may go on is settled here (--elastic), else in --upload.")
+        str, option(metavar="HOST:PORT,…", help="Who may go on is settled here (--elastic), else in --upload.")
     ] = "",
     snapshot_every: Annotated[
-        int, typer.Option(metavar="N", help="Steps lost at most, if a shard has no holder (--elastic).")
+        int, option(metavar="N", help="Steps lost at most, if a shard has no holder (--elastic).")
     ] = 10,
     silence: Annotated[
-        float, typer.Option(metavar="SECONDS", help="A machine or worker silent for longer is lost (--elastic).")
+        float, option(metavar="SECONDS", help="A machine or worker silent for longer is lost (--elastic).")
     ] = 5.0,
     wait: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Wait so long for machines that a plan needs (--elastic).")
+        float, option(metavar="SECONDS", help="Wait so long for machines that a plan needs (--elastic).")
     ] = 600.0,
     notices: Annotated[
         str,
-        typer.Option(
+        option(
             metavar="CLOUD,…", help="Watch for the notice of aws, gcp or azure that it takes this machine (--elastic)."
         ),
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show every rank's layers, groups, neighbours and memory; run nothing.")
+        bool, option("--dry-run", help="Show every rank's layers, groups, neighbours and memory; run nothing.")
     ] = False,
     json: options.AsJson = False,
 ) -> int:
@@ -204,7 +195,7 @@ def train(
     if dry_run:
         show_layout(layout, json=json)
         return 0
-    sources = sources_of(data or [])
+    sources = sources_of(data)
     require_positive(
         steps=steps,
         eval_batches=eval_batches,
@@ -219,7 +210,7 @@ def train(
         final_fraction=final_fraction,
     )  # fmt: skip
     require_below_1(beta1=beta1, beta2=beta2)
-    require_changes(accept_change or [])
+    require_changes(accept_change)
     if profile is not None:
         require_measurable(found)
         if not profile.absolute().parent.is_dir():
@@ -256,7 +247,7 @@ def train(
         checkpoint_every=checkpoint_every,
         keep=keep,
         resume=resume,
-        accept_change=tuple(accept_change or ()),
+        accept_change=accept_change,
         weights=weights,
         save_weights=save_weights,
         config=config,

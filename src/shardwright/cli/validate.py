@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.output import progress, terminal_width, write, write_json
+from shardwright.commands import argument, option
 from shardwright.errors import bad
 
 if TYPE_CHECKING:
@@ -31,22 +30,22 @@ Examples:
 
 def validate(
     runs: Annotated[
-        Path | None, typer.Argument(metavar="RUNS.csv", help="Runs, one a row; the published ones if not given.")
+        Path | None, argument(metavar="[RUNS.csv]", help="Runs, one a row; the published ones if not given.")
     ] = None,
     failed: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Runs that ran out of memory, in the same columns, to judge what fits."),
+        option(metavar="FILE", help="Runs that ran out of memory, in the same columns, to judge what fits."),
     ] = None,
     quality: Annotated[
-        str, typer.Option(metavar="LETTERS", help="Only runs of these qualities, e.g. AB; all if not given.")
+        str, option(metavar="LETTERS", help="Only runs of these qualities, e.g. AB; all if not given.")
     ] = "",
     kind: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only runs of this kind, e.g. pretrain; may be repeated.")
-    ] = None,
+        tuple[str, ...], option(metavar="NAME", help="Only runs of this kind, e.g. pretrain; may be repeated.")
+    ] = (),
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Write predicted against measured as a picture.")
+        Path | None, option(metavar="FILE.svg", help="Write predicted against measured as a picture.")
     ] = None,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the tables as a page.")] = None,
+    markdown: Annotated[Path | None, option(metavar="FILE", help="Write the tables as a page.")] = None,
     json: options.AsJson = False,
 ) -> None:
     from shardwright.validation.validate import validate as compare
@@ -54,7 +53,7 @@ def validate(
     require_writable(plot, [runs, failed], json=json, option="--plot")
     require_writable(markdown, [runs, failed, plot], json=json, option="--markdown")
     with progress("predicting the runs"):
-        validation = compare(runs, failed=failed, quality=quality.upper(), kinds=kind or ())
+        validation = compare(runs, failed=failed, quality=quality.upper(), kinds=kind)
     _write_files(validation, plot, markdown)
     if json:
         from shardwright.reports.documents.validation import validation_document

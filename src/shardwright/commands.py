@@ -1,0 +1,118 @@
+"""A command line from functions: what the annotations of their parameters say is what click parses.
+
+    def check(plan: Annotated[Path, argument("PLAN.json", help="A plan file.")], json: AsJson = False) -> None: …
+
+A `Group` imports the module of a command when the command is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import click
+from click.exceptions import NoSuchCommand
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
+Complete = Callable[[str], list[str]]  # the words that begin like that
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """What an annotation says of a parameter of a command, beside its type."""
+
+    kind: type[click.Parameter]
+    names: tuple[str, ...]
+    words: Mapping[str, Any] = field(default_factory=dict)
+
+
+def option(*names: str, help: str, metavar: str | None = None, complete: Complete | None = None) -> Parameter:
+    """Return what makes a parameter an option, of its own name if no `names` are given."""
+    return Parameter(click.Option, names, {"help": help, "metavar": metavar, "shell_complete": _completing(complete)})
+
+
+def argument(metavar: str | None = None, *, help: str, complete: Complete | None = None) -> Parameter:
+    """Return what makes a parameter a positional one."""
+    return Parameter(click.Argument, (), {"help": help, "metavar": metavar, "shell_complete": _completing(complete)})
+
+
+def command(function: Callable[..., Any], name: str, short_help: str) -> click.Command:
+    """Return the command that calls a function with what was parsed; its help is the function's docstring."""
+    return click.Command(name, short_help=short_help, context_settings=CONTEXT, **_calling(function))
+
+
+class Group(click.Group):
+    """Commands by name: where they are, `module:function` or `module:group`, and what they do in a line. With `options`
+    of its own, that function is called before a command, and where none is given."""
+
+    def __init__(
+        self,
+        name: str,
+        homes: Mapping[str, tuple[str, str]],
+        *,
+        help: str | None = None,
+        options: Callable[..., Any] | None = None,
+    ) -> None:
+        own: dict[str, Any] = {"help": help} if options is None else _calling(options)
+        super().__init__(name, context_settings=CONTEXT, invoke_without_command=options is not None, **own)
+        self.homes = homes
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names, in the order in which they are given."""
+        return list(self.homes)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of a name, if there is one."""
+        if cmd_name not in self.homes:
+            return None
+        home, short_help = self.homes[cmd_name]
+        module, _, attribute = home.partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+        return found if isinstance(found, click.Command) else command(found, cmd_name, short_help)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the words name. Raises NoSuchCommand, with what may have been meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except NoSuchCommand as error:
+            raise NoSuchCommand(error.command_name, possibilities=self.homes, ctx=ctx) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, short_help) for name, (_, short_help) in self.homes.items()])
+
+
+def _calling(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return what makes a command call a function."""
+    hints, parameters = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
+    params = [_parameter(name, hints[name], each.default) for name, each in parameters.items()]
+    return {"callback": function, "params": params, "help": inspect.cleandoc(function.__doc__ or "")}
+
+
+def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
+    """Return what click parses for a parameter of a function."""
+    annotated, said = get_args(hint) if get_origin(hint) is Annotated else (hint, Parameter(click.Argument, ()))
+    kind = next((each for each in get_args(annotated) if each is not NoneType and each is not ...), annotated)
+    several = get_origin(annotated) is tuple
+    words = {key: value for key, value in said.words.items() if value is not None}
+    words["type"] = click.Path(path_type=Path) if kind is Path else kind
+    words |= {"required": True} if default is inspect.Parameter.empty else {"default": default}
+    if said.kind is click.Argument:
+        return click.Argument([name], nargs=-1 if several else 1, **words)
+    own = "--" + name.replace("_", "-")
+    names = said.names or ((f"{own}/--no-{own[2:]}",) if kind is bool else (own,))
+    return click.Option(
+        [name, *names], is_flag=kind is bool or None, multiple=several, show_default=default != "", **words
+    )
+
+
+def _completing(complete: Complete | None) -> Callable[[click.Context, click.Parameter, str], list[str]] | None:
+    return None if complete is None else lambda context, parameter, incomplete: complete(incomplete)
