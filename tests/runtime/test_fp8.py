@@ -92,6 +92,12 @@ def test_a_product_and_its_gradients_are_those_of_what_fp8_leaves_of_their_facto
     assert off(y.detach(), x.detach().double() @ weight.detach().double().T) > 0.01, "it is in 8 bits"
 
 
+def test_transposed_gradients_are_brought_into_the_order_of_rows() -> None:
+    """In which alone the kernels of GPUs take a first factor; those of CPUs take any."""
+    found = scaled(torch.randn(32, 16).t(), E5M2)
+    assert found.values.shape == (16, 32) and found.values.is_contiguous()
+
+
 def test_zeros_stay_zeros_and_what_is_not_finite_shows() -> None:
     zeros = scaled(torch.zeros(16, 16), E4M3)
     assert torch.equal(zeros.values.float(), torch.zeros(16, 16))

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.golden.plans import cluster_of
@@ -17,9 +18,11 @@ from shardwright.plans.plan import Plan
 from shardwright.runtime.job.describe import layout_document, layout_text
 from shardwright.runtime.layout.groups import Layout, expert_group, key_value_copies, layout_of, vocabulary
 from shardwright.runtime.layout.limits import unrunnable
+from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.layout.transfers import transfers
 from shardwright.runtime.model.parameters import unit_parameters
 from shardwright.runtime.state.buckets import buckets_of
+from shardwright.runtime.step.channels import make_channels
 
 MIXED = plan_of(
     tiny_model(6),
@@ -134,6 +137,20 @@ def test_all_groups_that_are_looked_up_exist(plan: Plan) -> None:
         assert place.rank in sharing and (len(sharing) == 1 or ("experts", sharing) in there)
         for bucket in buckets_of(layout, place):
             assert len(bucket.ranks) == 1 or ("gradient", bucket.ranks) in there
+
+
+@given(plans())
+def test_messages_of_each_way_have_a_group_of_their_own(plan: Plan) -> None:
+    """On NCCL a message would else wait for others of its group that have nothing to do with it."""
+    layout = layout_of(plan)
+    groups = ProcessGroups(groups={each: each for each in layout.communicators()})
+    links = [make_channels(layout, place, groups, torch.float32, torch.device("cpu")).links for place in layout.places]
+    for place, own in zip(layout.places, links, strict=True):
+        assert len({link.group for link in own.values()}) == len(own)
+        for (kind, way, wraps), link in own.items():
+            assert place.rank in link.group.ranks
+            if way == "out":
+                assert all(links[part.target][kind, "in", wraps].group == link.group for part in link.parts)
 
 
 @given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]), st.booleans())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from math import lcm
 from typing import Literal
 
@@ -24,9 +24,7 @@ Purpose = Literal[
     "copies",
     "experts",
     "forward",
-    "forward wrap",
     "backward",
-    "backward wrap",
     "gradient",
     "matrices",
 ]
@@ -212,20 +210,18 @@ def _matrix_communicators(layout: Layout) -> Iterator[Communicator]:
 
 
 def _pipeline_communicators(layout: Layout) -> Iterator[Communicator]:
-    """Yield the groups inside the stages of each pipeline and between them."""
+    """Yield the groups inside the stages of each pipeline and between two of them, senders first: one for each way, as
+    NCCL takes the messages of a group one after another."""
     ring = layout.plan.schedule.virtual_stages > 1
     for stages in layout.pipelines.values():
         for ranks in stages:
             if len(ranks) > 1:
                 yield Communicator(purpose="tensor", ranks=ranks)
                 yield from _copy_groups(layout, ranks)
-        if len(stages) > 1:
-            everyone = tuple(sorted(rank for ranks in stages for rank in ranks))
-            yield Communicator(purpose="forward", ranks=everyone)
-            yield Communicator(purpose="backward", ranks=everyone)
-            if ring:
-                yield Communicator(purpose="forward wrap", ranks=everyone)
-                yield Communicator(purpose="backward wrap", ranks=everyone)
+        ends = [(stages[-1], stages[0])] if ring and len(stages) > 1 else []
+        for before, after in (*pairwise(stages), *ends):
+            yield Communicator(purpose="forward", ranks=(*before, *after))
+            yield Communicator(purpose="backward", ranks=(*after, *before))
 
 
 def _copy_groups(layout: Layout, ranks: tuple[int, ...]) -> Iterator[Communicator]:

@@ -46,7 +46,8 @@ def scaled(x: torch.Tensor, kind: torch.dtype, tensor: TensorGroup = WHOLE) -> S
     if tensor.sharded:
         largest = all_reduced(largest, tensor, maximum=True)
     scale = largest.clamp(min=SMALLEST) / torch.finfo(kind).max
-    return Scaled(values=(x.float() / scale).to(kind), scale=scale)
+    values = (x.float() / scale).to(kind)
+    return Scaled(values=values.contiguous(), scale=scale)  # gradients may come transposed
 
 
 def gathered(x: Scaled, tensor: TensorGroup) -> Scaled:

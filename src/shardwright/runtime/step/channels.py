@@ -1,7 +1,9 @@
 """Messages between the stages of a pipeline: activations forward, gradients backward.
 
-Each direction has a process group of its own, and with virtual stages, where the ends are neighbours too, another one
-for the way around; so messages of a group come in the order in which they are sent.
+Each way from a stage to a neighbour has a process group of its own, also that around from the last one to the first
+with virtual stages. So messages of a group come in the order in which they are sent, and none waits for one from
+another stage: NCCL takes the operations of a group one after another (`ProcessGroupNCCL::pointToPoint`, where a device
+is bound to the group).
 """
 
 from __future__ import annotations
@@ -127,7 +129,6 @@ def _links(layout: Layout, place: Place, groups: ProcessGroups) -> dict[tuple[in
     depth, ring = place.depth, plan.schedule.virtual_stages > 1
     if depth == 1:
         return {}
-    everyone = tuple(sorted(rank for ranks in stages for rank in ranks))
     found = {}
     for kind, step in ((FORWARD, 1), (BACKWARD, -1)):
         for way, source in (("out", place.stage), ("in", place.stage - step)):
@@ -136,10 +137,9 @@ def _links(layout: Layout, place: Place, groups: ProcessGroups) -> dict[tuple[in
             if wraps and not ring:
                 continue
             length = plan.job.seq_len // place.context_parallel
-            messages = transfers(stages[source % depth], stages[target % depth], length, sharded=plan.sequence_parallel)
+            senders, receivers = stages[source % depth], stages[target % depth]
+            messages = transfers(senders, receivers, length, sharded=plan.sequence_parallel)
             mine = tuple(m for m in messages if (m.source if way == "out" else m.target) == place.rank)
             name: Purpose = "forward" if kind == FORWARD else "backward"
-            if wraps:
-                name = "forward wrap" if kind == FORWARD else "backward wrap"
-            found[kind, way, wraps] = Link(group=groups.find(name, everyone), parts=mine)
+            found[kind, way, wraps] = Link(group=groups.find(name, (*senders, *receivers)), parts=mine)
     return found
