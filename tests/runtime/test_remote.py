@@ -16,7 +16,7 @@ from tests.runtime.commands import make_folder, rows, run_alone
 from shardwright.cli.train_input import sources_of
 from shardwright.errors import SpecError
 from shardwright.runtime.storage import remote
-from shardwright.runtime.storage.data import open_tokens
+from shardwright.runtime.storage.data import open_tokens, require_known
 from shardwright.runtime.storage.mixture import Mixture, Source, open_mixture
 
 pytest.importorskip("aiohttp")
@@ -85,6 +85,19 @@ def test_samples_are_those_of_the_file_and_no_more_of_it_is_read(server: Server)
     server.sent.clear()
     np.testing.assert_array_equal(there.rows(170, 30), here.rows(170, 30))
     assert server.sent == [17 * 2] * 30
+
+
+def test_tokens_that_the_model_lacks_are_found_at_the_start_or_before_they_are_used(server: Server) -> None:
+    there = open_tokens(server.url)
+    require_known(there, 257)
+    tokens = np.fromfile(server.folder / "c.bin", "<u2")
+    tokens[1_000] = 300
+    tokens.tofile(server.folder / "c.bin")
+    with pytest.raises(SpecError, match=r"c.bin: token 1,000 is 300, the model's vocabulary ends at 256"):
+        require_known(open_tokens(server.url), 257)
+    (part,) = samples(server.url).parts
+    with pytest.raises(SpecError, match="token 1,000 is 300"):
+        part.rows([number for number in range(part.count) if 0 <= 1_000 - part._start(number) < part.seq_len])
 
 
 def test_what_fails_is_tried_again(server: Server) -> None:

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -29,6 +29,7 @@ from shardwright.runtime.storage.remote import RemoteTokens, content, size
 BYTES = "bytes"
 END_OF_TEXT = 256
 BLOCK_BYTES, MOST_SCANNED_BYTES = 1 << 24, 1 << 32
+SPREAD_BYTES, SPREAD_BLOCKS = 1 << 12, 1 << 10
 SCANNED_TOKENS = 1 << 24  # at a time
 Location = Path | str
 """Where a file is: a path, or a URL as text."""
@@ -55,6 +56,16 @@ class TokenFile:
         """Return the tokens from start to stop of each part."""
         tokens = self.tokens
         return tokens.read(parts) if isinstance(tokens, RemoteTokens) else [tokens[start:stop] for start, stop in parts]
+
+    @cached_property
+    def spread(self) -> list[tuple[int, NDArray[Any]]]:
+        """1,024 blocks of 4 KiB spread over the file, with where each starts: all of a file that has no more."""
+        each = SPREAD_BYTES // self.tokens.itemsize
+        last = max(len(self.tokens) - each, 0)
+        count = min(SPREAD_BLOCKS, -(-len(self.tokens) // each))
+        starts = [last * number // max(count - 1, 1) for number in range(count)]
+        blocks = self.read([(start, min(start + each, len(self.tokens))) for start in starts])
+        return list(zip(starts, blocks, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +157,12 @@ def make_samples(file: TokenFile, seq_len: int, seed: int, vocab: int, batch: in
 
 def require_known(file: TokenFile, vocab: int) -> None:
     """Raise SpecError where a file has a token that the model lacks, whatever its header says. All of a file of up to
-    4 GiB is read; of a larger one as much, spread over it; of one behind a URL nothing: samples are checked again as
-    they are used."""
+    4 GiB is read; of a larger one as much, spread over it; of one behind a URL 4 MiB. Samples are checked again before
+    they are used (`Samples.rows`)."""
     tokens = file.tokens
     if isinstance(tokens, RemoteTokens):
+        for start, found in file.spread:
+            _require_below(found, vocab, file.path, start)
         return
     each = BLOCK_BYTES // tokens.itemsize
     blocks = -(-len(tokens) // each)

@@ -7,18 +7,10 @@ import xxhash
 
 from shardwright.runtime.storage.data import TokenFile
 
-BLOCK_BYTES, BLOCKS = 1 << 12, 1 << 10
-
 
 def fingerprint(file: TokenFile) -> str:
-    """Return a hash of the number of tokens and of 1,024 blocks of 4 KiB spread over them: all of a file that has no
-    more."""
-    tokens = file.tokens
-    each = BLOCK_BYTES // tokens.itemsize
-    last = max(len(tokens) - each, 0)
-    count = min(BLOCKS, -(-len(tokens) // each))
-    content = xxhash.xxh3_128(f"{tokens.dtype.name} {len(tokens)}".encode())
-    starts = [last * number // max(count - 1, 1) for number in range(count)]
-    for block in file.read([(start, min(start + each, len(tokens))) for start in starts]):
+    """Return a hash of the number of tokens and of blocks that are spread over them."""
+    content = xxhash.xxh3_128(f"{file.tokens.dtype.name} {len(file.tokens)}".encode())
+    for _, block in file.spread:
         content.update(np.ascontiguousarray(block).data.cast("B"))
     return content.hexdigest()
