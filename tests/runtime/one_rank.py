@@ -22,7 +22,7 @@ from shardwright.runtime.model.context import ContextGroup, positions_of
 from shardwright.runtime.model.details import Details
 from shardwright.runtime.model.fp8 import FP8
 from shardwright.runtime.model.parallel import ExpertGroup, TensorGroup
-from shardwright.runtime.model.parameters import Parameter, unit_parameters
+from shardwright.runtime.model.parameters import ModelParameter, unit_parameters
 from shardwright.runtime.model.products import PLAIN
 from shardwright.runtime.state.buckets import matrix_of
 from shardwright.spec.job import Job, Precision
@@ -93,7 +93,7 @@ def input_of(model: Model, how: Setting) -> torch.Tensor:
 
 def weights_of(model: Model, how: Setting) -> Mapping[str, torch.Tensor]:
     """Return the weights of two layers, a matrix of all experts of the rank as one."""
-    parameters: dict[str, list[Parameter]] = {}
+    parameters: dict[str, list[ModelParameter]] = {}
     for parameter in (p for unit in (1, 2) for p in unit_parameters(model, unit, model.vocab)):
         parameters.setdefault(matrix_of(parameter), []).append(parameter)
     found = {}

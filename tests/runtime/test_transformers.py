@@ -14,7 +14,7 @@ from shardwright.runtime.model.chunk import Chunk, logits_of, table_of
 from shardwright.runtime.model.chunk import forward as run
 from shardwright.runtime.model.details import details_of
 from shardwright.runtime.model.parallel import TensorGroup
-from shardwright.runtime.model.parameters import Parameter, unit_parameters
+from shardwright.runtime.model.parameters import ModelParameter, unit_parameters
 from shardwright.runtime.storage.weights import open_weights, save_weights, write_index
 from shardwright.spec.model import Model
 from shardwright.spec.read.huggingface import model_of_config
@@ -103,7 +103,7 @@ def test_saved_weights_are_those_that_transformers_reads(name: str, tmp_path: Pa
     files = open_weights(tmp_path / "given")
     saved = tmp_path / "saved"
 
-    def whole(parameter: Parameter) -> torch.Tensor:
+    def whole(parameter: ModelParameter) -> torch.Tensor:
         return files.whole(model, parameter)
 
     for units in (range(0, 9, 2), range(1, 9, 2)):  # as two ranks would

@@ -15,7 +15,7 @@ from torch import Tensor
 from shardwright.spmd.execute import compiled, execute
 from shardwright.spmd.fabric import Fabric
 from shardwright.spmd.local import Site
-from shardwright.spmd.shards import Place, cut
+from shardwright.spmd.shards import RankPlace, cut
 from shardwright.spmd.trace import trace
 from shardwright.spmd.training import whole_state
 from shardwright.synthesis.graph import Graph
@@ -52,7 +52,7 @@ def run(case: Traced, program: Program) -> list[dict[str, Tensor]]:
 
 def run_on(fabric: Fabric, case: Traced, program: Program) -> dict[str, Tensor]:
     """Return what the program leaves on this rank."""
-    place = Place(rank=fabric.rank, sizes=program.sizes)
+    place = RankPlace(rank=fabric.rank, sizes=program.sizes)
     site = Site(place=place, fabric=fabric, device=torch.device("cpu"), seed=SEED)
     parts = {name: cut(x, program.steps[name].outputs[0], place) for name, x in case.leaves.items()}
     left: dict[str, Tensor] = {}
@@ -71,7 +71,7 @@ def require_part(case: Traced, program: Program, rank: int, left: Mapping[str, T
     whole tensor's."""
     for name, (_, held) in ends(case.graph, program).items():
         expected = case.expected[name]
-        part = cut(expected, held, Place(rank=rank, sizes=program.sizes))
+        part = cut(expected, held, RankPlace(rank=rank, sizes=program.sizes))
         assert left[name].shape == part.shape
         off = (left[name].double() - part.double()).norm().item()
         assert off <= 1e-4 * expected.double().norm().item() + 1e-6, (name, rank, off)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shardwright.spmd.execute import compiled, execute
 from shardwright.spmd.local import Site
-from shardwright.spmd.shards import Place, cut
+from shardwright.spmd.shards import RankPlace, cut
 from shardwright.spmd.trace import trace
 from shardwright.spmd.training import whole_state
 from shardwright.synthesis.graph import Graph
@@ -25,7 +25,7 @@ def peaks(graph: Graph, program: Program, leaves: dict[str, Tensor]) -> list[int
     code = compiled(graph, program)
 
     def one(fabric: ThreadFabric) -> int:
-        place = Place(rank=fabric.rank, sizes=program.sizes)
+        place = RankPlace(rank=fabric.rank, sizes=program.sizes)
         site = Site(place=place, fabric=fabric, device=torch.device("cpu"), seed=0)
         with Peak() as peak:
             parts = {name: cut(x, program.steps[name].outputs[0], place).clone() for name, x in leaves.items()}

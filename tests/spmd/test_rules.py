@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shardwright.spmd import kernels
 from shardwright.spmd.local import SPECIAL, Call, Site, run
-from shardwright.spmd.shards import Place, cut
+from shardwright.spmd.shards import RankPlace, cut
 from shardwright.synthesis.graph import Argument, Node, Ref, Value
 from shardwright.synthesis.program import Step
 from shardwright.synthesis.properties import Partial, Property, Sharded, Sizes
@@ -279,7 +279,7 @@ def test_every_rule_gives_the_parts_of_the_whole(op: str, seed: int) -> None:
             if isinstance(kept, Partial):
                 parts, wanted = [sum(parts, torch.zeros_like(whole))], [whole]
             else:
-                wanted = [cut(whole, kept, Place(rank=rank, sizes=sizes)) for rank in range(RANKS)]
+                wanted = [cut(whole, kept, RankPlace(rank=rank, sizes=sizes)) for rank in range(RANKS)]
             torch.testing.assert_close(parts, wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -340,7 +340,7 @@ def together(
     }
 
     def one(fabric: ThreadFabric) -> list[Tensor]:
-        place = Place(rank=fabric.rank, sizes=sizes)
+        place = RankPlace(rank=fabric.rank, sizes=sizes)
         parts = [
             _part(x, held, terms.get(n, []), place)
             for n, (x, held) in enumerate(zip(tensors, rule.inputs, strict=True))
@@ -350,7 +350,7 @@ def together(
     return on_ranks(RANKS, one)
 
 
-def _part(x: Tensor, held: Property, terms: list[Tensor], place: Place) -> Tensor:
+def _part(x: Tensor, held: Property, terms: list[Tensor], place: RankPlace) -> Tensor:
     if isinstance(held, Partial):
         return terms[place.rank - 1] if place.rank else x - sum(terms, torch.zeros_like(x))
     return cut(x, held, place)
@@ -361,5 +361,5 @@ def _run(
 ) -> list[Tensor]:
     outputs = rule.outputs or (replicated(node).inputs[:1] * max(1, len(node.outputs)))
     step = Step(rule=rule.name, inputs=rule.inputs, outputs=outputs)
-    site = Site(place=Place(rank=fabric.rank, sizes=sizes), fabric=fabric, device=torch.device("cpu"), seed=1)
+    site = Site(place=RankPlace(rank=fabric.rank, sizes=sizes), fabric=fabric, device=torch.device("cpu"), seed=1)
     return list(run(Call(node=node, step=step, inputs=values, site=site), parts))

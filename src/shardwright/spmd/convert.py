@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from shardwright.spmd.fabric import Fabric, Finish
-from shardwright.spmd.shards import Place, by_units, cut, from_units, positions
+from shardwright.spmd.shards import RankPlace, by_units, cut, from_units, positions
 from shardwright.synthesis.program import Communication
 from shardwright.synthesis.properties import Partial, Replicated, Sharded
 
 
-def convert(x: Tensor, one: Communication, shape: tuple[int, ...], place: Place, fabric: Fabric) -> Finish:
+def convert(x: Tensor, one: Communication, shape: tuple[int, ...], place: RankPlace, fabric: Fabric) -> Finish:
     """Start to bring `x`, this rank's part of a tensor of global `shape`, from `one.source` to `one.target`."""
     if x.dtype == torch.bool and one.method != "slice":
         finish = convert(x.to(torch.uint8), one, shape, place, fabric)
@@ -39,7 +39,7 @@ def convert(x: Tensor, one: Communication, shape: tuple[int, ...], place: Place,
 
 
 def gathered(
-    x: Tensor, held: Replicated | Partial | Sharded, shape: tuple[int, ...], place: Place, fabric: Fabric
+    x: Tensor, held: Replicated | Partial | Sharded, shape: tuple[int, ...], place: RankPlace, fabric: Fabric
 ) -> Tensor:
     """Return the whole tensor of which this rank holds `x`."""
     if isinstance(held, Sharded):
@@ -47,26 +47,26 @@ def gathered(
     return fabric.all_reduce(x)() if isinstance(held, Partial) else x
 
 
-def _rows(held: Sharded, shape: tuple[int, ...], place: Place) -> list[int]:
+def _rows(held: Sharded, shape: tuple[int, ...], place: RankPlace) -> list[int]:
     inner = shape[held.dim] // (held.outer * held.units)
     return [count * inner for count in place.sizes[held.ratio, held.units]]
 
 
 def _gathered(
-    x: Tensor, held: Sharded, shape: tuple[int, ...], place: Place, fabric: Fabric, *, padded: bool
+    x: Tensor, held: Sharded, shape: tuple[int, ...], place: RankPlace, fabric: Fabric, *, padded: bool
 ) -> Finish:
     finish = fabric.all_gather(by_units(x, held), _rows(held, shape, place), padded=padded)
     return lambda: from_units(finish(), held)
 
 
-def _spread(x: Tensor, held: Sharded, shape: tuple[int, ...], place: Place) -> Tensor:
+def _spread(x: Tensor, held: Sharded, shape: tuple[int, ...], place: RankPlace) -> Tensor:
     """Return the shard where it lies in the whole tensor, among zeros."""
     where = positions(held, shape[held.dim], place).to(x.device)
     return x.new_zeros(shape).index_copy_(held.dim, where, x)
 
 
 def _exchanged(
-    x: Tensor, source: Sharded, target: Sharded, shape: tuple[int, ...], place: Place, fabric: Fabric
+    x: Tensor, source: Sharded, target: Sharded, shape: tuple[int, ...], place: RankPlace, fabric: Fabric
 ) -> Finish:
     """Send each rank what it is to hold of this rank's part, and put together what comes in."""
     others = [place.at(rank) for rank in range(place.ranks)]
@@ -87,7 +87,7 @@ def _exchanged(
 
 
 def _piece(
-    source: Sharded, sender: Place, target: Sharded, receiver: Place, shape: tuple[int, ...]
+    source: Sharded, sender: RankPlace, target: Sharded, receiver: RankPlace, shape: tuple[int, ...]
 ) -> tuple[list[int], Tensor, Tensor]:
     """Return the shape of what one rank sends another, where it takes it from along the target's dimension of its own
     part, and where the other puts it along the source's dimension of the new part."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shardwright.spmd import kernels
 from shardwright.spmd.fabric import Fabric
-from shardwright.spmd.shards import Place, cut, positions
+from shardwright.spmd.shards import RankPlace, cut, positions
 from shardwright.synthesis.graph import Node, Ref, Value
 from shardwright.synthesis.program import Step
 from shardwright.synthesis.properties import Partial, Property, Sharded
@@ -28,7 +28,7 @@ Results = tuple[Tensor, ...]
 class Site:
     """Where an operator runs: the rank's place, its device, and the seed of the training step."""
 
-    place: Place
+    place: RankPlace
     fabric: Fabric
     device: torch.device
     seed: int

@@ -14,7 +14,7 @@ from shardwright.synthesis.properties import Partial, Property, Sharded, Sizes, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankPlace:
     """One rank among the units that all ranks hold."""
 
     rank: int
@@ -24,9 +24,9 @@ class Place:
     def ranks(self) -> int:
         return len(next(iter(self.sizes.values())))
 
-    def at(self, rank: int) -> Place:
+    def at(self, rank: int) -> RankPlace:
         """Return the place of another rank."""
-        return Place(rank=rank, sizes=self.sizes)
+        return RankPlace(rank=rank, sizes=self.sizes)
 
     def shape(self, shape: tuple[int, ...], held: Property) -> tuple[int, ...]:
         """Return the shape of what this rank holds of a tensor of `shape`."""
@@ -43,14 +43,14 @@ class Place:
         return self.units(held)[0] * (size // held.units)
 
 
-def positions(held: Sharded, size: int, place: Place) -> Tensor:
+def positions(held: Sharded, size: int, place: RankPlace) -> Tensor:
     """Return where the elements that the rank holds lie in the dimension of length `size`, in ascending order."""
     start, count = place.units(held)
     grid = torch.arange(size).view(held.outer, held.units, -1)
     return grid[:, start : start + count].flatten().contiguous()
 
 
-def cut(whole: Tensor, held: Property, place: Place) -> Tensor:
+def cut(whole: Tensor, held: Property, place: RankPlace) -> Tensor:
     """Return what the rank holds of `whole`; of a partial sum the first rank holds everything, the others zeros."""
     if isinstance(held, Sharded):
         start, count = place.units(held)

@@ -12,7 +12,7 @@ from shardwright.spmd.convert import gathered
 from shardwright.spmd.execute import Executable, compiled, execute
 from shardwright.spmd.fabric import Fabric, ProcessFabric
 from shardwright.spmd.local import Site
-from shardwright.spmd.shards import Place, cut
+from shardwright.spmd.shards import RankPlace, cut
 from shardwright.spmd.trace import canonical_names
 from shardwright.synthesis.graph import Graph, Ref
 from shardwright.synthesis.program import Program
@@ -61,7 +61,7 @@ class SpmdStep:
         if self.fabric.ranks != program.ranks:
             raise bad("the program", f"is for {program.ranks} ranks, but {self.fabric.ranks} run", "start as many")
         self.device, self.seed, self.steps = torch.device(device), seed, 0
-        self.place = Place(rank=self.fabric.rank, sizes=program.sizes)
+        self.place = RankPlace(rank=self.fabric.rank, sizes=program.sizes)
         self._code: Executable = compiled(graph, program)
         self._names = dict(names or {name: name for name in self._leaves()})
         self._rest: dict[str, Tensor] = {}

@@ -16,7 +16,7 @@ from shardwright.runtime.job.feed import Feed
 from shardwright.runtime.job.finish import METRICS, Record, end_training
 from shardwright.runtime.job.held_out import HeldOut
 from shardwright.runtime.job.settings import Settings
-from shardwright.runtime.job.start import Start
+from shardwright.runtime.job.start import StartingPoint
 from shardwright.runtime.job.status import DivergedError
 from shardwright.runtime.job.stop_request import StopRequest
 from shardwright.runtime.job.watchdog import SAVING, Watch
@@ -40,7 +40,7 @@ class Run:
     """A rank of a run that has begun: what it trains, from where on which data, on which others its loss is taken, and
     whom it tells."""
 
-    start: Start
+    start: StartingPoint
     settings: Settings
     course: Course
     feed: Feed

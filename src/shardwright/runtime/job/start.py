@@ -26,7 +26,7 @@ from shardwright.spec.text.reading import parse_json, read_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class StartingPoint:
     """Where a rank begins: its engine, the next step, and the sample that step 0 would begin with: not 0 where the
     global batch is another one than before."""
 
@@ -47,7 +47,7 @@ def begin_training(
     course: Course,
     say: Callable[[str], None],
     end: int | None = None,
-) -> Start:
+) -> StartingPoint:
     """Return where a rank begins. Attention stays within documents where their last token `end` is given. `say` is told
     where layers cannot be compiled.
 
@@ -72,11 +72,11 @@ def begin_training(
         end=end,
     )
     if settings.resume is None:
-        return Start(engine=engine, step=0, origin=0)
+        return StartingPoint(engine=engine, step=0, origin=0)
     checkpoint = resume(engine, settings, settings.resume, course)
     usual = checkpoint.step * layout.plan.job.global_batch
     samples = samples_before(checkpoint.manifest)
-    return Start(engine=engine, step=checkpoint.step, origin=0 if samples is None else samples - usual)
+    return StartingPoint(engine=engine, step=checkpoint.step, origin=0 if samples is None else samples - usual)
 
 
 def require_fresh(settings: Settings) -> None:

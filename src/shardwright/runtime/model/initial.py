@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import torch
 
-from shardwright.runtime.model.parameters import Parameter
+from shardwright.runtime.model.parameters import ModelParameter
 from shardwright.spec.model import Model
 
-Initial = Callable[[Parameter], torch.Tensor]
+Initial = Callable[[ModelParameter], torch.Tensor]
 """Returns a whole parameter, padding included, fp32 on the CPU."""
 
 
@@ -19,7 +19,7 @@ def seeded(model: Model, seed: int) -> Initial:
     return lambda parameter: initial_values(parameter, seed, rows=model.vocab if parameter.padded else None)
 
 
-def initial_values(parameter: Parameter, seed: int, *, rows: int | None = None) -> torch.Tensor:
+def initial_values(parameter: ModelParameter, seed: int, *, rows: int | None = None) -> torch.Tensor:
     """Return the whole parameter, fp32 on the CPU. `rows` cuts off padding: what is beyond these rows is zero, and the
     values do not depend on it."""
     if parameter.start != "normal":

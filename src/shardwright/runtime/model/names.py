@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.runtime.model.parameters import Parameter
+from shardwright.runtime.model.parameters import ModelParameter
 from shardwright.spec.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class TensorSource:
     """A tensor of a file that holds a parameter: `transposed`, as GPT-2 keeps matrices, and the `part`-th of `parts`
     equal parts along the parameter's first dimension."""
 
@@ -70,21 +70,21 @@ GPT2_ENDS = {
 }
 
 
-def source_of(model: Model, parameter: Parameter) -> Source:
+def source_of(model: Model, parameter: ModelParameter) -> TensorSource:
     """Return the tensor of a Hugging Face file that has a parameter."""
     gpt2 = model.family == "gpt2"
     owner, _, kind = parameter.name.rpartition(".")
     ends = GPT2_ENDS if gpt2 else LLAMA_ENDS
     if owner in ends:
-        return Source(name=f"{ends[owner]}.{kind}")
+        return TensorSource(name=f"{ends[owner]}.{kind}")
     _, layer, block = owner.split(".", 2)
     if gpt2:
         matrix = kind == "weight" and len(parameter.shape) > 1
         if block in GPT2_FUSED:
             name = f"transformer.h.{layer}.attn.c_attn.{kind}"
-            return Source(name=name, transposed=matrix, part=GPT2_FUSED[block], parts=3)
-        return Source(name=f"transformer.h.{layer}.{GPT2[block]}.{kind}", transposed=matrix)
+            return TensorSource(name=name, transposed=matrix, part=GPT2_FUSED[block], parts=3)
+        return TensorSource(name=f"transformer.h.{layer}.{GPT2[block]}.{kind}", transposed=matrix)
     if parameter.expert is not None:
         block = block.replace(f".{parameter.expert}.", ".", 1)
     name = (MIXTRAL if model.family == "mixtral" else LLAMA)[block].format(parameter.expert)
-    return Source(name=f"model.layers.{layer}.{name}.{kind}")
+    return TensorSource(name=f"model.layers.{layer}.{name}.{kind}")

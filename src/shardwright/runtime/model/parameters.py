@@ -19,7 +19,7 @@ INITIAL_DEVIATION = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class ModelParameter:
     """One parameter of the whole model.
 
     `dim` is the dimension that is cut, None if none is; `pieces` into how many at most. `start` and `deviation` say how
@@ -71,7 +71,7 @@ class Parameter:
         return (*self.shape[: self.dim], stop - start, *self.shape[self.dim + 1 :])
 
 
-def unit_parameters(model: Model, unit: int, vocabulary: int) -> tuple[Parameter, ...]:
+def unit_parameters(model: Model, unit: int, vocabulary: int) -> tuple[ModelParameter, ...]:
     """Return the parameters of a unit. `vocabulary` is the padded number of rows of embedding and output projection."""
     if unit == 0:
         return tuple(_embedding(model, vocabulary))
@@ -80,23 +80,23 @@ def unit_parameters(model: Model, unit: int, vocabulary: int) -> tuple[Parameter
     return tuple(_layer(model, model.layers[unit - 1], f"layers.{unit - 1}"))
 
 
-def _embedding(model: Model, vocabulary: int) -> Iterator[Parameter]:
-    yield Parameter(name="embedding.tokens.weight", shape=(vocabulary, model.hidden), dim=0, pieces=vocabulary)
+def _embedding(model: Model, vocabulary: int) -> Iterator[ModelParameter]:
+    yield ModelParameter(name="embedding.tokens.weight", shape=(vocabulary, model.hidden), dim=0, pieces=vocabulary)
     if model.learned_positions:
         shape = (model.learned_positions, model.hidden)
-        yield Parameter(name="embedding.positions.weight", shape=shape, summed="sequence")
+        yield ModelParameter(name="embedding.positions.weight", shape=shape, summed="sequence")
     if model.embedding_norm:
         yield from _norm(model, "embedding.norm")
 
 
-def _head(model: Model, vocabulary: int) -> Iterator[Parameter]:
+def _head(model: Model, vocabulary: int) -> Iterator[ModelParameter]:
     if model.final_norm:
         yield from _norm(model, "head.norm")
     if not model.tied_embeddings:
-        yield Parameter(name="head.weight", shape=(vocabulary, model.hidden), dim=0, pieces=vocabulary)
+        yield ModelParameter(name="head.weight", shape=(vocabulary, model.hidden), dim=0, pieces=vocabulary)
 
 
-def _layer(model: Model, layer: Layer, name: str) -> Iterator[Parameter]:
+def _layer(model: Model, layer: Layer, name: str) -> Iterator[ModelParameter]:
     yield from _norm(model, f"{name}.attention_norm")
     yield from _attention(model, layer.attention, f"{name}.attention")
     yield from _norm(model, f"{name}.mlp_norm")
@@ -106,56 +106,58 @@ def _layer(model: Model, layer: Layer, name: str) -> Iterator[Parameter]:
         yield from _moe(model, layer.moe, f"{name}.moe")
 
 
-def _norm(model: Model, name: str) -> Iterator[Parameter]:
-    yield Parameter(name=f"{name}.weight", shape=(model.hidden,), start="ones", summed="sequence")
+def _norm(model: Model, name: str) -> Iterator[ModelParameter]:
+    yield ModelParameter(name=f"{name}.weight", shape=(model.hidden,), start="ones", summed="sequence")
     if model.norm == "layernorm":
-        yield Parameter(name=f"{name}.bias", shape=(model.hidden,), start="zeros", summed="sequence")
+        yield ModelParameter(name=f"{name}.bias", shape=(model.hidden,), start="zeros", summed="sequence")
 
 
-def _attention(model: Model, attention: Attention, name: str) -> Iterator[Parameter]:
+def _attention(model: Model, attention: Attention, name: str) -> Iterator[ModelParameter]:
     query = (attention.query_width, attention.heads, "")
     key = (attention.key_width, attention.kv_heads, "copies")
     value = (attention.value_width, attention.kv_heads, "copies")
     for part, (width, pieces, summed) in {"query": query, "key": key, "value": value}.items():
         where = f"{name}.{part}"
         how: Summed = "copies" if summed else ""
-        yield Parameter(name=f"{where}.weight", shape=(width, model.hidden), dim=0, pieces=pieces, summed=how)
+        yield ModelParameter(name=f"{where}.weight", shape=(width, model.hidden), dim=0, pieces=pieces, summed=how)
         if attention.qkv_bias:
-            yield Parameter(name=f"{where}.bias", shape=(width,), dim=0, pieces=pieces, start="zeros", summed=how)
+            yield ModelParameter(name=f"{where}.bias", shape=(width,), dim=0, pieces=pieces, start="zeros", summed=how)
     if attention.qk_norm:
         for part in ("query_norm", "key_norm"):
-            yield Parameter(name=f"{name}.{part}.weight", shape=(attention.head_dim,), start="ones", summed="tensor")
-    yield Parameter(
+            yield ModelParameter(
+                name=f"{name}.{part}.weight", shape=(attention.head_dim,), start="ones", summed="tensor"
+            )
+    yield ModelParameter(
         name=f"{name}.out.weight", shape=(model.hidden, attention.out_width), dim=1, pieces=attention.heads,
         deviation=_residual(model),
     )  # fmt: skip
     if attention.out_bias:
-        yield Parameter(name=f"{name}.out.bias", shape=(model.hidden,), start="zeros", summed="sequence")
+        yield ModelParameter(name=f"{name}.out.bias", shape=(model.hidden,), start="zeros", summed="sequence")
 
 
-def _mlp(model: Model, mlp: Mlp, name: str) -> Iterator[Parameter]:
+def _mlp(model: Model, mlp: Mlp, name: str) -> Iterator[ModelParameter]:
     for part in ("gate", "up") if mlp.gated else ("up",):
-        yield Parameter(name=f"{name}.{part}.weight", shape=(mlp.width, model.hidden), dim=0, pieces=mlp.width)
+        yield ModelParameter(name=f"{name}.{part}.weight", shape=(mlp.width, model.hidden), dim=0, pieces=mlp.width)
         if mlp.bias:
-            yield Parameter(name=f"{name}.{part}.bias", shape=(mlp.width,), dim=0, pieces=mlp.width, start="zeros")
-    yield Parameter(
+            yield ModelParameter(name=f"{name}.{part}.bias", shape=(mlp.width,), dim=0, pieces=mlp.width, start="zeros")
+    yield ModelParameter(
         name=f"{name}.down.weight", shape=(model.hidden, mlp.width), dim=1, pieces=mlp.width, deviation=_residual(model)
     )
     if mlp.bias:
-        yield Parameter(name=f"{name}.down.bias", shape=(model.hidden,), start="zeros", summed="sequence")
+        yield ModelParameter(name=f"{name}.down.bias", shape=(model.hidden,), start="zeros", summed="sequence")
 
 
-def _moe(model: Model, moe: Moe, name: str) -> Iterator[Parameter]:
+def _moe(model: Model, moe: Moe, name: str) -> Iterator[ModelParameter]:
     """Router and experts, and what every token visits. Each rank of a stage sees a part of the tokens, or all tokens
     and a part of every expert's width; so the router's gradient is a sum over these parts."""
-    yield Parameter(name=f"{name}.router.weight", shape=(moe.experts, model.hidden), summed="tensor")
+    yield ModelParameter(name=f"{name}.router.weight", shape=(moe.experts, model.hidden), summed="tensor")
     for expert in range(moe.experts):
         for parameter in _mlp(model, Mlp(width=moe.expert_width, gated=moe.gated), f"{name}.experts.{expert}"):
             yield replace(parameter, expert=expert)
     if moe.shared_width:
         yield from _mlp(model, Mlp(width=moe.shared_width, gated=moe.gated), f"{name}.shared")
     if moe.shared_gate:
-        yield Parameter(name=f"{name}.shared_weight.weight", shape=(1, model.hidden), summed="tensor")
+        yield ModelParameter(name=f"{name}.shared_weight.weight", shape=(1, model.hidden), summed="tensor")
 
 
 def _residual(model: Model) -> float:

@@ -15,7 +15,7 @@ from math import prod
 from shardwright.plans.shares import cuts
 from shardwright.runtime.layout.groups import Layout, vocabulary
 from shardwright.runtime.layout.places import Place
-from shardwright.runtime.model.parameters import Parameter, Summed, unit_parameters
+from shardwright.runtime.model.parameters import ModelParameter, Summed, unit_parameters
 from shardwright.spec.model import Model
 
 LARGEST_MERGED_ELEMENTS = 2_000_000  # sums of one bucket travel while the next one's units still compute
@@ -27,7 +27,7 @@ class Piece:
     """A part of a parameter in a bucket, at `offset`. Along the parameter's cut dimension it is [start, stop) of the
     whole and begins at `local` of what the rank holds. `counted` is true in one bucket of those that have it."""
 
-    parameter: Parameter
+    parameter: ModelParameter
     unit: int
     offset: int
     shape: tuple[int, ...]
@@ -128,12 +128,12 @@ def _run_buckets(layout: Layout, place: Place, units: tuple[int, ...]) -> Iterat
             yield replace(_bucket(units, inside, unit.experts[block], part, parts), block=block)
 
 
-def matrix_of(parameter: Parameter) -> str:
+def matrix_of(parameter: ModelParameter) -> str:
     """Return which matrix of an expert a parameter is, the same name for all experts of a layer."""
     return parameter.name.replace(f".experts.{parameter.expert}.", ".experts.")
 
 
-def _block(model: Model, parameter: Parameter, unit: int, blocks: int) -> int | None:
+def _block(model: Model, parameter: ModelParameter, unit: int, blocks: int) -> int | None:
     """Return the block of experts that a parameter belongs to, None for one of no expert."""
     if parameter.expert is None:
         return None
@@ -173,7 +173,7 @@ def _alike(layout: Layout, one: int, other: int) -> bool:
 
 def _bucket(
     units: tuple[int, ...],
-    found: Sequence[tuple[Parameter, int]],
+    found: Sequence[tuple[ModelParameter, int]],
     holders: tuple[tuple[int, ...], ...],
     shard: int,
     held: range,
@@ -212,7 +212,7 @@ def _bucket(
 
 
 def _piece(
-    parameter: Parameter, unit: int, offset: int, shard: int, shards: int, held: range, *, counted: bool
+    parameter: ModelParameter, unit: int, offset: int, shard: int, shards: int, held: range, *, counted: bool
 ) -> Piece:
     start, stop, local = 0, 0, 0
     if parameter.dim is not None:
@@ -230,7 +230,7 @@ def _piece(
     )
 
 
-def _counted(parameter: Parameter, shard: int, shards: int) -> bool:
+def _counted(parameter: ModelParameter, shard: int, shards: int) -> bool:
     """Return whether this shard is the first with its piece of the parameter."""
     return shard == 0 or (
         parameter.dim is not None and parameter.piece(shard, shards) != parameter.piece(shard - 1, shards)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shardwright.runtime.layout.groups import Layout, vocabulary
 from shardwright.runtime.layout.places import Place
-from shardwright.runtime.model.parameters import Parameter, unit_parameters
+from shardwright.runtime.model.parameters import ModelParameter, unit_parameters
 from shardwright.runtime.state.buckets import Bucket, buckets_of
 from shardwright.runtime.state.pieces import WEIGHT, CutShape, StatePiece
 from shardwright.runtime.state.recipe import MOMENTS, Method, rule
@@ -27,7 +27,7 @@ class Holding:
     counted: bool
 
 
-def cut_shape(parameter: Parameter, vocab: int) -> CutShape:
+def cut_shape(parameter: ModelParameter, vocab: int) -> CutShape:
     """Return the shape of a parameter without padding of the vocabulary."""
     shape = (vocab, *parameter.shape[1:]) if parameter.padded else parameter.shape
     return CutShape(shape=shape, dim=parameter.dim or 0)
@@ -43,7 +43,7 @@ def state_kinds(layout: Layout, method: Method) -> Mapping[str, tuple[str, ...]]
     return {parameter.name: (WEIGHT, *MOMENTS[rule(method, parameter)]) for parameter in _parameters(layout)}
 
 
-def _parameters(layout: Layout) -> Iterator[Parameter]:
+def _parameters(layout: Layout) -> Iterator[ModelParameter]:
     model, rows = layout.plan.model, vocabulary(layout.plan)
     return (p for unit in range(layout.head + 1) for p in unit_parameters(model, unit, rows))
 

@@ -21,15 +21,15 @@ CHUNK_ELEMENTS = 1 << 22  # whose 8-bit moments are in fp32 at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class StepVerdict:
     """What becomes of a step's gradients, decided on the device: they are divided by `divisor`; where `left_out` is 1,
     not 0, nothing is updated. Both are single numbers in fp32."""
 
     divisor: torch.Tensor
     left_out: torch.Tensor
 
-    def on(self, device: torch.device) -> Verdict:
-        return Verdict(divisor=self.divisor.to(device), left_out=self.left_out.to(device))
+    def on(self, device: torch.device) -> StepVerdict:
+        return StepVerdict(divisor=self.divisor.to(device), left_out=self.left_out.to(device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Update:
     rate: float
     decay: float
     updates: int
-    verdict: Verdict
+    verdict: StepVerdict
 
     @property
     def masters(self) -> list[torch.Tensor]:

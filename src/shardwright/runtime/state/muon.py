@@ -19,7 +19,7 @@ from shardwright.cost.compute.orthogonalisation import STEPS
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.state.matrices import UPDATE, Exchange, Fragment
 from shardwright.runtime.state.methods import Update
-from shardwright.runtime.state.pieces import CutShape, Overlap, StatePiece, overlaps
+from shardwright.runtime.state.pieces import CutShape, PieceOverlap, StatePiece, overlaps
 from shardwright.runtime.state.slots import Slot
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic that takes singular values to about 1
@@ -211,9 +211,9 @@ def _whole(cut: CutShape) -> StatePiece:
     return StatePiece(kind=UPDATE, parameter="", start=0, stop=cut.shape[cut.dim], low=0, high=prod(cut.shape))
 
 
-def _source(overlap: Overlap, values: torch.Tensor) -> torch.Tensor:
+def _source(overlap: PieceOverlap, values: torch.Tensor) -> torch.Tensor:
     return values[overlap.source :].as_strided((overlap.count, overlap.length), (overlap.source_step, 1))
 
 
-def _target(overlap: Overlap, values: torch.Tensor) -> torch.Tensor:
+def _target(overlap: PieceOverlap, values: torch.Tensor) -> torch.Tensor:
     return values[overlap.target :].as_strided((overlap.count, overlap.length), (overlap.target_step, 1))

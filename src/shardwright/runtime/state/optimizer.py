@@ -10,7 +10,7 @@ import torch
 
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.model.parallel import gather_into
-from shardwright.runtime.state.methods import METHODS, Update, Verdict
+from shardwright.runtime.state.methods import METHODS, StepVerdict, Update
 from shardwright.runtime.state.muon import Orthogonaliser, Steps, muon, orthogonalised
 from shardwright.runtime.state.recipe import Method, Recipe
 from shardwright.runtime.state.slots import Slot
@@ -40,7 +40,7 @@ def update(
     slots: Sequence[Slot],
     recipe: Recipe,
     step: int,
-    verdict: Verdict,
+    verdict: StepVerdict,
     *,
     skipped: int = 0,
     steps: Steps = (),
@@ -63,14 +63,14 @@ def update(
 
 
 def muon_steps(
-    slots: Sequence[Slot], recipe: Recipe, step: int, verdict: Verdict, orthogonaliser: Orthogonaliser
+    slots: Sequence[Slot], recipe: Recipe, step: int, verdict: StepVerdict, orthogonaliser: Orthogonaliser
 ) -> Steps:
     """Return what Muon's update needs, which all ranks must ask for together."""
     matrices = [slot for slot in slots if recipe.rule(slot.segment) == "muon"]
     return orthogonalised(_update(matrices, recipe, step, verdict, 0), orthogonaliser)
 
 
-def _update(slots: Sequence[Slot], recipe: Recipe, step: int, verdict: Verdict, skipped: int) -> Update:
+def _update(slots: Sequence[Slot], recipe: Recipe, step: int, verdict: StepVerdict, skipped: int) -> Update:
     """Return the update of slots that are treated alike."""
     return Update(
         slots=tuple(slots),
@@ -101,9 +101,9 @@ def gather_weights(store: Store, rank: int, groups: ProcessGroups) -> None:
         item.wait()
 
 
-def verdict_on(norm: torch.Tensor, loss: torch.Tensor, clip: float, scale: float) -> Verdict:
+def verdict_on(norm: torch.Tensor, loss: torch.Tensor, clip: float, scale: float) -> StepVerdict:
     """Return what a loss and the norm of the gradients decide: these are divided so that their norm is at most `clip`
     (0: no limit) and by the `scale` of the loss; where one of them is not finite, nothing is updated."""
     over = ((norm + 1e-6) / clip).clamp(min=1.0) if clip else torch.ones_like(norm)
     finite = torch.isfinite(norm) & torch.isfinite(loss)
-    return Verdict(divisor=over * scale, left_out=(~finite).to(torch.float32))
+    return StepVerdict(divisor=over * scale, left_out=(~finite).to(torch.float32))

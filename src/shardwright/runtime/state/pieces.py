@@ -75,7 +75,7 @@ class StoredPiece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap:
+class PieceOverlap:
     """`count` runs of `length` elements that two pieces share: the first at `source` and `target` elements from the
     beginning of either, each next one `source_step` and `target_step` further on."""
 
@@ -91,7 +91,7 @@ class Overlap:
         return self.length * self.count
 
 
-def overlaps(source: StatePiece, target: StatePiece, shape: CutShape) -> tuple[Overlap, ...]:
+def overlaps(source: StatePiece, target: StatePiece, shape: CutShape) -> tuple[PieceOverlap, ...]:
     """Return what two pieces of the same kind and parameter share, each element once. `shape` is the parameter's."""
     if (source.start, source.stop) == (target.start, target.stop):
         low, high = max(source.low, target.low), min(source.high, target.high)
@@ -106,7 +106,7 @@ def overlaps(source: StatePiece, target: StatePiece, shape: CutShape) -> tuple[O
     first = np.flatnonzero(np.diff(begins, prepend=-1) | np.diff(lengths, prepend=-1))  # of each strided copy
     counts = np.diff(first, append=len(there)).tolist()
     return tuple(
-        Overlap(
+        PieceOverlap(
             source=_place(source, shape.inner, row, column),
             target=_place(target, shape.inner, row, column),
             length=elements,
@@ -120,7 +120,7 @@ def overlaps(source: StatePiece, target: StatePiece, shape: CutShape) -> tuple[O
     )
 
 
-def copy_overlap(overlap: Overlap, source: NDArray[Any], target: NDArray[Any]) -> None:
+def copy_overlap(overlap: PieceOverlap, source: NDArray[Any], target: NDArray[Any]) -> None:
     """Copy what two pieces share; `source` and `target` are the flat elements of the pieces."""
     shape = (overlap.count, overlap.length)
     source_step, target_step = overlap.source_step * source.itemsize, overlap.target_step * target.itemsize
@@ -141,8 +141,8 @@ def require_held(piece: StatePiece, shape: CutShape, where: str) -> None:
         raise bad(where, f"has {piece.name}, which is no part of a tensor {list(shape.shape)}", "take another copy")
 
 
-def _run(source: int, target: int, length: int) -> Overlap:
-    return Overlap(source=source, target=target, length=length, count=1, source_step=length, target_step=length)
+def _run(source: int, target: int, length: int) -> PieceOverlap:
+    return PieceOverlap(source=source, target=target, length=length, count=1, source_step=length, target_step=length)
 
 
 def _columns(piece: StatePiece, rows: NDArray[np.int64], inner: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

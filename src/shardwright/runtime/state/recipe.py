@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from shardwright.spec.job import Optimizer
 
 if TYPE_CHECKING:
-    from shardwright.runtime.model.parameters import Parameter
+    from shardwright.runtime.model.parameters import ModelParameter
     from shardwright.runtime.state.buckets import Segment
 
 Method = Literal["adamw", "adamw8bit", "muon", "sgd"]
@@ -70,7 +70,7 @@ class Recipe:
         return rule(self.method, segment)
 
 
-def rule(method: Method, weights: Segment | Parameter) -> Method:
+def rule(method: Method, weights: Segment | ModelParameter) -> Method:
     """Return the method that updates some weights: Muon has the matrices of layers alone, and moments in 8 bits have
     matrices alone."""
     others = (method == "muon" and not weights.hidden) or (method == "adamw8bit" and not weights.decayed)

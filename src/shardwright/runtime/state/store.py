@@ -14,13 +14,13 @@ import torch
 
 from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.places import Place
-from shardwright.runtime.model.parameters import Parameter
+from shardwright.runtime.model.parameters import ModelParameter
 from shardwright.runtime.state.buckets import Bucket, Piece, buckets_of, matrix_of
 from shardwright.runtime.state.sharding import kept_apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leaf:
+class FlatView:
     """A parameter as a view of a flat buffer, from element `offset` on."""
 
     name: str
@@ -46,7 +46,7 @@ class Flat:
         """Return a piece of the whole, in its shape."""
         return self.whole[piece.offset : piece.offset + piece.elements].view(piece.shape)
 
-    def view(self, leaf: Leaf) -> torch.Tensor:
+    def view(self, leaf: FlatView) -> torch.Tensor:
         """Return the elements of a leaf, in its shape."""
         return self.whole[leaf.offset : leaf.offset + prod(leaf.shape)].view(leaf.shape)
 
@@ -134,17 +134,17 @@ def make_store(layout: Layout, place: Place, dtype: torch.dtype, device: torch.d
     )
 
 
-def leaves_of(bucket: Bucket) -> Iterator[Leaf]:
+def leaves_of(bucket: Bucket) -> Iterator[FlatView]:
     """Yield the parameters of a bucket as autograd knows them: the same matrix of a layer's experts is one."""
     kin: dict[str, list[Piece]] = {}
     for piece in bucket.pieces:
         kin.setdefault(matrix_of(piece.parameter), []).append(piece)
     for name, pieces in kin.items():
         shape = pieces[0].shape if pieces[0].parameter.expert is None else (len(pieces), *pieces[0].shape)
-        yield Leaf(name=name, offset=pieces[0].offset, shape=shape)
+        yield FlatView(name=name, offset=pieces[0].offset, shape=shape)
 
 
-def fill(store: Store, whole: Callable[[Parameter], torch.Tensor]) -> None:
+def fill(store: Store, whole: Callable[[ModelParameter], torch.Tensor]) -> None:
     """Set all weights from whole parameters, which `whole` returns one at a time."""
     for parts in store.where.values():
         value = whole(parts[0][1].parameter)

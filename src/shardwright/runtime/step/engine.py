@@ -24,17 +24,17 @@ from shardwright.runtime.model.products import PLAIN
 from shardwright.runtime.model.regions import LayerForward
 from shardwright.runtime.state.loss_scale import UNSCALED, LossScale
 from shardwright.runtime.state.matrices import exchanges_of
-from shardwright.runtime.state.methods import Verdict
+from shardwright.runtime.state.methods import StepVerdict
 from shardwright.runtime.state.muon import Orthogonaliser, Steps, make_orthogonaliser
 from shardwright.runtime.state.optimizer import muon_steps, own_square, update, verdict_on
 from shardwright.runtime.state.recipe import Recipe
 from shardwright.runtime.state.slots import Slot, make_slots
 from shardwright.runtime.state.store import Store, fill, make_store
 from shardwright.runtime.step.layered import run_layered
-from shardwright.runtime.step.pipeline import Batch, Event, Pipeline, make_pipeline, run_step
+from shardwright.runtime.step.pipeline import Batch, Event, RankPipeline, make_pipeline, run_step
 from shardwright.runtime.step.sync import GradientSync
 from shardwright.runtime.step.timestamps import moment, seconds_between
-from shardwright.runtime.step.unshard import Passage
+from shardwright.runtime.step.unshard import Unsharding
 from shardwright.spec.job import Precision
 
 # Of weights and activations; in fp8 the products of layers are 8 bits, and what goes in and comes out is not.
@@ -52,9 +52,9 @@ class Engine:
     place: Place
     groups: ProcessGroups
     store: Store
-    pipeline: Pipeline
+    pipeline: RankPipeline
     sync: GradientSync
-    passage: Passage
+    passage: Unsharding
     slots: tuple[Slot, ...]
     orthogonaliser: Orthogonaliser | None
     steps: Steps
@@ -131,7 +131,7 @@ def make_engine(
     )
     sharded = plan.optimizer.distributed
     sync = GradientSync(layout, place, store, groups, sharded=sharded, overlap=plan.overlap.grad_reduce)
-    passage = Passage(layout, place, store, groups, sync)
+    passage = Unsharding(layout, place, store, groups, sync)
     chunks = [
         Chunk(
             units=units, weights=store.parameters, model=plan.model, details=details, tensor=tensor, experts=experts,
@@ -253,7 +253,7 @@ def decide(engine: Engine, step: int, sums: torch.Tensor) -> None:
     engine.steps = ()
 
 
-def _verdict(engine: Engine, sums: torch.Tensor) -> Verdict:
+def _verdict(engine: Engine, sums: torch.Tensor) -> StepVerdict:
     scale = engine.loss_scale.value
     return verdict_on(sums[1].sqrt() / scale, sums[0], engine.recipe.clip, scale)
 

@@ -18,10 +18,10 @@ from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, Operation
 from shardwright.plans.plan import Recompute
 from shardwright.runtime.model.chunk import Chunk, loss_of, unit_forward
 from shardwright.runtime.model.masks import Documents, documents_of
-from shardwright.runtime.step.pipeline import Batch, Event, Pipeline
+from shardwright.runtime.step.pipeline import Batch, Event, RankPipeline
 from shardwright.runtime.step.sync import GradientSync
 from shardwright.runtime.step.timestamps import moment
-from shardwright.runtime.step.unshard import Passage
+from shardwright.runtime.step.unshard import Unsharding
 
 Kept = tuple[torch.Tensor, torch.Tensor | None]
 """Input and output of a unit for a micro-batch; no output where it runs again before its backward pass."""
@@ -31,8 +31,8 @@ Kept = tuple[torch.Tensor, torch.Tensor | None]
 class _Walk:
     """The way of a wave through the units, shown to whoever measures or waits for it."""
 
-    pipeline: Pipeline
-    passage: Passage
+    pipeline: RankPipeline
+    passage: Unsharding
     record: Callable[[Event], None] | None
     say: Callable[[str], None]
     kept: dict[tuple[int, int], Kept] = field(default_factory=dict)
@@ -60,10 +60,10 @@ class _Walk:
 
 
 def run_layered(
-    pipeline: Pipeline,
+    pipeline: RankPipeline,
     batch: Batch,
     sync: GradientSync,
-    passage: Passage,
+    passage: Unsharding,
     waves: int,
     *,
     loss_scale: float = 1.0,

@@ -26,7 +26,7 @@ Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline:
+class RankPipeline:
     """A rank's part in the pipeline of its copy. Gradients are multiplied by `scale`, beside that of the loss."""
 
     place: Place
@@ -55,10 +55,10 @@ def make_pipeline(
     groups: ProcessGroups,
     dtype: torch.dtype,
     device: torch.device,
-) -> Pipeline:
+) -> RankPipeline:
     """Return the pipeline of a rank. Gradients are scaled to the mean over all tokens of the global batch."""
     plan = layout.plan
-    return Pipeline(
+    return RankPipeline(
         place=place,
         chunks=tuple(chunks),
         operations=tuple(order_of(layout, place).operations(place.stage)),
@@ -74,7 +74,7 @@ def order_of(layout: Layout, place: Place) -> Order:
 
 
 def run_step(
-    pipeline: Pipeline,
+    pipeline: RankPipeline,
     batch: Batch,
     sync: GradientSync,
     *,
@@ -132,7 +132,7 @@ def run_step(
     return total
 
 
-def run_forward(pipeline: Pipeline, batch: Batch, note: Callable[[str], None] | None = None) -> torch.Tensor:
+def run_forward(pipeline: RankPipeline, batch: Batch, note: Callable[[str], None] | None = None) -> torch.Tensor:
     """Run the forward passes of all micro-batches alone, in the order in which a step has them, and return the summed
     loss (zero on ranks without the head)."""
     say = note or (lambda _: None)
@@ -159,7 +159,7 @@ def run_forward(pipeline: Pipeline, batch: Batch, note: Callable[[str], None] | 
 
 
 def _forward(
-    pipeline: Pipeline,
+    pipeline: RankPipeline,
     index: int,
     micro_batch: int,
     message: torch.Tensor | None,
@@ -182,7 +182,7 @@ def _forward(
 
 
 def _backward(
-    pipeline: Pipeline,
+    pipeline: RankPipeline,
     index: int,
     micro_batch: int,
     message: torch.Tensor | None,

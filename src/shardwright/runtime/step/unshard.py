@@ -23,7 +23,7 @@ from shardwright.runtime.step.sync import GradientSync
 OUTSIDE = -1
 
 
-class Passage:
+class Unsharding:
     """Is told by the passes which unit they reach; `release` when all passes of a step are over."""
 
     def __init__(self, layout: Layout, place: Place, store: Store, groups: ProcessGroups, sync: GradientSync) -> None:

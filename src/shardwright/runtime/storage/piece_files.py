@@ -14,7 +14,7 @@ from shardwright.errors import bad
 from shardwright.runtime.state.pieces import (
     DTYPES,
     CutShape,
-    Overlap,
+    PieceOverlap,
     StatePiece,
     StoredPiece,
     copy_overlap,
@@ -87,7 +87,7 @@ def assemble(
 ) -> None:
     """Fill the flat values of `targets` from stored pieces, fetching each of them once. Raises SpecError where a target
     is not covered, its shape is another one, or `fetch` does."""
-    wanted: dict[StoredPiece, list[tuple[Overlap, Values]]] = {}
+    wanted: dict[StoredPiece, list[tuple[PieceOverlap, Values]]] = {}
     for target, values in targets.items():
         covered = 0
         for stored in index.get((target.kind, target.parameter), ()):

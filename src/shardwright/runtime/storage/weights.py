@@ -12,8 +12,8 @@ import torch
 
 from shardwright.errors import bad
 from shardwright.files import write_atomically
-from shardwright.runtime.model.names import Source, source_of
-from shardwright.runtime.model.parameters import Parameter, unit_parameters
+from shardwright.runtime.model.names import TensorSource, source_of
+from shardwright.runtime.model.parameters import ModelParameter, unit_parameters
 from shardwright.runtime.storage.tensor_files import TensorFile, open_tensors, save_tensors
 from shardwright.spec.model import Model
 
@@ -27,7 +27,7 @@ class HuggingFaceWeights:
     folder: Path
     files: dict[str, TensorFile]
 
-    def whole(self, model: Model, parameter: Parameter) -> torch.Tensor:
+    def whole(self, model: Model, parameter: ModelParameter) -> torch.Tensor:
         """Return a whole parameter, padded with zeros to its rows. Raises SpecError where it is missing or of another
         shape."""
         value = self._read(source_of(model, parameter))
@@ -38,7 +38,7 @@ class HuggingFaceWeights:
             raise bad(str(self.folder), message, "give the weights of the plan's model")
         return value
 
-    def _read(self, source: Source) -> torch.Tensor:
+    def _read(self, source: TensorSource) -> torch.Tensor:
         names = (source.name, source.name.partition(".")[2], f"model.{source.name}")
         name = next((name for name in names if name in self.files), None)
         if name is None:
@@ -66,7 +66,11 @@ def open_weights(folder: Path) -> HuggingFaceWeights:
 
 
 def save_weights(
-    folder: Path, model: Model, units: Iterable[int], whole: Callable[[Parameter], torch.Tensor], dtype: torch.dtype
+    folder: Path,
+    model: Model,
+    units: Iterable[int],
+    whole: Callable[[ModelParameter], torch.Tensor],
+    dtype: torch.dtype,
 ) -> None:
     """Write the safetensors files of some units of a model, one each. `whole` returns whole parameters."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,7 +97,7 @@ def _file(model: Model, unit: int) -> str:
 
 
 def _tensors(
-    model: Model, unit: int, whole: Callable[[Parameter], torch.Tensor], dtype: torch.dtype
+    model: Model, unit: int, whole: Callable[[ModelParameter], torch.Tensor], dtype: torch.dtype
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a unit under Hugging Face's names."""
     fused: dict[str, list[torch.Tensor]] = {}

@@ -1,7 +1,7 @@
 """The table of rules: a row for each operator.
 
-The notation is that of `signature`. `Row.text` is enough where the dimensions of an operator are the same whatever its
-arguments; other rows name the function that makes the signature from the node.
+The notation is that of `signature`. `RuleRow.text` is enough where the dimensions of an operator are the same whatever
+its arguments; other rows name the function that makes the signature from the node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Shapes: TypeAlias = tuple[Value, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class RuleRow:
     """What the table says of an operator. `anchors` are axes along which work is done; `linear` the operands (by
     number) in which it is linear together; `unlike` the results that are whole rather than a partial sum when an axis
     is cut; `sends` the results, by number, whose bytes are all-reduced inside when an axis is cut."""
@@ -34,34 +34,34 @@ class Row:
     sends: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-ROWS: dict[str, Row] = {
+ROWS: dict[str, RuleRow] = {
     # Matrix products: m rows, n columns, k what is summed over, b a batch of products.
-    "mm": Row(text="mk, kn -> mn", anchors="mkn"),
-    "addmm": Row(text="+n, mk, kn -> mn", anchors="mkn"),
-    "bmm": Row(text="bmk, bkn -> bmn", anchors="bmkn"),
-    "mv": Row(text="mk, k -> m", anchors="mk"),
-    "dot": Row(text="k, k -> ", anchors="k"),
+    "mm": RuleRow(text="mk, kn -> mn", anchors="mkn"),
+    "addmm": RuleRow(text="+n, mk, kn -> mn", anchors="mkn"),
+    "bmm": RuleRow(text="bmk, bkn -> bmn", anchors="bmkn"),
+    "mv": RuleRow(text="mk, k -> m", anchors="mk"),
+    "dot": RuleRow(text="k, k -> ", anchors="k"),
     # Embeddings: v classes, d features.
-    "embedding": Row(text="vd, * -> *d", anchors="vd", linear=((0,),)),
-    "embedding_dense_backward": Row(text="*d, * -> vd", anchors="vd", linear=((0,),)),
+    "embedding": RuleRow(text="vd, * -> *d", anchors="vd", linear=((0,),)),
+    "embedding_dense_backward": RuleRow(text="*d, * -> vd", anchors="vd", linear=((0,),)),
     # Cross-entropy by row n and by class v.
-    "cross_entropy": Row(
+    "cross_entropy": RuleRow(
         text="nv, n -> n, n", anchors="nv", unlike=(("v", 0), ("v", 1)), sends={"v": (1, 1, 1)},
     ),
-    "cross_entropy_backward": Row(text="n, nv, n, n -> nv", anchors="nv", linear=((0,),)),
+    "cross_entropy_backward": RuleRow(text="n, nv, n, n -> nv", anchors="nv", linear=((0,),)),
     # Convolutions: n images, i channels in, o channels out.
-    "convolution": Row(text="ni@, oi@, +o -> no@", anchors="nio"),
-    "convolution_backward": Row(text="no@, ni@, oi@ -> ni@, oi@, o", anchors="nio", unlike=(("i", 2),)),
+    "convolution": RuleRow(text="ni@, oi@, +o -> no@", anchors="nio"),
+    "convolution_backward": RuleRow(text="no@, ni@, oi@ -> ni@, oi@, o", anchors="nio", unlike=(("i", 2),)),
     # Pooling works on each channel of each image.
-    "max_pool2d_with_indices": Row(text="nc@ -> nc@, nc@"),
-    "max_pool2d_with_indices_backward": Row(text="nc@, nc@, nc@ -> nc@", linear=((0,),)),
-    "avg_pool2d": Row(text="nc@ -> nc@", linear=((0,),)),
-    "avg_pool2d_backward": Row(text="nc@, nc@ -> nc@", linear=((0,),)),
-    "_adaptive_avg_pool2d": Row(text="nc@ -> nc@", linear=((0,),)),
-    "_adaptive_avg_pool2d_backward": Row(text="nc@, nc@ -> nc@", linear=((0,),)),
+    "max_pool2d_with_indices": RuleRow(text="nc@ -> nc@, nc@"),
+    "max_pool2d_with_indices_backward": RuleRow(text="nc@, nc@, nc@ -> nc@", linear=((0,),)),
+    "avg_pool2d": RuleRow(text="nc@ -> nc@", linear=((0,),)),
+    "avg_pool2d_backward": RuleRow(text="nc@, nc@ -> nc@", linear=((0,),)),
+    "_adaptive_avg_pool2d": RuleRow(text="nc@ -> nc@", linear=((0,),)),
+    "_adaptive_avg_pool2d_backward": RuleRow(text="nc@, nc@ -> nc@", linear=((0,),)),
     # Products of each row t with the matrix of its expert e; cut by expert, other rows give zeros.
-    "grouped_mm": Row(text="tk, ekn, t -> tn", anchors="tekn"),
-    "grouped_mm_weight": Row(text="tk, tn, t -> ekn", anchors="tekn"),
+    "grouped_mm": RuleRow(text="tk, ekn, t -> tn", anchors="tekn"),
+    "grouped_mm_weight": RuleRow(text="tk, tn, t -> ekn", anchors="tekn"),
 }  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def _convolution(node: Node, operands: Shapes) -> Signature:
     return _row(replace(row, text=grouped, anchors="ng"), node, operands)
 
 
-def _row(row: Row, node: Node, operands: Shapes) -> Signature:
+def _row(row: RuleRow, node: Node, operands: Shapes) -> Signature:
     """Return the signature of a row: `@` stands for dimensions that stay whole, absent results are dropped."""
     text = _without(row.text.replace(" ", ""), node, operands)
     results = node.outputs
