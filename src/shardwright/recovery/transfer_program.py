@@ -16,12 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-OPTIONS = {"output_flag": False, "threads": 1, "random_seed": 0}
+from shardwright.arrays import Bools, Floats, Ints
+from shardwright.highs import by_columns, highs, status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,46 +75,21 @@ def solve(
     ]
     needed = np.bincount(choices.need_machine, weights=choices.sizes[choices.need_shard], minlength=machines)
     limits = np.concatenate([np.zeros(2 * machines), -(arriving_bytes + needed) / unit])
-    found = _minimised(
-        entries,
-        lower=np.concatenate([wanted, np.full(3 * machines, -np.inf)]),
-        upper=np.concatenate([wanted, limits]),
-        column_lower=np.append(least_seconds, np.zeros(width - 1)),
-        column_upper=np.concatenate([[np.inf], np.full(sources, np.inf), np.ones(len(own))]),
+    row, place, value = (np.concatenate(parts) for parts in zip(*entries, strict=True))
+    solver = highs(
+        np.append(1.0, np.zeros(width - 1)),
+        by_columns(row, place, value, width),
+        lower=np.append(least_seconds, np.zeros(width - 1)),
+        upper=np.concatenate([[np.inf], np.full(sources, np.inf), np.ones(len(own))]),
+        row_lower=np.concatenate([wanted, np.full(3 * machines, -np.inf)]),
+        row_upper=np.concatenate([wanted, limits]),
+        settings={},
     )
+    solver.run()
+    assert status(solver) == "optimal", "every need has a source"
+    found = np.array(solver.getSolution().col_value)
     parts = np.zeros(len(choices.need_shard))
     parts[own] = np.clip(found[1 + sources :], 0.0, 1.0)
     return TransferSolution(
         copies=np.maximum(found[1 : 1 + sources], 0.0), own_disk=parts, bound_seconds=float(found[0])
     )
-
-
-def _minimised(
-    entries: list[tuple[Ints, Ints, Floats]],
-    *,
-    lower: Floats,
-    upper: Floats,
-    column_lower: Floats,
-    column_upper: Floats,
-) -> Floats:
-    """Return the columns that minimise the first one; `entries` are (row, column, value)."""
-    import highspy
-
-    row, column, value = (np.concatenate(parts) for parts in zip(*entries, strict=True))
-    order = np.lexsort((row, column))
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = len(column_lower), len(lower)
-    lp.col_cost_ = np.append(1.0, np.zeros(len(column_lower) - 1))
-    lp.col_lower_, lp.col_upper_ = column_lower, column_upper
-    lp.row_lower_, lp.row_upper_ = lower, upper
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    counts = np.bincount(column, minlength=len(column_lower))
-    lp.a_matrix_.start_ = np.append(0, np.cumsum(counts)).astype(np.int32)
-    lp.a_matrix_.index_, lp.a_matrix_.value_ = row[order].astype(np.int32), value[order]
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]
-    for name, setting in OPTIONS.items():
-        solver.setOptionValue(name, setting)
-    solver.passModel(lp)
-    solver.run()
-    assert solver.getModelStatus() == highspy.HighsModelStatus.kOptimal, "every need has a source"
-    return np.array(solver.getSolution().col_value)

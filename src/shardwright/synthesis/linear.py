@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
+from shardwright.highs import Coefficients, highs, status
 
 INFINITY = float("inf")
 SETTINGS = {
-    "output_flag": False,
-    "threads": 1,
-    "random_seed": 0,
     # Programs over blocks are small, and nearly solved at the root: these cost more there than they save.
     "mip_heuristic_effort": 0.01,
     "mip_heuristic_run_rins": False,
@@ -102,9 +100,8 @@ def solve(
     """Return the least value of Σ costs · columns. `integer` marks columns that take whole numbers."""
     import highspy
 
-    solver = _solver(costs, rows, lower, upper, integer)
-    for name, setting in {**SETTINGS, "mip_rel_gap": gap, "mip_abs_gap": 1e-12, "mip_max_nodes": most_nodes}.items():
-        solver.setOptionValue(name, setting)
+    settings = {**SETTINGS, "mip_rel_gap": gap, "mip_abs_gap": 1e-12, "mip_max_nodes": most_nodes}
+    solver = _solver(costs, rows, lower, upper, integer, settings)
     if start is not None:
         solution = highspy.HighsSolution()
         solution.col_value = start.tolist()
@@ -118,9 +115,7 @@ class Relaxation:
     `basis` of one with the same columns and first rows."""
 
     def __init__(self, costs: Floats, rows: Rows, *, lower: Floats, upper: Floats, start: Any = None) -> None:
-        self._solver = _solver(costs, rows, lower, upper, None)
-        for name, setting in {"output_flag": False, "threads": 1, "random_seed": 0, "presolve": "off"}.items():
-            self._solver.setOptionValue(name, setting)
+        self._solver = _solver(costs, rows, lower, upper, None, {"presolve": "off"})
         if start is not None:
             self._solver.setBasis(start)
 
@@ -144,33 +139,24 @@ class Relaxation:
         self._solver.changeColsBounds(len(columns), columns.astype(np.int32), lower, upper)
 
 
-def _solver(costs: Floats, rows: Rows, lower: Floats, upper: Floats, integer: Bools | None) -> Any:
-    import highspy
-
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = len(costs), len(rows.low)
-    lp.col_cost_, lp.col_lower_, lp.col_upper_ = costs, lower, upper
-    lp.row_lower_, lp.row_upper_ = np.array(rows.low), np.array(rows.high)
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    lp.a_matrix_.start_ = np.array(rows.starts, dtype=np.int32)
-    lp.a_matrix_.index_ = np.array(rows.columns, dtype=np.int32)
-    lp.a_matrix_.value_ = np.array(rows.coefficients)
-    if integer is not None:
-        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-        lp.integrality_ = [kinds[int(one)] for one in integer]
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]
-    solver.setOptionValue("output_flag", False)
-    solver.passModel(lp)
-    return solver
+def _solver(
+    costs: Floats, rows: Rows, lower: Floats, upper: Floats, integer: Bools | None, settings: Mapping[str, Any]
+) -> Any:
+    matrix = Coefficients(starts=rows.starts, places=rows.columns, values=rows.coefficients, by_rows=True)
+    return highs(
+        costs,
+        matrix,
+        lower=lower,
+        upper=upper,
+        row_lower=rows.low,
+        row_upper=rows.high,
+        integer=integer,
+        settings=settings,
+    )
 
 
 def _read(solver: Any, is_integer: bool) -> Solution:
-    import highspy
-
-    status, info = solver.getModelStatus(), solver.getInfo()
-    solution = solver.getSolution()
-    infeasible = status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
-    word = "infeasible" if infeasible else "optimal" if status == highspy.HighsModelStatus.kOptimal else "stopped"
+    info, solution = solver.getInfo(), solver.getSolution()
     objective = float(info.objective_function_value)
     return Solution(
         values=np.array(solution.col_value),
@@ -178,6 +164,6 @@ def _read(solver: Any, is_integer: bool) -> Solution:
         reduced_costs=np.array(solution.col_dual),
         objective=objective,
         bound=float(info.mip_dual_bound) if is_integer else objective,
-        status=word,
+        status=status(solver),
         nodes=int(info.mip_node_count) if is_integer else 0,
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
+from shardwright.highs import by_columns, highs, status
 from shardwright.rounding import coarse
 from shardwright.search.mixed.master.answer import Infeasible, Open, Solved
 from shardwright.search.mixed.master.relaxation import Relaxation, Relaxed, relaxation
@@ -21,6 +22,7 @@ MOST_INTEGER = 150  # columns of an integer program; of more, the best by reduce
 NODES = 30
 PREMIUMS = 8  # tried for replicas where the relaxation has fewer than there must be
 CLOSE = 1e-6
+SETTINGS = {"mip_rel_gap": 0.0, "mip_abs_gap": 0.5, "mip_max_nodes": NODES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,37 +138,27 @@ class MasterProblem:
 
     def _integer(self, tried: Ints, micro_batches: Ints, wanted: int, asked: Bools) -> tuple[float, Ints]:
         """Return a bound of the integer program over the columns `tried`, and a solution."""
-        import highspy
-
-        limits = np.append(self.relaxation.limits, np.full(1 + len(asked), highspy.kHighsInf))
+        limits = np.append(self.relaxation.limits, np.full(1 + len(asked), np.inf))
         value = micro_batches[tried].astype(np.float64)
         rows = np.column_stack([self.relaxation.columns[tried], value, asked[:, tried].T])
         count, width = rows.shape
-        lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = count, width
-        lp.sense_ = highspy.ObjSense.kMaximize
-        lp.col_cost_ = value
-        lp.col_lower_ = np.zeros(count)
-        lp.col_upper_ = np.floor(np.where(rows > 0, limits / np.maximum(rows, 1.0), np.inf).min(axis=1) + CLOSE)
         least = [*self.limits.least_of_each, float(wanted)] + [1.0] * len(asked)
-        lp.row_lower_ = np.append(np.full(width - len(least), -highspy.kHighsInf), least)
-        lp.row_upper_ = limits
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-        place, row = np.nonzero(rows)
-        lp.a_matrix_.start_ = np.append(0, np.cumsum((rows != 0).sum(axis=1))).astype(np.int32)
-        lp.a_matrix_.index_ = row.astype(np.int32)
-        lp.a_matrix_.value_ = rows[place, row]
-        lp.integrality_ = [highspy.HighsVarType.kInteger] * count
-        solver = highspy.Highs()  # type: ignore[no-untyped-call]
-        for name, setting in OPTIONS.items():
-            solver.setOptionValue(name, setting)
-        solver.setOptionValue("objective_target", float(wanted))
-        solver.passModel(lp)
+        column, row = np.nonzero(rows)
+        solver = highs(
+            value,
+            by_columns(row, column, rows[column, row], count),
+            lower=np.zeros(count),
+            upper=np.floor(np.where(rows > 0, limits / np.maximum(rows, 1.0), np.inf).min(axis=1) + CLOSE),
+            row_lower=np.append(np.full(width - len(least), -np.inf), least),
+            row_upper=limits,
+            integer=np.ones(count, dtype=bool),
+            maximised=True,
+            settings={**SETTINGS, "objective_target": float(wanted)},
+        )
         solver.run()
-        info, solution = solver.getInfo(), solver.getSolution().col_value
-        if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+        if status(solver) == "infeasible":
             return wanted - 1.0, np.zeros(count, dtype=np.int64)
-        bound = float(info.mip_dual_bound)
+        bound, solution = float(solver.getInfo().mip_dual_bound), solver.getSolution().col_value
         copies = np.round(np.array(solution)).astype(np.int64) if len(solution) else np.zeros(count, dtype=np.int64)
         return bound if np.isfinite(bound) else np.inf, copies
 
@@ -211,16 +203,6 @@ def _of_as_many(relaxation: Relaxation, value: Floats, limits: Limits, found: Re
     prices = best.optimum.prices.copy()
     prices[len(limits.units)] -= best.premium
     return replace(best.optimum, value=best.bound, prices=prices)
-
-
-OPTIONS = {
-    "output_flag": False,
-    "threads": 1,
-    "random_seed": 0,
-    "mip_rel_gap": 0.0,
-    "mip_abs_gap": 0.5,
-    "mip_max_nodes": NODES,
-}
 
 
 def master_problem(counts: Ints, limits: Limits) -> MasterProblem:
