@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.money.egress import egress_dollars
+from shardwright.cost.trust.evidence import unpublished
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
 from shardwright.search.planner import plan as search
+from shardwright.search.planner import predict
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
@@ -100,3 +103,13 @@ def test_traffic_is_paid() -> None:
     free = planned(20, egress=0.0).best.prediction
     assert free is not None
     assert free.dollars_per_hour == pytest.approx(20)
+
+
+def test_unlike_groups_of_a_type_work_together_and_are_of_published_machines() -> None:
+    nodes = [{"count": 1, "gpu": "A100-SXM-80", "gpus": 4, "inter_node_gbps": gbps} for gbps in (400, 100)]
+    job = make_job(global_batch=64, seq_len=2048, framework="train")
+    found = search(load_model("llama-2-7b"), build_cluster({"nodes": nodes}, "two"), job, efficiency=Analytic(), top=1)
+    assert found.best.gpus_by_type == {"A100-SXM-80@1": 4, "A100-SXM-80@2": 4}
+    assert not unpublished(found.best.gpus_by_type)
+    alone = predict(replace(found.best, prediction=None), efficiency=Analytic())
+    assert seconds(alone) == seconds(found.best)

@@ -257,6 +257,16 @@ def test_regions_are_sites() -> None:
     assert build_cluster({"nodes": nodes[:1]}, "c").pools[0].site == ""
 
 
+def test_unlike_groups_of_a_type_are_told_apart() -> None:
+    group = {"count": 1, "gpu": "T4", "gpus": 4, "inter_node_gbps": 25}
+    slow, east, west = group | {"inter_node_gbps": 10}, group | {"site": "east"}, group | {"site": "west"}
+    names = [
+        [pool.gpu.name for pool in build_cluster({"nodes": nodes}, "c").pools]
+        for nodes in ([group, group], [group, slow, group], [east, west], [east, slow | {"site": "east"}, west])
+    ]
+    assert names == [["T4"], ["T4@1", "T4@2"], ["T4@east", "T4@west"], ["T4@east.1", "T4@east.2", "T4@west"]]
+
+
 def test_bad_sites() -> None:
     nodes = [{"count": 1, "gpu": "T4", "gpus": 4, "site": "east"}, {"count": 1, "gpu": "T4", "gpus": 4, "site": "west"}]
     assert "did you mean west" in _problems({"nodes": nodes, "site_links": [{"between": ["east", "wst"]}]})[0]

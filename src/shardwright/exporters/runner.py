@@ -21,6 +21,7 @@ from shardwright.plans.document import dumps
 from shardwright.plans.mesh import hosts
 from shardwright.plans.placement import machine_sizes, placement_of
 from shardwright.plans.plan import Plan
+from shardwright.spec.cluster import kind_of
 
 DATA, OUT = ("DATA", "token file of `shardwright tokens`"), ("OUT", "folder for checkpoints and metrics")
 PACKAGE = ("SHARDWRIGHT", "what pip installs: a wheel or a checkout of shardwright")
@@ -35,6 +36,10 @@ class MachineRange:
     count: int
     gpus: int
     spot: bool
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.gpu)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

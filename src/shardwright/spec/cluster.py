@@ -8,6 +8,11 @@ from functools import cached_property
 from shardwright.spec.assumption import Assumption
 
 
+def kind_of(name: str) -> str:
+    """Return the catalogue's name of a GPU type, without what tells groups of machines apart (`spec.read.sites`)."""
+    return name.partition("@")[0]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One accelerator as its datasheet has it. Rates are dense (no sparsity), per second, decimal.
@@ -36,8 +41,7 @@ class Gpu:
 
     @property
     def kind(self) -> str:
-        """The catalogue's name: without the site, which is in the name of a type that stands at several."""
-        return self.name.partition("@")[0]
+        return kind_of(self.name)
 
     @property
     def capability(self) -> float:

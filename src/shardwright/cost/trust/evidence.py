@@ -19,7 +19,7 @@ from shardwright.arrays import Array, Floats
 from shardwright.files import shipped_file
 from shardwright.plans.plan import Evidence
 from shardwright.rounding import coarse
-from shardwright.spec.cluster import Gpu
+from shardwright.spec.cluster import Gpu, kind_of
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
@@ -90,8 +90,8 @@ def published() -> Published:
 
 
 def unpublished(gpus: Iterable[str]) -> tuple[str, ...]:
-    """Return those GPU types of which no published run is known."""
-    return tuple(gpu for gpu in gpus if gpu not in _published_gpus())
+    """Return the kinds of those GPU types of which no published run is known."""
+    return tuple(kind for kind in dict.fromkeys(map(kind_of, gpus)) if kind not in _published_gpus())
 
 
 @lru_cache

@@ -80,7 +80,7 @@ def _job(runner: Runner, place: int, group: MachineRange) -> dict[str, object]:
         "restartPolicy": "Never",
         "hostNetwork": True,
         "dnsPolicy": "ClusterFirstWithHostNet",
-        "nodeSelector": {PRODUCT_LABEL: group.gpu},
+        "nodeSelector": {PRODUCT_LABEL: group.kind},
         "containers": [container],
         "volumes": volumes,
     }

@@ -11,6 +11,7 @@ from itertools import accumulate, groupby
 
 from shardwright.plans.mesh import Host
 from shardwright.plans.plan import Plan
+from shardwright.spec.cluster import kind_of
 from shardwright.units import GIBIBYTE
 
 LOOK = """expect() { # pattern of the GPUs' name, GiB of their memory
@@ -57,6 +58,6 @@ def _numbers(begin: int, end: int) -> str:
 def _pattern(gpu: str) -> str:
     """Return what is in the name that a driver gives a GPU of the catalogue: A100(?![0-9A-Z]) in NVIDIA A100-SXM4-80GB,
     RTX ?3090 in NVIDIA GeForce RTX 3090."""
-    chip = gpu.partition("@")[0].partition("-")[0]
+    chip = kind_of(gpu).partition("-")[0]
     parts = re.sub(r"(?<=RTX)(?=[0-9A-Z])|(?<=[0-9])(?=Ada)|(?<=PRO)(?=[0-9])|(?<=Titan)(?=RTX)", " ?", chip)
     return f"(?i){parts}(?![0-9A-Z])"

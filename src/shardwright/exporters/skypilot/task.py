@@ -34,7 +34,7 @@ def export_task(plan: Plan) -> Exported:
     """Return `task.yaml` with the files that it runs. Raises SpecError for an illegal plan, and names every GPU type
     that SkyPilot has no name for."""
     runner = runner_of(plan)
-    unknown = [group.gpu for group in runner.machines if group.gpu not in gpu_names()]
+    unknown = [group.kind for group in runner.machines if group.kind not in gpu_names()]
     if unknown:
         have = ", ".join(sorted(gpu_names()))
         raise SpecError(*(Problem("cluster", f"SkyPilot has no name for {gpu}", f"it has {have}") for gpu in unknown))
@@ -74,11 +74,11 @@ def _documents(runner: Runner) -> Iterator[dict[str, object]]:
 
 
 def _task_name(group: MachineRange) -> str:
-    return f"{group.gpu.lower()}-from-{group.first}"
+    return f"{group.kind.lower()}-from-{group.first}"
 
 
 def _task(runner: Runner, group: MachineRange, name: str, address: str) -> dict[str, object]:
-    resources: dict[str, object] = {"accelerators": {gpu_names()[group.gpu]: group.gpus}, "use_spot": group.spot}
+    resources: dict[str, object] = {"accelerators": {gpu_names()[group.kind]: group.gpus}, "use_spot": group.spot}
     if runner.nodes > 1:
         resources["network_tier"] = "best"
     if group.spot:

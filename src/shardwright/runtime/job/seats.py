@@ -18,7 +18,7 @@ from shardwright.plans.placement import machine_sizes, placement_of
 from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.groups import Layout
 from shardwright.spec.catalog.gpus import gpus
-from shardwright.spec.cluster import Gpu
+from shardwright.spec.cluster import Gpu, kind_of
 from shardwright.units import GIGA
 
 ENOUGH_MEMORY = 0.9  # drivers show a little less than the datasheet
@@ -73,7 +73,7 @@ def _wanted(layout: Layout) -> tuple[Seat, ...]:
     """Return the machines of a plan, in the order of their ranks."""
     found, first = [], 0
     for number, size in enumerate(machine_sizes(layout.plan, placement_of(layout.plan))):
-        name = layout.places[first].gpu
+        name = kind_of(layout.places[first].gpu)
         members = tuple(range(first, first + size))
         found.append(Seat(gpu=name if name in gpus() else OTHER, machine=f"machine {number}", members=members))
         first += size
@@ -82,7 +82,7 @@ def _wanted(layout: Layout) -> tuple[Seat, ...]:
 
 def _found(plan: Plan, reports: Sequence[DeviceReport]) -> tuple[Seat, ...]:
     """Return the machines at hand, GPUs of different types apart, in the order of their first process."""
-    types = {pool.gpu.name for pool in plan.cluster.pools}
+    types = {pool.gpu.kind for pool in plan.cluster.pools}
     members: dict[tuple[str, str], list[int]] = {}
     for process, report in enumerate(reports):
         known = report.gpu if report.gpu in types and report.gpu in gpus() else None
@@ -93,7 +93,7 @@ def _found(plan: Plan, reports: Sequence[DeviceReport]) -> tuple[Seat, ...]:
 def _other(plan: Plan, report: DeviceReport) -> str:
     """Return the type of a GPU that the plan does not name: one of its own that the catalogue does not know either, or
     what it is called."""
-    described = any(pool.gpu.name not in gpus() for pool in plan.cluster.pools)
+    described = any(pool.gpu.kind not in gpus() for pool in plan.cluster.pools)
     return OTHER if described else report.gpu or report.device
 
 

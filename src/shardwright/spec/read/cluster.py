@@ -13,7 +13,7 @@ from shardwright.spec.catalog.gpus import resolve_gpu
 from shardwright.spec.catalog.prices import MachinePrice
 from shardwright.spec.cluster import Cluster, Gpu, NodePool, SiteLink
 from shardwright.spec.read.pools import NO_GPUS, read_pool
-from shardwright.spec.read.sites import assumed_links, connected, named_by_site, read_site_links, unreachable
+from shardwright.spec.read.sites import assumed_links, connected, named_apart, read_site_links, unreachable
 from shardwright.spec.text.fields import Section, shown
 from shardwright.spec.text.lines import located
 from shardwright.spec.text.reading import parse_json, parse_yaml, read_text
@@ -142,10 +142,10 @@ def _joined(root: Section, pools: Sequence[NodePool], stated: Sequence[SiteLink]
     if stated:
         found = connected(sites, stated)
         root.problems.extend(unreachable(root.place, sites, found))
-        return Cluster(pools=tuple(named_by_site(pools)), site_links=found, name=name)
+        return Cluster(pools=tuple(named_apart(pools)), site_links=found, name=name)
     found, figures = assumed_links(sites)
     taken = [(link.sites[1], Assumption(f"link {link.sites[0]} to {link.sites[1]}", figures)) for link in found]
     noted = [
         replace(pool, assumed=(*pool.assumed, *(link for site, link in taken if site == pool.site))) for pool in pools
     ]
-    return Cluster(pools=tuple(named_by_site(noted)), site_links=found, name=name)
+    return Cluster(pools=tuple(named_apart(noted)), site_links=found, name=name)

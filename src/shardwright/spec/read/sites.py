@@ -91,10 +91,16 @@ def assumed_links(sites: Sequence[str]) -> tuple[tuple[SiteLink, ...], str]:
     return found, figures
 
 
-def named_by_site(pools: Sequence[NodePool]) -> list[NodePool]:
-    """Return the pools, with the site in the name of a GPU type that stands at several: a stage names only its GPU."""
-    places = Counter(name for name, _ in {(pool.gpu.name, pool.site) for pool in pools})
-    return [
-        replace(pool, gpu=replace(pool.gpu, name=f"{pool.gpu.name}@{pool.site}")) if places[pool.gpu.name] > 1 else pool
-        for pool in pools
-    ]
+def named_apart(pools: Sequence[NodePool]) -> list[NodePool]:
+    """Return the pools, each with a name of its own for its GPU type, as a stage names only that: with the site where
+    machines of the type stand at several, with a number where those at one are unlike."""
+    here = Counter((pool.gpu.name, pool.site) for pool in pools)
+    sites = Counter(name for name, _ in here)
+    named, numbers = [], Counter[tuple[str, str]]()
+    for pool in pools:
+        place = pool.gpu.name, pool.site
+        numbers[place] += 1
+        words = (pool.site if sites[pool.gpu.name] > 1 else "", str(numbers[place]) if here[place] > 1 else "")
+        suffix = ".".join(word for word in words if word)
+        named.append(replace(pool, gpu=replace(pool.gpu, name=f"{pool.gpu.name}@{suffix}")) if suffix else pool)
+    return named
