@@ -22,7 +22,7 @@ from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.runtime.state.store import make_store
 from shardwright.search.mixed.branch_and_bound.effort import Effort
-from shardwright.search.mixed.branch_and_bound.fastest import Problem, search
+from shardwright.search.mixed.branch_and_bound.fastest import MixedProblem, search
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import settings
 from shardwright.search.space.axes import Space
@@ -51,7 +51,7 @@ def found(name: str) -> Plan:
     space = Space(pins={**pins, "sequence_parallel": (int(sequence_parallel),), "micro_batch": (1,)}, tp_per_type=True)
     chosen = tuple(setting for setting in settings(contexts, space) if setting.tp == (2, 1))
     made, effort = tuple(tables(contexts, chosen)), Effort(regions=20, patience=20, idle=20, near=0.0)
-    problem = Problem(contexts, cluster, space, 0.0, chosen, made, {}, effort)
+    problem = MixedProblem(contexts, cluster, space, 0.0, chosen, made, {}, effort)
     depths = pins.get("pp", range(1, 9))
     deep = search(problem, 1e9, lambda plan: all(len(replica.stages) in depths for replica in plan.replicas))
     return deep.plans[0][1]

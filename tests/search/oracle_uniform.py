@@ -151,7 +151,8 @@ def splits(context: Context, pins: Pins, layout: Layout) -> list[tuple[int, int]
     """Layers of the first and the last virtual stage, around the even share."""
     layers, stages = context.layer_count, layout[2] * layout[6]
     if stages == 1:
-        return [(layers, layers)]
+        kept = left(pins, "first_layers", [layers]) and left(pins, "last_layers", [layers])
+        return [(layers, layers)] if kept else []
     share = layers // stages
     firsts = pins.get("first_layers", range(share - 2, share + 2))
     lasts = pins.get("last_layers", range(share - math.ceil(logit_layers(context)) - 1, share + 2))

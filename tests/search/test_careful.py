@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shardwright.cost.compute.efficiency import Analytic
@@ -10,6 +12,7 @@ from shardwright.plans.ranking import Ranking
 from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.text.first_screen import first_screen
 from shardwright.reports.text.terminal import ranking_text
+from shardwright.search.combinations import best_of
 from shardwright.search.planner import plan
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.read.cluster import load_cluster
@@ -46,6 +49,13 @@ def test_the_gap_and_the_bound_are_of_plain_seconds() -> None:
     least = seconds(found.passed_over.plan)
     assert found.best.prediction.lower_bound_seconds == pytest.approx(least, rel=1e-9)
     assert found.search.gap == pytest.approx(seconds(found.best) / least - 1.0, rel=1e-6)
+
+
+def test_doubts_count_among_searches_with_several_options() -> None:
+    found = ranked()
+    assert found.passed_over is not None
+    both = replace(found, plans=(found.best, found.passed_over.plan))
+    assert best_of([both, both], 2).best.optimizer.sharding == found.best.optimizer.sharding
 
 
 def test_what_is_asked_for_comes_first_without_more_words() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shardwright.errors import SpecError
 from shardwright.plans.check import check
 from shardwright.plans.document import dumps
-from shardwright.plans.findings import Cause, LimitsNotKept, NoLegalLayout, Rejection, RulesDropAll
+from shardwright.plans.findings import Cause, LimitsNotKept, NoLegalLayout, Rejection, RulesDropAll, SeveralMakers
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import NoPlan, Ranking
 from shardwright.plans.remedies import Cheapest, Failure, Fastest, MoreMachines, Unpin
@@ -251,3 +253,17 @@ def test_samples_longer_than_the_table_of_positions_are_refused() -> None:
     job = make_job(global_batch=64, seq_len=2048)
     with pytest.raises(SpecError, match="2048 is longer than the model's table of 1024 positions"):
         plan(load_model("gpt2-xl"), load_cluster("1x8xA100-SXM-80"), job)
+
+
+def test_no_plan_is_over_gpus_of_several_makers() -> None:
+    job = make_job(global_batch=16, seq_len=1024, framework="train")
+    found = plan(load_model("gpt2-medium"), load_cluster("1x2xMI300X+1x2xH100-SXM+1x1xH20"), job, top=1)
+    assert SeveralMakers(("amd", "nvidia")) in found.search.not_covered
+    assert not check(found.best)
+    (replica,) = found.best.replicas
+    stages = tuple(
+        replace(replica.stages[0], gpu=gpu, layers=((start, start + 12),))
+        for start, gpu in ((0, "MI300X"), (12, "H100-SXM"))
+    )
+    both = replace(found.best, replicas=(replace(replica, stages=stages),))
+    assert "no library joins" in " ".join(problem.message for problem in check(both))

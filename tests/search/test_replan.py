@@ -20,7 +20,7 @@ from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
 
 MODEL = load_model("llama-2-13b")
-JOB = make_job(global_batch=128, seq_len=4096)
+JOB = make_job(global_batch=128, seq_len=4096, framework="train")
 EFFICIENCY = Analytic()
 BEFORE = "4x8xA100-SXM-80+2x8xH20"
 

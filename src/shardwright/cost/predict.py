@@ -136,8 +136,8 @@ def _breakdown(plan: Plan, found: Mixed, slowest: int, rank: int) -> TimeBreakdo
     return TimeBreakdown(
         **named,
         framework_seconds=launching + software.step_seconds,
-        pipeline_seconds=timed.pipeline_seconds - free,
-        bubble_seconds=free - busy,
+        pipeline_seconds=max(timed.pipeline_seconds - free, 0.0),
+        bubble_seconds=max(free - busy, 0.0),
         data_parallel_seconds=hidden + after,
         optimizer_seconds=update + found.norm_seconds - software.step_seconds,
     )

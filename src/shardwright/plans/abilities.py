@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from shardwright.errors import Problem
 from shardwright.plans.plan import Plan
@@ -29,6 +29,12 @@ def user_buffers_run(pool: NodePool) -> bool:
     """Whether Transformer Engine can overlap tensor-parallel communication with products: its user buffers are written
     by peers, over links that join GPUs directly."""
     return pool.gpu.link_domain > 1
+
+
+def makers(gpus: Iterable[Gpu]) -> tuple[str, ...]:
+    """Return the makers of GPUs: no library of collectives joins those of several. A GPU that the catalogue does not
+    know counts as of any."""
+    return tuple(sorted({gpu.vendor for gpu in gpus} - {"custom"}))
 
 
 def framework_problems(plan: Plan) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from shardwright.errors import Problem, suggestion
+from shardwright.plans.abilities import makers
 from shardwright.plans.plan import Plan, Recompute, Replica, Stage
 from shardwright.plans.shares import share_problems
 from shardwright.plans.trainer_options import option_problems
@@ -25,6 +26,7 @@ def check(plan: Plan) -> tuple[Problem, ...]:
     rules: tuple[Callable[[Plan], Iterator[Problem]], ...] = (
         _batch,
         _gpus,
+        _makers,
         _schedule,
         _layers,
         _recompute,
@@ -105,6 +107,13 @@ def _gpus(plan: Plan) -> Iterator[Problem]:
         if gpu in there and count > there[gpu]:
             message = f"uses {count} GPUs of type {gpu}, but the cluster has {there[gpu]}"
             yield Problem("replicas", message, "use fewer replicas or smaller degrees, or add machines")
+
+
+def _makers(plan: Plan) -> Iterator[Problem]:
+    used = {stage.gpu for _, _, stage in _stages(plan)}
+    found = makers(pool.gpu for pool in plan.cluster.pools if pool.gpu.name in used)
+    if len(found) > 1:
+        yield Problem("replicas", f"has GPUs of {' and '.join(found)}, which no library joins", "plan for one of them")
 
 
 def _schedule(plan: Plan) -> Iterator[Problem]:

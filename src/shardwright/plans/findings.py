@@ -52,6 +52,8 @@ class NotCovered(Enum):
     CONTEXT_OR_EXPERTS = "context and expert parallelism"
     FULL_SHARDING = "ZeRO-2, ZeRO-3 and offload"
     SHARDED_GRADIENTS = "ZeRO-2 and ZeRO-3"
+    OTHER_MICRO_BATCHES = "micro-batches of other sizes than 1, 2, 4 and 8"
+    GROUPED_RECOMPUTATION = "recomputation of groups of layers"
     SHARED_MICRO_BATCH = "a micro-batch split over several GPUs of a stage"
     SPREAD_STAGES = "stages of one type that are not neighbours"
     STRADDLED_STAGES = "unequal stages, one of them on several types"
@@ -88,12 +90,27 @@ class Lacking:
     written: str
 
 
+class Mixing(Enum):
+    """Which plans over several GPU types."""
+
+    ANY = "plans"
+    PIPELINES = "pipelines"
+    UNEQUAL = "unequal pipelines"
+
+
 @dataclass(frozen=True, slots=True)
 class MixedPlans:
-    """Not covered: plans that mix GPU types, or `pipelines` alone that do: what is asked for they are `lacking`."""
+    """Not covered: those plans that mix GPU types, as what is asked for they are `lacking`."""
 
     lacking: tuple[Lacking, ...] = ()
-    pipelines: bool = False
+    of: Mixing = Mixing.ANY
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralMakers:
+    """Not covered: plans over GPUs of several makers, which no library joins."""
+
+    makers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +145,9 @@ class MixesLeft:
     best: tuple[tuple[int, str], ...]
 
 
-Uncovered = NotCovered | DeeperPipelines | MixedPlans | UnequalReplicas | UnableGpus | PlacesApart | MixesLeft
+Uncovered = (
+    NotCovered | DeeperPipelines | MixedPlans | SeveralMakers | UnequalReplicas | UnableGpus | PlacesApart | MixesLeft
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,8 @@ FIXED = {
     findings.NotCovered.CONTEXT_OR_EXPERTS: "context and expert parallelism",
     findings.NotCovered.FULL_SHARDING: "ZeRO-2, ZeRO-3 and optimizer offload",
     findings.NotCovered.SHARDED_GRADIENTS: "ZeRO-2 and ZeRO-3",
+    findings.NotCovered.OTHER_MICRO_BATCHES: "micro-batches of other sizes than 1, 2, 4 and 8",
+    findings.NotCovered.GROUPED_RECOMPUTATION: "recomputation of groups of layers",
     findings.NotCovered.SHARED_MICRO_BATCH: "one micro-batch split over several GPUs of a stage",
     findings.NotCovered.SPREAD_STAGES: "stages of one type that are not neighbours",
     findings.NotCovered.STRADDLED_STAGES: "unequal stages of which one is on several GPU types",
@@ -53,6 +55,9 @@ FIXED = {
     remedies.Failure.DOES_NOT_FIT_OR_KEEP_LIMITS: "no plan fits and keeps the limits",
     remedies.Failure.NOT_ON_ALL_TYPES: "no uniform plan fits all types",
     remedies.Failure.MISSES_LIMITS: "does not keep the limits",
+    findings.Mixing.ANY: "plans",
+    findings.Mixing.PIPELINES: "pipelines",
+    findings.Mixing.UNEQUAL: "unequal pipelines",
     findings.Lack.CONTEXT_PARALLEL: "have no context parallelism",
     findings.Lack.EXPERT_PARALLEL: "have no expert parallelism",
     findings.Lack.VIRTUAL_STAGES: "have no virtual pipeline stages",
@@ -161,7 +166,12 @@ def _(found: Rejection) -> str:
 @in_words.register
 def _(found: findings.MixedPlans) -> str:
     why = " and ".join(map(in_words, found.lacking))
-    return f"{'pipelines' if found.pipelines else 'plans'} that mix GPU types, which {why}"
+    return f"{in_words(found.of)} that mix GPU types, which {why}"
+
+
+@in_words.register
+def _(found: findings.SeveralMakers) -> str:
+    return f"plans over GPUs of {' and '.join(found.makers)}, which no library joins"
 
 
 @in_words.register

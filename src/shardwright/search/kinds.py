@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,8 +16,11 @@ from shardwright.rounding import coarse
 from shardwright.search.mixed.drafts.costing import costed
 from shardwright.search.mixed.entry import (
     MixedOutcome,
+    affordable_value,
+    joined,
     largest_pools,
     mixed_search,
+    of_each_maker,
     run_by_train,
 )
 from shardwright.search.mixed.one_mesh.search import mesh_search
@@ -32,6 +35,7 @@ from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 
+EXPORTABLE = ("megatron",)  # it runs every uniform plan, and those over several types that are one mesh of ranks
 MOST_UNEVEN = 3  # plans of uneven FSDP that are costed in full
 
 
@@ -79,20 +83,39 @@ def search_pipelines(
     *,
     one_mesh: bool,
 ) -> Pipelines | None:
-    """Return what pipelines reach whose replicas may be unequal, or None where there are none in the space: over
-    machines of several types, and on those of one where `shardwright train` runs the job, which alone can; with
-    `one_mesh`, those over several types that one mesh of ranks can run."""
+    """Return what pipelines reach over machines of several types, and those of unequal replicas on machines of one, or
+    those alone that `one_mesh` of ranks can run. None where there are none in the space."""
     contexts = largest_pools([result.context for result in results])
-    if lacking(contexts, space, filters, one_mesh=one_mesh) or (
-        len(contexts) == 1 and (one_mesh or contexts[0].job.framework != OWN)
-    ):
-        return None
     begin = time.perf_counter()
     known = [value for result in results for value in result.weighed_values[:1]]
     least = [found[0] for result in results if (found := result.found.least) is not None]
-    search_all = mesh_search if one_mesh else partial(mixed_search, fit=fit, enough=min(least, default=np.inf))
-    outcome = search_all(contexts, cluster, space, filters, gap=gap, incumbent=min(known, default=np.inf), top=top)
-    return Pipelines(outcome, time.perf_counter() - begin)
+    incumbent, outcomes = min(known, default=np.inf), []
+    for search_all, able in _searches(contexts, space, filters, fit, min(least, default=np.inf), one_mesh=one_mesh):
+        outcome = search_all(able, cluster, space, filters, gap=gap, incumbent=incumbent, top=top)
+        outcomes.append(outcome)
+        values = map(affordable_value, outcome.plans)
+        incumbent = min([incumbent, *(value for value in values if value is not None)])
+    if not outcomes:
+        return None
+    every = joined(outcomes)
+    if len(of_each_maker(contexts)) > 1:
+        every = replace(every, uniform=None)
+    return Pipelines(every, time.perf_counter() - begin)
+
+
+def _searches(
+    contexts: Sequence[Context], space: Space, filters: Filters, fit: float, enough: float, *, one_mesh: bool
+) -> Iterator[tuple[Callable[..., MixedOutcome], Sequence[Context]]]:
+    """Yield the searches for pipelines, each with the machines that it is over: for meshes of ranks, which Megatron-LM
+    runs as well; for unequal replicas, which `shardwright train` alone runs, on one type where it runs the job."""
+    framework = contexts[0].job.framework
+    for able in of_each_maker(contexts):
+        several = len(able) > 1
+        if several and (one_mesh or framework in EXPORTABLE) and not lacking(able, space, filters, one_mesh=True):
+            yield mesh_search, able
+        unequal = not one_mesh and (several or framework == OWN)
+        if unequal and not lacking(able, space, filters, one_mesh=False):
+            yield partial(mixed_search, fit=fit, enough=enough), able
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,5 +157,9 @@ def without_limits(
 ) -> Plan | None:
     """Return the best mixed plan for another job, if one is better than `incumbent`."""
     contexts = largest_pools([replace(result.context, job=job) for result in results])
-    plans = mixed_search(contexts, cluster, space, filters, gap=gap, fit=fit, incumbent=incumbent, top=1).plans
-    return plans[0] if plans else None
+    best = None
+    for search_all, able in _searches(contexts, space, filters, fit, np.inf, one_mesh=False):
+        plans = search_all(able, cluster, space, filters, gap=gap, incumbent=incumbent, top=1).plans
+        for plan in plans[:1]:
+            best, incumbent = plan, min(incumbent, affordable_value(plan) or np.inf)
+    return best

@@ -27,7 +27,7 @@ from shardwright.search.advice.infeasible import explain
 from shardwright.search.advice.nearby import nearby
 from shardwright.search.advice.remedies import remedies
 from shardwright.search.combinations import best_of
-from shardwright.search.kinds import search_pipelines, search_type, search_uneven, without_limits
+from shardwright.search.kinds import EXPORTABLE, search_pipelines, search_type, search_uneven, without_limits
 from shardwright.search.replan import Kept, replan
 from shardwright.search.rules.filters import Filters
 from shardwright.search.rules.rules import Rule
@@ -50,7 +50,6 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
 UNIFORM_SHARE = 0.3  # of a search of several types that its uniform searches take, about
-EXPORTABLE = ("megatron",)  # it runs every uniform plan, and those over several types that are one mesh of ranks
 
 
 def plan(
@@ -130,7 +129,7 @@ def _plan(
     bound = min([*values[:1], *bounds], default=np.inf)
     if job.objective == "time":
         plans = tuple(with_bound(plan, bound) for plan in plans)
-    unmixed = () if mixed else tuple(left_out(results, space, filters, exportable_to, pipelines=uneven is not None))
+    unmixed = tuple(left_out(results, space, filters, exportable_to, mixed, uneven))
     report = report_of(results, begin, mixed, uneven, unmixed, values[0] if plans else None, bound)
     shown = shown_baselines(results, cluster, plans, mixed if several_types(results) else None)
     infeasible: NoPlan | None = None

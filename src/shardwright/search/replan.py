@@ -22,10 +22,11 @@ from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.network.collectives import Fabric
 from shardwright.cost.predict import predict
 from shardwright.cost.strategies import UNSHARDED, ZERO1
+from shardwright.plans.abilities import makers
 from shardwright.plans.plan import Plan, Stage
 from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.drafts.costing import costed
-from shardwright.search.mixed.entry import largest_pools
+from shardwright.search.mixed.entry import largest_pools, of_each_maker
 from shardwright.search.mixed.heuristics.attempts import drafter
 from shardwright.search.mixed.replanning.quick import Task, quick_plan
 from shardwright.search.mixed.replanning.remaining import remaining
@@ -68,6 +69,9 @@ def replan(
             if computes(pool.gpu, job.precision)
         ]
     )
+    used = [pool.gpu for pool in previous.cluster.pools if pool.gpu.name in previous.gpus_by_type]
+    able = of_each_maker(contexts)
+    contexts = next((group for group in able if len(makers([*used, *(each.pool.gpu for each in group)])) < 2), able[0])
     if not contexts:
         return None
     if previous.layered:

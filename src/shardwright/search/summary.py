@@ -12,12 +12,13 @@ from shardwright.cost.context import Context
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.strategies import Strategies, plan_of_row
 from shardwright.cost.trust.rarity import rare_in
-from shardwright.plans.findings import Cause, MixedPlans, Rejection, ordered
+from shardwright.plans.abilities import makers
+from shardwright.plans.findings import Cause, MixedPlans, Mixing, Rejection, SeveralMakers, ordered
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, PassedOver, SearchReport
 from shardwright.plans.remedies import Failure
 from shardwright.search.kinds import OneType, Pipelines, Uneven
-from shardwright.search.mixed.entry import affordable_value
+from shardwright.search.mixed.entry import affordable_value, of_each_maker
 from shardwright.search.mixed.restrictions import lacking
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, pin_words
@@ -100,13 +101,22 @@ def several_types(results: Sequence[OneType]) -> bool:
 
 
 def left_out(
-    results: Sequence[OneType], space: Space, filters: Filters, exportable_to: str | None, *, pipelines: bool
-) -> Iterator[MixedPlans]:
-    """Yield why plans that mix the types of a cluster, or `pipelines` alone, were left out, if it has several."""
-    if several_types(results):
-        contexts = [result.context for result in results]
+    results: Sequence[OneType],
+    space: Space,
+    filters: Filters,
+    exportable_to: str | None,
+    mixed: Pipelines | None,
+    uneven: Uneven | None,
+) -> Iterator[MixedPlans | SeveralMakers]:
+    """Yield which plans that mix the types of a cluster were left out, and why, if it has several."""
+    contexts = [result.context for result in results]
+    found = makers(context.pool.gpu for context in contexts)
+    if len(found) > 1:
+        yield SeveralMakers(found)
+    if any(len({context.pool.gpu.name for context in able}) > 1 for able in of_each_maker(contexts)):
         lacks = lacking(contexts, space, filters, one_mesh=exportable_to is not None)
-        yield MixedPlans(lacking=lacks, pipelines=pipelines)
+        if lacks:
+            yield MixedPlans(lacks, Mixing.UNEQUAL if mixed else Mixing.PIPELINES if uneven else Mixing.ANY)
 
 
 def report_of(
@@ -114,7 +124,7 @@ def report_of(
     begin: float,
     mixed: Pipelines | None,
     uneven: Uneven | None,
-    unmixed: tuple[MixedPlans, ...],
+    unmixed: tuple[MixedPlans | SeveralMakers, ...],
     value: float | None,
     bound: float,
 ) -> SearchReport:
@@ -151,7 +161,7 @@ def report_of(
         seconds=seconds,
         rejected=ordered(rejected),
         phases=tuple(phases.items()),
-        not_covered=mixed.outcome.not_covered if mixed else unmixed,
+        not_covered=(*unmixed, *(mixed.outcome.not_covered if mixed else ())),
         gap=_gap(value, bound) if value is not None and (by_time or mixed) else None,
         lower_bound_dollars=bound if value is not None and mixed and not by_time else None,
     )

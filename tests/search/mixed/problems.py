@@ -10,7 +10,7 @@ from itertools import combinations
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.context import Context
 from shardwright.search.mixed.branch_and_bound.effort import Effort
-from shardwright.search.mixed.branch_and_bound.fastest import Found, Problem, search
+from shardwright.search.mixed.branch_and_bound.fastest import FoundByTime, MixedProblem, search
 from shardwright.search.mixed.restrictions import keeps_pins
 from shardwright.search.mixed.tables.columns import Table
 from shardwright.search.mixed.tables.model_tables import tables
@@ -99,11 +99,13 @@ def _nodes(pick: random.Random, gpus: int) -> list[dict[str, object]]:
     return nodes
 
 
-def stated(problem: Small, gap: float) -> Problem:
+def stated(problem: Small, gap: float) -> MixedProblem:
     """Return a problem as the mixed search takes it."""
-    return Problem(problem.contexts, problem.cluster, problem.space, gap, problem.settings, problem.tables, {}, EFFORT)
+    return MixedProblem(
+        problem.contexts, problem.cluster, problem.space, gap, problem.settings, problem.tables, {}, EFFORT
+    )
 
 
-def solved(problem: Small, gap: float) -> Found:
+def solved(problem: Small, gap: float) -> FoundByTime:
     """Return what the mixed search finds."""
     return search(stated(problem, gap), 1e9, lambda plan: keeps_pins(plan, problem.space))

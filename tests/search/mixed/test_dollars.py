@@ -17,8 +17,8 @@ from shardwright.cost.predict import predict
 from shardwright.plans.plan import Plan
 from shardwright.search.mixed.bounds.compositions import Compositions, columns, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance, instances
-from shardwright.search.mixed.branch_and_bound.fastest import Problem
-from shardwright.search.mixed.dollars.cheapest import Found, search
+from shardwright.search.mixed.branch_and_bound.fastest import MixedProblem
+from shardwright.search.mixed.dollars.cheapest import FoundByMoney, search
 from shardwright.search.mixed.dollars.machines import all_boxes, bill_of, boxes
 from shardwright.search.mixed.dollars.money import Start, least_dollars, steady_micro_batches
 from shardwright.search.mixed.dollars.screen import fast_enough, roots
@@ -68,7 +68,7 @@ def points(problem: Small, most: int) -> Iterator[Point]:
             yield Point(best, float(boxes(bill, machines, machines).slope[0]))
 
 
-def solved(problem: Small, gap: float, **limits: object) -> Found:
+def solved(problem: Small, gap: float, **limits: object) -> FoundByMoney:
     """Return what the search by dollars finds, for the job with other limits or another objective."""
     contexts = tuple(replace(context, job=replace(context.job, **limits)) for context in problem.contexts)
     known: Known = {}
@@ -76,7 +76,7 @@ def solved(problem: Small, gap: float, **limits: object) -> Found:
     def costed(plan: Plan) -> Plan:
         return plan.costed(predict(plan, EFFICIENCY, known=known))
 
-    whole = Problem(contexts, problem.cluster, problem.space, gap, problem.settings, problem.tables, known, EFFORT)
+    whole = MixedProblem(contexts, problem.cluster, problem.space, gap, problem.settings, problem.tables, known, EFFORT)
     return search(whole, bill_of(contexts), np.inf, lambda plan: True, costed, affordable_value)
 
 
@@ -91,7 +91,7 @@ def in_money(problem: Small, longest: float) -> float:
     return least_dollars(starts, problem.space, 1e3, longest, 100)
 
 
-def against(found: Found, best: float | None) -> None:
+def against(found: FoundByMoney, best: float | None) -> None:
     """Compare what was found with the best value by enumeration."""
     assert bool(found.plans) == (best is not None)
     if best is None:

@@ -12,7 +12,8 @@ from tests.search.mixed.oracle import keeps
 
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.plans.check import check
-from shardwright.plans.findings import Lack, Lacking, MixedPlans
+from shardwright.plans.findings import Lack, Lacking, MixedPlans, Mixing
+from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
 from shardwright.reports.text.mixed import idle_sentence
@@ -49,7 +50,7 @@ def test_the_best_plan_mixes_types() -> None:
 # Pins that plans which mix types obey, each with a rule that means the same, and how many times the free plan's seconds
 # they may cost.
 OBEYED = (
-    ("rank_order=tp-cp-ep-pp-dp", "$rank_order != 'tp-cp-ep-pp-dp'", 1.05),
+    ("rank_order=tp-cp-ep-pp-dp", "$rank_order != 'tp-cp-ep-pp-dp'", 1.1),
     ("overlap_grad_reduce=off", "$overlap_grad_reduce", 1.2),
     ("overlap_param_gather=off", "$overlap_param_gather", 1.2),
     ("sharding=none", "$use_distributed_optimizer", 1.3),
@@ -71,10 +72,7 @@ OBEYED_TOO = (
     ("micro_batch=1", "$mbs > 1", 1.3),
 )
 # Pins that none has, each with a rule that means the same, and why there is none.
-REFUSED = (
-    ("vpp=2", "$vpp == 1", Lack.VIRTUAL_STAGES),
-    ("tp_comm_overlap=on", "not $tp_comm_overlap", Lack.OVERLAPPED_TENSOR_PARALLEL),
-)
+REFUSED = (("vpp=2", "$vpp == 1", Lack.VIRTUAL_STAGES),)
 REFUSED_TOO = (
     ("cp=2", "$cp < 2", Lack.CONTEXT_PARALLEL),
     ("flash=off", "$use_flash_attn", Lack.PLAIN_ATTENTION),
@@ -121,6 +119,15 @@ def test_what_no_plan_over_types_has_is_named(pin: str, rule: str, lack: Lack) -
         assert unsearched.lacking == (Lacking(lack, words),)
         assert "were not searched" in idle_sentence(found)
         assert "no faster plan" not in idle_sentence(found)
+
+
+def test_tensor_parallel_communication_beside_computation_is_left_to_meshes_of_megatron() -> None:
+    for found in (planned("tp_comm_overlap=on"), planned(rule="not $tp_comm_overlap")):
+        assert len(found.best.gpus_by_type) == 2 and is_mesh(found.best)
+        assert found.best.overlap.tensor_parallel and found.best.job.framework == "megatron"
+        (unsearched,) = [kind for kind in found.search.not_covered if isinstance(kind, MixedPlans)]
+        assert unsearched.of is Mixing.UNEQUAL
+        assert [lacking.of for lacking in unsearched.lacking] == [Lack.OVERLAPPED_TENSOR_PARALLEL]
 
 
 def test_a_wide_gap_is_told_beside_what_stands_idle() -> None:

@@ -21,7 +21,7 @@ from shardwright.plans.check import check
 from shardwright.plans.document import load_plan
 from shardwright.plans.plan import Plan
 from shardwright.search.mixed.branch_and_bound.degrees import search_degrees
-from shardwright.search.mixed.branch_and_bound.fastest import Found
+from shardwright.search.mixed.branch_and_bound.fastest import FoundByTime
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import settings
 from shardwright.search.planner import predict
@@ -71,7 +71,7 @@ def with_all_settings(problem: Small) -> Small:
     return replace(problem, settings=chosen, tables=tuple(tables(problem.contexts, chosen)))
 
 
-def seconds_of(found: Found) -> float:
+def seconds_of(found: FoundByTime) -> float:
     return min((seconds for seconds, _ in found.plans), default=np.inf)
 
 
@@ -122,7 +122,7 @@ def test_unequal_degrees_never_lead_to_a_slower_plan(seed):
     assert found.lower_bound_seconds <= seconds_of(found)
 
 
-def each_degree(problem: Small) -> Found:
+def each_degree(problem: Small) -> FoundByTime:
     return search_degrees(stated(problem, 0.01), 1e9, lambda plan: True)
 
 

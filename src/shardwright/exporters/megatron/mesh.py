@@ -38,10 +38,7 @@ def _unlike_stages(plan: Plan) -> Iterator[Problem]:
 
 
 def _machines(plan: Plan) -> Iterator[Problem]:
-    makers = {pool.gpu.vendor for pool in plan.cluster.pools if pool.gpu.name in plan.gpus_by_type}
-    if len(makers) > 1:
-        yield Problem("cluster", f"has GPUs of {' and '.join(sorted(makers))}, which no library joins", HINT)
-    elif not plan.uniform and hosts(plan) is None:
+    if not plan.uniform and hosts(plan) is None:
         message = "cannot be numbered machine by machine: some machine would hold ranks that do not follow each other"
         yield Problem("replicas", message, HINT)
 

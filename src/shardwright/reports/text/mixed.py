@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from shardwright.cost.compute.efficiency import computes
-from shardwright.plans.findings import MixedPlans
+from shardwright.plans.findings import MixedPlans, SeveralMakers
 from shardwright.plans.plan import Plan, Prediction, Recompute, Replica, Stage
 from shardwright.plans.ranking import Ranking, SearchReport
 from shardwright.reports.text import strategy
@@ -51,7 +51,7 @@ def idle_sentence(ranking: Ranking) -> str:
 
 
 def _why_idle(ranking: Ranking) -> str:
-    unsearched = [kind for kind in ranking.search.not_covered if isinstance(kind, MixedPlans)]
+    unsearched = [kind for kind in ranking.search.not_covered if isinstance(kind, MixedPlans | SeveralMakers)]
     if unsearched:
         return f"{in_words(unsearched[0])}, were not searched"
     words = f"no {'faster' if ranking.best.job.objective == 'time' else 'cheaper'} plan with them was found"

@@ -14,6 +14,7 @@ import numpy as np
 
 from shardwright.arrays import Floats
 from shardwright.cost.money.risk import stretch
+from shardwright.plans.abilities import makers
 from shardwright.plans.findings import PlacesApart
 from shardwright.search.market.front import Front, Point
 from shardwright.search.market.sweep import Find, Sweep
@@ -77,9 +78,9 @@ def cluster_of(rentals: Sequence[Rental], site_links: Sequence[SiteLink]) -> Clu
 
 
 def _pairs(slowness: dict[Offer, float], site_links: Sequence[SiteLink]) -> Iterator[tuple[Rental, ...]]:
-    """Yield shares of two offers of different GPUs that stand at one place or have a link between their sites."""
+    """Yield shares of two offers of two GPU types that stand at one place or have a link between their sites."""
     for one, other in combinations([offer for offer, slow in slowness.items() if np.isfinite(slow)], 2):
-        if one.pool.gpu.name != other.pool.gpu.name and _joined(one, other, site_links):
+        if _of_two_types(one, other) and _joined(one, other, site_links):
             counts = (sorted({max(int(offer.pool.nodes * share), 1) for share in SHARES}) for offer in (one, other))
             for first, second in product(*counts):
                 yield Rental(offer=one, machines=first), Rental(offer=other, machines=second)
@@ -88,10 +89,16 @@ def _pairs(slowness: dict[Offer, float], site_links: Sequence[SiteLink]) -> Iter
 def apart(offers: Offers) -> Iterator[PlacesApart]:
     """Yield which offers are not mixed because no link joins where they stand."""
     places = [(one.place, other.place) for one, other in combinations(offers.offers, 2)
-              if one.pool.gpu.name != other.pool.gpu.name and not _joined(one, other, offers.site_links)]  # fmt: skip
+              if _of_two_types(one, other) and not _joined(one, other, offers.site_links)]  # fmt: skip
     distinct = dict.fromkeys((min(pair), max(pair)) for pair in places)
     if distinct:
         yield PlacesApart(tuple(distinct))
+
+
+def _of_two_types(one: Offer, other: Offer) -> bool:
+    """Return whether offers are of GPUs of two types that one plan may have."""
+    gpus = one.pool.gpu, other.pool.gpu
+    return gpus[0].name != gpus[1].name and len(makers(gpus)) < 2
 
 
 def _joined(one: Offer, other: Offer, site_links: Sequence[SiteLink]) -> bool:

@@ -11,14 +11,15 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.lanes import Known
 from shardwright.cost.memory.fit_probability import headroom
+from shardwright.plans.abilities import makers
 from shardwright.plans.check import check
 from shardwright.plans.findings import DeeperPipelines, Uncovered
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse
 from shardwright.search.mixed.branch_and_bound.degrees import search_degrees
 from shardwright.search.mixed.branch_and_bound.effort import QUICK, effort_for
-from shardwright.search.mixed.branch_and_bound.fastest import Found, Problem
-from shardwright.search.mixed.dollars.cheapest import Found as FoundByMoney
+from shardwright.search.mixed.branch_and_bound.fastest import FoundByTime, MixedProblem
+from shardwright.search.mixed.dollars.cheapest import FoundByMoney
 from shardwright.search.mixed.dollars.cheapest import search as search_by_money
 from shardwright.search.mixed.dollars.machines import bill_of
 from shardwright.search.mixed.drafts.costing import costed, fitting_seconds
@@ -96,10 +97,10 @@ def mixed_search(
     shown = None if uniform is None else costed(plain, uniform)
     rivals = [] if uniform is None or space.pins else _as_rival(uniform, contexts, filters, priced)
     incumbent = min([incumbent, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
-    problem = Problem(
+    problem = MixedProblem(
         tuple(contexts), cluster, space, gap, tuple(chosen), tuple(found_tables), known, effort_for(cluster), enough
     )
-    found: Found | FoundByMoney
+    found: FoundByTime | FoundByMoney
     if by_dollars(contexts[0].job):
         fast = search_degrees(replace(problem, effort=QUICK, enough=np.inf), np.inf, allowed)
         rivals += [priced(plan) for _, plan in fast.plans[:top]]
@@ -139,6 +140,26 @@ def largest_pools(contexts: Sequence[Context]) -> list[Context]:
         if name not in best or context.pool.gpus > best[name].pool.gpus:
             best[name] = context
     return list(best.values())
+
+
+def of_each_maker(contexts: Sequence[Context]) -> list[list[Context]]:
+    """Return the contexts that one plan may have together, by the makers of their GPUs."""
+    there = makers(context.pool.gpu for context in contexts)
+    joined = [[context for context in contexts if makers([context.pool.gpu]) in ((), (maker,))] for maker in there]
+    return joined or [list(contexts)]
+
+
+def joined(outcomes: Sequence[MixedOutcome]) -> MixedOutcome:
+    """Return the outcome of several searches together."""
+    return MixedOutcome(
+        plans=tuple(plan for outcome in outcomes for plan in outcome.plans),
+        uniform=outcomes[0].uniform,
+        uniform_rule=RULE,
+        bound=min(outcome.bound for outcome in outcomes),
+        candidates=sum(outcome.candidates for outcome in outcomes),
+        costed=sum(outcome.costed for outcome in outcomes),
+        not_covered=tuple(dict.fromkeys(kind for outcome in outcomes for kind in outcome.not_covered)),
+    )
 
 
 def affordable_value(plan: Plan) -> float | None:

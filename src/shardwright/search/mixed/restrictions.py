@@ -48,7 +48,7 @@ SETTING_VARIABLES = frozenset(
 # Axes that drafts decide, or the number of replicas; settings keep the pins of the others.
 PLAN_AXES = (
     *("pp", "dp", "rank_order", "first_layers", "last_layers", "recompute"),
-    *("sharding", "offload", "overlap_grad", "overlap_param"),
+    *("sharding", "offload", "overlap_grad", "overlap_param", "overlap_tp"),
 )
 
 

@@ -20,6 +20,7 @@ from shardwright.cost.iteration.step import update_seconds
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.sizes import state_bytes
 from shardwright.cost.strategies import UNSHARDED
+from shardwright.plans.abilities import makers
 from shardwright.plans.ranking import GpuShare, NoProgram, SpmdProgram
 from shardwright.search.mixed.entry import run_by_train
 from shardwright.search.programs.devices import machines_of, room_bytes
@@ -80,6 +81,8 @@ def _refused(model: Model, cluster: Cluster, job: Job) -> str:
     for pool in cluster.pools:
         if not computes(pool.gpu, job.precision):
             return f"{pool.gpu.name} does not compute in {job.precision}"
+    if len(found := makers(pool.gpu for pool in cluster.pools)) > 1:
+        return f"no library joins GPUs of {' and '.join(found)}"
     lacking = other_than(model, job.seq_len)
     return f"{model.name} has {lacking}, which no graph that ships has" if lacking else ""
 

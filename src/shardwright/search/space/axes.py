@@ -213,25 +213,23 @@ def split_choices(context: Context, space: Space, stages: int, head_layers: floa
     """Return pairs (first, last) of layers on the first and the last of `stages` virtual stages.
 
     Around the even share: two fewer to one more on the first, and on the last, which also does the work of
-    `head_layers` layers for the logits, as many fewer as that work and one, to one more. Pinned values replace these.
+    `head_layers` layers for the logits, as many fewer as that work and one, to one more. Pinned values replace these. A
+    single stage is the first and the last one, with all layers.
     """
     layers = context.layer_count
-    if stages == 1:
-        return np.array([layers]), np.array([layers])
     share = layers // stages
     deepest = -(int(np.ceil(head_layers)) + 1)
     firsts = space.pins.get("first_layers", tuple(share + offset for offset in (-2, -1, 0, 1)))
     lasts = space.pins.get("last_layers", tuple(share + offset for offset in range(deepest, 2)))
     grid = np.meshgrid(np.array(firsts, dtype=np.int64), np.array(lasts, dtype=np.int64), indexing="ij")
     first, last = (column.ravel() for column in grid)
-    if stages == 2:
-        chosen = np.concatenate([first, layers - last])
+    legal = (first >= 0) & (last >= 0) & (first + last <= layers)
+    if stages < 3:
+        chosen = np.concatenate([first, layers - last]) if stages == 2 else np.array([layers])
         first = np.unique(chosen[(chosen >= 0) & (chosen <= layers)])
-        last = layers - first
+        last = layers - first if stages == 2 else first
         legal = np.ones(len(first), dtype=bool)
         for name, column in (("first_layers", first), ("last_layers", last)):
             if name in space.pins:
                 legal &= np.isin(column, space.pins[name])
-        return first[legal], last[legal]
-    legal = (first >= 0) & (last >= 0) & (first + last <= layers)
     return first[legal], last[legal]

@@ -13,6 +13,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.iteration.layered.network import Everyone, everyone_of
 from shardwright.cost.money.price import dollars_per_hour
 from shardwright.cost.strategies import ZERO3
+from shardwright.plans.abilities import makers
 from shardwright.plans.plan import Plan
 from shardwright.search.space.axes import Space
 from shardwright.search.uneven.bound import bound_seconds
@@ -110,6 +111,8 @@ def _groups(
 ) -> Iterator[tuple[list[GpuOptions], Everyone]]:
     """Yield what the GPUs of each set of types do in so many waves, with all of them as one group."""
     for chosen in _sets(contexts, fewest_types):
+        if len(makers(context.pool.gpu for context in chosen)) > 1:
+            continue
         batch, gpus = chosen[0].job.global_batch, sum(context.pool.gpus for context in chosen)
         if not all(gpus in space.pins.get(axis, (gpus,)) for axis in ("gpus", "dp")):
             continue

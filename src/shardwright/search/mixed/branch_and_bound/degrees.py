@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from shardwright.plans.plan import Plan
 from shardwright.search.mixed.branch_and_bound.effort import Effort
-from shardwright.search.mixed.branch_and_bound.fastest import Found, Problem, search
+from shardwright.search.mixed.branch_and_bound.fastest import FoundByTime, MixedProblem, search
 
 
-def search_degrees(problem: Problem, incumbent: float, allowed: Callable[[Plan], bool]) -> Found:
+def search_degrees(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bool]) -> FoundByTime:
     """Return what `search` finds in the settings of equal and of unequal degrees, and the bound of both."""
     found = search(_part(problem, symmetric=True), incumbent, allowed)
     rest = _part(problem, symmetric=False)
@@ -24,13 +24,13 @@ def search_degrees(problem: Problem, incumbent: float, allowed: Callable[[Plan],
     return _joined(found, search(replace(rest, effort=_more(rest)), min(best, incumbent), allowed))
 
 
-def _more(problem: Problem) -> Effort:
+def _more(problem: MixedProblem) -> Effort:
     """Return the effort for many settings, each of which has to be looked at before any other is."""
     effort, count = problem.effort, len(problem.settings)
     return replace(effort, regions=effort.regions + 2 * count, patience=effort.patience + count // 2)
 
 
-def _part(problem: Problem, *, symmetric: bool) -> Problem:
+def _part(problem: MixedProblem, *, symmetric: bool) -> MixedProblem:
     pairs = zip(problem.settings, problem.tables, strict=True)
     chosen = [(setting, table) for setting, table in pairs if setting.symmetric == symmetric]
     return replace(
@@ -40,9 +40,9 @@ def _part(problem: Problem, *, symmetric: bool) -> Problem:
     )
 
 
-def _joined(one: Found, other: Found) -> Found:
+def _joined(one: FoundByTime, other: FoundByTime) -> FoundByTime:
     plans = {(plan.replicas, plan.micro_batch): (seconds, plan) for seconds, plan in (*other.plans, *one.plans)}
-    return Found(
+    return FoundByTime(
         plans=tuple(sorted(plans.values(), key=lambda item: item[0])),
         lower_bound_seconds=min(one.lower_bound_seconds, other.lower_bound_seconds),
         candidates=one.candidates + other.candidates,

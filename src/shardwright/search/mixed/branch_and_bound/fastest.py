@@ -55,7 +55,7 @@ LEAST_GAP = 2.5e-5  # below which a plan counts as the best
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class MixedProblem:
     """What is searched: a context for each GPU type, the cluster, the pins, and the settings with their tables. A bound
     above `enough` seconds is of no use: some plan takes no longer, whatever comes first for its doubts."""
 
@@ -71,7 +71,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundByTime:
     """The best plans found, best first, with their seconds; the certificate; what was looked at."""
 
     plans: tuple[tuple[float, Plan], ...]
@@ -103,7 +103,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Run:
-    problem: Problem
+    problem: MixedProblem
     incumbents: Incumbents
     drafters: Sequence[Drafter]
     candidates: int = 0
@@ -126,7 +126,7 @@ class _Run:
         return min(self.target, self.problem.enough)
 
 
-def search(problem: Problem, incumbent: float, allowed: Callable[[Plan], bool]) -> Found:
+def search(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bool]) -> FoundByTime:
     """Return the best plans that are `allowed`, and the least time that no plan of the space can beat; `incumbent` are
     the seconds to beat."""
     problem = replace(problem, gap=max(problem.gap, LEAST_GAP))
@@ -144,7 +144,7 @@ def search(problem: Problem, incumbent: float, allowed: Callable[[Plan], bool]) 
     )
     if bound < run.cutoff:
         _side_by_side(run, drafters)
-    return Found(
+    return FoundByTime(
         plans=tuple(sorted(run.incumbents.best.values(), key=lambda item: item[0])),
         lower_bound_seconds=bound,
         candidates=run.candidates,

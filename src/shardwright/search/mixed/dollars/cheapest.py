@@ -18,7 +18,7 @@ from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.branch_and_bound.effort import NO_PROOF, spent_of
-from shardwright.search.mixed.branch_and_bound.fastest import Problem
+from shardwright.search.mixed.branch_and_bound.fastest import MixedProblem
 from shardwright.search.mixed.branch_and_bound.tree import Node, Pruned, Rebounded, Step, Undecided, least_bound
 from shardwright.search.mixed.dollars.decide import decided
 from shardwright.search.mixed.dollars.ledger import Ledger, by_time, offer, quick_seconds, share
@@ -36,7 +36,7 @@ MONEY = 2  # times the regions of the effort: programs with a row for money, at 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundByMoney:
     """The plans found, best first, with their values; what no plan of the space beats; what was looked at."""
 
     plans: tuple[tuple[float, Plan], ...]
@@ -56,13 +56,13 @@ class _Part:
 
 
 def search(
-    problem: Problem,
+    problem: MixedProblem,
     bill: Bill,
     incumbent: float,
     allowed: Callable[[Plan], bool],
     costed: Callable[[Plan], Plan],
     value: Callable[[Plan], float | None],
-) -> Found:
+) -> FoundByMoney:
     """Return the best plans that are `allowed`, and the least value that no plan of the space beats; `incumbent` is the
     value to beat. `costed` returns a plan with its prediction, `value` the value of such a plan, None where it does not
     keep the limits."""
@@ -70,7 +70,7 @@ def search(
     per_machine = np.array([each.table.units // bill.machines for each in found]).reshape(-1, len(bill.machines))
     run = Ledger(problem, bill, allowed, costed, value, incumbent, [drafter(each) for each in found], per_machine)
     bound = _least_value(run, all_boxes(bill)) if found else np.inf
-    return Found(
+    return FoundByMoney(
         plans=tuple(sorted(run.best.values(), key=lambda item: item[0])),
         bound=min(bound, run.cutoff),
         candidates=run.candidates,

@@ -11,7 +11,7 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse, weighed
-from shardwright.search.mixed.branch_and_bound.fastest import Problem, search
+from shardwright.search.mixed.branch_and_bound.fastest import MixedProblem, search
 from shardwright.search.mixed.dollars.machines import Bill, Boxes
 from shardwright.search.mixed.drafts.costing import under_each_order
 from shardwright.search.mixed.drafts.draft import Draft
@@ -25,7 +25,7 @@ class Ledger:
     """What is searched for plans of least value, and what has been found of it: a drafter for each instance, with the
     units of a machine, `per_machine` [S, G]; how a plan is costed and valued; the value to beat, `incumbent`."""
 
-    problem: Problem
+    problem: MixedProblem
     bill: Bill
     allowed: Callable[[Plan], bool]
     costed_plan: Callable[[Plan], Plan]
@@ -73,7 +73,7 @@ def share(run: Ledger, place: int) -> Floats:
     return np.asarray(per_unit * (run.drafters[place].instance.total / _money(run)))
 
 
-def by_time(run: Ledger, problem: Problem, longest: float) -> float:
+def by_time(run: Ledger, problem: MixedProblem, longest: float) -> float:
     """Search by time, and keep the fastest plans. Return the seconds that none beats."""
     result = search(problem, longest, run.allowed)
     run.candidates += result.candidates

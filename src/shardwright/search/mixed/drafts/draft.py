@@ -39,7 +39,11 @@ def plan_of(contexts: Sequence[Context], cluster: Cluster, draft: Draft, *, rank
         schedule=Schedule(),
         replicas=replicas,
         optimizer=OptimizerPlan(sharding=SHARDING[sharing.sharding], offload=sharing.offload),
-        overlap=Overlap(grad_reduce=sharing.overlap_grad, param_gather=sharing.overlap_param),
+        overlap=Overlap(
+            grad_reduce=sharing.overlap_grad,
+            param_gather=sharing.overlap_param,
+            tensor_parallel=setting.overlap_tp and split,
+        ),
         sequence_parallel=setting.sequence_parallel and split,
         flash_attention=setting.flash,
         rank_order=rank_order,

@@ -12,8 +12,16 @@ from shardwright.rounding import coarse
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.drafts.joint_time import seconds_together, shares_unequally
 from shardwright.search.mixed.drafts.micro_batch_shares import shares
-from shardwright.search.mixed.drafts.split_times import Stages
-from shardwright.search.mixed.drafts.splits import Line, Splits, Surroundings, best_line, retimed, splits, stages_of
+from shardwright.search.mixed.drafts.split_times import StageTimes
+from shardwright.search.mixed.drafts.splits import (
+    FittingSplits,
+    Line,
+    Surroundings,
+    best_line,
+    retimed,
+    splits,
+    stages_of,
+)
 from shardwright.search.mixed.tables.columns import Layers, Table
 from shardwright.search.mixed.tables.ends import Ends
 from shardwright.search.mixed.tables.settings import Setting
@@ -34,8 +42,8 @@ class Workshop:
     ends: Ends
     lines: dict[Key, Line | None] = field(default_factory=dict)
     timed: dict[tuple[object, ...], Line | None] = field(default_factory=dict)
-    splits: dict[Key, Splits | None] = field(default_factory=dict)
-    staged: dict[tuple[object, ...], Stages] = field(default_factory=dict)
+    splits: dict[Key, FittingSplits | None] = field(default_factory=dict)
+    staged: dict[tuple[object, ...], StageTimes] = field(default_factory=dict)
     laid_out: Workshop | None = None  # for replicas that share layers between types of unequal degree
 
     def around(self, copies: int, used: Ints) -> list[Surroundings]:
@@ -52,7 +60,7 @@ class Workshop:
             self.lines[key] = best_line(self.table, self._splits(counts, micro_batches, around), around)
         return self.lines[key]
 
-    def _splits(self, counts: tuple[int, ...], micro_batches: int, around: Surroundings) -> Splits | None:
+    def _splits(self, counts: tuple[int, ...], micro_batches: int, around: Surroundings) -> FittingSplits | None:
         """Return the splits of a composition, whichever links they are judged by."""
         around = replace(around, slowest=None)
         key = (counts, micro_batches, around)
@@ -70,7 +78,7 @@ class Workshop:
             self.timed[key] = retimed(self.table, line, stages, micro_batches, copies)
         return self.timed[key]
 
-    def stages(self, line: Line, micro_batches: int, copies: int) -> Stages:
+    def stages(self, line: Line, micro_batches: int, copies: int) -> StageTimes:
         """Return the stages of a line with another number of micro-batches: from its depth on all are the same."""
         key = (line.kinds, line.starts, min(micro_batches, len(line.kinds)), copies)
         if key not in self.staged:

@@ -16,7 +16,7 @@ from shardwright.search.mixed.tables.columns import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stages(Columns):
+class StageTimes(Columns):
     """N splits of a pipeline of P stages, [N, P] each: seconds of a micro-batch (`own_backward` without recomputation),
     the recomputation (code and layers) that fits and is fastest, parameters held, seconds that Muon's products take one
     copy, and whether all of a split fits."""
@@ -32,7 +32,7 @@ class Stages(Columns):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Places:
+class _StageRanges:
     """R stages, [R] each: their type, layers `begin` to `end`, and micro-batches in flight; `staged` says that each has
     neighbours. The first has the embedding, the last the head."""
 
@@ -62,7 +62,7 @@ class _Places:
 
 def stages(
     table: Table, kinds: Ints, starts: Ints, *, micro_batches: int, copies: int, modes: tuple[int, ...]
-) -> Stages:
+) -> StageTimes:
     """Return the stages of splits `starts` [N, P + 1] on types `kinds`, [P] or [N, P]."""
     shape = starts.shape[0], starts.shape[1] - 1
     flight = np.minimum(micro_batches, shape[1] - np.arange(shape[1]))
@@ -76,8 +76,8 @@ def stages(
         copies=copies,
         modes=modes,
     )
-    columns = {name: getattr(found, name).reshape(shape) for name in Stages.__slots__}
-    return Stages(**columns | {"fits": columns["fits"].all(axis=1)})
+    columns = {name: getattr(found, name).reshape(shape) for name in StageTimes.__slots__}
+    return StageTimes(**columns | {"fits": columns["fits"].all(axis=1)})
 
 
 def lone_stages(
@@ -90,10 +90,10 @@ def lone_stages(
     staged: bool,
     copies: int,
     modes: tuple[int, ...],
-) -> Stages:
+) -> StageTimes:
     """Return stages of whatever pipelines, [R] each: on types `kinds`, with layers `begin` to `end` and `flight`
     micro-batches in flight; `staged` says that each has neighbours."""
-    of = _Places(kinds=kinds, begin=begin, end=end, flight=flight, staged=staged, layers=table.layers)
+    of = _StageRanges(kinds=kinds, begin=begin, end=end, flight=flight, staged=staged, layers=table.layers)
     each = table.each[kinds]
     host = (end - begin) * (table.host[kinds] if staged else 0.0)
     forward = launched_seconds(of.held(table.forward), host)
@@ -126,7 +126,7 @@ def lone_stages(
     fits = np.isfinite(recompute)
     again = np.where(fits, recompute, 0.0)
     backward = launched_seconds(of.held(table.backward) + again, BACKWARD_LAUNCHES * host) + each
-    return Stages(
+    return StageTimes(
         forward=forward + each,
         backward=backward,
         own_backward=backward - again,
@@ -138,7 +138,7 @@ def lone_stages(
     )
 
 
-def _block(table: Table, of: _Places, over: Floats, wanted: Ints) -> tuple[Floats, Ints]:
+def _block(table: Table, of: _StageRanges, over: Floats, wanted: Ints) -> tuple[Floats, Ints]:
     """Return the seconds of recomputing the fewest layers of each stage that is `wanted`, the first ones, which free
     the bytes that it is `over` its memory (infinite where all do not), and their number."""
     row = (of.kinds[wanted] * (of.layers + 3)) + 1
@@ -162,14 +162,14 @@ def _block(table: Table, of: _Places, over: Floats, wanted: Ints) -> tuple[Float
     return seconds, count
 
 
-def _again(table: Table, of: _Places, group: int) -> Floats:
+def _again(table: Table, of: _StageRanges, group: int) -> Floats:
     """Return the bytes that recomputing a group of layers at a time adds to stages: on the last one beyond the logits,
     with which they alternate."""
     again = group * table.again_bytes[of.kinds]
     return np.where(of.last, np.maximum(again - table.head_bytes[of.kinds], 0.0), again)
 
 
-def _uniform(table: Table, of: _Places, over: Floats) -> tuple[Floats, Ints]:
+def _uniform(table: Table, of: _StageRanges, over: Floats) -> tuple[Floats, Ints]:
     """Return the seconds of recomputing all layers of each stage in groups, of which the inputs are kept (infinite
     where no size of them frees the bytes that a stage is `over` its memory), and the smallest size that does."""
     count = of.end - of.begin
@@ -184,7 +184,7 @@ def _uniform(table: Table, of: _Places, over: Floats) -> tuple[Floats, Ints]:
     return np.where(sizes > 0, of.middle(table.forward), np.inf), sizes
 
 
-def pipeline_seconds(found: Stages, moves: Floats, micro_batches: int) -> Floats:
+def pipeline_seconds(found: StageTimes, moves: Floats, micro_batches: int) -> Floats:
     """Return the exact seconds of all micro-batches through each split, [N]; messages, [P - 1] or [N, P - 1],
     block their senders."""
     depth = found.forward.shape[1]
@@ -195,12 +195,12 @@ def pipeline_seconds(found: Stages, moves: Floats, micro_batches: int) -> Floats
     return simulate(order, found.forward, found.backward, waits, blocking=True).makespan_seconds
 
 
-def update_seconds(table: Table, kinds: Ints, found: Stages, copies: int) -> Floats:
+def update_seconds(table: Table, kinds: Ints, found: StageTimes, copies: int) -> Floats:
     """Return the seconds of the optimizer step of each stage, [N, P]."""
     return np.asarray(found.parameters * table.updates(copies)[kinds] + found.orthogonal / copies)
 
 
-def after_seconds(table: Table, kinds: Ints, found: Stages, copies: int, slowest: int | None) -> Floats:
+def after_seconds(table: Table, kinds: Ints, found: StageTimes, copies: int, slowest: int | None) -> Floats:
     """Return an estimate of what gradients, weights and the optimizer add after the pipeline, [N], where the stages are
     on types `kinds`, [P] or [N, P]: the links of the type `slowest` join all copies of a stage (None: those of its own
     type), as many in a domain as can be."""
@@ -218,7 +218,7 @@ def after_seconds(table: Table, kinds: Ints, found: Stages, copies: int, slowest
     return np.asarray(reduce.max(axis=1) + gather.max(axis=1) + update)
 
 
-def tails(table: Table, found: Stages, once: Floats) -> tuple[Floats, Floats]:
+def tails(table: Table, found: StageTimes, once: Floats) -> tuple[Floats, Floats]:
     """Return what reducing gradients and gathering weights leave after the pipeline at each stage, [N, P], where a byte
     of each of its parameters is gathered in `once` seconds [N, P]."""
     backward, forward = table.reduced_beside * found.own_backward, table.gathered_beside * found.forward

@@ -14,7 +14,7 @@ from shardwright.arrays import Floats, Ints, picked
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.stage_limits import Figures, figures, stage_layers
 from shardwright.search.mixed.bounds.travel import layers_in_tail, travel
-from shardwright.search.mixed.drafts.split_times import Stages, after_seconds, pipeline_seconds, stages
+from shardwright.search.mixed.drafts.split_times import StageTimes, after_seconds, pipeline_seconds, stages
 from shardwright.search.mixed.tables.columns import Layers, Table
 from shardwright.search.mixed.tables.ends import Ends
 from shardwright.search.mixed.tables.region import Region
@@ -50,23 +50,23 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Splits:
+class FittingSplits:
     """Layer splits of a composition that fit: types of the stages [N, P], starts [N, P + 1], stages, and the exact
     pipelines [N]."""
 
     kinds: Ints
     starts: Ints
-    stages: Stages
+    stages: StageTimes
     seconds: Floats
 
 
-def stages_of(table: Table, line: Line, micro_batches: int, copies: int, modes: tuple[int, ...]) -> Stages:
+def stages_of(table: Table, line: Line, micro_batches: int, copies: int, modes: tuple[int, ...]) -> StageTimes:
     """Return the stages of a line with another number of micro-batches, as one split."""
     kinds, starts = np.array(line.kinds), np.array([line.starts])
     return stages(table, kinds, starts, micro_batches=micro_batches, copies=copies, modes=modes)
 
 
-def retimed(table: Table, line: Line, found: Stages, micro_batches: int, copies: int) -> Line | None:
+def retimed(table: Table, line: Line, found: StageTimes, micro_batches: int, copies: int) -> Line | None:
     """Return a line, one of `copies` replicas, with another number of micro-batches, with which it has the stages
     `found`, or None if these do not fit. What comes after the pipeline counts as before."""
     if not found.fits[0]:
@@ -76,7 +76,9 @@ def retimed(table: Table, line: Line, found: Stages, micro_batches: int, copies:
     return _line(kinds, np.array(line.starts), found, 0, float(seconds[0]), line.after)
 
 
-def splits(table: Table, layers: Layers, counts: Ints, micro_batches: int, around: Surroundings) -> Splits | None:
+def splits(
+    table: Table, layers: Layers, counts: Ints, micro_batches: int, around: Surroundings
+) -> FittingSplits | None:
     """Return the splits worth a look of all orders of the types of a composition, or None if none fits."""
     present = [kind for kind in range(len(counts)) if counts[kind]]
     orders = [np.repeat(np.array(order), counts[list(order)]) for order in list(permutations(present))[:MOST_ORDERS]]
@@ -97,7 +99,7 @@ def splits(table: Table, layers: Layers, counts: Ints, micro_batches: int, aroun
 
 def _fitting(
     table: Table, tries: Sequence[tuple[Ints, Ints]], micro_batches: int, around: Surroundings
-) -> Splits | None:
+) -> FittingSplits | None:
     """Return those of the splits (types, starts) that fit, if there are any."""
     if not sum(len(starts) for _, starts in tries):
         return None
@@ -111,21 +113,21 @@ def _fitting(
         return None
     some = found.take(rows)
     seconds = pipeline_seconds(some, moves[rows], micro_batches)
-    return Splits(kinds=kinds[rows], starts=starts[rows], stages=some, seconds=seconds)
+    return FittingSplits(kinds=kinds[rows], starts=starts[rows], stages=some, seconds=seconds)
 
 
-def _joined(one: Splits, other: Splits | None) -> Splits:
+def _joined(one: FittingSplits, other: FittingSplits | None) -> FittingSplits:
     if other is None:
         return one
-    return Splits(
+    return FittingSplits(
         kinds=np.concatenate([one.kinds, other.kinds]),
         starts=np.concatenate([one.starts, other.starts]),
-        stages=Stages.concatenated([one.stages, other.stages]),
+        stages=StageTimes.concatenated([one.stages, other.stages]),
         seconds=np.concatenate([one.seconds, other.seconds]),
     )
 
 
-def best_line(table: Table, found: Splits | None, around: Surroundings) -> Line | None:
+def best_line(table: Table, found: FittingSplits | None, around: Surroundings) -> Line | None:
     """Return the best pipeline of all splits, or None if there are none."""
     if found is None:
         return None
@@ -135,7 +137,7 @@ def best_line(table: Table, found: Splits | None, around: Surroundings) -> Line 
     return _line(found.kinds[place], found.starts[place], found.stages, place, seconds, float(after[place]))
 
 
-def _line(kinds: Ints, starts: Ints, found: Stages, place: int, seconds: float, after: float) -> Line:
+def _line(kinds: Ints, starts: Ints, found: StageTimes, place: int, seconds: float, after: float) -> Line:
     recompute = zip(found.recompute[place].tolist(), found.recompute_layers[place].tolist(), strict=True)
     return Line(
         kinds=tuple(kinds.tolist()),

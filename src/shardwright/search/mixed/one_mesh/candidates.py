@@ -10,7 +10,8 @@ from shardwright.arrays import Ints, picked
 from shardwright.rounding import weighed
 from shardwright.search.mixed.bounds.compositions import Compositions, columns, least_seconds
 from shardwright.search.mixed.bounds.instance import Instance
-from shardwright.search.mixed.tables.region import Region
+from shardwright.search.mixed.subproblem.exact import least_by_splits
+from shardwright.search.mixed.tables.region import Region, sites_of
 from shardwright.search.space.axes import Space, divisors
 
 ROUNDED = 1e-5  # part by which a bisection may end above the bound
@@ -43,6 +44,27 @@ def numbers_of_copies(instance: Instance, space: Space) -> list[int]:
     return [int(copies) for copies in space.allowed("dp", numbers)]
 
 
+def by_all_splits(way: Candidate, longest: float) -> Candidate:
+    """Return a candidate with what all of its splits take at least, as far as that is below `longest` seconds. Every
+    replica has all of its types, so that links, and how often a micro-batch crosses sites, are known."""
+    counts, micro_batches, table = np.array([way.counts]), way.instance.total // way.copies, way.instance.table
+    used = tuple(np.flatnonzero(counts[0]).tolist())
+    region = replace(
+        _region(way.instance, way.copies),
+        link=float(table.links[list(used)].max()),
+        used=used,
+        gpus=way.copies * int(counts[0] @ np.array(way.instance.setting.tp)),
+        crossings=len(sites_of(table, used)) - 1,
+    )
+    short = replace(way.instance, depth=int(counts.sum()), known={})
+    found = _columns(short, counts, region, micro_batches, longest)
+    least = longest
+    if len(found.stages):
+        size = np.array([micro_batches])
+        least = float(least_by_splits(short.table, short.layers, region, found, size, longest)[0])
+    return replace(way, seconds=max(way.seconds, min(least, longest)))
+
+
 def _of_copies(instance: Instance, counts: Ints, copies: int, incumbent: float) -> list[tuple[float, list[int]]]:
     units, micro_batches = instance.table.units, instance.total // copies
     speeds = weighed(counts, instance.speeds / np.maximum(units, 1))
@@ -51,15 +73,14 @@ def _of_copies(instance: Instance, counts: Ints, copies: int, incumbent: float) 
     if not len(counts):
         return []
     short = replace(instance, depth=int(counts.sum(axis=1).max()), known={})
-    found = _columns(short, counts, copies, micro_batches, incumbent)
+    found = _columns(short, counts, _region(short, copies), micro_batches, incumbent)
     seconds = least_seconds(found, np.full(len(found.stages), micro_batches), instance.quick, incumbent)
     possible = np.flatnonzero(np.isfinite(seconds))
     return list(zip(((1.0 - ROUNDED) * seconds[possible]).tolist(), found.counts[possible].tolist(), strict=True))
 
 
-def _columns(instance: Instance, counts: Ints, copies: int, micro_batches: int, longest: float) -> Compositions:
+def _columns(instance: Instance, counts: Ints, region: Region, micro_batches: int, longest: float) -> Compositions:
     """Return what bounds compositions; pipelines deeper than their micro-batches are bounded apart."""
-    region = Region(fewest=copies, most=copies, modes=instance.modes, link=np.inf, used=())
     deeper = counts.sum(axis=1) > micro_batches
     parts = [
         columns(instance.table, instance.layers, instance.capacity(region, longest, few=few), some, region, few=few)
@@ -67,3 +88,7 @@ def _columns(instance: Instance, counts: Ints, copies: int, micro_batches: int, 
         if len(some)
     ]
     return Compositions.concatenated(parts)
+
+
+def _region(instance: Instance, copies: int) -> Region:
+    return Region(fewest=copies, most=copies, modes=instance.modes, link=np.inf, used=())

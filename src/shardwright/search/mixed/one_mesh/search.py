@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from shardwright.plans.findings import NotCovered
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.search.mixed.bounds.instance import HOPELESS, Instance, instances
+from shardwright.search.mixed.branch_and_bound.tree import Node, Rebounded, Step, Undecided, least_bound
 from shardwright.search.mixed.drafts.costing import costed, fitting_seconds, under_each_order
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.entry import (
@@ -22,7 +24,7 @@ from shardwright.search.mixed.entry import (
 )
 from shardwright.search.mixed.heuristics.attempts import workshop_of
 from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
-from shardwright.search.mixed.one_mesh.candidates import Candidate, candidates, numbers_of_copies
+from shardwright.search.mixed.one_mesh.candidates import Candidate, by_all_splits, candidates, numbers_of_copies
 from shardwright.search.mixed.one_mesh.worth import Worth, worth_of
 from shardwright.search.mixed.restrictions import dropped, keeps_pins, narrowed, unruled
 from shardwright.search.mixed.tables.model_tables import tables
@@ -31,7 +33,15 @@ from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space
 from shardwright.spec.cluster import Cluster
 
-TRIED = 48  # candidates that are made into plans
+LOOKS = 96  # at candidates: by all splits at once, then by plans
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A candidate of which no plans were made yet; `bounded` by all of its splits, or by the inequalities alone."""
+
+    way: Candidate
+    bounded: bool = False
 
 
 @dataclass(slots=True)
@@ -77,17 +87,19 @@ def mesh_search(
         _keep(run, uniform, fitting_seconds(contexts, uniform, run.known))
     found = instances(chosen, found_tables, contexts[0].job.global_batch, space)
     longest = HOPELESS * max((each.quick for each in found), default=np.inf)
-    ways = sorted(_scouted(run, found, gap, longest), key=lambda pair: pair[0])
-    for least, way in ways[:TRIED]:
-        if least >= run.incumbent / (1.0 + gap):
-            break
-        _try(run, way)
+    ways = list(_scouted(run, found, gap, longest))
+    bound = least_bound(
+        [(least, _Open(way)) for least, way in sorted(ways, key=lambda pair: pair[0])],
+        partial(_looked_at, run),
+        cutoff=lambda: run.incumbent / (1.0 + gap),
+        spent=lambda looks: looks / LOOKS,
+    )
     plans = [costed(contexts, plan, run.known) for _, plan in sorted(run.best.values(), key=lambda item: item[0])[:top]]
     return MixedOutcome(
         plans=tuple(plans),
         uniform=None if uniform is None else costed(contexts, uniform, run.known),
         uniform_rule=RULE,
-        bound=min((least for least, _ in ways), default=np.inf),
+        bound=bound,
         candidates=len(ways),
         costed=run.costed,
         not_covered=(
@@ -113,6 +125,16 @@ def _scouted(run: _Run, found: Sequence[Instance], gap: float, longest: float) -
                 looked = least
                 _try(run, best)
             yield from ((value, way) for value, way in ways if np.isfinite(value))
+
+
+def _looked_at(run: _Run, node: Node[_Open]) -> Step[_Open]:
+    """Bound a candidate by all of its splits. Of one that has been, make plans."""
+    way = node.part.way
+    if node.part.bounded:
+        _try(run, way)
+        return Undecided(node.bound)
+    closer = by_all_splits(way, run.worth.longest(run.incumbent))
+    return Rebounded(max(node.bound, run.worth.least(closer)), _Open(closer, bounded=True))
 
 
 def _try(run: _Run, way: Candidate) -> None:

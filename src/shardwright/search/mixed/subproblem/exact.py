@@ -43,7 +43,7 @@ FIRST, INNER, LAST = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Pipelines:
+class _Orders:
     """R orders of compositions, deepest first: which composition each is of, `owner`, and its `depth` [R]; the types of
     its stages, the last one first, `kinds` [R, P]; the seconds of a message from each to the one before it in that
     order, [R, P]; and which type that it lacks has a layer of it, `beside` [R] (-1: none)."""
@@ -91,7 +91,7 @@ def longest_stage(found: Compositions, micro_batches: Ints, seconds: float) -> F
     return longest_bottleneck(left, found.work[:, -1], micro_batches, stages, 1.0 - found.share)
 
 
-def _pipelines(table: Table, region: Region, counts: Ints) -> _Pipelines:
+def _pipelines(table: Table, region: Region, counts: Ints) -> _Orders:
     """Return all orders of the types of compositions [N, G]."""
     arranged = every_order(counts)
     at = arranged.stages[:, None] - 1 - np.arange(int(counts.sum(axis=1).max()))
@@ -109,7 +109,7 @@ def _pipelines(table: Table, region: Region, counts: Ints) -> _Pipelines:
     beside = np.full(len(owner), -1)
     for other in sorted(region.used, key=lambda kind: -float(table.links[kind])):
         beside[counts[owner, other] == 0] = other
-    return _Pipelines(owner, arranged.stages[chosen], kinds, moves, beside)
+    return _Orders(owner, arranged.stages[chosen], kinds, moves, beside)
 
 
 def _stages(table: Table, layers: Layers, region: Region, depth: int, most: int) -> Mapping[str, Floats]:
@@ -149,7 +149,7 @@ def _stages(table: Table, layers: Layers, region: Region, depth: int, most: int)
 
 
 def _pipeline_and_tail(
-    table: Table, layers: Layers, region: Region, lines: _Pipelines, micro_batches: Ints, most: int
+    table: Table, layers: Layers, region: Region, lines: _Orders, micro_batches: Ints, most: int
 ) -> Floats:
     """Return the least seconds of all micro-batches through each pipeline, with what gradients and weights leave after
     it, [R]. Stages hold `most` layers at most."""

@@ -10,10 +10,11 @@ import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import Row, Strategies, settled, strategies
-from shardwright.plans.abilities import flash_attention_runs
+from shardwright.plans.abilities import flash_attention_runs, user_buffers_run
 from shardwright.plans.findings import NotCovered, Uncovered, UnequalReplicas
 from shardwright.search.mixed.tables.sharing import Sharing, sharings
 from shardwright.search.space.axes import Space, tensor_parallel_degrees
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.model import Model
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -23,13 +24,15 @@ OF_MIXED_PLANS = (NotCovered.SHARED_MICRO_BATCH, NotCovered.SPREAD_STAGES)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One choice of what all stages have in common, and of the tensor-parallel degree of each GPU type, `tp`. Sequence
-    parallelism holds for stages of more than one rank; attention is fused (`flash`) if every type can."""
+    parallelism holds for stages of more than one rank; attention is fused (`flash`) and tensor-parallel communication
+    runs beside products (`overlap_tp`) if every type can."""
 
     tp: tuple[int, ...]
     micro_batch: int
     sequence_parallel: bool
     flash: bool
     sharing: Sharing
+    overlap_tp: bool = False
 
     @property
     def symmetric(self) -> bool:
@@ -44,6 +47,7 @@ class Setting:
             "micro_batch": self.micro_batch,
             "sequence_parallel": self.sequence_parallel,
             "flash": self.flash,
+            "overlap_tp": self.overlap_tp,
             **asdict(self.sharing),
         }
 
@@ -64,7 +68,12 @@ def not_covered(contexts: Sequence[Context], space: Space) -> tuple[Uncovered, .
 def in_no_setting(space: Space) -> tuple[NotCovered, ...]:
     """Return what stages have in no setting of the space."""
     sharding = NotCovered.SHARDED_GRADIENTS if "offload" in space.pins else NotCovered.FULL_SHARDING
-    return NotCovered.VIRTUAL_STAGES, NotCovered.CONTEXT_OR_EXPERTS, sharding
+    unless_pinned = {
+        "micro_batch": NotCovered.OTHER_MICRO_BATCHES,
+        "recompute": NotCovered.GROUPED_RECOMPUTATION,
+    }
+    rest = (kind for axis, kind in unless_pinned.items() if axis not in space.pins)
+    return NotCovered.VIRTUAL_STAGES, NotCovered.CONTEXT_OR_EXPERTS, sharding, *rest
 
 
 def settings(contexts: Sequence[Context], space: Space, ruled: frozenset[str] = frozenset()) -> list[Setting]:
@@ -75,10 +84,13 @@ def settings(contexts: Sequence[Context], space: Space, ruled: frozenset[str] = 
     degrees = [*_equal_degrees(contexts, space), *_unequal_degrees(contexts, space)]
     flash = all(flash_attention_runs(context.pool.gpu, context.job) for context in contexts)
     found = [
-        Setting(tp=tp, micro_batch=size, sequence_parallel=sequence, flash=bool(fused), sharing=sharing)
+        Setting(
+            tp=tp, micro_batch=size, sequence_parallel=sequence, flash=bool(fused), sharing=sharing, overlap_tp=beside
+        )
         for tp in degrees
         for size in _micro_batches(contexts, space)
         for sequence in _sequence(contexts[0], space, tp)
+        for beside in _overlapped(contexts, space, ruled, sequence=sequence)
         for fused in space.allowed("flash", (1, 0) if flash else (0,))[:1]
         for sharing in sharings(space, ruled)
         if _splits_experts(contexts[0].model, space, tp)
@@ -122,6 +134,16 @@ def _sequence(context: Context, space: Space, tp: tuple[int, ...]) -> Iterator[b
         legal = split and divides if sequence else not (experts and split)
         if legal and sequence in space.allowed("sequence_parallel", (0, 1)):
             yield sequence
+
+
+def _overlapped(contexts: Sequence[Context], space: Space, ruled: frozenset[str], *, sequence: bool) -> Iterator[bool]:
+    """Yield whether tensor-parallel communication runs beside products: where it can it is no slower."""
+    own = contexts[0].job.framework == OWN
+    able = all(
+        user_buffers_run(context.pool) and 1 in context.source.only.get("overlap_tp", (0, 1)) for context in contexts
+    )
+    allowed = space.allowed("overlap_tp", (0, 1) if sequence and able and not own else (0,))
+    yield from map(bool, allowed if "overlap_tp" in ruled else allowed[-1:])
 
 
 def _micro_batches(contexts: Sequence[Context], space: Space) -> list[int]:
