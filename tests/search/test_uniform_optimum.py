@@ -24,9 +24,13 @@ ALL = 10_000  # more layouts than any problem has: nothing is pruned, and every 
 ROUNDED = 2.0**-36  # values are rounded to 36 binary digits
 
 
-@settings(max_examples=250, suppress_health_check=list(HealthCheck))
-@given(problem=problems(most=10_000))
-def test_search_finds_the_best_strategy_of_the_best_layouts(problem: Problem):
+@pytest.mark.parametrize("examples", [80, pytest.param(1000, marks=pytest.mark.nightly)])
+def test_search_finds_the_best_strategy_of_the_best_layouts(examples: int):
+    many = settings(max_examples=examples, suppress_health_check=list(HealthCheck))
+    many(given(problem=problems(most=10_000))(require_the_best))()
+
+
+def require_the_best(problem: Problem) -> None:
     where, verdict = solved(problem)
     cost, layout = values(where, verdict), oracle.layout_numbers(verdict.rows)
     doubted = cost * (1.0 + oracle.doubts(verdict.rows))
