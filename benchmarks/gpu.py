@@ -42,9 +42,18 @@ from shardwright.spec.read.machine_profile import MachineProfile
 
 ROOT = Path(__file__).parents[1]
 HISTORY = ROOT / "benchmarks" / "history" / "gpu.csv"
+CUDA_TESTS = ROOT / "tests" / "runtime" / "test_cuda.py"
 PARTS = ("tests", "links", "steps")
 PROFILE_SHARE = 0.15
-NO_GPU = "no GPU: the same code on the CPU, with small sizes; these figures say nothing of GPUs and are not kept"
+NO_GPU = """There is no GPU here. The same code runs on the CPU with a tiny model, in some minutes, which shows that it
+runs. Its figures say nothing of GPUs and are not kept. Left out are the CUDA tests, NCCL, fp8 and real sizes.
+"""
+COLUMNS = """Milliseconds of a step of `train` as predicted by default, as predicted with this machine's profile, and as
+measured; the error is that of the second. Gigabytes as predicted, and as PyTorch allocated them (on GPUs alone).
+"""
+FAKE = """
+4. Bytes that a micro-batch keeps for its backward pass, counted under fake tensors
+On CPUs RMSNorm keeps more than the fused kernel of a GPU, which is priced; as on a GPU, tests hold both within 2 %."""
 HEADER = ("model", "precision", "micro-batch", "recompute", "way", "default ms", "profiled ms", "measured ms", "error",
           "predicted GB", "allocated GB", "error of it")  # fmt: skip
 
@@ -89,9 +98,11 @@ def main() -> int:
 
 def run_tests(device: Device) -> int:
     """Run the tests that need GPUs; without one they are skipped, which is what is shown."""
-    words = [sys.executable, "-m", "pytest", "-q", "-rs", str(ROOT / "tests" / "runtime" / "test_cuda.py")]
+    there = device.backend == "cuda"
+    words = [sys.executable, "-m", "pytest", "-q", "-rs" if there else "-rN", str(CUDA_TESTS)]
     done = subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True)
-    print(f"tests on {device.backend}:\n{done.stdout.strip()}\n", flush=True)
+    told = done.stdout.strip() if there else f"{done.stdout.strip().splitlines()[-1]}: they need a GPU"
+    print(f"1. Tests of CUDA and NCCL ({CUDA_TESTS.relative_to(ROOT)})\n{told}\n", flush=True)
     return int(done.returncode not in (0, 5))
 
 
@@ -99,7 +110,8 @@ def print_links(device: Device) -> None:
     """Print the bandwidth of an all-reduce over the GPUs of this machine (over two processes, without one)."""
     script = ROOT / "benchmarks" / "gpu_links.py"
     done = subprocess.run([sys.executable, str(script), device.backend], check=False, capture_output=True, text=True)
-    print(f"{done.stdout.strip() or done.stderr.strip()}\n", flush=True)
+    title = "over NCCL" if device.backend == "cuda" else "over gloo, two processes in place of GPUs"
+    print(f"2. All-reduce {title}\n{done.stdout.strip() or done.stderr.strip()}\n", flush=True)
 
 
 def steps(device: Device, name: str | None, minutes: float, end: float) -> list[Row]:
@@ -110,7 +122,8 @@ def steps(device: Device, name: str | None, minutes: float, end: float) -> list[
     made = [(size, *_named(model, planned(size, cluster, efficiencies, precision, micro_batch, how)))
             for model, size, precision, micro_batch, how in configurations(device.backend)
             if computes(cluster.pools[0].gpu, precision)]  # fmt: skip
-    print(f"predicted:\n{text([row for _, _, row in made])}\n", flush=True)
+    print(f"3. Steps of one {device.name}\n{COLUMNS}", flush=True)
+    print(f"predicted, before anything is trained:\n{text([row for _, _, row in made])}\n", flush=True)
     rows: list[Row] = []
     left_out = []
     for size, plan, row in made:
@@ -138,13 +151,13 @@ def profile(device: Device, name: str | None, minutes: float) -> MachineProfile:
 
 def fake_text(made: Sequence[tuple], cluster: Cluster) -> str:  # type: ignore[type-arg]
     """Return what a micro-batch keeps under fake tensors beside what is priced, for every configuration."""
-    lines = ["kept for the backward pass, counted under fake tensors (RMSNorm as CPUs compose it) and priced:"]
+    lines = [FAKE]
     for _, plan, row in made:
         if plan is not None and plan.prediction is not None:
             counted = kept_bytes(plan, row.precision) / 1e6
             priced = plan.prediction.memory[0][0].activations_bytes / 1e6
             lines.append(f"  {row.model} {row.precision} {row.micro_batch} {row.recompute}: "
-                         f"{counted:.1f} MB, with a layer's work space {priced:.1f} MB priced")  # fmt: skip
+                         f"{counted:.1f} MB counted; priced with a layer's work space, {priced:.1f} MB")  # fmt: skip
     return "\n".join(lines)
 
 

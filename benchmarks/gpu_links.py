@@ -34,6 +34,8 @@ def main(backend: str) -> None:
 def _work(rank: int, ranks: int, backend: str) -> None:
     device = torch.device("cuda", rank) if backend == "cuda" else torch.device("cpu")
     bound: Any = device if backend == "cuda" else None
+    if backend == "cuda":
+        torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if backend == "cuda" else "gloo", rank=rank, world_size=ranks, timeout=PATIENCE, device_id=bound
     )

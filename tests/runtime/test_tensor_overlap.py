@@ -15,7 +15,7 @@ from shardwright.runtime.model.fp8 import FP8
 from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.runtime.model.products import PLAIN, Products
 
-GATHER, SCATTER, REDUCE, WAIT = "gather_after", "reduce_scatter_tensor", "all_reduce", "wait_tensor"
+GATHER, SCATTER, REDUCE, WAIT = "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "wait_tensor"
 
 
 @pytest.fixture(autouse=True)
@@ -52,12 +52,14 @@ def test_gradients_of_whole_inputs_are_summed_beside_products(products: Products
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own way
 def test_compiled_layers_keep_their_own_positions_alone() -> None:
-    """The compiler must not take the gather of the backward pass for that of the forward pass, and keep what it gave."""
+    """The compiler must not take the gather of the backward pass for that of the forward pass, and keep what it gave. It
+    sees PyTorch's own collectives alone: of others it does not know that they read on while others compute."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     kept: list[int] = []
+    gathered: list[str] = []
 
     def forward(graph: Any, _: Any) -> Any:
         (outputs,) = graph.graph.output_node().args
@@ -65,6 +67,8 @@ def test_compiled_layers_keep_their_own_positions_alone() -> None:
         return make_boxed_func(graph.forward)
 
     def backward(graph: Any, _: Any) -> Any:
+        nodes = [node for node in graph.graph.nodes if "_c10d_functional.all_gather" in str(node.target)]
+        gathered.extend(str(node.args[0].target) for node in nodes)
         return make_boxed_func(graph.forward)
 
     tensor = TensorGroup(size=2, group=dist.group.WORLD, sequence=True)
@@ -80,3 +84,4 @@ def test_compiled_layers_keep_their_own_positions_alone() -> None:
     torch.compile(block, fullgraph=True, backend=backend)(x, weight).backward()
     own, whole = x.numel(), 2 * x.numel()
     assert own in kept and whole not in kept
+    assert "shardwright.copy_after.default" in gathered

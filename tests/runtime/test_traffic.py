@@ -56,7 +56,7 @@ def passed(recorded: Recorded, how: Setting) -> float:
     collectives are those of tensor parallelism."""
     received = 0.0
     for name, given, result in recorded.calls:
-        if name in ("all_gather_into_tensor", "gather_after"):
+        if name == "all_gather_into_tensor":
             received += result.nbytes * (how.tp - 1) / how.tp
         elif name == "reduce_scatter_tensor":
             received += given.nbytes * (how.tp - 1) / how.tp

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 from tests.runtime.commands import waited
 
 from shardwright.runtime.job.standing import stands_in_a_wait
-from shardwright.runtime.job.watchdog import Sign, silent, stuck
+from shardwright.runtime.job.watchdog import Sign, Watch, silent, stuck
 
 NAMES = ["rank 0", "rank 1", "rank 2"]
 
@@ -76,6 +77,26 @@ def test_where_a_thread_stands_is_seen_from_outside() -> None:
     stop.set()
     thread.join()
     assert not stands_in_a_wait(thread.ident)
+
+
+def test_once_a_watch_is_stopped_no_call_of_the_store_is_under_way() -> None:
+    """In the middle of which Python would end, and the process abort."""
+    calling, began = threading.Event(), threading.Event()
+
+    class Slow:
+        def set(self, *_: object) -> None:
+            calling.set()
+            began.set()
+            time.sleep(0.3)
+            calling.clear()
+
+        def check(self, _: object) -> bool:
+            return False
+
+    watch = Watch(Slow(), 0, ["rank 0"], 60.0)
+    began.wait()
+    watch.stop()
+    assert not calling.is_set()
 
 
 def test_a_thread_between_two_lines_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:

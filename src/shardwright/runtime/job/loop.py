@@ -173,8 +173,8 @@ def _diverged(run: Run, result: StepResult, done: int) -> str:
     weights = done - run.engine.loss_scale.in_a_row
     good = [folder for folder in checkpoints(run.settings.out) if step_of(folder) < weights]
     what = f"steps {weights + 1} to {done} were left out (loss {result.loss:g}, gradient norm {result.gradient_norm:g})"
-    where = f"go on with `resume={good[-1]}`" if good else "start again"
-    return f"{what}: {where} and a lower `learning_rate=`, or look at the data"
+    where = f"go on with `resume={good[-1]}` and" if good else "start again with"
+    return f"{what}: {where} a lower `learning_rate=`, or look at the data"
 
 
 def metrics_row(engine: Engine, settings: Settings, result: StepResult, done: int, seconds: float) -> metrics.Row:

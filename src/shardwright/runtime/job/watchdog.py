@@ -76,8 +76,9 @@ class Watch:
         self._doing, self._since, self._step = STARTING, time.monotonic(), 0
         self._main, self._round = threading.get_ident(), time.monotonic()
         self._over = threading.Event()
-        for work in (self._run, self._guard):
-            threading.Thread(target=work, name="watch", daemon=True).start()
+        self._threads = [threading.Thread(target=work, name="watch", daemon=True) for work in (self._run, self._guard)]
+        for thread in self._threads:
+            thread.start()
 
     def begin(self, step: int) -> None:
         """Say which step begins, counted from 1 as in the metrics."""
@@ -88,8 +89,11 @@ class Watch:
         self._doing, self._since = doing, time.monotonic()
 
     def stop(self) -> None:
-        """End the watch, at the regular end of a run."""
+        """End the watch, at the regular end of a run. A thread that is in a call of the store when Python ends would
+        abort the process ("terminate called without an active exception")."""
         self._over.set()
+        for thread in self._threads:
+            thread.join(FAREWELL_SECONDS)
 
     def blame(self, asked_to_stop: Callable[[], bool]) -> str:
         """Return the verdict on a failure that this rank noticed, "" where none comes within the patience, or the

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -96,9 +95,13 @@ def gathered(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
 
 def gathering(x: torch.Tensor, tensor: TensorGroup, after: torch.Tensor | None = None) -> Arrival:
     """Begin to gather the sequence parts of all ranks; what is returned waits for them. A gather `after` a gradient
-    stays in the backward pass: torch.compile would take a second one of `x` for the first, and keep its result."""
-    start = started.all_gather_into_tensor if after is None else partial(_gather_after, after)
-    parts = start(x.contiguous(), tensor.size, tensor.group.group_name)
+    stays in the backward pass: torch.compile would take a second one of `x` for the first, and keep its result.
+
+    There it gathers a copy of this rank's part. (An operator of ours that gathers itself would not do: of PyTorch's own
+    alone the compiler knows that they read while others compute, `_WaitKernel.get_volatile_reads`.)
+    """
+    own = x.contiguous() if after is None or not torch.compiler.is_compiling() else _copy_after(after, x)
+    parts = started.all_gather_into_tensor(own, tensor.size, tensor.group.group_name)
 
     def arrived() -> torch.Tensor:
         found = started.wait_tensor(parts).view(tensor.size, *x.shape)
@@ -107,14 +110,14 @@ def gathering(x: torch.Tensor, tensor: TensorGroup, after: torch.Tensor | None =
     return arrived
 
 
-@torch.library.custom_op("shardwright::gather_after", mutates_args=())
-def _gather_after(after: torch.Tensor, x: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
-    return cast("torch.Tensor", started.all_gather_into_tensor(x, ranks, group))
+@torch.library.custom_op("shardwright::copy_after", mutates_args=())
+def _copy_after(after: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
 
 
-@_gather_after.register_fake
-def _(after: torch.Tensor, x: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
-    return x.new_empty((ranks * x.shape[0], *x.shape[1:]))
+@_copy_after.register_fake
+def _(after: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def scattered(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
