@@ -171,13 +171,24 @@ def on_fewer(
     fit: float = 0.9,
     efficiency: Efficiency | None = None,
 ) -> tuple[Fewer, ...]:
-    """Return the run of a costed plan on fewer of its machines. On machines of one type the plans there are searched
-    for as the plan was (`plan`); what only `train` runs is planned anew at once (`replan.replan`)."""
+    """Return the run of a costed plan on fewer of its machines. The plans there are searched for as the plan was
+    (`plan`), on machines of several types among those of its degree and micro-batch that its framework runs; what only
+    `train` runs is planned anew at once (`replan.replan`)."""
     if best.job.framework == OWN:
         kept: Kept = {}
         return fewer_machines(best, partial(replan, best, kept=kept, fit=fit, efficiency=efficiency))
-    search = partial(_best, best.model, job=best.job, space=space, rules=rules, fit=fit, efficiency=efficiency)
-    return fewer_machines(best, search)
+    search = partial(_best, best.model, job=best.job, rules=rules, fit=fit, efficiency=efficiency)
+    if best.uniform:
+        return fewer_machines(best, partial(search, space=space))
+    space = space or Space()
+    kept_axes = {"tp": (best.replicas[0].stages[0].tensor_parallel,), "micro_batch": (best.micro_batch,)}
+    alike = replace(space, pins={**space.pins, **kept_axes})
+
+    def found(cluster: Cluster) -> Plan | None:
+        several = len(cluster.pools) > 1
+        return search(cluster, space=alike if several else space, exportable_to=best.job.framework)
+
+    return fewer_machines(best, found)
 
 
 def _best(
@@ -189,8 +200,19 @@ def _best(
     rules: Sequence[Rule],
     fit: float,
     efficiency: Efficiency | None,
+    exportable_to: str | None = None,
 ) -> Plan | None:
-    found = plan(model, cluster, job, space=space, rules=rules, top=1, fit=fit, efficiency=efficiency)
+    found = plan(
+        model,
+        cluster,
+        job,
+        space=space,
+        rules=rules,
+        top=1,
+        fit=fit,
+        efficiency=efficiency,
+        exportable_to=exportable_to,
+    )
     return found.plans[0] if found.plans else None
 
 
