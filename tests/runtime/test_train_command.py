@@ -25,6 +25,21 @@ def test_numbers_that_would_spoil_a_run_are_refused(folder: Path) -> None:
         assert f"{option}: -1 is below 0" in refused(run_here(list(map(str, told))))
 
 
+def test_options_that_say_nothing_without_another_are_refused(folder: Path) -> None:
+    told = ["train", folder / "single.json", "--data", folder / "c.bin"]
+    for option, value, other in (("--eval-every", 3, "--eval-data"), ("--join", "a:1", "--elastic")):
+        assert f"{option}: says nothing without {other}" in refused(run_here(list(map(str, [*told, option, value]))))
+
+
+def test_a_configuration_and_weights_that_are_not_there_are_told_before_the_run(folder: Path) -> None:
+    told = ["train", folder / "single.json", "--data", folder / "c.bin", "--out", folder / "never", "--device", "cpu"]
+    for option, words in (
+        ("--config", "none.json: no such file"),
+        ("--weights", "none.json/model.safetensors: cannot be"),
+    ):
+        assert words in refused(run_here(list(map(str, [*told, option, folder / "none.json"]))))
+
+
 def test_a_profile_that_could_not_be_written_is_refused_before_the_run(folder: Path) -> None:
     told = ["train", folder / "single.json", "--data", folder / "c.bin", "--profile", folder / "none" / "a.json"]
     assert "is in no folder that exists" in refused(run_here(list(map(str, told))))

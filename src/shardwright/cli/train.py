@@ -15,6 +15,7 @@ from shardwright.cli.train_input import (
     require_measurable,
     require_no_less_than_0,
     require_positive,
+    require_with,
     settings_before,
     sources_of,
     with_optimizer,
@@ -210,6 +211,11 @@ def train(
         final_fraction=final_fraction,
     )  # fmt: skip
     require_below_1(beta1=beta1, beta2=beta2)
+    require_with("--eval-data", eval_data is not None, eval_every=eval_every)
+    require_with(
+        "--elastic", elastic, join=join, name=name, zone=zone, machine_gpu=machine_gpu, memory=memory, upload=upload,
+        etcd=etcd, notices=notices,
+    )  # fmt: skip
     require_changes(accept_change)
     if profile is not None:
         require_measurable(found)

@@ -120,6 +120,14 @@ def require_below_1(**numbers: float | None) -> None:
             raise bad(f"--{name}", f"{value:g} is not below 1", "give a number from 0 to below 1")
 
 
+def require_with(option: str, there: bool, **others: object) -> None:
+    """Raise SpecError for those of the `others` that are told though the option without which they say nothing is
+    not."""
+    for name, value in others.items():
+        if value and not there:
+            raise bad(f"--{name.replace('_', '-')}", f"says nothing without {option}", f"add {option}, or leave it out")
+
+
 def require_positive(**numbers: float | None) -> None:
     for name, value in numbers.items():
         if value is not None and not value > 0:
@@ -148,11 +156,12 @@ def require_input(plan: Plan, settings: Settings) -> None:
     from the checkpoint and may."""
     from shardwright.runtime.job.course import course_of, require_same_course
     from shardwright.runtime.job.held_out import held_out_samples
-    from shardwright.runtime.job.start import require_fresh
+    from shardwright.runtime.job.start import details_for, require_fresh
     from shardwright.runtime.job.trackers import require_trackers
     from shardwright.runtime.storage.data import require_known
     from shardwright.runtime.storage.mixture import open_mixture
     from shardwright.runtime.storage.steps import newest_manifest
+    from shardwright.runtime.storage.weights import open_weights
 
     job, vocab = plan.job, plan.model.vocab
     mixture = open_mixture(settings.data, job.seq_len, settings.seed, vocab, job.global_batch)
@@ -161,6 +170,9 @@ def require_input(plan: Plan, settings: Settings) -> None:
         require_known(samples.file, vocab)
     if settings.mask_documents:
         mixture.document_end()
+    details_for(plan.model, settings)
+    if settings.weights is not None:
+        open_weights(settings.weights)
     require_trackers(settings)
     require_fresh(settings)
     if settings.resume is not None:
