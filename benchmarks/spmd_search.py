@@ -1,4 +1,4 @@
-"""How long synthesis takes by depth, without tracing, and what whole units cost.
+"""How long synthesis takes by depth and by kind of model, without tracing, and what whole units cost.
 
 .venv/bin/python benchmarks/spmd_search.py
 """
@@ -10,7 +10,12 @@ from dataclasses import replace
 
 from spmd import HAP
 
-from shardwright.synthesis.models.transformers import GPT2, language_model
+from shardwright import load_model
+from shardwright.synthesis.graph import Graph
+from shardwright.synthesis.models.described import training_step
+from shardwright.synthesis.models.experts import WithCapacity
+from shardwright.synthesis.models.transformers import BERT_BASE, GPT2, LLAMA_1B, language_model
+from shardwright.synthesis.models.vgg import vgg19
 from shardwright.synthesis.synthesize import search, synthesize
 
 ROOMY = HAP.unlimited()
@@ -26,9 +31,27 @@ def main() -> None:
         program = synthesize(graph, ROOMY)
         spent = time.process_time() - begin
         print(f"{layers:>3} layers: {spent:5.2f} s, a step of {program.seconds:.3f} s", flush=True)
+    for name, graph in models().items():
+        begin = time.process_time()
+        choice = search(graph, ROOMY).choice
+        print(f"{name}: {time.process_time() - begin:5.2f} s, at most {choice.gap:.1%} above the optimum", flush=True)
     for rows in ROWS:
         found = search(language_model(replace(GPT2, layers=12), batch=rows * HAP.ranks, seq_len=128), ROOMY)
         print(f"{rows:>3} rows a GPU: whole units cost {found.rounding_loss:.2%}", flush=True)
+
+
+def models() -> dict[str, Graph]:
+    """Return a step of models whose search takes longest."""
+    llama, experts = replace(LLAMA_1B, layers=24), replace(BERT_BASE, experts=WithCapacity(count=16, width=3072))
+    mixtral = load_model("mixtral-8x7b")
+    few, many = 2 * HAP.ranks, 32 * HAP.ranks
+    return {
+        "24 layers of Llama": language_model(llama, batch=many, seq_len=128),
+        "24 layers of Llama, 2 rows a GPU": language_model(llama, batch=few, seq_len=128),
+        "BERT with 16 experts": language_model(experts, batch=many, seq_len=128),
+        "Mixtral 8x7B, 2 rows a GPU": training_step(mixtral, batch=few, seq_len=128, dtype="float32"),
+        "VGG-19 at 32×32": vgg19(batch=many, image=32),
+    }
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from throttled import PROCESSES, Throttle
 from shardwright.spec.model import Model
 from shardwright.spmd.fabric import Fabric, Finish, ProcessFabric
 from shardwright.spmd.training import SpmdStep
+from shardwright.synthesis.baselines import data_parallel
 from shardwright.synthesis.decisions import decisions
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Device, Machine, Machines
@@ -32,8 +33,9 @@ from shardwright.synthesis.models.described import training_step
 from shardwright.synthesis.prices import seconds_of
 from shardwright.synthesis.program import Program
 from shardwright.synthesis.synthesize import synthesize
+from shardwright.synthesis.work import FREE
 
-FEW, MORE, TIMES = 2, 10, 3  # rows of the steps that are measured, and how often
+FEW, MORE, TIMES = 2, 10, 5  # rows of the steps that are measured, and how often
 SMALL, LARGE = 1 << 10, 1 << 22  # numbers in the all-reduces that are measured
 PATIENCE = 1e-3
 ROOM = 0.4  # of what one process would hold alone
@@ -50,7 +52,7 @@ class Measured:
 
 
 class ThrottledFabric:
-    """A `Fabric` before whose collectives the rank pays for what it has computed."""
+    """A `Fabric` before whose collectives the rank pays for what it has computed; what they do is not slowed down."""
 
     def __init__(self, fabric: Fabric, throttle: Throttle) -> None:
         self.rank, self.ranks, self._fabric, self._throttle = fabric.rank, fabric.ranks, fabric, throttle
@@ -70,6 +72,7 @@ class ThrottledFabric:
     def _paid(self, send: Callable[[], Finish]) -> Finish:
         self._throttle.pay()
         finish = send()
+        self._throttle.start()
 
         def finished() -> torch.Tensor:
             self._throttle.pay()
@@ -114,7 +117,8 @@ def duty_of(rank: int, duties: dict[str, float]) -> float:
 def _alone_seconds(model: Model, rows: int, seq_len: int, throttle: Throttle) -> float:
     graph = training_step(model, batch=rows, seq_len=seq_len, dtype="float32")
     one = Machine(device=Device(name="one", flops_per_second=1e9), gpus=1, link_bytes_per_second=1e9)
-    step = SpmdStep(graph, synthesize(graph, Machines(machines=(one,), network_bytes_per_second=1e9)), fabric=Alone())
+    machines = Machines(machines=(one,), network_bytes_per_second=1e9)
+    step = SpmdStep(graph, synthesize(graph, machines, rules=data_parallel), fabric=Alone())
     batch = whole_batch(graph)
     seconds = []
     for _ in range(TIMES + 1):
@@ -139,18 +143,24 @@ def _reduce_seconds(size: int) -> float:
 
 def machines_of(model: Model, seq_len: int, found: Sequence[Measured]) -> Machines:
     """Return the processes as machines: at the rates of arithmetic and of memory, in a fixed proportion, with which all
-    operators of a row take as long as measured; the slowest of each kind counts."""
+    operators of a row take as long as measured, and with what an operator takes besides; means of each kind."""
     graph = training_step(model, batch=MORE, seq_len=seq_len, dtype="float32")
     these = decisions(graph, ranks=len(found))
     ideal = sum(
         one.weight * float(seconds_of(one, np.array([1e9]), np.array([1e9 * BYTES_PER_FLOP]))[0])
         for one in these.decisions[:-1]
     )
+    operators = sum(one.weight for one in these.decisions[:-1] if one.node.op not in FREE)
     machines, first = [], 0
     for name, count in PROCESSES.items():
-        row = max(one.row_seconds for one in found[first : first + count])
-        speed = ideal / MORE / row * 1e9
-        device = Device(name=name, flops_per_second=speed, memory_bytes_per_second=speed * BYTES_PER_FLOP)
+        kind = found[first : first + count]
+        speed = ideal / MORE / statistics.mean(one.row_seconds for one in kind) * 1e9
+        device = Device(
+            name=name,
+            flops_per_second=speed,
+            memory_bytes_per_second=speed * BYTES_PER_FLOP,
+            operator_seconds=statistics.mean(one.step_seconds for one in kind) / operators,
+        )
         machines.append((device, count))
         first += count
     ranks = len(found)

@@ -28,20 +28,21 @@ PROCESSES = {"fast": 2, "slow": 2}
 
 class Throttle:
     """Lets a rank compute for a part `duty` of the time: `start` when it begins, `pay` when it has computed. A debt of
-    less than `patience` seconds waits for the next time, since a sleep is never exact."""
+    less than `patience` seconds waits for the next time, and what was slept too long counts as paid."""
 
     def __init__(self, duty: float, *, patience: float = 0.0) -> None:
-        self.duty, self.patience = duty, patience
+        self.duty, self.patience, self.owed = duty, patience, 0.0
         self.start()
 
     def start(self) -> None:
         self.began, self.used = time.perf_counter(), time.thread_time()
 
     def pay(self) -> None:
-        due = self.began + (time.thread_time() - self.used) / self.duty - time.perf_counter()
-        if due < self.patience:
-            return
-        time.sleep(due)
+        now = time.perf_counter()
+        self.owed += max(self.began + (time.thread_time() - self.used) / self.duty - now, 0.0)
+        if self.owed > self.patience:
+            time.sleep(self.owed)
+            self.owed -= time.perf_counter() - now
         self.start()
 
 

@@ -1,10 +1,12 @@
-"""The program in which every rank computes everything."""
+"""The program in which every rank computes everything, and what ranks store under any."""
 
 from __future__ import annotations
 
+import math
+
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.program import Program, Step
-from shardwright.synthesis.properties import REPLICATED
+from shardwright.synthesis.properties import REPLICATED, local_shape
 
 
 def whole(graph: Graph, ranks: int = 1) -> Program:
@@ -18,3 +20,13 @@ def whole(graph: Graph, ranks: int = 1) -> Program:
     return Program(
         ranks=ranks, steps=steps, communications=(), shares={}, sizes={("compute", 1): (1,) + (0,) * (ranks - 1)}
     )
+
+
+def stored_bytes(graph: Graph, program: Program) -> list[int]:
+    """Return the bytes of fp32 parameters that each rank stores."""
+    shapes = {node.name: node.outputs[0].shape for node in graph.nodes if node.op == "parameter"}
+    return [
+        sum(4 * math.prod(local_shape(shape, program.steps[name].outputs[0], program.sizes, rank))
+            for name, shape in shapes.items())
+        for rank in range(program.ranks)
+    ]  # fmt: skip

@@ -13,8 +13,10 @@ import torch
 from safetensors.torch import load_file
 from tests.cli.running import refused, run
 from tests.cli.schemas import holds
+from tests.spmd.programs import stored_bytes
 from tests.spmd.reference import Masked
 
+from shardwright.spmd.document import load
 from shardwright.spmd.task import load_task
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -71,7 +73,7 @@ def test_plan_show_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "--json",
     )
     holds("losses", json.loads(told))
-    losses, state = trained_alone()
+    losses, state = trained_alone(steps=3, parts=2)
     torch.testing.assert_close(json.loads(told)["losses"], losses, rtol=1e-4, atol=1e-5)
     saved = load_file(end)
     assert saved.keys() == state.keys()
@@ -81,24 +83,41 @@ def test_plan_show_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "torchrun --nproc-per-node" in refused(run(["spmd", "train", step, "mine:task"]))
     assert "mine has no 'nothing'" in refused(run(["spmd", "plan", "mine:nothing", "--cluster", CLUSTER]))
     other = ["spmd", "plan", "mine:task", "--cluster", CLUSTER, "--strategy"]
-    fsdp = run([*other, "uneven-fsdp", "--json"])
-    assert fsdp.code == 0 and json.loads(fsdp.out)["shares"].keys() == {"compute", "state"}
     assert "one of any, uneven-fsdp" in refused(run([*other, "pipeline"]))
 
 
-def trained_alone() -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Return losses and state of the same training by PyTorch alone."""
+@pytest.mark.nightly
+def test_uneven_fsdp_is_planned_and_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(TASK)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(EXAMPLES), *sys.path])
+    step, end = tmp_path / "step.json", tmp_path / "end.safetensors"
+    fsdp = ["--strategy", "uneven-fsdp", "--out", str(step), "--json"]
+    made = run(["spmd", "plan", "mine:task", "--cluster", CLUSTER, *fsdp])
+    assert made.code == 0 and json.loads(made.out)["shares"].keys() == {"compute", "state"}
+    arguments = ["spmd", "train", str(step), "mine:task", "--steps", "2", "--save-weights", str(end), "--json"]
+    told = json.loads(under_torchrun(tmp_path, 2, *arguments))
+    losses, state = trained_alone(steps=2, parts=1)
+    torch.testing.assert_close(told["losses"], losses, rtol=1e-4, atol=1e-5)
+    saved = load_file(end)
+    for name, tensor in state.items():
+        torch.testing.assert_close(saved[name], tensor, rtol=1e-3, atol=1e-4)
+    found = load(step)
+    assert [rank["parameter_bytes"] for rank in told["ranks"]] == stored_bytes(found.graph, found.program)
+
+
+def trained_alone(*, steps: int, parts: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Return losses and state of the same training by PyTorch alone, each step on so many batches."""
     task = load_task("mine:task")
     torch.manual_seed(0)
     module = task.build().train()
     optimizer = task.optimizer(list(module.parameters()))
     losses = []
-    for step in range(3):
+    for step in range(steps):
         optimizer.zero_grad()
         losses.append(0.0)
-        for number in (2 * step, 2 * step + 1):
+        for number in range(parts * step, parts * (step + 1)):
             with Masked(number):
-                value = task.loss(module, task.batch_of(number)) / 2
+                value = task.loss(module, task.batch_of(number)) / parts
             value.backward()
             losses[-1] += value.item()
         optimizer.step()

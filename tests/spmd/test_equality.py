@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -22,14 +22,9 @@ from tests.spmd.draws import drawn
 from tests.spmd.models import CASES
 from tests.spmd.processes import processes
 from tests.spmd.steps import Traced, require_equal, require_part, run_on, traced
-from tests.synthesis.clusters import unequal
 
 from shardwright.spmd.fabric import ProcessFabric
-from shardwright.synthesis.baselines import STRATEGIES
-from shardwright.synthesis.machines import Machine
-from shardwright.synthesis.properties import COMPUTE, STATE, Sharded
 from shardwright.synthesis.rules.candidates import Choices, choices
-from shardwright.synthesis.synthesize import synthesize
 
 SEEDS, RANKS = st.integers(0, 1 << 30), st.integers(2, 4)
 
@@ -40,23 +35,6 @@ SEEDS, RANKS = st.integers(0, 1 << 30), st.integers(2, 4)
 def test_a_random_program_equals_the_module(name: str, seed: int, ranks: int) -> None:
     case = traced(name)
     require_equal(case, drawn(case.graph, choices(case.graph), ranks, Random(seed)))
-
-
-def test_uneven_fsdp_equals_the_module() -> None:
-    """Rows by speed, every matrix stored by a share of its own, which memory makes another one."""
-    case = traced("gpt2")
-    roomy = replace(unequal(), machines=(unequal().machines[0], _smaller(unequal().machines[1], 1.6e5)))
-    program = synthesize(case.graph, roomy, rules=STRATEGIES["uneven-fsdp"])
-    values = case.graph.by_name()
-    for ref in case.graph.parameters.values():
-        held = program.steps[ref.node].outputs[0]
-        assert len(values[ref.node].outputs[0].shape) < 2 or (isinstance(held, Sharded) and held.ratio == STATE)
-    assert program.shares[COMPUTE] != program.shares[STATE] and len(set(program.shares[STATE])) > 1
-    require_equal(case, program)
-
-
-def _smaller(machine: Machine, memory: float) -> Machine:
-    return replace(machine, device=replace(machine.device, memory_bytes=memory))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import torch
 from tests.spmd.draws import drawn
 from tests.spmd.models import build
 from tests.spmd.processes import Job, run, train
+from tests.spmd.programs import stored_bytes
 from tests.spmd.reference import Masked
 from torch import Tensor, nn
 
@@ -15,7 +16,6 @@ from shardwright.spmd.trace import trace
 from shardwright.spmd.training import state_names, whole_state
 from shardwright.synthesis import graph as graphs
 from shardwright.synthesis import program as programs
-from shardwright.synthesis.properties import local_shape
 from shardwright.synthesis.rules.candidates import choices
 
 RANKS, STEPS, CLIP = 3, 3, 0.5
@@ -55,19 +55,7 @@ def test_unequal_processes_train_like_one() -> None:
             )
         )
         expected.append(trained_alone(name))
-        values = {ref: node.outputs[0] for node in graph.nodes for ref in [graphs.Ref(node.name)] if node.outputs}
-        stored.append(
-            [
-                sum(
-                    4
-                    * torch.Size(
-                        local_shape(values[ref].shape, program.steps[ref.node].outputs[0], program.sizes, rank)
-                    ).numel()
-                    for ref in graph.parameters.values()
-                )
-                for rank in range(RANKS)
-            ]
-        )
+        stored.append(stored_bytes(graph, program))
     for outcome, (losses, norms, state), bytes_held in zip(run(train, jobs, RANKS), expected, stored, strict=True):
         torch.testing.assert_close(outcome.losses, losses, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(outcome.norms, norms, rtol=1e-3, atol=1e-5)

@@ -1,12 +1,16 @@
-"""All-to-alls take as long as the fullest link, counted rank by rank."""
+"""All-to-alls take as long as the fullest link, counted rank by rank; copies as long as the slowest memory."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from tests.synthesis.clusters import unequal
 
-from shardwright.synthesis.collectives import exchange
+from shardwright.synthesis.collectives import conversion, exchange
+from shardwright.synthesis.machines import Machines
+from shardwright.synthesis.properties import PARTIAL, REPLICATED, Property, Sharded
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -27,3 +31,26 @@ def test_an_exchange_takes_as_long_as_the_fullest_link(seed: int) -> None:
     rates = np.array([machine.link_bytes_per_second for machine in net.machines])[net.machine_of]
     found = exchange(net, 1e6, old, new)
     assert found.seconds - found.latency_seconds == pytest.approx(max(card.max() / 1e6, (link / rates).max()))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "copied"),
+    [
+        (Sharded(0, 8), REPLICATED, 1.125),
+        (PARTIAL, Sharded(1, 8), 1.125),
+        (Sharded(0, 8), Sharded(1, 8), 0.25),
+        (PARTIAL, REPLICATED, 1.0),
+        (REPLICATED, Sharded(0, 8), 0.0),
+    ],
+)
+def test_what_is_sent_is_copied_in_and_out(source: Property, target: Property, copied: float) -> None:
+    """The slow ranks hold an eighth each, and copy at 10 GB/s, reading and writing."""
+    fast, slow = unequal(gpus=2).machines
+    limited = replace(slow, device=replace(slow.device, memory_bytes_per_second=1e10))
+    pace = replace(unequal(), machines=(fast, limited))
+    shares = np.array([3, 3, 1, 1]) / 8
+
+    def seconds(net: Machines) -> float:
+        return conversion(net, 1e9, source, target, lambda _: shares).seconds
+
+    assert seconds(pace) - seconds(unequal()) == pytest.approx(copied * 2 * 1e9 / 1e10)

@@ -7,6 +7,7 @@ parts are padded to the largest, or sent by one broadcast (or reduce) for each r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import torch
@@ -45,6 +46,8 @@ class ProcessFabric:
     def __init__(self, machines: Sequence[int] = ()) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self._machine, self._leaders, self._leader = _groups(machines or [0] * self.ranks, self.rank)
+        self._thread = ThreadPoolExecutor(1)  # one, so that all ranks call in the same order
+        self._stream: Any = None
 
     def all_reduce(self, x: Tensor, *, largest: bool = False, hierarchical: bool = False) -> Finish:
         x = x.clone(memory_format=torch.contiguous_format)
@@ -84,12 +87,29 @@ class ProcessFabric:
         return lambda: _after([work], received)
 
     def _all_reduce_by_machine(self, x: Tensor) -> Finish:
+        """Sum by machines beside what the rank computes: three calls that wait for each other go to a stream of their
+        own, or to a thread where there are no streams."""
+        if not x.is_cuda:
+            return self._thread.submit(self._sum_by_machine, x).result
+        self._stream = self._stream or torch.cuda.Stream()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._sum_by_machine(x)
+            done = self._stream.record_event()
+
+        def finish() -> Tensor:
+            torch.cuda.current_stream().wait_event(done)
+            return x
+
+        return finish
+
+    def _sum_by_machine(self, x: Tensor) -> Tensor:
         """Sum in each machine to its first rank, between those, and hand the sum on in each machine."""
         dist.reduce(x, self._leader, group=self._machine)
         if self.rank == self._leader:
             dist.all_reduce(x, group=self._leaders)
-        work = dist.broadcast(x, self._leader, group=self._machine, async_op=True)
-        return lambda: _after([work], x)
+        dist.broadcast(x, self._leader, group=self._machine)
+        return x
 
 
 def _groups(machines: Sequence[int], rank: int) -> tuple[Any, Any, int]:

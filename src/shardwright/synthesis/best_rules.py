@@ -83,6 +83,10 @@ def _fastest(
         found = replace(known, bound_seconds=min(bound, known.seconds.total))
         values = columns_of(these, costs, program, known)
     if found is None or (branch and found.gap > gap):
+        if found is not None and values is not None:
+            # A column whose reduced cost is more than the gap is in no better choice.
+            room = found.seconds.total / program.unit - solution.bound
+            upper = np.where((solution.reduced_costs <= room) | (values > 0), upper, 0.0)
         found, values = _branched(these, costs, program, lower, upper, gap, bound, found, values)
     return (None, None) if found is None else (replace(found, hint=left), values)
 

@@ -78,7 +78,7 @@ def sent_by(these: Decisions, costs: Prices, rules: Ints) -> Floats:
         for reader in use.readers:
             asked = reader.asked[int(rules[reader.decision])]
             if asked != made:
-                kind = EARLY if use.early else DEFERRED if reader.side else BLOCKING
+                kind = EARLY if use.early else DEFERRED if reader.at_end else BLOCKING
                 key = (number, made, asked)
                 needed[key] = min(needed.get(key, kind), kind)
     found: dict[tuple[int, Any, Any], tuple[bool, float, int]] = {}

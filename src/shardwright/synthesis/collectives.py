@@ -1,5 +1,7 @@
 """Time of a conversion between properties on unequal machines, α–β, and the method that takes least.
 
+Beside what goes over links, a rank copies what it sends into a buffer and what comes out of one (an all-reduce, once).
+
 Rings run through all ranks machine by machine, so each network card carries a ring once in each direction; it is
 charged once a machine, however many GPUs share it. Shares are those of the ranks, [ranks].
 """
@@ -7,7 +9,7 @@ charged once a machine, however many GPUs share it. Shares are those of the rank
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -112,18 +114,34 @@ def conversion(
 
     A replicated tensor becomes a shard or a term of a sum without being sent.
     """
-    if net.ranks == 1 or source == target:
+    if source == target:
         return Sent("slice", 0.0)
     if isinstance(source, Replicated):
-        return Sent("keep_first" if isinstance(target, Partial) else "slice", 0.0)
+        return Sent("keep_first" if isinstance(target, Partial) and net.ranks > 1 else "slice", 0.0)
     assert not isinstance(target, Partial), f"no conversion from {source} to {target}"
-    if isinstance(source, Partial):
-        if isinstance(target, Replicated):
-            return _fastest(reduce_flat(net, size_bytes), reduce_hierarchical(net, size_bytes))
-        return _cut(net, size_bytes, "reduce_scatter", shares(target))
-    if isinstance(target, Replicated):
+    found = _over_links(net, size_bytes, source, target, shares) if net.ranks > 1 else Sent("slice", 0.0)
+    return replace(found, seconds=found.seconds + _copy_seconds(net, size_bytes, source, target, shares))
+
+
+def _over_links(
+    net: Machines, size_bytes: float, source: Property, target: Property, shares: Callable[[Sharded], Floats]
+) -> Sent:
+    if isinstance(source, Sharded) and isinstance(target, Sharded):
+        return _between(net, size_bytes, source, target, shares)
+    if isinstance(source, Sharded):
         return _cut(net, size_bytes, "all_gather", shares(source))
-    return _between(net, size_bytes, source, target, shares)
+    if isinstance(target, Sharded):
+        return _cut(net, size_bytes, "reduce_scatter", shares(target))
+    return _fastest(reduce_flat(net, size_bytes), reduce_hierarchical(net, size_bytes))
+
+
+def _copy_seconds(
+    net: Machines, size_bytes: float, source: Property, target: Property, shares: Callable[[Sharded], Floats]
+) -> float:
+    """Return the seconds in which the slowest rank copies, reading and writing, its parts before and after."""
+    ends = (source, target) if isinstance(source, Sharded) or isinstance(target, Sharded) else (source,)
+    parts = sum((shares(one) if isinstance(one, Sharded) else np.ones(net.ranks) for one in ends), np.zeros(net.ranks))
+    return 2.0 * size_bytes * float((parts / net.memory_bytes_per_second).max())
 
 
 def _between(

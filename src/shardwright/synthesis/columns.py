@@ -87,8 +87,8 @@ def _place(cuts: dict[Property | None, int], held: Property | None) -> int:
 
 def _wanted(use: Use) -> list[tuple[Property, int]]:
     """Return the properties that are asked for, and when they must be there."""
-    main = dict.fromkeys(asked for reader in use.readers if not reader.side for asked in reader.asked)
-    side = dict.fromkeys(asked for reader in use.readers if reader.side for asked in reader.asked)
+    soon = dict.fromkeys(asked for reader in use.readers if not reader.at_end for asked in reader.asked)
+    late = dict.fromkeys(asked for reader in use.readers if reader.at_end for asked in reader.asked)
     if use.early:
-        return [(asked, EARLY) for asked in main | side]
-    return [(asked, BLOCKING) for asked in main] + [(asked, DEFERRED) for asked in side]
+        return [(asked, EARLY) for asked in soon | late]
+    return [(asked, BLOCKING) for asked in soon] + [(asked, DEFERRED) for asked in late]

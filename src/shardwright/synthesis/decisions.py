@@ -52,12 +52,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A decision that reads a tensor, and the property that each of its rules asks for. `side`: nothing but gradients
-    of parameters comes of it, so that it can wait."""
+    """A decision that reads a tensor, and the property that each of its rules asks for. `at_end`: nothing computes with
+    it (a gradient meets its parameter, the loss is told), so that it can wait for the end of the step."""
 
     decision: int
     asked: tuple[Property, ...]
-    side: bool
+    at_end: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,7 +134,7 @@ def decisions(graph: Graph, *, ranks: int = 2, state_ratio: bool = False, state:
     return Decisions(
         short=short,
         decisions=tuple(found),
-        uses=tuple(_uses(short, reads, number, order, values, side_nodes(short.graph))),
+        uses=tuple(_uses(short, reads, number, order, values)),
         order=tuple(-1 if node.name in roots else number[node.name] for node in short.graph.nodes),
         weights=tuple(short.weight[node.name] for node in short.graph.nodes),
         unknown=chosen.unknown,
@@ -219,14 +219,13 @@ def _reads(
 
 
 def _uses(
-    short: Short, reads: _Reads, number: Mapping[str, int], order: Mapping[str, int], values: Mapping[Ref, Value],
-    side: frozenset[str],
+    short: Short, reads: _Reads, number: Mapping[str, int], order: Mapping[str, int], values: Mapping[Ref, Value]
 ) -> list[Use]:  # fmt: skip
     """Return the tensors grouped by who makes and who reads them."""
     leaves = {ref.node for ref in (*short.graph.parameters.values(), *short.graph.buffers.values())}
     found: dict[tuple[object, ...], Use] = {}
     for ref, readers in _by_pass(short.graph, reads, order):
-        late = {name: name in leaves or name in side or name == END for name, _, _ in readers}
+        late = {name: name in leaves or name == END for name, _, _ in readers}
         made = {name: Reader(decision, asked, late[name]) for name, decision, asked in readers}
         wanted = tuple(dict.fromkeys(Reader(decision, asked, late[name]) for name, decision, asked in readers))
         inside = [name for name in made if name not in leaves and name != END]
@@ -257,19 +256,3 @@ def _by_pass(graph: Graph, reads: _Reads, order: Mapping[str, int]) -> Iterator[
             yield from ((ref, some) for some in (forward, backward) if some)
         else:
             yield ref, readers
-
-
-def side_nodes(graph: Graph) -> frozenset[str]:
-    """Return the nodes from which only gradients of parameters are reached: they need not run in time for others."""
-    main = {graph.loss.node}
-    ends = {ref.node for ref in graph.gradients.values()}
-    read: dict[str, list[str]] = {}
-    for node in graph.nodes:
-        for ref in node.inputs:
-            read.setdefault(ref.node, []).append(node.name)
-    side: set[str] = set()
-    for node in reversed(graph.nodes):
-        readers = read.get(node.name, [])
-        if node.name not in main and all(name in side for name in readers) and (readers or node.name in ends):
-            side.add(node.name)
-    return frozenset(side)

@@ -11,7 +11,7 @@ import numpy as np
 from shardwright.arrays import Ints
 from shardwright.synthesis.choice import Choice
 from shardwright.synthesis.collectives import conversion
-from shardwright.synthesis.decisions import Decisions, side_nodes
+from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.graph import Graph, Node, Ref
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.prices import Shares
@@ -61,7 +61,7 @@ def needed(graph: Graph, steps: Mapping[str, Step]) -> tuple[Communication, ...]
     """Return what is sent between `steps`, without a method."""
     made = {Ref(name, number): one for name, step in steps.items() for number, one in enumerate(step.outputs)}
     leaves = {ref.node for ref in (*graph.parameters.values(), *graph.buffers.values())}
-    late = side_nodes(graph) | leaves | {""}
+    late = leaves | {""}
     return tuple(
         Communication(
             tensor=ref,

@@ -133,7 +133,7 @@ def _operands(rows: Rows, these: Decisions, named: Columns) -> dict[Edge, int]:
             to_asked: dict[object, dict[int, float]] = {one: {} for one in asked}
             for source in made:
                 for target in asked:
-                    some = [] if source == target else _ready(mine.get((source, target), []), named.kind, reader.side)
+                    some = [] if source == target else _ready(mine.get((source, target), []), named.kind, reader.at_end)
                     if source != target and not some:
                         continue
                     edges[number, which, source, target] = column
@@ -158,9 +158,9 @@ def _by_property(properties: list[Property]) -> dict[Property, list[int]]:
     return found
 
 
-def _ready(some: list[int], kind: Ints, side: bool) -> list[int]:
+def _ready(some: list[int], kind: Ints, at_end: bool) -> list[int]:
     """Return the conversions that are done when a reader needs them."""
-    return [one for one in some if side or kind[one] != DEFERRED]
+    return [one for one in some if at_end or kind[one] != DEFERRED]
 
 
 def _occurrences(these: Decisions, named: Columns) -> tuple[Floats, Floats]:

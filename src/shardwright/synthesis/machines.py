@@ -16,12 +16,13 @@ OVERLAP_SLOWDOWN = 1e-3  # of what is sent while devices compute, as time lost; 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One kind of GPU: what it reaches in training, not its peak. `memory_bytes` is what parameters, their state and
-    activations may take."""
+    activations may take, `operator_seconds` what an operator takes besides, however small it is."""
 
     name: str
     flops_per_second: float
     memory_bytes: float = float("inf")
     memory_bytes_per_second: float = float("inf")
+    operator_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,11 @@ class Machines:
     def flops_per_second(self) -> Floats:
         """[ranks]"""
         return np.array([device.flops_per_second for device in self.device_of])
+
+    @cached_property
+    def memory_bytes_per_second(self) -> Floats:
+        """[ranks]"""
+        return np.array([device.memory_bytes_per_second for device in self.device_of])
 
     @cached_property
     def classes(self) -> tuple[tuple[Machine, Ints], ...]:

@@ -11,10 +11,10 @@ import numpy as np
 from shardwright.arrays import Bools, Floats
 from shardwright.synthesis.collectives import Sent, conversion, reduce_flat, reduce_hierarchical
 from shardwright.synthesis.columns import Columns, columns
-from shardwright.synthesis.decisions import Decision, Decisions
+from shardwright.synthesis.decisions import END, Decision, Decisions
 from shardwright.synthesis.machines import BUCKET_BYTES, Machines
 from shardwright.synthesis.properties import COMPUTE, Sharded, Sizes
-from shardwright.synthesis.work import flops, product, traffic_bytes
+from shardwright.synthesis.work import FREE, flops, product, traffic_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,8 @@ def prices(these: Decisions, net: Machines, shares: Shares, *, overlap: bool = T
         net=net,
         shares=shares,
         columns=named,
-        compute=alone_seconds(these, net)[named.decision] * part[named.cut],
+        compute=(alone_seconds(these, net)[named.decision] * part[named.cut])
+        + fixed_seconds(these, net)[named.decision],
         sends=_sends(these, net),
         state=_state_bytes(these)[:, None] * part[named.held],
         seconds=whole[named.pair] - named.late * spared[named.pair],
@@ -81,6 +82,13 @@ def prices(these: Decisions, net: Machines, shares: Shares, *, overlap: bool = T
 def alone_seconds(these: Decisions, net: Machines) -> Floats:
     """Return the seconds of each decision's whole operation on each class of devices [decisions, D]."""
     return np.array([seconds_of(one, *net.rates) for one in these.decisions])
+
+
+@lru_cache(maxsize=8)
+def fixed_seconds(these: Decisions, net: Machines) -> Floats:
+    """Return what each decision's operation takes however small its part, on each class of devices [decisions, D]."""
+    runs = np.array([one.node.op not in FREE and one.node.op != END for one in these.decisions])
+    return np.outer(runs, [machine.device.operator_seconds for machine, _ in net.classes])
 
 
 def seconds_of(one: Decision, speed: Floats, pace: Floats) -> Floats:

@@ -42,8 +42,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """A conversion of `tensor` from the property in which it is made to another. `deferred`: it need not be waited for
-    before the end of the step; `early`: it may start as soon as the step does."""
+    """A conversion of `tensor` from the property in which it is made to another. `deferred`: nothing in the step
+    computes with it; `early`: it may start as soon as the step does."""
 
     tensor: Ref
     source: Property

@@ -28,7 +28,7 @@ from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.linear import Rows, solve
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.memory import held_by
-from shardwright.synthesis.prices import Prices, Shares, alone_seconds
+from shardwright.synthesis.prices import Prices, Shares, alone_seconds, fixed_seconds
 from shardwright.synthesis.properties import Sharded
 
 POINTS = 12  # nodes k of row 4
@@ -99,7 +99,7 @@ def best_shares(
     solution = solve(objective, rows, lower=lower, upper=upper)
     if solution.status != "optimal":
         return None
-    found = solution.values[: layout.largest].reshape(len(ratios), -1)
+    found = np.maximum(solution.values[: layout.largest], 0.0).reshape(len(ratios), -1)
     exact = {}
     for name, row in zip(ratios, found, strict=True):
         full = np.zeros(net.ranks)
@@ -123,6 +123,7 @@ def _affine(these: Decisions, choice: Choice, net: Machines, shares: Shares, cos
             whole[place] = costs.compute[row]
         else:
             part[place, :, ratios.index(rule.cut.ratio)] = alone_seconds(these, net)[one]
+            whole[place] = fixed_seconds(these, net)[one]
     for way in np.flatnonzero(choice.sent > 0.5).tolist():
         use, kind = these.uses[costs.columns.use[way]], int(costs.columns.kind[way])
         places = [min(first, count - 1) for first in use.first] if kind == EARLY else use.places

@@ -28,7 +28,7 @@ from shardwright.synthesis.properties import Sharded
 from shardwright.synthesis.remedies import remedies
 from shardwright.synthesis.rounding import rounded
 from shardwright.synthesis.starts import by_memory, starts
-from shardwright.synthesis.turns import Problem, limited, polished, turns
+from shardwright.synthesis.turns import Position, Problem, limited, polished, turns
 
 GAP = 2e-3
 POLISHED = 4  # of what turns lead to, the fastest
@@ -112,9 +112,9 @@ def best_of(
 
 def _from(problem: Problem, several: Sequence[Shares]) -> Iterator[tuple[Choice, Shares]]:
     """Yield what turns from each start lead to."""
-    hint = None
+    hint, seen = None, set[Position]()
     for number, start in enumerate(several, start=1):
-        found = turns(problem, start, hint)
+        found = turns(problem, start, hint, seen)
         tell(0.5 * number / len(several))
         if found is not None:
             hint = found[0].hint

@@ -2,8 +2,8 @@
 next operator needs, and what can wait is sent behind the computation.
 
 Conversions are of three kinds. *Blocking* ones start when the slowest device is there and hold all of them. *Deferred*
-ones (gradients of parameters, and what is only needed for them) queue for the network, which serves blocking ones
-first. *Early* ones (parameters gathered for use) may start with the step, in the order in which they are needed.
+ones (gradients on their way to their parameters) queue for the network, which serves blocking ones first. *Early* ones
+(parameters gathered for use) may start with the step, in the order in which they are needed.
 """
 
 from __future__ import annotations

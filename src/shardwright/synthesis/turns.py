@@ -5,6 +5,7 @@ program gives the best shares.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,6 +22,10 @@ from shardwright.synthesis.ratios import best_shares
 TURNS = 6
 ENOUGH = 1e-4  # relative; what improves less ends the turns
 CLOSE = 0.02  # of the bound: neighbourhoods are not looked at
+
+
+Position: TypeAlias = tuple[tuple[Any, ...], ...]
+"""Shares, told apart to 1e-6."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +58,18 @@ class Problem:
         return fits(self.these, choice.rules, self.net, shares)
 
 
-def turns(problem: Problem, start: Shares, hint: Hint | None = None) -> tuple[Choice, Shares] | None:
-    """Return the best choice and shares to which turns from one start lead, None if nothing fits there."""
+def turns(
+    problem: Problem, start: Shares, hint: Hint | None = None, seen: set[Position] | None = None
+) -> tuple[Choice, Shares] | None:
+    """Return the best choice and shares to which turns from one start lead, None if nothing fits there. They end at
+    shares that are among `seen`, from which others went on; those that they pass are added."""
     found: tuple[Choice, Shares] | None = None
     shares = start
+    seen = set() if seen is None else seen
     for _ in range(TURNS):
+        if (position := _position(shares)) in seen:
+            break
+        seen.add(position)
         choice = problem.best(shares, hint)
         if choice is None or (found and not _better(choice, found[0])):
             break
@@ -70,10 +82,16 @@ def turns(problem: Problem, start: Shares, hint: Hint | None = None) -> tuple[Ch
 
 
 def polished(problem: Problem, choice: Choice, shares: Shares) -> tuple[Choice, Shares]:
-    """Return what turns of neighbourhoods and shares lead to, where the bound leaves room."""
-    while choice.gap > CLOSE:
+    """Return what turns of branch and bound and shares lead to, where the bound leaves room; of neighbourhoods and
+    shares, where branch and bound does not close it."""
+    for _ in range(TURNS):
+        if choice.gap <= CLOSE:
+            break
         costs = problem.prices(shares)
-        near = improved(problem.these, costs, choice, problem.rules(problem.these, costs))
+        allowed = problem.rules(problem.these, costs)
+        near = best(problem.these, costs, gap=problem.gap, allowed=allowed, hint=choice.hint, known=choice) or choice
+        if near.gap > CLOSE:
+            near = improved(problem.these, costs, near, allowed)
         if not _better(near, choice):
             break
         choice, shares = reshared(problem, near, shares)
@@ -105,6 +123,10 @@ def limited(
     allowed = rules(problem.these, costs) & problem.rules(problem.these, costs)
     choice = best(problem.these, costs, gap=problem.gap, allowed=allowed, branch=branch, below=below)
     return None if choice is None else (choice, shares)
+
+
+def _position(shares: Shares) -> Position:
+    return tuple((name, *np.round(row, 6).tolist()) for name, row in sorted(shares.exact.items()))
 
 
 def _better(new: Choice, old: Choice) -> bool:
