@@ -48,6 +48,16 @@ def joined(queue: Any, number: int, port: int, types: list[str], folder: str) ->
     dist.destroy_process_group()
 
 
+def test_a_process_without_a_gpu_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "2", "WORLD_SIZE": "1", "LOCAL_RANK": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    layout = layout_of(plan_of(tiny_model(2), replica(stage((0, 2)), micro_batches=1)))
+    settings = Settings(data=(), out=tmp_path, steps=1, recipe=Recipe(), device="cuda")
+    with pytest.raises(SpecError, match=r"process 2 of .* has no GPU: it sees 2"):
+        join(settings, layout)
+
+
 @pytest.mark.parametrize("types", [[A100.name, H100.name], [A100.name, A100.name]], ids=["swapped", "wrong"])
 def test_the_machine_with_the_gpu_takes_the_place(types: list[str], tmp_path: Path) -> None:
     with socket.socket() as free:

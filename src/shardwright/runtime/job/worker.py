@@ -53,7 +53,7 @@ def join(settings: Settings, layout: Layout, report: Callable[[torch.device], De
     torch.set_num_threads(max(int(os.environ.get("OMP_NUM_THREADS", "1")), 1))
     device = torch.device("cpu")
     if settings.device == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        device = _own_gpu(int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     patience = datetime.timedelta(seconds=max(4 * settings.patience_seconds, 60.0))
     distributed: Any = dist
@@ -69,6 +69,16 @@ def join(settings: Settings, layout: Layout, report: Callable[[torch.device], De
     bound = device if device.type == "cuda" else None  # NCCL then connects at once, on the right device
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience, device_id=bound)
     return Worker(rank=rank, world_size=size, device=device)
+
+
+def _own_gpu(place: int) -> torch.device:
+    """Return the GPU of a process by its place on this machine. Raises SpecError where there are fewer."""
+    count = torch.cuda.device_count()
+    if place >= count:
+        message = f"process {place} of {socket.gethostname()} has no GPU: it sees {count}"
+        hint = "start as many processes as there are GPUs; where each sees its own alone, set LOCAL_RANK=0"
+        raise _told_once(place - count, bad("torchrun", message, hint))
+    return torch.device("cuda", place)
 
 
 def device_report(device: torch.device) -> DeviceReport:
