@@ -49,6 +49,19 @@ def test_results_print_in_a_few_lines(ranking: Ranking) -> None:
     assert ranking._repr_html_().count("<tr>") == len(ranking.plans) + 1
 
 
+def test_names_in_place_of_what_they_stand_for_are_refused_with_what_makes_it() -> None:
+    model, job = shardwright.load_model("llama-3.2-1b"), shardwright.make_job(**JOB)
+    for arguments, said in (
+        (("llama-3.2-1b", "1x4xA100-SXM-80", job), r"'llama-3.2-1b' is no Model \(shardwright.load_model"),
+        ((model, "1x4xA100-SXM-80", job), r"'1x4xA100-SXM-80' is no Cluster \(shardwright.load_cluster"),
+        ((model, shardwright.load_cluster("1x4xA100-SXM-80"), JOB), r"is no Job \(shardwright.make_job"),
+    ):
+        with pytest.raises(shardwright.SpecError, match=said):
+            shardwright.plan(*arguments)
+    with pytest.raises(shardwright.SpecError, match="is no Offers"):
+        shardwright.shop(model, "1x4xA100-SXM-80", job)
+
+
 def test_a_ranking_without_plans_prints_its_reason() -> None:
     model, cluster = shardwright.load_model("llama-3.1-405b"), shardwright.load_cluster("1x1xT4")
     empty = shardwright.plan(model, cluster, shardwright.make_job(**JOB | {"precision": "fp16"}))

@@ -39,6 +39,13 @@ def bad(path: str, message: str, hint: str = "") -> SpecError:
     return SpecError(Problem(path, message, hint))
 
 
+def require(name: str, value: object, kind: type, made_by: str) -> None:
+    """Raise SpecError where an argument of a call is of another type, often the name of what is meant."""
+    if not isinstance(value, kind):
+        message = f"{value!r:.60} is no {kind.__name__}"
+        raise bad(f"`{name}=`", message, f"shardwright.{made_by} makes one")
+
+
 def suggestion(word: str, known: Iterable[str], *, limit: int = 3) -> str:
     """Return "did you mean A or B?" for the known names nearest to `word`, or a list of the first few names."""
     names = sorted(known)

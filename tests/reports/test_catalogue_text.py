@@ -6,8 +6,11 @@ from tests.golden.plans import H100, PLANS
 from tests.reports.costed import flat
 
 from shardwright.reports.text.catalogue import gpu_text, model_text, models_text, prices_text
+from shardwright.reports.text.question import cluster_line
+from shardwright.spec.catalog.gpus import find_gpu
 from shardwright.spec.catalog.prices import MachinePrice
 from shardwright.spec.cluster import Price
+from shardwright.spec.read.cluster import load_cluster
 
 PRICES = [
     MachinePrice(
@@ -53,3 +56,10 @@ def test_models_are_listed_with_their_sources() -> None:
     lines = models_text(models, {"gpt-3-175b": "arXiv 2005.14165"}).splitlines()
     assert lines[2].endswith("arXiv 2005.14165")
     assert "32/8" in lines[3]
+
+
+def test_a_gpu_without_links_of_its_own_and_one_of_anything_are_worded_as_such() -> None:
+    assert "PCIe 32 GB/s, none between GPUs" in gpu_text(find_gpu("RTX3090"), [], 110)
+    assert "among 8 GPUs, PCIe" in gpu_text(find_gpu("H100-SXM"), [], 110)
+    assert cluster_line(load_cluster("1x1xRTX3090")) == "1 × 1 RTX3090 (1 GPU)"
+    assert cluster_line(load_cluster("1x2xRTX3090")) == "1 × 2 RTX3090 (2 GPUs)"

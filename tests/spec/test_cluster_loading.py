@@ -165,7 +165,8 @@ def test_short_form() -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("8xH100-SXM", "1x8xH100-SXM"),
+        ("8xH100-SXM", "1x8xH100-SXM for 8 GPUs in one machine"),
+        ("1664xH100-SXM", "208x8xH100-SXM for 1664 GPUs in 208 machines of 8"),
         ("8x8xH101", "H100"),
         ("0x8xH100", "more than zero"),
         ("8x0xH100", "more than zero"),

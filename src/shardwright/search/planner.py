@@ -16,7 +16,7 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.strategies import row_of, stage_starts
-from shardwright.errors import SpecError, bad, suggestion
+from shardwright.errors import SpecError, bad, require, suggestion
 from shardwright.plans.check import position_problems
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, Fewer, NoPlan, Ranking
@@ -77,6 +77,9 @@ def plan(
     by how much. Raises SpecError for input that makes no sense; a search without a feasible plan returns a Ranking
     that says why.
     """
+    require("model", model, Model, 'load_model("llama-3.1-8b")')
+    require("cluster", cluster, Cluster, 'load_cluster("1x8xH100-SXM")')
+    require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
     if exportable_to is not None and exportable_to not in EXPORTABLE:
         raise bad("`exportable_to=`", f"{exportable_to!r} is not a target", suggestion(exportable_to, EXPORTABLE))
     if top < 1:

@@ -44,13 +44,21 @@ def gpu_text(gpu: Gpu, prices: Sequence[MachinePrice], width: int = WIDTH) -> st
         "dense peak": f"{peaks} TFLOP/s; {gpu.multiprocessors} multiprocessors at {gpu.clock_hertz / 1e9:.2f} GHz",
         "memory": f"{format_bytes(gpu.memory_bytes)} at {gpu.memory_bytes_per_second / GIGA:,.0f} GB/s, "
         f"L2 {format_bytes(gpu.l2_bytes)}",
-        "links": f"{gpu.link} {gpu.link_bytes_per_second / GIGA:.0f} GB/s in one direction among {gpu.link_domain} "
-        f"GPUs, PCIe {gpu.pcie_bytes_per_second / GIGA:.0f} GB/s",
+        "links": _links(gpu),
         "power": f"{gpu.tdp_watts:.0f} W",
         "price": _price_range(prices),
         "source": f"{gpu.source} ({gpu.date})",
     }
     return "\n".join([gpu.name, *(labelled(name, words, width) for name, words in lines.items())])
+
+
+def _links(gpu: Gpu) -> str:
+    """Return the links of a GPU: those of its own among several, if it has such, and PCIe."""
+    pcie = f"PCIe {gpu.pcie_bytes_per_second / GIGA:.0f} GB/s"
+    if gpu.link_domain == 1:
+        return f"{pcie}, none between GPUs"
+    own = f"{gpu.link} {gpu.link_bytes_per_second / GIGA:.0f} GB/s in one direction among {gpu.link_domain} GPUs"
+    return f"{own}, {pcie}"
 
 
 def _price_range(prices: Sequence[MachinePrice]) -> str:

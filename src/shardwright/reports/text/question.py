@@ -8,7 +8,7 @@ from shardwright.spec.catalog.machines import GBIT_BYTES
 from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
-from shardwright.units import format_count, format_dollars
+from shardwright.units import counted, format_count, format_dollars
 
 
 def model_line(model: Model) -> str:
@@ -21,7 +21,7 @@ def model_line(model: Model) -> str:
 
 def cluster_line(cluster: Cluster) -> str:
     """Return the machines of a cluster."""
-    return " + ".join(map(_pool_words, cluster.pools)) + f" ({cluster.gpus} GPUs)"
+    return " + ".join(map(_pool_words, cluster.pools)) + f" ({counted(cluster.gpus, 'GPU')})"
 
 
 def machines_words(cluster: Cluster, nodes: Sequence[int]) -> str:

@@ -133,5 +133,5 @@ def _recompute_sentence(plan: Plan) -> str:
         modules = plan.job.options.recompute_modules
         return "selective: " + ("core attention" if modules is None else ", ".join(modules))
     if found.method == "block":
-        return f"full, method block: the first {found.layers} layers of each virtual stage"
+        return f"full, method block: the first {counted(found.layers or 0, 'layer')} of each virtual stage"
     return f"full, method uniform: all layers, in groups of {found.layers}"

@@ -13,7 +13,7 @@ from shardwright.cost.compute.efficiency import Efficiency, computes, peak_flops
 from shardwright.cost.context import Context
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.fit_probability import headroom
-from shardwright.errors import SpecError, bad
+from shardwright.errors import SpecError, bad, require
 from shardwright.plans.findings import (
     MixesLeft,
     NeverEnds,
@@ -66,6 +66,9 @@ def shop(
     The job's deadline and budget choose among the front; they do not narrow it. `space` pins parameters. Raises
     SpecError for input that makes no sense.
     """
+    require("model", model, Model, 'load_model("llama-3.1-8b")')
+    require("offers", offers, Offers, 'load_offers("offers.yaml")')
+    require("job", job, Job, "make_job(global_batch=64, seq_len=4096)")
     if job.tokens is None:
         raise bad("`tokens=`", "is missing", "say how many tokens the run has: `tokens=1T`")
     if not 0.01 <= fit <= 0.99:

@@ -20,6 +20,7 @@ from shardwright.spec.text.reading import parse_json, parse_yaml, read_text
 
 SHORT_FORM = "NODESxGPUSxTYPE, as 32x8xA800-SXM-80, or NODESxMACHINE, as 4xp5.48xlarge; several joined by +"
 SHORT_PART = re.compile(r"(?P<count>[0-9]+)\s*[x×*]\s*((?P<gpus>[0-9]+)\s*[x×*]\s*)?(?P<type>\S.*)")
+USUAL = 8  # GPUs of most machines
 TOP_KEYS = ("name", "nodes", "site_links")
 
 
@@ -65,11 +66,22 @@ def parse_cluster(text: str, *, prices: Sequence[MachinePrice] = (), measured: M
         if gpus is not None:
             nodes.append({"count": int(count), "gpus": int(gpus), "gpu": kind})
         elif _is_gpu(kind):
-            hint = f"write 1x{count}x{kind} for {count} in one machine, or {count}x8x{kind} for 8 in each of {count}"
-            raise bad(text, f"{shown(part.strip())} does not say how many GPUs a machine has", hint)
+            raise bad(
+                text, f"{shown(part.strip())} does not say how many GPUs a machine has", _grouped(int(count), kind)
+            )
         else:
             nodes.append({"count": int(count), "machine": kind})
     return build_cluster({"nodes": nodes}, text, prices=prices, measured=measured)
+
+
+def _grouped(count: int, kind: str) -> str:
+    """Return how to write so many GPUs, or machines, of a type."""
+    machines = count // USUAL if count > USUAL and count % USUAL == 0 else 1
+    own = f"{machines} machines of {USUAL}" if machines > 1 else "one machine"
+    return (
+        f"write {machines}x{count // machines}x{kind} for {count} GPUs in {own}, or {count}x{USUAL}x{kind} for {count} "
+        f"machines of {USUAL}"
+    )
 
 
 def _is_gpu(name: str) -> bool:
