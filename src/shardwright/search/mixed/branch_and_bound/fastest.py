@@ -161,8 +161,6 @@ def _processed(run: _Run, node: Node[_Part]) -> Step[_Part]:
     if part.asked:
         return _raised(run, node)
     if _is_preliminary(part):
-        if part.before == 0.0:
-            _attempt(run, part.by, part.region, node.bound, part.columns)
         if run.cutoff > FAR * node.bound:
             _begin(run, part)
         return _branched(run, node, part.columns, parts(part.by.instance, part.region, run.incumbent), part.idle)
