@@ -7,14 +7,18 @@ from dataclasses import replace
 import pytest
 
 from shardwright.cost.compute.efficiency import Analytic
+from shardwright.cost.trust.rarity import doubt
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
 from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.text.first_screen import first_screen
 from shardwright.reports.text.terminal import ranking_text
 from shardwright.search.combinations import best_of
+from shardwright.search.kinds import Pipelines
+from shardwright.search.mixed.entry import MixedOutcome
 from shardwright.search.planner import plan
 from shardwright.search.space.axes import parse_pins
+from shardwright.search.summary import passed_over
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
@@ -81,3 +85,39 @@ def test_every_report_names_what_was_passed_over() -> None:
     assert isinstance(document, dict)
     assert document["pins"] == ["sharding=zero2"]
     assert document["switches"] == [{"name": "ZeRO-2", "runs": 5, "of": 3103}]
+
+
+def over(cluster: str, batch: int, *pins: str) -> Ranking:
+    """Return the plans for machines of two types."""
+    job = make_job(global_batch=batch, seq_len=4096)
+    return plan(MODEL, load_cluster(cluster), job, space=parse_pins(pins))
+
+
+def test_a_pipeline_over_several_types_is_doubted_more_than_offload_on_one() -> None:
+    found = over("1x8xRTX3090+1x4xA100-40", 67)
+    assert set(found.best.gpus_by_type) == {"A100-SXM-40"} and found.best.optimizer.offload > 0.0
+    weighed = [seconds(each) * (1.0 + doubt(each)) for each in found.plans]
+    assert weighed == sorted(weighed) and found.passed_over is None
+    asked = over("1x8xRTX3090+1x4xA100-40", 67, "gpus=12").best
+    assert seconds(asked) > seconds(found.best), "slower, though offload is doubted and it has none"
+
+
+def test_a_plan_over_several_types_that_saves_little_is_named_with_its_pin() -> None:
+    found = over("1x8xRTX3090+1x4xA100-40", 67, "gpus=12")
+    mixed, outcome = (
+        found.best,
+        MixedOutcome(
+            plans=found.plans, uniform=None, uniform_rule="", bound=0.0, candidates=1, costed=1, not_covered=()
+        ),
+    )
+    value = 1.03 * seconds(mixed)
+    told = passed_over([], mixed.cluster, Pipelines(outcome, 0.0), None, value)
+    assert told is not None and told.plan is mixed and told.saving == pytest.approx(1.0 - 1.0 / 1.03)
+    assert [switch.name for switch in told.switches] == ["several GPU types", "unreported GPU types"]
+    assert told.pins == ("gpus=12",)
+    assert passed_over([], mixed.cluster, Pipelines(outcome, 0.0), None, seconds(mixed)) is None
+    alone = over("1x8xRTX3090+1x4xA100-40", 67)
+    text = " ".join(first_screen(replace(alone, passed_over=told)).split())
+    assert "8 RTX3090: left idle, as a faster plan with them, named below, gains less than it is doubted." in text
+    assert "several GPU types (23 of 3,103 published runs) and unreported GPU types (0 of 3,103" in text
+    assert "--set gpus=12 asks for it" in text

@@ -164,7 +164,7 @@ def stage_rows(plan: Plan, replica: Replica) -> Strategies:
 
 
 def row_of(plan: Plan) -> Strategies:
-    """Return the row of a uniform plan."""
+    """Return the row of a uniform plan; of another that of its first stage."""
     return stage_rows(plan, plan.replicas[0]).take(slice(0, 1))
 
 

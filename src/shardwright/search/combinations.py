@@ -8,14 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.cost.strategies import row_of
-from shardwright.cost.trust.rarity import doubts
 from shardwright.plans.findings import Rejection
-from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking, SearchReport
-from shardwright.rounding import coarse
-from shardwright.search.mixed.entry import affordable_value
-from shardwright.search.summary import with_bound
+from shardwright.search.summary import weighed_value, with_bound
 
 
 def best_of(rankings: Sequence[Ranking], top: int) -> Ranking:
@@ -24,18 +19,12 @@ def best_of(rankings: Sequence[Ranking], top: int) -> Ranking:
     if len(rankings) == 1:
         return rankings[0]
     report = _together([ranking.search for ranking in rankings])
-    first = min(rankings, key=lambda ranking: _weighed(ranking.plans[0]) if ranking.plans else np.inf)
-    every = sorted((plan for ranking in rankings for plan in ranking.plans), key=_weighed)
+    first = min(rankings, key=lambda ranking: weighed_value(ranking.plans[0]) if ranking.plans else np.inf)
+    every = sorted((plan for ranking in rankings for plan in ranking.plans), key=weighed_value)
     plans, bounds = every[:top], [plan.prediction.lower_bound_seconds for plan in every if plan.prediction]
     if plans and plans[0].job.objective == "time":
         plans = [with_bound(plan, min(bounds)) for plan in plans]
     return replace(first, plans=tuple(plans), search=replace(report, not_covered=first.search.not_covered))
-
-
-def _weighed(plan: Plan) -> float:
-    """Return what the job minimises, the plan's doubt counted."""
-    value, doubt = affordable_value(plan), float(doubts(row_of(plan))[0]) if plan.uniform else 0.0
-    return np.inf if value is None else coarse(value * (1.0 + doubt))
 
 
 def _together(reports: Sequence[SearchReport]) -> SearchReport:

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from shardwright.cost.context import Context
-from shardwright.cost.trust.rarity import doubts
+from shardwright.cost.trust.rarity import doubt_of_gpus, doubts, least_doubt_of_several
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse
 from shardwright.search.mixed.drafts.costing import costed
@@ -51,7 +51,15 @@ class OneType:
     @property
     def weighed_values(self) -> list[float]:
         """What the job minimises for each ranked row, its doubt counted."""
-        return [coarse(value * (1.0 + float(doubts(row)[0]))) for value, row in self.found.ranked]
+        return self._weighed(doubt_of_gpus((self.context.pool.gpu.kind,)))
+
+    @property
+    def values_on_known_gpus(self) -> list[float]:
+        """The same were such GPUs reported on."""
+        return self._weighed(0.0)
+
+    def _weighed(self, gpus: float) -> list[float]:
+        return [coarse(value * (1.0 + float(doubts(row)[0]) + gpus)) for value, row in self.found.ranked]
 
 
 def search_type(context: Context, space: Space, filters: Filters, top: int) -> OneType:
@@ -87,11 +95,15 @@ def search_pipelines(
     those alone that `one_mesh` of ranks can run. None where there are none in the space."""
     contexts = largest_pools([result.context for result in results])
     begin = time.perf_counter()
-    known = [value for result in results for value in result.weighed_values[:1]]
-    least = [found[0] for result in results if (found := result.found.least) is not None]
+    known = [value for result in results for value in result.values_on_known_gpus[:1]]
+    weighed = min((value for result in results for value in result.weighed_values[:1]), default=np.inf)
+    least = min((found[0] for result in results if (found := result.found.least) is not None), default=np.inf)
     incumbent, outcomes = min(known, default=np.inf), []
-    for search_all, able in _searches(contexts, space, filters, fit, min(least, default=np.inf), one_mesh=one_mesh):
-        outcome = search_all(able, cluster, space, filters, gap=gap, incumbent=incumbent, top=top)
+    for search_all, able in _searches(contexts, space, filters, fit, least, one_mesh=one_mesh):
+        to_beat = incumbent
+        if search_all is mesh_search:  # its plans span types: they come first, or are told of, only below this
+            to_beat = min(incumbent, max(least * (1.0 + gap), weighed / (1.0 + least_doubt_of_several(_kinds(able)))))
+        outcome = search_all(able, cluster, space, filters, gap=gap, incumbent=to_beat, top=top)
         outcomes.append(outcome)
         values = map(affordable_value, outcome.plans)
         incumbent = min([incumbent, *(value for value in values if value is not None)])
@@ -101,6 +113,10 @@ def search_pipelines(
     if len(of_each_maker(contexts)) > 1:
         every = replace(every, uniform=None)
     return Pipelines(every, time.perf_counter() - begin)
+
+
+def _kinds(contexts: Sequence[Context]) -> list[str]:
+    return [context.pool.gpu.kind for context in contexts]
 
 
 def _searches(

@@ -10,13 +10,14 @@ import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.predict import predict as prediction_of
-from shardwright.cost.strategies import Strategies, plan_of_row
-from shardwright.cost.trust.rarity import rare_in
+from shardwright.cost.strategies import Strategies, plan_of_row, row_of
+from shardwright.cost.trust.rarity import TYPES, UNREPORTED, doubt, rare_in
 from shardwright.plans.abilities import makers
 from shardwright.plans.findings import Cause, MixedPlans, Mixing, Rejection, SeveralMakers, ordered
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Baseline, PassedOver, SearchReport
 from shardwright.plans.remedies import Failure
+from shardwright.rounding import coarse
 from shardwright.search.kinds import OneType, Pipelines, Uneven
 from shardwright.search.mixed.entry import affordable_value, of_each_maker
 from shardwright.search.mixed.restrictions import lacking
@@ -34,32 +35,55 @@ def best_plans(
     """Return the best rows of all pools, and the best plans of unequal replicas, as plans with their values. Doubts
     count in the order, not in the values."""
     found = _uniform_plans(results, cluster, top)
-    several = (*(mixed.outcome.plans if mixed else ()), *(uneven.outcome.plans if uneven else ()))
-    found += [(value, value, plan) for plan in several if (value := affordable_value(plan)) is not None]
+    found += [(weighed_value(plan), value, plan) for value, plan in _over_several(mixed, uneven)]
     best = sorted(found, key=lambda item: item[0])[:top]
     return tuple(value for _, value, _ in best), tuple(plan for _, _, plan in best)
 
 
 def best_values(results: Sequence[OneType], top: int, mixed: Pipelines | None) -> list[float]:
     """Return the `top` least values of the rows of all pools and of pipelines over several types, doubts counted."""
-    several = map(affordable_value, mixed.outcome.plans if mixed else ())
     alone = [value for result in results for value in result.weighed_values]
-    return sorted([*alone, *(value for value in several if value is not None)])[:top]
+    return sorted([*alone, *(weighed_value(plan) for _, plan in _over_several(mixed, None))])[:top]
 
 
-def passed_over(results: Sequence[OneType], cluster: Cluster, value: float) -> PassedOver | None:
-    """Return the best uniform plan, doubts not counted, where it is better than the first plan, of `value`."""
+def _over_several(mixed: Pipelines | None, uneven: Uneven | None) -> list[tuple[float, Plan]]:
+    """Return the plans of unequal replicas that keep the limits, with their values."""
+    plans = (*(mixed.outcome.plans if mixed else ()), *(uneven.outcome.plans if uneven else ()))
+    return [(value, plan) for plan in plans if (value := affordable_value(plan)) is not None]
+
+
+def weighed_value(plan: Plan) -> float:
+    """Return what the job minimises, the plan's doubt counted; infinite where the plan keeps no limits."""
+    value = affordable_value(plan)
+    return np.inf if value is None else float(coarse(value * (1.0 + doubt(plan))))
+
+
+def passed_over(
+    results: Sequence[OneType], cluster: Cluster, mixed: Pipelines | None, uneven: Uneven | None, value: float
+) -> PassedOver | None:
+    """Return the best plan, doubts not counted, where it is better than the first plan, of `value`."""
     least = [(*found, result.context) for result in results if (found := result.found.least) is not None]
     best, row, context = min(least, key=lambda item: item[0], default=(np.inf, None, None))
-    if row is None or context is None or best >= value:
+    over_several, plan = min(_over_several(mixed, uneven), key=lambda item: item[0], default=(np.inf, None))
+    if min(best, over_several) >= value:
         return None
-    switches = rare_in(row)
+    if row is not None and context is not None and best <= over_several:
+        plan = costed_plan(context, cluster, row)
+    assert plan is not None, "one of both is better"
+    switches = rare_in(plan)
     return PassedOver(
-        plan=costed_plan(context, cluster, row),
-        saving=1.0 - best / value,
+        plan=plan,
+        saving=1.0 - min(best, over_several) / value,
         switches=switches,
-        pins=tuple(pin_words(switch.axis, (getattr(row, switch.axis)[0].item(),)) for switch in switches),
+        pins=tuple(_pin(switch.axis, plan) for switch in switches if switch.axis != UNREPORTED),
     )
+
+
+def _pin(axis: str, plan: Plan) -> str:
+    """Return the pin that asks for what a plan has on an axis."""
+    if axis == TYPES:
+        return pin_words("gpus", (plan.gpus,))
+    return pin_words(axis, (getattr(row_of(plan), axis)[0].item(),))
 
 
 def with_bound(plan: Plan, bound: float) -> Plan:

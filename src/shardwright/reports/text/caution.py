@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shardwright.cost.strategies import row_of
 from shardwright.cost.trust.rarity import rare_in
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import PassedOver
@@ -19,9 +18,10 @@ def passed_over_words(found: PassedOver | None) -> str:
         return ""
     names = " and ".join(map(in_words, found.switches))
     asked = " ".join(f"--set {pin}" for pin in found.pins)
-    return f"{names} would take {found.saving:.2%} less {unit(found.plan)}, rarely used as that is; {asked} asks for it"
+    words = f"{names} would take {found.saving:.2%} less {unit(found.plan)}, rarely used as that is"
+    return f"{words}; {asked} asks for it" if asked else words
 
 
 def rare_words(plan: Plan) -> str:
     """Return what a plan has that hardly any published run has; nothing where it has none."""
-    return " and ".join(map(in_words, rare_in(row_of(plan)))) if plan.uniform else ""
+    return " and ".join(map(in_words, rare_in(plan)))

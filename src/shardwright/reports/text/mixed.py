@@ -54,7 +54,10 @@ def _why_idle(ranking: Ranking) -> str:
     unsearched = [kind for kind in ranking.search.not_covered if isinstance(kind, MixedPlans | SeveralMakers)]
     if unsearched:
         return f"{in_words(unsearched[0])}, were not searched"
-    words = f"no {'faster' if ranking.best.job.objective == 'time' else 'cheaper'} plan with them was found"
+    better = "faster" if ranking.best.job.objective == "time" else "cheaper"
+    if ranking.passed_over is not None and idle(ranking.passed_over.plan) != idle(ranking.best):
+        return f"a {better} plan with them, named below, gains less than it is doubted"
+    words = f"no {better} plan with them was found"
     if ranking.search.gap is None or ranking.search.gap <= WIDE:
         return words
     room, passed_over = 1.0 - 1.0 / (1.0 + ranking.search.gap), ranking.passed_over
