@@ -15,6 +15,7 @@ from shardwright.reports.text.shop import chances, chosen, shop_text
 from shardwright.search.market.result import Shopping
 from shardwright.search.market.shop import shop
 from shardwright.spec.read.model import load_model
+from shardwright.units import format_dollars, format_seconds
 
 MODEL = load_model("llama-3.2-1b")
 ELSEWHERE = A100_SPOT | {"region": "elsewhere", "price_per_hour": 0.6, "preemptions_per_hour": 0.2}
@@ -64,6 +65,14 @@ def test_what_keeps_no_limit_is_told_with_the_front(result: Shopping) -> None:
     assert "No offer does" in text and "the cheapest possible is $" in text
     assert "Time and money" in text
     assert "The plan of choice" not in text
+
+
+def test_a_budget_that_nothing_keeps_is_told_with_what_the_deadline_costs(result: Shopping) -> None:
+    hours = 1.01 * min(choice.hours for choice in result.front)
+    dollars = min(choice.dollars for choice in result.front if choice.hours <= hours)
+    text = " ".join(shop_text(limited(result, hours, 1.0), MODEL, JOB, (), 110).split())
+    words = f"within {format_seconds(hours * 3600)} the cheapest is {format_dollars(dollars)} (budget $1.00)"
+    assert "the cheapest possible is $" in text and words in text and "hours" not in text.split("Time and money")[0]
 
 
 def test_the_document_is_json_with_every_choice(result: Shopping) -> None:

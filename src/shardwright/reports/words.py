@@ -10,7 +10,7 @@ from typing import Any
 
 from shardwright.plans import findings, remedies
 from shardwright.plans.findings import Cause, JobLimits, Rejection
-from shardwright.units import format_bytes, format_dollars, format_seconds
+from shardwright.units import SECONDS_PER_HOUR, format_bytes, format_dollars, format_seconds
 
 MOST_NAMED = 2  # pairs of places
 ARGUMENT = re.compile(r"`([a-z_]+)=([^`]*)`")
@@ -151,7 +151,7 @@ WRITERS: dict[str, Callable[[Any], str]] = {
     "dollars": format_dollars,
     "finding": in_words,
     "findings": lambda found: ", ".join(map(in_words, found)),
-    "hours": "{:,.1f} hours".format,
+    "hours": lambda hours: format_seconds(hours * SECONDS_PER_HOUR),
     "limits": limit_names,
     "names": ", ".join,
 }
@@ -209,12 +209,12 @@ def _(found: remedies.Unpin) -> str:
 @in_words.register
 def _(found: remedies.Fastest) -> str:
     price = "" if found.dollars is None else f" for {format_dollars(found.dollars)}"
-    deadline = f"{found.deadline_hours:,.1f} hours"
-    return f"the fastest possible takes {found.hours:,.1f} hours{price} (deadline {deadline})"
+    hours, deadline = (format_seconds(each * SECONDS_PER_HOUR) for each in (found.hours, found.deadline_hours))
+    return f"the fastest possible takes {hours}{price} (deadline {deadline})"
 
 
 @in_words.register
 def _(found: remedies.Cheapest) -> str:
-    time = "" if found.hours is None else f" in {found.hours:,.1f} hours"
+    time = "" if found.hours is None else f" in {format_seconds(found.hours * SECONDS_PER_HOUR)}"
     budget = format_dollars(found.budget_dollars)
     return f"the cheapest possible is {format_dollars(found.dollars)}{time} (budget {budget})"

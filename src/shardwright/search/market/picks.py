@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from shardwright.plans.findings import JobLimits, NoOfferKeeps
 from shardwright.plans.ranking import NoPlan
@@ -81,24 +81,25 @@ def infeasible(
     """Return why no choice keeps both limits, and what would, or None where one does."""
     if any(_keeps(choice, deadline_hours, budget_dollars) for choice in front):
         return None
-    remedies: list[Remedy] = []
+    limits = JobLimits(deadline_hours=deadline_hours, budget_dollars=budget_dollars)
+    remedies = tuple(_would_do(front, deadline_hours, budget_dollars))
+    return NoPlan(reason=NoOfferKeeps(limits), remedies=remedies)
+
+
+def _would_do(
+    front: Sequence[FrontPoint], deadline_hours: float | None, budget_dollars: float | None
+) -> Iterator[Remedy]:
+    """Yield what a limit that nothing keeps would have to be, and what the other one would be where one is kept."""
     fastest, cheapest = min(front, key=lambda c: c.hours), min(front, key=lambda c: c.dollars)
     if deadline_hours is not None and fastest.hours > deadline_hours:
-        remedies.append(Fastest(fastest.hours, deadline_hours, fastest.dollars))
+        yield Fastest(fastest.hours, deadline_hours, fastest.dollars)
     if budget_dollars is not None and cheapest.dollars > budget_dollars:
-        remedies.append(Cheapest(cheapest.dollars, budget_dollars, cheapest.hours))
-    if not remedies:
-        remedies += _between(front, deadline_hours, budget_dollars)
-    limits = JobLimits(deadline_hours=deadline_hours, budget_dollars=budget_dollars)
-    return NoPlan(reason=NoOfferKeeps(limits), remedies=tuple(remedies))
-
-
-def _between(front: Sequence[FrontPoint], deadline_hours: float | None, budget_dollars: float | None) -> list[Remedy]:
-    """Return what either limit would have to be, where each can be kept but not both."""
-    assert deadline_hours is not None and budget_dollars is not None, "one limit alone can be kept or not"
-    in_time = min((c for c in front if c.hours <= deadline_hours), key=lambda c: c.dollars)
-    in_budget = min((c for c in front if c.dollars <= budget_dollars), key=lambda c: c.hours)
-    return [
-        CheapestInTime(deadline_hours, in_time.dollars, budget_dollars),
-        FastestInBudget(budget_dollars, in_budget.hours, deadline_hours),
-    ]
+        yield Cheapest(cheapest.dollars, budget_dollars, cheapest.hours)
+    if deadline_hours is None or budget_dollars is None:
+        return
+    if fastest.hours <= deadline_hours:
+        in_time = min((c for c in front if c.hours <= deadline_hours), key=lambda c: c.dollars)
+        yield CheapestInTime(deadline_hours, in_time.dollars, budget_dollars)
+    if cheapest.dollars <= budget_dollars:
+        in_budget = min((c for c in front if c.dollars <= budget_dollars), key=lambda c: c.hours)
+        yield FastestInBudget(budget_dollars, in_budget.hours, deadline_hours)
