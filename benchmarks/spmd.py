@@ -26,10 +26,10 @@ from shardwright.synthesis.machines import Device, Machine, Machines
 from shardwright.synthesis.models.experts import WithCapacity
 from shardwright.synthesis.models.transformers import BERT_BASE, GPT2, LLAMA_1B, Transformer, language_model, vision
 from shardwright.synthesis.models.vgg import fully_connected, vgg19
-from shardwright.synthesis.prices import Shares
+from shardwright.synthesis.prices import RankShares
 from shardwright.synthesis.properties import COMPUTE, STATE
 from shardwright.synthesis.synthesize import in_whole_units, search
-from shardwright.synthesis.turns import Problem
+from shardwright.synthesis.turns import ProgramSearch
 
 V100 = Device(name="V100", flops_per_second=3.86e12, memory_bytes=16e9)
 P100 = Device(name="P100", flops_per_second=2.15e12, memory_bytes=16e9)
@@ -163,8 +163,8 @@ def rival(
     rules: baselines.Rules,
 ) -> float:  # fmt: skip
     """Return the seconds of the best program that takes only some rules; infinity if it does not fit."""
-    shares = Shares(exact={COMPUTE: start, STATE: net.even()})
-    problem = Problem(these=these, net=net, gap=GAP, overlap=overlap)
+    shares = RankShares(exact={COMPUTE: start, STATE: net.even()})
+    problem = ProgramSearch(these=these, net=net, gap=GAP, overlap=overlap)
     costs = problem.prices(shares)
     choice = best(these, costs, gap=GAP, allowed=rules(these, costs))
     whole = choice and in_whole_units(problem, choice, shares)

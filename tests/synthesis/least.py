@@ -18,7 +18,7 @@ from shardwright.synthesis.collectives import Sent, conversion, gather_grouped, 
 from shardwright.synthesis.columns import columns
 from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.machines import BUCKET_BYTES, Machines
-from shardwright.synthesis.prices import Shares, alone_seconds, prices
+from shardwright.synthesis.prices import RankShares, alone_seconds, prices
 from shardwright.synthesis.properties import COMPUTE, FEATURES, STATE, Property, Replicated, Sharded
 
 RATIOS = (COMPUTE, FEATURES, STATE)
@@ -76,7 +76,7 @@ def least_in(these: Decisions, net: Machines, box: Box) -> float:
     spared = np.array([one.latency_seconds for one in sent]) * np.maximum(0.0, 1.0 - size / BUCKET_BYTES)
     seconds = np.array([one.seconds for one in sent])[named.pair] - named.late * spared[named.pair]
     compute = np.column_stack([alone[named.decision] * part[named.cut], mean])
-    costs = prices(these, net, Shares(exact={COMPUTE: net.even()}))
+    costs = prices(these, net, RankShares(exact={COMPUTE: net.even()}))
     return relaxed(
         these, replace(costs, compute=compute, seconds=seconds, state=np.zeros_like(costs.state))
     ).bound_seconds

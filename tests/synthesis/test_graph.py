@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
-from shardwright.synthesis.graph import Graph, Node, Ref, Repeat, Value, check, from_json, to_json
+from shardwright.synthesis.graph import Graph, Node, Ref, RepeatedBlock, Value, check, from_json, to_json
 
 PLAIN = st.one_of(
     st.integers(-9, 9), st.booleans(), st.none(), st.sampled_from(["int64", ""]), st.floats(allow_nan=False)
@@ -40,7 +40,7 @@ def linear(arguments: tuple[object, ...] = ()) -> Graph:
         inputs={"x": x},
         loss=Ref("loss"),
         gradients={"weight": Ref("g")},
-        repeats=(Repeat(occurrences=(("y",), ("g",))),),
+        repeats=(RepeatedBlock(occurrences=(("y",), ("g",))),),
     )
 
 

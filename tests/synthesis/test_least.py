@@ -10,7 +10,7 @@ from tests.synthesis.test_synthesize import GRAPHS
 
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import decisions
-from shardwright.synthesis.prices import Shares, prices
+from shardwright.synthesis.prices import RankShares, prices
 
 
 @pytest.mark.parametrize("network", [2e7, 1.3e9])
@@ -21,7 +21,7 @@ def test_no_program_at_drawn_ratios_is_below_the_least(network: float) -> None:
     assert 0.0 < few <= many
     for _ in range(8):
         rows = [np.repeat([part, 1 - part], 2) / 2 for part in draw.choice([0.0, 1.0, draw.random()], 3)]
-        shares = Shares(exact=dict(zip(("compute", "features", "state"), map(tuple, rows), strict=True)))
+        shares = RankShares(exact=dict(zip(("compute", "features", "state"), map(tuple, rows), strict=True)))
         costs = prices(these, net, shares)
         choice = best(these, costs, branch=False)
         assert choice is not None and many <= choice.seconds.total * (1 + 1e-9)

@@ -18,7 +18,7 @@ from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.models.tape import Tape
 from shardwright.synthesis.models.transformers import Transformer, language_model
 from shardwright.synthesis.models.vgg import fully_connected
-from shardwright.synthesis.prices import Prices, Shares, prices
+from shardwright.synthesis.prices import Prices, RankShares, prices
 
 MOST = 1_000_000  # combinations that brute force tries
 
@@ -51,11 +51,11 @@ def cluster(seed: int) -> Machines:
     return unequal(int(draw.integers(1, 3)), int(draw.integers(0, 3)), 2, network=float(10 ** draw.uniform(4, 8)))
 
 
-def shares(net: Machines, seed: int) -> Shares:
+def shares(net: Machines, seed: int) -> RankShares:
     """Return shares between even and proportional, where the slowest device is the slowest under every rule."""
     part = np.random.default_rng(seed).uniform()
     row = part * np.array(net.even()) + (1 - part) * np.array(net.proportional())
-    return Shares(exact={"compute": tuple(row.tolist()), "state": net.even()})
+    return RankShares(exact={"compute": tuple(row.tolist()), "state": net.even()})
 
 
 def brute_force(these: Decisions, costs: Prices) -> float:

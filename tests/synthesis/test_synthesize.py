@@ -21,7 +21,7 @@ from shardwright.synthesis.memory import alone, class_bytes, held_by, rank_bytes
 from shardwright.synthesis.models.experts import WithCapacity
 from shardwright.synthesis.models.transformers import Transformer, language_model, vision
 from shardwright.synthesis.models.vgg import fully_connected, vgg19
-from shardwright.synthesis.prices import Shares, prices
+from shardwright.synthesis.prices import RankShares, prices
 from shardwright.synthesis.program import check, from_json, to_json
 from shardwright.synthesis.ratios import undominated
 from shardwright.synthesis.remedies import WITHOUT_MOMENTS, fits, more_devices, remedies
@@ -64,7 +64,7 @@ def test_never_slower_than_data_parallel(name: str) -> None:
     these = decisions(GRAPHS[name]())
     found = search(GRAPHS[name](), net)
     for row in (net.even(), net.proportional()):
-        costs = prices(these, net, Shares(exact={"compute": row}))
+        costs = prices(these, net, RankShares(exact={"compute": row}))
         plain = best(these, costs, allowed=baselines.data_parallel(these, costs))
         assert plain is not None
         assert found.exact.seconds.total <= plain.seconds.total * 1.001
@@ -74,7 +74,7 @@ def test_few_rows_and_wide_layers_are_not_run_data_parallel() -> None:
     """8 rows by 4096 × 4096 weights: sending activations takes a hundredth of sending gradients."""
     net = unequal(network=1e6)
     these = decisions(GRAPHS["wide"]())
-    costs = prices(these, net, Shares(exact={"compute": net.proportional()}))
+    costs = prices(these, net, RankShares(exact={"compute": net.proportional()}))
     plain = best(these, costs, allowed=baselines.data_parallel(these, costs))
     assert plain is not None
     found = search(GRAPHS["wide"](), net)

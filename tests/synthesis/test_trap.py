@@ -14,10 +14,10 @@ from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.models.vgg import fully_connected
-from shardwright.synthesis.prices import Shares, prices
+from shardwright.synthesis.prices import RankShares, prices
 from shardwright.synthesis.starts import starts
 from shardwright.synthesis.synthesize import search
-from shardwright.synthesis.turns import Problem, turns
+from shardwright.synthesis.turns import ProgramSearch, turns
 
 GRAPH = fully_connected(batch=256, widths=(32, 256))
 
@@ -28,7 +28,7 @@ def test_the_search_passes_the_traps() -> None:
     for network in np.geomspace(400e3, 1.1e6, 4):
         net = pair(speed=3.0, network=float(network))
         joint = best_over_shares(these, net)
-        from_proportional = turns(Problem(these=these, net=net, gap=1e-4, overlap=True), starts(these, net)[0])
+        from_proportional = turns(ProgramSearch(these=these, net=net, gap=1e-4, overlap=True), starts(these, net)[0])
         assert from_proportional is not None
         trapped += from_proportional[0].seconds.total > 1.26 * joint
         assert search(GRAPH, net, gap=1e-4).exact.seconds.total <= 1.005 * joint
@@ -39,7 +39,7 @@ def best_over_shares(these: Decisions, net: Machines) -> float:
     """Return the seconds of the best rules over many shares."""
     found = np.inf
     for part in np.linspace(0.3, 1.0, 15):
-        shares = Shares(exact={"compute": (float(part), float(1 - part)), "state": net.even()})
+        shares = RankShares(exact={"compute": (float(part), float(1 - part)), "state": net.even()})
         choice = best(these, prices(these, net, shares), gap=1e-4)
         assert choice is not None
         found = min(found, choice.seconds.total)

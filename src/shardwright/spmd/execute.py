@@ -12,7 +12,7 @@ from shardwright.spmd.fabric import Finish
 from shardwright.spmd.local import Call, Site, run
 from shardwright.synthesis.graph import Graph, Ref, Value
 from shardwright.synthesis.program import Program
-from shardwright.synthesis.schedule import Action, Compute, Forget, Key, Leave, Send, Wait, ends, schedule
+from shardwright.synthesis.schedule import Action, ComputeNode, Forget, Key, Leave, Send, Wait, ends, schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ def execute(code: Executable, leaves: Mapping[str, Tensor], site: Site, leave: C
     finishes: dict[Key, Finish] = {}
     for action in code.actions:
         match action:
-            case Compute(node, step):
+            case ComputeNode(node, step):
                 if node.name in leaves:
                     held[Ref(node.name), step.outputs[0]] = leaves[node.name]
                     continue

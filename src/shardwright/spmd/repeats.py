@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.synthesis.graph import Argument, Graph, Node, Ref, Repeat
+from shardwright.synthesis.graph import Argument, Graph, Node, Ref, RepeatedBlock
 
 _LEAVES = {"parameter", "buffer"}
 LEAST_OPERATORS = 8
@@ -48,7 +48,7 @@ def with_repeats(graph: Graph) -> Graph:
     """Return `graph` with its repeated blocks, those with the most operators first; with none if there are none."""
     body = [node for node in graph.nodes if node.op not in _LEAVES]
     left = list(_runs(_letters(body)))
-    found: list[Repeat] = []
+    found: list[RepeatedBlock] = []
     while left:
         run = left.pop(0)
         for other in left:
@@ -115,7 +115,7 @@ def _longest_stretch(flags: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[int, i
     return int(edges[2 * longest]), int(lengths[longest])
 
 
-def _joined(graph: Graph, body: Sequence[Node], forward: _Run, backward: _Run) -> Repeat | None:
+def _joined(graph: Graph, body: Sequence[Node], forward: _Run, backward: _Run) -> RepeatedBlock | None:
     """Return the repeat whose blocks are a stretch of each run, None if the two do not belong together."""
     where = {body[index].name: number for number in range(forward.count) for index in forward.stretch(number)}
     reads = Counter(
@@ -133,7 +133,7 @@ def _joined(graph: Graph, body: Sequence[Node], forward: _Run, backward: _Run) -
         ]
         blocks = _with_feeders(graph, blocks)
         if len(blocks) > 1 and _alike(graph, blocks):
-            return Repeat(occurrences=tuple(map(tuple, _with_leaves(graph, blocks))))
+            return RepeatedBlock(occurrences=tuple(map(tuple, _with_leaves(graph, blocks))))
     return None
 
 

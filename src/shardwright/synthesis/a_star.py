@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from shardwright.arrays import Ints
-from shardwright.synthesis.best_rules import Relaxed, relaxed
+from shardwright.synthesis.best_rules import ProgramBound, relaxed
 from shardwright.synthesis.decisions import Decisions, Use
 from shardwright.synthesis.prices import Prices
 from shardwright.synthesis.properties import Property
@@ -109,7 +109,7 @@ def _key(seen: dict[int, Seen]) -> tuple[tuple[int, Seen], ...]:
 
 
 def _taken(
-    field: _Field, guide: Relaxed | None, decision: int, rule: int, seen: dict[int, Seen]
+    field: _Field, guide: ProgramBound | None, decision: int, rule: int, seen: dict[int, Seen]
 ) -> tuple[float, float, dict[int, Seen]] | None:
     """Return what one more rule costs, by how much it raises the bound, and what is seen after it; None if a conversion
     that it needs does not exist."""
@@ -143,7 +143,7 @@ def _taken(
 
 
 def _edges(
-    guide: Relaxed, number: int, use: Use, decision: int, made: Property, rule: int, asked: frozenset[Property]
+    guide: ProgramBound, number: int, use: Use, decision: int, made: Property, rule: int, asked: frozenset[Property]
 ) -> float:
     """Return what the edges that are decided now add to the bound. Where several readers were decided before the
     producer, who asked for what is forgotten, and their edges count for nothing."""
@@ -156,7 +156,7 @@ def _edges(
     return total
 
 
-def _ahead(field: _Field, guide: Relaxed, depth: int, seen: dict[int, Seen]) -> float:
+def _ahead(field: _Field, guide: ProgramBound, depth: int, seen: dict[int, Seen]) -> float:
     """Return by how much the decisions next to those taken must raise the bound: for each, the least over its rules of
     what the rule, its edges to what is decided and conversions that it alone asks for add."""
     these, costs = field.these, field.costs
@@ -180,7 +180,9 @@ def _ahead(field: _Field, guide: Relaxed, depth: int, seen: dict[int, Seen]) -> 
     return total
 
 
-def _raised(field: _Field, guide: Relaxed, decision: int, rule: int, number: int, which: int, state: Seen) -> float:
+def _raised(
+    field: _Field, guide: ProgramBound, decision: int, rule: int, number: int, which: int, state: Seen
+) -> float:
     """Return what one edge adds to the bound if `decision` takes `rule`."""
     use, (made, asked) = field.these.uses[number], state
     if made is None:

@@ -20,7 +20,7 @@ from shardwright.synthesis.integer_program import (
     memory_row,
     time_row,
 )
-from shardwright.synthesis.linear import Relaxation, Solution, solve
+from shardwright.synthesis.linear import Solution, WarmRelaxation, solve
 from shardwright.synthesis.memory import class_bytes, held_by
 from shardwright.synthesis.prices import Prices
 
@@ -68,7 +68,7 @@ def _fastest(
     """Return the best choice under the rows that there are, with its columns."""
     lower = np.zeros(len(upper))
     fits = hint is not None and len(hint.basis.row_status) == len(program.rows.low)
-    relaxation = Relaxation(
+    relaxation = WarmRelaxation(
         program.costs, program.rows, lower=lower, upper=upper, start=hint.basis if hint and fits else None
     )
     solution, more = _tightened(program, relaxation, gap / 4, below)
@@ -92,7 +92,7 @@ def _fastest(
 
 
 def _tightened(
-    program: IntegerProgram, relaxation: Relaxation, gap: float, below: float = np.inf
+    program: IntegerProgram, relaxation: WarmRelaxation, gap: float, below: float = np.inf
 ) -> tuple[Solution, list[TimeRow]]:
     """Return the solution of a relaxation, and the rows 6 that were added because solutions before broke them."""
     rows: list[TimeRow] = []
@@ -127,7 +127,7 @@ def _overfull(these: Decisions, costs: Prices, program: IntegerProgram, rules: I
     return len(full) > 0
 
 
-def _dive(program: IntegerProgram, relaxation: Relaxation, values: Floats, costs: Prices) -> Floats | None:
+def _dive(program: IntegerProgram, relaxation: WarmRelaxation, values: Floats, costs: Prices) -> Floats | None:
     """Return columns with a rule for each decision: what the relaxation is sure of is held, with the surest of the
     rest, and the relaxation solved again. What leads nowhere is taken back: of several the surest is held alone, and
     one alone is ruled out. None if even that leads nowhere."""
@@ -207,7 +207,7 @@ def _branched(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Relaxed:
+class ProgramBound:
     """The linear relaxation: a lower bound of the time, and by how much each column adds to it if it is taken."""
 
     bound_seconds: float
@@ -216,15 +216,15 @@ class Relaxed:
     edges: dict[Edge, float]
 
 
-def relaxed(these: Decisions, costs: Prices) -> Relaxed:
+def relaxed(these: Decisions, costs: Prices) -> ProgramBound:
     """Return the linear relaxation (rows 1 to 7). A choice takes at least the bound and the reduced costs of what it
     takes."""
     program = integer_program(these, costs)
     width, count, sent = len(program.costs), len(costs.compute), len(costs.seconds)
-    relaxation = Relaxation(program.costs, program.rows, lower=np.zeros(width), upper=np.full(width, np.inf))
+    relaxation = WarmRelaxation(program.costs, program.rows, lower=np.zeros(width), upper=np.full(width, np.inf))
     solution, _ = _tightened(program, relaxation, TIGHT)
     extra = np.maximum(solution.reduced_costs, 0.0) * program.unit
-    return Relaxed(
+    return ProgramBound(
         bound_seconds=solution.bound * program.unit,
         rules=extra[:count],
         sent=extra[count : count + sent],

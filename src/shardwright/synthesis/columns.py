@@ -19,7 +19,7 @@ BLOCKING, DEFERRED, EARLY = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Columns:
+class DecisionColumns:
     """Rules [R]: `decision` and `rule` name them, and those of a decision start at `first`; `cut` is the place among
     `cuts` of how its work is cut, `held` of how its first result is, -1 for neither.
 
@@ -43,7 +43,7 @@ class Columns:
 
 
 @lru_cache(maxsize=8)
-def columns(these: Decisions, *, overlap: bool = True) -> Columns:
+def columns(these: Decisions, *, overlap: bool = True) -> DecisionColumns:
     """Return the columns. Without `overlap` every conversion is waited for."""
     rows = [(number, place) for number, one in enumerate(these.decisions) for place in range(len(one.rules))]
     counts = np.array([len(one.rules) for one in these.decisions])
@@ -64,7 +64,7 @@ def columns(these: Decisions, *, overlap: bool = True) -> Columns:
                     ways.append((number, source, target, kind, pair))
     uses, sources, targets, kinds, at = zip(*ways, strict=True) if ways else ((),) * 5
     when = np.array(kinds, dtype=np.int64)
-    return Columns(
+    return DecisionColumns(
         decision=np.array([row[0] for row in rows]),
         rule=np.array([row[1] for row in rows]),
         first=np.cumsum(counts) - counts,

@@ -14,7 +14,7 @@ from shardwright.synthesis.collectives import conversion
 from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.graph import Graph, Node, Ref
 from shardwright.synthesis.machines import Machines
-from shardwright.synthesis.prices import Shares
+from shardwright.synthesis.prices import RankShares
 from shardwright.synthesis.program import Communication, Program, Step
 from shardwright.synthesis.properties import REPLICATED, Property, Sharded
 from shardwright.synthesis.rules.signature import Rule
@@ -22,7 +22,7 @@ from shardwright.synthesis.shorten import ties
 from shardwright.synthesis.work import flops
 
 
-def program(graph: Graph, these: Decisions, choice: Choice, net: Machines, shares: Shares) -> Program:
+def program(graph: Graph, these: Decisions, choice: Choice, net: Machines, shares: RankShares) -> Program:
     """Return the program that a choice stands for, with a step for each node of `graph`."""
     steps = steps_of(graph, these, choice.rules)
     held = [one for step in steps.values() for one in (*step.inputs, *step.outputs) if isinstance(one, Sharded)]
@@ -38,12 +38,16 @@ def program(graph: Graph, these: Decisions, choice: Choice, net: Machines, share
     )
 
 
-def communications(graph: Graph, steps: Mapping[str, Step], net: Machines, shares: Shares) -> tuple[Communication, ...]:
+def communications(
+    graph: Graph, steps: Mapping[str, Step], net: Machines, shares: RankShares
+) -> tuple[Communication, ...]:
     """Return what is sent between `steps`, each tensor by the fastest method."""
     return by_fastest(graph, needed(graph, steps), net, shares)
 
 
-def by_fastest(graph: Graph, sent: Sequence[Communication], net: Machines, shares: Shares) -> tuple[Communication, ...]:
+def by_fastest(
+    graph: Graph, sent: Sequence[Communication], net: Machines, shares: RankShares
+) -> tuple[Communication, ...]:
     """Return communications with the fastest method of each."""
     nodes = graph.by_name()
 

@@ -76,7 +76,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Repeat:
+class RepeatedBlock:
     """A block that occurs several times: the names of the nodes of each occurrence, forward and backward together, in
     the order of execution. The nodes at one position of all occurrences do the same to tensors of the same shapes."""
 
@@ -103,7 +103,7 @@ class Graph:
     gradients: Mapping[str, Ref]
     buffers: Mapping[str, Ref] = field(default_factory=dict)
     buffer_updates: Mapping[str, Ref] = field(default_factory=dict)
-    repeats: tuple[Repeat, ...] = ()
+    repeats: tuple[RepeatedBlock, ...] = ()
 
     def by_name(self) -> dict[str, Node]:
         """Return the nodes by their names."""
@@ -137,7 +137,7 @@ def from_json(text: str, source: str = "graph") -> Graph:
         graph = Graph(
             nodes=tuple(_node(part) for part in document["nodes"]),
             loss=_ref(document["loss"]),
-            repeats=tuple(Repeat(occurrences=tuple(map(tuple, part))) for part in document["repeats"]),
+            repeats=tuple(RepeatedBlock(occurrences=tuple(map(tuple, part))) for part in document["repeats"]),
             **{name: {key: _ref(part) for key, part in document[name].items()} for name in _TABLES},
         )
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:

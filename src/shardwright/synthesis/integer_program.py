@@ -29,9 +29,9 @@ from typing import TypeAlias
 import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
-from shardwright.synthesis.columns import BLOCKING, DEFERRED, EARLY, Columns
+from shardwright.synthesis.columns import BLOCKING, DEFERRED, EARLY, DecisionColumns
 from shardwright.synthesis.decisions import Decisions
-from shardwright.synthesis.linear import Rows
+from shardwright.synthesis.linear import LinearRows
 from shardwright.synthesis.machines import OVERLAP_SLOWDOWN
 from shardwright.synthesis.prices import Prices, slower
 from shardwright.synthesis.properties import Property, Sharded
@@ -48,7 +48,7 @@ class IntegerProgram:
     they occur before it [N + 1, columns]. `once` [N] marks the nodes that occur once: inside a stretch that stands for
     several occurrences there is no time before which each of its nodes has run as often as it ever does."""
 
-    rows: Rows
+    rows: LinearRows
     costs: Floats
     compute: Floats
     waited: Floats
@@ -97,22 +97,22 @@ def integer_program(these: Decisions, costs: Prices) -> IntegerProgram:
 class _Rules:
     """What does not hang on shares: rows 1 to 3, the columns e, and what is how often before each node."""
 
-    rows: Rows
+    rows: LinearRows
     edges: dict[Edge, int]
     before: Floats
     sent_before: Floats
 
 
 @lru_cache(maxsize=8)
-def _rules(these: Decisions, named: Columns) -> _Rules:
-    rows = Rows()
+def _rules(these: Decisions, named: DecisionColumns) -> _Rules:
+    rows = LinearRows()
     for start, stop in pairwise((*named.first.tolist(), len(named.decision))):
         rows.add(dict.fromkeys(range(start, stop), 1.0), 1.0, 1.0)
     edges = _operands(rows, these, named)
     return _Rules(rows, edges, *_occurrences(these, named))
 
 
-def _operands(rows: Rows, these: Decisions, named: Columns) -> dict[Edge, int]:
+def _operands(rows: LinearRows, these: Decisions, named: DecisionColumns) -> dict[Edge, int]:
     """Add rows 2 and 3 for every reader of every use; return the columns e."""
     count = len(named.decision)
     by_use: dict[int, list[int]] = {}
@@ -163,7 +163,7 @@ def _ready(some: list[int], kind: Ints, at_end: bool) -> list[int]:
     return [one for one in some if at_end or kind[one] != DEFERRED]
 
 
-def _occurrences(these: Decisions, named: Columns) -> tuple[Floats, Floats]:
+def _occurrences(these: Decisions, named: DecisionColumns) -> tuple[Floats, Floats]:
     """Return how often each rule [N + 1, R], and each conversion [N + 1, C], has occurred before each node."""
     count = len(these.order)
     per_node = np.zeros((count + 1, len(these.decisions)))
@@ -222,7 +222,7 @@ def broken(program: IntegerProgram, x: Floats, gap: float) -> list[TimeRow]:
     return found
 
 
-def _memory(rows: Rows, costs: Prices, width: int) -> None:
+def _memory(rows: LinearRows, costs: Prices, width: int) -> None:
     for one, limit in enumerate(costs.net.limits):
         if np.isfinite(limit):
             row = np.concatenate([costs.state[:, one], np.zeros(width - len(costs.state))])

@@ -17,7 +17,7 @@ from shardwright.synthesis.decisions import State
 from shardwright.synthesis.graph import Node, Ref, Value, words
 from shardwright.synthesis.program import Communication
 from shardwright.synthesis.properties import Property, Sharded
-from shardwright.synthesis.schedule import Action, Compute, Forget, Key, Leave, Send, Wait
+from shardwright.synthesis.schedule import Action, ComputeNode, Forget, Key, Leave, Send, Wait
 from shardwright.synthesis.work import FREE
 
 Cut: TypeAlias = tuple[str, int]  # a ratio and a number of units
@@ -112,7 +112,7 @@ class _Walk:
 
     def take(self, moment: int, action: Action) -> None:
         match action:
-            case Compute(node, step):
+            case ComputeNode(node, step):
                 self._compute(moment, node, step.inputs, step.outputs)
             case Send(one):
                 self._send(moment, one)

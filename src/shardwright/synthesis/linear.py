@@ -38,7 +38,7 @@ class Solution:
 
 
 @dataclass(slots=True)
-class Rows:
+class LinearRows:
     """Rows of a program in the making: low ≤ Σ coefficient · column ≤ high."""
 
     starts: list[int] = field(default_factory=lambda: [0])
@@ -56,9 +56,9 @@ class Rows:
         self.high.append(high)
         return len(self.low) - 1
 
-    def copied(self) -> Rows:
+    def copied(self) -> LinearRows:
         """Return rows that others may be added to."""
-        return Rows(*(list(getattr(self, one.name)) for one in fields(self)))
+        return LinearRows(*(list(getattr(self, one.name)) for one in fields(self)))
 
     def add_dense(self, row: Floats, low: float = -INFINITY, high: float = INFINITY) -> int:
         """Add a row that is given as all its coefficients."""
@@ -72,10 +72,10 @@ class Part:
 
     columns: Ints
     costs: Floats
-    rows: Rows
+    rows: LinearRows
 
 
-def restricted(costs: Floats, rows: Rows, values: Floats, free: Bools) -> Part:
+def restricted(costs: Floats, rows: LinearRows, values: Floats, free: Bools) -> Part:
     """Return the program over the `free` columns, all others being held at `values`."""
     columns, coefficients = np.array(rows.columns), np.array(rows.coefficients)
     row = np.repeat(np.arange(len(rows.low)), np.diff(rows.starts))
@@ -83,7 +83,7 @@ def restricted(costs: Floats, rows: Rows, values: Floats, free: Bools) -> Part:
     held = np.bincount(row, np.where(moves, 0.0, coefficients * values[columns]), minlength=len(rows.low))
     counts = np.bincount(row[moves], minlength=len(rows.low))
     kept = counts > 0
-    part = Rows(
+    part = LinearRows(
         starts=[0, *np.cumsum(counts[kept]).tolist()],
         columns=(np.cumsum(free) - 1)[columns[moves]].tolist(),
         coefficients=coefficients[moves].tolist(),
@@ -94,7 +94,7 @@ def restricted(costs: Floats, rows: Rows, values: Floats, free: Bools) -> Part:
 
 
 def solve(
-    costs: Floats, rows: Rows, *, lower: Floats, upper: Floats, integer: Bools | None = None,
+    costs: Floats, rows: LinearRows, *, lower: Floats, upper: Floats, integer: Bools | None = None,
     gap: float = 1e-6, most_nodes: int = 1, start: Floats | None = None,
 ) -> Solution:  # fmt: skip
     """Return the least value of Σ costs · columns. `integer` marks columns that take whole numbers."""
@@ -110,11 +110,11 @@ def solve(
     return _read(solver, integer is not None)
 
 
-class Relaxation:
+class WarmRelaxation:
     """A linear program that stays in the solver, so that a row or a bound more costs a few pivots. `start` is the
     `basis` of one with the same columns and first rows."""
 
-    def __init__(self, costs: Floats, rows: Rows, *, lower: Floats, upper: Floats, start: Any = None) -> None:
+    def __init__(self, costs: Floats, rows: LinearRows, *, lower: Floats, upper: Floats, start: Any = None) -> None:
         self._solver = _solver(costs, rows, lower, upper, None, {"presolve": "off"})
         if start is not None:
             self._solver.setBasis(start)
@@ -140,7 +140,7 @@ class Relaxation:
 
 
 def _solver(
-    costs: Floats, rows: Rows, lower: Floats, upper: Floats, integer: Bools | None, settings: Mapping[str, Any]
+    costs: Floats, rows: LinearRows, lower: Floats, upper: Floats, integer: Bools | None, settings: Mapping[str, Any]
 ) -> Any:
     matrix = Coefficients(starts=rows.starts, places=rows.columns, values=rows.coefficients, by_rows=True)
     return highs(

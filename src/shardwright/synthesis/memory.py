@@ -23,10 +23,10 @@ from shardwright.synthesis.extract import by_fastest, needed, steps_of
 from shardwright.synthesis.graph import Graph, Ref
 from shardwright.synthesis.ledger import LEAVES, Cut, Leaf, changes
 from shardwright.synthesis.machines import Machines
-from shardwright.synthesis.prices import Shares
+from shardwright.synthesis.prices import RankShares
 from shardwright.synthesis.program import Program
 from shardwright.synthesis.properties import Sharded
-from shardwright.synthesis.schedule import Action, Compute, Send, Wait, schedule
+from shardwright.synthesis.schedule import Action, ComputeNode, Send, Wait, schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def rank_bytes(graph: Graph, program: Program, state: State) -> Floats:
     return np.asarray(found.at(share).max(axis=0))
 
 
-def held_by(these: Decisions, rules: Ints, net: Machines, shares: Shares) -> Held:
+def held_by(these: Decisions, rules: Ints, net: Machines, shares: RankShares) -> Held:
     """Return what is held at each moment under a choice of rules."""
     chosen = tuple(rules.tolist())
     sent = by_fastest(these.short.graph, _without_methods(these, chosen).communications, net, shares)
@@ -83,14 +83,14 @@ def alone(these: Decisions) -> Floats:
     return held(short.graph, program, these.state, short.weight).whole
 
 
-def class_bytes(found: Held, net: Machines, shares: Shares) -> Floats:
+def class_bytes(found: Held, net: Machines, shares: RankShares) -> Floats:
     """Return the bytes that devices of each class hold at each moment [M, classes]."""
     share = np.array([shares.of(Sharded(0, units, ratio)) for ratio, units in found.cuts]).reshape(-1, net.ranks)
     each = found.at(share)
     return np.stack([each[:, ranks].max(axis=1) for _, ranks in net.classes], axis=1)
 
 
-def fits(these: Decisions, rules: Ints, net: Machines, shares: Shares) -> bool:
+def fits(these: Decisions, rules: Ints, net: Machines, shares: RankShares) -> bool:
     """Return whether a choice of rules fits the memory of all devices."""
     if not np.isfinite(net.limits).any():
         return True
@@ -135,7 +135,7 @@ def _places(graph: Graph, actions: Sequence[Action], count: int) -> Ints:
         if isinstance(action, Send | Wait):
             waiting += 1
             continue
-        if isinstance(action, Compute):
+        if isinstance(action, ComputeNode):
             last = order[action.node.name]
         found += [last] * (waiting + 1)
         waiting = 0

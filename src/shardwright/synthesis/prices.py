@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats
 from shardwright.synthesis.collectives import Sent, conversion, reduce_flat, reduce_hierarchical
-from shardwright.synthesis.columns import Columns, columns
+from shardwright.synthesis.columns import DecisionColumns, columns
 from shardwright.synthesis.decisions import END, Decision, Decisions
 from shardwright.synthesis.machines import BUCKET_BYTES, Machines
 from shardwright.synthesis.properties import COMPUTE, Sharded, Sizes
@@ -18,7 +18,7 @@ from shardwright.synthesis.work import FREE, flops, product, traffic_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
+class RankShares:
     """The share of each rank by ratio, and where they are rounded, the units of each by ratio and number of units. A
     ratio that is not there is that of the rows."""
 
@@ -48,8 +48,8 @@ class Prices:
     [C]."""
 
     net: Machines
-    shares: Shares
-    columns: Columns
+    shares: RankShares
+    columns: DecisionColumns
     compute: Floats
     sends: Floats
     state: Floats
@@ -57,7 +57,7 @@ class Prices:
     method: tuple[str, ...]
 
 
-def prices(these: Decisions, net: Machines, shares: Shares, *, overlap: bool = True) -> Prices:
+def prices(these: Decisions, net: Machines, shares: RankShares, *, overlap: bool = True) -> Prices:
     """Return the prices. Without `overlap` every conversion is waited for."""
     named = columns(these, overlap=overlap)
     part = np.array([*(shares.by_class(cut, net) for cut in named.cuts), np.ones(len(net.classes))])

@@ -25,10 +25,10 @@ from shardwright.arrays import Floats
 from shardwright.synthesis.choice import Choice
 from shardwright.synthesis.columns import BLOCKING, DEFERRED, EARLY
 from shardwright.synthesis.decisions import Decisions
-from shardwright.synthesis.linear import Rows, solve
+from shardwright.synthesis.linear import LinearRows, solve
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.memory import held_by
-from shardwright.synthesis.prices import Prices, Shares, alone_seconds, fixed_seconds
+from shardwright.synthesis.prices import Prices, RankShares, alone_seconds, fixed_seconds
 from shardwright.synthesis.properties import Sharded
 
 POINTS = 12  # nodes k of row 4
@@ -76,8 +76,8 @@ class _Affine:
 
 
 def best_shares(
-    these: Decisions, choice: Choice, net: Machines, shares: Shares, costs: Prices, *, floor: float = 0.0
-) -> Shares | None:
+    these: Decisions, choice: Choice, net: Machines, shares: RankShares, costs: Prices, *, floor: float = 0.0
+) -> RankShares | None:
     """Return the shares that the choice is fastest with, None if none fit the memory."""
     ratios = tuple(shares.exact)
     plain = _Layout(ratios, len(net.classes), 0)
@@ -85,7 +85,7 @@ def best_shares(
     weights = np.array(these.weights, dtype=np.float64)
     stages = _distinct(flow, weights)
     layout = _Layout(ratios, len(net.classes), len(stages))
-    rows = Rows()
+    rows = LinearRows()
     _shares(rows, layout, net, shares)
     _stages(rows, layout, flow, weights, stages)
     _behind(rows, layout, flow, weights)
@@ -106,10 +106,12 @@ def best_shares(
         for share, (_, ranks) in zip(row, net.classes, strict=True):
             full[ranks] = share
         exact[name] = tuple((full / full.sum()).tolist())
-    return Shares(exact=exact)
+    return RankShares(exact=exact)
 
 
-def _affine(these: Decisions, choice: Choice, net: Machines, shares: Shares, costs: Prices, layout: _Layout) -> _Affine:
+def _affine(
+    these: Decisions, choice: Choice, net: Machines, shares: RankShares, costs: Prices, layout: _Layout
+) -> _Affine:
     count, classes, ratios = len(these.order), len(net.classes), layout.ratios
     part, whole = np.zeros((count, classes, len(ratios))), np.zeros((count, classes))
     sent, fixed = np.zeros((3, count, layout.first_stage)), np.zeros((3, count))
@@ -136,7 +138,7 @@ def _affine(these: Decisions, choice: Choice, net: Machines, shares: Shares, cos
     return _Affine(part, whole, sent, fixed)
 
 
-def _column(way: int, net: Machines, shares: Shares, costs: Prices, layout: _Layout) -> tuple[int, float]:
+def _column(way: int, net: Machines, shares: RankShares, costs: Prices, layout: _Layout) -> tuple[int, float]:
     """Return the column that a conversion's time is proportional to, and that column's value; -1 if it is fixed."""
     ways = costs.columns
     held = [side for side in (ways.source[way], ways.target[way]) if isinstance(side, Sharded)]
@@ -179,7 +181,7 @@ def _count(found: dict[tuple[float, ...], float], total: Floats, weight: float) 
     found[key] = found.get(key, 0.0) + weight
 
 
-def _shares(rows: Rows, layout: _Layout, net: Machines, shares: Shares) -> None:
+def _shares(rows: LinearRows, layout: _Layout, net: Machines, shares: RankShares) -> None:
     counts = [len(ranks) for _, ranks in net.classes]
     machines = [machine.gpus for machine in net.machines]
     for number, name in enumerate(layout.ratios):
@@ -194,7 +196,7 @@ def _shares(rows: Rows, layout: _Layout, net: Machines, shares: Shares) -> None:
 
 
 def _stages(
-    rows: Rows, layout: _Layout, flow: _Affine, weights: Floats, stages: list[tuple[tuple[float, ...], float]]
+    rows: LinearRows, layout: _Layout, flow: _Affine, weights: Floats, stages: list[tuple[tuple[float, ...], float]]
 ) -> None:
     width = len(layout.ratios) + 1
     for number, (work, _) in enumerate(stages):
@@ -210,7 +212,7 @@ def _stages(
     rows.add_dense(row, low=float(weights @ flow.fixed[BLOCKING]))
 
 
-def _behind(rows: Rows, layout: _Layout, flow: _Affine, weights: Floats) -> None:
+def _behind(rows: LinearRows, layout: _Layout, flow: _Affine, weights: Floats) -> None:
     """Add row 4 at nodes after which something is deferred."""
     later = (flow.fixed[DEFERRED] > 0) | (flow.sent[DEFERRED].sum(axis=1) > 0)
     places = np.flatnonzero(later & (weights == 1))
@@ -228,7 +230,9 @@ def _behind(rows: Rows, layout: _Layout, flow: _Affine, weights: Floats) -> None
             rows.add_dense(row, low=least)
 
 
-def _memory(rows: Rows, layout: _Layout, these: Decisions, choice: Choice, net: Machines, shares: Shares) -> None:
+def _memory(
+    rows: LinearRows, layout: _Layout, these: Decisions, choice: Choice, net: Machines, shares: RankShares
+) -> None:
     """Add row 5 for the moments of which no other has more of all that is whole, shared by a ratio and padded."""
     if not np.isfinite(net.limits).any():
         return

@@ -24,7 +24,7 @@ Key: TypeAlias = tuple[Ref, Property]
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
+class ComputeNode:
     node: Node
     step: Step
 
@@ -52,7 +52,7 @@ class Forget:
     keys: tuple[Key, ...]
 
 
-Action: TypeAlias = Compute | Send | Wait | Leave | Forget
+Action: TypeAlias = ComputeNode | Send | Wait | Leave | Forget
 
 
 def schedule(graph: Graph, program: Program) -> tuple[Action, ...]:
@@ -103,7 +103,7 @@ def _ordered(graph: Graph, program: Program) -> list[Action]:
     for node in graph.nodes:
         actions += [Send(one) for one in sends[node.name]]
         actions += [Wait(one) for one in waits[node.name]]
-        actions.append(Compute(node, program.steps[node.name]))
+        actions.append(ComputeNode(node, program.steps[node.name]))
         for one in late[node.name]:
             actions.append(Send(one))
             travelling.append(one)
@@ -167,7 +167,7 @@ def _sends(graph: Graph, waits: dict[str, list[Communication]]) -> dict[str, lis
 
 def _used(action: Action) -> Iterator[Key]:
     match action:
-        case Compute(node, step):
+        case ComputeNode(node, step):
             yield from zip(node.inputs, step.inputs, strict=True)
             yield from ((Ref(node.name, number), held) for number, held in enumerate(step.outputs))
         case Send(one):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from shardwright.synthesis.graph import Argument, Graph, Node, Ref, Repeat
+from shardwright.synthesis.graph import Argument, Graph, Node, Ref, RepeatedBlock
 
 KEPT = 3
 
@@ -65,9 +65,9 @@ def shorten(graph: Graph) -> Short:
     )
 
 
-def _kept(repeat: Repeat) -> Repeat:
+def _kept(repeat: RepeatedBlock) -> RepeatedBlock:
     blocks = repeat.occurrences
-    return repeat if repeat.count <= KEPT else Repeat(occurrences=(blocks[0], blocks[1], blocks[-1]))
+    return repeat if repeat.count <= KEPT else RepeatedBlock(occurrences=(blocks[0], blocks[1], blocks[-1]))
 
 
 def _moved(node: Node, gone: Mapping[str, tuple[str, str]], last: set[str]) -> Node:

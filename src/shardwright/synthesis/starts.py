@@ -8,11 +8,11 @@ from shardwright.arrays import Floats
 from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.memory import alone
-from shardwright.synthesis.prices import Shares
+from shardwright.synthesis.prices import RankShares
 from shardwright.synthesis.properties import COMPUTE, FEATURES, STATE
 
 
-def starts(these: Decisions, net: Machines) -> list[Shares]:
+def starts(these: Decisions, net: Machines) -> list[RankShares]:
     """Return shares proportional to speed, even, half way between, and the fastest kind of devices alone; one if all
     devices are alike. Those at work have room together for what one would hold alone, but for the first two."""
     even, fastest = net.even(), net.flops_per_second >= net.flops_per_second.max()
@@ -22,7 +22,7 @@ def starts(these: Decisions, net: Machines) -> list[Shares]:
     limits = np.array([device.memory_bytes for device in net.device_of])
     whole = float(alone(these).max())
     return [
-        Shares(exact={COMPUTE: row, FEATURES: row, STATE: _state(these, np.array(row), limits, whole)})
+        RankShares(exact={COMPUTE: row, FEATURES: row, STATE: _state(these, np.array(row), limits, whole)})
         for row in dict.fromkeys(rows)
         if min(row) > 0 or whole <= limits[np.array(row) > 0].sum()
     ]
@@ -46,8 +46,8 @@ def _state(these: Decisions, rows: Floats, limits: Floats, whole: float) -> tupl
     return tuple(np.minimum(room, level).tolist())
 
 
-def by_memory(net: Machines) -> Shares:
+def by_memory(net: Machines) -> RankShares:
     """Return shares of rows and of state in proportion to the memory of the devices."""
     memory = np.array([device.memory_bytes for device in net.device_of])
     row = tuple((memory / memory.sum()).tolist()) if np.isfinite(memory).all() else net.even()
-    return Shares(exact={COMPUTE: row, STATE: row})
+    return RankShares(exact={COMPUTE: row, STATE: row})

@@ -22,13 +22,13 @@ from shardwright.synthesis.extract import program, replicated_share, unknown
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.memory import rank_bytes
-from shardwright.synthesis.prices import Shares
+from shardwright.synthesis.prices import RankShares
 from shardwright.synthesis.program import Program
 from shardwright.synthesis.properties import Sharded
 from shardwright.synthesis.remedies import remedies
 from shardwright.synthesis.rounding import rounded
 from shardwright.synthesis.starts import by_memory, starts
-from shardwright.synthesis.turns import Position, Problem, limited, polished, turns
+from shardwright.synthesis.turns import Position, ProgramSearch, limited, polished, turns
 
 GAP = 2e-3
 POLISHED = 4  # of what turns lead to, the fastest
@@ -43,7 +43,7 @@ class Synthesis:
 
     these: Decisions
     exact: Choice
-    shares: Shares
+    shares: RankShares
     choice: Choice
 
     @property
@@ -89,7 +89,7 @@ def best_of(
 ) -> Synthesis | None:  # fmt: skip
     """Return the best choice of `rules` and shares found, None if none fits the memory. Without `branch` rivals
     are rounded from the linear relaxation, whose bound counts, which takes a fraction of the time."""
-    problem = Problem(these=these, net=net, gap=gap, overlap=overlap, rules=rules)
+    problem = ProgramSearch(these=these, net=net, gap=gap, overlap=overlap, rules=rules)
     first = starts(these, net)
     found = list(_from(problem, first)) or list(_from(problem, [by_memory(net)]))
     found.sort(key=lambda one: one[0].seconds.total)
@@ -110,7 +110,7 @@ def best_of(
     return _bounded(problem, min(kept, key=lambda one: one.seconds), branch=branch) if kept else None
 
 
-def _from(problem: Problem, several: Sequence[Shares]) -> Iterator[tuple[Choice, Shares]]:
+def _from(problem: ProgramSearch, several: Sequence[RankShares]) -> Iterator[tuple[Choice, RankShares]]:
     """Yield what turns from each start lead to."""
     hint, seen = None, set[Position]()
     for number, start in enumerate(several, start=1):
@@ -121,7 +121,7 @@ def _from(problem: Problem, several: Sequence[Shares]) -> Iterator[tuple[Choice,
             yield found
 
 
-def _bounded(problem: Problem, found: Synthesis, *, branch: bool) -> Synthesis:
+def _bounded(problem: ProgramSearch, found: Synthesis, *, branch: bool) -> Synthesis:
     """Return what was found, or a better choice, with the bound of all choices at its final shares: the bound that it
     came with is of the shares that the last integer program had, before they were improved and rounded."""
     choice, costs = found.choice, problem.prices(found.shares)
@@ -134,7 +134,7 @@ def _bounded(problem: Problem, found: Synthesis, *, branch: bool) -> Synthesis:
     return replace(found, choice=final)
 
 
-def in_whole_units(problem: Problem, choice: Choice, shares: Shares) -> Synthesis | None:
+def in_whole_units(problem: ProgramSearch, choice: Choice, shares: RankShares) -> Synthesis | None:
     """Return the choice at shares in whole units, None if it does not fit there."""
     whole = whole_units(problem.these, shares)
     if not problem.fits(choice, whole):
@@ -142,21 +142,21 @@ def in_whole_units(problem: Problem, choice: Choice, shares: Shares) -> Synthesi
     return Synthesis(these=problem.these, exact=choice, shares=whole, choice=problem.priced(choice, whole))
 
 
-def _others_in_whole_units(problem: Problem, choice: Choice, shares: Shares) -> Synthesis | None:
+def _others_in_whole_units(problem: ProgramSearch, choice: Choice, shares: RankShares) -> Synthesis | None:
     """Return the best choice at the units that shares round to, where units are few and memory is scarce."""
     whole = whole_units(problem.these, shares)
     found = problem.best(whole, choice.hint)
     return None if found is None else Synthesis(these=problem.these, exact=choice, shares=whole, choice=found)
 
 
-def whole_units(these: Decisions, shares: Shares) -> Shares:
+def whole_units(these: Decisions, shares: RankShares) -> RankShares:
     """Return the shares with whole units for every cut that a program of this choice can have."""
     rules = [rule for one in these.decisions for rule in one.rules]
     rules += [rule for some in these.views.values() for rule in some]
     held = {one for rule in rules for one in (*rule.inputs, *rule.outputs) if isinstance(one, Sharded)}
     keys = sorted({(one.ratio, one.units) for one in held})
     sizes = {(ratio, units): _units(shares.row(ratio), units) for ratio, units in keys}
-    return Shares(exact=shares.exact, sizes=sizes)
+    return RankShares(exact=shares.exact, sizes=sizes)
 
 
 def _units(shares: tuple[float, ...], units: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from shardwright.synthesis.decisions import Decisions
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.memory import fits
 from shardwright.synthesis.neighbourhoods import improved
-from shardwright.synthesis.prices import Prices, Shares, prices
+from shardwright.synthesis.prices import Prices, RankShares, prices
 from shardwright.synthesis.ratios import best_shares
 
 TURNS = 6
@@ -29,7 +29,7 @@ Position: TypeAlias = tuple[tuple[Any, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class ProgramSearch:
     """What to choose, for which machines, how close to the bound, whether what can wait is hidden, and among which
     rules."""
 
@@ -39,31 +39,31 @@ class Problem:
     overlap: bool
     rules: Rules = everything
 
-    def prices(self, shares: Shares) -> Prices:
+    def prices(self, shares: RankShares) -> Prices:
         """Return the prices at some shares."""
         return prices(self.these, self.net, shares, overlap=self.overlap)
 
-    def best(self, shares: Shares, hint: Hint | None = None) -> Choice | None:
+    def best(self, shares: RankShares, hint: Hint | None = None) -> Choice | None:
         """Return the best choice at some shares, None if none is found that fits."""
         costs = self.prices(shares)
         allowed = self.rules(self.these, costs)
         return best(self.these, costs, gap=self.gap, allowed=allowed, hint=hint, branch=False)
 
-    def priced(self, choice: Choice, shares: Shares) -> Choice:
+    def priced(self, choice: Choice, shares: RankShares) -> Choice:
         """Return the choice priced at other shares."""
         return replace(choice, seconds=time_of(self.these, self.prices(shares), choice.rules, choice.sent))
 
-    def fits(self, choice: Choice, shares: Shares) -> bool:
+    def fits(self, choice: Choice, shares: RankShares) -> bool:
         """Return whether the choice fits the memory of all devices."""
         return fits(self.these, choice.rules, self.net, shares)
 
 
 def turns(
-    problem: Problem, start: Shares, hint: Hint | None = None, seen: set[Position] | None = None
-) -> tuple[Choice, Shares] | None:
+    problem: ProgramSearch, start: RankShares, hint: Hint | None = None, seen: set[Position] | None = None
+) -> tuple[Choice, RankShares] | None:
     """Return the best choice and shares to which turns from one start lead, None if nothing fits there. They end at
     shares that are among `seen`, from which others went on; those that they pass are added."""
-    found: tuple[Choice, Shares] | None = None
+    found: tuple[Choice, RankShares] | None = None
     shares = start
     seen = set() if seen is None else seen
     for _ in range(TURNS):
@@ -81,7 +81,7 @@ def turns(
     return found
 
 
-def polished(problem: Problem, choice: Choice, shares: Shares) -> tuple[Choice, Shares]:
+def polished(problem: ProgramSearch, choice: Choice, shares: RankShares) -> tuple[Choice, RankShares]:
     """Return what turns of branch and bound and shares lead to, where the bound leaves room; of neighbourhoods and
     shares, where branch and bound does not close it."""
     for _ in range(TURNS):
@@ -98,7 +98,7 @@ def polished(problem: Problem, choice: Choice, shares: Shares) -> tuple[Choice, 
     return choice, shares
 
 
-def reshared(problem: Problem, choice: Choice, shares: Shares) -> tuple[Choice, Shares]:
+def reshared(problem: ProgramSearch, choice: Choice, shares: RankShares) -> tuple[Choice, RankShares]:
     """Return the choice at its best shares. What it exchanges depends on the shares, so the linear program is asked
     again until it agrees with itself."""
     found, last = (choice, shares), np.inf
@@ -115,8 +115,8 @@ def reshared(problem: Problem, choice: Choice, shares: Shares) -> tuple[Choice, 
 
 
 def limited(
-    problem: Problem, shares: Shares, rules: Rules, *, below: float = np.inf, branch: bool = True
-) -> tuple[Choice, Shares] | None:
+    problem: ProgramSearch, shares: RankShares, rules: Rules, *, below: float = np.inf, branch: bool = True
+) -> tuple[Choice, RankShares] | None:
     """Return what others would run, None if it does not fit, is not allowed, or takes `below` seconds or more: what is
     found must never be slower than that, not even by the gap."""
     costs = problem.prices(shares)
@@ -125,7 +125,7 @@ def limited(
     return None if choice is None else (choice, shares)
 
 
-def _position(shares: Shares) -> Position:
+def _position(shares: RankShares) -> Position:
     return tuple((name, *np.round(row, 6).tolist()) for name, row in sorted(shares.exact.items()))
 
 

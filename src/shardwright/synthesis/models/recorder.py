@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from shardwright.synthesis.graph import Argument, Graph, Node, Ref, Repeat, Value
+from shardwright.synthesis.graph import Argument, Graph, Node, Ref, RepeatedBlock, Value
 
 Backward = Callable[[Ref], None]
 NONE: Mapping[str, Argument] = {}
@@ -98,6 +98,8 @@ class Recorder:
             loss=loss,
             gradients={name: self._gradients[ref] for name, ref in parameters.items()},
             repeats=tuple(
-                Repeat(occurrences=tuple(map(tuple, blocks))) for blocks in self._blocks.values() if len(blocks) > 1
+                RepeatedBlock(occurrences=tuple(map(tuple, blocks)))
+                for blocks in self._blocks.values()
+                if len(blocks) > 1
             ),
         )
