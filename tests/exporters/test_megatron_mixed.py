@@ -17,6 +17,7 @@ from shardwright.exporters.megatron.export import to_megatron
 from shardwright.exporters.megatron.launch import OWN_SETTINGS, launch_script
 from shardwright.exporters.megatron.limits import unsupported
 from shardwright.exporters.runner import runner_of
+from shardwright.importers.megatron.read import plan_from_megatron
 from shardwright.plans.plan import Overlap, Plan, Recompute
 from shardwright.spec.catalog.gpus import find_gpu
 
@@ -73,6 +74,15 @@ def test_a_machine_in_the_wrong_place_is_not_started(
 )
 def test_what_is_no_mesh_is_refused_by_name(plan: Plan, path: str) -> None:
     assert [problem.path for problem in unsupported(plan)] == ([path] if path else [])
+
+
+def test_a_plan_of_one_type_of_several_is_read_back_on_it() -> None:
+    (replica,) = mesh((4, "AA")).replicas
+    plan = replace(PLAN, replicas=(replica,))
+    text = launch_script(plan, to_megatron(plan))
+    assert f"# Machines by NODE_RANK: 0 to 3 {A}." in text and "expect" not in text
+    read = plan_from_megatron(text, cluster=plan.cluster, model=plan.model).plan
+    assert read.gpus_by_type == {A: 32} and read.replicas == plan.replicas
 
 
 def test_gpus_of_two_makers_have_no_library_in_common() -> None:

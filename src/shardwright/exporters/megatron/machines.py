@@ -29,20 +29,23 @@ END
 
 
 def machine_check(plan: Plan, hosts: Sequence[Host]) -> str:
-    """Return lines of bash that end on a machine whose GPUs are not those that the plan has there; none where all
-    machines have one type. NODE_RANK is the number of the machine."""
+    """Return lines of bash that end on a machine whose GPUs are not those that the plan has there. Where the plan has
+    one type these say which of the cluster's it is, if there are several. NODE_RANK is the number of the machine."""
     runs = [(gpu, len(list(group))) for gpu, group in groupby(host.gpu for host in hosts)]
-    if len(runs) < 2:
-        return ""
     memory = {pool.gpu.name: pool.gpu.memory_bytes / GIBIBYTE for pool in plan.cluster.pools}
+    if len(memory) < 2:
+        return ""
     ends = list(accumulate(count for _, count in runs))
     order = "; ".join(_numbers(end - count, end) + f" {gpu}" for (gpu, count), end in zip(runs, ends, strict=True))
+    named = f"# Machines by NODE_RANK: {order}."
+    if len(runs) < 2:
+        return named
     tests = [
         f"{word} ((NODE_RANK < {end})); then expect '{_pattern(gpu)}' {memory[gpu]:.3g}"
         for word, (gpu, _), end in zip(_words(), runs, ends, strict=False)
     ]
     given = ': "${NODE_RANK:?number of this machine, from 0}"'
-    return "\n".join([f"# Machines by NODE_RANK: {order}.", LOOK, given, *tests, "fi"])
+    return "\n".join([named, LOOK, given, *tests, "fi"])
 
 
 def _words() -> Iterator[str]:

@@ -125,7 +125,8 @@ def reading_of_flags(
         raise SpecError(*problems)
     world = sum(host.gpus for host in machines) or _world(launch, cluster, name)
     plan = plan_of_flags(flags, model, cluster, gpu, world, job, name)
-    plan = _without_usual(on_hosts(plan, machines, name) if machines else plan)
+    several = len({host.gpu for host in machines}) > 1
+    plan = _without_usual(on_hosts(plan, machines, name) if several else plan)
     problems += [Problem(f"{name}: {fault.path}", fault.message, fault.hint) for fault in check(plan)]
     if problems:
         raise SpecError(*problems)
