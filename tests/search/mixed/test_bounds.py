@@ -25,6 +25,7 @@ from shardwright.search.mixed.bounds.compositions import (
     columns,
     micro_batches,
 )
+from shardwright.search.mixed.bounds.stage_limits import figures, most_layers
 from shardwright.search.mixed.drafts.split_times import pipeline_seconds, stages, update_seconds
 from shardwright.search.mixed.drafts.splits import moves_of
 from shardwright.search.mixed.tables.columns import layers_of
@@ -149,3 +150,14 @@ def test_what_follows_a_pipeline_has_muons_products(seed):
     assert bound <= float((update_seconds(table, kinds, found, 2).max(axis=1)).min()) + float(
         table.norm_seconds(len(kinds) * 2)[0, kinds].max() + table.tied_between(kinds, len(kinds))
     )
+
+
+def test_recomputation_that_saves_nothing_rules_out_no_layers() -> None:
+    table = small(0).tables[0]
+    of = figures(table, layers_of(table), 2)
+    of = replace(of, inputs=of.kept)
+    left, space, flight = (np.full((len(of), 1), value) for value in (1e12, 1e12, 2.0))
+    with np.errstate(all="raise"):
+        most = [most_layers(of, left, space, flight, modes, layers_of(table))[0] for modes in ((NONE,), (NONE, BLOCK))]
+    np.testing.assert_array_equal(*most)
+    assert (most[0] > 0.0).all()

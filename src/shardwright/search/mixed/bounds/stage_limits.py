@@ -22,6 +22,7 @@ from shardwright.search.mixed.tables.columns import Layers, Table
 
 IMPOSSIBLE = -1e7  # layers of a stage that cannot hold one: no sum with it reaches the model's
 SLACK = 1e-9
+BYTE = 1.0  # that recomputation of a layer saves at least: a price without end is no number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ def most_layers(
         most = np.maximum(most, np.minimum(left / (t + column(of.core)), space / (s + h * lean)))
     if BLOCK in modes:
         tight = space - column(of.again)
-        price = column(of.recompute) / np.maximum(h * (kept - inputs), 1e-300)
+        price = column(of.recompute) / np.maximum(h * (kept - inputs), BYTE)
         block = np.minimum((left + price * tight) / (t + price * (s + h * kept)), tight / (s + h * inputs))
         most = np.maximum(most, np.minimum(block, left / t))
     if UNIFORM in modes:
