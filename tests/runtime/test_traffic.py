@@ -128,7 +128,15 @@ def test_layers_of_all_kinds_send_what_is_priced(precision: Precision) -> None:
         require_priced(experts(shared), cut + whole, precision)
 
 
-@pytest.mark.parametrize("sharding", ["none", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        pytest.param("none", marks=pytest.mark.nightly),
+        "zero1",
+        "zero3",
+        pytest.param("zero2", marks=pytest.mark.nightly),
+    ],
+)
 def test_weights_and_gradients_travel_as_is_priced(
     sharding: Sharding, precision: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
