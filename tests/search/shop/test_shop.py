@@ -206,3 +206,8 @@ def test_a_run_without_a_length_or_on_gpus_of_another_precision_is_refused() -> 
         shop(MODEL, offers(H100), job(tokens=None))
     with pytest.raises(SpecError, match="bf16"):
         shop(MODEL, offers({"gpu": "V100-SXM2", "gpus": 8, "price_per_hour": 5.0, "at_most": 2}), JOB)
+
+
+def test_samples_longer_than_the_table_of_positions_are_refused() -> None:
+    with pytest.raises(SpecError, match="longer than the model's table"):
+        shop(load_model("gpt2-medium"), offers(A100), job(seq_len=2048), efficiency=EFFICIENCY)

@@ -14,6 +14,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.learned import default_efficiency
 from shardwright.cost.memory.fit_probability import headroom
 from shardwright.errors import SpecError, bad, require
+from shardwright.plans.check import position_problems
 from shardwright.plans.findings import (
     MixesLeft,
     NeverEnds,
@@ -80,7 +81,7 @@ def shop(
     job = replace(job, deadline_hours=None, budget_dollars=None, objective="time")
     space, model_of_time = space or Space(), efficiency or default_efficiency()
     job = only_job(job, space.options)
-    if problems := tuple(option_problems(model, job)):
+    if problems := (*position_problems(model, job), *option_problems(model, job)):
         raise SpecError(*problems)
     space = as_options_need(replace(space, options={}), job)
     lots, room = _lots(offers, job), headroom(fit, job)
