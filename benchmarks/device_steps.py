@@ -28,7 +28,7 @@ from shardwright.cost.measured.machine import profiled
 from shardwright.errors import SpecError
 from shardwright.files import write_atomically
 from shardwright.measure.custom import cluster_fragment
-from shardwright.measure.device import Device, find_device, require_torch, synchronize, torch_device
+from shardwright.measure.device import MeasuredDevice, find_device, require_torch, synchronize, torch_device
 from shardwright.measure.run import measure
 from shardwright.plans.plan import Plan
 from shardwright.reports.text.layout import table
@@ -114,7 +114,7 @@ def main() -> None:
     print(f"trained:\n{text(steps)}")
 
 
-def measured(device: Device, name: str | None, minutes: float) -> MachineProfile:
+def measured(device: MeasuredDevice, name: str | None, minutes: float) -> MachineProfile:
     """Return a profile of the device without its links."""
     with tempfile.TemporaryDirectory() as folder:
         return measure(device, Path(folder) / "profile.json", name=name, minutes=minutes, links=False)
@@ -170,7 +170,7 @@ def model_of(size: Size) -> Model:
     return model_of_dimensions({name: getattr(size, name) for name in names}, "small llama")
 
 
-def trained(step: Step, device: Device, size: Size, precision: str) -> Step:
+def trained(step: Step, device: MeasuredDevice, size: Size, precision: str) -> Step:
     """Return the configuration with what training it took."""
     torch = require_torch()
     if device.threads is not None:
@@ -194,7 +194,7 @@ def trained(step: Step, device: Device, size: Size, precision: str) -> Step:
     )
 
 
-def step_seconds(train: Callable[[], None], device: Device) -> float:
+def step_seconds(train: Callable[[], None], device: MeasuredDevice) -> float:
     """Return the median time of a training step after a few to warm up."""
     samples = []
     for _ in range(WARM_UP_STEPS + TIMED_STEPS):
@@ -205,7 +205,9 @@ def step_seconds(train: Callable[[], None], device: Device) -> float:
     return statistics.median(samples[WARM_UP_STEPS:])
 
 
-def trainer(step: Step, device: Device, size: Size, precision: str, *, compiled: bool = False) -> Callable[[], None]:
+def trainer(
+    step: Step, device: MeasuredDevice, size: Size, precision: str, *, compiled: bool = False
+) -> Callable[[], None]:
     """Return the function that trains one step: `ACCUMULATED` micro-batches, gradients summed and clipped in fp32, Adam
     on fp32 weights. In bf16 the model itself holds copies of them, and the gradients of each micro-batch are added to
     the fp32 sums as they come. `compiled`: the layers are, each as a region."""

@@ -33,7 +33,7 @@ from shardwright.cost.learned import default_efficiency
 from shardwright.cost.measured.machine import profiled
 from shardwright.errors import SpecError
 from shardwright.measure.custom import cluster_fragment
-from shardwright.measure.device import Device, find_device
+from shardwright.measure.device import MeasuredDevice, find_device
 from shardwright.measure.run import measure
 from shardwright.reports.text.layout import table
 from shardwright.spec.cluster import Cluster
@@ -96,7 +96,7 @@ def main() -> int:
     return failed
 
 
-def run_tests(device: Device) -> int:
+def run_tests(device: MeasuredDevice) -> int:
     """Run the tests that need GPUs; without one they are skipped, which is what is shown."""
     there = device.backend == "cuda"
     words = [sys.executable, "-m", "pytest", "-q", "-rs" if there else "-rN", str(CUDA_TESTS)]
@@ -106,7 +106,7 @@ def run_tests(device: Device) -> int:
     return int(done.returncode not in (0, 5))
 
 
-def print_links(device: Device) -> None:
+def print_links(device: MeasuredDevice) -> None:
     """Print the bandwidth of an all-reduce over the GPUs of this machine (over two processes, without one)."""
     script = ROOT / "benchmarks" / "gpu_links.py"
     done = subprocess.run([sys.executable, str(script), device.backend], check=False, capture_output=True, text=True)
@@ -114,7 +114,7 @@ def print_links(device: Device) -> None:
     print(f"2. All-reduce {title}\n{done.stdout.strip() or done.stderr.strip()}\n", flush=True)
 
 
-def steps(device: Device, name: str | None, minutes: float, end: float) -> list[Row]:
+def steps(device: MeasuredDevice, name: str | None, minutes: float, end: float) -> list[Row]:
     """Profile, predict and print everything, then train it, and print the table."""
     found = profile(device, name, PROFILE_SHARE * minutes)
     cluster = build_cluster(cluster_fragment(replace(found, count=1)), "this machine")
@@ -143,7 +143,7 @@ def steps(device: Device, name: str | None, minutes: float, end: float) -> list[
     return rows
 
 
-def profile(device: Device, name: str | None, minutes: float) -> MachineProfile:
+def profile(device: MeasuredDevice, name: str | None, minutes: float) -> MachineProfile:
     """Return a profile of the device without its links."""
     with tempfile.TemporaryDirectory() as folder:
         return measure(device, Path(folder) / "profile.json", name=name, minutes=minutes, links=False)
@@ -188,7 +188,7 @@ def text(rows: Sequence[Row]) -> str:
     return table(HEADER, [list(_cells(row)) for row in rows], words=("model", "precision", "recompute", "way"))
 
 
-def append(path: Path, rows: Sequence[Row], device: Device) -> None:
+def append(path: Path, rows: Sequence[Row], device: MeasuredDevice) -> None:
     """Add rows to the figures that the project keeps."""
     import torch
 

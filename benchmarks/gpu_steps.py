@@ -13,7 +13,7 @@ from typing import Any
 from device_steps import LLAMA_1B, TINY, Size, Step, best, model_of, step_seconds, trainer
 
 from shardwright.cost.compute.efficiency import Efficiency
-from shardwright.measure.device import Device, require_torch, torch_device
+from shardwright.measure.device import MeasuredDevice, require_torch, torch_device
 from shardwright.plans.plan import Plan
 from shardwright.spec.cluster import Cluster
 
@@ -80,7 +80,7 @@ def planned(
     )
 
 
-def measured(row: Row, step: Callable[[], Callable[[], Any]], device: Device) -> Row:
+def measured(row: Row, step: Callable[[], Callable[[], Any]], device: MeasuredDevice) -> Row:
     """Return a row with what a step took; `step` makes it. What does not fit in memory stays None."""
     torch = require_torch()
     _clean(device)
@@ -92,7 +92,7 @@ def measured(row: Row, step: Callable[[], Callable[[], Any]], device: Device) ->
     return replace(row, seconds=seconds, allocated_bytes=allocated)
 
 
-def own_step(plan: Plan, precision: str, device: Device) -> Callable[[], Any]:
+def own_step(plan: Plan, precision: str, device: MeasuredDevice) -> Callable[[], Any]:
     """Return a step of the runtime under a plan of one rank."""
     import torch
 
@@ -121,7 +121,7 @@ def own_step(plan: Plan, precision: str, device: Device) -> Callable[[], Any]:
     return step
 
 
-def plain_step(row: Row, size: Size, device: Device) -> Callable[[], Any]:
+def plain_step(row: Row, size: Size, device: MeasuredDevice) -> Callable[[], Any]:
     """Return a step of plain PyTorch, eager or compiled."""
     config = Step(
         micro_batch=row.micro_batch, recompute=row.recompute, default_seconds=None, profiled_seconds=None,
@@ -162,7 +162,7 @@ def kept_bytes(plan: Plan, precision: str) -> float:
         return float(sum(value.untyped_storage().nbytes() for value in found.values()))
 
 
-def _clean(device: Device) -> None:
+def _clean(device: MeasuredDevice) -> None:
     torch = require_torch()
     gc.collect()
     torch.manual_seed(0)

@@ -22,7 +22,7 @@ from shardwright.synthesis import baselines
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.graph import Graph
-from shardwright.synthesis.machines import Device, Machine, Machines
+from shardwright.synthesis.machines import Device, DeviceMachine, Machines
 from shardwright.synthesis.models.experts import WithCapacity
 from shardwright.synthesis.models.transformers import BERT_BASE, GPT2, LLAMA_1B, Transformer, language_model, vision
 from shardwright.synthesis.models.vgg import fully_connected, vgg19
@@ -38,8 +38,8 @@ GAP = 5e-3
 
 def cluster(fast: int, slow: int) -> Machines:
     """Return `fast` machines of 8 V100 and `slow` of 8 P100."""
-    machines = [Machine(device=V100, gpus=8, link_bytes_per_second=120e9)] * fast
-    machines += [Machine(device=P100, gpus=8, link_bytes_per_second=10e9)] * slow
+    machines = [DeviceMachine(device=V100, gpus=8, link_bytes_per_second=120e9)] * fast
+    machines += [DeviceMachine(device=P100, gpus=8, link_bytes_per_second=10e9)] * slow
     return Machines(machines=tuple(machines), network_bytes_per_second=1.3e9)
 
 

@@ -22,12 +22,12 @@ except ImportError:
 from throttled import PROCESSES, Throttle
 
 from shardwright.spec.model import Model
-from shardwright.spmd.fabric import Fabric, Finish, ProcessFabric
+from shardwright.spmd.fabric import Finish, ProcessFabric, RankFabric
 from shardwright.spmd.training import SpmdStep
 from shardwright.synthesis.baselines import data_parallel
 from shardwright.synthesis.decisions import decisions
 from shardwright.synthesis.graph import Graph
-from shardwright.synthesis.machines import Device, Machine, Machines
+from shardwright.synthesis.machines import Device, DeviceMachine, Machines
 from shardwright.synthesis.memory import alone
 from shardwright.synthesis.models.described import training_step
 from shardwright.synthesis.prices import seconds_of
@@ -54,7 +54,7 @@ class Measured:
 class ThrottledFabric:
     """A `Fabric` before whose collectives the rank pays for what it has computed; what they do is not slowed down."""
 
-    def __init__(self, fabric: Fabric, throttle: Throttle) -> None:
+    def __init__(self, fabric: RankFabric, throttle: Throttle) -> None:
         self.rank, self.ranks, self._fabric, self._throttle = fabric.rank, fabric.ranks, fabric, throttle
 
     def all_reduce(self, x: torch.Tensor, *, largest: bool = False, hierarchical: bool = False) -> Finish:
@@ -116,7 +116,7 @@ def duty_of(rank: int, duties: dict[str, float]) -> float:
 
 def _alone_seconds(model: Model, rows: int, seq_len: int, throttle: Throttle) -> float:
     graph = training_step(model, batch=rows, seq_len=seq_len, dtype="float32")
-    one = Machine(device=Device(name="one", flops_per_second=1e9), gpus=1, link_bytes_per_second=1e9)
+    one = DeviceMachine(device=Device(name="one", flops_per_second=1e9), gpus=1, link_bytes_per_second=1e9)
     machines = Machines(machines=(one,), network_bytes_per_second=1e9)
     step = SpmdStep(graph, synthesize(graph, machines, rules=data_parallel), fabric=Alone())
     batch = whole_batch(graph)
@@ -169,7 +169,7 @@ def machines_of(model: Model, seq_len: int, found: Sequence[Measured]) -> Machin
     latency = small / (2 * (ranks - 1))
     return Machines(
         machines=tuple(
-            Machine(device=device, gpus=count, link_bytes_per_second=rate, link_latency_seconds=latency)
+            DeviceMachine(device=device, gpus=count, link_bytes_per_second=rate, link_latency_seconds=latency)
             for device, count in machines
         ),
         network_bytes_per_second=rate,
@@ -185,7 +185,7 @@ def roomy_program(model: Model, rows: int, seq_len: int) -> tuple[Graph, Program
     speeds = {"fast": 2.5e9, "slow": 1e9}
     machines = Machines(
         machines=tuple(
-            Machine(
+            DeviceMachine(
                 device=Device(name=name, flops_per_second=speeds[name], memory_bytes=ROOM * most),
                 gpus=count,
                 link_bytes_per_second=1e9,

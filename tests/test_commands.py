@@ -10,7 +10,7 @@ import click
 import pytest
 from click.exceptions import BadParameter, MissingParameter, NoSuchCommand
 
-from shardwright.commands import Group, argument, command, option
+from shardwright.commands import CommandGroup, argument, command, option
 
 
 def show(
@@ -32,7 +32,7 @@ HOMES = {
 
 
 def called(*words: str) -> Any:
-    return Group("words", HOMES)(args=["show", *words], standalone_mode=False)
+    return CommandGroup("words", HOMES)(args=["show", *words], standalone_mode=False)
 
 
 def test_words_become_the_values_that_annotations_name() -> None:
@@ -54,7 +54,7 @@ def test_what_does_not_fit_is_named(words: list[str], error: type[click.UsageErr
 
 
 def test_a_group_lists_commands_without_importing_them_and_says_what_may_have_been_meant() -> None:
-    group = Group("words", HOMES, help="Two of them.")
+    group = CommandGroup("words", HOMES, help="Two of them.")
     listed = group.get_help(click.Context(group))
     assert "Imported when it is asked for." in listed and "no_such_module" not in sys.modules
     with pytest.raises(NoSuchCommand) as error:

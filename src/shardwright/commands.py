@@ -23,7 +23,7 @@ Complete = Callable[[str], list[str]]  # the words that begin like that
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class CommandParameter:
     """What an annotation says of a parameter of a command, beside its type."""
 
     kind: type[click.Parameter]
@@ -31,14 +31,18 @@ class Parameter:
     words: Mapping[str, Any] = field(default_factory=dict)
 
 
-def option(*names: str, help: str, metavar: str | None = None, complete: Complete | None = None) -> Parameter:
+def option(*names: str, help: str, metavar: str | None = None, complete: Complete | None = None) -> CommandParameter:
     """Return what makes a parameter an option, of its own name if no `names` are given."""
-    return Parameter(click.Option, names, {"help": help, "metavar": metavar, "shell_complete": _completing(complete)})
+    return CommandParameter(
+        click.Option, names, {"help": help, "metavar": metavar, "shell_complete": _completing(complete)}
+    )
 
 
-def argument(metavar: str | None = None, *, help: str, complete: Complete | None = None) -> Parameter:
+def argument(metavar: str | None = None, *, help: str, complete: Complete | None = None) -> CommandParameter:
     """Return what makes a parameter a positional one."""
-    return Parameter(click.Argument, (), {"help": help, "metavar": metavar, "shell_complete": _completing(complete)})
+    return CommandParameter(
+        click.Argument, (), {"help": help, "metavar": metavar, "shell_complete": _completing(complete)}
+    )
 
 
 def command(function: Callable[..., Any], name: str, short_help: str) -> click.Command:
@@ -46,7 +50,7 @@ def command(function: Callable[..., Any], name: str, short_help: str) -> click.C
     return click.Command(name, short_help=short_help, context_settings=CONTEXT, **_calling(function))
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """Commands by name: where they are, `module:function` or `module:group`, and what they do in a line. With `options`
     of its own, that function is called before a command, and where none is given."""
 
@@ -99,7 +103,7 @@ def _calling(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
     """Return what click parses for a parameter of a function."""
-    annotated, said = get_args(hint) if get_origin(hint) is Annotated else (hint, Parameter(click.Argument, ()))
+    annotated, said = get_args(hint) if get_origin(hint) is Annotated else (hint, CommandParameter(click.Argument, ()))
     kind = next((each for each in get_args(annotated) if each is not NoneType and each is not ...), annotated)
     several = get_origin(annotated) is tuple
     words = {key: value for key, value in said.words.items() if value is not None}

@@ -15,14 +15,14 @@ import pytest
 
 from shardwright.cli.app import app
 from shardwright.cli.completion import gpus, models, targets
-from shardwright.commands import Group
+from shardwright.commands import CommandGroup
 
 
-def commands(found: Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def commands(found: CommandGroup, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield every command that has no sub-commands, with its words."""
     for name in found.homes:
         each = found.get_command(click.Context(found), name)
-        if isinstance(each, Group):
+        if isinstance(each, CommandGroup):
             yield from commands(each, (*path, name))
         else:
             yield (*path, name), each

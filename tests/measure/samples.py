@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shardwright.measure.device import Device
+from shardwright.measure.device import MeasuredDevice
 from shardwright.spec.catalog.gpus import find_gpu
 
 
-def device(**changes) -> Device:
+def device(**changes) -> MeasuredDevice:
     """An H200 machine, but for `changes`."""
     fields = {
         "name": "NVIDIA H200",
@@ -22,4 +22,4 @@ def device(**changes) -> Device:
         "cuda": "13.0",
         "driver": "580",
     }
-    return Device(**(fields | changes))
+    return MeasuredDevice(**(fields | changes))

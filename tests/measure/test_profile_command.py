@@ -25,7 +25,7 @@ from shardwright.cost.measured.machine import base_seconds, profiled
 from shardwright.errors import SpecError
 from shardwright.measure.collectives import measured
 from shardwright.measure.custom import cluster_fragment
-from shardwright.measure.device import Device, find_device
+from shardwright.measure.device import MeasuredDevice, find_device
 from shardwright.measure.gemm import gemm_calls
 from shardwright.measure.norm import memory_calls
 from shardwright.measure.run import CALLS, MeasureProgress, measure, partial_path
@@ -130,7 +130,7 @@ def test_sigint_leaves_what_was_measured(tmp_path: Path) -> None:
 def test_rows_that_the_device_cannot_run_are_left_out_with_a_line(
     problem: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def calls(row: OperatorTime, device: Device) -> list[Call]:
+    def calls(row: OperatorTime, device: MeasuredDevice) -> list[Call]:
         if row.dtype == "bf16":
             raise problem("no such kernel\nand much more")
         return gemm_calls(row, device)

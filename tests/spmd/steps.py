@@ -13,7 +13,7 @@ from tests.spmd.reference import reference
 from torch import Tensor
 
 from shardwright.spmd.execute import compiled, execute
-from shardwright.spmd.fabric import Fabric
+from shardwright.spmd.fabric import RankFabric
 from shardwright.spmd.local import Site
 from shardwright.spmd.shards import RankPlace, cut
 from shardwright.spmd.trace import trace
@@ -50,7 +50,7 @@ def run(case: Traced, program: Program) -> list[dict[str, Tensor]]:
     return on_ranks(program.ranks, lambda fabric: run_on(fabric, case, program))
 
 
-def run_on(fabric: Fabric, case: Traced, program: Program) -> dict[str, Tensor]:
+def run_on(fabric: RankFabric, case: Traced, program: Program) -> dict[str, Tensor]:
     """Return what the program leaves on this rank."""
     place = RankPlace(rank=fabric.rank, sizes=program.sizes)
     site = Site(place=place, fabric=fabric, device=torch.device("cpu"), seed=SEED)

@@ -25,7 +25,7 @@ from shardwright.spmd.trace import trace
 from shardwright.spmd.training import SpmdStep
 from shardwright.synthesis import graph as graphs
 from shardwright.synthesis import program as programs
-from shardwright.synthesis.decisions import ADAM, State, decisions
+from shardwright.synthesis.decisions import ADAM, ParameterState, decisions
 from shardwright.synthesis.extract import program
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machines
@@ -61,7 +61,7 @@ class Job:
     batches: int
 
 
-def synthesised(graph: Graph, room: float, state: State) -> Program:
+def synthesised(graph: Graph, room: float, state: ParameterState) -> Program:
     """Return the program found where each device has `room` times what one would hold alone."""
     these = decisions(graph, ranks=RANKS, state_ratio=True, state=state)
     net = limited(room * float(alone(these).max()))
@@ -106,10 +106,10 @@ def train(job: Job) -> None:
         optimizer.zero_grad()
 
 
-SUMMED = State(bytes=ADAM.bytes, sum_bytes=1.0)
+SUMMED = ParameterState(bytes=ADAM.bytes, sum_bytes=1.0)
 
 
-def cases(rooms: dict[str, tuple[float, ...]]) -> Iterator[tuple[str, Graph, Program, State, int]]:
+def cases(rooms: dict[str, tuple[float, ...]]) -> Iterator[tuple[str, Graph, Program, ParameterState, int]]:
     """Yield a name, a graph, a program, what is held of a parameter, and the batches of a step: a program drawn at
     random, and one for each room, with more batches where it is scarce."""
     for name, build in GRAPHS.items():

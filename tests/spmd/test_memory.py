@@ -15,7 +15,7 @@ from shardwright.spmd.shards import RankPlace, cut
 from shardwright.spmd.trace import trace
 from shardwright.spmd.training import whole_state
 from shardwright.synthesis.graph import Graph
-from shardwright.synthesis.machines import Device, Machine, Machines
+from shardwright.synthesis.machines import Device, DeviceMachine, Machines
 from shardwright.synthesis.program import Program
 from shardwright.synthesis.synthesize import synthesize
 
@@ -49,7 +49,7 @@ def test_a_rank_holds_what_its_share_needs() -> None:
     limit = 0.8 * 4 * 4 * sum(parameter.numel() for parameter in module.parameters())
     machines = Machines(
         machines=tuple(
-            Machine(
+            DeviceMachine(
                 device=Device(name=name, flops_per_second=rate, memory_bytes=limit), gpus=1, link_bytes_per_second=1e11
             )
             for name, rate in (("fast", 3e9), ("slow", 1e9))

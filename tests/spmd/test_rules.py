@@ -22,7 +22,7 @@ from shardwright.spmd.shards import RankPlace, cut
 from shardwright.synthesis.graph import Argument, Node, Ref, Value
 from shardwright.synthesis.program import Step
 from shardwright.synthesis.properties import Partial, Property, Sharded, Sizes
-from shardwright.synthesis.rules.signature import Cut, Rule, cut_rule, linear_rules, replicated
+from shardwright.synthesis.rules.signature import Cut, OperatorRule, cut_rule, linear_rules, replicated
 from shardwright.synthesis.rules.table import ROWS, signature
 
 RANKS = 3
@@ -283,7 +283,7 @@ def test_every_rule_gives_the_parts_of_the_whole(op: str, seed: int) -> None:
             torch.testing.assert_close(parts, wanted, rtol=1e-4, atol=1e-5)
 
 
-def rules_of(node: Node, values: tuple[Value, ...], random: Random) -> list[Rule]:
+def rules_of(node: Node, values: tuple[Value, ...], random: Random) -> list[OperatorRule]:
     """Return every rule of `node`; each axis is cut into all of its units, and into fewer."""
     one = signature(node, values)
     assert one is not None, f"{node.op} has no row"
@@ -314,7 +314,7 @@ def value_of(x: Tensor) -> Value:
     return Value(tuple(x.shape), str(x.dtype).removeprefix("torch."))
 
 
-def alone(node: Node, rule: Rule, tensors: list[Tensor], values: tuple[Value, ...]) -> list[Tensor]:
+def alone(node: Node, rule: OperatorRule, tensors: list[Tensor], values: tuple[Value, ...]) -> list[Tensor]:
     """Return what the operator makes of whole tensors: its shapes are those of the sample."""
     if node.op.startswith("split"):
         return list(tensors[0].split(2))
@@ -330,7 +330,7 @@ def alone(node: Node, rule: Rule, tensors: list[Tensor], values: tuple[Value, ..
 
 
 def together(
-    node: Node, rule: Rule, tensors: list[Tensor], values: tuple[Value, ...], sizes: Sizes
+    node: Node, rule: OperatorRule, tensors: list[Tensor], values: tuple[Value, ...], sizes: Sizes
 ) -> list[list[Tensor]]:
     """Return what each rank makes of its parts."""
     terms = {
@@ -357,7 +357,7 @@ def _part(x: Tensor, held: Property, terms: list[Tensor], place: RankPlace) -> T
 
 
 def _run(
-    node: Node, rule: Rule, parts: list[Tensor], values: tuple[Value, ...], fabric: ThreadFabric, sizes: Sizes
+    node: Node, rule: OperatorRule, parts: list[Tensor], values: tuple[Value, ...], fabric: ThreadFabric, sizes: Sizes
 ) -> list[Tensor]:
     outputs = rule.outputs or (replicated(node).inputs[:1] * max(1, len(node.outputs)))
     step = Step(rule=rule.name, inputs=rule.inputs, outputs=outputs)

@@ -16,7 +16,7 @@ from shardwright.synthesis import baselines
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import decisions
 from shardwright.synthesis.extract import program, replicated_share
-from shardwright.synthesis.machines import Machine, Machines
+from shardwright.synthesis.machines import DeviceMachine, Machines
 from shardwright.synthesis.memory import alone, class_bytes, held_by, rank_bytes
 from shardwright.synthesis.models.experts import WithCapacity
 from shardwright.synthesis.models.transformers import Transformer, language_model, vision
@@ -83,7 +83,9 @@ def test_few_rows_and_wide_layers_are_not_run_data_parallel() -> None:
 
 
 def test_one_device_computes_and_sends_nothing() -> None:
-    net = Machines(machines=(Machine(device=FAST, gpus=1, link_bytes_per_second=1e9),), network_bytes_per_second=1e9)
+    net = Machines(
+        machines=(DeviceMachine(device=FAST, gpus=1, link_bytes_per_second=1e9),), network_bytes_per_second=1e9
+    )
     program = synthesize(GRAPHS["bert"](), net)
     assert not [one for one in program.communications if one.method != "slice"]
 

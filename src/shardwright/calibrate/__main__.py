@@ -6,7 +6,7 @@ import sys
 
 from click.exceptions import ClickException
 
-from shardwright.commands import Group
+from shardwright.commands import CommandGroup
 from shardwright.errors import SpecError
 
 BAD_INPUT = 2
@@ -17,7 +17,7 @@ COMMANDS = {
 }
 HELP = "Fit what predictions rest on to measurements; docs/calibration.md."
 
-app = Group("python -m shardwright.calibrate", COMMANDS, help=HELP)
+app = CommandGroup("python -m shardwright.calibrate", COMMANDS, help=HELP)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from click.exceptions import Abort, ClickException, Exit, NoArgsIsHelpError
 from shardwright import __version__
 from shardwright.cli import completion
 from shardwright.cli.output import complain, write
-from shardwright.commands import Group, option
+from shardwright.commands import CommandGroup, option
 from shardwright.errors import Problem, SpecError
 from shardwright.reports.words import flagged
 
@@ -78,7 +78,7 @@ def options(
 
 
 options.__doc__ = HELP
-app = Group("shardwright", COMMANDS, options=options)
+app = CommandGroup("shardwright", COMMANDS, options=options)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from shardwright.cli.output import write
-from shardwright.commands import Group, argument, option
+from shardwright.commands import CommandGroup, argument, option
 
 EXPORT_HELP = """Write the newest checkpoint of a folder as whole tensors.
 
@@ -51,7 +51,7 @@ def import_(
 
 
 export.__doc__, import_.__doc__ = EXPORT_HELP, IMPORT_HELP
-app = Group(
+app = CommandGroup(
     "checkpoint",
     {
         "export": ("shardwright.cli.checkpoint:export", "Write the newest checkpoint of a folder as whole tensors."),

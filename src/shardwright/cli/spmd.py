@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable, tell
 from shardwright.cli.output import WIPE, progress, write, write_json
-from shardwright.commands import Group, argument, option
+from shardwright.commands import CommandGroup, argument, option
 from shardwright.errors import bad
 from shardwright.units import format_bytes
 
@@ -213,7 +213,7 @@ def _memory_words(rank: int, one: RankMemory) -> str:
 
 
 plan.__doc__, show.__doc__, train.__doc__ = PLAN_HELP, SHOW_HELP, TRAIN_HELP
-app = Group(
+app = CommandGroup(
     "spmd",
     {
         "plan": ("shardwright.cli.spmd:plan", "Find the fastest program for a module on a cluster."),

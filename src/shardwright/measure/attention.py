@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright.measure.device import Device
+from shardwright.measure.device import MeasuredDevice
 from shardwright.measure.operands import copies, operand
 from shardwright.measure.timing import Call
 from shardwright.spec.read.machine_profile import OperatorTime
 
 
-def attention_calls(row: OperatorTime, device: Device) -> list[Call]:
+def attention_calls(row: OperatorTime, device: MeasuredDevice) -> list[Call]:
     """Return calls of the attention, each on tensors of its own. A backward call goes through the graph of one forward
     pass, which is kept."""
     size = 2.0 * row.tokens * row.head_dim * (2 * row.heads + 2 * row.kv_heads)
@@ -18,7 +18,7 @@ def attention_calls(row: OperatorTime, device: Device) -> list[Call]:
     return [make(row, device) for _ in range(copies(device, size))]
 
 
-def _attend(row: OperatorTime, device: Device, *, gradient: bool) -> tuple[Call, tuple[object, ...]]:
+def _attend(row: OperatorTime, device: MeasuredDevice, *, gradient: bool) -> tuple[Call, tuple[object, ...]]:
     """Return the forward call and its inputs."""
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -35,12 +35,12 @@ def _attend(row: OperatorTime, device: Device, *, gradient: bool) -> tuple[Call,
     return call, (query, key, value)
 
 
-def _forward(row: OperatorTime, device: Device) -> Call:
+def _forward(row: OperatorTime, device: MeasuredDevice) -> Call:
     call, _ = _attend(row, device, gradient=False)
     return call
 
 
-def _backward(row: OperatorTime, device: Device) -> Call:
+def _backward(row: OperatorTime, device: MeasuredDevice) -> Call:
     import torch
 
     call, inputs = _attend(row, device, gradient=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from shardwright.errors import bad
-from shardwright.measure.device import Device, synchronize
+from shardwright.measure.device import MeasuredDevice, synchronize
 from shardwright.measure.timing import BATCH_SECONDS, FEWEST_BATCHES, Timing, timing
 from shardwright.spec.read.machine_profile import CollectiveTime
 
@@ -30,7 +30,7 @@ ELEMENT_BYTES = 4
 LAST_LINES = 5
 
 
-def measured(rows: Sequence[CollectiveTime], device: Device, row_seconds: float) -> Iterator[CollectiveTime]:
+def measured(rows: Sequence[CollectiveTime], device: MeasuredDevice, row_seconds: float) -> Iterator[CollectiveTime]:
     """Yield `rows` with their times, one by one. Raises SpecError where the processes fail."""
     if not rows:
         return
@@ -57,7 +57,7 @@ def measured(rows: Sequence[CollectiveTime], device: Device, row_seconds: float)
             )
 
 
-def _started(command: Sequence[str], errors: IO[str], device: Device) -> subprocess.Popen[str]:
+def _started(command: Sequence[str], errors: IO[str], device: MeasuredDevice) -> subprocess.Popen[str]:
     environment = os.environ | {"OMP_NUM_THREADS": str(device.threads or 1), "TORCHELASTIC_ERROR_FILE": os.devnull}
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, start_new_session=True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwright.measure.device import Device
+from shardwright.measure.device import MeasuredDevice
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.read.custom_gpu import DEFAULT_LINK, DEFAULTS, description
 from shardwright.spec.read.machine_profile import CollectiveTime, MachineProfile, OperatorTime
@@ -15,7 +15,7 @@ UNMEASURED_BYTES_PER_SECOND = 1e11
 LARGE_BYTES = 2**22
 
 
-def custom_device(device: Device, profile: MachineProfile | None, name: str) -> Gpu:
+def custom_device(device: MeasuredDevice, profile: MachineProfile | None, name: str) -> Gpu:
     """Return the device as a GPU: its peaks are the best products measured, its bandwidth that of the
     largest addition, its link the best collective."""
     operators = () if profile is None else profile.operators

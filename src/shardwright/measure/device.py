@@ -24,7 +24,7 @@ REMEDY = "install it with `pip install 'shardwright[runtime]'`, or PyTorch for y
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class MeasuredDevice:
     """`count` equal devices of one machine. A CPU counts as `CPU_PROCESSES` devices of `threads` threads each.
 
     `gpu` is the catalogue's entry, None where it has none. `dtypes` are what the devices multiply in, the one to
@@ -54,7 +54,7 @@ def require_torch() -> Any:
     return torch
 
 
-def find_device(backend: str | None, gpu_name: str | None) -> Device:
+def find_device(backend: str | None, gpu_name: str | None) -> MeasuredDevice:
     """Return the device of the machine: that of `backend` ("cuda" or "cpu"), or the GPU if there is one.
 
     `gpu_name` says what the device is called in the catalogue, or what to call it. Raises SpecError where PyTorch or
@@ -70,11 +70,11 @@ def find_device(backend: str | None, gpu_name: str | None) -> Device:
     return _cuda(torch, gpu_name) if backend == "cuda" else _cpu(torch, gpu_name)
 
 
-def _cuda(torch: Any, gpu_name: str | None) -> Device:
+def _cuda(torch: Any, gpu_name: str | None) -> MeasuredDevice:
     properties = torch.cuda.get_device_properties(0)
     name = str(properties.name)
     hip = torch.version.hip
-    return Device(
+    return MeasuredDevice(
         name=name,
         backend="cuda",
         count=int(torch.cuda.device_count()),
@@ -100,11 +100,11 @@ def cuda_dtypes(capability: tuple[int, int], *, amd: bool = False) -> tuple[Dtyp
     return ("bf16", "fp16", "tf32", "fp32") if capability >= (8, 0) else ("fp16", "fp32")
 
 
-def _cpu(torch: Any, gpu_name: str | None) -> Device:
+def _cpu(torch: Any, gpu_name: str | None) -> MeasuredDevice:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = max(cores // CPU_PROCESSES, 1)
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Device(
+    return MeasuredDevice(
         name=_cpu_name(),
         backend="cpu",
         count=CPU_PROCESSES,
@@ -150,7 +150,7 @@ def _driver() -> str:
     return next(iter(done.stdout.split()), "")
 
 
-def torch_device(device: Device) -> torch.device:
+def torch_device(device: MeasuredDevice) -> torch.device:
     """Return PyTorch's device to measure on."""
     import torch
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from shardwright.measure.device import Device
+from shardwright.measure.device import MeasuredDevice
 from shardwright.measure.operands import copies, operand
 from shardwright.measure.timing import Call
 from shardwright.spec.read.machine_profile import OperatorTime
@@ -25,7 +25,7 @@ def float32_products(dtype: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def gemm_calls(row: OperatorTime, device: Device) -> list[Call]:
+def gemm_calls(row: OperatorTime, device: MeasuredDevice) -> list[Call]:
     """Return calls of the product, each on operands of its own.
 
     Operands lie in memory as in a linear layer: weights as (columns, inner), gradients of the input against the same
@@ -38,7 +38,7 @@ def gemm_calls(row: OperatorTime, device: Device) -> list[Call]:
     return [make(row, device) for _ in range(copies(device, size))]
 
 
-def _plain_call(row: OperatorTime, device: Device) -> Call:
+def _plain_call(row: OperatorTime, device: MeasuredDevice) -> Call:
     import torch
 
     left, right = (row.m, row.k), (row.n, row.k)
@@ -53,7 +53,7 @@ def _plain_call(row: OperatorTime, device: Device) -> Call:
     return lambda: torch.mm(a, b, out=out)
 
 
-def _grouped_call(row: OperatorTime, device: Device) -> Call:
+def _grouped_call(row: OperatorTime, device: MeasuredDevice) -> Call:
     import torch
 
     a = operand(device, row.dtype, row.groups, row.m, row.k)
@@ -62,7 +62,7 @@ def _grouped_call(row: OperatorTime, device: Device) -> Call:
     return lambda: torch.bmm(a, b, out=out)
 
 
-def _scaled_call(row: OperatorTime, device: Device) -> Call:
+def _scaled_call(row: OperatorTime, device: MeasuredDevice) -> Call:
     import torch
 
     a, b = operand(device, "fp8", row.m, row.k), operand(device, "fp8", row.n, row.k).t()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardwright.measure.device import Device
+from shardwright.measure.device import MeasuredDevice
 from shardwright.measure.operands import copies, operand
 from shardwright.measure.shapes import MEMORY, WIDTH
 from shardwright.measure.timing import Call
@@ -14,7 +14,7 @@ HIDDEN = 2048  # divides all matrices measured; the width hardly matters
 EPSILON = 1e-5
 
 
-def memory_calls(row: OperatorTime, device: Device) -> list[Call]:
+def memory_calls(row: OperatorTime, device: MeasuredDevice) -> list[Call]:
     """Return calls of the operator, one of `shapes.MEMORY`, each on tensors of its own."""
     tensors = {(operation, direction): moved for operation, direction, moved in MEMORY}
     rows = row.bytes // (tensors[row.operation, row.direction] * WIDTH[row.dtype] * HIDDEN)
@@ -22,14 +22,14 @@ def memory_calls(row: OperatorTime, device: Device) -> list[Call]:
     return [make(rows, row.dtype, device) for _ in range(copies(device, row.bytes))]
 
 
-def _add(rows: int, dtype: str, device: Device) -> Call:
+def _add(rows: int, dtype: str, device: MeasuredDevice) -> Call:
     import torch
 
     a, b, out = (operand(device, dtype, rows, HIDDEN) for _ in range(3))
     return lambda: torch.add(a, b, out=out)
 
 
-def _norm(rows: int, dtype: str, device: Device) -> Call:
+def _norm(rows: int, dtype: str, device: MeasuredDevice) -> Call:
     import torch
 
     x = operand(device, dtype, rows, HIDDEN)
@@ -37,7 +37,7 @@ def _norm(rows: int, dtype: str, device: Device) -> Call:
     return lambda: torch.native_layer_norm(x, (HIDDEN,), weight, bias, EPSILON)
 
 
-def _norm_gradient(rows: int, dtype: str, device: Device) -> Call:
+def _norm_gradient(rows: int, dtype: str, device: MeasuredDevice) -> Call:
     """Return the call of the backward kernels alone: a walk through autograd would take longer than they do."""
     import torch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from shardwright.measure.device import Device, torch_device
+from shardwright.measure.device import MeasuredDevice, torch_device
 
 MOST_COPIES = 8
 CACHES = 2.0  # operands rotate over this many times the last cache, so that they come from memory as in training
@@ -25,12 +25,12 @@ def torch_dtype(name: str) -> Any:
     }[name]
 
 
-def copies(device: Device, operand_bytes: float) -> int:
+def copies(device: MeasuredDevice, operand_bytes: float) -> int:
     """Return how many sets of operands to rotate."""
     return min(max(math.ceil(CACHES * device.cache_bytes / operand_bytes), 1), MOST_COPIES)
 
 
-def operand(device: Device, dtype: str, *sizes: int) -> Any:
+def operand(device: MeasuredDevice, dtype: str, *sizes: int) -> Any:
     """Return a tensor of normal random numbers, repeated from a block of them: zeros would draw less power, and so run
     at higher clocks, than training does."""
     import torch

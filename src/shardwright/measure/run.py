@@ -15,7 +15,7 @@ from shardwright.errors import bad
 from shardwright.measure.attention import attention_calls
 from shardwright.measure.collectives import measured
 from shardwright.measure.custom import custom_device
-from shardwright.measure.device import Device, find_device
+from shardwright.measure.device import MeasuredDevice, find_device
 from shardwright.measure.gemm import float32_products, gemm_calls
 from shardwright.measure.norm import memory_calls
 from shardwright.measure.shapes import ShapeSettings, collective_rows, operator_rows, row_count
@@ -73,7 +73,7 @@ def profile(
 
 
 def measure(
-    device: Device,
+    device: MeasuredDevice,
     out: Path,
     *,
     name: str | None = None,
@@ -114,7 +114,7 @@ def measure(
     return profile
 
 
-def _empty(device: Device, row_seconds: float, name: str | None, date: str) -> MachineProfile:
+def _empty(device: MeasuredDevice, row_seconds: float, name: str | None, date: str) -> MachineProfile:
     """Return a profile without rows, with the settings that the device's speed suggests."""
     profile = MachineProfile(
         gpu=device.gpu or custom_device(device, None, name or device.name),  # until its peaks are measured
@@ -143,7 +143,7 @@ def _empty(device: Device, row_seconds: float, name: str | None, date: str) -> M
     return replace(profile, flops_per_second=2.0 * size**3 / timed.seconds)
 
 
-def _continued(profile: MachineProfile, device: Device, path: Path) -> MachineProfile:
+def _continued(profile: MachineProfile, device: MeasuredDevice, path: Path) -> MachineProfile:
     """Return what an interrupted run left, if it was of this device and these versions."""
     for what, before, now in (
         ("device", profile.device, device.name),
@@ -168,7 +168,7 @@ def _with(profile: MachineProfile, row: Row) -> MachineProfile:
     return replace(profile, collectives=(*profile.collectives, row))
 
 
-def _measured(rows: tuple[Row, ...], device: Device, row_seconds: float) -> Generator[tuple[Row, str]]:
+def _measured(rows: tuple[Row, ...], device: MeasuredDevice, row_seconds: float) -> Generator[tuple[Row, str]]:
     """Yield the rows with their times as they come; those that the device or its PyTorch cannot run, without, and with
     what is wrong."""
     for row in rows:
@@ -178,7 +178,7 @@ def _measured(rows: tuple[Row, ...], device: Device, row_seconds: float) -> Gene
         yield exchange, ""
 
 
-def _timed(row: OperatorTime, device: Device, row_seconds: float) -> tuple[OperatorTime, str]:
+def _timed(row: OperatorTime, device: MeasuredDevice, row_seconds: float) -> tuple[OperatorTime, str]:
     """Return the row with its time, or as it is with what is wrong: no such kernel or precision, too little memory."""
     import torch
 

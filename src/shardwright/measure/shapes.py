@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from shardwright.measure.device import Device
+from shardwright.measure.device import MeasuredDevice
 from shardwright.spec.read.machine_profile import Collective, CollectiveTime, Dtype, OperatorTime
 
 # Tokens, columns and inner size of the forward product.
@@ -57,13 +57,13 @@ class ShapeSettings:
     flops_per_second: float
 
 
-def row_count(device: Device) -> int:
+def row_count(device: MeasuredDevice) -> int:
     """Return how many rows a complete profile has, for dividing up the time."""
     whole = ShapeSettings(row_seconds=1e6, flops_per_second=1e18)
     return len(operator_rows(device, whole)) + len(collective_rows(device, whole))
 
 
-def operator_rows(device: Device, settings: ShapeSettings) -> tuple[OperatorTime, ...]:
+def operator_rows(device: MeasuredDevice, settings: ShapeSettings) -> tuple[OperatorTime, ...]:
     """Return the operators to measure; their `seconds` are still 0."""
     scale = shape_scale(device, settings)
     rows = [row for dtype in device.dtypes for row in _products(device, dtype, scale)]
@@ -74,7 +74,7 @@ def operator_rows(device: Device, settings: ShapeSettings) -> tuple[OperatorTime
     return tuple(dict.fromkeys(rows))
 
 
-def shape_scale(device: Device, settings: ShapeSettings) -> float:
+def shape_scale(device: MeasuredDevice, settings: ShapeSettings) -> float:
     """Return the factor of all sizes, at most 1, with which the largest product keeps to its time and memory."""
     m, n, k = max(PRODUCTS, key=lambda sizes: sizes[0] * sizes[1] * sizes[2])
     allowed = CALL_SHARE * settings.row_seconds * settings.flops_per_second
@@ -83,7 +83,7 @@ def shape_scale(device: Device, settings: ShapeSettings) -> float:
     return float(min(1.0, by_time, by_memory))
 
 
-def _products(device: Device, dtype: Dtype, scale: float) -> Iterator[OperatorTime]:
+def _products(device: MeasuredDevice, dtype: Dtype, scale: float) -> Iterator[OperatorTime]:
     """Yield the forward product and both gradients of each shape; grouped ones forward."""
     every = 1 if dtype in (device.dtypes[0], *FULLY_MEASURED) else EVERY
     for tokens, columns, inner in PRODUCTS[::every]:
@@ -133,7 +133,7 @@ def _scaled(size: int, scale: float, step: int = STEP) -> int:
     return max(round(size * scale / step), 1) * step
 
 
-def collective_rows(device: Device, settings: ShapeSettings) -> tuple[CollectiveTime, ...]:
+def collective_rows(device: MeasuredDevice, settings: ShapeSettings) -> tuple[CollectiveTime, ...]:
     """Return the collectives to measure over all devices, and over two of them where there are four or more; none for
     a single device. Sizes that would take a CPU much longer than their time are left out."""
     degrees = dict.fromkeys((device.count,) if device.count < ALSO_PAIRS_FROM else (2, device.count))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
 
-from shardwright.measure.device import Device, synchronize
+from shardwright.measure.device import MeasuredDevice, synchronize
 
 Call = Callable[[], object]
 BATCH_SECONDS = 5e-3
@@ -29,7 +29,7 @@ class Timing:
     spread: float
 
 
-def sustained(calls: Sequence[Call], device: Device, at_least_seconds: float) -> Timing:
+def sustained(calls: Sequence[Call], device: MeasuredDevice, at_least_seconds: float) -> Timing:
     """Return the time of one call when `calls`, which do the same on other memory, are repeated in turn.
 
     A fifth of the time goes to warming up. Batches are of equal length, up to `BATCH_SECONDS`, and at least three.

@@ -28,7 +28,7 @@ from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.drafts.costing import costed
 from shardwright.search.mixed.entry import largest_pools, of_each_maker
 from shardwright.search.mixed.heuristics.attempts import drafter
-from shardwright.search.mixed.replanning.quick import Task, quick_plan
+from shardwright.search.mixed.replanning.quick import ReplanTask, quick_plan
 from shardwright.search.mixed.replanning.remaining import remaining
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import Setting
@@ -85,7 +85,7 @@ def replan(
     made = instances([setting], [table], job.global_batch, Space())
     if not made:
         return None
-    task = Task(
+    task = ReplanTask(
         contexts=tuple(contexts),
         cluster=cluster,
         by=drafter(made[0]),
@@ -110,7 +110,7 @@ def _run_by_train(plan: Plan) -> Plan:
     return replace(plan, job=replace(plan.job, framework=OWN), overlap=overlap)
 
 
-def _found(previous: Plan, task: Task) -> tuple[Plan, Mixed] | None:
+def _found(previous: Plan, task: ReplanTask) -> tuple[Plan, Mixed] | None:
     """Return the better of the plan before, as far as its machines are still there, and of what a search finds."""
     hints = [_composition(task.contexts, replica.stages) for replica in previous.replicas]
     left = remaining(previous, task)

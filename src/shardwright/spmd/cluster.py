@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardwright.errors import bad
 from shardwright.spec.cluster import Cluster, NodePool
-from shardwright.synthesis.machines import Device, Machine, Machines
+from shardwright.synthesis.machines import Device, DeviceMachine, Machines
 
 RESERVED_BYTES = 1.5e9  # CUDA context, NCCL buffers and fragments of the allocator
 
@@ -19,7 +19,7 @@ def machines_of(cluster: Cluster, precision: str, efficiency: float) -> Machines
     )
 
 
-def _machine(pool: NodePool, precision: str, efficiency: float) -> Machine:
+def _machine(pool: NodePool, precision: str, efficiency: float) -> DeviceMachine:
     peak = pool.gpu.peak(precision)
     if peak is None:
         raise bad(pool.gpu.name, f"cannot compute in {precision}", "give the module parameters of another type")
@@ -29,7 +29,7 @@ def _machine(pool: NodePool, precision: str, efficiency: float) -> Machine:
         memory_bytes=pool.memory_bytes - RESERVED_BYTES,
         memory_bytes_per_second=pool.gpu.memory_bytes_per_second,
     )
-    return Machine(
+    return DeviceMachine(
         device=device,
         gpus=pool.gpus_per_node,
         link_bytes_per_second=pool.intra_bytes_per_second,

@@ -7,13 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-from shardwright.spmd.fabric import Fabric, Finish
+from shardwright.spmd.fabric import Finish, RankFabric
 from shardwright.spmd.shards import RankPlace, by_units, cut, from_units, positions
 from shardwright.synthesis.program import Communication
 from shardwright.synthesis.properties import Partial, Replicated, Sharded
 
 
-def convert(x: Tensor, one: Communication, shape: tuple[int, ...], place: RankPlace, fabric: Fabric) -> Finish:
+def convert(x: Tensor, one: Communication, shape: tuple[int, ...], place: RankPlace, fabric: RankFabric) -> Finish:
     """Start to bring `x`, this rank's part of a tensor of global `shape`, from `one.source` to `one.target`."""
     if x.dtype == torch.bool and one.method != "slice":
         finish = convert(x.to(torch.uint8), one, shape, place, fabric)
@@ -39,7 +39,7 @@ def convert(x: Tensor, one: Communication, shape: tuple[int, ...], place: RankPl
 
 
 def gathered(
-    x: Tensor, held: Replicated | Partial | Sharded, shape: tuple[int, ...], place: RankPlace, fabric: Fabric
+    x: Tensor, held: Replicated | Partial | Sharded, shape: tuple[int, ...], place: RankPlace, fabric: RankFabric
 ) -> Tensor:
     """Return the whole tensor of which this rank holds `x`."""
     if isinstance(held, Sharded):
@@ -53,7 +53,7 @@ def _rows(held: Sharded, shape: tuple[int, ...], place: RankPlace) -> list[int]:
 
 
 def _gathered(
-    x: Tensor, held: Sharded, shape: tuple[int, ...], place: RankPlace, fabric: Fabric, *, padded: bool
+    x: Tensor, held: Sharded, shape: tuple[int, ...], place: RankPlace, fabric: RankFabric, *, padded: bool
 ) -> Finish:
     finish = fabric.all_gather(by_units(x, held), _rows(held, shape, place), padded=padded)
     return lambda: from_units(finish(), held)
@@ -66,7 +66,7 @@ def _spread(x: Tensor, held: Sharded, shape: tuple[int, ...], place: RankPlace) 
 
 
 def _exchanged(
-    x: Tensor, source: Sharded, target: Sharded, shape: tuple[int, ...], place: RankPlace, fabric: Fabric
+    x: Tensor, source: Sharded, target: Sharded, shape: tuple[int, ...], place: RankPlace, fabric: RankFabric
 ) -> Finish:
     """Send each rank what it is to hold of this rank's part, and put together what comes in."""
     others = [place.at(rank) for rank in range(place.ranks)]

@@ -18,7 +18,7 @@ Finish = Callable[[], Tensor]
 """Waits for a collective and returns its result."""
 
 
-class Fabric(Protocol):
+class RankFabric(Protocol):
     """The ranks that run one program, as one of them sees them. All ranks call the same methods in the same order."""
 
     @property

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shardwright.spmd import kernels
-from shardwright.spmd.fabric import Fabric
+from shardwright.spmd.fabric import RankFabric
 from shardwright.spmd.shards import RankPlace, cut, positions
 from shardwright.synthesis.graph import Node, Ref, Value
 from shardwright.synthesis.program import Step
@@ -29,7 +29,7 @@ class Site:
     """Where an operator runs: the rank's place, its device, and the seed of the training step."""
 
     place: RankPlace
-    fabric: Fabric
+    fabric: RankFabric
     device: torch.device
     seed: int
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from shardwright.errors import bad
 from shardwright.spmd.convert import gathered
 from shardwright.spmd.execute import Executable, compiled, execute
-from shardwright.spmd.fabric import Fabric, ProcessFabric
+from shardwright.spmd.fabric import ProcessFabric, RankFabric
 from shardwright.spmd.local import Site
 from shardwright.spmd.shards import RankPlace, cut
 from shardwright.spmd.trace import canonical_names
@@ -54,7 +54,7 @@ class SpmdStep:
         names: Mapping[str, str] | None = None,
         device: torch.device | str = "cpu",
         seed: int = 0,
-        fabric: Fabric | None = None,
+        fabric: RankFabric | None = None,
     ) -> None:
         machines = program.notes.get("machines", ())
         self.fabric = fabric or ProcessFabric(machines)

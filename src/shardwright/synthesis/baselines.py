@@ -17,7 +17,7 @@ from shardwright.arrays import Bools
 from shardwright.synthesis.decisions import Decision, Decisions
 from shardwright.synthesis.prices import Prices
 from shardwright.synthesis.properties import STATE, Replicated
-from shardwright.synthesis.rules.signature import Rule
+from shardwright.synthesis.rules.signature import OperatorRule
 from shardwright.synthesis.work import product
 
 Rules: TypeAlias = Callable[[Decisions, Prices], Bools]
@@ -30,7 +30,7 @@ def batch_of(these: Decisions) -> int:
     return graph.by_name()[first.node].outputs[0].shape[0]
 
 
-def _by_rows(rule: Rule, rows: int) -> bool:
+def _by_rows(rule: OperatorRule, rows: int) -> bool:
     return rule.cut is not None and rule.cut.units == rows
 
 
@@ -49,7 +49,7 @@ def fsdp(these: Decisions, costs: Prices) -> Bools:
     """Return the rules of data parallelism with sharded parameters [R]; biases and norms may stay whole."""
     rows = batch_of(these)
 
-    def allowed(one: Decision, rule: Rule) -> bool:
+    def allowed(one: Decision, rule: OperatorRule) -> bool:
         if one.node.op == "parameter":
             return rule.name == "state" or len(one.node.outputs[0].shape) < 2
         return _data_parallel(one, rule, rows)
@@ -64,7 +64,7 @@ def hap(these: Decisions, costs: Prices) -> Bools:
     middle = {number: place for place, number in reversed(list(enumerate(these.order)))}
     loss = next(place for place, node in enumerate(these.short.graph.nodes) if node.name == these.short.graph.loss.node)
 
-    def allowed(one: Decision, rule: Rule) -> bool:
+    def allowed(one: Decision, rule: OperatorRule) -> bool:
         forward = middle.get(numbers[one.name], -1) < loss
         if rule.cut is None or _by_rows(rule, rows):
             return rule.name != "sum" or one.node.op in SUMS
@@ -86,7 +86,7 @@ STRATEGIES: dict[str, Rules] = {
 SUMS = frozenset(("add.Tensor", "sum.dim_IntList", "view", "t", "permute", "stack", "unbind.int"))
 
 
-def _data_parallel(one: Decision, rule: Rule, rows: int) -> bool:
+def _data_parallel(one: Decision, rule: OperatorRule, rows: int) -> bool:
     if one.node.op in ("parameter", "buffer"):
         return isinstance(rule.outputs[0], Replicated)
     if product(one.node) and rule.cut is None:
@@ -94,6 +94,6 @@ def _data_parallel(one: Decision, rule: Rule, rows: int) -> bool:
     return rule.cut is None or _by_rows(rule, rows)
 
 
-def _allowed(these: Decisions, costs: Prices, test: Callable[[Decision, Rule], bool]) -> Bools:
+def _allowed(these: Decisions, costs: Prices, test: Callable[[Decision, OperatorRule], bool]) -> Bools:
     pairs = zip(costs.columns.decision.tolist(), costs.columns.rule.tolist(), strict=True)
     return np.array([test(these.decisions[one], these.decisions[one].rules[rule]) for one, rule in pairs])

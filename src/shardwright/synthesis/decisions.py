@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from shardwright.synthesis.graph import Graph, Node, Ref, Value, words
 from shardwright.synthesis.properties import REPLICATED, STATE, Property, Sharded
 from shardwright.synthesis.rules.candidates import choices
-from shardwright.synthesis.rules.signature import Rule
+from shardwright.synthesis.rules.signature import OperatorRule
 from shardwright.synthesis.shorten import Short, shorten
 
 VIEWS = words("view _unsafe_view reshape t transpose.int permute unsqueeze squeeze squeeze.dim detach alias")
@@ -21,7 +21,7 @@ END = "end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class ParameterState:
     """What is held all the time for each byte of a parameter: itself and the optimizer's moments, and, where the
     gradients of several batches are added up, their sum. A gradient as such is held from when it is made to the end, or
     until it is added."""
@@ -35,7 +35,7 @@ class State:
         return self.sum_bytes or 1.0
 
 
-ADAM = State(bytes=3.0)  # a parameter and two moments, all of one type
+ADAM = ParameterState(bytes=3.0)  # a parameter and two moments, all of one type
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Decision:
 
     name: str
     node: Node
-    rules: tuple[Rule, ...]
+    rules: tuple[OperatorRule, ...]
     operands: tuple[Value, ...]
     members: list[str] = field(default_factory=list)
     weight: int = 0
@@ -90,8 +90,8 @@ class Decisions:
     order: tuple[int, ...]
     weights: tuple[int, ...]
     unknown: tuple[str, ...]
-    views: Mapping[str, tuple[Rule, ...]]
-    state: State = ADAM
+    views: Mapping[str, tuple[OperatorRule, ...]]
+    state: ParameterState = ADAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class _Root:
         return asked if self.behind is None else self.behind[asked]
 
 
-def decisions(graph: Graph, *, ranks: int = 2, state_ratio: bool = False, state: State = ADAM) -> Decisions:
+def decisions(graph: Graph, *, ranks: int = 2, state_ratio: bool = False, state: ParameterState = ADAM) -> Decisions:
     """Return the decisions of `graph` on `ranks` devices. With `state_ratio`, parameters may also be stored by the
     ratio of state."""
     short = shorten(graph)
@@ -126,7 +126,7 @@ def decisions(graph: Graph, *, ranks: int = 2, state_ratio: bool = False, state:
         one = found[made[tie]]
         one.members.append(node.name)
         one.weight += short.weight[node.name]
-    end = Rule(name=END, inputs=(REPLICATED,), outputs=())
+    end = OperatorRule(name=END, inputs=(REPLICATED,), outputs=())
     found.append(Decision(name=END, node=Node(name=END, op=END), rules=(end,), operands=(), weight=1))
     number = {node.name: made.get(short.tie[node.name], -1) for node in short.graph.nodes}
     reads = _reads(short.graph, rules, roots, number, len(found) - 1)
@@ -143,11 +143,13 @@ def decisions(graph: Graph, *, ranks: int = 2, state_ratio: bool = False, state:
     )
 
 
-def _named(rules: Mapping[str, tuple[Rule, ...]], graph: Graph) -> list[tuple[str, tuple[Rule, ...], Node]]:
+def _named(
+    rules: Mapping[str, tuple[OperatorRule, ...]], graph: Graph
+) -> list[tuple[str, tuple[OperatorRule, ...], Node]]:
     return [(node.name, rules[node.name], node) for node in graph.nodes]
 
 
-def _stored(rules: tuple[Rule, ...], node: Node, state_ratio: bool) -> tuple[Rule, ...]:
+def _stored(rules: tuple[OperatorRule, ...], node: Node, state_ratio: bool) -> tuple[OperatorRule, ...]:
     """Return the rules of a node; inputs are given whole, for each rank takes its part of them for nothing, and
     parameters may be cut along their longest dimension for storage alone."""
     if node.op == "input":
@@ -157,10 +159,10 @@ def _stored(rules: tuple[Rule, ...], node: Node, state_ratio: bool) -> tuple[Rul
     shape = node.outputs[0].shape
     dim = max(range(len(shape)), key=lambda one: shape[one])
     held = Sharded(dim, shape[dim], STATE)
-    return (*rules, Rule(name="state", inputs=(), outputs=(held,), cut=held))
+    return (*rules, OperatorRule(name="state", inputs=(), outputs=(held,), cut=held))
 
 
-def _roots(graph: Graph, rules: Mapping[str, tuple[Rule, ...]]) -> dict[str, _Root]:
+def _roots(graph: Graph, rules: Mapping[str, tuple[OperatorRule, ...]]) -> dict[str, _Root]:
     """Return the views that pass every property that their readers could ask for."""
     asked: dict[Ref, set[Property]] = {}
     for node in graph.nodes:
@@ -197,7 +199,11 @@ _Reads = dict[Ref, _Readers]
 
 
 def _reads(
-    graph: Graph, rules: Mapping[str, tuple[Rule, ...]], roots: Mapping[str, _Root], number: Mapping[str, int], end: int
+    graph: Graph,
+    rules: Mapping[str, tuple[OperatorRule, ...]],
+    roots: Mapping[str, _Root],
+    number: Mapping[str, int],
+    end: int,
 ) -> _Reads:
     """Return for each tensor that is no view: who reads it, which decision that is, and what each of its rules asks."""
     found: _Reads = {}

@@ -17,7 +17,7 @@ from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.prices import RankShares
 from shardwright.synthesis.program import Communication, Program, Step
 from shardwright.synthesis.properties import REPLICATED, Property, Sharded
-from shardwright.synthesis.rules.signature import Rule
+from shardwright.synthesis.rules.signature import OperatorRule
 from shardwright.synthesis.shorten import ties
 from shardwright.synthesis.work import flops
 
@@ -95,11 +95,11 @@ def steps_of(graph: Graph, these: Decisions, rules: Ints) -> dict[str, Step]:
     return steps
 
 
-def _step(rule: Rule) -> Step:
+def _step(rule: OperatorRule) -> Step:
     return Step(rule=rule.name, inputs=rule.inputs, outputs=rule.outputs)
 
 
-def _passed(rules: tuple[Rule, ...], made: Property) -> Rule:
+def _passed(rules: tuple[OperatorRule, ...], made: Property) -> OperatorRule:
     """Return the rule by which a view passes on the property of what it views."""
     return next((rule for rule in rules if rule.inputs[0] == made), rules[0])
 

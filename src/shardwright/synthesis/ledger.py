@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.synthesis.decisions import State
+from shardwright.synthesis.decisions import ParameterState
 from shardwright.synthesis.graph import Node, Ref, Value, words
 from shardwright.synthesis.program import Communication
 from shardwright.synthesis.properties import Property, Sharded
@@ -76,7 +76,7 @@ def changes(
     actions: Sequence[Action],
     values: Mapping[Ref, Value],
     leaves: Sequence[Leaf],
-    state: State,
+    state: ParameterState,
 ) -> tuple[tuple[Cut, ...], Floats]:
     """Return cuts, and by how much what is held changes [2 · (1 + actions + updates), 1 + 2 · cuts]: with each action,
     and when it is done. First comes what is there at the start; last are the updates of the optimizer, of which the

@@ -26,7 +26,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class DeviceMachine:
     """`gpus` devices and the link between each and the others of the machine, one direction."""
 
     device: Device
@@ -40,7 +40,7 @@ class Machines:
     """Machines joined by a network; a machine's network card is shared by its GPUs. Ranks are numbered machine by
     machine. `call_seconds` is the start of one more message of a grouped call."""
 
-    machines: tuple[Machine, ...]
+    machines: tuple[DeviceMachine, ...]
     network_bytes_per_second: float
     network_latency_seconds: float = 2e-5
     call_seconds: float = 5e-6
@@ -70,9 +70,9 @@ class Machines:
         return np.array([device.memory_bytes_per_second for device in self.device_of])
 
     @cached_property
-    def classes(self) -> tuple[tuple[Machine, Ints], ...]:
+    def classes(self) -> tuple[tuple[DeviceMachine, Ints], ...]:
         """Kinds of machines, in the order of their first, and the ranks of each."""
-        found: dict[Machine, list[int]] = {}
+        found: dict[DeviceMachine, list[int]] = {}
         for rank, number in enumerate(self.machine_of):
             found.setdefault(self.machines[number], []).append(rank)
         return tuple((machine, np.array(ranks)) for machine, ranks in found.items())

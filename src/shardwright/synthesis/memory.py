@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
-from shardwright.synthesis.decisions import Decisions, State
+from shardwright.synthesis.decisions import Decisions, ParameterState
 from shardwright.synthesis.extract import by_fastest, needed, steps_of
 from shardwright.synthesis.graph import Graph, Ref
 from shardwright.synthesis.ledger import LEAVES, Cut, Leaf, changes
@@ -46,7 +46,7 @@ class Held:
         return np.asarray(self.whole[:, None] + self.part @ share + (self.padded @ largest)[:, None])
 
 
-def rank_bytes(graph: Graph, program: Program, state: State) -> Floats:
+def rank_bytes(graph: Graph, program: Program, state: ParameterState) -> Floats:
     """Return the most bytes that each rank holds at a time [ranks]."""
     found = held(graph, program, state, {})
     share = np.array([np.array(program.sizes[cut]) / cut[1] for cut in found.cuts]).reshape(-1, program.ranks)
@@ -98,7 +98,7 @@ def fits(these: Decisions, rules: Ints, net: Machines, shares: RankShares) -> bo
     return bool((most <= net.limits * (1 + 1e-9)).all())
 
 
-def held(graph: Graph, program: Program, state: State, weights: Mapping[str, int]) -> Held:
+def held(graph: Graph, program: Program, state: ParameterState, weights: Mapping[str, int]) -> Held:
     """Return what is held at each moment of a step. `weights` says how often a node stands for one of its kind, once if
     it is not there."""
     actions = schedule(graph, program)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.synthesis.best_rules import best
-from shardwright.synthesis.decisions import ADAM, State, decisions
+from shardwright.synthesis.decisions import ADAM, ParameterState, decisions
 from shardwright.synthesis.graph import Graph
-from shardwright.synthesis.machines import Machine, Machines
+from shardwright.synthesis.machines import DeviceMachine, Machines
 from shardwright.synthesis.prices import prices
 from shardwright.synthesis.starts import by_memory
 
-WITHOUT_MOMENTS = State(bytes=1.0)
+WITHOUT_MOMENTS = ParameterState(bytes=1.0)
 MOST_DEVICES = 256  # more are not proposed
 
 
@@ -50,14 +50,14 @@ def more_devices(graph: Graph, net: Machines) -> int:
     return many
 
 
-def fits(graph: Graph, net: Machines, state: State = ADAM) -> bool:
+def fits(graph: Graph, net: Machines, state: ParameterState = ADAM) -> bool:
     """Return whether some program is found that fits."""
     these = decisions(graph, ranks=net.ranks, state_ratio=True, state=state)
     costs = prices(these, net, by_memory(net))
     return best(these, costs, branch=False) is not None
 
 
-def _roomiest(net: Machines) -> Machine:
+def _roomiest(net: Machines) -> DeviceMachine:
     return max(net.machines, key=lambda machine: machine.device.memory_bytes)
 
 

@@ -13,7 +13,7 @@ from tests.search.mixed.oracle_tails import Paces
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.step import norm_seconds, tied_embedding_seconds
 from shardwright.cost.strategies import BLOCK, DATA_OUTERMOST, NONE, PIPELINE_OUTERMOST, SELECTIVE, Strategies
-from shardwright.search.mixed.drafts.split_times import StageTimes, pipeline_seconds, stages, tails, update_seconds
+from shardwright.search.mixed.drafts.split_times import SplitTimes, pipeline_seconds, stages, tails, update_seconds
 from shardwright.search.mixed.drafts.splits import Line
 from shardwright.search.mixed.tables.columns import Table
 from shardwright.search.mixed.tables.settings import Setting, rows_of
@@ -31,7 +31,7 @@ class Lines:
 
     kinds: np.ndarray
     starts: np.ndarray
-    found: StageTimes
+    found: SplitTimes
     pipeline: np.ndarray
     tied: np.ndarray
     update: np.ndarray
@@ -87,8 +87,8 @@ def lines(shop: Shop, counts: Counts, micro_batches: int, copies: int, limit: fl
     whole = {
         name: np.concatenate([getattr(part, name) for part in parts]) for name in Lines.__slots__ if name != "found"
     }
-    found = {name: np.concatenate([getattr(part.found, name) for part in parts]) for name in StageTimes.__slots__}
-    return Lines(found=StageTimes(**found), **whole)
+    found = {name: np.concatenate([getattr(part.found, name) for part in parts]) for name in SplitTimes.__slots__}
+    return Lines(found=SplitTimes(**found), **whole)
 
 
 def _of_order(shop: Shop, kinds: np.ndarray, micro_batches: int, copies: int, limit: float) -> Lines | None:
@@ -123,7 +123,7 @@ def _of_order(shop: Shop, kinds: np.ndarray, micro_batches: int, copies: int, li
     return made.take(kept) if len(kept) else None
 
 
-def line_of(kinds: np.ndarray, starts: np.ndarray, found: StageTimes, row: int) -> Line:
+def line_of(kinds: np.ndarray, starts: np.ndarray, found: SplitTimes, row: int) -> Line:
     """Return a row of stages as the search writes it."""
     recompute = zip(found.recompute[row].tolist(), found.recompute_layers[row].tolist(), strict=True)
     return Line(

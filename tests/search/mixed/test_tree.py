@@ -9,10 +9,10 @@ import pytest
 
 from shardwright.search.mixed.branch_and_bound.tree import (
     Branched,
-    Node,
     Pruned,
     Rebounded,
     Step,
+    TreeNode,
     Undecided,
     least_bound,
 )
@@ -39,7 +39,7 @@ class Sums:
             [(0.0, ((), False))], self.processed, cutoff=lambda: self.incumbent, spent=lambda count: count >= most
         )
 
-    def processed(self, node: Node[Chosen]) -> Step[Chosen]:
+    def processed(self, node: TreeNode[Chosen]) -> Step[Chosen]:
         chosen, bounded = node.part
         assert node.proven <= node.bound
         if not bounded:
@@ -64,7 +64,7 @@ def test_a_search_that_ends_early_proves_no_more_than_is_true(most):
 
 
 def test_what_stays_undecided_counts_with_its_bound():
-    def processed(node: Node[int]) -> Step[int]:
+    def processed(node: TreeNode[int]) -> Step[int]:
         return Undecided(node.bound + 1.0) if node.part else Pruned()
 
     assert least_bound([(1.0, 0), (2.0, 1), (7.0, 1)], processed, cutoff=lambda: 5.0, spent=lambda _: False) == 3.0

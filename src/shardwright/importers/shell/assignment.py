@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from shardwright.importers.shell.expansion import fields, number_of, text_of
-from shardwright.importers.shell.state import State, TooMuchError
+from shardwright.importers.shell.state import ShellState, TooMuchError
 from shardwright.importers.shell.syntax import Assignment
-from shardwright.importers.shell.words import Word
+from shardwright.importers.shell.words import ShellWord
 
 MOST_ELEMENTS = 20_000
 ASSIGNED = re.compile(
@@ -16,7 +16,7 @@ ASSIGNED = re.compile(
 )
 
 
-def assign(assignment: Assignment, state: State, declaring: Sequence[str] = ()) -> None:
+def assign(assignment: Assignment, state: ShellState, declaring: Sequence[str] = ()) -> None:
     """Make an assignment; `declaring` are the words of the declaration that it stands in."""
     if isinstance(assignment.value, tuple):
         _assign_array(assignment, assignment.value, state)
@@ -26,12 +26,14 @@ def assign(assignment: Assignment, state: State, declaring: Sequence[str] = ()) 
         _assign_text(assignment, assignment.value, state, integer="-i" in declaring)
 
 
-def _items(name: str, state: State) -> dict[str, str]:
+def _items(name: str, state: ShellState) -> dict[str, str]:
     held = state.variables.get(name)
     return dict(held) if isinstance(held, dict) else {} if held is None else {"0": held}
 
 
-def _assign_array(assignment: Assignment, values: tuple[tuple[Word | None, Word], ...], state: State) -> None:
+def _assign_array(
+    assignment: Assignment, values: tuple[tuple[ShellWord | None, ShellWord], ...], state: ShellState
+) -> None:
     items = _items(assignment.name, state) if assignment.append else {}
     following = max((int(key) for key in items if key.isdigit()), default=-1) + 1
     for index, value in values:
@@ -49,7 +51,7 @@ def _assign_array(assignment: Assignment, values: tuple[tuple[Word | None, Word]
     state.put(assignment.name, items)
 
 
-def _assign_element(assignment: Assignment, index: Word, value: str, state: State) -> None:
+def _assign_element(assignment: Assignment, index: ShellWord, value: str, state: ShellState) -> None:
     items = _items(assignment.name, state)
     named = any(not key.isdigit() for key in items)
     number = None if named else number_of(index, state)
@@ -59,7 +61,7 @@ def _assign_element(assignment: Assignment, index: Word, value: str, state: Stat
     state.put(assignment.name, items)
 
 
-def _assign_text(assignment: Assignment, word: Word, state: State, *, integer: bool) -> None:
+def _assign_text(assignment: Assignment, word: ShellWord, state: ShellState, *, integer: bool) -> None:
     value = text_of(word, state)
     if assignment.append and assignment.name in state.variables:
         value = state.read(assignment.name) + value

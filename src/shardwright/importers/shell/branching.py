@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from shardwright.importers.shell.control import Break, Continue, Exit, Return
 from shardwright.importers.shell.description import words_of
 from shardwright.importers.shell.expansion import pattern_of, text_of
-from shardwright.importers.shell.state import State, merged
-from shardwright.importers.shell.syntax import Case, Command, If, Simple
+from shardwright.importers.shell.state import ShellState, merged
+from shardwright.importers.shell.syntax import Command, If, ShellCase, Simple
 from shardwright.importers.shell.syntax import Sequence as Commands
 from shardwright.importers.shell.unknown import is_known, shown
 from shardwright.importers.shell.walker import Status, Walker
-from shardwright.importers.shell.words import Text, Word
+from shardwright.importers.shell.words import ShellWord, Text
 
 End = Exit | Return | Break | Continue
 
 
-def chain(walker: Walker, links: Sequence[tuple[str, Command]], state: State, given: str | None) -> Status:
+def chain(walker: Walker, links: Sequence[tuple[str, Command]], state: ShellState, given: str | None) -> Status:
     """`&&` and `||`. A program whose status is not known is taken to succeed."""
     status = walker.run(links[0][1], state, given)
     for index, (sign, command) in enumerate(links[1:], 1):
@@ -30,7 +30,9 @@ def chain(walker: Walker, links: Sequence[tuple[str, Command]], state: State, gi
     return status
 
 
-def either(walker: Walker, one: Command, other: Command, state: State, why: str, given: str | None = None) -> Status:
+def either(
+    walker: Walker, one: Command, other: Command, state: ShellState, why: str, given: str | None = None
+) -> Status:
     """Walk both of two branches, and keep what they agree on. One that ends the script is not the one taken."""
     states = (state.copy(), state.copy())
     ends: list[End | None] = []
@@ -54,7 +56,9 @@ def either(walker: Walker, one: Command, other: Command, state: State, why: str,
     return statuses[0] if ends[0] is None else statuses[1]
 
 
-def conditional(walker: Walker, branches: list[tuple[Commands, Commands]], otherwise: Commands, state: State) -> Status:
+def conditional(
+    walker: Walker, branches: list[tuple[Commands, Commands]], otherwise: Commands, state: ShellState
+) -> Status:
     if not branches:
         return walker.run(otherwise, state)
     (condition, body), rest = branches[0], branches[1:]
@@ -64,7 +68,7 @@ def conditional(walker: Walker, branches: list[tuple[Commands, Commands]], other
     return walker.run(body, state) if status else conditional(walker, rest, otherwise, state)
 
 
-def case(walker: Walker, case: Case, state: State) -> Status:
+def case(walker: Walker, case: ShellCase, state: ShellState) -> Status:
     before, state.asking = state.asking, True
     subject = text_of(case.subject, state)
     state.asking = before
@@ -72,12 +76,12 @@ def case(walker: Walker, case: Case, state: State) -> Status:
 
 
 def _cases(
-    walker: Walker, subject: str, branches: list[tuple[tuple[Word, ...], Commands, str]], state: State
+    walker: Walker, subject: str, branches: list[tuple[tuple[ShellWord, ...], Commands, str]], state: ShellState
 ) -> Status:
     for index, (patterns, body, end) in enumerate(branches):
         found = [pattern_of(pattern, state) for pattern in patterns]
         if "*" not in [pattern.literal for pattern in patterns] and (not is_known(subject) or None in found):
-            rest = Case(Word((Text(subject, quoted=True),)), tuple(branches[index + 1 :]))
+            rest = ShellCase(ShellWord((Text(subject, quoted=True),)), tuple(branches[index + 1 :]))
             return either(walker, body, rest, state, f"`case {shown(subject)}`")
         if any(re.fullmatch(pattern or "", subject, re.S) for pattern in found) or not is_known(subject):
             status = walker.run(body, state)
@@ -92,6 +96,6 @@ def _cases(
 
 def _is_program(command: Command) -> bool:
     """Whether a command is another program, which is taken to succeed, rather than a question."""
-    if not isinstance(command, Simple) or not command.words or not isinstance(command.words[0], Word):
+    if not isinstance(command, Simple) or not command.words or not isinstance(command.words[0], ShellWord):
         return False
     return command.words[0].literal not in ("[", "test", "command", "type", "which", "grep")

@@ -9,40 +9,40 @@ from shardwright.importers.shell.conditions import test
 from shardwright.importers.shell.control import Break, Continue, Exit, Return
 from shardwright.importers.shell.expansion import number_of
 from shardwright.importers.shell.filters import printf
-from shardwright.importers.shell.state import State
+from shardwright.importers.shell.state import ShellState
 from shardwright.importers.shell.unknown import is_known, unknown, unknown_variable
-from shardwright.importers.shell.words import Text, Word
+from shardwright.importers.shell.words import ShellWord, Text
 
 Status = bool | None
-Builtin = Callable[[Sequence[str], State, str | None], Status]
+Builtin = Callable[[Sequence[str], ShellState, str | None], Status]
 
 
 def _status(words: Sequence[str]) -> Status:
     return None if not words or not words[0].lstrip("-").isdigit() else int(words[0]) == 0
 
 
-def _exit(words: Sequence[str], state: State, given: str | None) -> Status:
+def _exit(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     raise Exit(_status(words))
 
 
-def _return(words: Sequence[str], state: State, given: str | None) -> Status:
+def _return(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     raise Return(_status(words) if words else True)
 
 
-def _break(words: Sequence[str], state: State, given: str | None) -> Status:
+def _break(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     raise Break
 
 
-def _continue(words: Sequence[str], state: State, given: str | None) -> Status:
+def _continue(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     raise Continue
 
 
-def _test(words: Sequence[str], state: State, given: str | None) -> Status:
+def _test(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     words = words[:-1] if words and words[-1] == "]" else words
     return test(words, state)
 
 
-def _export(words: Sequence[str], state: State, given: str | None) -> Status:
+def _export(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     for word in words:
         name, sign, value = word.partition("=")
         if sign and re.fullmatch(r"\w+", name):
@@ -52,7 +52,7 @@ def _export(words: Sequence[str], state: State, given: str | None) -> Status:
     return True
 
 
-def _declare(words: Sequence[str], state: State, given: str | None) -> Status:
+def _declare(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     for word in words:
         if word.startswith("-"):
             continue
@@ -63,14 +63,14 @@ def _declare(words: Sequence[str], state: State, given: str | None) -> Status:
     return True
 
 
-def _unset(words: Sequence[str], state: State, given: str | None) -> Status:
+def _unset(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     for word in words:
         state.variables.pop(word, None)
         state.own |= {word}
     return True
 
 
-def _shift(words: Sequence[str], state: State, given: str | None) -> Status:
+def _shift(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     count = int(words[0]) if words and words[0].isdigit() else 1
     if count > len(state.arguments):
         return False
@@ -78,13 +78,13 @@ def _shift(words: Sequence[str], state: State, given: str | None) -> Status:
     return True
 
 
-def _set(words: Sequence[str], state: State, given: str | None) -> Status:
+def _set(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     if "--" in words:
         state.arguments, state.arguments_given = tuple(words[words.index("--") + 1 :]), True
     return True
 
 
-def _read(words: Sequence[str], state: State, given: str | None) -> Status:
+def _read(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     """`read a b <<< text`, `read -ra list <<< text`; input that is not known gives values that are not."""
     names, options, rest = [], "", list(words)
     while rest:
@@ -113,14 +113,14 @@ def _read(words: Sequence[str], state: State, given: str | None) -> Status:
     return bool(line)
 
 
-def _mapfile(words: Sequence[str], state: State, given: str | None) -> Status:
+def _mapfile(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     name = words[-1] if words and not words[-1].startswith("-") else "MAPFILE"
     lines = [unknown_variable(name)] if given is None or not is_known(given) else given.splitlines()
     state.variables[name] = {str(index): line for index, line in enumerate(lines)}
     return True
 
 
-def _printf(words: Sequence[str], state: State, given: str | None) -> Status:
+def _printf(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     if len(words) > 2 and words[0] == "-v":
         text = printf(words[2:])
         state.put(words[1], unknown_variable(words[1]) if text is None else text)
@@ -131,17 +131,17 @@ def _printf(words: Sequence[str], state: State, given: str | None) -> Status:
     return True
 
 
-def _let(words: Sequence[str], state: State, given: str | None) -> Status:
+def _let(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     number = 0
     for word in words:
-        found = number_of(Word((Text(word, quoted=True),)), state)
+        found = number_of(ShellWord((Text(word, quoted=True),)), state)
         if found is None:
             return None
         number = found
     return number != 0
 
 
-def _getopts(words: Sequence[str], state: State, given: str | None) -> Status:
+def _getopts(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     """One option of the script's arguments, single letters each."""
     if len(words) < 2:
         return False
@@ -159,11 +159,11 @@ def _getopts(words: Sequence[str], state: State, given: str | None) -> Status:
     return True
 
 
-def _ok(words: Sequence[str], state: State, given: str | None) -> Status:
+def _ok(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     return True
 
 
-def _false(words: Sequence[str], state: State, given: str | None) -> Status:
+def _false(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     return False
 
 

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 from shardwright.importers.shell.arithmetic import ArithmeticFaultError, UnknownValueError, compute
 from shardwright.importers.shell.expansion import pattern_of, regex_of, text_of
-from shardwright.importers.shell.state import State
+from shardwright.importers.shell.state import ShellState
 from shardwright.importers.shell.unknown import UNKNOWN, is_known
-from shardwright.importers.shell.words import Text, Word
+from shardwright.importers.shell.words import ShellWord, Text
 
 NUMERIC = ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
 FILES = frozenset(f"-{letter}" for letter in "abcdefghkprstuwxGLNOS")
 LONGEST_SUBJECT = 10_000
 
 
-def test(words: Sequence[str], state: State) -> bool | None:
+def test(words: Sequence[str], state: ShellState) -> bool | None:
     """Return what `[ words ]` says. As a shell does, words that make no sense together are false."""
     if "-o" in words:
         where = words.index("-o")
@@ -59,7 +59,7 @@ def nonempty(text: str) -> bool | None:
     return True if UNKNOWN.sub("", text) else None
 
 
-def _unary(operator: str, operand: str, state: State) -> bool | None:
+def _unary(operator: str, operand: str, state: ShellState) -> bool | None:
     if operator == "-z":
         return negated(nonempty(operand))
     if operator == "-n":
@@ -73,7 +73,7 @@ def _unary(operator: str, operand: str, state: State) -> bool | None:
     return False
 
 
-def _binary(left: str, operator: str, right: str, state: State) -> bool | None:
+def _binary(left: str, operator: str, right: str, state: ShellState) -> bool | None:
     if operator in ("=", "==", "!=") or operator in ("<", ">"):
         if not (is_known(left) and is_known(right)):
             return None
@@ -84,7 +84,7 @@ def _binary(left: str, operator: str, right: str, state: State) -> bool | None:
     return None if operator in ("-nt", "-ot", "-ef") else False
 
 
-def _numeric(left: str, operator: str, right: str, state: State) -> bool | None:
+def _numeric(left: str, operator: str, right: str, state: ShellState) -> bool | None:
     try:
         one, other = (compute(text, state.read, state.put) for text in (left, right))
     except UnknownValueError:
@@ -100,7 +100,7 @@ def _numeric(left: str, operator: str, right: str, state: State) -> bool | None:
 class DoubleBrackets:
     """`[[ words ]]`, read from the left; `position` is that of the next word."""
 
-    def __init__(self, words: Sequence[Word | str], state: State) -> None:
+    def __init__(self, words: Sequence[ShellWord | str], state: ShellState) -> None:
         self.words, self.state = words, state
         self.position = 0
 
@@ -151,10 +151,10 @@ class DoubleBrackets:
         self.position += 1
         return word if isinstance(word, str) else text_of(word, self.state)
 
-    def pattern(self) -> Word:
+    def pattern(self) -> ShellWord:
         word = self.words[self.position] if self.position < len(self.words) else ""
         self.position += 1
-        return Word((Text(word),)) if isinstance(word, str) else word
+        return ShellWord((Text(word),)) if isinstance(word, str) else word
 
     def matches(self, left: str, *, negate: bool) -> bool | None:
         pattern = pattern_of(self.pattern(), self.state)

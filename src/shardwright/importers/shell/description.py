@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from shardwright.importers.shell.syntax import Chain, Command, Condition, Pipeline, Simple
 from shardwright.importers.shell.syntax import Sequence as Commands
-from shardwright.importers.shell.words import Reference, Word
+from shardwright.importers.shell.words import Reference, ShellWord
 
 
 def words_of(command: Command) -> str:
     """Return a condition as a person would write it."""
     match command:
         case Simple(words=words):
-            return " ".join(_source(word) for word in words if isinstance(word, Word))
+            return " ".join(_source(word) for word in words if isinstance(word, ShellWord))
         case Commands(commands=commands):
             return "; ".join(words_of(item) for item in commands)
         case Condition(words=words):
@@ -23,7 +23,7 @@ def words_of(command: Command) -> str:
     return "a condition"
 
 
-def _source(word: Word) -> str:
+def _source(word: ShellWord) -> str:
     """Return a word as it might stand in the script."""
     found = []
     for part in word.parts:

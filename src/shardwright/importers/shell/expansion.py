@@ -7,18 +7,26 @@ import re
 from shardwright.importers.shell.arithmetic import ArithmeticFaultError, UnknownValueError, compute
 from shardwright.importers.shell.patterns import glob, trimmed
 from shardwright.importers.shell.splitting import BLANK, Fields, add_split, braced
-from shardwright.importers.shell.state import MOST_CHARACTERS, State, TooMuchError, special_value
+from shardwright.importers.shell.state import MOST_CHARACTERS, ShellState, TooMuchError, special_value
 from shardwright.importers.shell.unknown import is_known, shown, unknown
-from shardwright.importers.shell.words import EMPTY, Arithmetic, Reference, Substitution, Text, Word, read_word
+from shardwright.importers.shell.words import (
+    EMPTY,
+    Reference,
+    ShellArithmetic,
+    ShellWord,
+    Substitution,
+    Text,
+    read_word,
+)
 
-Part = Text | Reference | Arithmetic | Substitution
+Part = Text | Reference | ShellArithmetic | Substitution
 
 
 class DemandedError(ValueError):
     """`${name:?message}` of a variable that is empty: the script ends there."""
 
 
-def fields(word: Word, state: State) -> list[str]:
+def fields(word: ShellWord, state: ShellState) -> list[str]:
     """Return the words that one word becomes, none where it vanishes."""
     if (literal := word.literal) is not None and "{" in literal:
         return braced(literal)
@@ -41,12 +49,12 @@ def fields(word: Word, state: State) -> list[str]:
     return found.done
 
 
-def _separators(state: State) -> str:
+def _separators(state: ShellState) -> str:
     separators = state.get("IFS")
     return BLANK if separators is None or not is_known(separators) else separators
 
 
-def text_of(word: Word, state: State) -> str:
+def text_of(word: ShellWord, state: ShellState) -> str:
     """Return what a word becomes where it is not split: in an assignment, say."""
     pieces = []
     for part in word.parts:
@@ -58,7 +66,7 @@ def text_of(word: Word, state: State) -> str:
     return text
 
 
-def pattern_of(word: Word, state: State) -> str | None:
+def pattern_of(word: ShellWord, state: ShellState) -> str | None:
     """Return the regular expression of a pattern of file names, None where it is not known."""
     found = []
     for part in word.parts:
@@ -69,7 +77,7 @@ def pattern_of(word: Word, state: State) -> str | None:
     return "".join(found)
 
 
-def regex_of(word: Word, state: State) -> str | None:
+def regex_of(word: ShellWord, state: ShellState) -> str | None:
     """Return a regular expression as `=~` takes it, None where it is not known."""
     found = []
     for part in word.parts:
@@ -81,7 +89,7 @@ def regex_of(word: Word, state: State) -> str | None:
     return "".join(found).replace("[[:space:]]", r"\s").replace("[[:digit:]]", r"\d").replace("[:digit:]", "0-9")
 
 
-def number_of(expression: Word, state: State) -> int | None:
+def number_of(expression: ShellWord, state: ShellState) -> int | None:
     """Return the value of an arithmetic expression, None where it is not known."""
     text = text_of(expression, state)
     try:
@@ -90,7 +98,7 @@ def number_of(expression: Word, state: State) -> int | None:
         return None
 
 
-def _subscripts(text: str, state: State) -> str:
+def _subscripts(text: str, state: ShellState) -> str:
     """Put the elements of arrays into an expression, where names stand without a dollar sign."""
     return re.sub(
         r"([A-Za-z_]\w*)\[([^\[\]]*)\]",
@@ -99,13 +107,13 @@ def _subscripts(text: str, state: State) -> str:
     )
 
 
-def _element(name: str, index: str, state: State) -> str:
+def _element(name: str, index: str, state: ShellState) -> str:
     value = state.variables.get(name)
     if not isinstance(value, dict):
         return state.read(name) if index == "0" else ""
     if index in value:
         return value[index]
-    number = number_of(Word((Text(index, quoted=True),)), state)
+    number = number_of(ShellWord((Text(index, quoted=True),)), state)
     if number is None:
         return unknown(f"${{{name}[{shown(index)}]}}")
     if number < 0:
@@ -114,7 +122,7 @@ def _element(name: str, index: str, state: State) -> str:
     return value.get(str(number), "")
 
 
-def _many(part: Reference, state: State) -> list[str] | None:
+def _many(part: Reference, state: ShellState) -> list[str] | None:
     """Return the elements of `$@` and `${name[@]}`, None for what is one value."""
     if part.prefix == "#" or (part.prefix == "!" and part.index is None and part.operator != "@"):
         return None
@@ -139,10 +147,10 @@ def _many(part: Reference, state: State) -> list[str] | None:
     return [" ".join(values)] if (part.name == "*" or subscript == "*") and part.quoted else values
 
 
-def _slice(values: list[str], bounds: str, state: State) -> list[str]:
+def _slice(values: list[str], bounds: str, state: ShellState) -> list[str]:
     start, _, length = bounds.partition(":")
-    first = number_of(Word((Text(start, quoted=True),)), state) or 0
-    count = number_of(Word((Text(length, quoted=True),)), state) if length else None
+    first = number_of(ShellWord((Text(start, quoted=True),)), state) or 0
+    count = number_of(ShellWord((Text(length, quoted=True),)), state) if length else None
     return values[first:] if count is None else values[first : first + count]
 
 
@@ -152,10 +160,10 @@ def _subscript(part: Reference) -> str:
     return part.index.parts[0].value
 
 
-def _value(part: Part, state: State) -> str:
+def _value(part: Part, state: ShellState) -> str:
     if isinstance(part, Text):
         return part.value
-    if isinstance(part, Arithmetic):
+    if isinstance(part, ShellArithmetic):
         number = number_of(part.expression, state)
         return str(number) if number is not None else unknown(f"$(({shown(text_of(part.expression, state)).strip()}))")
     if isinstance(part, Substitution):
@@ -163,7 +171,7 @@ def _value(part: Part, state: State) -> str:
     return _reference(part, state)
 
 
-def _reference(part: Reference, state: State) -> str:
+def _reference(part: Reference, state: ShellState) -> str:
     if part.prefix == "#":
         return _length(part, state)
     if part.prefix == "!":
@@ -177,7 +185,7 @@ def _reference(part: Reference, state: State) -> str:
     return _changed(value, part, state) if part.operator else value
 
 
-def _length(part: Reference, state: State) -> str:
+def _length(part: Reference, state: ShellState) -> str:
     if part.name in ("@", "*"):
         return str(len(state.arguments))
     if _subscript(part) in ("@", "*"):
@@ -186,7 +194,7 @@ def _length(part: Reference, state: State) -> str:
     return str(len(value)) if is_known(value) else unknown(f"${{#{part.name}}}")
 
 
-def _plain(part: Reference, state: State) -> str:
+def _plain(part: Reference, state: ShellState) -> str:
     """Return the value of a name, with its subscript."""
     special = special_value(part.name, state)
     if special is not None:
@@ -198,7 +206,7 @@ def _plain(part: Reference, state: State) -> str:
     return _element(part.name, text_of(part.index, state), state)
 
 
-def _is_set(part: Reference, state: State) -> str | None:
+def _is_set(part: Reference, state: ShellState) -> str | None:
     """Return the value of a name that is set, else None."""
     if part.name.isdigit() or part.name in "@*#?$!-":
         return (
@@ -211,7 +219,7 @@ def _is_set(part: Reference, state: State) -> str | None:
     return state.get(part.name)
 
 
-def _conditional(part: Reference, state: State) -> str:
+def _conditional(part: Reference, state: ShellState) -> str:
     """`${name:-default}` and the like: what the script does not set is taken as unset, and that is noted."""
     value = _is_set(part, state)
     operand = part.operand or EMPTY
@@ -234,7 +242,7 @@ def _conditional(part: Reference, state: State) -> str:
     return default
 
 
-def _changed(value: str, part: Reference, state: State) -> str:
+def _changed(value: str, part: Reference, state: ShellState) -> str:
     """`${name#pattern}`, `${name/pattern/text}`, `${name:offset:length}`, `${name^^}`."""
     operand = part.operand or EMPTY
     if not is_known(value):
@@ -254,17 +262,17 @@ def _changed(value: str, part: Reference, state: State) -> str:
     return value
 
 
-def _substring(value: str, bounds: str, state: State) -> str:
+def _substring(value: str, bounds: str, state: ShellState) -> str:
     start, _, length = bounds.partition(":")
-    first = number_of(Word((Text(start, quoted=True),)), state) or 0
+    first = number_of(ShellWord((Text(start, quoted=True),)), state) or 0
     first = max(len(value) + first, 0) if first < 0 else first
     if not length:
         return value[first:]
-    count = number_of(Word((Text(length, quoted=True),)), state) or 0
+    count = number_of(ShellWord((Text(length, quoted=True),)), state) or 0
     return value[first : first + count] if count >= 0 else value[first:count]
 
 
-def _replaced(value: str, part: Reference, state: State) -> str:
+def _replaced(value: str, part: Reference, state: ShellState) -> str:
     """The operand is `pattern/text`, where the pattern has no unquoted slash."""
     source = part.operand or EMPTY
     head: list[Part] = []
@@ -280,7 +288,7 @@ def _replaced(value: str, part: Reference, state: State) -> str:
             (tail if found else head).append(piece)
     if part.quoted:
         head = [Text(piece.value) if isinstance(piece, Text) else piece for piece in head]
-    pattern, text = pattern_of(Word(tuple(head)), state), text_of(Word(tuple(tail)), state)
+    pattern, text = pattern_of(ShellWord(tuple(head)), state), text_of(ShellWord(tuple(tail)), state)
     if pattern is None:
         return unknown(f"${{{part.name}/…}}")
     anchored = {"/#": f"^(?:{pattern})", "/%": f"(?:{pattern})$"}.get(part.operator, pattern)
@@ -288,7 +296,7 @@ def _replaced(value: str, part: Reference, state: State) -> str:
     return re.sub(anchored, lambda _: text, value, count=count, flags=re.S) if pattern else value
 
 
-def words_of(text: str, state: State) -> list[str]:
+def words_of(text: str, state: ShellState) -> list[str]:
     """Return text of the user as the words that a shell makes of it."""
     word, _ = read_word(text, 0, "")
     return fields(word, state)

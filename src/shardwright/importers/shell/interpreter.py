@@ -20,7 +20,7 @@ from shardwright.importers.shell.loops import loop
 from shardwright.importers.shell.parser import parse
 from shardwright.importers.shell.programs import simple
 from shardwright.importers.shell.redirection import WRITING, input_of, write
-from shardwright.importers.shell.state import State, TooMuchError
+from shardwright.importers.shell.state import ShellState, TooMuchError
 from shardwright.importers.shell.walker import DEEPEST, Status
 
 MOST_STEPS = 100_000
@@ -34,7 +34,7 @@ class Interpreter:
         self.steps = self.depth = 0
         self.outer: list[int] = []  # positions in `text` of the commands whose text is walked
 
-    def run_text(self, text: str, state: State, position: int) -> Status:
+    def run_text(self, text: str, state: ShellState, position: int) -> Status:
         """Walk text as a script of its own: `eval`, `source`, `bash -c`. Raises ShellSyntaxError for what is none."""
         tree = parse(text)
         state.own |= names_assigned(text)
@@ -44,7 +44,7 @@ class Interpreter:
         finally:
             self.outer.pop()
 
-    def run(self, command: syntax.Command, state: State, given: str | None = None) -> Status:
+    def run(self, command: syntax.Command, state: ShellState, given: str | None = None) -> Status:
         """Walk a command that has `given` on its input; return its status, None where that is not known."""
         self.steps += 1
         self.depth += 1
@@ -55,7 +55,7 @@ class Interpreter:
         finally:
             self.depth -= 1
 
-    def _run(self, command: syntax.Command, state: State, given: str | None) -> Status:
+    def _run(self, command: syntax.Command, state: ShellState, given: str | None) -> Status:
         match command:
             case syntax.Simple():
                 return simple(self, command, state, given)
@@ -67,12 +67,12 @@ class Interpreter:
                 return self.pipeline(command, state, given)
             case syntax.If():
                 return branching.conditional(self, list(command.branches), command.otherwise, state)
-            case syntax.Case():
+            case syntax.ShellCase():
                 return branching.case(self, command, state)
             case syntax.Function(name=name, body=body):
                 state.functions[name] = body
                 return True
-            case syntax.Group():
+            case syntax.ShellGroup():
                 return self.group(command, state, given)
             case syntax.While() | syntax.For() | syntax.CountedFor():
                 return loop(self, command, state)
@@ -82,7 +82,7 @@ class Interpreter:
                 number = number_of(expression, state)
                 return None if number is None else number != 0
 
-    def asked(self, question: Callable[[], Status], state: State) -> Status:
+    def asked(self, question: Callable[[], Status], state: ShellState) -> Status:
         """Answer a question of the script; variables that nobody sets are unset in it."""
         before, state.asking = state.asking, True
         try:
@@ -90,7 +90,7 @@ class Interpreter:
         finally:
             state.asking = before
 
-    def pipeline(self, pipeline: syntax.Pipeline, state: State, given: str | None) -> Status:
+    def pipeline(self, pipeline: syntax.Pipeline, state: ShellState, given: str | None) -> Status:
         """Each command but the last gives its output to the next; all walk in states of their own."""
         if len(pipeline.commands) == 1:
             return negated(self.run(pipeline.commands[0], state, given))
@@ -112,7 +112,7 @@ class Interpreter:
                 given = "".join(own.output or [])
         return negated(status) if pipeline.negated else status
 
-    def group(self, group: syntax.Group, state: State, given: str | None) -> Status:
+    def group(self, group: syntax.ShellGroup, state: ShellState, given: str | None) -> Status:
         own = state.copy() if group.subshell else state
         held = own.output
         paths = [redirect for redirect in group.redirects if redirect.operator in WRITING]

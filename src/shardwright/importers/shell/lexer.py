@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from shardwright.importers.shell.words import EMPTY, Text, Word, read_quoted
+from shardwright.importers.shell.words import EMPTY, ShellWord, Text, read_quoted
 
 OPERATORS = (
     *(";;&", ";;", ";&", "&&", "&>>", "&>", "||", "|&", "<<<", "<<-", "<<", "<&", "<>", ">>", ">&", ">|"),
@@ -20,7 +20,7 @@ class Lexer:
         self.position = 0
         self.depth = 0
         self.waiting: list[tuple[str, bool, bool]] = []  # here-documents: delimiter, quoted, tabs stripped
-        self.bodies: list[Word] = []
+        self.bodies: list[ShellWord] = []
 
     def blanks(self) -> None:
         """Skip spaces, continued lines and comments."""
@@ -60,7 +60,7 @@ class Lexer:
                     break
                 lines.append(line + "\n")
             body = "".join(lines)
-            self.bodies.append(Word((Text(body, quoted=True),)) if quoted else _document(body))
+            self.bodies.append(ShellWord((Text(body, quoted=True),)) if quoted else _document(body))
         self.position = min(self.position, len(self.text))
         self.waiting = []
 
@@ -80,7 +80,7 @@ class Lexer:
         match = re.compile(r"[\w!{}\[\]]+(?=[\s;&|()<>]|$)").match(self.text, self.position)
         return match[0] if match else ""
 
-    def here_document(self, delimiter: str, *, quoted: bool, stripped: bool) -> Word:
+    def here_document(self, delimiter: str, *, quoted: bool, stripped: bool) -> ShellWord:
         """Return the here-document, whose lines are passed when the line ends."""
         self.waiting.append((delimiter, quoted, stripped))
         here, waiting, kept = self.position, self.waiting, self.bodies
@@ -93,6 +93,6 @@ class Lexer:
         return body
 
 
-def _document(body: str) -> Word:
+def _document(body: str) -> ShellWord:
     """Quotes are plain text in a here-document."""
     return read_quoted(body.replace("\\\n", "").replace('\\"', '\\\\"'))

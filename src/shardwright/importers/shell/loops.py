@@ -9,13 +9,13 @@ from shardwright.importers.shell.conditions import negated
 from shardwright.importers.shell.control import Break, Continue
 from shardwright.importers.shell.description import words_of
 from shardwright.importers.shell.expansion import fields, number_of
-from shardwright.importers.shell.state import State, TooMuchError
+from shardwright.importers.shell.state import ShellState, TooMuchError
 from shardwright.importers.shell.syntax import CountedFor, For, While
 from shardwright.importers.shell.syntax import Sequence as Commands
 from shardwright.importers.shell.walker import MOST_ROUNDS, Status, Walker
 
 
-def loop(walker: Walker, loop: While | For | CountedFor, state: State) -> Status:
+def loop(walker: Walker, loop: While | For | CountedFor, state: ShellState) -> Status:
     try:
         if isinstance(loop, While):
             _while_loop(walker, loop, state)
@@ -28,12 +28,12 @@ def loop(walker: Walker, loop: While | For | CountedFor, state: State) -> Status
     return True
 
 
-def _once(walker: Walker, body: Commands, state: State) -> None:
+def _once(walker: Walker, body: Commands, state: ShellState) -> None:
     with contextlib.suppress(Continue):
         walker.run(body, state)
 
 
-def _while_loop(walker: Walker, loop: While, state: State) -> None:
+def _while_loop(walker: Walker, loop: While, state: ShellState) -> None:
     for _ in range(MOST_ROUNDS):
         status = walker.asked(lambda: walker.run(loop.condition, state), state)
         if loop.until:
@@ -47,14 +47,14 @@ def _while_loop(walker: Walker, loop: While, state: State) -> None:
     raise TooMuchError
 
 
-def _for_loop(walker: Walker, loop: For, state: State) -> None:
+def _for_loop(walker: Walker, loop: For, state: ShellState) -> None:
     words = list(state.arguments) if loop.words is None else [w for word in loop.words for w in fields(word, state)]
     for word in words:
         state.put(loop.name, word)
         _once(walker, loop.body, state)
 
 
-def _counted_loop(walker: Walker, loop: CountedFor, state: State) -> None:
+def _counted_loop(walker: Walker, loop: CountedFor, state: ShellState) -> None:
     number_of(loop.begin, state)
     for _ in range(MOST_ROUNDS):
         number = number_of(loop.condition, state)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from shardwright.importers.shell import syntax
 from shardwright.importers.shell.brackets import ShellSyntaxError, end_of_parentheses
 from shardwright.importers.shell.simple import SimpleCommands
-from shardwright.importers.shell.words import DEEPEST, Word, read_quoted
+from shardwright.importers.shell.words import DEEPEST, ShellWord, read_quoted
 
 FUNCTION = re.compile(r"[\w.:-]+[ \t]*\([ \t]*\)")
 
@@ -81,7 +81,7 @@ class _Parser(SimpleCommands):
             self.position += 1
             body = self.sequence(frozenset())
             self.expect(")")
-            return syntax.Group(body, self.redirects(), subshell=True)
+            return syntax.ShellGroup(body, self.redirects(), subshell=True)
         compound: dict[str, Callable[[], syntax.Command]] = {
             "if": self.conditional, "while": self.loop, "until": self.loop, "for": self.counted, "case": self.case,
             "{": self.group, "[[": self.condition, "function": self.function, "select": self.unsupported,
@@ -91,7 +91,7 @@ class _Parser(SimpleCommands):
         if keyword in compound:
             command: syntax.Command = compound[keyword]()
             redirects = self.redirects()
-            return syntax.Group(syntax.Sequence((command,)), redirects, subshell=False) if redirects else command
+            return syntax.ShellGroup(syntax.Sequence((command,)), redirects, subshell=False) if redirects else command
         if FUNCTION.match(self.text, self.position):
             return self.function()
         return self.simple()
@@ -144,7 +144,7 @@ class _Parser(SimpleCommands):
         name = self.keyword()
         self.position += len(name)
         self.lines()
-        words: tuple[Word, ...] | None = None
+        words: tuple[ShellWord, ...] | None = None
         if self.keyword() == "in":
             self.expect("in")
             words = self.words()
@@ -152,7 +152,7 @@ class _Parser(SimpleCommands):
             self.position += 1
         return syntax.For(name, words, self.body())
 
-    def case(self) -> syntax.Case:
+    def case(self) -> syntax.ShellCase:
         self.expect("case")
         self.blanks()
         subject = self.word()
@@ -176,13 +176,13 @@ class _Parser(SimpleCommands):
             self.position += len(end) if sign == end else 0
             branches.append((tuple(patterns), body, end))
         self.expect("esac")
-        return syntax.Case(subject, tuple(branches))
+        return syntax.ShellCase(subject, tuple(branches))
 
     def group(self) -> syntax.Command:
         self.expect("{")
         body = self.sequence(frozenset(("}",)))
         self.expect("}")
-        return syntax.Group(body, self.redirects(), subshell=False)
+        return syntax.ShellGroup(body, self.redirects(), subshell=False)
 
     def function(self) -> syntax.Function:
         if self.keyword() == "function":

@@ -8,13 +8,13 @@ from shardwright.importers.shell.control import Exit, Return
 from shardwright.importers.shell.expansion import fields
 from shardwright.importers.shell.redirection import WRITING, input_of, write
 from shardwright.importers.shell.slurm import sbatch, slurm_variables
-from shardwright.importers.shell.state import Started, State, TooMuchError
+from shardwright.importers.shell.state import ShellState, Started, TooMuchError
 from shardwright.importers.shell.syntax import Assignment, Simple
 from shardwright.importers.shell.unknown import is_known, shown, unknown
 from shardwright.importers.shell.walker import DEEPEST, Status, Walker
 
 
-def simple(walker: Walker, command: Simple, state: State, given: str | None) -> Status:
+def simple(walker: Walker, command: Simple, state: ShellState, given: str | None) -> Status:
     assigned = None
     if not command.words:
         for assignment in command.assignments:
@@ -32,7 +32,7 @@ def simple(walker: Walker, command: Simple, state: State, given: str | None) -> 
     return _start(walker, words, command, assigned or state, state, given)
 
 
-def _words(walker: Walker, command: Simple, state: State) -> list[str]:
+def _words(walker: Walker, command: Simple, state: ShellState) -> list[str]:
     """Return the words of a command; a declaration's assignments are made, and leave their names."""
     found: list[str] = []
     for word in command.words:
@@ -45,7 +45,7 @@ def _words(walker: Walker, command: Simple, state: State) -> list[str]:
 
 
 def _start(
-    walker: Walker, words: list[str], command: Simple, given_state: State, state: State, given: str | None
+    walker: Walker, words: list[str], command: Simple, given_state: ShellState, state: ShellState, given: str | None
 ) -> Status:
     """Walk a command of these words: a function, a builtin, text that is printed, a script, or another program."""
     name, arguments = words[0], words[1:]
@@ -71,7 +71,9 @@ def _start(
     return _program(walker, words, command, given_state, state)
 
 
-def _print(walker: Walker, name: str, arguments: list[str], command: Simple, state: State, given: str | None) -> Status:
+def _print(
+    walker: Walker, name: str, arguments: list[str], command: Simple, state: ShellState, given: str | None
+) -> Status:
     text = filters.output_of(name, arguments, given or "", state.files)
     if text is None:
         text = unknown(f"$({shown(' '.join([name, *arguments]))})")
@@ -82,7 +84,7 @@ def _print(walker: Walker, name: str, arguments: list[str], command: Simple, sta
     return True
 
 
-def _call(walker: Walker, name: str, arguments: list[str], state: State, given: str | None) -> Status:
+def _call(walker: Walker, name: str, arguments: list[str], state: ShellState, given: str | None) -> Status:
     """Call a function of the script."""
     if walker.depth > 10 * DEEPEST:
         raise TooMuchError
@@ -101,8 +103,8 @@ def _special(
     name: str,
     arguments: list[str],
     command: Simple,
-    given_state: State,
-    state: State,
+    given_state: ShellState,
+    state: ShellState,
     given: str | None,
 ) -> Status:
     if name == "eval":
@@ -120,7 +122,7 @@ def _special(
     return status
 
 
-def _source(walker: Walker, arguments: list[str], state: State, position: int) -> Status:
+def _source(walker: Walker, arguments: list[str], state: ShellState, position: int) -> Status:
     text = walker.files(arguments[0]) if arguments and is_known(arguments[0]) else None
     text = state.files.get(arguments[0]) if text is None and arguments else text
     if text is None:
@@ -136,7 +138,7 @@ def _source(walker: Walker, arguments: list[str], state: State, position: int) -
         state.arguments = held
 
 
-def _program(walker: Walker, words: list[str], command: Simple, given_state: State, state: State) -> Status:
+def _program(walker: Walker, words: list[str], command: Simple, given_state: ShellState, state: ShellState) -> Status:
     """Note a program that is started; a shell among them walks on."""
     inner = wrappers.unwrapped(words)
     script = wrappers.script_of(inner.words, lambda path: state.files.get(path) or walker.files(path))

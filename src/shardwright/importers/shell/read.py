@@ -14,7 +14,7 @@ from shardwright.importers.shell.expansion import DemandedError
 from shardwright.importers.shell.interpreter import Interpreter
 from shardwright.importers.shell.parser import parse
 from shardwright.importers.shell.slurm import sbatch, slurm_variables
-from shardwright.importers.shell.state import Started, State, TooMuchError
+from shardwright.importers.shell.state import ShellState, Started, TooMuchError
 from shardwright.importers.shell.unknown import purged, shown, unknown
 
 LARGEST_FILE = 1_000_000
@@ -52,7 +52,7 @@ def read_script(
     slurm = sbatch(text)
     given = slurm_variables(slurm) | dict(environment or {})
     interpreter = Interpreter(text, _finder(folder))
-    state = State(
+    state = ShellState(
         name=name,
         own=names_assigned(text),
         substitute=lambda script, state: _output(interpreter, script, state),
@@ -84,7 +84,7 @@ def read_script(
     )
 
 
-def _output(interpreter: Interpreter, script: str, state: State) -> str:
+def _output(interpreter: Interpreter, script: str, state: ShellState) -> str:
     """Return what `$(script)` becomes."""
     own = state.copy()
     own.output, own.started = [], []

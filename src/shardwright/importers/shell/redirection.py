@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.importers.shell.expansion import text_of
-from shardwright.importers.shell.state import State
+from shardwright.importers.shell.state import ShellState
 from shardwright.importers.shell.syntax import Redirect
 from shardwright.importers.shell.unknown import shown, unknown
 
 WRITING = (">", ">>", ">|")
 
 
-def input_of(redirects: Sequence[Redirect], state: State, given: str | None) -> str | None:
+def input_of(redirects: Sequence[Redirect], state: ShellState, given: str | None) -> str | None:
     """Return what a command with these redirections has on its input."""
     for redirect in redirects:
         if redirect.body is not None:
@@ -23,7 +23,7 @@ def input_of(redirects: Sequence[Redirect], state: State, given: str | None) -> 
     return given
 
 
-def write(redirects: Sequence[Redirect], text: str, state: State) -> None:
+def write(redirects: Sequence[Redirect], text: str, state: ShellState) -> None:
     """Remember what the script writes into a file."""
     for redirect in redirects:
         if redirect.operator in WRITING:

@@ -7,7 +7,7 @@ import re
 from shardwright.importers.shell.brackets import ShellSyntaxError, end_of_brackets
 from shardwright.importers.shell.lexer import Lexer
 from shardwright.importers.shell.syntax import Assignment, Condition, Redirect, Simple
-from shardwright.importers.shell.words import Text, Word, read_quoted, read_word
+from shardwright.importers.shell.words import ShellWord, Text, read_quoted, read_word
 
 STOPS = " \t\n;&|<>()"
 REDIRECTS = frozenset(("&>>", "&>", "<<<", "<<-", "<<", "<&", "<>", ">>", ">&", ">|", "<", ">"))
@@ -24,7 +24,7 @@ class SimpleCommands(Lexer):
             raise ShellSyntaxError(f"{word!r} is missing", self.position)
         self.position += len(word)
 
-    def words(self) -> tuple[Word, ...]:
+    def words(self) -> tuple[ShellWord, ...]:
         found = []
         while not self.operator() and self.position < len(self.text):
             found.append(self.word())
@@ -33,7 +33,7 @@ class SimpleCommands(Lexer):
     def condition(self) -> Condition:
         """`[[ … ]]`: what follows `=~` is a word in which parentheses and bars are its own."""
         self.expect("[[")
-        found: list[Word | str] = []
+        found: list[ShellWord | str] = []
         while True:
             self.lines()
             if self.keyword() == "]]":
@@ -55,7 +55,7 @@ class SimpleCommands(Lexer):
     def simple(self) -> Simple:
         start = self.position
         assignments: list[Assignment] = []
-        words: list[Word | Assignment] = []
+        words: list[ShellWord | Assignment] = []
         redirects: list[Redirect] = []
         while True:
             redirect = self.redirect()
@@ -64,7 +64,7 @@ class SimpleCommands(Lexer):
                 continue
             if self.operator() or self.position >= len(self.text):
                 break
-            declaring = bool(words) and isinstance(words[0], Word) and words[0].literal in DECLARING
+            declaring = bool(words) and isinstance(words[0], ShellWord) and words[0].literal in DECLARING
             assignment = self.assignment() if not words or declaring else None
             if assignment is None:
                 words.append(self.word())
@@ -79,7 +79,7 @@ class SimpleCommands(Lexer):
             raise ShellSyntaxError("stray '('", self.position)
         return Simple(tuple(assignments), tuple(words), tuple(redirects), start)
 
-    def word(self) -> Word:
+    def word(self) -> ShellWord:
         self.blanks()
         start = self.position
         word, self.position = read_word(self.text, start, STOPS)
@@ -108,9 +108,9 @@ class SimpleCommands(Lexer):
         value, self.position = read_word(self.text, self.position, STOPS)
         return Assignment(match[1], value, index, append)
 
-    def array(self) -> tuple[tuple[Word | None, Word], ...]:
+    def array(self) -> tuple[tuple[ShellWord | None, ShellWord], ...]:
         self.position += 1
-        found: list[tuple[Word | None, Word]] = []
+        found: list[tuple[ShellWord | None, ShellWord]] = []
         while True:
             self.lines()
             if self.text.startswith(")", self.position):

@@ -31,14 +31,14 @@ class Started:
 
 
 @dataclass(slots=True, kw_only=True)
-class State:
+class ShellState:
     """`own` are the names that the script gives a value somewhere: such a variable is empty until then. Any other
     comes from outside: it is unknown where its value is used, and unset where the script asks whether it is set, which
     `assumed` notes. `reasons` says of a variable why it is not known."""
 
     name: str
     own: frozenset[str]
-    substitute: Callable[[str, State], str]
+    substitute: Callable[[str, ShellState], str]
     variables: dict[str, Value] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
     functions: dict[str, Command] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class State:
     output: list[str] | None = None
     asking: bool = False
 
-    def copy(self) -> State:
+    def copy(self) -> ShellState:
         """Return a state of its own, as a subshell has."""
         return replace(
             self,
@@ -65,7 +65,7 @@ class State:
             output=None if self.output is None else list(self.output),
         )
 
-    def take(self, other: State) -> None:
+    def take(self, other: ShellState) -> None:
         """Become what `other` is."""
         for name in TAKEN:
             setattr(self, name, getattr(other, name))
@@ -112,7 +112,7 @@ class State:
         return {name: value for name in sorted(self.exported) if (value := self.get(name)) is not None}
 
 
-def merged(one: State, other: State, why: str) -> State:
+def merged(one: ShellState, other: ShellState, why: str) -> ShellState:
     """Return what is known after either of two branches: what they disagree on is not. `why` says what decides."""
     found = one.copy()
     for name in sorted(set(one.variables) | set(other.variables)):
@@ -156,7 +156,7 @@ def _common(mine: dict[str, str], theirs: dict[str, str], name: str) -> dict[str
     return {**found, str(len(found)): unknown_variable(name)}
 
 
-def special_value(name: str, state: State) -> str | None:
+def special_value(name: str, state: ShellState) -> str | None:
     """Return what `$1`, `$#`, `$@` and the like are, None for a name that is none of these."""
     if name.isdigit():
         number = int(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.importers.shell.words import Word
+from shardwright.importers.shell.words import ShellWord
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,8 +12,8 @@ class Assignment:
     """`name=value`, `name+=value`, `name[index]=value`, `name=(values)`."""
 
     name: str
-    value: Word | tuple[tuple[Word | None, Word], ...]  # an array: (index or None, value)
-    index: Word | None = None
+    value: ShellWord | tuple[tuple[ShellWord | None, ShellWord], ...]  # an array: (index or None, value)
+    index: ShellWord | None = None
     append: bool = False
 
 
@@ -22,14 +22,14 @@ class Redirect:
     """`> file` and the like. `body` is the text of a here-document or a here-string."""
 
     operator: str
-    target: Word
-    body: Word | None = None
+    target: ShellWord
+    body: ShellWord | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Simple:
     assignments: tuple[Assignment, ...]
-    words: tuple[Word | Assignment, ...]
+    words: tuple[ShellWord | Assignment, ...]
     redirects: tuple[Redirect, ...]
     position: int
 
@@ -70,7 +70,7 @@ class While:
 @dataclass(frozen=True, slots=True)
 class For:
     name: str
-    words: tuple[Word, ...] | None  # None: the positional arguments
+    words: tuple[ShellWord, ...] | None  # None: the positional arguments
     body: Sequence
 
 
@@ -78,16 +78,16 @@ class For:
 class CountedFor:
     """`for ((begin; condition; step))`."""
 
-    begin: Word
-    condition: Word
-    step: Word
+    begin: ShellWord
+    condition: ShellWord
+    step: ShellWord
     body: Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    subject: Word
-    branches: tuple[tuple[tuple[Word, ...], Sequence, str], ...]  # patterns, what is done, how it ends
+class ShellCase:
+    subject: ShellWord
+    branches: tuple[tuple[tuple[ShellWord, ...], Sequence, str], ...]  # patterns, what is done, how it ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ShellGroup:
     """`{ …; }`, or with `subshell` `( … )`."""
 
     body: Sequence
@@ -109,16 +109,28 @@ class Group:
 class Condition:
     """`[[ … ]]`: operands and operators in order; operators are strings."""
 
-    words: tuple[Word | str, ...]
+    words: tuple[ShellWord | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
     """`(( … ))`."""
 
-    expression: Word
+    expression: ShellWord
 
 
 Command = (
-    Simple | Pipeline | Chain | Sequence | If | While | For | CountedFor | Case | Function | Group | Condition | Compute
+    Simple
+    | Pipeline
+    | Chain
+    | Sequence
+    | If
+    | While
+    | For
+    | CountedFor
+    | ShellCase
+    | Function
+    | ShellGroup
+    | Condition
+    | Compute
 )

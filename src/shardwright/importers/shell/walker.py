@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from shardwright.importers.shell.state import State
+from shardwright.importers.shell.state import ShellState
 from shardwright.importers.shell.syntax import Command
 
 MOST_ROUNDS, DEEPEST = 2_000, 40
@@ -18,13 +18,13 @@ class Walker(Protocol):
     files: Callable[[str], str | None]
     depth: int
 
-    def run(self, command: Command, state: State, given: str | None = None) -> Status:
+    def run(self, command: Command, state: ShellState, given: str | None = None) -> Status:
         """Walk a command that has `given` on its input; return its status, None where that is not known."""
 
-    def run_text(self, text: str, state: State, position: int) -> Status:
+    def run_text(self, text: str, state: ShellState, position: int) -> Status:
         """Walk text as a script of its own. Raises ShellSyntaxError for what is none."""
 
-    def asked(self, question: Callable[[], Status], state: State) -> Status:
+    def asked(self, question: Callable[[], Status], state: ShellState) -> Status:
         """Answer a question of the script; variables that nobody sets are unset in it."""
 
     def line_of(self, position: int) -> int:

@@ -39,17 +39,17 @@ class Reference:
 
     name: str
     prefix: str = ""
-    index: Word | None = None
+    index: ShellWord | None = None
     operator: str = ""
-    operand: Word | None = None
+    operand: ShellWord | None = None
     quoted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Arithmetic:
+class ShellArithmetic:
     """`$((…))`."""
 
-    expression: Word
+    expression: ShellWord
     quoted: bool = False
 
 
@@ -62,10 +62,10 @@ class Substitution:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class ShellWord:
     """The parts of a word, in order."""
 
-    parts: tuple[Text | Reference | Arithmetic | Substitution, ...]
+    parts: tuple[Text | Reference | ShellArithmetic | Substitution, ...]
 
     @property
     def literal(self) -> str | None:
@@ -75,15 +75,15 @@ class Word:
         return None
 
 
-EMPTY = Word(())
+EMPTY = ShellWord(())
 
 
-def read_word(text: str, start: int, stops: str, depth: int = 0) -> tuple[Word, int]:
+def read_word(text: str, start: int, stops: str, depth: int = 0) -> tuple[ShellWord, int]:
     """Return the word at `start`, which ends before the first unquoted character of `stops`, and the position after
     it. Raises ShellSyntaxError for quotes and brackets that do not close."""
     if depth > DEEPEST:
         raise ShellSyntaxError("is nested too deeply", start)
-    parts: list[Text | Reference | Arithmetic | Substitution] = []
+    parts: list[Text | Reference | ShellArithmetic | Substitution] = []
     position = start
     while position < len(text):
         letter = text[position]
@@ -117,14 +117,14 @@ def read_word(text: str, start: int, stops: str, depth: int = 0) -> tuple[Word, 
         else:
             parts.append(Text(letter))
             position += 1
-    return Word(_merged(parts)), min(position, len(text))
+    return ShellWord(_merged(parts)), min(position, len(text))
 
 
-def read_quoted(text: str, depth: int = 0) -> Word:
+def read_quoted(text: str, depth: int = 0) -> ShellWord:
     """Return the parts of text as between double quotes."""
     if depth > DEEPEST:
         raise ShellSyntaxError("is nested too deeply", 0)
-    parts: list[Text | Reference | Arithmetic | Substitution] = []
+    parts: list[Text | Reference | ShellArithmetic | Substitution] = []
     position = 0
     while position < len(text):
         letter = text[position]
@@ -137,14 +137,14 @@ def read_quoted(text: str, depth: int = 0) -> Word:
         else:
             parts.append(Text(letter, quoted=True))
             position += 1
-    return Word(_merged(parts))
+    return ShellWord(_merged(parts))
 
 
 def _merged(
-    parts: list[Text | Reference | Arithmetic | Substitution],
-) -> tuple[Text | Reference | Arithmetic | Substitution, ...]:
+    parts: list[Text | Reference | ShellArithmetic | Substitution],
+) -> tuple[Text | Reference | ShellArithmetic | Substitution, ...]:
     """Return the parts with neighbouring texts joined."""
-    found: list[Text | Reference | Arithmetic | Substitution] = []
+    found: list[Text | Reference | ShellArithmetic | Substitution] = []
     run: list[str] = []
     quoted = False
     for part in parts:
@@ -165,7 +165,7 @@ def _merged(
 
 def _reference(
     text: str, position: int, *, quoted: bool, depth: int
-) -> tuple[Text | Reference | Arithmetic | Substitution, int]:
+) -> tuple[Text | Reference | ShellArithmetic | Substitution, int]:
     """Return what begins with a dollar sign or a backquote at `position`."""
     if text[position] == "`":
         end = closing(text, "`", position + 1)
@@ -175,7 +175,7 @@ def _reference(
         end = end_of_parentheses(text, position + 2)
         inner = end_of_parentheses(text, position + 3)
         if inner + 1 == end:
-            return Arithmetic(read_quoted(text[position + 3 : inner], depth + 1), quoted), end + 1
+            return ShellArithmetic(read_quoted(text[position + 3 : inner], depth + 1), quoted), end + 1
     if text.startswith("$(", position):
         end = end_of_parentheses(text, position + 2)
         return Substitution(text[position + 2 : end], quoted), end + 1
@@ -209,7 +209,7 @@ def _braced(body: str, position: int, *, quoted: bool, depth: int) -> Reference:
     return Reference(name, prefix, index, operator, operand, quoted)
 
 
-def _operand(text: str, *, quoted: bool, depth: int) -> Word:
+def _operand(text: str, *, quoted: bool, depth: int) -> ShellWord:
     """Between double quotes, quotes inside of braces still quote, and are removed."""
     if quoted and "'" in text and '"' not in text:
         return read_quoted(text, depth + 1)

@@ -8,7 +8,7 @@ import numpy as np
 
 from shardwright.plans.placement import Ints, placement_of
 from shardwright.plans.plan import Plan
-from shardwright.reports.html.section import Chart, Section, Table
+from shardwright.reports.html.section import Chart, PageSection, PageTable
 from shardwright.reports.text.describe import layers_words
 from shardwright.reports.text.mixed import gpu_words, idle_words
 from shardwright.units import counted
@@ -16,7 +16,7 @@ from shardwright.units import counted
 COLOURS = 8
 
 
-def map_section(plan: Plan) -> Section:
+def map_section(plan: Plan) -> PageSection:
     """Return the section with the place of every GPU of a legal plan."""
     placement = placement_of(plan)
     stages = [(number, place) for number, replica in enumerate(plan.replicas) for place in range(len(replica.stages))]
@@ -47,7 +47,9 @@ def map_section(plan: Plan) -> Section:
         label=f"Map of {counted(len(machines), 'machine')}: which stage each GPU works for; the table lists the same.",
         data={"machines": machines, "cells": cells, "kinds": kinds},
     )
-    return Section(name="map", title="Which GPU does what", lead=lead, chart=chart, table=_table(plan, used, stages))
+    return PageSection(
+        name="map", title="Which GPU does what", lead=lead, chart=chart, table=_table(plan, used, stages)
+    )
 
 
 def _stage_words(plan: Plan, replica: int, place: int) -> str:
@@ -56,7 +58,7 @@ def _stage_words(plan: Plan, replica: int, place: int) -> str:
     return f"{kind}stage {place}, {layers_words(stage)}"
 
 
-def _table(plan: Plan, used: dict[str, Ints], stages: list[tuple[int, int]]) -> Table:
+def _table(plan: Plan, used: dict[str, Ints], stages: list[tuple[int, int]]) -> PageTable:
     rows = []
     for number, (replica, place) in enumerate(stages):
         stage = plan.replicas[replica].stages[place]
@@ -72,7 +74,7 @@ def _table(plan: Plan, used: dict[str, Ints], stages: list[tuple[int, int]]) -> 
             )
         )
     columns = ("replica", "stage", "copies", "GPUs of a copy", "layers", "numbers of the GPUs, by type")
-    return Table(columns=columns, rows=tuple(rows), words=columns[3:])
+    return PageTable(columns=columns, rows=tuple(rows), words=columns[3:])
 
 
 def _ranges(numbers: Ints) -> str:

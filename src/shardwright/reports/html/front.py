@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Fewer
-from shardwright.reports.html.section import Chart, Section, Table
+from shardwright.reports.html.section import Chart, PageSection, PageTable
 from shardwright.reports.text import question
 from shardwright.search.advice.fewer import point
 from shardwright.spec.job import Job
@@ -15,7 +15,7 @@ from shardwright.units import SECONDS_PER_HOUR, clock, format_dollars, format_se
 HOURS_PER_DAY = 24.0
 
 
-def machines_front(plan: Plan, fewer: Sequence[Fewer]) -> Iterator[Section]:
+def machines_front(plan: Plan, fewer: Sequence[Fewer]) -> Iterator[PageSection]:
     """Yield the front of a costed plan and of its run on fewer of its machines, if there are such choices."""
     here = point(tuple(pool.nodes for pool in plan.cluster.pools), plan)
     named = [(question.machines_words(plan.cluster, choice.nodes), choice) for choice in (here, *fewer)]
@@ -23,7 +23,9 @@ def machines_front(plan: Plan, fewer: Sequence[Fewer]) -> Iterator[Section]:
         yield front_section(named[0], named[1:], plan.job)
 
 
-def front_section(here: tuple[str, Fewer], others: Sequence[tuple[str, Fewer]], job: Job, more: str = "") -> Section:
+def front_section(
+    here: tuple[str, Fewer], others: Sequence[tuple[str, Fewer]], job: Job, more: str = ""
+) -> PageSection:
     """Return the section of choices of machines, each named in words: those of the plan, and fewer of them. `more`
     continues the lead."""
     choices = [here, *others]
@@ -39,7 +41,7 @@ def front_section(here: tuple[str, Fewer], others: Sequence[tuple[str, Fewer]], 
         if found
     ]
     time, cost = _axes(here[1])
-    return Section(
+    return PageSection(
         name="front",
         title=f"Time against {'money' if cost['unit'] == 'dollars' else 'GPUs'}",
         lead=f"The same run on fewer of the machines, by the best plan found there{more}.",
@@ -48,7 +50,7 @@ def front_section(here: tuple[str, Fewer], others: Sequence[tuple[str, Fewer]], 
             label=f"{time['name']} against {cost['name']} of {len(choices)} choices of machines; the table lists them.",
             data={"x": time, "y": cost, "series": series, "limits": list(_limits(here[1], job))},
         ),
-        table=Table(
+        table=PageTable(
             columns=("machines", "GPUs in use", "iteration", "whole run", "cost", "on the front"),
             rows=tuple(_row(each, each in best) for each in sorted(choices, key=lambda each: _place(each[1]))),
             words=("machines",),

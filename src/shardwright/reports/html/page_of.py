@@ -8,7 +8,7 @@ from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.plans.document import dumps
 from shardwright.plans.plan import Plan
 from shardwright.reports.html.plan_sections import figures, memory_section, plan_sections, time_section
-from shardwright.reports.html.section import Figure, Page, Section, Table
+from shardwright.reports.html.section import Figure, Page, PageSection, PageTable
 from shardwright.reports.html.timeline import timeline_section
 from shardwright.reports.text import question
 from shardwright.reports.text.explain import changes, reasons, saving, value
@@ -34,7 +34,7 @@ def answer(plan: Plan) -> str:
     return words + "."
 
 
-def plan_page(plan: Plan, efficiency: Efficiency, *, command: str = "", more: tuple[Section, ...] = ()) -> Page:
+def plan_page(plan: Plan, efficiency: Efficiency, *, command: str = "", more: tuple[PageSection, ...] = ()) -> Page:
     """Return the page of a costed, legal plan; `more` are sections of what it was found among."""
     first, *others = plan_sections(plan, efficiency)
     return Page(
@@ -53,13 +53,13 @@ def comparison_page(names: tuple[str, str], mine: Plan, other: Plan, efficiency:
     winner = names[0] if ahead is mine else names[1]
     loser = names[1] if ahead is mine else names[0]
     rows = tuple((name, *pair) for name, pair in changes(mine, other).items())
-    settings = Section(
+    settings = PageSection(
         name="settings",
         title="What is set otherwise",
         lead="Settings that are alike are left out." if rows else "The two plans have the same settings.",
-        table=Table(columns=("setting", *names), rows=rows, words=("setting", *names), open=True) if rows else None,
+        table=PageTable(columns=("setting", *names), rows=rows, words=("setting", *names), open=True) if rows else None,
     )
-    why = Section(name="why", title=f"Why {loser} takes longer", points=tuple(reasons(behind, ahead)))
+    why = PageSection(name="why", title=f"Why {loser} takes longer", points=tuple(reasons(behind, ahead)))
     return Page(
         title=f"{names[0]} and {names[1]}",
         answer=f"{winner}: {saving(behind, ahead)} than {loser}.",
@@ -81,14 +81,14 @@ def comparison_page(names: tuple[str, str], mine: Plan, other: Plan, efficiency:
     )
 
 
-def _both(names: tuple[str, str], *sections: Section) -> tuple[Section, ...]:
+def _both(names: tuple[str, str], *sections: PageSection) -> tuple[PageSection, ...]:
     return tuple(
         replace(each, name=f"{each.name}-{place}", title=f"{each.title}, {name}")
         for place, (name, each) in enumerate(zip(names, sections, strict=True), start=1)
     )
 
 
-def repeat_section(command: str, names: tuple[str, ...]) -> Section:
+def repeat_section(command: str, names: tuple[str, ...]) -> PageSection:
     """Return how to get the same again, and what to do next."""
     lines = [command] if command else []
     lines += [f"shardwright evaluate {name}" for name in names]
@@ -97,7 +97,7 @@ def repeat_section(command: str, names: tuple[str, ...]) -> Section:
             f"shardwright export {names[0]} --to megatron -o run.sh",
             f"shardwright train {names[0]} --data corpus.bin",
         ]
-    return Section(
+    return PageSection(
         name="repeat",
         title="Repeat it, run it",
         lead="The plan file holds model, machines and job: nothing else is needed to repeat the prediction.",

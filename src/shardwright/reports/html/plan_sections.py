@@ -8,7 +8,7 @@ from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.plans.plan import Plan, Prediction, StageMemory
 from shardwright.reports.assumptions import pools_assumed
 from shardwright.reports.html.cluster_map import map_section
-from shardwright.reports.html.section import Chart, Figure, Section, Table
+from shardwright.reports.html.section import Chart, Figure, PageSection, PageTable
 from shardwright.reports.html.timeline import timeline_section
 from shardwright.reports.text import outcome
 from shardwright.reports.text.plans import predicted, settings_of
@@ -18,7 +18,7 @@ from shardwright.units import SECONDS_PER_HOUR, clock, format_bytes, format_coun
 SMALLEST_SHARE = 0.0005  # of an iteration; a smaller term is not worth a row
 
 
-def plan_sections(plan: Plan, efficiency: Efficiency) -> Iterator[Section]:
+def plan_sections(plan: Plan, efficiency: Efficiency) -> Iterator[PageSection]:
     """Yield the sections of a costed, legal plan."""
     yield settings_section(plan)
     yield map_section(plan)
@@ -54,18 +54,18 @@ def figures(plan: Plan) -> Iterator[Figure]:
         yield Figure(label="price", value=f"{format_dollars(found.dollars_per_hour)} an hour")
 
 
-def settings_section(plan: Plan) -> Section:
+def settings_section(plan: Plan) -> PageSection:
     """Return what to set."""
     rows = tuple((name, words) for name, words in settings_of(plan))
-    return Section(
+    return PageSection(
         name="plan",
         title="The plan",
         lead=f"Bottleneck: {outcome.bottleneck(predicted(plan))}.",
-        table=Table(columns=("setting", "value"), rows=rows, words=("setting", "value"), open=True),
+        table=PageTable(columns=("setting", "value"), rows=rows, words=("setting", "value"), open=True),
     )
 
 
-def time_section(plans: list[tuple[str, Plan]]) -> Section:
+def time_section(plans: list[tuple[str, Plan]]) -> PageSection:
     """Return where the time of one plan or several goes, term by term."""
     times = [(name, predicted(plan)) for name, plan in plans]
     longest = max(found.iteration_seconds for _, found in times)
@@ -92,7 +92,7 @@ def time_section(plans: list[tuple[str, Plan]]) -> Section:
     names = tuple(name for name, _ in times)
     columns = ("term", *(cell for name in names for cell in (name, "share" if len(names) == 1 else f"share, {name}")))
     label = "Seconds of an iteration by what they are spent on; the table has the same figures."
-    return Section(
+    return PageSection(
         name="time",
         title="Where the time goes",
         lead="One iteration, seen from the stage that decides it. Communication counts as far as computation does not "
@@ -102,11 +102,11 @@ def time_section(plans: list[tuple[str, Plan]]) -> Section:
             label=label,
             data={"unit": "seconds", "rows": names, "kinds": list(terms.values()), "values": seconds},
         ),
-        table=Table(columns=columns, rows=rows, words=("term",)),
+        table=PageTable(columns=columns, rows=rows, words=("term",)),
     )
 
 
-def memory_section(plan: Plan) -> Section:
+def memory_section(plan: Plan) -> PageSection:
     """Return the peak memory of a GPU of each stage, by kind, against its capacity."""
     found = predicted(plan)
     stages = [
@@ -137,12 +137,12 @@ def memory_section(plan: Plan) -> Section:
         )
         for name, memory in stages
     )
-    return Section(
+    return PageSection(
         name="memory",
         title="Memory",
         lead=f"Peak of one GPU of each stage. The plan fits with probability {found.fit_probability:.0%}.",
         chart=chart,
-        table=Table(columns=("stage", *kinds, "total", "capacity", "full"), rows=rows, words=("stage",)),
+        table=PageTable(columns=("stage", *kinds, "total", "capacity", "full"), rows=rows, words=("stage",)),
     )
 
 
@@ -155,12 +155,12 @@ def _stage_name(plan: Plan, replica: int, place: int) -> str:
     return f"{kind}stage {place}: {plan.replicas[replica].stages[place].gpu}"
 
 
-def trust_section(found: Prediction) -> Section:
+def trust_section(found: Prediction) -> PageSection:
     """Return the interval and the published runs that the prediction is based on."""
     low, high = (clock(end, like=found.iteration_seconds) for end in found.interval)
     lead = f"In 80 of 100 cases an iteration takes {low} to {high}."
     if not found.evidence:
-        return Section(name="trust", title="How sure", lead=f"{lead} No published run is near this plan.")
+        return PageSection(name="trust", title="How sure", lead=f"{lead} No published run is near this plan.")
     rows = tuple(
         (
             f"{run.model} on {run.gpus} {run.gpu}",
@@ -175,12 +175,12 @@ def trust_section(found: Prediction) -> Section:
     columns = ("published run", "setting", "tokens/s", "predicted", "distance", "source")
     lead += " The nearest published runs, none of which the prediction had seen:"
     words = ("published run", "setting", "source")
-    return Section(
-        name="trust", title="How sure", lead=lead, table=Table(columns=columns, rows=rows, words=words, open=True)
+    return PageSection(
+        name="trust", title="How sure", lead=lead, table=PageTable(columns=columns, rows=rows, words=words, open=True)
     )
 
 
-def money_section(plan: Plan) -> Section:
+def money_section(plan: Plan) -> PageSection:
     """Return prices with what is known of them, and what interruptions cost."""
     points = pools_assumed(plan.cluster.pools)
     risky = choice_on_cluster(plan)
@@ -191,7 +191,7 @@ def money_section(plan: Plan) -> Section:
             f"{risky.lost_share:.1%} of the paid hours are lost to them",
         )
     points += [f"{plan.model.name}: {words}" for words in (*plan.model.guesses, *plan.model.assumed)]
-    return Section(
+    return PageSection(
         name="money",
         title="Money and assumptions",
         lead=f"{outcome.money_words(predicted(plan))}.",

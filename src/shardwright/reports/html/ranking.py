@@ -13,7 +13,7 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Fewer
 from shardwright.reports.html.front import machines_front
 from shardwright.reports.html.page_of import plan_page
-from shardwright.reports.html.section import Chart, Page, Section, Table
+from shardwright.reports.html.section import Chart, Page, PageSection, PageTable
 from shardwright.reports.text import describe, mixed
 from shardwright.reports.text.explain import contrast, value
 from shardwright.reports.text.plans import predicted
@@ -46,7 +46,7 @@ def _fewer(plan: Plan, rows: Sequence[object]) -> tuple[Fewer, ...]:
     return found
 
 
-def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iterator[Section]:
+def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iterator[PageSection]:
     best = predicted(plans[0]).iteration_seconds
     found = [
         (f"plan {place}: {_short(plan)}", predicted(plan).iteration_seconds) for place, plan in enumerate(plans, 1)
@@ -59,7 +59,7 @@ def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iter
         f"plan {place}: {value(plan) / value(plans[0]) - 1.0:+.2%}; {contrast(plan, plans[0])}"
         for place, plan in enumerate(plans[1:], start=2)
     )
-    yield Section(
+    yield PageSection(
         name="alternatives",
         title="Alternatives and rules of thumb",
         lead="Seconds of an iteration of the plans found and of what an expert would try.",
@@ -74,7 +74,7 @@ def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iter
                 "values": [[seconds] for _, seconds in found[:MOST_BARS]],
             },
         ),
-        table=Table(
+        table=PageTable(
             columns=("alternative", "iteration", "against the best", "why not"),
             rows=tuple(rows),
             words=("alternative", "why not"),
@@ -90,7 +90,7 @@ def _short(plan: Plan) -> str:
     )
 
 
-def _search(best: Plan, report: Mapping[str, Any], passed_over: Mapping[str, Any] | None) -> Iterator[Section]:
+def _search(best: Plan, report: Mapping[str, Any], passed_over: Mapping[str, Any] | None) -> Iterator[PageSection]:
     rows = tuple(
         (reason, f"{count:,}", MEANING.get(reason, ""))
         for reason, count in sorted(report["rejected"].items(), key=lambda item: -item[1])
@@ -110,10 +110,10 @@ def _search(best: Plan, report: Mapping[str, Any], passed_over: Mapping[str, Any
         points.append(f"Caution: {passed_over['words']}.")
     if report["not_covered"]:
         points.append("Not covered: " + "; ".join(report["not_covered"]) + ".")
-    yield Section(
+    yield PageSection(
         name="search",
         title="What the search dropped, and the proof",
         lead=lead,
         points=tuple(points),
-        table=Table(columns=("reason", "candidates", "meaning"), rows=rows, words=("reason", "meaning"), open=True),
+        table=PageTable(columns=("reason", "candidates", "meaning"), rows=rows, words=("reason", "meaning"), open=True),
     )

@@ -23,7 +23,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class PageTable:
     """Cells as text; the columns named in `words` are flush left, the others right. An `open` table is always shown,
     another one on demand below its chart."""
 
@@ -34,7 +34,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class PageSection:
     """A part of a page. `name` is its anchor; `points` are a list below the lead, `code` is shown to be copied."""
 
     name: str
@@ -42,7 +42,7 @@ class Section:
     lead: str = ""
     points: tuple[str, ...] = ()
     chart: Chart | None = None
-    table: Table | None = None
+    table: PageTable | None = None
     code: str = ""
 
 
@@ -63,5 +63,5 @@ class Page:
     answer: str
     context: tuple[str, ...]
     figures: tuple[Figure, ...]
-    sections: tuple[Section, ...]
+    sections: tuple[PageSection, ...]
     files: Mapping[str, str]

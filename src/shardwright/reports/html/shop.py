@@ -8,7 +8,7 @@ from typing import Any
 from shardwright.errors import bad
 from shardwright.plans.document import dumps, from_document
 from shardwright.reports.html.page_of import context_lines
-from shardwright.reports.html.section import Chart, Figure, Page, Section, Table
+from shardwright.reports.html.section import Chart, Figure, Page, PageSection, PageTable
 from shardwright.units import SECONDS_PER_HOUR, format_dollars, format_seconds
 
 PICKS = {
@@ -59,7 +59,7 @@ def _rent(choice: Mapping[str, Any]) -> str:
     return " + ".join(f"{each['gpus']} {each['gpu']} ({each['market']})" for each in choice["rent"])
 
 
-def _front_section(document: Mapping[str, Any], chosen: int) -> Section:
+def _front_section(document: Mapping[str, Any], chosen: int) -> PageSection:
     front = document["front"]
     names = list(dict.fromkeys(_kind(choice) for choice in front))
     series = [
@@ -86,7 +86,7 @@ def _front_section(document: Mapping[str, Any], chosen: int) -> Section:
         for place, choice in enumerate(front)
     )
     columns = ("rent", "provider", "time", "cost", "interruptions", "hours lost")
-    return Section(
+    return PageSection(
         name="front",
         title="The front",
         lead="No other choice is faster and cheaper and interrupted less often. Hours and dollars count interruptions.",
@@ -100,7 +100,7 @@ def _front_section(document: Mapping[str, Any], chosen: int) -> Section:
                 "limits": limits,
             },
         ),
-        table=Table(columns=columns, rows=rows, words=columns[:2]),
+        table=PageTable(columns=columns, rows=rows, words=columns[:2]),
     )
 
 
@@ -108,15 +108,15 @@ def _kind(choice: Mapping[str, Any]) -> str:
     return " + ".join(f"{each['gpu']}, {each['market']}" for each in choice["rent"])
 
 
-def _assumed(document: Mapping[str, Any]) -> Section:
+def _assumed(document: Mapping[str, Any]) -> PageSection:
     lead = "Anything left out was taken from the catalogue:" if document["assumed"] else "Nothing was assumed."
-    return Section(name="assumed", title="Assumptions", lead=lead, points=tuple(document["assumed"]))
+    return PageSection(name="assumed", title="Assumptions", lead=lead, points=tuple(document["assumed"]))
 
 
-def _repeat(command: str) -> Section:
+def _repeat(command: str) -> PageSection:
     lines = [command] if command else []
     lines += ["shardwright evaluate plan.json", "shardwright export plan.json --to megatron -o run.sh"]
-    return Section(
+    return PageSection(
         name="repeat",
         title="Repeat it, run it",
         lead="The plan of the choice above, with model, machines and job.",

@@ -10,7 +10,7 @@ from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.iteration.mixed import Mixed, mixed_iteration
 from shardwright.cost.iteration.timeline import Kind, TimelineEvent, closing_events, pass_events
 from shardwright.plans.plan import Plan, Replica, Stage
-from shardwright.reports.html.section import Chart, Section, Table
+from shardwright.reports.html.section import Chart, PageSection, PageTable
 from shardwright.units import counted, format_seconds
 
 ORDER: tuple[Kind, ...] = ("forward", "recompute", "backward", "communicate", "synchronise", "optimizer")
@@ -35,7 +35,7 @@ OF_UNITS = (
 DIGITS = 6  # of a start or end, relative to the iteration: below a thousandth of a pixel
 
 
-def timeline_section(plan: Plan, efficiency: Efficiency) -> Section:
+def timeline_section(plan: Plan, efficiency: Efficiency) -> PageSection:
     """Return the section of one step of a legal plan."""
     found = mixed_iteration(plan, efficiency)
     rows: list[str] = []
@@ -61,7 +61,7 @@ def timeline_section(plan: Plan, efficiency: Efficiency) -> Section:
     lead = f"{OF_UNITS if plan.layered else OF_STAGES} Drag the slider to zoom."
     if left_out:
         lead += f" {left_out:,} passes in the middle of the step, which repeats, are left out."
-    return Section(name="timeline", title="Pipeline", lead=lead, chart=chart, table=_table(plan, found))
+    return PageSection(name="timeline", title="Pipeline", lead=lead, chart=chart, table=_table(plan, found))
 
 
 def _bars(plan: Plan, found: Mixed, number: int, first_row: int, budget: int) -> tuple[list[list[Any]], int]:
@@ -90,7 +90,7 @@ def _name(plan: Plan, replica: Replica, place: int, stage: Stage) -> str:
     return f"{who}{kind}stage {place}: {stage.tensor_parallel} {stage.gpu}"
 
 
-def _table(plan: Plan, found: Mixed) -> Table:
+def _table(plan: Plan, found: Mixed) -> PageTable:
     rows = []
     for number, (replica, times) in enumerate(zip(plan.replicas, found.replicas, strict=True), start=1):
         for place, stage in enumerate(replica.stages):
@@ -113,4 +113,4 @@ def _table(plan: Plan, found: Mixed) -> Table:
                 )
             )
     columns = ("replica", "stage", "GPUs", "layers", "micro-batches", "forward", "backward", "recomputation", "busy")
-    return Table(columns=columns, rows=tuple(rows), words=("GPUs",))
+    return PageTable(columns=columns, rows=tuple(rows), words=("GPUs",))

@@ -27,7 +27,7 @@ from shardwright.search.market.stragglers import lengthened, strained
 from shardwright.search.renting.tariff import Tariff
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, measurable, runnable
-from shardwright.search.space.expand import Axes, Rows, arrangements, axes, layer_variants
+from shardwright.search.space.expand import Axes, ExpandedRows, arrangements, axes, layer_variants
 from shardwright.search.space.layouts import Splits, layouts, splits
 from shardwright.search.uniform.bounds import sketch_seconds
 from shardwright.search.uniform.completion import completed, shapes, starts_of, worth_splitting
@@ -129,7 +129,7 @@ def least_dollars(run: Sweep) -> tuple[bool, float, int]:
 def finish(run: Sweep, front: Front[Find]) -> None:
     """Settle everything that the front leaves a chance: after every batch of layouts a few of the best arrangements, in
     the end all that wait, in batches that double."""
-    waiting: list[tuple[Rows, Floats]] = []
+    waiting: list[tuple[ExpandedRows, Floats]] = []
     ratios = _ratios(run.bounds, _cuts(run, front)[run.counts])
     order = np.argsort(ratios, kind="stable")
     order = order[: np.searchsorted(ratios[order], 1.0)]
@@ -146,10 +146,10 @@ def finish(run: Sweep, front: Front[Find]) -> None:
 
 
 def _settle_best(
-    run: Sweep, front: Front[Find], waiting: list[tuple[Rows, Floats]], size: int
-) -> list[tuple[Rows, Floats]]:
+    run: Sweep, front: Front[Find], waiting: list[tuple[ExpandedRows, Floats]], size: int
+) -> list[tuple[ExpandedRows, Floats]]:
     """Settle the `size` most promising of what waits, and return what is still of use of the rest."""
-    rows = Rows.concatenated([rows for rows, _ in waiting])
+    rows = ExpandedRows.concatenated([rows for rows, _ in waiting])
     bounds = np.concatenate([bounds for _, bounds in waiting])
     ratios = _ratios(bounds, _cuts(run, front)[run.counts[rows.layout]])
     order = np.argsort(ratios, kind="stable")
@@ -176,7 +176,7 @@ def _ratios(bounds: Floats, cuts: Floats) -> Floats:
     return np.asarray(np.divide(bounds, cuts, out=np.full(len(bounds), np.inf), where=useful))
 
 
-def _arranged(run: Sweep, front: Front[Find], batch: Ints) -> tuple[Rows, Floats]:
+def _arranged(run: Sweep, front: Front[Find], batch: Ints) -> tuple[ExpandedRows, Floats]:
     """Return the arrangements of layouts that the front leaves a chance, and lower bounds of their seconds."""
     taken = run.rows.take(batch)
     cuts = _cuts(run, front)[run.counts[batch]]
@@ -188,15 +188,15 @@ def _arranged(run: Sweep, front: Front[Find], batch: Ints) -> tuple[Rows, Floats
     return replace(found, layout=batch[found.layout]), bounds[keep]
 
 
-def _settle(run: Sweep, front: Front[Find], rows: Rows) -> None:
+def _settle(run: Sweep, front: Front[Find], rows: ExpandedRows) -> None:
     """Complete rows, and simulate the completions, best bound first, that the front leaves a chance."""
-    parts: list[tuple[Rows, Floats]] = []
+    parts: list[tuple[ExpandedRows, Floats]] = []
     for full, _ in completed(run.context, run.how, run.index, rows):
         if len(full.layout):
             parts.append((full, _seconds(run, full, exact=False)))
     if not parts:
         return
-    full, bounds = Rows.concatenated([rows for rows, _ in parts]), np.concatenate([found for _, found in parts])
+    full, bounds = ExpandedRows.concatenated([rows for rows, _ in parts]), np.concatenate([found for _, found in parts])
     counts = run.counts[full.layout]
     while True:
         ratios = _ratios(bounds, _cuts(run, front)[counts])
@@ -210,7 +210,7 @@ def _settle(run: Sweep, front: Front[Find], rows: Rows) -> None:
         bounds[order] = np.inf
 
 
-def _offer(run: Sweep, front: Front[Find], rows: Rows, seconds: Floats) -> None:
+def _offer(run: Sweep, front: Front[Find], rows: ExpandedRows, seconds: Floats) -> None:
     """Offer exact plans to the front, on every offer that has the machines."""
     counts = run.counts[rows.layout]
     for place in np.argsort(seconds, kind="stable"):
@@ -225,7 +225,7 @@ def _offer(run: Sweep, front: Front[Find], rows: Rows, seconds: Floats) -> None:
                     front.offer((hours, dollars, taken), find)
 
 
-def _seconds(run: Sweep, rows: Rows, *, exact: bool) -> Floats:
+def _seconds(run: Sweep, rows: ExpandedRows, *, exact: bool) -> Floats:
     """Return the iteration of rows of one shape on as many machines as each needs, or a lower bound of it, [N], doubts
     counted (`cost.trust.rarity`): the same plan comes first on some machines as where nothing else is offered."""
     given = rows.strategies

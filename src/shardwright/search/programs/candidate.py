@@ -28,7 +28,7 @@ from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.synthesis.baselines import Rules, everything
-from shardwright.synthesis.decisions import Decisions, State, decisions
+from shardwright.synthesis.decisions import Decisions, ParameterState, decisions
 from shardwright.synthesis.graph import ITEM_BYTES
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.memory import alone, class_bytes, held_by
@@ -96,12 +96,12 @@ def _decisions(contexts: Sequence[Context], rows: int, steps: int) -> Decisions:
     )
 
 
-def _state(job: Job, dtype: str, steps: int) -> State:
+def _state(job: Job, dtype: str, steps: int) -> ParameterState:
     """Return what is held for each byte of a parameter; gradients of several steps are added up."""
     one, none = np.ones(1), np.zeros(1)
     held = state_bytes(job, one, none, one, one, np.full(1, UNSHARDED), none, none)
     size = ITEM_BYTES[dtype]
-    return State(
+    return ParameterState(
         bytes=float((held.weights + held.optimizer)[0]) / size,
         sum_bytes=float(held.gradients[0]) / size if steps > 1 else 0.0,
     )

@@ -12,7 +12,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.iteration.layered.units import units_of
 from shardwright.cost.memory.sizes import room_for_tensors
 from shardwright.synthesis.decisions import Decisions
-from shardwright.synthesis.machines import Device, Machine, Machines
+from shardwright.synthesis.machines import Device, DeviceMachine, Machines
 from shardwright.synthesis.prices import seconds_of
 
 
@@ -36,10 +36,10 @@ def _card(context: Context) -> float:
     return context.links.inter_bytes_per_second * context.pool.gpus_per_node
 
 
-def _machine(context: Context, device: Device) -> Machine:
+def _machine(context: Context, device: Device) -> DeviceMachine:
     links, gpus = context.links, context.pool.gpus_per_node
     joined = links.domain_gpus >= gpus
-    return Machine(
+    return DeviceMachine(
         device=device,
         gpus=gpus,
         link_bytes_per_second=links.intra_bytes_per_second

@@ -39,7 +39,7 @@ class Axes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows(Columns):
+class ExpandedRows(Columns):
     """Strategies with, for each, the index of its layout and of its split."""
 
     strategies: Strategies
@@ -62,7 +62,7 @@ def layer_variants(context: Context, how: Axes, layouts: Layouts) -> tuple[Strat
 
 def arrangements(
     context: Context, how: Axes, layouts: Layouts, choices: Splits, promising: Callable[[Strategies, Ints], Bools]
-) -> Rows:
+) -> ExpandedRows:
     """Return every arrangement of `layouts`: placement, switches of a layer, overlap of transfers, split. Sharding
     and recomputation are left at none. Only those settings of a layer's switches are split that are `promising`."""
     index, switches = _layer_switches(context, how, layouts)
@@ -91,10 +91,10 @@ def arrangements(
     )
     rows = _strategies(layouts.take(index[source]), {name: column[source] for name, column in switches.items()})
     rows = replace(rows, first_layers=choices.first[split], last_layers=choices.last[split])
-    return Rows(strategies=rows, layout=index[source], split=split)
+    return ExpandedRows(strategies=rows, layout=index[source], split=split)
 
 
-def states(how: Axes, rows: Rows) -> Rows:
+def states(how: Axes, rows: ExpandedRows) -> ExpandedRows:
     """Return `rows` with every sharding, offload and overlap of data-parallel communication."""
     given = rows.strategies
     ranks, alone = given.dp * given.cp > 1, given.pp == 1

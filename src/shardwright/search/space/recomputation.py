@@ -21,11 +21,13 @@ from shardwright.cost.iteration.footprint import (
     least_bytes,
 )
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, Strategies
-from shardwright.search.space.expand import Axes, Rows
+from shardwright.search.space.expand import Axes, ExpandedRows
 from shardwright.search.space.layouts import most_recomputed_layers, recompute_counts
 
 
-def completions(context: Context, how: Axes, rows: Rows, shards: LayerRows, starts: Ints) -> tuple[Rows, Ints, Ints]:
+def completions(
+    context: Context, how: Axes, rows: ExpandedRows, shards: LayerRows, starts: Ints
+) -> tuple[ExpandedRows, Ints, Ints]:
     """Return the rows with every recomputation that fits and may be best, the index in `rows` of each, and how many
     candidates of each row in `rows` did not fit.
 
@@ -38,7 +40,7 @@ def completions(context: Context, how: Axes, rows: Rows, shards: LayerRows, star
     able = least_bytes(context, shards, everything.fixed) <= context.memory_limit_bytes
     rejected = np.where(able, 0, recompute_counts(context, how.space, longest))
     open_rows = np.flatnonzero(able)
-    parts: list[tuple[Rows, Ints]] = []
+    parts: list[tuple[ExpandedRows, Ints]] = []
     for mode in (m for m in (NONE, SELECTIVE, BLOCK, UNIFORM) if m in modes):
         if not len(open_rows):
             break
@@ -59,7 +61,7 @@ def completions(context: Context, how: Axes, rows: Rows, shards: LayerRows, star
 class _Group:
     """Rows of one pipeline shape with what their memory depends on."""
 
-    rows: Rows
+    rows: ExpandedRows
     shards: LayerRows
     starts: Ints
     fixed: Fixed
@@ -79,7 +81,7 @@ class _Group:
         return replace(self.rows.strategies, recompute=code, recompute_layers=layers)
 
 
-def _best_layers(context: Context, group: _Group, mode: int) -> tuple[Rows, Ints, Ints]:
+def _best_layers(context: Context, group: _Group, mode: int) -> tuple[ExpandedRows, Ints, Ints]:
     """Return the rows that fit under `mode` with the best number of recomputed layers, their indices, and how many
     settings of each row do not fit."""
     number = np.zeros(len(group.longest), dtype=np.int64)
@@ -97,10 +99,10 @@ def _best_layers(context: Context, group: _Group, mode: int) -> tuple[Rows, Ints
     return replace(group.rows, strategies=group.with_recompute(mode, number)).take(found), found, lost
 
 
-def _explicit_layers(context: Context, how: Axes, group: _Group, mode: int) -> tuple[Rows, Ints, Ints]:
+def _explicit_layers(context: Context, how: Axes, group: _Group, mode: int) -> tuple[ExpandedRows, Ints, Ints]:
     """Return the same with every number of recomputed layers."""
     lost = np.zeros(len(group.longest), dtype=np.int64)
-    parts: list[tuple[Rows, Ints]] = []
+    parts: list[tuple[ExpandedRows, Ints]] = []
     most = most_recomputed_layers(context, mode, group.longest)
     for number in how.space.allowed("recompute_layers", range(1, int(most.max()) + 1)):
         able = np.flatnonzero(most >= number)
@@ -112,8 +114,8 @@ def _explicit_layers(context: Context, how: Axes, group: _Group, mode: int) -> t
     return *_joined(group.rows, parts), lost
 
 
-def _joined(rows: Rows, parts: list[tuple[Rows, Ints]]) -> tuple[Rows, Ints]:
+def _joined(rows: ExpandedRows, parts: list[tuple[ExpandedRows, Ints]]) -> tuple[ExpandedRows, Ints]:
     """Return parts of `rows` with their indices as one, nothing where there are none."""
     nothing = np.zeros(0, dtype=np.int64)
     found, sources = zip((rows.take(nothing), nothing), *parts, strict=True)
-    return Rows.concatenated(found), np.concatenate(sources)
+    return ExpandedRows.concatenated(found), np.concatenate(sources)

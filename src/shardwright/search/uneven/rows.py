@@ -17,7 +17,7 @@ from shardwright.search.uneven.options import GpuOptions, most_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows(Columns):
+class RowCounts(Columns):
     """For each of N shares of the state: the most rows of a GPU of each type and the way it runs them [N, G], the
     seconds of the passes of the slowest GPU, and whether the batch can be shared so at all [N]."""
 
@@ -27,7 +27,7 @@ class Rows(Columns):
     possible: Bools
 
 
-def shared_rows(options: Sequence[GpuOptions], state: Floats, *, relaxed: bool = False) -> Rows:
+def shared_rows(options: Sequence[GpuOptions], state: Floats, *, relaxed: bool = False) -> RowCounts:
     """Return the rows with which the slowest GPU is fastest, where one of each type keeps `state` [N, G] of the whole.
 
     Bisection over all times that occur: a time is enough where the most rows that each type can take in it add up to
@@ -50,17 +50,19 @@ def shared_rows(options: Sequence[GpuOptions], state: Floats, *, relaxed: bool =
 
     if not len(times):
         zero = np.zeros(state.shape, dtype=np.int64)
-        return Rows(rows=zero, option=zero, seconds=np.full(len(state), np.inf), possible=np.zeros(len(state), bool))
+        return RowCounts(
+            rows=zero, option=zero, seconds=np.full(len(state), np.inf), possible=np.zeros(len(state), bool)
+        )
     possible = enough(times[high])
     while (low < high).any():
         middle = (low + high) // 2
         good = enough(times[middle])
         high, low = np.where(good, middle, high), np.where(good, low, np.minimum(middle + 1, high))
     rows, option = taken(times[high])
-    return Rows(rows=rows, option=option, seconds=np.where(possible, times[high], np.inf), possible=possible)
+    return RowCounts(rows=rows, option=option, seconds=np.where(possible, times[high], np.inf), possible=possible)
 
 
-def iteration_seconds(options: Sequence[GpuOptions], everyone: Everyone, found: Rows, state: Floats) -> Floats:
+def iteration_seconds(options: Sequence[GpuOptions], everyone: Everyone, found: RowCounts, state: Floats) -> Floats:
     """Return the seconds of an iteration with such rows and shares of the state, [N]; infinite where impossible."""
     seconds = np.full(len(state), np.inf)
     (chosen,) = np.nonzero(found.possible)

@@ -19,7 +19,7 @@ from shardwright.search.space.axes import Space
 from shardwright.search.uneven.bound import bound_seconds
 from shardwright.search.uneven.draft import Shares, plan_of
 from shardwright.search.uneven.options import GpuOptions, gpu_options
-from shardwright.search.uneven.rows import Rows, iteration_seconds, shared_rows
+from shardwright.search.uneven.rows import RowCounts, iteration_seconds, shared_rows
 from shardwright.search.uneven.states import FINER, around, grid, parts_of, shares_of, steps_for
 from shardwright.spec.cluster import Cluster
 from shardwright.units import SECONDS_PER_HOUR
@@ -164,7 +164,7 @@ def _best(options: Sequence[GpuOptions], everyone: Everyone, cluster: Cluster) -
         for point in around(tried[place][0], steps)
     ]
     more, further = _costed(options, everyone, finer) if finer else (np.zeros(0), rows.take(slice(0, 0)))
-    seconds, rows, tried = np.concatenate([seconds, more]), Rows.concatenated([rows, further]), [*tried, *finer]
+    seconds, rows, tried = np.concatenate([seconds, more]), RowCounts.concatenated([rows, further]), [*tried, *finer]
     first = int(seconds.argmin())
     if seconds[0] <= seconds[first] * (1.0 + SAME):
         first = 0
@@ -178,7 +178,7 @@ def _best(options: Sequence[GpuOptions], everyone: Everyone, cluster: Cluster) -
 
 def _costed(
     options: Sequence[GpuOptions], everyone: Everyone, tried: Sequence[tuple[Ints, int]]
-) -> tuple[Floats, Rows]:
+) -> tuple[Floats, RowCounts]:
     counts = [own.count for own in options]
     state = np.concatenate([shares_of(point[None], steps, counts) for point, steps in tried])
     rows = shared_rows(options, state)
@@ -214,7 +214,7 @@ def _even(options: Sequence[GpuOptions], everyone: Everyone, cluster: Cluster) -
         for place, own in enumerate(options)
     ]
     possible = np.all(fits, axis=0)
-    found = Rows(rows=rows, option=option, seconds=np.zeros(ways), possible=possible)
+    found = RowCounts(rows=rows, option=option, seconds=np.zeros(ways), possible=possible)
     seconds = iteration_seconds(options, everyone, found, state)
     first = int(seconds.argmin())
     if not np.isfinite(seconds[first]):

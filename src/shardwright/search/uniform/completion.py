@@ -12,7 +12,7 @@ from shardwright.cost.context import Context, ShardIndex
 from shardwright.cost.iteration.evaluate import shape_groups
 from shardwright.cost.pipeline.splits import boundaries
 from shardwright.cost.strategies import Layouts, Strategies
-from shardwright.search.space.expand import Axes, Rows, states
+from shardwright.search.space.expand import Axes, ExpandedRows, states
 from shardwright.search.space.recomputation import completions
 
 
@@ -31,7 +31,9 @@ def worth_splitting(
     return test
 
 
-def completed(context: Context, how: Axes, index: ShardIndex, arranged: Rows) -> Iterator[tuple[Rows, Ints]]:
+def completed(
+    context: Context, how: Axes, index: ShardIndex, arranged: ExpandedRows
+) -> Iterator[tuple[ExpandedRows, Ints]]:
     """Yield, for each shape of the pipeline, the complete rows that fit and may be best, and how many candidates of
     each arrangement do not fit."""
     for rows in shapes(states(how, arranged)):
@@ -40,7 +42,7 @@ def completed(context: Context, how: Axes, index: ShardIndex, arranged: Rows) ->
         yield full, lost
 
 
-def shapes(rows: Rows) -> Iterator[Rows]:
+def shapes(rows: ExpandedRows) -> Iterator[ExpandedRows]:
     """Yield the rows of each number of pipeline ranks and virtual stages."""
     given = rows.strategies
     for group in shape_groups(given.pp, given.vpp):

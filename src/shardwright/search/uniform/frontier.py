@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.arrays import Floats
-from shardwright.search.space.expand import Rows
+from shardwright.search.space.expand import ExpandedRows
 
 
 @dataclass(slots=True)
 class Waiting:
     """Rows with the lower bounds of their values: parts that are each sorted, and how far each has been taken."""
 
-    parts: list[tuple[Rows, Floats]] = field(default_factory=list)
+    parts: list[tuple[ExpandedRows, Floats]] = field(default_factory=list)
     taken: list[int] = field(default_factory=list)
 
     @property
@@ -23,13 +23,13 @@ class Waiting:
         heads = (values[done] for (_, values), done in zip(self.parts, self.taken, strict=True) if done < len(values))
         return float(min(heads, default=np.inf))
 
-    def push(self, rows: Rows, values: Floats) -> None:
+    def push(self, rows: ExpandedRows, values: Floats) -> None:
         """Add rows."""
         order = np.argsort(values, kind="stable")
         self.parts.append((rows.take(order), values[order]))
         self.taken.append(0)
 
-    def pop(self, below: float, most: int) -> Rows:
+    def pop(self, below: float, most: int) -> ExpandedRows:
         """Remove and return the rows of lowest bound: at least one, about `most` (equal bounds stay together), none
         above `below`."""
         open_values = [values[done : done + most] for (_, values), done in zip(self.parts, self.taken, strict=True)]
@@ -41,9 +41,9 @@ class Waiting:
             if end > self.taken[place]:
                 found.append(rows.take(slice(self.taken[place], end)))
                 self.taken[place] = end
-        return Rows.concatenated(found)
+        return ExpandedRows.concatenated(found)
 
-    def rest(self) -> Rows | None:
+    def rest(self) -> ExpandedRows | None:
         """Return all rows that still wait; None if there are none."""
         rows = [rows.take(slice(done, None)) for (rows, _), done in zip(self.parts, self.taken, strict=True)]
-        return Rows.concatenated(rows) if rows else None
+        return ExpandedRows.concatenated(rows) if rows else None

@@ -29,7 +29,7 @@ from shardwright.progress import tell
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, within
-from shardwright.search.space.expand import Axes, Rows, arrangements, axes, layer_variants
+from shardwright.search.space.expand import Axes, ExpandedRows, arrangements, axes, layer_variants
 from shardwright.search.space.layouts import Splits, candidate_counts, layouts, recompute_counts, splits
 from shardwright.search.uniform.best import Best
 from shardwright.search.uniform.bounds import sketch_seconds
@@ -192,7 +192,7 @@ def _best_first(run: _Search, rows: Layouts, values: Floats, counts: Floats) -> 
     run.tally.drop(Cause.BOUND, _completions_per_row(run, rest).sum() if rest else 0)
 
 
-def _sketched(run: _Search, rows: Layouts, batch: Ints) -> tuple[Rows, Floats]:
+def _sketched(run: _Search, rows: Layouts, batch: Ints) -> tuple[ExpandedRows, Floats]:
     """Return the arrangements of the layouts in `batch` that may beat the best, with the bounds of their values."""
     taken = rows.take(batch)
     promising = worth_splitting(
@@ -215,14 +215,14 @@ def _sketched(run: _Search, rows: Layouts, batch: Ints) -> tuple[Rows, Floats]:
     return arranged.take(keep), values[keep]
 
 
-def _completions_per_row(run: _Search, rows: Rows) -> Floats:
+def _completions_per_row(run: _Search, rows: ExpandedRows) -> Floats:
     """Return how many candidates an arrangement stands for, at least: its recomputation settings."""
     return recompute_counts(run.context, run.how.space, run.choices.longest[rows.split]).astype(float)
 
 
-def _complete(run: _Search, arranged: Rows) -> None:
+def _complete(run: _Search, arranged: ExpandedRows) -> None:
     """Cost every completion of `arranged` that may be better than what is known."""
-    parts: list[tuple[Rows, Floats]] = []
+    parts: list[tuple[ExpandedRows, Floats]] = []
     for full, lost in completed(run.context, run.how, run.index, arranged):
         run.tally.drop(Cause.MEMORY, lost.sum())
         for reason, mask in run.filters.masks(run.context, full.strategies):
@@ -232,17 +232,17 @@ def _complete(run: _Search, arranged: Rows) -> None:
             parts.append((full, _bounds(run, full)))
     if parts:
         bounds = np.concatenate([bound for _, bound in parts])
-        _settle(run, Rows.concatenated([rows for rows, _ in parts]), bounds)
+        _settle(run, ExpandedRows.concatenated([rows for rows, _ in parts]), bounds)
 
 
-def _bounds(run: _Search, rows: Rows) -> Floats:
+def _bounds(run: _Search, rows: ExpandedRows) -> Floats:
     """Return lower bounds of complete rows of one pipeline shape."""
     part = rows.strategies
     parts = iteration(run.context, part, run.index.of(part), starts_of(run.context, part))
     return bound_seconds(run.context, part, parts)
 
 
-def _settle(run: _Search, rows: Rows, bounds: Floats) -> None:
+def _settle(run: _Search, rows: ExpandedRows, bounds: Floats) -> None:
     """Simulate the rows, best bound first, until the bound says that the rest is no better."""
     gpus = rows.strategies.gpus
     limits = run.objective.limits(gpus)

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Fewer
 from shardwright.reports.html import front
-from shardwright.reports.html.section import Section
+from shardwright.reports.html.section import PageSection
 from shardwright.search.advice.fewer import fewer_counts, point
 from shardwright.search.replan import Kept, replan
 from shardwright.spec.read.cluster import parse_cluster
 
 
-def front_section(plan: Plan, cluster: str, kept: Kept) -> Section:
+def front_section(plan: Plan, cluster: str, kept: Kept) -> PageSection:
     """Return what fewer machines of `cluster`, in its short form, would take: plans with the settings of `plan`."""
     groups = [(int(count), rest) for count, _, rest in (part.strip().partition("x") for part in cluster.split("+"))]
     here = point(tuple(count for count, _ in groups), plan)

@@ -14,7 +14,7 @@ from shardwright.reports.html import plan_sections
 from shardwright.reports.html.cluster_map import map_section
 from shardwright.reports.html.page_of import answer, context_lines
 from shardwright.reports.html.render import charts_of, figures_html, section_html
-from shardwright.reports.html.section import Section
+from shardwright.reports.html.section import PageSection
 from shardwright.reports.html.timeline import timeline_section
 from shardwright.reports.words import in_words
 from shardwright.search.first_plans import first_plans
@@ -58,7 +58,7 @@ def _steps(request: PlanRequest) -> Iterator[Answer]:
     yield _sections("front", [front_section(best, request.cluster, kept)])
 
 
-def _at_once(plan: Plan) -> list[Section]:
+def _at_once(plan: Plan) -> list[PageSection]:
     return [
         plan_sections.settings_section(plan),
         plan_sections.time_section([("this plan", plan)]),
@@ -66,7 +66,7 @@ def _at_once(plan: Plan) -> list[Section]:
     ]
 
 
-def _told(step: str, plan: Plan, sections: Iterable[Section]) -> Answer:
+def _told(step: str, plan: Plan, sections: Iterable[PageSection]) -> Answer:
     return {
         **_sections(step, sections),
         "answer": answer(plan),
@@ -81,7 +81,7 @@ def _no_plan(words: str, remedies: Iterable[str]) -> Answer:
     return {"step": "none", "answer": words, "next": list(remedies)}
 
 
-def _sections(step: str, sections: Iterable[Section]) -> Answer:
+def _sections(step: str, sections: Iterable[PageSection]) -> Answer:
     found = list(sections)
     return {
         "step": step,

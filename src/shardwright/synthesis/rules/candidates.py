@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 
 from shardwright.synthesis.graph import Graph, Node, Ref
 from shardwright.synthesis.properties import COMPUTE, FEATURES, Sharded
-from shardwright.synthesis.rules.signature import Cut, Rule, Signature, cut_rule, linear_rules, placed, replicated, seen
+from shardwright.synthesis.rules.signature import (
+    Cut,
+    OperatorRule,
+    Signature,
+    cut_rule,
+    linear_rules,
+    placed,
+    replicated,
+    seen,
+)
 from shardwright.synthesis.rules.table import LEAVES, signature
 
 
@@ -31,7 +40,7 @@ class Family:
 class Choices:
     """The rules of each node by name, the first of them "replicated", and the nodes whose operator has no row."""
 
-    rules: Mapping[str, tuple[Rule, ...]]
+    rules: Mapping[str, tuple[OperatorRule, ...]]
     unknown: tuple[str, ...]
 
 
@@ -65,7 +74,7 @@ def choices(graph: Graph, ranks: int = 2) -> Choices:
     return Choices(rules=rules, unknown=tuple(node.name for node in graph.nodes if node.name not in signatures))
 
 
-def _rules(node: Node, one: Signature | None, cuts: list[tuple[Cut, str]]) -> tuple[Rule, ...]:
+def _rules(node: Node, one: Signature | None, cuts: list[tuple[Cut, str]]) -> tuple[OperatorRule, ...]:
     whole = replicated(node)
     if one is None:
         return (whole,)

@@ -53,7 +53,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class OperatorRule:
     """One way to run an operator. `cut` is the sharding that divides the work, None if every rank does all of it;
     `sends` are the bytes of each all-reduce inside the operator."""
 
@@ -148,12 +148,14 @@ def seen(dims: Dims, sizes: Mapping[str, int], held: Sharded) -> Cut | None:
     return None
 
 
-def replicated(node: Node) -> Rule:
+def replicated(node: Node) -> OperatorRule:
     """Return the rule that needs everything whole."""
-    return Rule(name="replicated", inputs=(REPLICATED,) * len(node.inputs), outputs=(REPLICATED,) * len(node.outputs))
+    return OperatorRule(
+        name="replicated", inputs=(REPLICATED,) * len(node.inputs), outputs=(REPLICATED,) * len(node.outputs)
+    )
 
 
-def cut_rule(signature: Signature, cut: Cut, ratio: str = COMPUTE) -> Rule:
+def cut_rule(signature: Signature, cut: Cut, ratio: str = COMPUTE) -> OperatorRule:
     """Return the rule that cuts one axis in the proportions of `ratio`."""
     sharded = tuple(placed(dims, signature.sizes, cut, ratio) for dims in signature.inputs)
     results: list[Property] = []
@@ -165,16 +167,16 @@ def cut_rule(signature: Signature, cut: Cut, ratio: str = COMPUTE) -> Rule:
         one or (PARTIAL if summed and number in signature.terms else REPLICATED) for number, one in enumerate(sharded)
     )
     first = next((one for one in (*sharded, *results) if isinstance(one, Sharded)), None)
-    return Rule(
+    return OperatorRule(
         name=cut.axis, inputs=operands, outputs=tuple(results), cut=first, sends=signature.sends.get(cut.axis, ())
     )
 
 
-def linear_rules(signature: Signature) -> list[Rule]:
+def linear_rules(signature: Signature) -> list[OperatorRule]:
     """Return the rules that let partial sums pass."""
     count = len(signature.inputs)
     return [
-        Rule(
+        OperatorRule(
             name="sum",
             inputs=tuple(PARTIAL if number in group else REPLICATED for number in range(count)),
             outputs=(PARTIAL,) * len(signature.outputs),

@@ -24,10 +24,10 @@ from shardwright.search.mixed.branch_and_bound.effort import Effort
 from shardwright.search.mixed.branch_and_bound.incumbents import Incumbents
 from shardwright.search.mixed.branch_and_bound.tree import (
     Branched,
-    Node,
     Pruned,
     Rebounded,
     Step,
+    TreeNode,
     Undecided,
     least_bound,
 )
@@ -153,7 +153,7 @@ def search(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bo
     )
 
 
-def _processed(run: _Run, node: Node[_Part]) -> Step[_Part]:
+def _processed(run: _Run, node: TreeNode[_Part]) -> Step[_Part]:
     """Bound a region that has no bound of its own yet. Of one that has, make plans, and branch on its parts."""
     part = node.part
     if part.columns is None:
@@ -191,7 +191,9 @@ def _begin(run: _Run, part: _Part) -> None:
         _attempt(run, part.by, part.whole.columns.region, part.whole.seconds, part.whole.columns)
 
 
-def _branched(run: _Run, node: Node[_Part], columns: ColumnPool, split: Sequence[Region], idle: int) -> Branched[_Part]:
+def _branched(
+    run: _Run, node: TreeNode[_Part], columns: ColumnPool, split: Sequence[Region], idle: int
+) -> Branched[_Part]:
     """Return the parts `split` of a region, with the compositions that its `columns` leave."""
     counts, by = columns.counts_within(run.cutoff), node.part.by
     child = partial(
@@ -210,7 +212,7 @@ def _has_few_units(instance: Instance) -> bool:
     return int(instance.table.units.sum()) <= FEW_UNITS
 
 
-def _bounded(run: _Run, node: Node[_Part]) -> Step[_Part]:
+def _bounded(run: _Run, node: TreeNode[_Part]) -> Step[_Part]:
     """Give a region its own bound."""
     part, instance = node.part, node.part.by.instance
     counts = instance.compositions(run.problem.space) if part.counts is None else part.counts
@@ -299,7 +301,7 @@ def _attempt(run: _Run, by: Drafter, region: Region, bound: float, columns: Colu
     attempt(by, region, bound, columns, run.incumbents.offer, lambda: run.incumbent, run.problem.gap)
 
 
-def _raised(run: _Run, node: Node[_Part]) -> Step[_Part]:
+def _raised(run: _Run, node: TreeNode[_Part]) -> Step[_Part]:
     """Raise the bound of a region that is not split any more by its integer program, a step at a time: others may come
     first then. Where another one is left at a lower bound, that is what is proven of all."""
     part, low, high = node.part, node.bound, min(node.part.open_at, run.cutoff)

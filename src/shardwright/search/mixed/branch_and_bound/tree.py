@@ -19,7 +19,7 @@ Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, slots=True)
-class Node(Generic[Part]):
+class TreeNode(Generic[Part]):
     """A part of the plans that takes `bound` or more. `proven` is the least bound of all that is left of the tree."""
 
     bound: float
@@ -59,7 +59,7 @@ Step = Rebounded[Part] | Branched[Part] | Pruned | Undecided
 
 def least_bound(
     roots: Iterable[tuple[float, Part]],
-    process: Callable[[Node[Part]], Step[Part]],
+    process: Callable[[TreeNode[Part]], Step[Part]],
     *,
     cutoff: Callable[[], float],
     spent: Callable[[int], float],
@@ -74,7 +74,7 @@ def least_bound(
         tell(share)
         bound, order, part = heapq.heappop(nodes)
         processed += 1
-        step = process(Node(bound, part, min(bound, undecided)))
+        step = process(TreeNode(bound, part, min(bound, undecided)))
         match step:
             case Rebounded():
                 heapq.heappush(nodes, (step.bound, order, step.part))

@@ -19,7 +19,7 @@ from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.branch_and_bound.effort import NO_PROOF, spent_of
 from shardwright.search.mixed.branch_and_bound.fastest import MixedProblem
-from shardwright.search.mixed.branch_and_bound.tree import Node, Pruned, Rebounded, Step, Undecided, least_bound
+from shardwright.search.mixed.branch_and_bound.tree import Pruned, Rebounded, Step, TreeNode, Undecided, least_bound
 from shardwright.search.mixed.dollars.decide import decided
 from shardwright.search.mixed.dollars.ledger import Ledger, by_time, offer, quick_seconds, share
 from shardwright.search.mixed.dollars.machines import Bill, Boxes, all_boxes, boxes
@@ -160,7 +160,7 @@ def _searched(run: Ledger, found: list[tuple[float, _Part]]) -> float:
     """Search the boxes, the most promising first. Return what no plan in them beats."""
     most, programs = run.problem.effort.regions, 0
 
-    def processed(node: Node[_Part]) -> Step[_Part]:
+    def processed(node: TreeNode[_Part]) -> Step[_Part]:
         nonlocal programs
         part = node.part
         if not part.bounded:
@@ -179,7 +179,7 @@ def _searched(run: Ledger, found: list[tuple[float, _Part]]) -> float:
     )
 
 
-def _bounded(run: Ledger, node: Node[_Part]) -> Step[_Part]:
+def _bounded(run: Ledger, node: TreeNode[_Part]) -> Step[_Part]:
     """Give a box its own bound, and leave it the columns of settings that may have a better plan."""
     box = node.part.box
     high, quick = box.high[0], quick_seconds(run, box.high)[:, 0]

@@ -12,7 +12,7 @@ from functools import partial
 
 from shardwright.arrays import Ints
 from shardwright.search.mixed.branch_and_bound.effort import spent_of
-from shardwright.search.mixed.branch_and_bound.tree import Branched, Node, Pruned, Step, Undecided, least_bound
+from shardwright.search.mixed.branch_and_bound.tree import Branched, Pruned, Step, TreeNode, Undecided, least_bound
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.heuristics.attempts import Drafter, attempt, solve_within
 from shardwright.search.mixed.master.answer import Infeasible, Solved
@@ -59,7 +59,7 @@ def decided(
     return bound, run.looked
 
 
-def _processed(run: _Question, node: Node[Part]) -> Step[Part]:
+def _processed(run: _Question, node: TreeNode[Part]) -> Step[Part]:
     """Bound a region, ask its integer program for a plan within the cutoff, and branch on its parts."""
     run.looked += 1
     (region, counts), instance = node.part, run.by.instance

@@ -18,7 +18,7 @@ from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import Compositions, alone, columns
 from shardwright.search.mixed.bounds.instance import Instance
 from shardwright.search.mixed.branch_and_bound.effort import spent_of
-from shardwright.search.mixed.branch_and_bound.tree import Branched, Node, Pruned, Step, Undecided, least_bound
+from shardwright.search.mixed.branch_and_bound.tree import Branched, Pruned, Step, TreeNode, Undecided, least_bound
 from shardwright.search.mixed.dollars.screen import fast_enough
 from shardwright.search.mixed.master.program import CLOSE
 from shardwright.search.mixed.master.regions import parts
@@ -44,7 +44,7 @@ def least_dollars(starts: Sequence[Start], space: Space, cutoff: float, longest:
     """(P9) Return dollars, `cutoff` at most, that no plan of the regions costs less than and takes `longest` seconds or
     less."""
 
-    def processed(node: Node[Start]) -> Step[Start]:
+    def processed(node: TreeNode[Start]) -> Step[Start]:
         start, dollars = node.part, _least_of(node, space, cutoff, longest)
         if dollars >= cutoff:
             return Pruned()
@@ -66,7 +66,7 @@ def _quick(start: Start) -> float:
     return coarse(each.total * each.layers.total * float((start.per_unit[there] / speeds).min()))
 
 
-def _least_of(node: Node[Start], space: Space, cutoff: float, seconds: float) -> float:
+def _least_of(node: TreeNode[Start], space: Space, cutoff: float, seconds: float) -> float:
     """Return the dollars that no plan of a region costs less than."""
     each, region, per_unit = node.part.each, node.part.region, node.part.per_unit
     rest = each.compositions(space)

@@ -26,14 +26,14 @@ from shardwright.search.space.axes import Space
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class UnitGroup:
     """Numbers of units of like size and of the same types: the rows of them, and the programs of their regions."""
 
     rows: Ints
     pools: tuple[ColumnPool, ...]
 
 
-def groups(instance: Instance, space: Space, units: Ints, longest: Floats, share: Floats) -> Iterator[Group]:
+def groups(instance: Instance, space: Space, units: Ints, longest: Floats, share: Floats) -> Iterator[UnitGroup]:
     """Yield groups that together hold every row of `units` [K, G] that may finish an iteration of a setting within
     `longest` [K] seconds. `share` [G] is what a second of a unit is of the money for one micro-batch."""
     whole = instance.on_units(units.max(axis=0))
@@ -51,10 +51,10 @@ def groups(instance: Instance, space: Space, units: Ints, longest: Floats, share
             _pool(own, space, region, end) for region in regions if _affordable(own, space, region, share, end)
         )
         if found:
-            yield Group(rows, found)
+            yield UnitGroup(rows, found)
 
 
-def screened(group: Group, units: Ints, longest: Floats) -> Bools:
+def screened(group: UnitGroup, units: Ints, longest: Floats) -> Bools:
     """(P10) Return which rows of a group may finish an iteration in time. `units` [K, G] and `longest` [K] are those of
     all rows."""
     found = [_screened(each, units[group.rows], longest[group.rows]) for each in group.pools]

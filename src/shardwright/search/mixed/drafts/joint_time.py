@@ -11,14 +11,14 @@ import numpy as np
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.network.collectives import Group, gather_seconds
 from shardwright.rounding import coarse
-from shardwright.search.mixed.drafts.split_times import StageTimes, tails, update_seconds
+from shardwright.search.mixed.drafts.split_times import SplitTimes, tails, update_seconds
 from shardwright.search.mixed.drafts.splits import Line
 from shardwright.search.mixed.tables.columns import Table
 
 Replicas = Sequence[tuple[Line, int, int]]  # line, count, micro-batches
 
 
-def seconds_together(table: Table, replicas: Replicas, found: Sequence[StageTimes]) -> tuple[float, list[float]]:
+def seconds_together(table: Table, replicas: Replicas, found: Sequence[SplitTimes]) -> tuple[float, list[float]]:
     """Return the seconds of an iteration of replicas with the stages `found`, and of them what each replica takes after
     its pipeline, under the better rank order: the copies of a stage next to each other, or the stages of a copy."""
     copies = sum(count for _, count, _ in replicas)
@@ -46,7 +46,7 @@ def shares_unequally(table: Table, lines: Sequence[Line]) -> bool:
     return bool((shared & unequal & (table.copied_bytes[kinds] > 0.0)).any())
 
 
-def _after(table: Table, replicas: Replicas, found: Sequence[StageTimes], copies: int, outermost: bool) -> list[float]:
+def _after(table: Table, replicas: Replicas, found: Sequence[SplitTimes], copies: int, outermost: bool) -> list[float]:
     """Return the seconds that each replica cannot hide in its pipeline."""
     after = []
     once = _once(table, replicas, [each.parameters[0] for each in found], copies, outermost)

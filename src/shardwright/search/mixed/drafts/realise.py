@@ -12,7 +12,7 @@ from shardwright.rounding import coarse
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.drafts.joint_time import seconds_together, shares_unequally
 from shardwright.search.mixed.drafts.micro_batch_shares import shares
-from shardwright.search.mixed.drafts.split_times import StageTimes
+from shardwright.search.mixed.drafts.split_times import SplitTimes
 from shardwright.search.mixed.drafts.splits import (
     FittingSplits,
     Line,
@@ -43,7 +43,7 @@ class Workshop:
     lines: dict[Key, Line | None] = field(default_factory=dict)
     timed: dict[tuple[object, ...], Line | None] = field(default_factory=dict)
     splits: dict[Key, FittingSplits | None] = field(default_factory=dict)
-    staged: dict[tuple[object, ...], StageTimes] = field(default_factory=dict)
+    staged: dict[tuple[object, ...], SplitTimes] = field(default_factory=dict)
     laid_out: Workshop | None = None  # for replicas that share layers between types of unequal degree
 
     def around(self, copies: int, used: Ints) -> list[Surroundings]:
@@ -78,7 +78,7 @@ class Workshop:
             self.timed[key] = retimed(self.table, line, stages, micro_batches, copies)
         return self.timed[key]
 
-    def stages(self, line: Line, micro_batches: int, copies: int) -> StageTimes:
+    def stages(self, line: Line, micro_batches: int, copies: int) -> SplitTimes:
         """Return the stages of a line with another number of micro-batches: from its depth on all are the same."""
         key = (line.kinds, line.starts, min(micro_batches, len(line.kinds)), copies)
         if key not in self.staged:

@@ -16,7 +16,7 @@ from shardwright.search.mixed.tables.columns import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageTimes(Columns):
+class SplitTimes(Columns):
     """N splits of a pipeline of P stages, [N, P] each: seconds of a micro-batch (`own_backward` without recomputation),
     the recomputation (code and layers) that fits and is fastest, parameters held, seconds that Muon's products take one
     copy, and whether all of a split fits."""
@@ -62,7 +62,7 @@ class _StageRanges:
 
 def stages(
     table: Table, kinds: Ints, starts: Ints, *, micro_batches: int, copies: int, modes: tuple[int, ...]
-) -> StageTimes:
+) -> SplitTimes:
     """Return the stages of splits `starts` [N, P + 1] on types `kinds`, [P] or [N, P]."""
     shape = starts.shape[0], starts.shape[1] - 1
     flight = np.minimum(micro_batches, shape[1] - np.arange(shape[1]))
@@ -76,8 +76,8 @@ def stages(
         copies=copies,
         modes=modes,
     )
-    columns = {name: getattr(found, name).reshape(shape) for name in StageTimes.__slots__}
-    return StageTimes(**columns | {"fits": columns["fits"].all(axis=1)})
+    columns = {name: getattr(found, name).reshape(shape) for name in SplitTimes.__slots__}
+    return SplitTimes(**columns | {"fits": columns["fits"].all(axis=1)})
 
 
 def lone_stages(
@@ -90,7 +90,7 @@ def lone_stages(
     staged: bool,
     copies: int,
     modes: tuple[int, ...],
-) -> StageTimes:
+) -> SplitTimes:
     """Return stages of whatever pipelines, [R] each: on types `kinds`, with layers `begin` to `end` and `flight`
     micro-batches in flight; `staged` says that each has neighbours."""
     of = _StageRanges(kinds=kinds, begin=begin, end=end, flight=flight, staged=staged, layers=table.layers)
@@ -126,7 +126,7 @@ def lone_stages(
     fits = np.isfinite(recompute)
     again = np.where(fits, recompute, 0.0)
     backward = launched_seconds(of.held(table.backward) + again, BACKWARD_LAUNCHES * host) + each
-    return StageTimes(
+    return SplitTimes(
         forward=forward + each,
         backward=backward,
         own_backward=backward - again,
@@ -184,7 +184,7 @@ def _uniform(table: Table, of: _StageRanges, over: Floats) -> tuple[Floats, Ints
     return np.where(sizes > 0, of.middle(table.forward), np.inf), sizes
 
 
-def pipeline_seconds(found: StageTimes, moves: Floats, micro_batches: int) -> Floats:
+def pipeline_seconds(found: SplitTimes, moves: Floats, micro_batches: int) -> Floats:
     """Return the exact seconds of all micro-batches through each split, [N]; messages, [P - 1] or [N, P - 1],
     block their senders."""
     depth = found.forward.shape[1]
@@ -195,12 +195,12 @@ def pipeline_seconds(found: StageTimes, moves: Floats, micro_batches: int) -> Fl
     return simulate(order, found.forward, found.backward, waits, blocking=True).makespan_seconds
 
 
-def update_seconds(table: Table, kinds: Ints, found: StageTimes, copies: int) -> Floats:
+def update_seconds(table: Table, kinds: Ints, found: SplitTimes, copies: int) -> Floats:
     """Return the seconds of the optimizer step of each stage, [N, P]."""
     return np.asarray(found.parameters * table.updates(copies)[kinds] + found.orthogonal / copies)
 
 
-def after_seconds(table: Table, kinds: Ints, found: StageTimes, copies: int, slowest: int | None) -> Floats:
+def after_seconds(table: Table, kinds: Ints, found: SplitTimes, copies: int, slowest: int | None) -> Floats:
     """Return an estimate of what gradients, weights and the optimizer add after the pipeline, [N], where the stages are
     on types `kinds`, [P] or [N, P]: the links of the type `slowest` join all copies of a stage (None: those of its own
     type), as many in a domain as can be."""
@@ -218,7 +218,7 @@ def after_seconds(table: Table, kinds: Ints, found: StageTimes, copies: int, slo
     return np.asarray(reduce.max(axis=1) + gather.max(axis=1) + update)
 
 
-def tails(table: Table, found: StageTimes, once: Floats) -> tuple[Floats, Floats]:
+def tails(table: Table, found: SplitTimes, once: Floats) -> tuple[Floats, Floats]:
     """Return what reducing gradients and gathering weights leave after the pipeline at each stage, [N, P], where a byte
     of each of its parameters is gathered in `once` seconds [N, P]."""
     backward, forward = table.reduced_beside * found.own_backward, table.gathered_beside * found.forward

@@ -14,7 +14,7 @@ from shardwright.arrays import Floats, Ints, picked
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.stage_limits import Figures, figures, stage_layers
 from shardwright.search.mixed.bounds.travel import layers_in_tail, travel
-from shardwright.search.mixed.drafts.split_times import StageTimes, after_seconds, pipeline_seconds, stages
+from shardwright.search.mixed.drafts.split_times import SplitTimes, after_seconds, pipeline_seconds, stages
 from shardwright.search.mixed.tables.columns import Layers, Table
 from shardwright.search.mixed.tables.ends import Ends
 from shardwright.search.mixed.tables.region import Region
@@ -56,17 +56,17 @@ class FittingSplits:
 
     kinds: Ints
     starts: Ints
-    stages: StageTimes
+    stages: SplitTimes
     seconds: Floats
 
 
-def stages_of(table: Table, line: Line, micro_batches: int, copies: int, modes: tuple[int, ...]) -> StageTimes:
+def stages_of(table: Table, line: Line, micro_batches: int, copies: int, modes: tuple[int, ...]) -> SplitTimes:
     """Return the stages of a line with another number of micro-batches, as one split."""
     kinds, starts = np.array(line.kinds), np.array([line.starts])
     return stages(table, kinds, starts, micro_batches=micro_batches, copies=copies, modes=modes)
 
 
-def retimed(table: Table, line: Line, found: StageTimes, micro_batches: int, copies: int) -> Line | None:
+def retimed(table: Table, line: Line, found: SplitTimes, micro_batches: int, copies: int) -> Line | None:
     """Return a line, one of `copies` replicas, with another number of micro-batches, with which it has the stages
     `found`, or None if these do not fit. What comes after the pipeline counts as before."""
     if not found.fits[0]:
@@ -122,7 +122,7 @@ def _joined(one: FittingSplits, other: FittingSplits | None) -> FittingSplits:
     return FittingSplits(
         kinds=np.concatenate([one.kinds, other.kinds]),
         starts=np.concatenate([one.starts, other.starts]),
-        stages=StageTimes.concatenated([one.stages, other.stages]),
+        stages=SplitTimes.concatenated([one.stages, other.stages]),
         seconds=np.concatenate([one.seconds, other.seconds]),
     )
 
@@ -137,7 +137,7 @@ def best_line(table: Table, found: FittingSplits | None, around: Surroundings) -
     return _line(found.kinds[place], found.starts[place], found.stages, place, seconds, float(after[place]))
 
 
-def _line(kinds: Ints, starts: Ints, found: StageTimes, place: int, seconds: float, after: float) -> Line:
+def _line(kinds: Ints, starts: Ints, found: SplitTimes, place: int, seconds: float, after: float) -> Line:
     recompute = zip(found.recompute[place].tolist(), found.recompute_layers[place].tolist(), strict=True)
     return Line(
         kinds=tuple(kinds.tolist()),

@@ -14,7 +14,7 @@ from shardwright.plans.findings import NotCovered
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.search.mixed.bounds.instance import HOPELESS, Instance, instances
-from shardwright.search.mixed.branch_and_bound.tree import Node, Rebounded, Step, Undecided, least_bound
+from shardwright.search.mixed.branch_and_bound.tree import Rebounded, Step, TreeNode, Undecided, least_bound
 from shardwright.search.mixed.drafts.costing import costed, fitting_seconds, under_each_order
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.entry import (
@@ -127,7 +127,7 @@ def _scouted(run: _Run, found: Sequence[Instance], gap: float, longest: float) -
             yield from ((value, way) for value, way in ways if np.isfinite(value))
 
 
-def _looked_at(run: _Run, node: Node[_Open]) -> Step[_Open]:
+def _looked_at(run: _Run, node: TreeNode[_Open]) -> Step[_Open]:
     """Bound a candidate by all of its splits. Of one that has been, make plans."""
     way = node.part.way
     if node.part.bounded:

@@ -26,7 +26,7 @@ GAP = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class ReplanTask:
     """What is looked for: plans of one setting, its instance, on a cluster, with a context for each GPU type."""
 
     contexts: tuple[Context, ...]
@@ -40,7 +40,7 @@ class Task:
         return self.by.instance.setting
 
 
-def quick_plan(task: Task, incumbent: float, hints: Sequence[tuple[int, ...]]) -> tuple[Plan, Mixed] | None:
+def quick_plan(task: ReplanTask, incumbent: float, hints: Sequence[tuple[int, ...]]) -> tuple[Plan, Mixed] | None:
     """Return a plan that takes less than `incumbent` seconds, with its iteration, if one is found. `hints` are
     compositions that it may have, beside short ones and those of one type or of all in proportion."""
     best: list[tuple[Plan, Mixed]] = []

@@ -17,11 +17,11 @@ from shardwright.rounding import coarse
 from shardwright.search.mixed.drafts.costing import fitting
 from shardwright.search.mixed.drafts.draft import Draft, plan_of
 from shardwright.search.mixed.drafts.micro_batch_shares import shares
-from shardwright.search.mixed.replanning.quick import Task
+from shardwright.search.mixed.replanning.quick import ReplanTask
 from shardwright.spec.cluster import Cluster
 
 
-def remaining(previous: Plan, task: Task) -> tuple[Plan, Mixed] | None:
+def remaining(previous: Plan, task: ReplanTask) -> tuple[Plan, Mixed] | None:
     """Return the plan `previous` on the cluster of a task with its iteration: without the replicas whose machines are
     gone, and with some on machines that have nothing to do where that is faster. None where it does not fit, and where
     an interleaved schedule, which runs only some numbers of micro-batches, would have to share them out anew."""
@@ -47,7 +47,7 @@ def remaining(previous: Plan, task: Task) -> tuple[Plan, Mixed] | None:
     return best
 
 
-def _more(plan: Plan, task: Task) -> tuple[Replica, ...]:
+def _more(plan: Plan, task: ReplanTask) -> tuple[Replica, ...]:
     """Return replicas on the machines that have none, as many equal ones as can be: of all types together or, if that
     does not fit, of one."""
     units, each, workshop = task.by.instance.table.units, task.by.instance, task.by.workshop
@@ -70,7 +70,7 @@ def _more(plan: Plan, task: Task) -> tuple[Replica, ...]:
     return ()
 
 
-def _shared_out(plan: Plan, chosen: Sequence[tuple[Replica, ...]], task: Task) -> list[tuple[float, Plan]]:
+def _shared_out(plan: Plan, chosen: Sequence[tuple[Replica, ...]], task: ReplanTask) -> list[tuple[float, Plan]]:
     """Return the plan with each of `chosen` as its replicas, which share out all micro-batches of an iteration, and the
     seconds expected of them. The last has all the kinds of replicas that the others begin with."""
     everyone, total = chosen[-1], plan.job.global_batch // plan.micro_batch
