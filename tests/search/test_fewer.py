@@ -6,6 +6,7 @@ from shardwright.cost.compute.efficiency import Analytic
 from shardwright.search.advice.fewer import MOST_CHOICES, fewer_counts, fewer_machines
 from shardwright.search.planner import on_fewer, plan
 from shardwright.search.replan import replan
+from shardwright.search.space.axes import parse_pins
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
@@ -32,7 +33,8 @@ def test_machines_of_one_type_are_searched_as_the_plan_was() -> None:
 
 def test_several_types_are_planned_anew() -> None:
     model, job = load_model("opt-350m"), make_job(global_batch=64, seq_len=1024, tokens=1e9, precision="fp16")
-    best = plan(model, load_cluster("1x8xA100-SXM-40+2x8xV100-SXM2"), job, efficiency=Analytic(), top=1).best
+    cluster, everywhere = load_cluster("1x8xA100-SXM-40+2x8xV100-SXM2"), parse_pins(["gpus=24"])
+    best = plan(model, cluster, job, space=everywhere, efficiency=Analytic(), top=1).best
     rows = fewer_machines(best, lambda cluster: replan(best, cluster, efficiency=Analytic()))
     assert {(1, 1), (1, 0), (0, 1)} <= {row.nodes for row in rows}
     found = replan(best, load_cluster("1x8xA100-SXM-40+1x8xV100-SXM2"), efficiency=Analytic())

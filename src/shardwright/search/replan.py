@@ -52,8 +52,8 @@ def replan(
     efficiency: Efficiency | None = None,
 ) -> Plan | None:
     """Return a plan for `cluster` with the model, the job and the settings of `previous`, or None where none fits.
-    Uneven FSDP gets the best shares there. The plan is priced as `shardwright train` runs it, which alone goes on when
-    machines come and go.
+    Uneven FSDP gets the best shares there, and is looked at where weights were sharded among equal GPUs, too. The plan
+    is priced as `shardwright train` runs it, which alone goes on when machines come and go.
 
     `kept` is filled with layer times, and spares making them again: give the same one at every call for the same
     model, job and efficiency.
@@ -74,15 +74,20 @@ def replan(
     contexts = next((group for group in able if len(makers([*used, *(each.pool.gpu for each in group)])) < 2), able[0])
     if not contexts:
         return None
-    if previous.layered:
-        return _shared_anew(contexts, cluster)
+    found = None if previous.layered else _pipelines(previous, contexts, cluster, kept)
+    shared = _shared_anew(contexts, cluster) if previous.optimizer.sharding == "zero3" else None
+    return min((each for each in (found, shared) if each is not None), key=_seconds, default=None)
+
+
+def _pipelines(previous: Plan, contexts: Sequence[Context], cluster: Cluster, kept: Kept) -> Plan | None:
+    """Return the best replicas found of the settings of a plan, of those that have pipelines of layers."""
     for context in contexts:
         context.indexed.extend(_remembered(context, kept))
     setting = _setting(previous, contexts)
     (table,) = tables(contexts, [setting])
     for context in contexts:
         _keep(context, kept)
-    made = instances([setting], [table], job.global_batch, Space())
+    made = instances([setting], [table], previous.job.global_batch, Space())
     if not made:
         return None
     task = ReplanTask(
@@ -96,7 +101,12 @@ def replan(
     if best is None:
         return None
     plan, found = best
-    return plan.costed(predict(plan, model_of_time, found=found))
+    return plan.costed(predict(plan, contexts[0].efficiency, found=found))
+
+
+def _seconds(plan: Plan) -> float:
+    assert plan.prediction is not None, "it has been costed"
+    return plan.prediction.iteration_seconds
 
 
 def _shared_anew(contexts: Sequence[Context], cluster: Cluster) -> Plan | None:
