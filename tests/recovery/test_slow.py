@@ -45,7 +45,8 @@ def test_a_new_split_gives_the_slow_machine_less_and_pays() -> None:
     first = with_slow_pools(plan, renamed)
     found = template_of(first, renamed, {})
     assert found is not None and not check(found) and fits(found, renamed)
-    shares = {stage.gpu: item.micro_batches for item in found.replicas for stage in item.stages}
+    size = found.micro_batch
+    shares = {stage.gpu: item.samples(size) for item in found.replicas for stage in item.stages}
     assert found.prediction is not None and plan.prediction is not None
     assert found.prediction.tokens_per_second > plan.prediction.tokens_per_second / 1.8
     if "A100-SXM-80@slow-1.80" in shares:
