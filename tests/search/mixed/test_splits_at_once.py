@@ -14,7 +14,7 @@ from tests.search.mixed.problems import small
 from shardwright.search.mixed.bounds.capacity import capacity
 from shardwright.search.mixed.bounds.compositions import Compositions, after, columns
 from shardwright.search.mixed.bounds.stage_limits import least_move_seconds
-from shardwright.search.mixed.drafts.split_times import after_seconds, pipeline_seconds, stages
+from shardwright.search.mixed.drafts.split_times import SplitTimes, after_seconds, pipeline_seconds, stages
 from shardwright.search.mixed.drafts.splits import moves_of
 from shardwright.search.mixed.subproblem.exact import least_by_splits
 from shardwright.search.mixed.subproblem.listed import least_of_listed
@@ -24,14 +24,19 @@ from shardwright.search.mixed.tables.region import Region
 TIGHT = 0.97  # part of the best split's time that the bound reaches
 
 
-def fastest_split(table: Table, counts: np.ndarray, size: int) -> float:
-    """Return the least seconds of the pipelines of all splits in all orders of the types that fit."""
+def all_splits(table: Table, counts: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, SplitTimes]]:
+    """Yield the types of the stages in each order of the types, with all splits of the layers."""
     cuts = list(combinations(range(1, table.layers), int(counts.sum()) - 1))
     starts = np.array([(0, *cut, table.layers) for cut in cuts])
-    best = np.inf
     for order in permutations(np.flatnonzero(counts).tolist()):
         kinds = np.repeat(order, counts[list(order)])
-        made = stages(table, kinds, starts, micro_batches=size, copies=1, modes=MODES)
+        yield kinds, stages(table, kinds, starts, micro_batches=size, copies=1, modes=MODES)
+
+
+def fastest_split(table: Table, counts: np.ndarray, size: int) -> float:
+    """Return the least seconds of the pipelines of all splits in all orders of the types that fit."""
+    best = np.inf
+    for kinds, made in all_splits(table, counts, size):
         seconds = pipeline_seconds(made, moves_of(table, kinds), size)
         best = min(best, float(np.where(made.fits, seconds, np.inf).min()))
     return best
@@ -39,12 +44,8 @@ def fastest_split(table: Table, counts: np.ndarray, size: int) -> float:
 
 def soonest_end(table: Table, counts: np.ndarray, size: int) -> float:
     """Return the least seconds of all splits in all orders that fit, with what comes after the pipeline."""
-    cuts = list(combinations(range(1, table.layers), int(counts.sum()) - 1))
-    starts = np.array([(0, *cut, table.layers) for cut in cuts])
     best = np.inf
-    for order in permutations(np.flatnonzero(counts).tolist()):
-        kinds = np.repeat(order, counts[list(order)])
-        made = stages(table, kinds, starts, micro_batches=size, copies=1, modes=MODES)
+    for kinds, made in all_splits(table, counts, size):
         moves = np.array(
             [
                 least_move_seconds(table)[here] if here == there else max(table.far[here], table.far[there])
