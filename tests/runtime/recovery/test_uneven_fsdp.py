@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.runtime.recovery.fleet import MODEL, Fleet, copies, undisturbed
+from tests.runtime.recovery.fleet import ENDLESS, MODEL, Fleet, copies, undisturbed
 from tests.runtime.samples import stage, under
 
 from shardwright.plans.check import check
@@ -53,4 +53,22 @@ def test_a_worker_is_killed_and_then_a_machine_is_lost(optimizer: Optimizer, tmp
         fleet.finish()
         losses = fleet.losses()
     alone = undisturbed(tmp_path / "undisturbed", STEPS, under(optimizer, copies()))
+    assert losses == pytest.approx(list(alone.values()), rel=1e-5)
+
+
+@pytest.mark.nightly
+def test_weights_sharded_evenly_go_on_in_unequal_shares(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As a new plan may ask for: the same state in other pieces, on the machines that had it."""
+    extra = ["--upload", f"file://{tmp_path_factory.mktemp('store')}"]
+    with Fleet(tmp_path, copies(sharding="zero3"), ENDLESS, every=5, extra=extra) as fleet:
+        fleet.until(lambda: fleet.step() >= 12, "steps")
+        fleet.stop()
+        even = fleet.losses()
+    with Fleet(tmp_path, uneven("adam"), STEPS + len(even), every=5, extra=extra) as fleet:
+        fleet.finish()
+        assert fleet.recoveries()[-1]["step"] == len(even), "nothing is done again"
+        losses = fleet.losses()
+    alone = undisturbed(tmp_path / "undisturbed", STEPS + len(even), copies())
     assert losses == pytest.approx(list(alone.values()), rel=1e-5)
