@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.arrays import Bools, Columns, Floats
+from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM
 from shardwright.search.mixed.tables.columns import Layers, Table
 
@@ -77,6 +77,11 @@ def figures(table: Table, layers: Layers, copies: int) -> Figures:
 def least_move_seconds(table: Table) -> Floats:
     """Return the least seconds of a message from a stage, [G]."""
     return np.where(table.local > 1, np.minimum(table.near, table.far), table.far)
+
+
+def least_moves(table: Table, here: Ints, there: Ints) -> Floats:
+    """Return the least seconds of messages between stages of types `here` and `there`, which follow each other."""
+    return np.where(here == there, least_move_seconds(table)[here], np.maximum(table.far[here], table.far[there]))
 
 
 def most_layers(

@@ -28,7 +28,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.network.collectives import exposed_seconds
 from shardwright.search.mixed.bounds.compositions import Compositions, after
-from shardwright.search.mixed.bounds.stage_limits import least_move_seconds
+from shardwright.search.mixed.bounds.stage_limits import least_moves
 from shardwright.search.mixed.bounds.travel import byte_seconds
 from shardwright.search.mixed.drafts.split_times import lone_stages
 from shardwright.search.mixed.subproblem.pricing import longest_bottleneck
@@ -75,7 +75,7 @@ def least_by_splits(
     if not len(rows):
         return least
     counts = found.counts[rows]
-    lines = _pipelines(table, region, counts)
+    lines = _orders(table, region, counts)
     times = _pipeline_and_tail(table, layers, region, lines, micro_batches[rows][lines.owner], max(most, 1))
     best = np.full(len(rows), np.inf)
     np.minimum.at(best, lines.owner, times)
@@ -91,7 +91,7 @@ def longest_stage(found: Compositions, micro_batches: Ints, seconds: float) -> F
     return longest_bottleneck(left, found.work[:, -1], micro_batches, stages, 1.0 - found.share)
 
 
-def _pipelines(table: Table, region: Region, counts: Ints) -> _Orders:
+def _orders(table: Table, region: Region, counts: Ints) -> _Orders:
     """Return all orders of the types of compositions [N, G]."""
     arranged = every_order(counts)
     at = arranged.stages[:, None] - 1 - np.arange(int(counts.sum(axis=1).max()))
@@ -102,10 +102,8 @@ def _pipelines(table: Table, region: Region, counts: Ints) -> _Orders:
     owner = np.arange(len(kinds)) % len(counts)
     _, chosen = np.unique(np.column_stack([-arranged.stages, owner, kinds]), axis=0, return_index=True)
     owner, kinds = owner[chosen], kinds[chosen]
-    near = least_move_seconds(table)
-    here, there = kinds[:, :-1], kinds[:, 1:]
     moves = np.zeros(kinds.shape)
-    moves[:, 1:] = np.where(here == there, near[here], np.maximum(table.far[here], table.far[there]))
+    moves[:, 1:] = least_moves(table, kinds[:, :-1], kinds[:, 1:])
     beside = np.full(len(owner), -1)
     for other in sorted(region.used, key=lambda kind: -float(table.links[kind])):
         beside[counts[owner, other] == 0] = other

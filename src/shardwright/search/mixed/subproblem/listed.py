@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwright.arrays import Ints
 from shardwright.search.mixed.bounds.compositions import Compositions
-from shardwright.search.mixed.bounds.stage_limits import figures, least_move_seconds, stage_layers
+from shardwright.search.mixed.bounds.stage_limits import figures, least_moves, stage_layers
 from shardwright.search.mixed.bounds.travel import byte_seconds
 from shardwright.search.mixed.drafts.split_times import pipeline_seconds, stages, tails, update_seconds
 from shardwright.search.mixed.subproblem.exact import MOST_ORDERS, longest_stage
@@ -36,7 +36,7 @@ def least_of_listed(
         return 0.0
     longest = longest_stage(column, np.array([micro_batches]), seconds)
     whole = layers.total * (layers.dense + layers.expert) + layers.first_parameters + layers.last_parameters
-    once, near = byte_seconds(table, whole, region), least_move_seconds(table)
+    once = byte_seconds(table, whole, region)
     for order in orders:
         kinds = np.repeat(order, counts[order])
         starts = _splits(table, layers, region, kinds, micro_batches, float(longest[0]))
@@ -45,8 +45,7 @@ def least_of_listed(
         found = stages(table, kinds, starts, micro_batches=micro_batches, copies=region.most, modes=region.modes)
         found = found.take(np.flatnonzero(found.fits))
         if len(found):
-            here, there = kinds[:-1], kinds[1:]
-            moves = np.where(here == there, near[here], np.maximum(table.far[here], table.far[there]))
+            moves = least_moves(table, kinds[:-1], kinds[1:])
             later = sum(part.max(axis=1) for part in tails(table, found, once[kinds] * found.parameters))
             later = later + update_seconds(table, kinds, found, region.most).max(axis=1)
             later = later + table.tied_between(kinds, len(kinds))
