@@ -52,8 +52,7 @@ def rare_switches() -> tuple[RareSwitch, ...]:
 
 def doubts(rows: Strategies) -> Floats:
     """Return by what part of its time each strategy is doubted, [N], whatever GPUs it is on."""
-    switches = [switch for switch in rare_switches() if switch.axis not in (TYPES, UNREPORTED)]
-    return np.asarray(np.sum([_part(switch) * _has(rows, switch) for switch in switches], axis=0))
+    return np.asarray(np.sum([_part(switch) * _has(rows, switch) for switch in _of_strategies()], axis=0))
 
 
 def doubt_of_gpus(kinds: Collection[str]) -> float:
@@ -75,8 +74,12 @@ def rare_in(plan: Plan) -> tuple[RareSwitch, ...]:
     """Return what a plan has of what is rare."""
     row = row_of(plan)
     gpus = _rare_gpus({pool.gpu.kind for pool in plan.cluster.pools if pool.gpu.name in plan.gpus_by_type})
-    of_strategy = (switch for switch in rare_switches() if switch.axis not in (TYPES, UNREPORTED))
-    return (*(switch for switch in of_strategy if _has(row, switch)[0]), *gpus)
+    return (*(switch for switch in _of_strategies() if _has(row, switch)[0]), *gpus)
+
+
+def _of_strategies() -> list[RareSwitch]:
+    """Return what a strategy may have, whatever GPUs it is on."""
+    return [switch for switch in rare_switches() if switch.axis not in (TYPES, UNREPORTED)]
 
 
 def _rare_gpus(kinds: Collection[str]) -> list[RareSwitch]:
