@@ -2,7 +2,7 @@
 
     def check(plan: Annotated[Path, argument("PLAN.json", help="A plan file.")], json: AsJson = False) -> None: …
 
-A `Group` imports the module of a command when the command is asked for.
+A `CommandGroup` imports the module of a command when the command is asked for.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ PIPELINES, UNEVEN = "pipelines over several types", "uneven FSDP over several ty
 def best_plans(
     results: Sequence[OneType], cluster: Cluster, top: int, mixed: Pipelines | None, uneven: Uneven | None
 ) -> tuple[tuple[float, ...], tuple[Plan, ...]]:
-    """Return the best rows of all pools, and the best plans of unequal replicas, as plans with their values. Doubts
-    count in the order, not in the values."""
+    """Return the best plans of all searches, those of one type from their rows, with their values. Doubts count in the
+    order, not in the values."""
     found = _uniform_plans(results, cluster, top)
     found += [(weighed_value(plan), value, plan) for value, plan in _over_several(mixed, uneven)]
     best = sorted(found, key=lambda item: item[0])[:top]
@@ -47,7 +47,7 @@ def best_values(results: Sequence[OneType], top: int, mixed: Pipelines | None) -
 
 
 def _over_several(mixed: Pipelines | None, uneven: Uneven | None) -> list[tuple[float, Plan]]:
-    """Return the plans of unequal replicas that keep the limits, with their values."""
+    """Return the plans of the searches for pipelines and for uneven FSDP that keep the limits, with their values."""
     plans = (*(mixed.outcome.plans if mixed else ()), *(uneven.outcome.plans if uneven else ()))
     return [(value, plan) for plan in plans if (value := affordable_value(plan)) is not None]
 

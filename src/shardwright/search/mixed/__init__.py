@@ -23,12 +23,13 @@ the functions that implement them; `docs/methods-mixed-search.md` derives them:
     (P4) master problem          max sum_c x_c m_c(T),  sum_c x_c c <= U,          master.relaxation.Relaxation.optimum
                                  a <= sum_c x_c <= b;  a by a premium
     (P5) pricing                 c is in a solution only if m_c(T) >= c pi - slack subproblem.pricing.possible
-    (P6) exact subproblem        some split of c finishes m within T               subproblem.exact.least_by_splits
+    (P6) exact subproblem        some split of c finishes m within T               subproblem.exact.least_by_splits,
+                                                                                subproblem.listed.least_of_listed
     (P7) integer master problem  (P4) with x integer and each type in use          master.program.MasterProblem.solve
     (P8) bound of a region       the least T at which (P4) reaches M               master.regions.bounded
     (P9) money                   (P4) with the row  T sum_c x_c q c <= G           dollars.money.least_dollars
     (P10) screen                 V(y, T) < M, and by its prices V(y', T) < M       dollars.screen.screened
 
 Knobs are constants at the head of each module, set by hand. What half and twice of each does is in
-`docs/mixed-knobs.md`: none changes a plan of the five searches there, and few what is proven.
+`docs/mixed-knobs.md`: few change a plan of the five searches there, by 1 % at most, or what is proven.
 """
