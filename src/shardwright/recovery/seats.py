@@ -6,14 +6,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shardwright.arrays import Floats, Ints
 from shardwright.plans.placement import Placement, placement_of
 from shardwright.plans.plan import Plan
 from shardwright.recovery.quorum import Machine
 from shardwright.spec.cluster import Cluster
 
-Ints = NDArray[np.int64]
 Copy = tuple[int, int]
 """A copy of the model: the number of its replica in the plan, and its own among the equal ones."""
 
@@ -70,7 +69,7 @@ def stand_ins(cluster: Cluster) -> tuple[Machine, ...]:
     )
 
 
-def seated(plan: Plan, machines: Sequence[Machine], kept_bytes: NDArray[np.float64]) -> tuple[Machine, ...]:
+def seated(plan: Plan, machines: Sequence[Machine], kept_bytes: Floats) -> tuple[Machine, ...]:
     """Return the machines in an order in which little of their state moves.
 
     `kept_bytes` [M, N] is what each machine holds of what each of the N machines of the plan's cluster (`stand_ins`)

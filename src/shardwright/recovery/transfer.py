@@ -11,13 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.recovery.transfer_program import OpenNeeds, solve
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 MEMORY, DISK, CLOUD = 0, 1, 2
 TIERS = ("memory", "disk", "cloud")

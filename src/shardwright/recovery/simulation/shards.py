@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.money.risk import checkpoint_bytes
 from shardwright.plans.placement import placement_of
 from shardwright.plans.plan import Plan
@@ -21,7 +21,6 @@ from shardwright.recovery.rates import Rates, bandwidths_of
 from shardwright.recovery.seats import seats, stand_ins
 from shardwright.recovery.transfer import MEMORY, TIERS, Holdings, Needs, TransferPlan, plan_transfers
 
-Bools = NDArray[np.bool_]
 Box = tuple[int, int, float, float]
 """Layers from and to, and the share of them from and to."""
 
@@ -52,9 +51,9 @@ def boxes(plan: Plan, machines: Sequence[Machine]) -> dict[str, list[Box]]:
 class Grid:
     """Cuts of the layers and of the share, and the bytes of each cell between them, flat."""
 
-    layers: NDArray[np.int64]
-    shares: NDArray[np.float64]
-    bytes: NDArray[np.float64]
+    layers: Ints
+    shares: Floats
+    bytes: Floats
 
     def cells(self, held: Sequence[Box]) -> Bools:
         """Return which cells boxes cover, flat."""
@@ -123,7 +122,7 @@ def from_cloud(plan: Plan, seated: Sequence[Machine], rates: Rates) -> Move:
     return _plan(grid, {name: grid.cells(own) for name, own in new.items()}, {}, [m.name for m in seated], rates)
 
 
-def kept_bytes(before: Plan, seated: Sequence[Machine], plan: Plan, machines: Sequence[Machine]) -> NDArray[np.float64]:
+def kept_bytes(before: Plan, seated: Sequence[Machine], plan: Plan, machines: Sequence[Machine]) -> Floats:
     """Return what each machine holds of what each place of a plan's cluster needs, [machines, places]."""
     places = stand_ins(plan.cluster)
     old, new = boxes(before, seated), boxes(plan, places)

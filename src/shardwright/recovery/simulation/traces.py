@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shardwright.arrays import Floats, Ints
 from shardwright.errors import bad
 from shardwright.files import write_atomically
 
@@ -25,9 +25,9 @@ class Trace:
 
     name: str
     places: tuple[Place, ...]
-    seconds: NDArray[np.float64]
-    machines: NDArray[np.int64]
-    dollars: NDArray[np.float64]
+    seconds: Floats
+    machines: Ints
+    dollars: Floats
 
     @property
     def hours(self) -> float:

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
-Given = ParamSpec("Given")
 Result = TypeVar("Result")
 ANSWER_SECONDS = 60.0
 """So long a service has for an answer, or for a block of what it is sent."""
