@@ -211,11 +211,11 @@ def batch_of(engine: Engine, step: int) -> Any:
 def pieces_of(engine: Engine) -> list[tuple[str, int | None, int, int, torch.Tensor, tuple[int, ...]]]:
     found = []
     for buffer in engine.store.buffers:
-        engine.passage.reached(buffer.bucket.units[0])
+        engine.unsharding.reached(buffer.bucket.units[0])
         for p in buffer.bucket.pieces:
             value = buffer.weights.piece(p).float().clone()
             found.append((p.parameter.name, p.parameter.dim, p.start, p.stop, value, p.parameter.shape))
-    engine.passage.release()
+    engine.unsharding.release()
     return found
 
 

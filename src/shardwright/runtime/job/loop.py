@@ -92,7 +92,7 @@ def run_steps(run: Run) -> dict[str, Any]:
         if due and done < settings.steps and not stopped and not skipped:
             _save(run, record, done)
     run.watch.note(f"{SAVING} what is left at the end")
-    run.engine.passage.arrive()
+    run.engine.unsharding.arrive()
     return end_training(run.engine, settings, run.start.course_at(run.course, done), record, done, stopped=stopped)
 
 

@@ -54,7 +54,7 @@ class Engine:
     store: Store
     pipeline: RankPipeline
     sync: GradientSync
-    passage: Unsharding
+    unsharding: Unsharding
     slots: tuple[Slot, ...]
     orthogonaliser: Orthogonaliser | None
     steps: Steps
@@ -131,13 +131,13 @@ def make_engine(
     )
     sharded = plan.optimizer.distributed
     sync = GradientSync(layout, place, store, groups, sharded=sharded, overlap=plan.overlap.grad_reduce)
-    passage = Unsharding(layout, place, store, groups, sync)
+    unsharding = Unsharding(layout, place, store, groups, sync)
     chunks = [
         Chunk(
             units=units, weights=store.parameters, model=plan.model, details=details, tensor=tensor, experts=experts,
             context=context, recompute=stage.recompute, positions=positions, table=table,
             products=FP8 if precision == "fp8" else PLAIN,
-            way=None if plan.layered else passage,
+            way=None if plan.layered else unsharding,
             layer=layer if end is None else layer_forward,
             end=end,
         )
@@ -154,7 +154,7 @@ def make_engine(
         store=store,
         pipeline=make_pipeline(layout, place, chunks, groups, dtype, device),
         sync=sync,
-        passage=passage,
+        unsharding=unsharding,
         slots=slots,
         orthogonaliser=orthogonaliser,
         steps=(),
@@ -215,13 +215,13 @@ def run_passes(
     if plan.layered:
         waves = plan.schedule.waves or 1
         loss = run_layered(
-            engine.pipeline, batch, engine.sync, engine.passage, waves, loss_scale=scale, record=record, note=note
+            engine.pipeline, batch, engine.sync, engine.unsharding, waves, loss_scale=scale, record=record, note=note
         )
     else:
         loss = run_step(
             engine.pipeline, batch, engine.sync, loss_scale=scale, observe=observe, record=record, note=note
         )
-    engine.passage.release()
+    engine.unsharding.release()
     return loss
 
 
@@ -286,7 +286,7 @@ def share_weights(engine: Engine, *, beside: bool = False) -> None:
     """Have the weights that other ranks updated; `beside` the next step's passes, which wait for those of a unit when
     they reach it, where it may be. Every rank must call it."""
     if engine.sharded:
-        engine.passage.collect()
+        engine.unsharding.collect()
     if not beside or not all(buffer.bucket.alone for buffer in engine.store.buffers):
-        engine.passage.arrive()
+        engine.unsharding.arrive()
         engine.store.publish()

@@ -18,7 +18,7 @@ def evaluate(engine: Engine, batch: Batch, note: Callable[[str], None] | None = 
     steps; weights and optimizer state stay as they are. `note` is told what the rank waits for or does."""
     with torch.no_grad():
         loss = _layered(engine, batch) if engine.layout.plan.layered else run_forward(engine.pipeline, batch, note)
-    engine.passage.release()
+    engine.unsharding.release()
     found = mean_loss(engine, loss)
     if engine.layout.world_size > 1:
         dist.all_reduce(found)
@@ -27,15 +27,15 @@ def evaluate(engine: Engine, batch: Batch, note: Callable[[str], None] | None = 
 
 def _layered(engine: Engine, batch: Batch) -> torch.Tensor:
     """Return the summed loss of this rank's micro-batches, all of which go through a unit before the next one."""
-    pipeline, passage = engine.pipeline, engine.passage
+    pipeline, unsharding = engine.pipeline, engine.unsharding
     (chunk,) = pipeline.chunks
     pairs = [batch(number) for number in range(pipeline.place.micro_batches)]
     x = [tokens for tokens, _ in pairs]
     documents = [documents_of(tokens, chunk.end) for tokens in x]
     for unit in chunk.units:
-        passage.reached(unit)
+        unsharding.reached(unit)
         if unit < engine.layout.head:
-            passage.fetch(unit + 1)
+            unsharding.fetch(unit + 1)
             x = [unit_forward(chunk, unit, value, those) for value, those in zip(x, documents, strict=True)]
     losses = [loss_of(chunk, value, targets) for value, (_, targets) in zip(x, pairs, strict=True)]
     return torch.stack(losses).sum() if losses else torch.zeros((), device=pipeline.device)

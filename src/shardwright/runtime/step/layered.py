@@ -32,7 +32,7 @@ class _Walk:
     """The way of a wave through the units, shown to whoever measures or waits for it."""
 
     pipeline: RankPipeline
-    passage: Unsharding
+    unsharding: Unsharding
     record: Callable[[Event], None] | None
     say: Callable[[str], None]
     kept: dict[tuple[int, int], Kept] = field(default_factory=dict)
@@ -48,9 +48,9 @@ class _Walk:
         way = "forward" if kind == FORWARD else "backward"
         asked = moment(self.pipeline.device)
         self.say(f"waiting for the weights of unit {unit}, {way}")
-        self.passage.reached(unit)
+        self.unsharding.reached(unit)
         if following is not None:
-            self.passage.fetch(following)
+            self.unsharding.fetch(following)
         self.say(f"computing, {way} of unit {unit}")
         began = moment(self.pipeline.device)
         yield
@@ -63,7 +63,7 @@ def run_layered(
     pipeline: RankPipeline,
     batch: Batch,
     sync: GradientSync,
-    passage: Unsharding,
+    unsharding: Unsharding,
     waves: int,
     *,
     loss_scale: float = 1.0,
@@ -74,7 +74,7 @@ def run_layered(
     times `loss_scale`; finishing `sync` is left to the caller. `record` is given each unit's pass of all micro-batches
     of a wave as one operation, `note` is told what the rank waits for or does."""
     total = torch.zeros((), dtype=torch.float32, device=pipeline.device)
-    walk = _Walk(pipeline=pipeline, passage=passage, record=record, say=note or (lambda _: None))
+    walk = _Walk(pipeline=pipeline, unsharding=unsharding, record=record, say=note or (lambda _: None))
     sync.begin()
     for wave in range(waves):
         numbers = range(wave, pipeline.place.micro_batches, waves)

@@ -31,12 +31,12 @@ def rehearse(engine: Engine, *, evaluates: bool) -> None:
         if evaluates:
             with torch.no_grad():
                 forward(chunk, x)
-            engine.passage.release()
+            engine.unsharding.release()
         out = forward(chunk, x.detach().requires_grad_())
         torch.autograd.backward(out, torch.zeros_like(out))
         sync.pass_done()
         sync.settle()
-        engine.passage.release()
+        engine.unsharding.release()
 
 
 def one_of_each_kind(chunk: Chunk) -> Chunk:
