@@ -43,7 +43,7 @@ def there(before: Generation, names: Collection[str]) -> Iterator[None]:
 
 
 @pytest.fixture(params=["store", "etcd"])
-def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ClaimStore]:
+def claim_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ClaimStore]:
     """Yield an object store, or an etcd where that is installed."""
     if request.param == "store":
         yield Cloud(f"file://{tmp_path}")
@@ -64,83 +64,87 @@ def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ClaimStor
         process.kill()
 
 
-def arbiter(me: str, ledger: ClaimStore | None) -> Arbiter:
-    return Arbiter(me=me, run="r", ledger=ledger, silence_seconds=SILENCE, wait_seconds=600.0)
+def arbiter(me: str, claim_store: ClaimStore | None) -> Arbiter:
+    return Arbiter(me=me, run="r", claim_store=claim_store, silence_seconds=SILENCE, wait_seconds=600.0)
 
 
 def may(
-    before: Generation, present: Collection[str], ledger: ClaimStore | None, *, alone_seconds: float = -inf
+    before: Generation, present: Collection[str], claim_store: ClaimStore | None, *, alone_seconds: float = -inf
 ) -> bool:
     """Return whether machines, the first of which coordinates, may go on."""
     try:
-        asyncio.run(arbiter(min(present), ledger).require(before, sorted(present), time.monotonic() - alone_seconds))
+        asyncio.run(
+            arbiter(min(present), claim_store).require(before, sorted(present), time.monotonic() - alone_seconds)
+        )
     except MinorityError:
         return False
     return True
 
 
-def test_a_coordinator_that_was_cut_off_leaves_the_claim_to_the_majority(ledger: ClaimStore) -> None:
+def test_a_coordinator_that_was_cut_off_leaves_the_claim_to_the_majority(claim_store: ClaimStore) -> None:
     """It could claim at once, as the others only find the loss. It waits, and finds that they have."""
     before = generation()
     with there(before, ("m1", "m2")):
-        assert not may(before, {"m0"}, ledger), "it has just lost them"
-        assert not may(before, {"m0"}, ledger, alone_seconds=SILENCE)
-        assert may(before, {"m1", "m2"}, ledger)
-        assert not may(before, {"m0"}, ledger, alone_seconds=GRACE * SILENCE)
+        assert not may(before, {"m0"}, claim_store), "it has just lost them"
+        assert not may(before, {"m0"}, claim_store, alone_seconds=SILENCE)
+        assert may(before, {"m1", "m2"}, claim_store)
+        assert not may(before, {"m0"}, claim_store, alone_seconds=GRACE * SILENCE)
 
 
-def test_a_minority_goes_on_when_no_majority_has_in_time(ledger: ClaimStore) -> None:
+def test_a_minority_goes_on_when_no_majority_has_in_time(claim_store: ClaimStore) -> None:
     before = generation()
     with there(before, ("m0", "m1", "m2")):
-        assert may(before, {"m0"}, ledger, alone_seconds=GRACE * SILENCE)
-        assert not may(before, {"m1", "m2"}, ledger), "m0 trains"
+        assert may(before, {"m0"}, claim_store, alone_seconds=GRACE * SILENCE)
+        assert not may(before, {"m1", "m2"}, claim_store), "m0 trains"
         assert not may(before, {"m0"}, None, alone_seconds=GRACE * SILENCE), "there is nobody to decide"
         assert may(before, {"m0"}, None, alone_seconds=601.0)
 
 
-def test_a_minority_goes_on_at_once_where_nobody_listens_any_more(ledger: ClaimStore) -> None:
+def test_a_minority_goes_on_at_once_where_nobody_listens_any_more(claim_store: ClaimStore) -> None:
     before = generation()
     with there(before, ("m1",)):
         assert not may(before, {"m0"}, None)
     assert may(before, {"m0"}, None)
-    assert may(before, {"m0"}, ledger)
+    assert may(before, {"m0"}, claim_store)
 
 
 def test_a_machine_that_claimed_and_could_not_start_is_held_up_by_its_claim_only_beside_others(
-    ledger: ClaimStore,
+    claim_store: ClaimStore,
 ) -> None:
     """Two of three claimed, and one was lost before they started: the other may have gone on with the third."""
     before = generation()
     with there(before, ("m1",)):
-        assert may(before, {"m0", "m1"}, ledger)
-        assert not may(before, {"m0"}, ledger, alone_seconds=GRACE * SILENCE), "m1 may be training with m2"
-    assert may(before, {"m0"}, ledger), "now it is gone"
+        assert may(before, {"m0", "m1"}, claim_store)
+        assert not may(before, {"m0"}, claim_store, alone_seconds=GRACE * SILENCE), "m1 may be training with m2"
+    assert may(before, {"m0"}, claim_store), "now it is gone"
 
 
-def test_a_machine_that_returns_waits_for_those_that_went_on_twice_without_it(ledger: ClaimStore) -> None:
+def test_a_machine_that_returns_waits_for_those_that_went_on_twice_without_it(claim_store: ClaimStore) -> None:
     """Those that it knows are gone by now, but one that came later trains."""
     before = generation(4)
-    assert may(before, {"m1", "m2"}, ledger)
+    assert may(before, {"m1", "m2"}, claim_store)
     machines = [Machine(name="m3", host="127.0.0.1", port=1, gpu="A", gpus=1), *before.machines[1:]]
     after = Generation(number=5, machines=tuple(machines))
-    assert may(after, {"m3"}, ledger)
-    assert not may(before, {"m0"}, ledger, alone_seconds=inf)
-    assert not may(before, {"m0", "m1"}, ledger), "not even with one that was started anew"
+    assert may(after, {"m3"}, claim_store)
+    assert not may(before, {"m0"}, claim_store, alone_seconds=inf)
+    assert not may(before, {"m0", "m1"}, claim_store), "not even with one that was started anew"
 
 
-def test_a_run_that_is_started_again_in_its_store_takes_numbers_that_were_never_claimed(ledger: ClaimStore) -> None:
+def test_a_run_that_is_started_again_in_its_store_takes_numbers_that_were_never_claimed(
+    claim_store: ClaimStore,
+) -> None:
     """Else its first loss would find a claim of the run before, and wait for machines that are long gone."""
-    first, second = arbiter("m0", ledger), arbiter("m1", ledger)
+    first, second = arbiter("m0", claim_store), arbiter("m1", claim_store)
     assert asyncio.run(first.first_free()) == 0
     nobody = Generation(number=0, machines=())
     assert asyncio.run(first.require(nobody, ["m0", "m1"], inf))
     assert asyncio.run(first.require(nobody, ["m0"], inf)), "it tries again"
     with pytest.raises(MinorityError, match="m0 with a majority is to go on"):
         asyncio.run(second.require(nobody, ["m1"], inf))
-    assert may(generation(1), {"m1"}, ledger)
+    assert may(generation(1), {"m1"}, claim_store)
     assert asyncio.run(second.first_free()) == 2
     again = generation(3)
-    assert may(again, {"m0", "m2"}, ledger)
+    assert may(again, {"m0", "m2"}, claim_store)
 
 
 def test_a_store_that_does_not_answer_stops_a_minority_alone() -> None:

@@ -69,7 +69,7 @@ def passage_to(folder: Path, cloud: Cloud | None, spoilt: int = -1) -> tuple[Pas
     run = run_of(options)
     channel = cast(Channel, Playing(spoilt))
     members = Members(by_name={machine.name: Member(machine=machine, channel=channel) for machine in machines})
-    arbiter = Arbiter(me="m0", run=run.name, ledger=None, silence_seconds=1.0, wait_seconds=1.0)
+    arbiter = Arbiter(me="m0", run=run.name, claim_store=None, silence_seconds=1.0, wait_seconds=1.0)
     passage = Passage(options=options, run=run, members=members, cloud=cloud, arbiter=arbiter)
     return passage, Base(generation=Generation(number=4, machines=machines), plan=options.plan)
 

@@ -22,7 +22,7 @@ GRACE = 3.0
 finds the loss, a coordinator and each other in that time."""
 
 ASKING_SECONDS = 10.0
-"""So long the ledger has for an answer."""
+"""So long the store of claims has for an answer."""
 
 
 class ClaimStore(Protocol):
@@ -42,12 +42,12 @@ class MinorityError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arbiter:
-    """What a coordinator on machine `me` of the run named `run` needs to find out. Where no ledger decides, a
+    """What a coordinator on machine `me` of the run named `run` needs to find out. Where no store of claims decides, a
     minority waits `wait_seconds`."""
 
     me: str
     run: str
-    ledger: ClaimStore | None
+    claim_store: ClaimStore | None
     silence_seconds: float
     wait_seconds: float
 
@@ -57,32 +57,35 @@ class Arbiter:
         found = quorum(before, present)
         if not found.majority:
             absent = {name for name in before.names if name not in present}
-            patience = self.wait_seconds if self.ledger is None else GRACE * self.silence_seconds
+            patience = self.wait_seconds if self.claim_store is None else GRACE * self.silence_seconds
             if time.monotonic() - alone_since < patience and await _gone(before, absent) != absent:
                 raise MinorityError(f"{found.reason}; this machine waits for the others")
             print(f"{found.reason}, and the others are taken to be gone", file=sys.stderr, flush=True)
-        if self.ledger is not None:
-            await self._claim(self.ledger, before, found, present)
+        if self.claim_store is not None:
+            await self._claim(self.claim_store, before, found, present)
         return found.majority
 
     async def first_free(self) -> int:
         """Return the number after the last that was claimed to be followed: where a run goes on that nobody
         remembers."""
-        if self.ledger is None:
+        if self.claim_store is None:
             return 0
         try:
-            claims = partial(self.ledger.claims, self.run)
-            return max(await answered(self.ledger.what, claims, seconds=ASKING_SECONDS), default=-1) + 1
+            claims = partial(self.claim_store.claims, self.run)
+            return max(await answered(self.claim_store.what, claims, seconds=ASKING_SECONDS), default=-1) + 1
         except (OSError, SpecError) as error:
             print(f"nobody can say if this run was there before: {error}", file=sys.stderr, flush=True)
             return 0
 
-    async def _claim(self, ledger: ClaimStore, before: Generation, found: Quorum, present: Collection[str]) -> None:
-        """Claim to follow a generation, or raise MinorityError. A majority goes on where the ledger is down."""
+    async def _claim(
+        self, claim_store: ClaimStore, before: Generation, found: Quorum, present: Collection[str]
+    ) -> None:
+        """Claim to follow a generation, or raise MinorityError. A majority goes on where the store of claims is
+        down."""
         claim = Claim(by=self.me, machines=tuple(present), majority=found.majority)
         try:
-            asked = partial(_claims, ledger, self.run, before.number, claim)
-            claims = await answered(ledger.what, asked, seconds=ASKING_SECONDS)
+            asked = partial(_claims, claim_store, self.run, before.number, claim)
+            claims = await answered(claim_store.what, asked, seconds=ASKING_SECONDS)
         except (OSError, SpecError, ValueError) as error:  # the last: of a writer that was killed
             print(f"there is no arbiter now: {error}", file=sys.stderr, flush=True)
             if not found.majority:
@@ -94,11 +97,11 @@ class Arbiter:
                 raise MinorityError(f"{found.reason}, and {other} is to go on; this machine waits")
 
 
-def _claims(ledger: ClaimStore, run: str, number: int, claim: Claim) -> list[Claim]:
+def _claims(claim_store: ClaimStore, run: str, number: int, claim: Claim) -> list[Claim]:
     """Claim to follow a generation; return the claim to it that stands, and those to follow later ones. Raises
     ValueError where one of them is not whole."""
-    texts = [ledger.claim(run, number, json.dumps(asdict(claim)))]
-    texts += [ledger.claimed(run, later) for later in ledger.claims(run) if later > number]
+    texts = [claim_store.claim(run, number, json.dumps(asdict(claim)))]
+    texts += [claim_store.claimed(run, later) for later in claim_store.claims(run) if later > number]
     return [Claim(**json.loads(text)) for text in texts]
 
 

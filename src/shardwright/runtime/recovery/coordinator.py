@@ -56,7 +56,7 @@ class Coordinator:
         self._arbiter = Arbiter(
             me=options.machine.name,
             run=run.name,
-            ledger=Etcd(members=options.etcd) if options.etcd else cloud,
+            claim_store=Etcd(members=options.etcd) if options.etcd else cloud,
             silence_seconds=options.silence_seconds,
             wait_seconds=options.wait_seconds,
         )
