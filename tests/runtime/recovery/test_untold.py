@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from shardwright.runtime.job.metrics import Row
 from shardwright.runtime.recovery import post as posts
-from shardwright.runtime.recovery import training
+from shardwright.runtime.recovery import reform, training, worker
 from shardwright.runtime.recovery.interval import Interval
 from shardwright.runtime.recovery.post import Post
 from shardwright.runtime.recovery.settlement import Report
@@ -50,3 +53,31 @@ def test_the_row_of_a_settled_step_is_told_once_when_training_goes_on(halted: Po
 def test_the_row_of_a_step_that_was_given_up_is_not(halted: Post) -> None:
     halted.report = Report(step=6)
     assert told(halted) == []
+
+
+def test_a_row_that_is_being_told_as_a_generation_ends_is_not_told_in_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its thread may still be with a tracker when the next rank is assigned."""
+    given: list[Row | None] = []
+
+    class Telling:
+        def __init__(self, _link: Any, _order: Any, _settings: Any, untold: Row | None) -> None:
+            given.append(untold)
+            self.untold: Row | None = row_of(Vote(loss=2.0, square=2.25, stop=0.0), 1.5, 7)
+
+        def stuck(self) -> bool:
+            self.untold = None  # told meanwhile
+            return False
+
+    link = SimpleNamespace(orders=Queue(), answer=lambda *_: None)
+    for op in ("assign", "assign", "end"):
+        link.orders.put(SimpleNamespace(message={"op": op, "logs": None}))
+    monkeypatch.setattr(worker, "KeeperLink", lambda *_: link)
+    monkeypatch.setattr(worker, "Training", Telling)
+    monkeypatch.setattr(reform, "environment", lambda _host: None)
+    monkeypatch.setattr(reform, "torn_down", lambda _seconds: True)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _number: None)
+    settings: Any = None
+    worker.work("h", 1, 0, settings)
+    assert given == [None, None]

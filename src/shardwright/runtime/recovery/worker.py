@@ -38,10 +38,10 @@ def work(host: str, port: int, token: int, settings: Settings) -> None:
         order = link.orders.get()
         match order.message["op"]:
             case "assign":
-                untold = None if training is None else training.untold
                 if training is not None and training.stuck():
                     link.answer(order, stuck=True)  # which is this process's end
                     continue
+                untold = None if training is None else training.untold  # until its end it may have told that
                 training = None  # which has the groups
                 if not reform.torn_down(UNWIND_SECONDS):
                     link.answer(order, stuck=True)
