@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import shardwright
 from shardwright.plans.check import check
-from shardwright.plans.plan import Plan
+from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Schedule
 from shardwright.recovery.decide import Phase, RecoveryOption, dollars_per_token, expected_tokens
 from shardwright.recovery.outlook import FleetChange, Outlook, outlook_of
 from shardwright.recovery.quorum import Machine
-from shardwright.recovery.repairs import without
+from shardwright.recovery.repairs import refilled, without
 from shardwright.recovery.seats import copies_on, kept_share, seated, seats, share_after_a_loss, stand_ins
 from shardwright.recovery.ways import COPIES_LEFT, REFILL, REFORM_SECONDS, RunPlans, broken_copies, choose
 from shardwright.search.planner import predict
@@ -62,6 +62,30 @@ def test_copies_left_take_all_micro_batches(plan: Plan) -> None:
     assert sum(r.count * r.micro_batches for r in found.replicas) == 4 * plan.replicas[0].micro_batches
     assert max(r.micro_batches for r in found.replicas) - min(r.micro_batches for r in found.replicas) <= 1
     assert without(plan, {(0, n) for n in range(4)}, plan.cluster) is None
+
+
+def test_copies_of_uneven_fsdp_never_stand_beside_pipelines(plan: Plan) -> None:
+    """A new plan for the machines that are left over may be of either kind."""
+    (pipelines,) = plan.replicas
+    stage = replace(
+        pipelines.stages[0], tensor_parallel=1, expert_tensor_parallel=1, layers=((0, len(plan.model.layers)),)
+    )
+    whole = replace(pipelines, count=2, micro_batches=256 // plan.micro_batch, stages=(stage,), rows=256, state=1)
+    uneven = replace(
+        plan,
+        replicas=(whole,),
+        schedule=Schedule(kind="layered", waves=1),
+        optimizer=OptimizerPlan(sharding="zero3", parts=2),
+        overlap=Overlap(grad_reduce=True, param_gather=True),
+        sequence_parallel=False,
+    )
+    assert not check(uneven)
+    smaller = replace(plan, replicas=(replace(pipelines, count=1),))
+    assert refilled(plan, {(0, 1)}, smaller, plan.cluster) is not None
+    assert refilled(plan, {(0, 1)}, uneven, plan.cluster) is None
+    assert refilled(uneven, {(0, 1)}, smaller, plan.cluster) is None
+    mixed = replace(plan, replicas=(pipelines, whole))
+    assert {"replicas[1].rows", "replicas[1].state"} <= {problem.path for problem in check(mixed)}
 
 
 def test_the_choice_names_all_ways_in_a_line(plan: Plan) -> None:
