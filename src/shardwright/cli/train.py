@@ -166,7 +166,10 @@ def train(
         int, option(metavar="N", help="Steps lost at most, if a shard has no holder (--elastic).")
     ] = 10,
     silence: Annotated[
-        float, option(metavar="SECONDS", help="A machine or worker silent for longer is lost (--elastic).")
+        float,
+        option(
+            metavar="SECONDS", help="A machine silent for longer is lost, and a worker that is stopped (--elastic)."
+        ),
     ] = 5.0,
     wait: Annotated[
         float, option(metavar="SECONDS", help="Wait so long for machines that a plan needs (--elastic).")

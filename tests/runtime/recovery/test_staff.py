@@ -92,9 +92,9 @@ def test_a_worker_that_cannot_be_started_is_none() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="states of processes are read from /proc")
 def test_a_silent_worker_is_lost_at_once_where_it_is_stopped_and_later_where_it_is_starved() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        assert starving(process.pid, 30.0, 6.0) and not starving(process.pid, 30.0, 31.0)
+        assert starving(process.pid, 5.0, 6.0) and not starving(process.pid, 5.0, 31.0)
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
-        assert not starving(process.pid, 30.0, 6.0)
+        assert not starving(process.pid, 5.0, 6.0)
         process.kill()
-    assert not starving(process.pid, 30.0, 6.0), "it is gone"
+    assert not starving(process.pid, 5.0, 6.0), "it is gone"

@@ -23,8 +23,6 @@ from shardwright.runtime.recovery.store_server import Values
 COMMIT_SECONDS = 90.0
 """So long all machines have for a step: to hash what their workers wrote, and to copy what nobody else holds."""
 LARGEST_RANGE_BYTES = 1 << 30
-STARVED = 6.0
-"""Times the silence after which a worker is lost, though it is not stopped: others may have taken its processors."""
 
 TOLD = {
     "finished here": ("finished", ("step", "generation", "stopped")),
@@ -67,7 +65,7 @@ class Desk:
         match message["op"]:
             case "worker":
                 self._staff.arrived(message["token"], channel)
-                starved = partial(starving, message["process"], STARVED * self._options.silence_seconds)
+                starved = partial(starving, message["process"], self._options.silence_seconds)
                 channel.watch(self._options.beat_seconds, self._options.silence_seconds, starved)
                 return {"beat_seconds": self._options.beat_seconds}, b""
             case "snapshot":

@@ -16,9 +16,10 @@ from shardwright.runtime.recovery.notices import SIGNAL_SECONDS, Service
 class KeeperOptions:
     """`machine` as others reach it; `join` where they may be, its own address first on the one that begins. Snapshots
     are taken every `snapshot_every` steps into `memory`, written to `disk` and to the URL `upload` where these are
-    given; claims to go on are made in `etcd`, else in `upload`. A machine or worker silent for `silence_seconds` is
-    lost. With fewer machines than any plan needs, the others wait `wait_seconds` for more. `notices` say when the
-    machine is taken away; SIGTERM: in `notice_seconds`. What each rank prints is kept in `logs` too."""
+    given; claims to go on are made in `etcd`, else in `upload`. A machine silent for `silence_seconds` is lost, and a
+    worker that is stopped (`staff.starving`). With fewer machines than any plan needs, the others wait `wait_seconds`
+    for more. `notices` say when the machine is taken away; SIGTERM: in `notice_seconds`. What each rank prints is kept
+    in `logs` too."""
 
     machine: Machine
     join: tuple[tuple[str, int], ...]

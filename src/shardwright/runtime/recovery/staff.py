@@ -21,6 +21,8 @@ PRELOADED = ["shardwright.runtime.recovery.worker", "torch.fx.experimental.symbo
 """The second is what a backward pass imports when it is first run, in most of a second."""
 START_SECONDS = 60.0
 """A new worker that has not come by then is given up; those after it have less to load."""
+STARVED = 6.0
+"""Times the silence after which a worker is lost, though it is not stopped: others may have taken its processors."""
 STOPPED = ("T", "t", "Z", "X")
 """States of a process in Linux' /proc in which it does nothing: stopped, traced, dead."""
 
@@ -229,10 +231,10 @@ def kill(process: int | None) -> None:
             return
 
 
-def starving(process: int, most_seconds: float, silent_seconds: float) -> bool:
-    """Return whether a process of this machine that says nothing may only lack a processor: it is not stopped, as far
-    as the system tells."""
-    if silent_seconds > most_seconds:
+def starving(process: int, silence_seconds: float, silent_seconds: float) -> bool:
+    """Return whether a process of this machine that has said nothing for `silent_seconds`, longer than the usual
+    `silence_seconds`, may only lack a processor: it is not stopped, as far as the system tells."""
+    if silent_seconds > STARVED * silence_seconds:
         return False
     try:
         after_name = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2]

@@ -124,7 +124,7 @@ def _train(
         vote, norm = _step(link, post, samples, paces, marks)
         done, stopped = post.report.step, vote.stop > 0.0
         if post.row is not None:
-            post.untold = post.row(vote, norm, done)
+            post.untold = post.row(vote, norm, done)  # with the time that its weights took to the others
         _tell_row(post, evaluation, settings, tell)
         if len(paces) >= PACED_STEPS and time.perf_counter() - window >= PACED_SECONDS:
             work = _work_of(post.engine.place)
