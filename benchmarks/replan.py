@@ -4,7 +4,7 @@
 
 `kept` is filled by one call for the cluster as it was; every timed call begins with a copy of that, so that no call
 profits from one for the same cluster. Milliseconds are of processor time, the median of several calls; a full search
-runs in the same process.
+runs in the same process, priced as `train` runs it too.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main(names: list[str]) -> None:
 def report(case: Case) -> None:
     """Print the rows of one case: machines of the first and of the last type lost and gained."""
     model = load_model(case.model)
-    job = make_job(global_batch=case.global_batch, seq_len=case.seq_len, precision=case.precision)
+    job = make_job(global_batch=case.global_batch, seq_len=case.seq_len, precision=case.precision, framework="train")
     whole = load_cluster(_text(case, 0, 0))
     before, _ = _searched(model, whole, job, case.gap)
     kept: Kept = {}
