@@ -64,27 +64,38 @@ def test_copies_left_take_all_micro_batches(plan: Plan) -> None:
     assert without(plan, {(0, n) for n in range(4)}, plan.cluster) is None
 
 
-def test_copies_of_uneven_fsdp_never_stand_beside_pipelines(plan: Plan) -> None:
-    """A new plan for the machines that are left over may be of either kind."""
+def uneven(plan: Plan) -> Plan:
+    """Two copies on single GPUs, the first with three times the rows of the other in as many micro-batches."""
     (pipelines,) = plan.replicas
     stage = replace(
         pipelines.stages[0], tensor_parallel=1, expert_tensor_parallel=1, layers=((0, len(plan.model.layers)),)
     )
-    whole = replace(pipelines, count=2, micro_batches=256 // plan.micro_batch, stages=(stage,), rows=256, state=1)
-    uneven = replace(
+    whole = replace(pipelines, count=1, micro_batches=64, stages=(stage,), rows=384, state=1)
+    found = replace(
         plan,
-        replicas=(whole,),
+        micro_batch=6,
+        replicas=(whole, replace(whole, rows=128)),
         schedule=Schedule(kind="layered", waves=1),
         optimizer=OptimizerPlan(sharding="zero3", parts=2),
         overlap=Overlap(grad_reduce=True, param_gather=True),
         sequence_parallel=False,
     )
-    assert not check(uneven)
+    assert not check(found)
+    return found
+
+
+def test_what_a_loss_leaves_of_uneven_fsdp_is_counted_in_rows(plan: Plan) -> None:
+    assert kept_share(uneven(plan), {(0, 0)}) == 0.25 and kept_share(uneven(plan), {(1, 0)}) == 0.75
+
+
+def test_copies_of_uneven_fsdp_never_stand_beside_pipelines(plan: Plan) -> None:
+    """A new plan for the machines that are left over may be of either kind."""
+    (pipelines,), shared = plan.replicas, uneven(plan)
     smaller = replace(plan, replicas=(replace(pipelines, count=1),))
     assert refilled(plan, {(0, 1)}, smaller, plan.cluster) is not None
-    assert refilled(plan, {(0, 1)}, uneven, plan.cluster) is None
-    assert refilled(uneven, {(0, 1)}, smaller, plan.cluster) is None
-    mixed = replace(plan, replicas=(pipelines, whole))
+    assert refilled(plan, {(0, 1)}, shared, plan.cluster) is None
+    assert refilled(shared, {(0, 0)}, smaller, plan.cluster) is None
+    mixed = replace(plan, replicas=(pipelines, *shared.replicas))
     assert {"replicas[1].rows", "replicas[1].state"} <= {problem.path for problem in check(mixed)}
 
 

@@ -49,9 +49,9 @@ def copies_on(plan: Plan, machines: Sequence[Machine]) -> dict[str, frozenset[Co
 
 
 def kept_share(plan: Plan, broken: Collection[Copy]) -> float:
-    """Return the part of the micro-batches of a step that is taken by copies that are not broken."""
-    whole = sum(item.count * item.micro_batches for item in plan.replicas)
-    return 1.0 - sum(plan.replicas[replica].micro_batches for replica, _ in broken) / whole
+    """Return the part of the samples of a step that is taken by copies that are not broken."""
+    whole = sum(item.count * item.samples(plan.micro_batch) for item in plan.replicas)
+    return 1.0 - sum(plan.replicas[replica].samples(plan.micro_batch) for replica, _ in broken) / whole
 
 
 def share_after_a_loss(plan: Plan) -> float:
