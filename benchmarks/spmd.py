@@ -29,7 +29,7 @@ from shardwright.synthesis.models.vgg import fully_connected, vgg19
 from shardwright.synthesis.prices import RankShares
 from shardwright.synthesis.properties import COMPUTE, STATE
 from shardwright.synthesis.synthesize import in_whole_units, search
-from shardwright.synthesis.turns import ProgramSearch
+from shardwright.synthesis.turns import ProgramProblem
 
 V100 = Device(name="V100", flops_per_second=3.86e12, memory_bytes=16e9)
 P100 = Device(name="P100", flops_per_second=2.15e12, memory_bytes=16e9)
@@ -164,7 +164,7 @@ def rival(
 ) -> float:  # fmt: skip
     """Return the seconds of the best program that takes only some rules; infinity if it does not fit."""
     shares = RankShares(exact={COMPUTE: start, STATE: net.even()})
-    problem = ProgramSearch(these=these, net=net, gap=GAP, overlap=overlap)
+    problem = ProgramProblem(these=these, net=net, gap=GAP, overlap=overlap)
     costs = problem.prices(shares)
     choice = best(these, costs, gap=GAP, allowed=rules(these, costs))
     whole = choice and in_whole_units(problem, choice, shares)

@@ -17,7 +17,7 @@ from shardwright.synthesis.models.vgg import fully_connected
 from shardwright.synthesis.prices import RankShares, prices
 from shardwright.synthesis.starts import starts
 from shardwright.synthesis.synthesize import search
-from shardwright.synthesis.turns import ProgramSearch, turns
+from shardwright.synthesis.turns import ProgramProblem, turns
 
 GRAPH = fully_connected(batch=256, widths=(32, 256))
 
@@ -28,7 +28,7 @@ def test_the_search_passes_the_traps() -> None:
     for network in np.geomspace(400e3, 1.1e6, 4):
         net = pair(speed=3.0, network=float(network))
         joint = best_over_shares(these, net)
-        from_proportional = turns(ProgramSearch(these=these, net=net, gap=1e-4, overlap=True), starts(these, net)[0])
+        from_proportional = turns(ProgramProblem(these=these, net=net, gap=1e-4, overlap=True), starts(these, net)[0])
         assert from_proportional is not None
         trapped += from_proportional[0].seconds.total > 1.26 * joint
         assert search(GRAPH, net, gap=1e-4).exact.seconds.total <= 1.005 * joint

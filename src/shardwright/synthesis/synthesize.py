@@ -28,7 +28,7 @@ from shardwright.synthesis.properties import Sharded
 from shardwright.synthesis.remedies import remedies
 from shardwright.synthesis.rounding import rounded
 from shardwright.synthesis.starts import by_memory, starts
-from shardwright.synthesis.turns import Position, ProgramSearch, limited, polished, turns
+from shardwright.synthesis.turns import Position, ProgramProblem, limited, polished, turns
 
 GAP = 2e-3
 POLISHED = 4  # of what turns lead to, the fastest
@@ -89,7 +89,7 @@ def best_of(
 ) -> Synthesis | None:  # fmt: skip
     """Return the best choice of `rules` and shares found, None if none fits the memory. Without `branch` rivals
     are rounded from the linear relaxation, whose bound counts, which takes a fraction of the time."""
-    problem = ProgramSearch(these=these, net=net, gap=gap, overlap=overlap, rules=rules)
+    problem = ProgramProblem(these=these, net=net, gap=gap, overlap=overlap, rules=rules)
     first = starts(these, net)
     found = list(_from(problem, first)) or list(_from(problem, [by_memory(net)]))
     found.sort(key=lambda one: one[0].seconds.total)
@@ -110,7 +110,7 @@ def best_of(
     return _bounded(problem, min(kept, key=lambda one: one.seconds), branch=branch) if kept else None
 
 
-def _from(problem: ProgramSearch, several: Sequence[RankShares]) -> Iterator[tuple[Choice, RankShares]]:
+def _from(problem: ProgramProblem, several: Sequence[RankShares]) -> Iterator[tuple[Choice, RankShares]]:
     """Yield what turns from each start lead to."""
     hint, seen = None, set[Position]()
     for number, start in enumerate(several, start=1):
@@ -121,7 +121,7 @@ def _from(problem: ProgramSearch, several: Sequence[RankShares]) -> Iterator[tup
             yield found
 
 
-def _bounded(problem: ProgramSearch, found: Synthesis, *, branch: bool) -> Synthesis:
+def _bounded(problem: ProgramProblem, found: Synthesis, *, branch: bool) -> Synthesis:
     """Return what was found, or a better choice, with the bound of all choices at its final shares: the bound that it
     came with is of the shares that the last integer program had, before they were improved and rounded."""
     choice, costs = found.choice, problem.prices(found.shares)
@@ -134,7 +134,7 @@ def _bounded(problem: ProgramSearch, found: Synthesis, *, branch: bool) -> Synth
     return replace(found, choice=final)
 
 
-def in_whole_units(problem: ProgramSearch, choice: Choice, shares: RankShares) -> Synthesis | None:
+def in_whole_units(problem: ProgramProblem, choice: Choice, shares: RankShares) -> Synthesis | None:
     """Return the choice at shares in whole units, None if it does not fit there."""
     whole = whole_units(problem.these, shares)
     if not problem.fits(choice, whole):
@@ -142,7 +142,7 @@ def in_whole_units(problem: ProgramSearch, choice: Choice, shares: RankShares) -
     return Synthesis(these=problem.these, exact=choice, shares=whole, choice=problem.priced(choice, whole))
 
 
-def _others_in_whole_units(problem: ProgramSearch, choice: Choice, shares: RankShares) -> Synthesis | None:
+def _others_in_whole_units(problem: ProgramProblem, choice: Choice, shares: RankShares) -> Synthesis | None:
     """Return the best choice at the units that shares round to, where units are few and memory is scarce."""
     whole = whole_units(problem.these, shares)
     found = problem.best(whole, choice.hint)

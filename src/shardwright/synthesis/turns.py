@@ -29,7 +29,7 @@ Position: TypeAlias = tuple[tuple[Any, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramSearch:
+class ProgramProblem:
     """What to choose, for which machines, how close to the bound, whether what can wait is hidden, and among which
     rules."""
 
@@ -59,7 +59,7 @@ class ProgramSearch:
 
 
 def turns(
-    problem: ProgramSearch, start: RankShares, hint: Hint | None = None, seen: set[Position] | None = None
+    problem: ProgramProblem, start: RankShares, hint: Hint | None = None, seen: set[Position] | None = None
 ) -> tuple[Choice, RankShares] | None:
     """Return the best choice and shares to which turns from one start lead, None if nothing fits there. They end at
     shares that are among `seen`, from which others went on; those that they pass are added."""
@@ -81,7 +81,7 @@ def turns(
     return found
 
 
-def polished(problem: ProgramSearch, choice: Choice, shares: RankShares) -> tuple[Choice, RankShares]:
+def polished(problem: ProgramProblem, choice: Choice, shares: RankShares) -> tuple[Choice, RankShares]:
     """Return what turns of branch and bound and shares lead to, where the bound leaves room; of neighbourhoods and
     shares, where branch and bound does not close it."""
     for _ in range(TURNS):
@@ -98,7 +98,7 @@ def polished(problem: ProgramSearch, choice: Choice, shares: RankShares) -> tupl
     return choice, shares
 
 
-def reshared(problem: ProgramSearch, choice: Choice, shares: RankShares) -> tuple[Choice, RankShares]:
+def reshared(problem: ProgramProblem, choice: Choice, shares: RankShares) -> tuple[Choice, RankShares]:
     """Return the choice at its best shares. What it exchanges depends on the shares, so the linear program is asked
     again until it agrees with itself."""
     found, last = (choice, shares), np.inf
@@ -115,7 +115,7 @@ def reshared(problem: ProgramSearch, choice: Choice, shares: RankShares) -> tupl
 
 
 def limited(
-    problem: ProgramSearch, shares: RankShares, rules: Rules, *, below: float = np.inf, branch: bool = True
+    problem: ProgramProblem, shares: RankShares, rules: Rules, *, below: float = np.inf, branch: bool = True
 ) -> tuple[Choice, RankShares] | None:
     """Return what others would run, None if it does not fit, is not allowed, or takes `below` seconds or more: what is
     found must never be slower than that, not even by the gap."""
