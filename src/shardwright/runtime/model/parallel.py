@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-started = torch.ops._c10d_functional  # collectives whose end is an operator too, which torch.compile leaves in place
+collectives = torch.ops._c10d_functional  # their end is an operator too, which torch.compile leaves in place
 Arrival: TypeAlias = Callable[[], torch.Tensor]
 
 
@@ -101,10 +101,10 @@ def gathering(x: torch.Tensor, tensor: TensorGroup, after: torch.Tensor | None =
     alone the compiler knows that they read while others compute, `_WaitKernel.get_volatile_reads`.)
     """
     own = x.contiguous() if after is None or not torch.compiler.is_compiling() else _copy_after(after, x)
-    parts = started.all_gather_into_tensor(own, tensor.size, tensor.group.group_name)
+    parts = collectives.all_gather_into_tensor(own, tensor.size, tensor.group.group_name)
 
     def arrived() -> torch.Tensor:
-        found = started.wait_tensor(parts).view(tensor.size, *x.shape)
+        found = collectives.wait_tensor(parts).view(tensor.size, *x.shape)
         return cast("torch.Tensor", found.transpose(0, 1).reshape(x.shape[0], -1, *x.shape[2:]))
 
     return arrived
@@ -130,8 +130,8 @@ def scattering(x: torch.Tensor, tensor: TensorGroup) -> Arrival:
     batch, length = x.shape[:2]
     parts = x.view(batch, tensor.size, length // tensor.size, *x.shape[2:]).transpose(0, 1)
     sent = parts.reshape(tensor.size * batch, *parts.shape[2:])
-    found = started.reduce_scatter_tensor(sent, "sum", tensor.size, tensor.group.group_name)
-    return lambda: cast("torch.Tensor", started.wait_tensor(found))
+    found = collectives.reduce_scatter_tensor(sent, "sum", tensor.size, tensor.group.group_name)
+    return lambda: cast("torch.Tensor", collectives.wait_tensor(found))
 
 
 def collecting(x: torch.Tensor, tensor: TensorGroup, after: torch.Tensor | None = None) -> Arrival:
@@ -145,8 +145,8 @@ def summing(x: torch.Tensor, tensor: TensorGroup) -> Arrival:
         return scattering(x.contiguous(), tensor)
     if tensor.size == 1:
         return lambda: x
-    found = started.all_reduce(x.contiguous(), "sum", tensor.group.group_name)
-    return lambda: cast("torch.Tensor", started.wait_tensor(found))
+    found = collectives.all_reduce(x.contiguous(), "sum", tensor.group.group_name)
+    return lambda: cast("torch.Tensor", collectives.wait_tensor(found))
 
 
 def collected(x: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
