@@ -46,9 +46,9 @@ class Flat:
         """Return a piece of the whole, in its shape."""
         return self.whole[piece.offset : piece.offset + piece.elements].view(piece.shape)
 
-    def view(self, leaf: FlatView) -> torch.Tensor:
-        """Return the elements of a leaf, in its shape."""
-        return self.whole[leaf.offset : leaf.offset + prod(leaf.shape)].view(leaf.shape)
+    def view(self, one: FlatView) -> torch.Tensor:
+        """Return the elements of a view, in its shape."""
+        return self.whole[one.offset : one.offset + prod(one.shape)].view(one.shape)
 
     def part(self, start: int, stop: int) -> torch.Tensor:
         """Return elements [start, stop) of the whole, which must be among those that are kept."""
@@ -119,8 +119,8 @@ def make_store(layout: Layout, place: Place, dtype: torch.dtype, device: torch.d
         for piece in bucket.pieces:
             where.setdefault(piece.parameter.name, []).append((buffer, piece))
         if bucket.alone:
-            for leaf in leaves_of(bucket):
-                parameters[leaf.name] = _parameter(buffer.weights.view(leaf), buffer.gradients.view(leaf))
+            for view in views_of(bucket):
+                parameters[view.name] = _parameter(buffer.weights.view(view), buffer.gradients.view(view))
         buffer.weights.close()
         buffer.gradients.close()
     for name, parts in where.items():
@@ -134,7 +134,7 @@ def make_store(layout: Layout, place: Place, dtype: torch.dtype, device: torch.d
     )
 
 
-def leaves_of(bucket: Bucket) -> Iterator[FlatView]:
+def views_of(bucket: Bucket) -> Iterator[FlatView]:
     """Yield the parameters of a bucket as autograd knows them: the same matrix of a layer's experts is one."""
     kin: dict[str, list[Piece]] = {}
     for piece in bucket.pieces:
