@@ -2,8 +2,9 @@
 
 Tensor parallelism, micro-batch and the switches of a layer stay as they were; replicas, their stages, layers, types and
 micro-batches are found anew. Layer times are kept between calls: they differ between clusters of other numbers of
-machines only by what waiting for the slowest of them costs, which multiplies them all. A full search (`planner.plan`)
-may find a better plan, and proves how good it is.
+machines only by what waiting for the slowest of them costs, which multiplies them all. Where every GPU kept a part of
+the weights (ZeRO-3), shares of uneven FSDP are looked for, too. A full search (`planner.plan`) may find a better plan,
+and proves how good it is.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def replan(
 
 
 def _pipelines(previous: Plan, contexts: Sequence[Context], cluster: Cluster, kept: Kept) -> Plan | None:
-    """Return the best replicas found of the settings of a plan, of those that have pipelines of layers."""
+    """Return the best plan found of replicas with the setting of the one before, None where none fits."""
     for context in contexts:
         context.indexed.extend(_remembered(context, kept))
     setting = _setting(previous, contexts)
