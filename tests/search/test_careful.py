@@ -104,18 +104,18 @@ def test_a_pipeline_over_several_types_is_doubted_more_than_offload_on_one() -> 
 
 def test_a_plan_over_several_types_that_saves_little_is_named_with_its_pin() -> None:
     found = over("1x8xRTX3090+1x4xA100-40", 67, "gpus=12")
-    mixed, outcome = (
-        found.best,
+    mixed = found.best
+    searched = Pipelines(
         MixedOutcome(
             plans=found.plans, uniform=None, uniform_rule="", bound=0.0, candidates=1, costed=1, not_covered=()
         ),
+        seconds=0.0,
     )
-    value = 1.03 * seconds(mixed)
-    told = passed_over([], mixed.cluster, Pipelines(outcome, 0.0), None, value)
+    told = passed_over([], mixed.cluster, searched, None, 1.03 * seconds(mixed))
     assert told is not None and told.plan is mixed and told.saving == pytest.approx(1.0 - 1.0 / 1.03)
     assert [switch.name for switch in told.switches] == ["several GPU types", "unreported GPU types"]
     assert told.pins == ("gpus=12",)
-    assert passed_over([], mixed.cluster, Pipelines(outcome, 0.0), None, seconds(mixed)) is None
+    assert passed_over([], mixed.cluster, searched, None, seconds(mixed)) is None
     alone = over("1x8xRTX3090+1x4xA100-40", 67)
     text = " ".join(first_screen(replace(alone, passed_over=told)).split())
     assert "8 RTX3090: left idle, as a faster plan with them, named below, gains less than it is doubted." in text
