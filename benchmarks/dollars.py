@@ -2,8 +2,9 @@
 
 .venv/bin/python benchmarks/dollars.py [NAME ...]
 
-Prices are those of the shipped table. Seconds are of processor time, which a busy machine does not lengthen, beside
-those of the search by time on the same machines.
+Dollars are those of an iteration, with what failures and interruptions add; prices are those of the shipped table.
+Seconds are of processor time, which a busy machine does not lengthen, beside those of the search by time on the same
+machines.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import sys
 import time
 from dataclasses import dataclass
 
-from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
 from shardwright.reports.text.mixed import gpu_words
+from shardwright.search.mixed.entry import affordable_value
 from shardwright.search.planner import plan
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job
@@ -60,12 +61,13 @@ def main(names: list[str]) -> None:
             continue
         seconds, found = solved(case, "cost")
         by_time, _ = solved(case, "time")
-        singles = [dollars(entry.plan) for entry in found.baselines if entry.plan and len(entry.plan.gpus_by_type) == 1]
+        plans = [entry.plan for entry in found.baselines if entry.plan and len(entry.plan.gpus_by_type) == 1]
+        singles = [value for each in plans if (value := affordable_value(each)) is not None]
         bound, gap = found.search.lower_bound_dollars, found.search.gap
         print(
             ROW.format(
                 case.name,
-                f"{dollars(found.best):.4f}",
+                f"{affordable_value(found.best):.4f}",
                 f"{min(singles):.4f}" if singles else "-",
                 f"{bound:.4f}",
                 f"{gap:.2%}",
@@ -89,12 +91,6 @@ def solved(case: Case, objective: str) -> tuple[float, Ranking]:
     begin = time.process_time()
     found = plan(load_model(case.model), load_cluster(case.cluster), job, gap=case.gap)
     return time.process_time() - begin, found
-
-
-def dollars(found: Plan) -> float:
-    """Return the dollars of an iteration."""
-    assert found.prediction is not None and found.prediction.dollars_per_hour is not None
-    return found.prediction.dollars_per_hour * found.prediction.iteration_seconds / 3600.0
 
 
 if __name__ == "__main__":
