@@ -23,8 +23,8 @@ the functions that implement them; `docs/methods-mixed-search.md` derives them:
     (P4) master problem          max sum_c x_c m_c(T),  sum_c x_c c <= U,          master.relaxation.Relaxation.optimum
                                  a <= sum_c x_c <= b;  a by a premium
     (P5) pricing                 c is in a solution only if m_c(T) >= c pi - slack subproblem.pricing.possible
-    (P6) exact subproblem        some split of c finishes m within T               subproblem.exact.least_by_splits,
-                                                                                subproblem.listed.least_of_listed
+    (P6) exact subproblem        some split of c finishes m within T               subproblem.exact.least_by_splits
+         where splits are few    the same, told one by one                         subproblem.listed.least_of_listed
     (P7) integer master problem  (P4) with x integer and each type in use          master.program.MasterProblem.solve
     (P8) bound of a region       the least T at which (P4) reaches M               master.regions.bounded
     (P9) money                   (P4) with the row  T sum_c x_c q c <= G           dollars.money.least_dollars
