@@ -19,6 +19,7 @@ from shardwright.synthesis.extract import program, replicated_share
 from shardwright.synthesis.machines import DeviceMachine, Machines
 from shardwright.synthesis.memory import alone, class_bytes, held_by, rank_bytes
 from shardwright.synthesis.models.experts import WithCapacity
+from shardwright.synthesis.models.tape import Tape
 from shardwright.synthesis.models.transformers import Transformer, language_model, vision
 from shardwright.synthesis.models.vgg import fully_connected, vgg19
 from shardwright.synthesis.prices import RankShares, prices
@@ -136,6 +137,36 @@ def test_moments_in_host_memory_are_proposed_where_they_would_do() -> None:
     )
     assert not fits(graph, tight) and fits(graph, tight, WITHOUT_MOMENTS)
     assert "moments in host memory" in remedies(graph, tight)
+
+
+@pytest.mark.parametrize("name", baselines.STRATEGIES)
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_every_strategy_has_a_program_however_few_the_rows(rows: int, ranks: int, name: str) -> None:
+    """One row cannot be divided: what others would cut along the batch is whole on every device."""
+    net = unequal(ranks, 0, gpus=1)
+    made = synthesize(fully_connected(batch=rows, widths=(16, 24, 5)), net, rules=baselines.STRATEGIES[name])
+    assert all(sum(units) == number for (_, number), units in made.sizes.items())
+    if name == "data-parallel":
+        assert made.notes["replicated_flops"] == (1.0 if rows == 1 else pytest.approx(0.0, abs=0.05))
+
+
+def test_the_batch_is_what_most_inputs_have_rows_of_and_no_layer_as_wide() -> None:
+    tape = Tape()
+    tape.leaf("input", "positions", (12,))
+    x, labels = tape.leaf("input", "rows", (8, 8)), tape.leaf("input", "labels", (8,), "int64")
+    graph = tape.graph(tape.cross_entropy(tape.linear(tape.linear(x, "wide", 4096), "narrow", 8), labels))
+    made = synthesize(graph, unequal(network=1e6), rules=baselines.data_parallel)
+    assert set(made.sizes) == {("compute", 8)} and made.notes["replicated_flops"] < 0.05
+
+
+def test_what_would_help_a_strategy_is_tried_with_its_rules() -> None:
+    """More devices do not help data parallel, which stores all parameters on each; sharding does."""
+    graph, net = GRAPHS["wide"](), unequal(1, 1)
+    held = float(alone(decisions(graph)).max())
+    devices = [replace(one, device=replace(one.device, memory_bytes=0.5 * held)) for one in net.machines]
+    words = remedies(graph, replace(net, machines=tuple(devices)), baselines.data_parallel)
+    assert "would fit with a program of any rules" in words and " more " not in words
 
 
 def test_the_search_does_not_grow_with_depth() -> None:

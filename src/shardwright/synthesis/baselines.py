@@ -1,6 +1,6 @@
 """What others would run, as rules that a search may take: the same cost decides among them.
 
-* data parallel: every operator cut along the batch, parameters replicated, gradients all-reduced;
+* data parallel: every operator cut along the batch, where it can be, parameters replicated, gradients all-reduced;
 * uneven FSDP: the same with parameters and their state stored by a ratio of their own;
 * HAP's rules: data parallel, layers split by their output features or channels, and sufficient factors. Its published
   code has no split along what a product sums over, none of heads and none of the vocabulary.
@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -16,7 +17,7 @@ import numpy as np
 from shardwright.arrays import Bools
 from shardwright.synthesis.decisions import Decision, Decisions
 from shardwright.synthesis.prices import Prices
-from shardwright.synthesis.properties import STATE, Replicated
+from shardwright.synthesis.properties import COMPUTE, STATE, Replicated
 from shardwright.synthesis.rules.signature import OperatorRule
 from shardwright.synthesis.work import product
 
@@ -24,14 +25,15 @@ Rules: TypeAlias = Callable[[Decisions, Prices], Bools]
 
 
 def batch_of(these: Decisions) -> int:
-    """Return the rows of the batch: the first dimension of the first input."""
+    """Return the rows of the batch: the first dimension of most inputs."""
     graph = these.short.graph
-    first = next(iter(graph.inputs.values()))
-    return graph.by_name()[first.node].outputs[0].shape[0]
+    nodes = graph.by_name()
+    shapes = [nodes[ref.node].outputs[0].shape for ref in graph.inputs.values()]
+    return Counter(shape[0] for shape in shapes if shape).most_common(1)[0][0]
 
 
 def _by_rows(rule: OperatorRule, rows: int) -> bool:
-    return rule.cut is not None and rule.cut.units == rows
+    return rule.cut is not None and rule.cut.units == rows and rule.cut.ratio == COMPUTE
 
 
 def everything(these: Decisions, costs: Prices) -> Bools:
@@ -89,9 +91,9 @@ SUMS = frozenset(("add.Tensor", "sum.dim_IntList", "view", "t", "permute", "stac
 def _data_parallel(one: Decision, rule: OperatorRule, rows: int) -> bool:
     if one.node.op in ("parameter", "buffer"):
         return isinstance(rule.outputs[0], Replicated)
-    if product(one.node) and rule.cut is None:
-        return False
-    return rule.cut is None or _by_rows(rule, rows)
+    if rule.cut is None:
+        return not (product(one.node) and any(_by_rows(other, rows) for other in one.rules))
+    return _by_rows(rule, rows)
 
 
 def _allowed(these: Decisions, costs: Prices, test: Callable[[Decision, OperatorRule], bool]) -> Bools:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shardwright.synthesis.baselines import Rules, everything
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import ADAM, ParameterState, decisions
 from shardwright.synthesis.graph import Graph
@@ -15,8 +16,8 @@ WITHOUT_MOMENTS = ParameterState(bytes=1.0)
 MOST_DEVICES = 256  # more are not proposed
 
 
-def remedies(graph: Graph, net: Machines) -> str:
-    """Return in words what is lacking and what would help; each remedy named was found to fit."""
+def remedies(graph: Graph, net: Machines, rules: Rules = everything) -> str:
+    """Return in words what a program of `rules` lacks and what would help; each remedy named was found to fit."""
     nodes = graph.by_name()
     parameters = sum(nodes[ref.node].outputs[0].size_bytes for ref in graph.parameters.values())
     state = (ADAM.bytes + ADAM.gradient_bytes) * parameters
@@ -26,9 +27,11 @@ def remedies(graph: Graph, net: Machines) -> str:
         "devices, and activations the rest"
     )
     found = []
-    if fits(graph, net, WITHOUT_MOMENTS):
+    if rules is not everything and fits(graph, net):
+        found.append("a program of any rules")
+    if fits(graph, net, WITHOUT_MOMENTS, rules):
         found.append("the optimizer's moments in host memory")
-    more = more_devices(graph, net)
+    more = more_devices(graph, net, rules)
     if more:
         found.append(f"{more} more {_roomiest(net).device.name}")
     if not found:
@@ -36,25 +39,25 @@ def remedies(graph: Graph, net: Machines) -> str:
     return f"{lacking}: it would fit with {', or with '.join(found)}; or use a smaller batch"
 
 
-def more_devices(graph: Graph, net: Machines) -> int:
+def more_devices(graph: Graph, net: Machines, rules: Rules = everything) -> int:
     """Return the least number of devices, each a machine of its own and of the kind with the most memory, with which a
     program fits; 0 if `MOST_DEVICES` do not do."""
     few, many = 0, 1
-    while not fits(graph, _with(net, many)):
+    while not fits(graph, _with(net, many), rules=rules):
         few, many = many, many * 2
         if many > MOST_DEVICES:
             return 0
     while many - few > 1:
         middle = (few + many) // 2
-        few, many = (few, middle) if fits(graph, _with(net, middle)) else (middle, many)
+        few, many = (few, middle) if fits(graph, _with(net, middle), rules=rules) else (middle, many)
     return many
 
 
-def fits(graph: Graph, net: Machines, state: ParameterState = ADAM) -> bool:
-    """Return whether some program is found that fits."""
+def fits(graph: Graph, net: Machines, state: ParameterState = ADAM, rules: Rules = everything) -> bool:
+    """Return whether some program of `rules` is found that fits."""
     these = decisions(graph, ranks=net.ranks, state_ratio=True, state=state)
     costs = prices(these, net, by_memory(net))
-    return best(these, costs, branch=False) is not None
+    return best(these, costs, allowed=rules(these, costs), branch=False) is not None
 
 
 def _roomiest(net: Machines) -> DeviceMachine:

@@ -79,7 +79,7 @@ def search(
     """Return the best rules and shares found. Raises `SpecError` if none fits the memory."""
     found = best_of(decisions(graph, ranks=net.ranks, state_ratio=True), net, gap=gap, overlap=overlap, rules=rules)
     if found is None:
-        raise bad("spmd", "no program fits the memory of the devices", remedies(graph, net))
+        raise bad("spmd", "no program fits the memory of the devices", remedies(graph, net, rules))
     return found
 
 
