@@ -27,7 +27,7 @@ PINS = (
     {"last_layers": (1,)},
     {"gpus": (4,)},
 )
-SOME, MANY = range(90), range(90, 700)
+SOME, MANY = range(45), range(45, 700)
 
 
 @pytest.mark.parametrize("seed", SOME)
