@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import multiprocessing as mp
 import os
 import socket
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import forked
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
 from shardwright.cli.app import main
@@ -44,8 +44,6 @@ def run_alone(*arguments: object) -> subprocess.CompletedProcess[str]:
 def run_ranks(machines: int, gpus: int, *arguments: object, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
     """Run a plan on machines of so many GPUs each, all of them here, in processes that have PyTorch already. Raises
     TimeoutExpired where one has not ended after so many seconds."""
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["tests.runtime.preload"])
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
         free.close()
@@ -55,7 +53,7 @@ def run_ranks(machines: int, gpus: int, *arguments: object, seconds: float = 120
             | {"GROUP_RANK": rank // gpus, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             for rank in range(world)
         ]
-        ranks = [context.Process(target=_rank, args=(words, folder, place)) for place in places]
+        ranks = [forked.context().Process(target=_rank, args=(words, folder, place)) for place in places]
         end = time.monotonic() + seconds
         for process in ranks:
             process.start()

@@ -14,7 +14,7 @@ from shardwright.spec.job import Job, Optimizer
 from shardwright.spec.model import Attention, Layer, Mlp, Model, Moe
 
 SEQ_LEN = 16
-STEPS = 10
+STEPS = 5
 NONE = Recompute()
 
 

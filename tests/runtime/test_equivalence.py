@@ -259,7 +259,7 @@ def outcomes() -> dict[str, Outcome]:
     ]
     folders = ("", *RELAY)
     for before, (name, plan) in zip(folders, RELAY.items(), strict=False):
-        cases.append(Case(name, plan, ADAM, steps=7, load=before, save=name))
+        cases.append(Case(name, plan, ADAM, steps=4, load=before, save=name))
     cases += [Case(name, plan, ADAM, end=END) for name, plan in DOCUMENTS.items()]
     cases += [Case("bf16", BF16, ADAM), Case("fp16", FP16, ADAM)]
     cases.append(Case("fp16, overflow", FP16, ADAM, steps=1, first_scale=2.0**24, save="fp16"))
@@ -273,7 +273,7 @@ def test_training_equals_that_of_one_process(name: str, outcomes: dict[str, Outc
     assert check(plan) == () and unrunnable(plan) == ()
     expected, found = reference_run(plan, recipe, steps=STEPS, seed=7), outcomes[name]
     require_equal(found, expected)
-    assert expected.losses[-1] < 0.99 * expected.losses[0]
+    assert expected.losses[-1] < 0.995 * expected.losses[0]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -300,7 +300,7 @@ def test_weights_are_whole_for_a_unit_and_the_next(name: str, most: int, outcome
 
 
 def test_a_checkpoint_goes_on_under_another_plan_and_world_size(outcomes: dict[str, Outcome]) -> None:
-    expected = reference_run(RELAY["relay 1"], ADAM, steps=7 * len(RELAY), seed=7)
+    expected = reference_run(RELAY["relay 1"], ADAM, steps=4 * len(RELAY), seed=7)
     losses = [loss for name in RELAY for loss in outcomes[name].losses]
     assert losses == pytest.approx(expected.losses, rel=1e-5)
     require_equal_weights(outcomes["relay 3"], expected)

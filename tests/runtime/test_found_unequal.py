@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.runtime.equal import ADAM, require_equal
 from tests.runtime.reference import reference_run
-from tests.runtime.samples import SEQ_LEN, tiny_model
+from tests.runtime.samples import SEQ_LEN, STEPS, tiny_model
 from tests.runtime.workers import Case, run_cases
 
 from shardwright.cost.compute.efficiency import Analytic
@@ -59,12 +59,12 @@ def found(name: str) -> Plan:
 
 def test_found_plans_train_like_one_process():
     plans = {name: found(name) for name in CASES}
-    outcomes = run_cases([Case(name, plan, ADAM, steps=8) for name, plan in plans.items()], processes=5)
+    outcomes = run_cases([Case(name, plan, ADAM, steps=STEPS) for name, plan in plans.items()], processes=5)
     for name, plan in plans.items():
         assert {stage.tensor_parallel for replica in plan.replicas for stage in replica.stages} == {1, 2}
         assert check(plan) == () and unrunnable(plan) == ()
         assert from_document(to_document(plan)) == plan
-        require_equal(outcomes[name], reference_run(plan, ADAM, steps=8, seed=7))
+        require_equal(outcomes[name], reference_run(plan, ADAM, steps=STEPS, seed=7))
 
 
 @pytest.mark.parametrize("name", CASES)

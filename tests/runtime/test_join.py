@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import os
 import socket
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests import forked
 from tests.golden.plans import cluster_of
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
@@ -63,8 +63,7 @@ def test_the_machine_with_the_gpu_takes_the_place(types: list[str], tmp_path: Pa
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["tests.runtime.preload"])
+    context = forked.context()
     queue: Any = context.SimpleQueue()
     running = [context.Process(target=joined, args=(queue, n, port, types, str(tmp_path))) for n in range(2)]
     for process in running:

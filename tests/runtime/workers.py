@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from tests import forked
 from tests.runtime.samples import STEPS, tokens_of
 
 from shardwright.plans.plan import Plan
@@ -76,8 +76,7 @@ class Outcome:
 def run_cases(cases: Sequence[Case], processes: int) -> dict[str, Outcome]:
     """Run all cases one after another in the same processes and return what each gave."""
     with tempfile.TemporaryDirectory() as folder:
-        context = mp.get_context("forkserver")  # PyTorch is imported once, not by every process
-        context.set_forkserver_preload(["tests.runtime.preload"])
+        context = forked.context()
         running = [
             context.Process(target=_work, args=(rank, processes, cases, folder), daemon=True)
             for rank in range(processes)

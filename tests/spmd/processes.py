@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import tempfile
 import traceback
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from tests import forked
 from torch import Tensor
 
 from shardwright.spmd.training import SpmdStep
@@ -75,8 +75,7 @@ def run(work: Callable[[J, int], R], jobs: list[J], ranks: int) -> list[R]:
 def processes(ranks: int) -> Iterator[Callable[[Callable[[J, int], R], J], R]]:
     """Start `ranks` processes that stay; yield a function that has all of them do a job, and returns what the first
     returns. Raises `AssertionError` with the traceback of a rank that fails."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["shardwright.spmd.training"])
+    context = forked.context()
     with tempfile.TemporaryDirectory() as folder:
         ends = [context.Pipe() for _ in range(ranks)]
         running = [

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from tests import forked
 from tests.runtime.recovery.fleet import copies
 
 from shardwright.runtime.layout.groups import layout_of
@@ -57,10 +57,8 @@ def test_groups_that_do_not_form_are_told_of_once_all_ranks_are_there(monkeypatc
 
 def test_an_operation_that_never_ends_holds_nothing_up(tmp_path: Path) -> None:
     """Its peer says nothing more. Destroying the group waits for it."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["tests.runtime.preload"])
     joined = tmp_path / "joined"
-    peer = context.Process(target=_join_and_wait, args=(str(tmp_path / "store"), str(joined)), daemon=True)
+    peer = forked.context().Process(target=_join_and_wait, args=(str(tmp_path / "store"), str(joined)), daemon=True)
     peer.start()
     try:
         _join(str(tmp_path / "store"), 0)
