@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from tests.cost.samples import context, gpt, llama, mixtral, pool, row, shard
+from tests.nightly import nightly
 from tests.search.problems import Problem, problems, some_candidates
 
 from shardwright.cost.context import Context, layer_rows
@@ -154,9 +155,13 @@ def test_memory_falls_with_tensor_parallelism(experts, recompute):
             assert (np.diff(evaluate(where, rows).peak_bytes) < 0).all()
 
 
-@settings(max_examples=30, suppress_health_check=list(HealthCheck))
-@given(problem=problems(most=2000))
-def test_memory_moves_the_way_it_must(problem: Problem):
+@pytest.mark.parametrize("examples", [10, *nightly([100])])
+def test_memory_moves_the_way_it_must(examples: int):
+    many = settings(max_examples=examples, suppress_health_check=list(HealthCheck))
+    many(given(problem=problems(most=2000))(require_the_way))()
+
+
+def require_the_way(problem: Problem) -> None:
     rows = some_candidates(problem, 80)
     where = problem.context
     peak = evaluate(where, rows).peak_bytes

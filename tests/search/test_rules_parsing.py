@@ -254,7 +254,7 @@ def test_size_and_depth_are_limited() -> None:
     with pytest.raises(SpecError, match="longer than 1,000,000 characters"):
         parse_rules("#" * (MAX_CHARACTERS + 1), "r")
     for opening, closing in (("(", ")"), ("!", ""), ("-", ""), ("!(", ")")):
-        for depth in (MAX_DEPTH // len(opening), MAX_DEPTH + 1, 100_000):
+        for depth in (MAX_DEPTH // len(opening), MAX_DEPTH + 1, 20_000):
             text = f"{opening * depth}1{closing * depth}"
             if depth > MAX_DEPTH // len(opening):
                 with pytest.raises(SpecError, match="nested deeper than"):
@@ -264,7 +264,7 @@ def test_size_and_depth_are_limited() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a" + " " * 500_000, "a " * 250_000, "$tp" + "+1" * 100_000, "$tp>1" + "||$tp>1" * 50_000]
+    "text", ["a" + " " * 100_000, "a " * 50_000, "$tp" + "+1" * 20_000, "$tp>1" + "||$tp>1" * 10_000]
 )
 def test_a_long_line_is_read_or_refused(text: str) -> None:
     try:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from tests.cost.samples import context, llama, pool
+from tests.nightly import nightly
 from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, problems, solved, values
 
@@ -24,7 +25,7 @@ ALL = 10_000  # more layouts than any problem has: nothing is pruned, and every 
 ROUNDED = 2.0**-36  # values are rounded to 36 binary digits
 
 
-@pytest.mark.parametrize("examples", [80, pytest.param(1000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("examples", [40, *nightly([1000])])
 def test_search_finds_the_best_strategy_of_the_best_layouts(examples: int):
     many = settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     many(given(problem=problems(most=10_000))(require_the_best))()

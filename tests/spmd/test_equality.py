@@ -1,4 +1,5 @@
-"""Programs drawn at random from the table of rules, with random ratios, give the loss and the gradients of one device.
+"""A traced graph, run as it is in one process, is the module's own training step; programs drawn at random from the
+table of rules, with random ratios, give the loss and the gradients of one device.
 
 Every operator of every model runs by every rule that it has, on two to four ranks that hold different numbers of units,
 some of them none.
@@ -21,12 +22,23 @@ from hypothesis import strategies as st
 from tests.spmd.draws import drawn
 from tests.spmd.models import CASES
 from tests.spmd.processes import processes
-from tests.spmd.steps import Traced, require_equal, require_part, run_on, traced
+from tests.spmd.programs import whole
+from tests.spmd.steps import Traced, require_equal, require_part, run, run_on, traced
 
 from shardwright.spmd.fabric import ProcessFabric
+from shardwright.synthesis import graph as graphs
 from shardwright.synthesis.rules.candidates import Choices, choices
 
 SEEDS, RANKS = st.integers(0, 1 << 30), st.integers(2, 4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_graph_run_whole_is_the_module_s_own_step(name: str) -> None:
+    case = traced(name)
+    assert graphs.from_json(graphs.to_json(case.graph)) == case.graph
+    (found,) = run(case, whole(case.graph))
+    assert {name for name in case.expected if name.startswith(("loss", "gradient"))} <= found.keys()
+    torch.testing.assert_close(found, {name: case.expected[name] for name in found}, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", CASES)
