@@ -100,7 +100,7 @@ def test_no_plan_that_exists_is_ruled_out(seed):
 
 @cache
 def existing_plans(seed: int) -> list[Existing]:
-    problem, found = problem_of(seed), []
+    problem, found = problem_of(seed), list[Existing]()
     for place in range(len(problem.settings)):
         part = replace(problem, settings=problem.settings[place : place + 1], tables=problem.tables[place : place + 1])
         found += existing(part, 100 * seed + place, 3)
