@@ -27,7 +27,14 @@ from shardwright.search.advice.infeasible import explain
 from shardwright.search.advice.nearby import nearby
 from shardwright.search.advice.remedies import remedies
 from shardwright.search.combinations import best_of
-from shardwright.search.kinds import EXPORTABLE, search_pipelines, search_type, search_uneven, without_limits
+from shardwright.search.kinds import (
+    EXPORTABLE,
+    OneType,
+    search_pipelines,
+    search_type,
+    search_uneven,
+    without_limits,
+)
 from shardwright.search.replan import Kept, replan
 from shardwright.search.rules.filters import Filters
 from shardwright.search.rules.rules import Rule
@@ -45,10 +52,11 @@ from shardwright.search.summary import (
     with_bound,
 )
 from shardwright.spec.catalog.frameworks import OWN
-from shardwright.spec.cluster import Cluster, NodePool
+from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 
+GAP = 0.01  # part of its bound that the best plan of several types may be above it
 UNIFORM_SHARE = 0.3  # of a search of several types that its uniform searches take, about
 
 
@@ -63,7 +71,7 @@ def plan(
     fit: float = 0.9,
     exportable_to: str | None = None,
     efficiency: Efficiency | None = None,
-    gap: float = 0.01,
+    gap: float = GAP,
 ) -> Ranking:
     """Return the `top` best plans, best first: uniform ones on the machines of any one type of `cluster`; where it has
     several, those that mix them; where `train` runs the job, those of unequal replicas.
@@ -113,11 +121,9 @@ def _plan(
         raise SpecError(*problems)
     begin = time.perf_counter()
     filters = Filters(rules=tuple(rules))
-    model_of_time, room = efficiency or default_efficiency(), headroom(fit, job)
-    results, able = [], _able(cluster, job)
+    results, able = [], _contexts(model, cluster, job, fit, efficiency)
     alone = 1.0 if len(able) == 1 else UNIFORM_SHARE
-    for number, pool in enumerate(able):
-        context = Context(model=model, pool=pool, job=job, efficiency=model_of_time, headroom=room)
+    for number, context in enumerate(able):
         with within(alone * number / len(able), alone * (number + 1) / len(able)):
             results.append(search_type(context, space, filters, top))
     with within(alone, 1.0):
@@ -180,16 +186,23 @@ def on_fewer(
     if best.job.framework == OWN:
         kept: Kept = {}
         return fewer_machines(best, partial(replan, best, kept=kept, fit=fit, efficiency=efficiency))
-    search = partial(_best, best.model, job=best.job, rules=rules, fit=fit, efficiency=efficiency)
-    if best.uniform:
-        return fewer_machines(best, partial(search, space=space))
-    space = space or Space()
-    kept_axes = {"tp": (best.replicas[0].stages[0].tensor_parallel,), "micro_batch": (best.micro_batch,)}
-    alike = replace(space, pins={**space.pins, **kept_axes})
+    space, filters = space or Space(), Filters(rules=tuple(rules))
+    degrees = {"tp": (best.replicas[0].stages[0].tensor_parallel,), "micro_batch": (best.micro_batch,)}
+    alike = replace(space, pins={**space.pins, **degrees})
+    searched: list[OneType] = []
+
+    def alone(context: Context) -> OneType:
+        known = next((each for each in searched if each.context.pool == context.pool), None)
+        if known is None:
+            known = search_type(context, space, filters, 1)
+            searched.append(known)
+        return known
 
     def found(cluster: Cluster) -> Plan | None:
-        several = len(cluster.pools) > 1
-        return search(cluster, space=alike if several else space, exportable_to=best.job.framework)
+        results = [alone(context) for context in _contexts(best.model, cluster, best.job, fit, efficiency)]
+        mixed = search_pipelines(results, cluster, alike, filters, GAP, fit, 1, one_mesh=True)
+        _, plans = best_plans(results, cluster, 1, mixed, None)
+        return plans[0] if plans else None
 
     return fewer_machines(best, found)
 
@@ -203,19 +216,8 @@ def _best(
     rules: Sequence[Rule],
     fit: float,
     efficiency: Efficiency | None,
-    exportable_to: str | None = None,
 ) -> Plan | None:
-    found = plan(
-        model,
-        cluster,
-        job,
-        space=space,
-        rules=rules,
-        top=1,
-        fit=fit,
-        efficiency=efficiency,
-        exportable_to=exportable_to,
-    )
+    found = plan(model, cluster, job, space=space, rules=rules, top=1, fit=fit, efficiency=efficiency)
     return found.plans[0] if found.plans else None
 
 
@@ -228,12 +230,13 @@ def with_program(ranking: Ranking, *, fit: float = 0.9, efficiency: Efficiency |
     return replace(ranking, program=found)
 
 
-def _able(cluster: Cluster, job: Job) -> Sequence[NodePool]:
-    """Return the pools whose GPUs compute in the job's precision. Raises SpecError if there are none."""
+def _contexts(model: Model, cluster: Cluster, job: Job, fit: float, efficiency: Efficiency | None) -> list[Context]:
+    """Return a context for each pool whose GPUs compute in the job's precision. Raises SpecError if there are none."""
     able = [pool for pool in cluster.pools if computes(pool.gpu, job.precision)]
     if not able:
         peak_flops(cluster.pools[0].gpu, job.precision)
-    return able
+    time_of, room = efficiency or default_efficiency(), headroom(fit, job)
+    return [Context(model=model, pool=pool, job=job, efficiency=time_of, headroom=room) for pool in able]
 
 
 def _no_plan(job: Job, incumbent: float) -> Plan | None:
