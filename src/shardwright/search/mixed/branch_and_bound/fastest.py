@@ -163,7 +163,7 @@ def _processed(run: _Run, node: TreeNode[_Part]) -> Step[_Part]:
     if _is_preliminary(part):
         if run.cutoff > FAR * node.bound:
             _begin(run, part)
-        return _branched(run, node, part.columns, parts(part.by.instance, part.region, run.incumbent), part.idle)
+        return _branched(run, node, part.columns, _first_parts(part, run.incumbent), part.idle)
     run.gaps.append(float(np.log(run.incumbent / node.proven)))
     effort, gap = run.problem.effort, run.problem.gap
     _begin(run, part)
@@ -200,6 +200,17 @@ def _branched(
         _Part, by, counts=counts, before=node.bound, idle=idle, ruled_out=columns.ruled_out, whole=node.part.whole
     )
     return Branched([(node.bound, child(region)) for region in split])
+
+
+def _first_parts(part: _Part, incumbent: float) -> list[Region]:
+    """Return the parts of a preliminary region. Several replicas of whatever types say as little as all: they are split
+    at once."""
+    split, instance = parts(part.by.instance, part.region, incumbent), part.by.instance
+    return [piece for each in split for piece in (parts(instance, each, incumbent) if _says_little(each) else [each])]
+
+
+def _says_little(region: Region) -> bool:
+    return is_wide(region) and not region.used
 
 
 def _is_preliminary(part: _Part) -> bool:
