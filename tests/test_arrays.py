@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.arrays import Bools, Columns, Ints, packed
+from shardwright.arrays import Bools, Columns, Ints, distinct, distinct_rows, packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,3 +51,10 @@ def test_a_key_never_overflows_in_silence(value, bits):
         packed([(np.array([0, value]), bits)])
     with pytest.raises(OverflowError):
         packed([(np.array([1]), 40), (np.array([1]), 24)])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 2))))
+def test_distinct_values_and_rows_are_those_of_numpy(rows):
+    table = np.array(rows, dtype=np.int64).reshape(-1, 2)
+    np.testing.assert_array_equal(distinct(table), np.unique(table))
+    np.testing.assert_array_equal(distinct_rows(table), np.unique(table, axis=0))

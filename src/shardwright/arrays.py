@@ -23,6 +23,18 @@ def picked(values: Array, rows: Array) -> Array:
     return values.T.take(rows, axis=1).T
 
 
+def distinct(values: Array) -> Array:
+    """Return the distinct values, ascending: `np.unique`, of which the first call imports all of `numpy.ma`."""
+    ordered = np.sort(values, axis=None)
+    return ordered.compress(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
+
+
+def distinct_rows(rows: Array) -> Array:
+    """Return the distinct rows of [N, K], in ascending order of their columns, the first one foremost."""
+    ordered = rows[np.lexsort(rows.T[::-1])]
+    return ordered.compress(np.append(True, (ordered[1:] != ordered[:-1]).any(axis=1))[: len(ordered)], axis=0)
+
+
 class Columns:
     """Base of frozen dataclasses whose fields are arrays with rows along their first axis, or such dataclasses."""
 

@@ -123,6 +123,11 @@ class ShardIndex:
         """Return the rows of the table that belong to `rows`; all must have been indexed."""
         return LayerRows(table=self.table, row=np.searchsorted(self.codes, shard_codes(rows)))
 
+    def has(self, codes: Ints) -> bool:
+        """Return whether all of some codes [N] are in the table."""
+        row = np.searchsorted(self.codes, codes)
+        return bool((row < len(self.codes)).all()) and bool((self.codes[row] == codes).all())
+
 
 _CODE_BITS = (
     ("tp", 10),
@@ -157,5 +162,5 @@ def shard_index(context: Context, rows: Strategies) -> ShardIndex:
 def layer_rows(context: Context, rows: Strategies) -> LayerRows:
     """Return a layer table of `rows` with each row's place in it, one made before if there is any."""
     codes = shard_codes(rows)
-    known = (index for index in context.indexed if np.isin(codes, index.codes).all())
+    known = (index for index in context.indexed if index.has(codes))
     return (next(known, None) or shard_index(context, rows)).of(rows)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.arrays import distinct
 from shardwright.plans.placement import STAGES_TOGETHER, Ints, machine_numbers, placement_of
 from shardwright.plans.plan import Plan, Recompute, Replica, Stage
 
@@ -41,7 +42,7 @@ def hosts(plan: Plan) -> tuple[Host, ...] | None:
     stage = np.repeat(np.arange(len(placement.size)), placement.size * placement.count)
     machines = machine_numbers(plan, placement)[np.argsort(_ranks(plan, stage))]
     begins = np.flatnonzero(np.append(True, machines[1:] != machines[:-1]))
-    if len(np.unique(machines)) < len(begins):
+    if len(distinct(machines)) < len(begins):
         return None
     names = np.array(placement.types)[placement.type[stage]][np.argsort(_ranks(plan, stage))]
     counts = np.diff(np.append(begins, len(machines)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.arrays import Floats, Ints
+from shardwright.arrays import Floats, Ints, distinct
 from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.iteration.footprint import held_parameters, micro_batches
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
@@ -108,7 +108,7 @@ def pipeline_seconds(context: Context, rows: Strategies, parts: Iteration, *, fr
         return np.asarray(counts * (forward + backward).sum(axis=1))
     moves = np.zeros_like(parts.transfers) if free_transfers else parts.transfers
     seconds = np.empty(len(rows))
-    for count in np.unique(counts):
+    for count in distinct(counts):
         order = one_f_one_b(pp, int(count)) if vpp == 1 else interleaved(pp, vpp, int(count))
         for overlapped in (False, True):
             chosen = (counts == count) & (rows.overlap_pp == overlapped)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from shardwright.arrays import Bools, Columns, Floats, Ints
+from shardwright.arrays import Bools, Columns, Floats, Ints, distinct
 from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.iteration.step import data_parallel, per_rank, ranged, recomputed_layers
 from shardwright.cost.memory.sizes import gathered_bytes, logit_bytes, reserved_bytes, state_bytes
@@ -219,7 +219,7 @@ def leanest_group(
 ) -> tuple[Ints, Bools]:
     """Return, for each row, the --recompute-num-layers with which method `uniform` needs least memory, and whether it
     fits. Its time does not depend on the number; ties go to the smaller one."""
-    lengths = np.unique(np.diff(starts, axis=1))
+    lengths = distinct(np.diff(starts, axis=1))
     if context.model.mtp_layers:
         lengths = lengths[:0]  # layers of multi-token prediction are recomputed in groups of one only
     # Of all numbers that make equally many groups of a virtual stage, the least is the leanest.

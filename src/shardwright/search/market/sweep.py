@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.arrays import Floats, Ints
+from shardwright.arrays import Floats, Ints, distinct
 from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import bound_seconds, exact_seconds, iteration
 from shardwright.cost.strategies import Layouts, Strategies
@@ -108,13 +108,13 @@ def probe(run: Sweep, front: Front[Find]) -> None:
     for step in range(PROBES):
         here = np.flatnonzero(run.counts == max(len(run.strains) - 1 >> step, 1))
         chosen.append(here[np.argsort(each[here], kind="stable")[:PROBE_LAYOUTS]])
-    batch = np.unique(np.concatenate(chosen))
+    batch = distinct(np.concatenate(chosen))
     rows, ratios = _arranged(run, front, batch)
     if not len(ratios):
         return
     order = np.argsort(ratios, kind="stable")
     counts = run.counts[rows.layout[order]]
-    first = np.concatenate([order[counts == count][:PROBE_ROWS] for count in np.unique(counts)])
+    first = np.concatenate([order[counts == count][:PROBE_ROWS] for count in distinct(counts)])
     _settle(run, front, rows.take(first))
 
 

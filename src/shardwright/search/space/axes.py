@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from shardwright.arrays import Bools, Ints
+from shardwright.arrays import Bools, Ints, distinct
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import ZERO1, Strategies
 from shardwright.errors import Problem, SpecError, bad, suggestion
@@ -226,7 +226,7 @@ def split_choices(context: Context, space: Space, stages: int, head_layers: floa
     legal = (first >= 0) & (last >= 0) & (first + last <= layers)
     if stages < 3:
         chosen = np.concatenate([first, layers - last]) if stages == 2 else np.array([layers])
-        first = np.unique(chosen[(chosen >= 0) & (chosen <= layers)])
+        first = distinct(chosen[(chosen >= 0) & (chosen <= layers)])
         last = layers - first if stages == 2 else first
         legal = np.ones(len(first), dtype=bool)
         for name, column in (("first_layers", first), ("last_layers", last)):

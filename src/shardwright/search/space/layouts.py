@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Bools, Floats, Ints
+from shardwright.arrays import Bools, Floats, Ints, distinct
 from shardwright.cost.compute.flops import layer_flops_per_token
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, Layouts
@@ -135,7 +135,7 @@ def splits(context: Context, space: Space, stages: Ints) -> Splits:
     lasts: list[Ints] = []
     longest: list[Ints] = []
     total = 0
-    for number in np.unique(stages):
+    for number in distinct(stages):
         first, last = split_choices(context, space, int(number), weight)
         middle = -(-(context.layer_count - first - last) // max(int(number) - 2, 1)) if number > 2 else 0
         firsts.append(first)

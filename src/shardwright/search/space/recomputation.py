@@ -53,7 +53,7 @@ def completions(
         rejected[open_rows] += lost
         parts.append((found, open_rows[source]))
         if free and mode in (NONE, BLOCK):
-            open_rows = np.setdiff1d(open_rows, open_rows[source])
+            open_rows = np.delete(open_rows, source)
     return *_joined(rows, parts), rejected
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Bools, Columns, Floats, Ints
+from shardwright.arrays import Bools, Columns, Floats, Ints, distinct
 from shardwright.cost.iteration.layered.network import Everyone, moved_seconds
 from shardwright.cost.iteration.layered.plan import wave_seconds
 from shardwright.cost.iteration.layered.shares import padded_bytes
@@ -36,7 +36,7 @@ def shared_rows(options: Sequence[GpuOptions], state: Floats, *, relaxed: bool =
     batch = options[0].context.job.global_batch
     room = [_room(own, state[:, place], _largest(state, relaxed=relaxed)) for place, own in enumerate(options)]
     tables = [_monotone(own, relaxed=relaxed) for own in options]
-    times = np.unique(np.concatenate([table[np.isfinite(table)] for table in tables]))
+    times = distinct(np.concatenate([table[np.isfinite(table)] for table in tables]))
     low, high = np.zeros(len(state), dtype=np.int64), np.full(len(state), len(times) - 1)
     counts = np.array([own.count for own in options])
 

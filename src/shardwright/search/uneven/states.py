@@ -8,7 +8,7 @@ from math import lcm
 
 import numpy as np
 
-from shardwright.arrays import Floats, Ints
+from shardwright.arrays import Floats, Ints, distinct_rows
 
 STEPS = {1: 1, 2: 200, 3: 40, 4: 20}  # of the grid, by the number of types; chosen
 FEWEST_STEPS = 10
@@ -33,7 +33,7 @@ def around(point: Ints, steps: int) -> Ints:
     """Return the points of a grid `FINER` times as fine around a point [G] of one with `steps` steps, [N, G]."""
     offsets = grid_of_offsets(len(point))
     found = point * FINER + offsets
-    return np.unique(found[(found >= 0).all(axis=1) & (found.sum(axis=1) == steps * FINER)], axis=0)
+    return distinct_rows(found[(found >= 0).all(axis=1) & (found.sum(axis=1) == steps * FINER)])
 
 
 def grid_of_offsets(types: int) -> Ints:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.arrays import Floats
+from shardwright.arrays import Floats, distinct
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.stage_limits import SLACK, Figures, figures, most_layers
 from shardwright.search.mixed.tables.columns import Layers, Table
@@ -89,5 +89,5 @@ def _times(table: Table, layers: Layers, of: Figures, depth: int, longest: float
     if layers.whole:
         exact = (np.arange(1, len(layers.weight) + 1)[:, None] * t + offset).ravel()
         parts += [exact, exact * (1.0 - 4.0 * SLACK)]
-    found = np.unique(np.concatenate(parts))
+    found = distinct(np.concatenate(parts))
     return np.asarray(found[(found >= low) & (found <= high)])

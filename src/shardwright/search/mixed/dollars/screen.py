@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.arrays import Bools, Floats, Ints
+from shardwright.arrays import Bools, Floats, Ints, distinct
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import alone
 from shardwright.search.mixed.bounds.instance import Instance
@@ -108,7 +108,7 @@ def fast_enough(instance: Instance, region: Region, counts: Ints, pace: Floats, 
             size, capacity = sizes[rows], instance.capacity(region, np.inf, few=few)
             within = (size * pace[rows] if seconds is None else np.full(len(rows), seconds)) * (1.0 + CLOSE)
             found.append(rows[possible(table, layers, capacity, counts[rows], region, size, within)])
-    return np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+    return distinct(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
 
 
 def _usable(instance: Instance, space: Space, region: Region) -> Ints:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Bools, Columns, Floats, Ints
+from shardwright.arrays import Bools, Columns, Floats, Ints, distinct
 from shardwright.cost.frameworks.overheads import BACKWARD_LAUNCHES, launched_seconds
 from shardwright.cost.network.collectives import Group, exposed_seconds, gather_seconds
 from shardwright.cost.pipeline.schedule import one_f_one_b
@@ -209,7 +209,7 @@ def after_seconds(table: Table, kinds: Ints, found: SplitTimes, copies: int, slo
     if copies == 1:
         return np.asarray(update)
     once, places = np.zeros_like(found.parameters), np.broadcast_to(kinds, found.parameters.shape)
-    for kind in np.unique(kinds):
+    for kind in distinct(kinds):
         here = places == kind
         part = found.parameters[here]
         groups = Group(size=np.full(part.shape, copies), local=np.full(part.shape, min(int(table.local[kind]), copies)))

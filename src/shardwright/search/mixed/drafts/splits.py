@@ -10,7 +10,7 @@ from math import comb
 
 import numpy as np
 
-from shardwright.arrays import Floats, Ints, picked
+from shardwright.arrays import Floats, Ints, distinct_rows, picked
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.stage_limits import Figures, figures, stage_layers
 from shardwright.search.mixed.bounds.travel import layers_in_tail, travel
@@ -198,7 +198,7 @@ def candidates(
         np.argsort(-coarse(layers.seconds[kinds]), kind="stable"),
     )
     counts = [_filled(room, slow, total, share, *ends) for ends in around.ends.pairs()]
-    found = np.unique(np.concatenate(counts), axis=0)
+    found = distinct_rows(np.concatenate(counts))
     starts = np.zeros((len(found), depth + 1), dtype=np.int64)
     np.cumsum(found, axis=1, out=starts[:, 1:])
     return around.ends.kept(starts)

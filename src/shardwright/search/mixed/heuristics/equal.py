@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from shardwright.arrays import distinct_rows
 from shardwright.search.mixed.bounds.compositions import columns, least_seconds
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.heuristics.attempts import Drafter
@@ -21,7 +22,7 @@ def equal_replicas(by: Drafter, region: Region, incumbent: float, offer: Callabl
     numbers = np.arange(region.fewest, min(region.most, int(units.max()), each.total) + 1)
     rows = units // numbers[:, None]
     rows = rows[(rows.sum(axis=1) > 1) & (rows.sum(axis=1) <= each.depth)]
-    rows = np.unique(rows, axis=0)
+    rows = distinct_rows(rows)
     if not len(rows):
         return
     table = each.capacity(region, incumbent, few=False)

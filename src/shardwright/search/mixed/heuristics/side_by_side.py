@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Bools, Ints
+from shardwright.arrays import Bools, Ints, distinct
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.compositions import Compositions, alone, columns, micro_batches
 from shardwright.search.mixed.drafts.draft import Draft
@@ -102,5 +102,5 @@ def _shortest(found: Compositions, copies: Ints, total: int, low: float, high: f
 def _best_of_each_type(found: Compositions, copies: Ints, seconds: float) -> tuple[Composition, ...]:
     sizes = micro_batches(found, seconds)
     kinds, done = found.counts.argmax(axis=1), sizes * copies
-    best = [rows[done[rows].argmax()] for kind in np.unique(kinds) for rows in [np.flatnonzero(kinds == kind)]]
+    best = [rows[done[rows].argmax()] for kind in distinct(kinds) for rows in [np.flatnonzero(kinds == kind)]]
     return tuple((tuple(found.counts[row].tolist()), int(copies[row]), int(sizes[row])) for row in best if done[row])

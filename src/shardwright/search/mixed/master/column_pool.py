@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from shardwright.arrays import Bools, Floats, Ints, picked
+from shardwright.arrays import Bools, Floats, Ints, distinct_rows, picked
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.compositions import Compositions, alone, columns, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance
@@ -214,7 +214,7 @@ class ColumnPool:
         kept = picked(self.listed.counts, (relaxed.reduced_costs <= slack + CLOSE) & (self.listed.stages > 1))
         again = picked(self.narrow, needed(self.narrow, relaxed.prices, slack) < self.narrow.sum(axis=1))
         rest = picked(self.unlisted, self._in_solutions(seconds, relaxed.prices, slack))
-        return np.unique(np.concatenate([kept, again, rest]), axis=0)
+        return distinct_rows(np.concatenate([kept, again, rest]))
 
     def _in_solutions(self, seconds: float, prices: Floats, slack: float) -> Bools:
         """Return which of the compositions that are not listed can be in a solution within `seconds` at `prices`."""
