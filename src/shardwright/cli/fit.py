@@ -41,10 +41,10 @@ def fit(
     accept_guess: AcceptGuess = False,
     json: options.AsJson = False,
 ) -> None:
+    from shardwright.cli.inputs import job_of
     from shardwright.reports.text.sizing import sizing_document, sizing_text
     from shardwright.search.sizing import fit as size
     from shardwright.spec.read.cluster import load_cluster
-    from shardwright.spec.read.job import make_job
     from shardwright.spec.read.model import load_model
 
     for words, count in (("--gpus", gpus), ("--nodes", nodes), ("--micro-batch", micro_batch)):
@@ -52,7 +52,7 @@ def fit(
             raise bad(f"{words} {count}", "is not above 0", "give 1 or more")
     found = load_model(model, accept_guess=accept_guess)
     cluster = load_cluster(f"{nodes}x{gpus}x{gpu}")
-    job = make_job(
+    job = job_of(
         global_batch=cluster.gpus * micro_batch,
         seq_len=seq_len or min(USUAL_SEQ_LEN, found.max_position or USUAL_SEQ_LEN),
         precision=precision,

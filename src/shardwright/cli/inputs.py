@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import SpecError, bad
 
 if TYPE_CHECKING:
     from shardwright.plans.plan import Plan
+    from shardwright.spec.job import Job
 
 TARGETS = ("megatron",)
+FLAGS = {"budget_dollars": "--budget", "deadline_hours": "--deadline", "document_tokens": "--mask-documents"}
+
+
+def job_of(**options: Any) -> Job:
+    """Return the job that options make (`make_job`). Raises SpecError that names the flags, not the arguments."""
+    from shardwright.spec.read.job import make_job
+
+    try:
+        return make_job(**options)
+    except SpecError as error:
+        told = [replace(each, path=FLAGS.get(each.path, f"--{each.path.replace('_', '-')}")) for each in error.problems]
+        raise SpecError(*told) from None
 
 
 def require_target(target: str) -> None:

@@ -113,7 +113,7 @@ def plan(
     json: options.AsJson = False,
 ) -> None:
     from shardwright.cli.amounts import dollars, hours
-    from shardwright.cli.inputs import part, refuse_unexportable
+    from shardwright.cli.inputs import job_of, part, refuse_unexportable
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
     from shardwright.search.planner import on_fewer, with_nearby, with_program
@@ -122,7 +122,6 @@ def plan(
     from shardwright.search.space.axes import parse_pins
     from shardwright.spec.catalog.price_file import load_prices
     from shardwright.spec.read.cluster import load_cluster
-    from shardwright.spec.read.job import make_job
 
     require_writable(out, [model, cluster, rules, prices, *profile], json=json)
     measurements = read_measurements(profile)
@@ -130,7 +129,7 @@ def plan(
     found_model = model_of(model, measurements, precision, accept_guess=accept_guess)
     unknown = measurements.unknown_gpus(found_model, precision)
     found_cluster = load_cluster(cluster, prices=load_prices(prices) if prices else (), measured=unknown)
-    job = make_job(
+    job = job_of(
         global_batch=global_batch,
         seq_len=measurements.seq_len(seq_len),
         tokens=tokens,

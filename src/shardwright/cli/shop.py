@@ -90,6 +90,7 @@ def shop(
     json: options.AsJson = False,
 ) -> None:
     from shardwright.cli.amounts import dollars, hours
+    from shardwright.cli.inputs import job_of
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
     from shardwright.reports.documents.shop import shop_document
@@ -98,7 +99,6 @@ def shop(
     from shardwright.search.market.shop import shop as search
     from shardwright.search.space.axes import parse_pins
     from shardwright.spec.cluster import Cluster
-    from shardwright.spec.read.job import make_job
 
     require_writable(out, [model, offers, prices, *profile], json=json)
     measurements = read_measurements(profile)
@@ -106,7 +106,7 @@ def shop(
     found_model = model_of(model, measurements, precision, accept_guess=accept_guess)
     measured_length = measurements.layers.seq_len if measurements.layers else None
     length, batch, assumed = _sizes(found_model, seq_len or measured_length, global_batch)
-    job = make_job(
+    job = job_of(
         global_batch=batch,
         seq_len=length,
         tokens=tokens,
