@@ -17,8 +17,8 @@ from shardwright.synthesis.best_rules import relaxed
 from shardwright.synthesis.collectives import Sent, conversion, gather_grouped, gather_padded
 from shardwright.synthesis.columns import columns
 from shardwright.synthesis.decisions import Decisions
-from shardwright.synthesis.machines import BUCKET_BYTES, Machines
-from shardwright.synthesis.prices import RankShares, alone_seconds, prices
+from shardwright.synthesis.machines import Machines
+from shardwright.synthesis.prices import RankShares, alone_seconds, fixed_seconds, prices
 from shardwright.synthesis.properties import COMPUTE, FEATURES, STATE, Property, Replicated, Sharded
 
 RATIOS = (COMPUTE, FEATURES, STATE)
@@ -66,16 +66,16 @@ def least_in(these: Decisions, net: Machines, box: Box) -> float:
     """Return a time that no program with shares in the box is below.
 
     Beside the classes stands one more, their mean weighted by speed: a device that is slower than it waits less."""
-    named, alone = columns(these), alone_seconds(these, net)
+    named, alone, fixed = columns(these), alone_seconds(these, net), fixed_seconds(these, net)
     part = np.array([*(box.low[RATIOS.index(cut.ratio)] for cut in named.cuts), np.ones(len(net.classes))])
     weight = net.rates[0] / net.flops_per_second.sum()
     counts = np.array([len(ranks) for _, ranks in net.classes])
     mean = np.where(named.cut < 0, (alone @ (weight * counts))[named.decision], (alone * weight).min(1)[named.decision])
     sent = [_least_sent(net, box, *pair) for pair in named.pairs]
-    size = np.array([size for size, _, _ in named.pairs])
-    spared = np.array([one.latency_seconds for one in sent]) * np.maximum(0.0, 1.0 - size / BUCKET_BYTES)
-    seconds = np.array([one.seconds for one in sent])[named.pair] - named.late * spared[named.pair]
-    compute = np.column_stack([alone[named.decision] * part[named.cut], mean])
+    whole, latency = np.array([(one.seconds, one.latency_seconds) for one in sent]).T
+    seconds = whole[named.pair] - (1.0 - named.calls) * latency[named.pair]
+    mean += (fixed @ (weight * counts))[named.decision]
+    compute = np.column_stack([alone[named.decision] * part[named.cut] + fixed[named.decision], mean])
     costs = prices(these, net, RankShares(exact={COMPUTE: net.even()}))
     return relaxed(
         these, replace(costs, compute=compute, seconds=seconds, state=np.zeros_like(costs.state))

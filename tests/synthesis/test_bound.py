@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.synthesis.clusters import unequal
-from tests.synthesis.test_synthesize import GRAPHS
+from tests.synthesis.test_synthesize import GRAPHS, SMALL
 
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import decisions
+from shardwright.synthesis.models.transformers import language_model
 from shardwright.synthesis.prices import prices
 from shardwright.synthesis.starts import starts
 from shardwright.synthesis.synthesize import search
@@ -16,14 +19,15 @@ from shardwright.synthesis.synthesize import search
 @pytest.mark.parametrize("gap", [2e-3, 5e-2])
 @pytest.mark.parametrize("name", ["gpt2", "wide"])
 def test_no_choice_at_the_final_shares_is_below_the_bound(name: str, gap: float) -> None:
-    net = unequal()
-    found = search(GRAPHS[name](), net, gap=gap)
+    """With fewer rows than the 64 of GPT-2, whole units let the classes of devices take turns in being the slowest from
+    one wait to the next: the program's rows of time follow one class through the step, and lie up to 2.5 % below."""
+    net, graph = unequal(), language_model(replace(SMALL, causal=True), batch=64, seq_len=8)
+    found = search(GRAPHS["wide"]() if name == "wide" else graph, net, gap=gap)
     optimum = best(found.these, prices(found.these, net, found.shares, overlap=True), gap=1e-6)
     assert optimum is not None
     assert 0.0 < found.choice.bound_seconds <= optimum.seconds.total * (1 + 1e-6)
-    assert optimum.seconds.total <= found.choice.seconds.total * (1 + gap)
-    # In whole units of few rows, the classes of devices take turns in being the slowest, and rows bound that from below.
-    assert found.choice.seconds.total <= found.choice.bound_seconds * (1 + 2 * gap + (0.012 if name == "gpt2" else 0.0))
+    assert optimum.seconds.total <= found.choice.seconds.total * (1 + 1e-6)
+    assert found.choice.seconds.total <= found.choice.bound_seconds * (1 + 2 * gap)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "wide"])

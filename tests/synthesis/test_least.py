@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.synthesis.clusters import unequal
@@ -11,14 +13,19 @@ from tests.synthesis.test_synthesize import GRAPHS
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import decisions
 from shardwright.synthesis.prices import RankShares, prices
+from shardwright.synthesis.work import FREE
 
 
-@pytest.mark.parametrize("network", [2e7, 1.3e9])
-def test_no_program_at_drawn_ratios_is_below_the_least(network: float) -> None:
+@pytest.mark.parametrize(("network", "operator_seconds"), [(2e7, 0.0), (1.3e9, 0.0), (1.3e9, 1e-3)])
+def test_no_program_at_drawn_ratios_is_below_the_least(network: float, operator_seconds: float) -> None:
     net, draw = unequal(1, 1, network=network), np.random.default_rng(0)
+    devices = [replace(one.device, operator_seconds=operator_seconds) for one in net.machines]
+    machines = [replace(one, device=device) for one, device in zip(net.machines, devices, strict=True)]
+    net = replace(net, machines=tuple(machines))
     these = decisions(GRAPHS["wide"](), ranks=net.ranks, state_ratio=True)
     few, many = (least_seconds(these, net, boxes=boxes) for boxes in (1, 12))
-    assert 0.0 < few <= many
+    operators = sum(one.weight for one in these.decisions[:-1] if one.node.op not in FREE)
+    assert operators * operator_seconds < few <= many
     for _ in range(8):
         rows = [np.repeat([part, 1 - part], 2) / 2 for part in draw.choice([0.0, 1.0, draw.random()], 3)]
         shares = RankShares(exact=dict(zip(("compute", "features", "state"), map(tuple, rows), strict=True)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +12,20 @@ from shardwright.spmd.fabric import Finish, RankFabric
 from shardwright.spmd.shards import RankPlace, by_units, cut, from_units, positions
 from shardwright.synthesis.program import Communication
 from shardwright.synthesis.properties import Partial, Replicated, Sharded
+
+
+def convert_all(
+    parts: Sequence[Tensor], several: Sequence[Communication], shapes: Sequence[tuple[int, ...]], place: RankPlace,
+    fabric: RankFabric,
+) -> Callable[[], list[Tensor]]:  # fmt: skip
+    """Start to convert what goes in one call; several are sums that all ranks are to have."""
+    if len(several) == 1:
+        finish = convert(parts[0], several[0], shapes[0], place, fabric)
+        return lambda: [finish()]
+    flat = torch.cat([part.flatten() for part in parts])
+    finish = convert(flat, several[0], tuple(flat.shape), place, fabric)
+    sizes = [part.numel() for part in parts]
+    return lambda: [x.clone().view(shape) for x, shape in zip(finish().split(sizes), shapes, strict=True)]
 
 
 def convert(x: Tensor, one: Communication, shape: tuple[int, ...], place: RankPlace, fabric: RankFabric) -> Finish:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shardwright.spmd.convert import convert
-from shardwright.spmd.fabric import Finish
+from shardwright.spmd.convert import convert_all
 from shardwright.spmd.local import Call, Site, run
 from shardwright.synthesis.graph import Graph, Ref, Value
-from shardwright.synthesis.program import Program
+from shardwright.synthesis.program import Communication, Program
 from shardwright.synthesis.schedule import Action, ComputeNode, Forget, Key, Leave, Send, Wait, ends, schedule
 
 
@@ -44,7 +43,7 @@ def execute(code: Executable, leaves: Mapping[str, Tensor], site: Site, leave: C
     `leaves` holds this rank's part of each parameter, buffer and input by the name of its node.
     """
     held: dict[Key, Tensor] = {}
-    finishes: dict[Key, Finish] = {}
+    finishes: dict[tuple[Communication, ...], Callable[[], list[Tensor]]] = {}
     for action in code.actions:
         match action:
             case ComputeNode(node, step):
@@ -55,12 +54,13 @@ def execute(code: Executable, leaves: Mapping[str, Tensor], site: Site, leave: C
                 results = run(call, [held[key] for key in zip(node.inputs, step.inputs, strict=True)])
                 for number, (result, made) in enumerate(zip(results, step.outputs, strict=True)):
                     held[Ref(node.name, number), made] = result
-            case Send(one):
-                shape = code.values[one.tensor].shape
-                part = held[one.tensor, one.source]
-                finishes[one.tensor, one.target] = convert(part, one, shape, site.place, site.fabric)
-            case Wait(one):
-                held[one.tensor, one.target] = finishes.pop((one.tensor, one.target))()
+            case Send(several):
+                parts = [held[one.tensor, one.source] for one in several]
+                shapes = [code.values[one.tensor].shape for one in several]
+                finishes[several] = convert_all(parts, several, shapes, site.place, site.fabric)
+            case Wait(several):
+                for one, result in zip(several, finishes.pop(several)(), strict=True):
+                    held[one.tensor, one.target] = result
             case Leave(names, key):
                 for name in names:
                     leave(name, held[key])

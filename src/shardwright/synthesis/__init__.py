@@ -21,6 +21,7 @@ What it costs:
 * `collectives`: the time of a conversion, and its fastest method
 * `prices`: rules and conversions in seconds and bytes
 * `timeline`: the time of a step
+* `buckets`: which gradients are sent in one call
 * `schedule`: when a rank computes, sends and forgets
 * `ledger`: what each of these actions takes and frees
 * `memory`: bytes held through the step, and what fits

@@ -5,12 +5,14 @@ Shares and machines change what columns cost, and nothing of this.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from shardwright.arrays import Bools, Ints
+from shardwright.arrays import Floats, Ints
+from shardwright.synthesis.buckets import BUCKET_BYTES, bucket_bytes, joined
 from shardwright.synthesis.collectives import possible
 from shardwright.synthesis.decisions import Decisions, Use
 from shardwright.synthesis.properties import Property, Sharded
@@ -24,8 +26,8 @@ class DecisionColumns:
     `cuts` of how its work is cut, `held` of how its first result is, -1 for neither.
 
     Ways [C]: of which `use`, from which property to which (`source`, `target`), and when that must be done (`kind`);
-    `late` are those that with overlap wait or come early. `pair` is the place of size, source and target among
-    `pairs`."""
+    `calls` is the part of a call that each is, 1 where it is sent alone. `pair` is the place of size, source and target
+    among `pairs`."""
 
     decision: Ints
     rule: Ints
@@ -37,7 +39,7 @@ class DecisionColumns:
     source: tuple[Property, ...]
     target: tuple[Property, ...]
     kind: Ints
-    late: Bools
+    calls: Floats
     pair: Ints
     pairs: tuple[tuple[float, Property, Property], ...]
 
@@ -54,7 +56,7 @@ def columns(these: Decisions, *, overlap: bool = True) -> DecisionColumns:
             cut.append(_place(cuts, rule.cut))
             held.append(_place(cuts, rule.outputs[0] if rule.outputs else None))
     pairs: dict[tuple[float, Property, Property], int] = {}
-    ways = []
+    ways, parts, together = [], [], bucket_bytes(these.short.graph)
     for number, use in enumerate(these.uses):
         made = list(dict.fromkeys(rule.outputs[use.output] for rule in these.decisions[use.decision].rules))
         for target, kind in _wanted(use):
@@ -62,6 +64,7 @@ def columns(these: Decisions, *, overlap: bool = True) -> DecisionColumns:
                 if source != target and possible(source, target):
                     pair = pairs.setdefault((float(use.value.size_bytes), source, target), len(pairs))
                     ways.append((number, source, target, kind, pair))
+                    parts.append(_of_call(use, kind, source, target, together))
     uses, sources, targets, kinds, at = zip(*ways, strict=True) if ways else ((),) * 5
     when = np.array(kinds, dtype=np.int64)
     return DecisionColumns(
@@ -75,10 +78,16 @@ def columns(these: Decisions, *, overlap: bool = True) -> DecisionColumns:
         source=sources,
         target=targets,
         kind=when if overlap else np.full_like(when, BLOCKING),
-        late=when != BLOCKING,
+        calls=np.minimum(parts, 1.0),
         pair=np.array(at, dtype=np.int64),
         pairs=tuple(pairs),
     )
+
+
+def _of_call(use: Use, kind: int, source: Property, target: Property, together: Sequence[float]) -> float:
+    """Return what part of a full call a tensor is that goes early or late, of its block's call if it joins that."""
+    full = together[use.places[0]] if joined(source, target) and not use.early else BUCKET_BYTES
+    return 1.0 if kind == BLOCKING else use.value.size_bytes / full
 
 
 def _place(cuts: dict[Property | None, int], held: Property | None) -> int:

@@ -114,10 +114,10 @@ class _Walk:
         match action:
             case ComputeNode(node, step):
                 self._compute(moment, node, step.inputs, step.outputs)
-            case Send(one):
-                self._send(moment, one)
-            case Wait(one):
-                self._wait(moment, one)
+            case Send(several):
+                self._send(moment, several)
+            case Wait(several):
+                self._wait(moment, several)
             case Leave(names, key):
                 if not self.added_up and any(name.startswith("gradient ") for name in names):
                     self._keep(moment, key)
@@ -138,19 +138,25 @@ class _Walk:
             self.ledger.add(moment, size, made)
             self.ledger.add(moment + 1, -size, made)
 
-    def _send(self, moment: int, one: Communication) -> None:
-        taken = self.sent[one.tensor, one.target] = _buffers(one, float(self.values[one.tensor].size_bytes))
-        for buffer in taken:
-            self._change(moment, buffer)
+    def _send(self, moment: int, several: Sequence[Communication]) -> None:
+        for one in several:
+            taken = self.sent[one.tensor, one.target] = _buffers(one, float(self.values[one.tensor].size_bytes))
+            for buffer in taken:
+                self._change(moment, buffer)
+                if len(several) > 1:  # joined, and then copied to be summed
+                    self._change(moment, buffer)
+                    self._change(moment + 1, buffer, -1)
 
-    def _wait(self, moment: int, one: Communication) -> None:
-        key = (one.tensor, one.target)
-        if _in_place(one):
-            self._alias(key, (one.tensor, one.source))
-        else:
-            self._store(moment + _arrives(one), key, float(self.values[one.tensor].size_bytes), one.target)
-        for buffer in self.sent.pop(key):
-            self._change(moment + 1, buffer, -1)
+    def _wait(self, moment: int, several: Sequence[Communication]) -> None:
+        for one in several:
+            key = (one.tensor, one.target)
+            if _in_place(one):
+                self._alias(key, (one.tensor, one.source))
+            else:
+                arrives = len(several) == 1 and _arrives(one)
+                self._store(moment + arrives, key, float(self.values[one.tensor].size_bytes), one.target)
+            for buffer in self.sent.pop(key):
+                self._change(moment + 1, buffer, -1)
 
     def _change(self, moment: int, buffer: _Buffer, sign: int = 1) -> None:
         self.ledger.add(moment, sign * buffer.size, buffer.made, padded=buffer.padded)

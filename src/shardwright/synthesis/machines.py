@@ -9,7 +9,6 @@ import numpy as np
 
 from shardwright.arrays import Floats, Ints
 
-BUCKET_BYTES = 25e6  # of gradients sent in one call, PyTorch's DistributedDataParallel
 OVERLAP_SLOWDOWN = 1e-3  # of what is sent while devices compute, as time lost; keeps equal times from being ties
 
 

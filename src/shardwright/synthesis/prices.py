@@ -12,7 +12,7 @@ from shardwright.arrays import Bools, Floats
 from shardwright.synthesis.collectives import Sent, conversion, reduce_flat, reduce_hierarchical
 from shardwright.synthesis.columns import DecisionColumns, columns
 from shardwright.synthesis.decisions import END, Decision, Decisions
-from shardwright.synthesis.machines import BUCKET_BYTES, Machines
+from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.properties import COMPUTE, Sharded, Sizes
 from shardwright.synthesis.work import FREE, flops, product, traffic_bytes
 
@@ -62,9 +62,7 @@ def prices(these: Decisions, net: Machines, shares: RankShares, *, overlap: bool
     named = columns(these, overlap=overlap)
     part = np.array([*(shares.by_class(cut, net) for cut in named.cuts), np.ones(len(net.classes))])
     sent = [conversion(net, size, source, target, shares.of) for size, source, target in named.pairs]
-    size = np.array([size for size, _, _ in named.pairs])
-    whole = np.array([one.seconds for one in sent])
-    spared = np.array([one.latency_seconds for one in sent]) * np.maximum(0.0, 1.0 - size / BUCKET_BYTES)
+    whole, latency = np.array([(one.seconds, one.latency_seconds) for one in sent]).reshape(-1, 2).T
     return Prices(
         net=net,
         shares=shares,
@@ -73,7 +71,7 @@ def prices(these: Decisions, net: Machines, shares: RankShares, *, overlap: bool
         + fixed_seconds(these, net)[named.decision],
         sends=_sends(these, net),
         state=_state_bytes(these)[:, None] * part[named.held],
-        seconds=whole[named.pair] - named.late * spared[named.pair],
+        seconds=whole[named.pair] - (1.0 - named.calls) * latency[named.pair],
         method=tuple(sent[pair].method for pair in named.pair.tolist()),
     )
 

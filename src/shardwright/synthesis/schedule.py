@@ -3,8 +3,8 @@
 A tensor is sent just before the operator that reads it in its new property. What the program marks as early (a
 parameter gathered for use) is sent one such tensor ahead, so that it travels while the operators before compute, and
 sent again for the backward, so that no rank holds all parameters; what it marks as deferred (a gradient) is sent as
-soon as it is made and waited for when two more have been sent. A tensor is forgotten after its last use; what the step
-leaves (a gradient) is handed over before.
+soon as all that goes in its call is made, and waited for when two more calls have been sent. A tensor is forgotten
+after its last use; what the step leaves (a gradient) is handed over before.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from shardwright.synthesis.buckets import calls
 from shardwright.synthesis.graph import Graph, Node, Ref
 from shardwright.synthesis.program import Communication, Program, Step
 from shardwright.synthesis.properties import REPLICATED, Partial, Property, Replicated
 
-IN_FLIGHT = 2  # gradients on their way at one time: what they are made of takes memory until they arrive
+IN_FLIGHT = 2  # calls of gradients on their way at one time: what they are made of takes memory until they arrive
 Key: TypeAlias = tuple[Ref, Property]
 """A tensor in one property."""
 
@@ -31,12 +32,14 @@ class ComputeNode:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    one: Communication
+    """Several are sent in one call."""
+
+    several: tuple[Communication, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    one: Communication
+    several: tuple[Communication, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,8 @@ def schedule(graph: Graph, program: Program) -> tuple[Action, ...]:
             if key not in later:
                 later.add(key)
                 gone[index].append(key)
-        if isinstance(action, Wait) and (key := (action.one.tensor, action.one.target)) not in left:
-            later.discard(key)  # what comes before belongs to an earlier copy
+        if isinstance(action, Wait):  # what comes before belongs to an earlier copy
+            later -= {(one.tensor, one.target) for one in action.several} - left.keys()
     return tuple(_forgetting(actions, gone, left))
 
 
@@ -98,18 +101,19 @@ def _ordered(graph: Graph, program: Program) -> list[Action]:
     late: dict[str, list[Communication]] = defaultdict(list)
     for one in left:
         late[one.tensor.node if one.deferred else graph.nodes[-1].name].append(one)
+    starting = calls(graph, late)
     actions: list[Action] = []
-    travelling: list[Communication] = []
+    travelling: list[tuple[Communication, ...]] = []
     for node in graph.nodes:
-        actions += [Send(one) for one in sends[node.name]]
-        actions += [Wait(one) for one in waits[node.name]]
+        actions += [Send((one,)) for one in sends[node.name]]
+        actions += [Wait((one,)) for one in waits[node.name]]
         actions.append(ComputeNode(node, program.steps[node.name]))
-        for one in late[node.name]:
-            actions.append(Send(one))
-            travelling.append(one)
+        for several in starting[node.name]:
+            actions.append(Send(several))
+            travelling.append(several)
             if len(travelling) > IN_FLIGHT:
                 actions.append(Wait(travelling.pop(0)))
-    return [*actions, *(Wait(one) for one in travelling)]
+    return [*actions, *(Wait(several) for several in travelling)]
 
 
 def _closing(graph: Graph, program: Program) -> dict[Key, Communication]:
@@ -170,10 +174,10 @@ def _used(action: Action) -> Iterator[Key]:
         case ComputeNode(node, step):
             yield from zip(node.inputs, step.inputs, strict=True)
             yield from ((Ref(node.name, number), held) for number, held in enumerate(step.outputs))
-        case Send(one):
-            yield one.tensor, one.source
-        case Wait(one):
-            yield one.tensor, one.target
+        case Send(several):
+            yield from ((one.tensor, one.source) for one in several)
+        case Wait(several):
+            yield from ((one.tensor, one.target) for one in several)
         case Leave() | Forget():
             pass
 
