@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.commands import PAIR, make_folder, run
+from tests.cli.running import refused, run
+from tests.runtime.commands import PAIR, make_folder, run_ranks
 
 Events = list[dict[str, Any]]
 
@@ -19,7 +20,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = make_folder(tmp_path_factory.mktemp("trace"))
     file = folder / "trace.json"
     arguments = ("--data", folder / "c.bin", "--steps", 3, "--out", folder / "run", "--trace", file)
-    done = run(folder / "pair.json", *arguments)
+    done = run_ranks(1, 2, folder / "pair.json", *arguments)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(file.read_text(encoding="utf-8")))
 
@@ -83,5 +84,6 @@ def test_the_predicted_step_stands_beside_it(trace: dict[str, Any], tmp_path: Pa
 
 def test_a_trace_that_could_not_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
-    outcome = run(folder / "single.json", "--data", folder / "c.bin", "--trace", folder / "none" / "a.json")
-    assert outcome.returncode == 2 and "--trace" in outcome.stderr and "does not exist" in outcome.stderr
+    told = ["train", folder / "single.json", "--data", folder / "c.bin", "--trace", folder / "none" / "a.json"]
+    words = refused(run(list(map(str, told))))
+    assert "--trace" in words and "does not exist" in words

@@ -10,26 +10,29 @@ from pathlib import Path
 import pytest
 from tests.cli.running import run
 from tests.cli.schemas import holds
+from tests.nightly import nightly
 from tests.runtime.recovery.fleet import ENDLESS, GENTLY, Fleet, copies, pipelines, undisturbed
 from tests.runtime.samples import under
 
 from shardwright.runtime.recovery.rehearsal import rehearse
 from shardwright.spec.job import Optimizer
 
-KILLS, BETWEEN = 10, 5
+BETWEEN = 5
 
 
-@pytest.mark.parametrize("optimizer", ["adam", pytest.param("muon", marks=pytest.mark.nightly)])
-def test_workers_killed_and_stopped_one_after_another_change_no_loss(optimizer: Optimizer, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("optimizer", "kills"), [("adam", 5), *nightly([("adam", 10), ("muon", 10)])])
+def test_workers_killed_and_stopped_one_after_another_change_no_loss(
+    optimizer: Optimizer, kills: int, tmp_path: Path
+) -> None:
     """Each time a worker of some machine dies at some moment, or falls silent; no step is lost: every shard has another
     holder, whose state is newer than the snapshots."""
     chosen, plan = random.Random(5), under(optimizer, pipelines())
     with Fleet(tmp_path, plan, ENDLESS, silence=4.0) as fleet:
-        for kill in range(KILLS):
+        for kill in range(kills):
             due = fleet.step() + BETWEEN
             fleet.until(lambda due=due: fleet.step() >= due, f"kill {kill}")
             before, generation = fleet.step(), fleet.generation()
-            number = signal.SIGSTOP if kill == KILLS - 1 else signal.SIGKILL
+            number = signal.SIGSTOP if kill == kills - 1 else signal.SIGKILL
             while fleet.generation() == generation:
                 fleet.signal_worker(chosen.randrange(2), number, chosen)
                 fleet.until(lambda now=generation: fleet.generation() > now, f"recovery {kill}")
@@ -40,7 +43,7 @@ def test_workers_killed_and_stopped_one_after_another_change_no_loss(optimizer: 
         for index in range(2):  # the row of a step is lost with a worker that dies before it has told it
             found = {int(row["step"]): float(row["loss"]) for row in fleet.rows(index)}
             assert found == {step: expected[step] for step in found}
-            assert len(found) >= last - KILLS and last in found
+            assert len(found) >= last - kills and last in found
 
 
 def test_the_coordinators_machine_is_lost_and_another_takes_its_place(tmp_path: Path) -> None:

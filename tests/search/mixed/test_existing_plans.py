@@ -26,7 +26,7 @@ from shardwright.search.space.axes import Space
 
 SLACK = 1.0 + 1e-7
 SOME = (*range(10), *nightly(range(10, 30)))
-BETWEEN_SITES = (*range(107, 117), *nightly(range(117, 127)), *nightly(range(97, 107)))
+BETWEEN_SITES = (*range(107, 114), *nightly(range(114, 130)), *nightly(range(97, 107)))
 
 
 @dataclass(frozen=True)
