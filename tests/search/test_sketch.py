@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from tests.cost.samples import context, llama, mixtral, pool
+from tests.nightly import nightly
 from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, problems, solved
 
@@ -45,9 +46,13 @@ def arrangement_of(rows: Strategies) -> Strategies:
     )  # fmt: skip
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
-@given(problem=problems(most=6000))
-def test_no_candidate_is_below_the_bounds_of_its_layout_and_arrangement(problem: Problem):
+@pytest.mark.parametrize("examples", [60, *nightly([300])])
+def test_no_candidate_is_below_the_bounds_of_its_layout_and_arrangement(examples: int):
+    many = settings(max_examples=examples, suppress_health_check=list(HealthCheck))
+    many(given(problem=problems(most=6000))(bounds_hold))()
+
+
+def bounds_hold(problem: Problem) -> None:
     where, verdict = solved(problem)
     rows, how = verdict.rows, axes(Space(pins=MappingProxyType(problem.pins)), frozenset())
     if not len(rows):
