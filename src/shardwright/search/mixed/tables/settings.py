@@ -24,8 +24,8 @@ OF_MIXED_PLANS = (NotCovered.SHARED_MICRO_BATCH, NotCovered.SPREAD_STAGES)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One choice of what all stages have in common, and of the tensor-parallel degree of each GPU type, `tp`. Sequence
-    parallelism holds for stages of more than one rank; attention is fused (`flash`) and tensor-parallel communication
-    runs beside products (`overlap_tp`) if every type can."""
+    parallelism holds for stages of more than one rank. A type that cannot fuse attention (`flash`), or run
+    tensor-parallel communication beside products (`overlap_tp`), is idle where the others do."""
 
     tp: tuple[int, ...]
     micro_batch: int
@@ -82,16 +82,16 @@ def settings(contexts: Sequence[Context], space: Space, ruled: frozenset[str] = 
     if not all(space.pins.values()):  # rules leave nothing of an axis
         return []
     degrees = [*_equal_degrees(contexts, space), *_unequal_degrees(contexts, space)]
-    flash = all(flash_attention_runs(context.pool.gpu, context.job) for context in contexts)
+    flash = _allowed("flash", list(map(_fuses, contexts)), space, ruled)
     found = [
         Setting(
-            tp=tp, micro_batch=size, sequence_parallel=sequence, flash=bool(fused), sharing=sharing, overlap_tp=beside
+            tp=tp, micro_batch=size, sequence_parallel=sequence, flash=fused, sharing=sharing, overlap_tp=beside
         )
         for tp in degrees
         for size in _micro_batches(contexts, space)
         for sequence in _sequence(contexts[0], space, tp)
-        for beside in _overlapped(contexts, space, ruled, sequence=sequence)
-        for fused in space.allowed("flash", (1, 0) if flash else (0,))[:1]
+        for beside in _allowed("overlap_tp", [sequence and _hides(context) for context in contexts], space, ruled)
+        for fused in flash
         for sharing in sharings(space, ruled)
         if _splits_experts(contexts[0].model, space, tp)
     ]
@@ -136,14 +136,21 @@ def _sequence(context: Context, space: Space, tp: tuple[int, ...]) -> Iterator[b
             yield sequence
 
 
-def _overlapped(contexts: Sequence[Context], space: Space, ruled: frozenset[str], *, sequence: bool) -> Iterator[bool]:
-    """Yield whether tensor-parallel communication runs beside products: where it can it is no slower."""
-    own = contexts[0].job.framework == OWN
-    able = all(
-        user_buffers_run(context.pool) and 1 in context.source.only.get("overlap_tp", (0, 1)) for context in contexts
-    )
-    allowed = space.allowed("overlap_tp", (0, 1) if sequence and able and not own else (0,))
-    yield from map(bool, allowed if "overlap_tp" in ruled else allowed[-1:])
+def _allowed(switch: str, able: Sequence[bool], space: Space, ruled: frozenset[str]) -> list[bool]:
+    """Return what a switch may be for types of which some are `able` to have it on, on first: where all are it is no
+    slower, and off is for rules that speak of it."""
+    values = [bool(value) for value in space.allowed(switch, (1, 0) if any(able) else (0,))]
+    return values if switch in ruled or not all(able) else values[:1]
+
+
+def _fuses(context: Context) -> bool:
+    return flash_attention_runs(context.pool.gpu, context.job)
+
+
+def _hides(context: Context) -> bool:
+    """Return whether tensor-parallel communication can run beside products."""
+    measured = 1 in context.source.only.get("overlap_tp", (0, 1))
+    return measured and context.job.framework != OWN and user_buffers_run(context.pool)
 
 
 def _micro_batches(contexts: Sequence[Context], space: Space) -> list[int]:
@@ -159,8 +166,9 @@ def unit_degrees(context: Context) -> list[int]:
 
 def units(context: Context, own: Setting) -> int:
     """Return how many tensor-parallel groups the pool's GPUs form in a setting of its type alone; 0 where the degree
-    does not suit it."""
-    if own.tp[0] not in unit_degrees(context) or not timed(context, own):
+    or a switch does not suit it."""
+    able = own.flash <= _fuses(context) and own.overlap_tp <= _hides(context)
+    if not able or own.tp[0] not in unit_degrees(context) or not timed(context, own):
         return 0
     return context.pool.gpus // own.tp[0]
 
