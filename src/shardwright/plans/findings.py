@@ -56,7 +56,7 @@ class NotCovered(Enum):
     GROUPED_RECOMPUTATION = "recomputation of groups of layers"
     SHARED_MICRO_BATCH = "a micro-batch split over several GPUs of a stage"
     SPREAD_STAGES = "stages of one type that are not neighbours"
-    STRADDLED_STAGES = "unequal stages, one of them on several types"
+    STRADDLED_STAGES = "a stage on several types"
     UNEQUAL_DEGREES = "several tensor-parallel degrees in a plan"
     UNEQUAL_DEGREES_OF_A_TYPE = "several tensor-parallel degrees on one type"
     UNEQUAL_REPLICAS = "unequal replicas on one type"

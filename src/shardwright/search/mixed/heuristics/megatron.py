@@ -41,14 +41,20 @@ class _Guess:
 
 
 def uniform_plans(
-    contexts: Sequence[Context], cluster: Cluster, settings: Sequence[Setting], tables: Sequence[Table]
+    contexts: Sequence[Context],
+    cluster: Cluster,
+    settings: Sequence[Setting],
+    tables: Sequence[Table],
+    kinds: Sequence[int],
 ) -> list[Plan]:
-    """Return the most promising uniform plans over all machines, without predictions."""
+    """Return the most promising uniform plans over all machines of the types `kinds`, without predictions."""
     guesses: list[_Guess] = []
     for setting, table in zip(settings, tables, strict=True):
-        everywhere = setting.symmetric and bool((table.units > 0).all())
-        if everywhere and (setting.tp[0] == 1 or setting.sequence_parallel):
-            guesses += _guesses(contexts[0], setting, table)
+        units = np.zeros_like(table.units)
+        units[list(kinds)] = table.units[list(kinds)]
+        able = setting.symmetric and np.count_nonzero(units) == len(kinds)
+        if able and (setting.tp[0] == 1 or setting.sequence_parallel):
+            guesses += _guesses(contexts[0], setting, replace(table, units=units))
     guesses.sort(key=lambda guess: coarse(guess.seconds))
     return [_plan(contexts, cluster, guess) for guess in guesses[:MOST]]
 
@@ -94,5 +100,6 @@ def _plan(contexts: Sequence[Context], cluster: Cluster, guess: _Guess) -> Plan:
     )
     draft = Draft(setting=guess.setting, replicas=replicas, seconds=guess.seconds)
     plan = plan_of(contexts, cluster, draft, rank_order="tp-cp-ep-dp-pp")
-    beside = plan.sequence_parallel and all(user_buffers_run(context.pool) for context in contexts)
+    used = [context for context, count in zip(contexts, guess.units, strict=True) if count]
+    beside = plan.sequence_parallel and all(user_buffers_run(context.pool) for context in used)
     return replace(plan, overlap=replace(plan.overlap, tensor_parallel=beside))

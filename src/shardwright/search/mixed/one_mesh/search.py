@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 
@@ -82,9 +83,10 @@ def mesh_search(
     chosen = [setting for setting in each if setting.symmetric]
     found_tables = tables(contexts, chosen, cluster.site_links) if chosen else []
     run = _Run(worth_of(contexts), contexts, cluster, space, filters, incumbent)
-    uniform = best_uniform(contexts, uniform_plans(contexts, cluster, chosen, found_tables))
-    if uniform is not None and run.allowed(uniform):
-        _keep(run, uniform, fitting_seconds(contexts, uniform, run.known))
+    for kinds in _choices(len(contexts)):
+        uniform = best_uniform(contexts, uniform_plans(contexts, cluster, chosen, found_tables, kinds))
+        if uniform is not None and run.allowed(uniform):
+            _keep(run, uniform, fitting_seconds(contexts, uniform, run.known))
     found = instances(chosen, found_tables, contexts[0].job.global_batch, space)
     longest = HOPELESS * max((each.quick for each in found), default=np.inf)
     ways = list(_scouted(run, found, gap, longest))
@@ -109,6 +111,12 @@ def mesh_search(
             *depth_limits(max((each.depth for each in found), default=0), len(contexts[0].model.layers)),
         ),
     )
+
+
+def _choices(types: int) -> Iterator[tuple[int, ...]]:
+    """Yield all choices of two types or more, all of them last."""
+    for size in range(2, types + 1):
+        yield from combinations(range(types), size)
 
 
 def _scouted(run: _Run, found: Sequence[Instance], gap: float, longest: float) -> Iterator[tuple[float, Candidate]]:

@@ -84,9 +84,7 @@ def settings(contexts: Sequence[Context], space: Space, ruled: frozenset[str] = 
     degrees = [*_equal_degrees(contexts, space), *_unequal_degrees(contexts, space)]
     flash = _allowed("flash", list(map(_fuses, contexts)), space, ruled)
     found = [
-        Setting(
-            tp=tp, micro_batch=size, sequence_parallel=sequence, flash=fused, sharing=sharing, overlap_tp=beside
-        )
+        Setting(tp=tp, micro_batch=size, sequence_parallel=sequence, flash=fused, sharing=sharing, overlap_tp=beside)
         for tp in degrees
         for size in _micro_batches(contexts, space)
         for sequence in _sequence(contexts[0], space, tp)
