@@ -31,7 +31,7 @@ FIXED = {
     findings.NotCovered.GROUPED_RECOMPUTATION: "recomputation of groups of layers",
     findings.NotCovered.SHARED_MICRO_BATCH: "one micro-batch split over several GPUs of a stage",
     findings.NotCovered.SPREAD_STAGES: "stages of one type that are not neighbours",
-    findings.NotCovered.STRADDLED_STAGES: "a stage on several GPU types, but for uniform plans over all of their machines",
+    findings.NotCovered.STRADDLED_STAGES: "a stage on several GPU types, except uniform plans on all their machines",
     findings.NotCovered.UNEQUAL_DEGREES: "different tensor-parallel degrees in one plan (--tp-per-type searches them)",
     findings.NotCovered.UNEQUAL_DEGREES_OF_A_TYPE: "different tensor-parallel degrees on GPUs of one type",
     findings.NotCovered.UNEQUAL_REPLICAS: "unequal replicas on machines of one type",
