@@ -18,9 +18,11 @@ from shardwright.cost.network.messages import MessageTimes
 from shardwright.errors import SpecError
 from shardwright.plans.findings import Cause, Rejection
 from shardwright.plans.plan import Recompute
+from shardwright.search.mixed.tables.model_tables import tables
+from shardwright.search.mixed.tables.settings import settings
 from shardwright.search.planner import plan as search
 from shardwright.search.planner import predict
-from shardwright.search.space.axes import parse_pins
+from shardwright.search.space.axes import Space, parse_pins
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.layer_profile import layer_profile, load_layer_profile
@@ -86,6 +88,30 @@ def test_only_what_was_measured_is_planned() -> None:
     assert plan.prediction.evidence == ()
     with pytest.raises(SpecError, match=r"no times of .* with tensor parallel 1, micro-batch 2"):
         predict(replace(plan, micro_batch=2), efficiency=efficiency)
+
+
+def test_types_measured_with_other_degrees_are_planned_and_no_size_is_negative() -> None:
+    """A type without times of a degree has none of its units, nor GPUs of uneven FSDP."""
+    document = small_document(weight_bytes=[4e4, 8e4, 8e4, 8e4, 4e4])
+    (entry,) = document["entries"]
+    document["entries"].append(entry | {"gpu": "H100-SXM", "tensor_parallel": 4})
+    profile = layer_profile(document)
+    job = make_job(global_batch=32, seq_len=1024, precision="fp32")
+    nodes = (NODE, NODE | {"gpu": "H100-SXM"})
+    model = replace(stand_in_model(profile, "fp32"), vocab=50304, tied_embeddings=True)
+    cluster = build_cluster({"nodes": list(nodes)}, "test")
+    efficiency = measured_layers(Analytic(), profile, model, cluster, job)
+    degrees = {
+        (stage.gpu, stage.tensor_parallel)
+        for plan in search(model, cluster, job, efficiency=efficiency, top=3, gap=0.3).plans
+        for replica in plan.replicas
+        for stage in replica.stages
+    }
+    assert degrees and degrees <= {("A100-SXM-40", 1), ("H100-SXM", 4)}
+    contexts = [Context(model=model, pool=each, job=job, efficiency=efficiency) for each in cluster.pools]
+    for table in tables(contexts, settings(contexts, Space())):
+        ends = np.diff(table.dense)[:, [0, -1]].sum(axis=1)
+        assert (ends >= table.tied_parameters).all()
 
 
 def test_a_pin_to_what_was_not_measured_leaves_nothing() -> None:

@@ -127,6 +127,8 @@ def test_gradients_and_updated_weights(job, reduced, gathered):
 def test_gradients_of_a_tied_embedding(job, width):
     where, rows = at(job, tp=2, pp=2)
     assert tied_bytes(where, rows)[0] == width * DENSE.vocab * DENSE.hidden / 2
+    narrow = replace(where, model=replace(DENSE, embedding_width=256))
+    assert tied_bytes(narrow, rows)[0] == width * DENSE.vocab * 256 / 2
 
 
 @pytest.mark.parametrize(("job", "width"), [(FP32, 8.0), (BF16, 6.0), (STORED, 3.0)])

@@ -124,9 +124,11 @@ def test_too_small_a_cluster_says_what_would_do() -> None:
 
 
 def test_pins_that_leave_nothing_are_named() -> None:
-    result = plan(MODEL, CLUSTER, JOB, space=parse_pins(["tp=3"]))
+    result = plan(MODEL, CLUSTER, JOB, space=parse_pins(["tp=3", "recompute=none"]))
     assert result.infeasible is not None
-    reason = NoLegalLayout(gpus=CLUSTER.gpus, gpu=CLUSTER.pools[0].gpu.name, global_batch=64, pins=(("tp", (3,)),))
+    reason = NoLegalLayout(
+        gpus=CLUSTER.gpus, gpu=CLUSTER.pools[0].gpu.name, global_batch=64, pins=("tp=3", "recompute=none")
+    )
     assert result.infeasible == NoPlan(reason=reason, remedies=(Unpin("tp"),))
 
 

@@ -160,12 +160,12 @@ class JobLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoLegalLayout:
-    """No layout on the machines is legal, with the axes pinned to values."""
+    """No layout on the machines is legal, with these pins as the user writes them."""
 
     gpus: int
     gpu: str
     global_batch: int
-    pins: tuple[tuple[str, tuple[float, ...]], ...]
+    pins: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

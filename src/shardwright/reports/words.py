@@ -189,8 +189,7 @@ def _(found: findings.MixesLeft) -> str:
 
 @in_words.register
 def _(found: findings.NoLegalLayout) -> str:
-    pins = " ".join(f"{axis}={','.join(map(str, values))}" for axis, values in found.pins)
-    given = f" with {pins}" if pins else f" for global batch {found.global_batch}"
+    given = f" with {' '.join(found.pins)}" if found.pins else f" for global batch {found.global_batch}"
     return f"no layout of {found.gpus} × {found.gpu} is legal{given}"
 
 

@@ -202,7 +202,7 @@ def head_layers(model: Model) -> float:
     """Return the weights of the output projection over those of a layer."""
     layer = model.layers[-1]
     each = model.dense_layer_parameters(layer) + model.expert_layer_parameters(layer)
-    return model.vocab * model.hidden / each
+    return model.token_table_parameters / each
 
 
 def _sharding(run: PublishedRun, habits: Habits, guesses: list[Assumption]) -> int:

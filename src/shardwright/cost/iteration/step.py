@@ -262,7 +262,7 @@ def norm_seconds(context: Context, rows: Strategies) -> Floats:
 def tied_bytes(context: Context, rows: Strategies) -> Floats:
     """Return the bytes of a GPU's part of the gradients of a tied embedding, [N]."""
     width = widths_of(context.job).gradient_reduction
-    return np.asarray(width * context.model.vocab * context.model.hidden / rows.tp)
+    return np.asarray(width * context.model.token_table_parameters / rows.tp)
 
 
 def tied_embedding_seconds(context: Context, rows: Strategies, *, apart: bool = False) -> Floats:

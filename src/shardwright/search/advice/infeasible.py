@@ -36,7 +36,7 @@ from shardwright.plans.remedies import (
 from shardwright.search.objective import Objective
 from shardwright.search.renting.expected import run_totals
 from shardwright.search.rules.filters import Filters
-from shardwright.search.space.axes import Space
+from shardwright.search.space.axes import Space, pin_words
 from shardwright.search.space.layouts import layouts
 from shardwright.search.uniform.feasible import feasible
 from shardwright.search.uniform.search import search
@@ -93,7 +93,7 @@ def _nothing_legal(context: Context, space: Space) -> NoPlan:
         gpus=context.pool.gpus,
         gpu=context.pool.gpu.name,
         global_batch=context.job.global_batch,
-        pins=tuple(space.pins.items()),
+        pins=tuple(pin_words(axis, values) for axis, values in space.pins.items()),
     )
     return NoPlan(reason=reason, remedies=tuple(remedies) or (Change.OTHER_DEGREES,))
 

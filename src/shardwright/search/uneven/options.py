@@ -18,7 +18,7 @@ from shardwright.cost.iteration.layered.shares import (
     share_bytes,
     state_total,
 )
-from shardwright.cost.iteration.layered.units import Units, units_of
+from shardwright.cost.iteration.layered.units import Units, layered_rows, units_of
 from shardwright.cost.memory.sizes import room_for_tensors
 from shardwright.cost.strategies import BLOCK, NONE, UNIFORM
 from shardwright.rounding import coarse
@@ -70,13 +70,16 @@ class GpuOptions:
         return self.shares.take(option * self.most_rows + rows - 1)
 
 
-def gpu_options(context: Context, space: Space, gpus: int, waves: int, *, flash: bool) -> GpuOptions:
-    """Return what each GPU of a type does among `gpus` in all, in so many waves. Raises SpecError where there are
-    no times of its layers."""
+def gpu_options(context: Context, space: Space, gpus: int, waves: int, *, flash: bool) -> GpuOptions | None:
+    """Return what each GPU of a type does among `gpus` in all, in so many waves: nothing (None) where a layer profile
+    has none of its micro-batches without tensor parallelism."""
     count, batch = context.pool.gpus, context.job.global_batch
     most = max((batch - (gpus - count)) // count + 1, 1)
     sizes = _sizes(context, space, most)
-    units = units_of(context, range(1, max(sizes) + 1), gpus, flash=flash)
+    tried = range(1, max(sizes) + 1)
+    if not context.timed(layered_rows(tried, gpus, flash=flash)).any():
+        return None
+    units = units_of(context, tried, gpus, flash=flash)
     shares = _ways(space, context.layer_count, [size for size in sizes if size in units.sizes], most, waves)
     # What is gathered comes on top of a GPU's own part, at most 1 / count of the state, where that leaves as much.
     apart = gathered_parameters(units) <= (1.0 - 1.0 / count) * state_total(context, units)

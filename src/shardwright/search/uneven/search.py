@@ -118,8 +118,9 @@ def _groups(
             continue
         everyone: Everyone | None = None
         for waves in (waves for waves in WAVES if waves * gpus <= batch):
-            options = [gpu_options(context, space, gpus, waves, flash=True) for context in chosen]
-            if not all(len(own.seconds) for own in options):
+            every = [gpu_options(context, space, gpus, waves, flash=True) for context in chosen]
+            options = [own for own in every if own is not None and len(own.seconds)]
+            if len(options) < len(chosen):
                 break
             everyone = everyone or _everyone(options, cluster)
             yield options, everyone

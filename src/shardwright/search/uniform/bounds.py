@@ -227,7 +227,7 @@ def _tail(context: Context, rows: Strategies, shards: LayerRows, split: _Split) 
     dense, expert = on_rank(table.dense, np.minimum), on_rank(table.expert, np.minimum)
     at_ends = _sum(table.dense, row, 0, 1) + (rows.pp == 1) * _sum(table.dense, row, ends - 1, ends)
     if context.model.tied_embeddings:
-        once = context.model.vocab * context.model.hidden / rows.tp * (rows.pp == 1)
+        once = context.model.token_table_parameters / rows.tp * (rows.pp == 1)
         dense, at_ends = dense - once[:, None], at_ends - once
     held = HeldParameters(dense=dense, expert=expert, ends=at_ends[:, None])
     slowdown = slowdown + context.software.pass_seconds * rows.vpp

@@ -41,10 +41,9 @@ NAMES = {
 def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequence[SiteLink] = ()) -> list[Table]:
     """Return the table of every setting, with a row for each pool; `links` join their sites. The figures of a type are
     made once for all settings that are alike on it."""
-    model, job = contexts[0].model, contexts[0].job
+    job = contexts[0].job
     parts = [_by_setting(context, [each.on(place) for each in settings]) for place, context in enumerate(contexts)]
     fabrics = tuple(context.links for context in contexts)
-    token_table = model.token_table_parameters if model.tied_embeddings else 0.0
     rates, delays = _between_sites(contexts, links)
     found = []
     for setting in settings:
@@ -63,7 +62,6 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
                 activation_bytes=whole_bytes,
                 site_rates=rates,
                 site_delays=delays,
-                tied_parameters=token_table / degrees,
                 **_traffic(setting.sharing, job),
             )
         )
@@ -157,7 +155,8 @@ def _columns(context: Context, owns: Sequence[Setting]) -> dict[str, Floats]:
         "tied_near": transfer_seconds(links, tied, no),
         "tied_far": transfer_seconds(links, tied, yes),
         "step_seconds": software.step_seconds * ones,
-        **({} if model.tied_embeddings else {"tied_near": 0.0 * ones, "tied_far": 0.0 * ones}),
+        "tied_parameters": model.token_table_parameters / rows.tp,
+        **({} if model.tied_embeddings else dict.fromkeys(("tied_near", "tied_far", "tied_parameters"), 0.0 * ones)),
         "units": usable,
         "local": np.array([max(pool.domain_gpus // own.tp[0], 1) for own in owns]),
     }
