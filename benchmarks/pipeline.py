@@ -11,11 +11,12 @@ from functools import partial
 
 import numpy as np
 
+from shardwright.arrays import Floats
 from shardwright.cost.pipeline.bound import interleaved_lower_bound, lower_bound
 from shardwright.cost.pipeline.schedule import interleaved, one_f_one_b
-from shardwright.cost.pipeline.simulate import FloatArray, simulate
+from shardwright.cost.pipeline.simulate import simulate
 
-Times = tuple[FloatArray, FloatArray, FloatArray]
+Times = tuple[Floats, Floats, Floats]
 
 SHAPES = ((8, 1, 64, 16), (16, 1, 512, 16), (64, 1, 2048, 4), (8, 2, 128, 16), (16, 2, 512, 16), (64, 4, 2048, 4))
 # Name, spread of stage times (the slowest takes 1 + spread of the fastest at most), one-way transfer in forwards.
@@ -38,14 +39,14 @@ def best_seconds(run: Callable[[], object], repetitions: int = 7) -> float:
     return min(seconds)
 
 
-def usual_formula(times: Times, micro_batches: int) -> FloatArray:
+def usual_formula(times: Times, micro_batches: int) -> Floats:
     """sum_i (t_i + 2 c_i) + (K - 1) max_i (t_i + 2 c_i), with c the transfer to the next stage, there and back."""
     forward, backward, transfer = times
     stage = forward + backward + 2 * np.pad(transfer, ((0, 0), (0, 1)))
     return np.asarray(stage.sum(axis=1) + (micro_batches - 1) * stage.max(axis=1))
 
 
-def bound_of(times: Times, ranks: int, virtual: int, micro_batches: int) -> FloatArray:
+def bound_of(times: Times, ranks: int, virtual: int, micro_batches: int) -> Floats:
     forward, backward, transfer = times
     if virtual == 1:
         return lower_bound(forward, backward, transfer, micro_batches)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import distinct
-from shardwright.plans.placement import STAGES_TOGETHER, Ints, machine_numbers, placement_of
+from shardwright.arrays import Ints, distinct
+from shardwright.plans.placement import STAGES_TOGETHER, machine_numbers, placement_of
 from shardwright.plans.plan import Plan, Recompute, Replica, Stage
 
 DEGREES = ("tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel")

@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shardwright.arrays import Ints
 from shardwright.plans.plan import Plan, RankOrder
 
-Ints = NDArray[np.int64]
 COPIES_TOGETHER: RankOrder = "tp-cp-ep-dp-pp"
 STAGES_TOGETHER: RankOrder = "tp-cp-ep-pp-dp"
 

@@ -24,16 +24,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.cost.pipeline.schedule import IntArray, warmup_forwards
-from shardwright.cost.pipeline.simulate import FloatArray
+from shardwright.arrays import Floats, Ints
+from shardwright.cost.pipeline.schedule import warmup_forwards
 
 
 def lower_bound(
-    forward_seconds: FloatArray,
-    backward_seconds: FloatArray,
-    transfer_seconds: FloatArray,
-    micro_batches: IntArray | int,
-) -> FloatArray:
+    forward_seconds: Floats,
+    backward_seconds: Floats,
+    transfer_seconds: Floats,
+    micro_batches: Ints | int,
+) -> Floats:
     """Return seconds [N] that 1F1B cannot beat; exact for equal stages without transfers.
 
     Times are [N, P], [N, P] and [N, P - 1] as in `pipeline.simulate`; `micro_batches` is [N] or one number.
@@ -45,12 +45,12 @@ def lower_bound(
 
 
 def interleaved_lower_bound(
-    forward_seconds: FloatArray,
-    backward_seconds: FloatArray,
+    forward_seconds: Floats,
+    backward_seconds: Floats,
     ranks: int,
-    micro_batches: IntArray | int,
-    transfer_seconds: FloatArray | None = None,
-) -> FloatArray:
+    micro_batches: Ints | int,
+    transfer_seconds: Floats | None = None,
+) -> Floats:
     """Return seconds [N] that interleaved 1F1B cannot beat; exact for equal virtual stages without transfers.
 
     Times are [N, V], [N, V] and [N, V - 1] (None: messages take no time) as in `pipeline.simulate`, for two or more
@@ -62,7 +62,7 @@ def interleaved_lower_bound(
     return np.asarray(_work_and_gaps(forward_seconds, backward_seconds, transfer, ranks, k).max(axis=1))
 
 
-def _chain_of_round_trips(forward: FloatArray, backward: FloatArray, transfer: FloatArray, k: IntArray) -> FloatArray:
+def _chain_of_round_trips(forward: Floats, backward: Floats, transfer: Floats, k: Ints) -> Floats:
     """Return the time of 1F1B along each rank's chain of waits [N, P], which is long where transfers are slow.
 
     On rank i the forward of micro-batch m + w + 1 follows the backward of micro-batch m, so ceil(K / (w + 1)) passes
@@ -76,9 +76,7 @@ def _chain_of_round_trips(forward: FloatArray, backward: FloatArray, transfer: F
     return np.asarray(fill_and_drain + passes + rest * np.maximum(forward, backward))
 
 
-def _work_and_gaps(
-    forward: FloatArray, backward: FloatArray, transfer: FloatArray, ranks: int, k: IntArray
-) -> FloatArray:
+def _work_and_gaps(forward: Floats, backward: Floats, transfer: Floats, ranks: int, k: Ints) -> Floats:
     """Return fill + work + idle + drain of each rank [N, P]; `k` [N, 1] is the number of micro-batches."""
     candidates, stages = forward.shape
     v = stages // ranks
@@ -92,9 +90,7 @@ def _work_and_gaps(
     return np.asarray(fill_and_drain + work + idle)
 
 
-def _travel(
-    forward: FloatArray, backward: FloatArray, transfer: FloatArray, ranks: int
-) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _travel(forward: Floats, backward: Floats, transfer: Floats, ranks: int) -> tuple[Floats, Floats, Floats]:
     """Return for each rank [N, P]: the way of a micro-batch from stage 0 to the rank's first stage, and back; from the
     end of the forward in the rank's first stage to the start of the backward in its last; and from the end of the
     forward in its last to the start of the backward in its first."""
@@ -106,21 +102,21 @@ def _travel(
     return ends, _after(f, first) + _after(b, last) + links, _after(f, last) + _after(b, first) + links
 
 
-def _column(micro_batches: IntArray | int, candidates: int) -> IntArray:
+def _column(micro_batches: Ints | int, candidates: int) -> Ints:
     return np.broadcast_to(np.asarray(micro_batches, dtype=np.intp), (candidates,))[:, None]
 
 
-def _cumulative(seconds: FloatArray) -> FloatArray:
+def _cumulative(seconds: Floats) -> Floats:
     """Return the sums [N, n + 1] of the first 0, 1, …, n columns."""
     return np.concatenate([np.zeros((len(seconds), 1)), np.cumsum(seconds, axis=1)], axis=1)
 
 
-def _after(cumulative: FloatArray, stage: IntArray) -> FloatArray:
+def _after(cumulative: Floats, stage: Ints) -> Floats:
     """Return the sum over all stages after `stage` [P], for each candidate [N, P]."""
     return np.asarray(cumulative[:, -1:] - cumulative[:, stage + 1])
 
 
-def _work_of(seconds: FloatArray, others: IntArray, virtual_stages: int) -> FloatArray:
+def _work_of(seconds: Floats, others: Ints, virtual_stages: int) -> Floats:
     """Return the time of a rank's `others` [N, P] forwards after its first one, or of its backwards before its last:
     in groups of P through chunk 0, 1, …, then from chunk 0 again, seen from the start and from the end alike."""
     candidates, stages = seconds.shape

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.cost.pipeline.schedule import IntArray, warmup_forwards
+from shardwright.arrays import Ints
+from shardwright.cost.pipeline.schedule import warmup_forwards
 
 
-def in_flight(
-    ranks: IntArray | int, virtual_stages: IntArray | int, micro_batches: IntArray | int, rank: IntArray | int
-) -> IntArray:
+def in_flight(ranks: Ints | int, virtual_stages: Ints | int, micro_batches: Ints | int, rank: Ints | int) -> Ints:
     """Return the peak number of activations that a rank holds, elementwise over arrays that broadcast.
 
     One unit is one micro-batch in one virtual stage: a forward that is done and whose backward is not. 1F1B (one

@@ -22,11 +22,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shardwright.arrays import Ints
 from shardwright.errors import bad
 
-IntArray = NDArray[np.intp]
 FORWARD, BACKWARD = 0, 1  # numeric
 
 # The least number of micro-batches in one repetition of 1F1B's middle. At least P, so that a repetition holds the
@@ -69,9 +68,9 @@ class Order:
     ranks: int
     virtual_stages: int
     micro_batches: int
-    code: IntArray
-    micro_batch: IntArray
-    source: IntArray
+    code: Ints
+    micro_batch: Ints
+    source: Ints
     depth: int
     repeat: Repeat | None = None
 
@@ -136,7 +135,7 @@ def interleaved(ranks: int, virtual_stages: int, micro_batches: int) -> Order:
     return _repeated(base, Repeat(start=start, stop=start + rows, times=times, stride=ranks, unit=rows))
 
 
-def warmup_forwards(ranks: IntArray | int, virtual_stages: IntArray | int, rank: IntArray | int) -> IntArray:
+def warmup_forwards(ranks: Ints | int, virtual_stages: Ints | int, rank: Ints | int) -> Ints:
     """Return how many forwards a rank runs before its first pair, if there are enough micro-batches (elementwise)."""
     p, v, i = np.asarray(ranks), np.asarray(virtual_stages), np.asarray(rank)
     return np.asarray(np.where(v == 1, p - 1 - i, 2 * (p - 1 - i) + (v - 1) * p), dtype=np.intp)
@@ -177,5 +176,5 @@ def _require_positive(ranks: int, virtual_stages: int, micro_batches: int) -> No
             raise bad("schedule", f"the number of {name} is {value}", "give at least 1")
 
 
-def _empty(shape: tuple[int, int], idle: int) -> tuple[IntArray, IntArray, IntArray]:
+def _empty(shape: tuple[int, int], idle: int) -> tuple[Ints, Ints, Ints]:
     return np.full(shape, idle, dtype=np.intp), np.full(shape, -1, dtype=np.intp), np.zeros(shape, dtype=np.intp)

@@ -20,11 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shardwright.cost.pipeline.schedule import IntArray, Order, Repeat
-
-FloatArray = NDArray[np.float64]
+from shardwright.arrays import Floats, Ints
+from shardwright.cost.pipeline.schedule import Order, Repeat
 
 # The least number of states that are looked through for the present state, only earlier in time.
 _LEAST_PAST = 8
@@ -41,28 +39,28 @@ class PipelineTime:
     transfers, sends.
     """
 
-    makespan_seconds: FloatArray
-    finish_seconds: FloatArray
-    busy_seconds: FloatArray
+    makespan_seconds: Floats
+    finish_seconds: Floats
+    busy_seconds: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timeline:
     """All operations of one candidate, rank by rank and in time; equally long arrays."""
 
-    rank: IntArray
-    kind: IntArray
-    virtual_stage: IntArray
-    micro_batch: IntArray
-    start_seconds: FloatArray
-    end_seconds: FloatArray
+    rank: Ints
+    kind: Ints
+    virtual_stage: Ints
+    micro_batch: Ints
+    start_seconds: Floats
+    end_seconds: Floats
 
 
 def simulate(
     order: Order,
-    forward_seconds: FloatArray,
-    backward_seconds: FloatArray,
-    transfer_seconds: FloatArray,
+    forward_seconds: Floats,
+    backward_seconds: Floats,
+    transfer_seconds: Floats,
     *,
     blocking: bool = False,
 ) -> PipelineTime:
@@ -96,9 +94,9 @@ def simulate(
 
 def timeline(
     order: Order,
-    forward_seconds: FloatArray,
-    backward_seconds: FloatArray,
-    transfer_seconds: FloatArray,
+    forward_seconds: Floats,
+    backward_seconds: Floats,
+    transfer_seconds: Floats,
     *,
     blocking: bool = False,
 ) -> Timeline:
@@ -119,8 +117,8 @@ def timeline(
 
 
 def folded(
-    forward_seconds: FloatArray, backward_seconds: FloatArray, transfer_seconds: FloatArray
-) -> tuple[FloatArray, FloatArray, FloatArray]:
+    forward_seconds: Floats, backward_seconds: Floats, transfer_seconds: Floats
+) -> tuple[Floats, Floats, Floats]:
     """Return forward, backward and transfer times [N, V], [N, V], [N, V - 1] in which blocking sends are part of the
     operations and the transfers are zero."""
     forward, backward = np.array(forward_seconds, dtype=float), np.array(backward_seconds, dtype=float)
@@ -129,9 +127,7 @@ def folded(
     return forward, backward, np.zeros_like(transfer_seconds, dtype=float)
 
 
-def _tables(
-    order: Order, forward: FloatArray, backward: FloatArray, transfer: FloatArray
-) -> tuple[FloatArray, FloatArray]:
+def _tables(order: Order, forward: Floats, backward: Floats, transfer: Floats) -> tuple[Floats, Floats]:
     """Return the duration of each code of the grid and the delay of the message it waits for, both [2 * V + 1, N].
     No message is one that came before all time."""
     stages, count = order.stages, len(forward)
@@ -143,15 +139,13 @@ def _tables(
     return duration, delay
 
 
-def _stepper(
-    code: IntArray, source: IntArray, duration: FloatArray, delay: FloatArray
-) -> Callable[[FloatArray], FloatArray]:
+def _stepper(code: Ints, source: Ints, duration: Floats, delay: Floats) -> Callable[[Floats], Floats]:
     """Return the function that takes the ends of the operations in the last rows [depth, P, N] through the rows of
     `code` [rows, P], and gives all of them [depth + rows, P, N]. A rank with nothing to do keeps its last end."""
     rows, ranks = code.shape
     lasts, waits, sources = duration[code], delay[code], list(source)
 
-    def step(state: FloatArray) -> FloatArray:
+    def step(state: Floats) -> Floats:
         depth, _, count = state.shape
         ends = np.empty((depth + rows, ranks, count))
         ends[:depth] = state
@@ -169,7 +163,7 @@ def _stepper(
     return step
 
 
-def _run_repeat(step: Callable[[FloatArray], FloatArray], state: FloatArray, repeat: Repeat) -> FloatArray:
+def _run_repeat(step: Callable[[Floats], Floats], state: Floats, repeat: Repeat) -> Floats:
     """Return the state after all repetitions, without running those that only shift an earlier state in time."""
     depth, units = len(state), (repeat.stop - repeat.start) // repeat.unit
     rows = repeat.unit * np.arange(units + 1)[:, None] + np.arange(depth)
@@ -184,7 +178,7 @@ def _run_repeat(step: Callable[[FloatArray], FloatArray], state: FloatArray, rep
     return np.asarray(past[-1])
 
 
-def _ahead(past: FloatArray, remaining: int) -> FloatArray | None:
+def _ahead(past: Floats, remaining: int) -> Floats | None:
     """Return the state `remaining` units after the last of `past` [states, depth, P, N], or None unless all candidates
     have become periodic.
 

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from shardwright.plans.placement import Ints, placement_of
+from shardwright.arrays import Ints
+from shardwright.plans.placement import placement_of
 from shardwright.plans.plan import Plan
 from shardwright.reports.html.section import Chart, PageSection, PageTable
 from shardwright.reports.text.describe import layers_words

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from shardwright.errors import SpecError, bad
 from shardwright.recovery.transfer import CLOUD
-from shardwright.runtime.recovery.inventory import HeldPiece
+from shardwright.runtime.recovery.inventory import KEPT_STEPS, HeldPiece
 from shardwright.runtime.state.pieces import StoredPiece
 from shardwright.runtime.storage.manifest import MANIFEST, Manifest, manifest_text, parse_manifest
 from shardwright.runtime.storage.piece_files import read_piece
@@ -30,7 +30,6 @@ Blocks = Callable[[], Iterable[Content]]
 """Gives a content from its beginning, in blocks of `BLOCK_BYTES`; the last may be smaller."""
 BLOCK_BYTES = 50 << 20
 """Stores take files in parts of this size."""
-KEPT_STEPS = 2
 
 
 def nobody() -> None:
@@ -178,9 +177,9 @@ class Cloud:
         return found
 
     @_as_oserror
-    def keep_newest(self, number: int = KEPT_STEPS) -> None:
+    def keep_newest(self) -> None:
         """Delete all but the newest steps, the manifest first."""
-        for step in self.steps()[:-number]:
+        for step in self.steps()[:-KEPT_STEPS]:
             folder = f"{self._root}/{_folder_name(step)}"
             self._files.rm_file(f"{folder}/{MANIFEST}")
             self._files.rm(folder, recursive=True)

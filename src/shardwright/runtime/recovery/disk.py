@@ -13,17 +13,16 @@ from pathlib import Path
 from shardwright.errors import SpecError
 from shardwright.files import write_atomically
 from shardwright.recovery.transfer import DISK
-from shardwright.runtime.recovery.inventory import HeldPiece, held_of, held_row
+from shardwright.runtime.recovery.inventory import KEPT_STEPS, HeldPiece, held_of, held_row
 from shardwright.runtime.state.pieces import StoredPiece
 from shardwright.runtime.storage.manifest import step_folder, working_folder
 from shardwright.runtime.storage.piece_files import read_piece
 
 PART = "part.json"
-KEPT_STEPS = 2
 
 
 class DiskTier:
-    """The steps on a machine's disk, newest two."""
+    """The newest steps on a machine's disk."""
 
     def __init__(self, folder: Path, machine: str, run: str) -> None:
         self.folder, self._machine, self._run = folder, machine, run

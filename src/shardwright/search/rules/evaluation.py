@@ -11,11 +11,10 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shardwright.arrays import Array, Bools, Floats
 from shardwright.search.rules.tree import (
     Arithmetic,
     Compare,
@@ -31,9 +30,6 @@ from shardwright.search.rules.tree import (
     Word,
 )
 
-Bools = NDArray[np.bool]
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
@@ -43,7 +39,7 @@ class Column:
     candidates for which the variable is None; their value, an index in range all the same, does not count.
     """
 
-    values: NDArray[Any]
+    values: Array
     words: tuple[str, ...] | None = None
     none: Bools | None = None
 

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardwright.arrays import Bools
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.search.rules.check import faults
-from shardwright.search.rules.evaluation import Bools, holds
 from shardwright.search.rules.evaluation import Column as Column
+from shardwright.search.rules.evaluation import holds
 from shardwright.search.rules.parser import parse_expression
 from shardwright.search.rules.tree import Expression, Location, RuleError, Span, variables
 from shardwright.search.rules.variables import SCHEMA, schema_with_gpus
