@@ -9,16 +9,24 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+LARGE_BYTES = 1 << 16
+
 
 class Peak(TorchDispatchMode):
-    """Counts the bytes of the memory that tensors made in this thread hold, and the most of them at one time."""
+    """Counts the bytes of the memory that tensors made in this thread hold, and the most of them at one time. Large
+    memory is looked at again with every operator, for it may be given back and taken again while its tensor lives."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = self.most = 0
-        self.known: set[int] = set()
+        self.sizes: dict[int, int] = {}
+        self.large: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for key, reference in list(self.large.items()):
+            storage = reference()
+            if storage is not None:
+                self._hold(key, storage.nbytes())
         result = function(*args, **(kwargs or {}))
         results = result if isinstance(result, tuple | list) else (result,)
         for tensor, returned in zip(results, function._schema.returns, strict=False):
@@ -29,13 +37,18 @@ class Peak(TorchDispatchMode):
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        key = storage.data_ptr()
-        if key and key not in self.known:
-            self.known.add(key)
-            self.now += storage.nbytes()
-            self.most = max(self.most, self.now)
-            weakref.finalize(storage, self._forget, key, storage.nbytes())
+        key = storage._cdata
+        if key not in self.sizes:
+            weakref.finalize(storage, self._forget, key)
+            if storage.nbytes() >= LARGE_BYTES:
+                self.large[key] = weakref.ref(storage)
+            self._hold(key, storage.nbytes())
 
-    def _forget(self, key: int, size: int) -> None:
-        self.known.discard(key)
-        self.now -= size
+    def _hold(self, key: int, size: int) -> None:
+        self.now += size - self.sizes.get(key, 0)
+        self.sizes[key] = size
+        self.most = max(self.most, self.now)
+
+    def _forget(self, key: int) -> None:
+        self.now -= self.sizes.pop(key)
+        self.large.pop(key, None)

@@ -36,6 +36,18 @@ def peaks(graph: Graph, program: Program, leaves: dict[str, Tensor]) -> list[int
     return on_ranks(program.ranks, one)
 
 
+def test_memory_given_back_while_its_tensor_lives_counts_no_more() -> None:
+    """As the trainer frees what it gathers for a unit, and takes it again."""
+    with Peak() as peak:
+        first = torch.zeros(1 << 20)
+        first.untyped_storage().resize_(0)
+        second = torch.zeros(1 << 20)
+        assert peak.most == second.nbytes
+        first.untyped_storage().resize_(second.nbytes)
+        first.zero_()
+        assert peak.most == 2 * second.nbytes
+
+
 def test_a_rank_holds_what_its_share_needs() -> None:
     module = Bert(width=96, heads=4, layers=3, dropout=0.0)
     random = torch.Generator().manual_seed(0)

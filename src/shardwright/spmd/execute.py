@@ -55,12 +55,13 @@ def execute(code: Executable, leaves: Mapping[str, Tensor], site: Site, leave: C
                 for number, (result, made) in enumerate(zip(results, step.outputs, strict=True)):
                     held[Ref(node.name, number), made] = result
             case Send(several):
-                parts = [held[one.tensor, one.source] for one in several]
                 shapes = [code.values[one.tensor].shape for one in several]
-                finishes[several] = convert_all(parts, several, shapes, site.place, site.fabric)
+                finishes[several] = convert_all(
+                    [held[one.tensor, one.source] for one in several], several, shapes, site.place, site.fabric
+                )
             case Wait(several):
-                for one, result in zip(several, finishes.pop(several)(), strict=True):
-                    held[one.tensor, one.target] = result
+                keys = [(one.tensor, one.target) for one in several]
+                held.update(zip(keys, finishes.pop(several)(), strict=True))
             case Leave(names, key):
                 for name in names:
                     leave(name, held[key])

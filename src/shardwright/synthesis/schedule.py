@@ -3,7 +3,7 @@
 A tensor is sent just before the operator that reads it in its new property. What the program marks as early (a
 parameter gathered for use) is sent one such tensor ahead, so that it travels while the operators before compute, and
 sent again for the backward, so that no rank holds all parameters; what it marks as deferred (a gradient) is sent as
-soon as all that goes in its call is made, and waited for when two more calls have been sent. A tensor is forgotten
+soon as all that goes in its call is made, and waited for when the next call has been sent. A tensor is forgotten
 after its last use; what the step leaves (a gradient) is handed over before.
 """
 
@@ -19,7 +19,7 @@ from shardwright.synthesis.graph import Graph, Node, Ref
 from shardwright.synthesis.program import Communication, Program, Step
 from shardwright.synthesis.properties import REPLICATED, Partial, Property, Replicated
 
-IN_FLIGHT = 2  # calls of gradients on their way at one time: what they are made of takes memory until they arrive
+IN_FLIGHT = 1  # calls beside the one just sent: what gradients are made of takes memory until they arrive
 Key: TypeAlias = tuple[Ref, Property]
 """A tensor in one property."""
 
