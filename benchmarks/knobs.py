@@ -24,7 +24,9 @@ from shardwright.spec.read.model import load_model
 
 CHOSEN = ("two-64", "three-64", "three-128", "large-512", "autohet-13b")
 KNOBS = {
-    "branch_and_bound.fastest": ("HELPS", "SCOUTED", "FEW_UNITS", "LESS_GOOD", "FAR", "CLOSER", "CLOSE", "FINEST"),
+    "branch_and_bound.fastest": ("HELPS", "FAR", "CLOSER", "CLOSE", "FINEST"),
+    "branch_and_bound.scouting": ("SCOUTED", "LESS_GOOD"),
+    "branch_and_bound.run": ("FEW_UNITS",),
     "branch_and_bound.incumbents": ("MUCH_SLOWER",),
     "heuristics.attempts": ("ROUNDS", "IDLE", "ENOUGH", "SOME", "TIGHTENED", "SOLVED", "MANY", "WIDEST"),
     "heuristics.equal": ("BEST",),

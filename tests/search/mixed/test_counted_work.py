@@ -10,7 +10,7 @@ import pytest
 
 from shardwright.cost.layers import source
 from shardwright.plans.ranking import Ranking
-from shardwright.search.mixed.branch_and_bound import fastest
+from shardwright.search.mixed.branch_and_bound import run
 from shardwright.search.mixed.master import column_pool
 from shardwright.search.mixed.master.program import MasterProblem
 from shardwright.search.planner import plan
@@ -37,7 +37,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     count("layer tables", source, "layer_table")
     count("programs", column_pool.ColumnPool, "__init__")
-    count("attempts", fastest, "attempt")
+    count("attempts", run, "attempt")
     count("integer programs", MasterProblem, "_integer")
     return calls
 

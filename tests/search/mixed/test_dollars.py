@@ -17,7 +17,7 @@ from shardwright.cost.predict import predict
 from shardwright.plans.plan import Plan
 from shardwright.search.mixed.bounds.compositions import Compositions, columns, micro_batches
 from shardwright.search.mixed.bounds.instance import Instance, instances
-from shardwright.search.mixed.branch_and_bound.fastest import MixedProblem
+from shardwright.search.mixed.branch_and_bound.run import MixedProblem
 from shardwright.search.mixed.dollars.cheapest import FoundByMoney, search
 from shardwright.search.mixed.dollars.machines import all_boxes, bill_of, boxes
 from shardwright.search.mixed.dollars.money import Start, least_dollars, steady_micro_batches

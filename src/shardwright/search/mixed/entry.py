@@ -18,7 +18,8 @@ from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse
 from shardwright.search.mixed.branch_and_bound.degrees import search_degrees
 from shardwright.search.mixed.branch_and_bound.effort import QUICK, effort_for
-from shardwright.search.mixed.branch_and_bound.fastest import FoundByTime, MixedProblem
+from shardwright.search.mixed.branch_and_bound.fastest import FoundByTime
+from shardwright.search.mixed.branch_and_bound.run import MixedProblem
 from shardwright.search.mixed.dollars.cheapest import FoundByMoney
 from shardwright.search.mixed.dollars.cheapest import search as search_by_money
 from shardwright.search.mixed.dollars.machines import bill_of

@@ -2,6 +2,8 @@
 
 * `tree`: the one loop, best bound first
 * `fastest`: the search by time
+* `run`: what it is asked, and how far it has got
+* `scouting`: plans made before and after the tree
 * `incumbents`: the best plans found so far
 * `degrees`: over tensor-parallel degrees
 * `effort`: when it ends, in steps counted

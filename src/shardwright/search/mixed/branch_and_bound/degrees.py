@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from shardwright.plans.plan import Plan
 from shardwright.search.mixed.branch_and_bound.effort import Effort
-from shardwright.search.mixed.branch_and_bound.fastest import FoundByTime, MixedProblem, search
+from shardwright.search.mixed.branch_and_bound.fastest import FoundByTime, search
+from shardwright.search.mixed.branch_and_bound.run import MixedProblem
 
 
 def search_degrees(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bool]) -> FoundByTime:

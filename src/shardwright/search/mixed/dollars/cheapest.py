@@ -18,7 +18,7 @@ from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse, weighed
 from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.branch_and_bound.effort import NO_PROOF, spent_of
-from shardwright.search.mixed.branch_and_bound.fastest import MixedProblem
+from shardwright.search.mixed.branch_and_bound.run import MixedProblem
 from shardwright.search.mixed.branch_and_bound.tree import Pruned, Rebounded, Step, TreeNode, Undecided, least_bound
 from shardwright.search.mixed.dollars.decide import decided
 from shardwright.search.mixed.dollars.ledger import Ledger, by_time, offer, quick_seconds, share

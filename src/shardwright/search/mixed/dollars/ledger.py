@@ -11,7 +11,8 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse, weighed
-from shardwright.search.mixed.branch_and_bound.fastest import MixedProblem, search
+from shardwright.search.mixed.branch_and_bound.fastest import search
+from shardwright.search.mixed.branch_and_bound.run import MixedProblem
 from shardwright.search.mixed.dollars.machines import Bill, Boxes
 from shardwright.search.mixed.drafts.costing import under_each_order
 from shardwright.search.mixed.drafts.draft import Draft
