@@ -78,7 +78,7 @@ def in_no_setting(space: Space) -> tuple[NotCovered, ...]:
 
 def settings(contexts: Sequence[Context], space: Space, ruled: frozenset[str] = frozenset()) -> list[Setting]:
     """Return every setting that at least one pool can run, in a fixed order: those with one degree for all types, then,
-    if the space has them, those of unequal degrees. `ruled` are the axes of which rules speak."""
+    if the space has them, those that types of unequal degrees can run. `ruled` are the axes of which rules speak."""
     if not all(space.pins.values()):  # rules leave nothing of an axis
         return []
     degrees = [*_equal_degrees(contexts, space), *_unequal_degrees(contexts, space)]
@@ -93,7 +93,7 @@ def settings(contexts: Sequence[Context], space: Space, ruled: frozenset[str] = 
         for sharing in sharings(space, ruled)
         if _splits_experts(contexts[0].model, space, tp)
     ]
-    return [setting for setting in found if setting.symmetric or _differs(contexts, setting)]
+    return [setting for setting in found if len(_degrees_run(contexts, setting)) > (not setting.symmetric)]
 
 
 def _splits_experts(model: Model, space: Space, tp: tuple[int, ...]) -> bool:
@@ -102,10 +102,9 @@ def _splits_experts(model: Model, space: Space, tp: tuple[int, ...]) -> bool:
     return set(tp if experts else (1,)) <= set(space.pins.get("etp", (1, *tp)))
 
 
-def _differs(contexts: Sequence[Context], setting: Setting) -> bool:
-    """Return whether types that can run a setting have unequal degrees in it."""
-    able = {own.tp for place, context in enumerate(contexts) if units(context, own := setting.on(place))}
-    return len(able) > 1
+def _degrees_run(contexts: Sequence[Context], setting: Setting) -> set[int]:
+    """Return the tensor-parallel degrees of the types that can run a setting."""
+    return {own.tp[0] for place, context in enumerate(contexts) if units(context, own := setting.on(place))}
 
 
 def _equal_degrees(contexts: Sequence[Context], space: Space) -> list[tuple[int, ...]]:
