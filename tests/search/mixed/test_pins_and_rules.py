@@ -57,6 +57,7 @@ OBEYED = (
 OBEYED_TOO = (
     ("overlap_param_gather=off", "$overlap_param_gather", 1.2),
     ("gpus=20", "$num_gpus != 20", 1.5),
+    ("flash=off", "$use_flash_attn", 1.7),
     ("first_layers=2", "$first_stage_layers != 2", 1.5),
     ("overlap_grad_reduce=on", "not $overlap_grad_reduce", 1.05),
     ("sharding=zero1", "$sharding != zero1", 1.05),
@@ -74,7 +75,6 @@ OBEYED_TOO = (
 REFUSED = (("vpp=2", "$vpp == 1", Lack.VIRTUAL_STAGES),)
 REFUSED_TOO = (
     ("cp=2", "$cp < 2", Lack.CONTEXT_PARALLEL),
-    ("flash=off", "$use_flash_attn", Lack.PLAIN_ATTENTION),
     ("overlap_p2p_comm=on", "not $overlap_p2p_comm", Lack.OVERLAPPED_MESSAGES),
 )
 
