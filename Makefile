@@ -23,19 +23,21 @@ demo-train: $(EXTRAS)
 	$(BIN)/shardwright train examples/train-mixed-cpu.json --data dist/corpus.bin --steps 200 \
 		--learning-rate 2e-3 --warmup 20 --out dist/demo-train
 
-# Tests run in two processes, each file in one of them: what a file's tests share is made once.
+# Tests run in two processes, each file in one of them: what a file's tests share is made once. Files come in the order of
+# their folders: xdist would put those of few tests last, which are the long ones.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What breaks first, in less than a minute: floors, the golden replay, plans and their texts.
 quick: $(EXTRAS)
-	$(BIN)/pytest -n 2 --dist loadfile tests/test_architecture.py tests/golden_replay tests/plans tests/reports tests/docs
+	$(PYTEST) tests/test_architecture.py tests/golden_replay tests/plans tests/reports tests/docs
 
 # Less than ten minutes on two cores.
 test: $(EXTRAS)
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(PYTEST)
 
 # All tests, those that take many minutes too.
 nightly: $(EXTRAS)
-	$(BIN)/pytest -n 2 --dist loadfile -m "nightly or not nightly"
+	$(PYTEST) -m "nightly or not nightly"
 
 # Takes over what the library now answers to the problems of tests/golden_replay, and prints what changed.
 golden: $(EXTRAS)
