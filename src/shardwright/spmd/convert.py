@@ -15,9 +15,12 @@ from shardwright.synthesis.properties import Partial, Replicated, Sharded
 
 
 def convert_all(
-    parts: Sequence[Tensor], several: Sequence[Communication], shapes: Sequence[tuple[int, ...]], place: RankPlace,
+    parts: Sequence[Tensor],
+    several: Sequence[Communication],
+    shapes: Sequence[tuple[int, ...]],
+    place: RankPlace,
     fabric: RankFabric,
-) -> Callable[[], list[Tensor]]:  # fmt: skip
+) -> Callable[[], list[Tensor]]:
     """Start to convert what goes in one call; several are sums that all ranks are to have."""
     if len(several) == 1:
         finish = convert(parts[0], several[0], shapes[0], place, fabric)

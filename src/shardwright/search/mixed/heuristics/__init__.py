@@ -3,5 +3,5 @@
 * `attempts`: from solutions of a region's program
 * `equal`: equal replicas
 * `side_by_side`: replicas of one type each
-* `megatron`: one uniform plan over all machines, as Megatron-LM runs it
+* `megatron`: uniform plans over all machines of some types, as Megatron-LM runs them
 """

@@ -83,10 +83,14 @@ def mesh_search(
     chosen = [setting for setting in each if setting.symmetric]
     found_tables = tables(contexts, chosen, cluster.site_links) if chosen else []
     run = _Run(worth_of(contexts), contexts, cluster, space, filters, incumbent)
-    for kinds in _choices(len(contexts)):
-        uniform = best_uniform(contexts, uniform_plans(contexts, cluster, chosen, found_tables, kinds))
-        if uniform is not None and run.allowed(uniform):
-            _keep(run, uniform, fitting_seconds(contexts, uniform, run.known))
+    alike = [
+        best_uniform(contexts, uniform_plans(contexts, cluster, chosen, found_tables, kinds))
+        for kinds in _choices(len(contexts))
+    ]
+    uniform = alike[-1]
+    for plan in alike:
+        if plan is not None and run.allowed(plan):
+            _keep(run, plan, fitting_seconds(contexts, plan, run.known))
     found = instances(chosen, found_tables, contexts[0].job.global_batch, space)
     longest = HOPELESS * max((each.quick for each in found), default=np.inf)
     ways = list(_scouted(run, found, gap, longest))

@@ -93,7 +93,7 @@ def settings(contexts: Sequence[Context], space: Space, ruled: frozenset[str] = 
         for sharing in sharings(space, ruled)
         if _splits_experts(contexts[0].model, space, tp)
     ]
-    return [setting for setting in found if len(_degrees_run(contexts, setting)) > (not setting.symmetric)]
+    return [setting for setting in found if _is_run(contexts, setting)]
 
 
 def _splits_experts(model: Model, space: Space, tp: tuple[int, ...]) -> bool:
@@ -102,9 +102,10 @@ def _splits_experts(model: Model, space: Space, tp: tuple[int, ...]) -> bool:
     return set(tp if experts else (1,)) <= set(space.pins.get("etp", (1, *tp)))
 
 
-def _degrees_run(contexts: Sequence[Context], setting: Setting) -> set[int]:
-    """Return the tensor-parallel degrees of the types that can run a setting."""
-    return {own.tp[0] for place, context in enumerate(contexts) if units(context, own := setting.on(place))}
+def _is_run(contexts: Sequence[Context], setting: Setting) -> bool:
+    """Return whether some type can run a setting, and where it has several degrees, types of two of them."""
+    able = {own.tp for place, context in enumerate(contexts) if units(context, own := setting.on(place))}
+    return len(able) >= (1 if setting.symmetric else 2)
 
 
 def _equal_degrees(contexts: Sequence[Context], space: Space) -> list[tuple[int, ...]]:
@@ -164,7 +165,7 @@ def unit_degrees(context: Context) -> list[int]:
 def units(context: Context, own: Setting) -> int:
     """Return how many tensor-parallel groups the pool's GPUs form in a setting of its type alone; 0 where the degree
     or a switch does not suit it."""
-    able = own.flash <= _fuses(context) and own.overlap_tp <= _hides(context)
+    able = (_fuses(context) or not own.flash) and (_hides(context) or not own.overlap_tp)
     if not able or own.tp[0] not in unit_degrees(context) or not timed(context, own):
         return 0
     return context.pool.gpus // own.tp[0]
