@@ -23,7 +23,7 @@ from shardwright.cost.iteration.step import (
     transfers,
 )
 from shardwright.cost.memory.activations import Activations, layer_activation_bytes
-from shardwright.cost.memory.sizes import logit_bytes
+from shardwright.cost.memory.sizes import ADAPTER_SHARE, logit_bytes
 from shardwright.cost.pipeline.splits import positions
 from shardwright.cost.strategies import UNSHARDED, ZERO1, ZERO2, ZERO3, Strategies, strategies
 from shardwright.spec.cluster import Gpu
@@ -129,6 +129,16 @@ def test_gradients_of_a_tied_embedding(job, width):
     assert tied_bytes(where, rows)[0] == width * DENSE.vocab * DENSE.hidden / 2
     narrow = replace(where, model=replace(DENSE, embedding_width=256))
     assert tied_bytes(narrow, rows)[0] == width * DENSE.vocab * 256 / 2
+
+
+def test_adapters_alone_are_updated_in_host_memory_and_shared_between_tied_ends():
+    dense, none = np.full((1, 1), 8e6), np.zeros((1, 1))
+    where, rows = at(FP8, tp=2, pp=2, dp=8, sharding=ZERO1, offload=1.0)
+    adapted = replace(where, job=ADAPTED)
+    updates = [optimizer_seconds(each, rows, dense, none)[0, 0] for each in (where, adapted)]
+    shared = [tied_bytes(each, rows)[0] for each in (where, adapted)]
+    for whole, part in (updates, shared):
+        assert part == pytest.approx(ADAPTER_SHARE * whole)
 
 
 @pytest.mark.parametrize(("job", "width"), [(FP32, 8.0), (BF16, 6.0), (STORED, 3.0)])

@@ -237,11 +237,11 @@ def optimizer_seconds(context: Context, rows: Strategies, dense: Floats, expert:
     held = np.where((rows.sharding == UNSHARDED)[:, None], dense + expert, held)
     offload = rows.offload[:, None]
     on_gpu = update_seconds(context, held * (1.0 - offload))
-    widths = widths_of(context.job)
+    widths, trained = widths_of(context.job), trained_share(context.job) * held * offload
     passed = widths.gradient_reduction + widths.weight_gather
-    moved = held * offload * passed / (pool.gpu.pcie_bytes_per_second * PCIE_EFFICIENCY)
+    moved = trained * passed / (pool.gpu.pcie_bytes_per_second * PCIE_EFFICIENCY)
     host = pool.host_memory_bytes_per_second * HOST_EFFICIENCY / pool.gpus_per_node
-    return np.maximum(on_gpu, np.maximum(moved, held * offload * HOST_STATE_BYTES / host))
+    return np.maximum(on_gpu, np.maximum(moved, trained * HOST_STATE_BYTES / host))
 
 
 def update_seconds(context: Context, elements: Floats) -> Floats:
@@ -261,7 +261,7 @@ def norm_seconds(context: Context, rows: Strategies) -> Floats:
 
 def tied_bytes(context: Context, rows: Strategies) -> Floats:
     """Return the bytes of a GPU's part of the gradients of a tied embedding, [N]."""
-    width = widths_of(context.job).gradient_reduction
+    width = trained_share(context.job) * widths_of(context.job).gradient_reduction
     return np.asarray(width * context.model.token_table_parameters / rows.tp)
 
 
