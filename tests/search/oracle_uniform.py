@@ -196,7 +196,8 @@ def states(pins: Pins, layout: Layout) -> list[tuple]:
         pinned = {"sharding": sharding, "overlap_grad": grad, "overlap_param": param}
         if all(left(pins, axis, [value]) for axis, value in pinned.items()):
             amounts = offloads if sharding == ZERO1 else left(pins, "offload", [0.0])
-            alone = sharding == ZERO1 and dp * cp == 1  # nothing to shard, but the state may lie in host memory
+            # Nothing to shard on one rank, but the state may lie in host memory, or pins want it so.
+            alone = sharding == ZERO1 and dp * cp == 1 and bool(left(pins, "sharding", [0]))
             found += [(sharding, amount, grad, param) for amount in amounts if amount > 0 or not alone]
     return found
 

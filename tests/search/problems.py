@@ -130,6 +130,7 @@ UNUSUAL: tuple[oracle.Pins, ...] = (
     {"first_layers": (1,), "last_layers": (2, 0)},
     {"vpp": (2, 3)},
     {"offload": (0.3,)},
+    {"sharding": (1,)},
     {"recompute_layers": (2,)},
     {"recompute": (1, 3)},
     {"overlap_param": (1,)},

@@ -10,12 +10,16 @@ import pytest
 from tests.golden.plans import PLANS
 
 import shardwright
+from shardwright.cost.compute.efficiency import Analytic
 from shardwright.errors import SpecError
 from shardwright.plans.check import check
 from shardwright.plans.document import dumps, from_document, to_document
+from shardwright.plans.findings import Lack, MixedPlans, TooLittleMemory
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
 from shardwright.search.combinations import best_of
+from shardwright.search.planner import on_fewer, with_nearby
+from shardwright.search.replan import replan
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import parse_pins
 from shardwright.search.summary import with_bound
@@ -113,3 +117,71 @@ def test_a_dense_model_has_no_experts_to_choose_for() -> None:
     for pin, words in (("dispatcher=flex", "no experts"), ("recompute_modules=mla_up_proj", "no latent attention")):
         with pytest.raises(SpecError, match=words):
             shardwright.plan(model, CLUSTER, JOB, space=parse_pins([pin]))
+
+
+def test_the_gap_of_several_searches_is_that_of_the_best_plan_above_the_least_bound() -> None:
+    shown, other = _plan("loss=fused"), _plan("loss=unfused")
+    ahead, behind = _seconds(shown.best), _seconds(other.best)
+    other = replace(
+        other,
+        plans=tuple(with_bound(plan, 0.9 * ahead) for plan in other.plans),
+        search=replace(other.search, gap=behind / (0.9 * ahead) - 1.0),
+    )
+    both = best_of([shown, other], top=1).search
+    assert both.gap == pytest.approx(1.0 / 0.9 - 1.0)
+    counts = [count for _, count in both.rejected]
+    assert counts == sorted(counts, reverse=True)
+
+
+DENSE = shardwright.load_model("opt-1.3b")
+NARROW = parse_pins(["exp_avg=bf16"])
+
+
+def _dense(cluster: str, **told: Any) -> Ranking:
+    job = shardwright.make_job(global_batch=64, seq_len=1024)
+    machines = shardwright.load_cluster(cluster)
+    return shardwright.plan(DENSE, machines, job, **{"space": NARROW, "efficiency": Analytic(), "top": 1, **told})
+
+
+def test_one_gpu_alone_has_the_distributed_optimizer_that_options_need() -> None:
+    best = _dense("1x1xH100-SXM").best
+    assert best.optimizer.sharding == "zero1" and not best.optimizer.offload and not check(best)
+
+
+def test_what_options_need_is_not_told_as_a_pin_to_leave_free() -> None:
+    large, machine = shardwright.load_model("llama-3.1-8b"), shardwright.load_cluster("1x1xA10G")
+    nothing = shardwright.plan(large, machine, JOB, space=NARROW, efficiency=Analytic()).infeasible
+    assert nothing is not None and isinstance(nothing.reason, TooLittleMemory)
+
+
+def test_fewer_machines_have_the_optimizer_that_options_need() -> None:
+    best = _dense("4x1xA10G").best
+    rows = {row.nodes: row.iteration_seconds for row in on_fewer(best, space=NARROW, efficiency=Analytic())}
+    assert rows == {(count,): _seconds(_dense(f"{count}x1xA10G").best) for count in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(
+    "told", [{"options": Options(grad_reduce="bf16")}, {"precision": "fp8", "fp8_recipe": "mxfp8"}]
+)
+def test_what_train_lacks_is_not_planned_to_be_run_by_it(told: dict[str, Any]) -> None:
+    job = replace(shardwright.make_job(global_batch=16, seq_len=1024), **told)
+    cluster = shardwright.load_cluster("1x4xH100-SXM+1x4xH200")
+    ranking = shardwright.plan(DENSE, cluster, job, efficiency=Analytic())
+    assert not any(check(found) for found in ranking.plans)
+    lacks = [lack.of for each in ranking.search.not_covered if isinstance(each, MixedPlans) for lack in each.lacking]
+    assert lacks == [Lack.TRAINER_OPTION]
+    again = replan(ranking.best, shardwright.load_cluster("1x4xH100-SXM+1x2xH200"), efficiency=Analytic())
+    assert again is not None and not check(again)
+
+
+def test_unequal_replicas_are_not_named_beside_what_train_lacks() -> None:
+    space = parse_pins(["grad_reduce=bf16"])
+    ranking = with_nearby(_dense("3x4xA100-SXM-40", space=space), space=space, efficiency=Analytic())
+    assert ranking.nearby and not any(row.shares for row in ranking.nearby)
+
+
+def test_unequal_replicas_are_not_named_beside_what_is_to_be_exported() -> None:
+    ranking = _dense("3x4xA100-SXM-40", space=None)
+    told: dict[str, Any] = {"efficiency": Analytic()}
+    assert any(row.shares for row in with_nearby(ranking, **told).nearby)
+    assert not any(row.shares for row in with_nearby(ranking, exportable_to="megatron", **told).nearby)

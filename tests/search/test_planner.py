@@ -132,6 +132,12 @@ def test_pins_that_leave_nothing_are_named() -> None:
     assert result.infeasible == NoPlan(reason=reason, remedies=(Unpin("tp"),))
 
 
+def test_a_pin_is_named_as_the_reason_only_where_leaving_it_free_helps() -> None:
+    job, space = make_job(global_batch=64, seq_len=2048, precision="fp16"), parse_pins(["flash=on", "tp=2"])
+    nothing = plan(MODEL, load_cluster("1x8xV100-SXM2-32"), job, space=space).infeasible
+    assert nothing is not None and nothing.remedies == (Unpin("flash"),)
+
+
 def test_rules_that_leave_nothing_are_named() -> None:
     result = plan(MODEL, CLUSTER, JOB, rules=parse_rules("all: $tp >= 1", "rules.txt"))
     assert result.infeasible is not None

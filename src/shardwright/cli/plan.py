@@ -160,7 +160,9 @@ def plan(
             efficiency=efficiency,
             gap=part(gap, "--gap"),
         )
-        ranking = with_nearby(ranking, space=space, rules=limits, fit=fit, efficiency=efficiency)
+        ranking = with_nearby(
+            ranking, space=space, rules=limits, fit=fit, exportable_to=exportable_to, efficiency=efficiency
+        )
         if json and ranking.plans:
             fewer = on_fewer(ranking.best, space=space, rules=limits, fit=fit, efficiency=efficiency)
             ranking = replace(ranking, fewer=fewer)

@@ -71,7 +71,7 @@ class DeeperPipelines:
 
 
 class Lack(Enum):
-    """What plans that mix GPU types never have: the last two as `shardwright train`, which runs them, does not."""
+    """What plans that mix GPU types never have: the last three as `shardwright train`, which runs them, does not."""
 
     CONTEXT_PARALLEL = "context parallelism"
     EXPERT_PARALLEL = "expert parallelism"
@@ -80,11 +80,12 @@ class Lack(Enum):
     MORE_SHARDING = "sharded gradients and weights"
     PLAIN_ATTENTION = "attention that is not fused"
     OVERLAPPED_TENSOR_PARALLEL = "tensor-parallel communication beside computation"
+    TRAINER_OPTION = "an option of another trainer"
 
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
-    """A pin or a rule, as it is `written`, that asks for what plans that mix GPU types lack."""
+    """A pin, a rule or an option, as it is `written`, that asks for what plans that mix GPU types lack."""
 
     of: Lack
     written: str

@@ -6,20 +6,22 @@ Files and lines are those of Megatron-LM core_v0.19.2.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from shardwright.errors import Problem
 from shardwright.spec.catalog.frameworks import OWN, framework_rows
 from shardwright.spec.job import Fp8Recipe, Job
 from shardwright.spec.model import Model
-from shardwright.spec.options import STATE, said
+from shardwright.spec.options import DEFAULTS, STATE, said
 
 OWN_FP8_RECIPE: Fp8Recipe = "tensorwise"
+OWN_FP8_RECIPES = (None, OWN_FP8_RECIPE)
 Faults = Iterator[tuple[str, str, str]]  # option, what is wrong, what helps
 
 
 def option_problems(model: Model, job: Job) -> Iterator[Problem]:
     """Yield what is wrong with the options of a job, whatever the plan."""
-    if job.framework == OWN and job.fp8_recipe not in (None, OWN_FP8_RECIPE):
+    if job.framework == OWN and job.fp8_recipe not in OWN_FP8_RECIPES:
         message = f"{job.fp8_recipe} is not there in {OWN}, which has one scale a tensor"
         yield Problem("job.fp8_recipe", message, f"use {OWN_FP8_RECIPE}, or leave it out")
     given = said(job.options)
@@ -33,6 +35,18 @@ def option_problems(model: Model, job: Job) -> Iterator[Problem]:
     for faults in (_widths(job, given), _modules(model, job), _experts(model, given), _loss(job, given)):
         for name, message, hint in faults:
             yield Problem(f"job.options.{name}", message, hint)
+
+
+def beyond_own(job: Job) -> tuple[str, ...]:
+    """Return what of a job `shardwright train`, which has no options, does not have, each as name=value."""
+    recipe = () if job.fp8_recipe in OWN_FP8_RECIPES else (f"fp8_recipe={job.fp8_recipe}",)
+    return (*recipe, *(f"{name}={word}" for name, word in said(job.options).items()))
+
+
+def as_own(job: Job) -> Job:
+    """Return a job as `shardwright train` runs it, without what it does not have."""
+    recipe = job.fp8_recipe if job.fp8_recipe in OWN_FP8_RECIPES else None
+    return replace(job, framework=OWN, options=DEFAULTS, fp8_recipe=recipe)
 
 
 def _widths(job: Job, given: Mapping[str, str]) -> Faults:

@@ -64,6 +64,7 @@ FIXED = {
     findings.Lack.OVERLAPPED_MESSAGES: "have no virtual pipeline stages, without which messages do not overlap",
     findings.Lack.MORE_SHARDING: "shard neither gradients nor weights",
     findings.Lack.PLAIN_ATTENTION: "`shardwright train` alone runs, and always with fused attention",
+    findings.Lack.TRAINER_OPTION: "`shardwright train` alone runs, and without this option",
     findings.Lack.OVERLAPPED_TENSOR_PARALLEL: (
         "`shardwright train` alone runs, and never with overlap of tensor-parallel communication"
     ),

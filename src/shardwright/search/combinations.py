@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.plans.findings import Rejection
+from shardwright.plans.findings import Rejection, ordered
 from shardwright.plans.ranking import Ranking, SearchReport
-from shardwright.search.summary import weighed_value, with_bound
+from shardwright.search.mixed.entry import affordable_value
+from shardwright.search.summary import gap_of, weighed_value, with_bound
 
 
 def best_of(rankings: Sequence[Ranking], top: int) -> Ranking:
@@ -18,13 +19,27 @@ def best_of(rankings: Sequence[Ranking], top: int) -> Ranking:
     of all searches; where none has a plan, the first. Doubts count in the order, as in each ranking."""
     if len(rankings) == 1:
         return rankings[0]
-    report = _together([ranking.search for ranking in rankings])
     first = min(rankings, key=lambda ranking: weighed_value(ranking.plans[0]) if ranking.plans else np.inf)
-    every = sorted((plan for ranking in rankings for plan in ranking.plans), key=weighed_value)
-    plans, bounds = every[:top], [plan.prediction.lower_bound_seconds for plan in every if plan.prediction]
-    if plans and plans[0].job.objective == "time":
-        plans = [with_bound(plan, min(bounds)) for plan in plans]
-    return replace(first, plans=tuple(plans), search=replace(report, not_covered=first.search.not_covered))
+    report = replace(_together([ranking.search for ranking in rankings]), not_covered=first.search.not_covered)
+    if not first.plans:
+        return replace(first, search=report)
+    plans = sorted((plan for ranking in rankings for plan in ranking.plans), key=weighed_value)[:top]
+    bound, value = min(_bound(ranking) for ranking in rankings if ranking.plans), affordable_value(plans[0]) or np.inf
+    if any(ranking.search.gap is not None for ranking in rankings):
+        report = replace(report, gap=gap_of(value, bound))
+    if any(ranking.search.lower_bound_dollars is not None for ranking in rankings):
+        report = replace(report, lower_bound_dollars=bound)
+    if plans[0].job.objective == "time":
+        plans = [with_bound(plan, bound) for plan in plans]
+    return replace(first, plans=tuple(plans), search=report)
+
+
+def _bound(ranking: Ranking) -> float:
+    """Return what no plan of a search that found one beats in what the job minimises."""
+    best, dollars = ranking.best, ranking.search.lower_bound_dollars
+    if best.job.objective == "time" and best.prediction is not None:
+        return best.prediction.lower_bound_seconds
+    return affordable_value(best) or np.inf if dollars is None else dollars
 
 
 def _together(reports: Sequence[SearchReport]) -> SearchReport:
@@ -33,14 +48,10 @@ def _together(reports: Sequence[SearchReport]) -> SearchReport:
     for report in reports:
         rejected.update(dict(report.rejected))
         phases.update(dict(report.phases))
-    gaps = [report.gap for report in reports if report.gap is not None]
-    dollars = [report.lower_bound_dollars for report in reports if report.lower_bound_dollars is not None]
     return SearchReport(
         candidates=sum(report.candidates for report in reports),
         costed=sum(report.costed for report in reports),
         seconds=sum(report.seconds for report in reports),
-        rejected=tuple(rejected.items()),
+        rejected=ordered(rejected),
         phases=tuple(phases.items()),
-        gap=max(gaps, default=None),
-        lower_bound_dollars=min(dollars, default=None),
     )

@@ -12,6 +12,7 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.trust.rarity import doubt_of_gpus, doubts, least_doubt_of_several
 from shardwright.plans.plan import Plan
+from shardwright.plans.trainer_options import beyond_own
 from shardwright.rounding import coarse
 from shardwright.search.mixed.drafts.costing import costed
 from shardwright.search.mixed.entry import (
@@ -27,7 +28,7 @@ from shardwright.search.mixed.one_mesh.search import mesh_search
 from shardwright.search.mixed.restrictions import dropped, lacking, narrowed
 from shardwright.search.objective import Objective
 from shardwright.search.rules.filters import Filters
-from shardwright.search.space.axes import Space, measurable, runnable
+from shardwright.search.space.axes import Space, searched
 from shardwright.search.uneven.search import UnevenResult, away, uneven_fsdp
 from shardwright.search.uniform.baselines import Tried, baselines
 from shardwright.search.uniform.search import UniformResult, search
@@ -68,7 +69,7 @@ def search_type(context: Context, space: Space, filters: Filters, top: int) -> O
     tried, start = baselines(context)
     elapsed = time.perf_counter() - begin
     objective = Objective(model=context.model, job=context.job, pool=context.pool)
-    found = search(context, measurable(context, runnable(context, space)), filters, objective, top=top, start=start)
+    found = search(context, searched(context, space), filters, objective, top=top, start=start)
     return OneType(context, tried, found, elapsed)
 
 
@@ -149,7 +150,8 @@ def search_uneven(
     cannot be below `enough`, in what the job minimises, is looked at no further than for one plan."""
     contexts = [result.context for result in results]
     space, filters = narrowed(contexts, space, filters)
-    if len({context.pool.gpu.name for context in contexts}) < 2 or away(space):
+    types = {context.pool.gpu.name for context in contexts}
+    if len(types) < 2 or away(space) or beyond_own(contexts[0].job):
         return None
     begin = time.perf_counter()
     contexts = run_by_train(contexts, fit)

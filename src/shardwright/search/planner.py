@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -97,10 +98,11 @@ def plan(
     if not 0.0 <= gap <= 1.0:
         raise bad("`gap=`", f"{gap:g} is not a part from 0 to 1", "0.01 or 1% is the default")
     space = space or Space()
-    rankings = []
-    for each in jobs_of(job, space.options):
-        narrowed = as_options_need(replace(space, options={}), each)
-        rankings.append(_plan(model, cluster, each, narrowed, rules, top, fit, exportable_to, efficiency, gap))
+    settled = replace(space, options={})
+    rankings = [
+        _plan(model, cluster, each, settled, rules, top, fit, exportable_to, efficiency, gap)
+        for each in jobs_of(job, space.options)
+    ]
     return best_of(rankings, top)
 
 
@@ -121,6 +123,7 @@ def _plan(
         raise SpecError(*problems)
     begin = time.perf_counter()
     filters = Filters(rules=tuple(rules))
+    asked, space = space, as_options_need(space, job)
     results, able = [], _contexts(model, cluster, job, fit, efficiency)
     alone = 1.0 if len(able) == 1 else UNIFORM_SHARE
     for number, context in enumerate(able):
@@ -145,7 +148,7 @@ def _plan(
     if not plans:
         contexts = [result.context for result in results]
         freed = partial(without_limits, results, cluster, space, filters, gap, fit) if mixed else _no_plan
-        infeasible = explain(contexts, space, filters, report, freed)
+        infeasible = explain(contexts, asked, filters, report, freed)
     kinds = () if uneven is None else tuple(best_of_kinds(mixed, uneven))
     return Ranking(
         plans=plans,
@@ -163,13 +166,19 @@ def with_nearby(
     space: Space | None = None,
     rules: Sequence[Rule] = (),
     fit: float = 0.9,
+    exportable_to: str | None = None,
     efficiency: Efficiency | None = None,
 ) -> Ranking:
     """Return a ranking with what batches and numbers of machines nearby pay, found as its plans were (`plan`)."""
     if not ranking.plans or ranking.best.job.objective != "time":
         return ranking
-    search = partial(_best, ranking.best.model, space=space, rules=rules, fit=fit, efficiency=efficiency)
-    return replace(ranking, nearby=nearby(ranking.best, search))
+    same: dict[str, Any] = {"rules": rules, "fit": fit, "exportable_to": exportable_to, "efficiency": efficiency}
+
+    def best(cluster: Cluster, job: Job) -> Plan | None:
+        found = plan(ranking.best.model, cluster, job, space=space, top=1, **same)
+        return found.plans[0] if found.plans else None
+
+    return replace(ranking, nearby=nearby(ranking.best, best))
 
 
 def on_fewer(
@@ -186,7 +195,7 @@ def on_fewer(
     if best.job.framework == OWN:
         kept: Kept = {}
         return fewer_machines(best, partial(replan, best, kept=kept, fit=fit, efficiency=efficiency))
-    space, filters = space or Space(), Filters(rules=tuple(rules))
+    space, filters = as_options_need(space or Space(), best.job), Filters(rules=tuple(rules))
     degrees = {"tp": (best.replicas[0].stages[0].tensor_parallel,), "micro_batch": (best.micro_batch,)}
     alike = replace(space, pins={**space.pins, **degrees})
     searched: list[OneType] = []
@@ -205,20 +214,6 @@ def on_fewer(
         return plans[0] if plans else None
 
     return fewer_machines(best, found)
-
-
-def _best(
-    model: Model,
-    cluster: Cluster,
-    job: Job,
-    *,
-    space: Space | None,
-    rules: Sequence[Rule],
-    fit: float,
-    efficiency: Efficiency | None,
-) -> Plan | None:
-    found = plan(model, cluster, job, space=space, rules=rules, top=1, fit=fit, efficiency=efficiency)
-    return found.plans[0] if found.plans else None
 
 
 def with_program(ranking: Ranking, *, fit: float = 0.9, efficiency: Efficiency | None = None) -> Ranking:

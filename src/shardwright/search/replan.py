@@ -25,6 +25,7 @@ from shardwright.cost.predict import predict
 from shardwright.cost.strategies import UNSHARDED, ZERO1
 from shardwright.plans.abilities import makers
 from shardwright.plans.plan import Plan, Stage
+from shardwright.plans.trainer_options import as_own
 from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.drafts.costing import costed
 from shardwright.search.mixed.entry import largest_pools, of_each_maker
@@ -36,7 +37,6 @@ from shardwright.search.mixed.tables.settings import Setting
 from shardwright.search.mixed.tables.sharing import USUAL, Sharing
 from shardwright.search.space.axes import Space
 from shardwright.search.uneven.search import uneven_fsdp
-from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster, NodePool
 
 # Layer tables by machines, whatever their number, and links; with the strain of the cluster that they were made for.
@@ -118,7 +118,7 @@ def _shared_anew(contexts: Sequence[Context], cluster: Cluster) -> Plan | None:
 
 def _run_by_train(plan: Plan) -> Plan:
     overlap = replace(plan.overlap, tensor_parallel=False)
-    return replace(plan, job=replace(plan.job, framework=OWN), overlap=overlap)
+    return replace(plan, job=as_own(plan.job), overlap=overlap)
 
 
 def _found(previous: Plan, task: ReplanTask) -> tuple[Plan, Mixed] | None:

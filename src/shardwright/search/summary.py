@@ -186,12 +186,13 @@ def report_of(
         rejected=ordered(rejected),
         phases=tuple(phases.items()),
         not_covered=(*unmixed, *(mixed.outcome.not_covered if mixed else ())),
-        gap=_gap(value, bound) if value is not None and (by_time or mixed) else None,
+        gap=gap_of(value, bound) if value is not None and (by_time or mixed) else None,
         lower_bound_dollars=bound if value is not None and mixed and not by_time else None,
     )
 
 
-def _gap(value: float, bound: float) -> float:
+def gap_of(value: float, bound: float) -> float:
+    """Return by what part of a bound a value is above it."""
     return value / bound - 1.0 if value > bound else 0.0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from shardwright.errors import Problem
 from shardwright.plans.plan import Plan, Stage
-from shardwright.plans.trainer_options import OWN_FP8_RECIPE
+from shardwright.plans.trainer_options import OWN_FP8_RECIPE, OWN_FP8_RECIPES
 from shardwright.spec.model import Attention
 from shardwright.spec.options import said
 
@@ -97,7 +97,7 @@ def _precision(plan: Plan) -> Iterator[Problem]:
     job = plan.job
     if job.fp8_storage:
         yield Problem("job.fp8_storage", "cannot be run: weights are kept in 16 bits as well", "leave it out")
-    if job.precision == "fp8" and job.fp8_recipe not in (None, OWN_FP8_RECIPE):
+    if job.precision == "fp8" and job.fp8_recipe not in OWN_FP8_RECIPES:
         yield Problem("job.fp8_recipe", f"{job.fp8_recipe} cannot be run", f"use {OWN_FP8_RECIPE}, or leave it out")
 
 

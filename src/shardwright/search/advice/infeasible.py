@@ -36,8 +36,8 @@ from shardwright.plans.remedies import (
 from shardwright.search.objective import Objective
 from shardwright.search.renting.expected import run_totals
 from shardwright.search.rules.filters import Filters
-from shardwright.search.space.axes import Space, pin_words
-from shardwright.search.space.layouts import layouts
+from shardwright.search.space.axes import Space, pin_words, searched
+from shardwright.search.space.layouts import candidate_counts, layouts, splits
 from shardwright.search.uniform.feasible import feasible
 from shardwright.search.uniform.search import search
 from shardwright.spec.job import Job
@@ -56,7 +56,7 @@ def explain(
     """Return the reason and remedies for a search without a plan. `mixed` returns the best plan that mixes GPU types
     for another job, if there is one with less seconds or dollars of an iteration than given."""
     if report.candidates == 0:
-        return _nothing_legal(contexts[0], space)
+        return _nothing_legal(contexts, space)
     limited = any(rejection.cause is Cause.LIMITS for rejection, _ in report.rejected)
     if limited and _possible([replace(each, job=_freed(each.job, "time")) for each in contexts], space, filters):
         return _too_dear(contexts, space, filters, mixed)
@@ -82,13 +82,14 @@ def _least(contexts: Sequence[Context], space: Space, filters: Filters) -> float
 def _try(context: Context, space: Space, filters: Filters) -> float | None:
     """Return the least value of a search, or None if it finds nothing."""
     objective = Objective(model=context.model, job=context.job, pool=context.pool)
-    found = search(context, space, filters, objective, top=1)
+    found = search(context, searched(context, space), filters, objective, top=1)
     return None if found.least is None else found.least[0]
 
 
-def _nothing_legal(context: Context, space: Space) -> NoPlan:
+def _nothing_legal(contexts: Sequence[Context], space: Space) -> NoPlan:
     """The settings leave no legal layout at all."""
-    remedies = [Unpin(axis) for axis in space.pins if len(layouts(context, _without(space, axis)))]
+    context = contexts[0]
+    remedies = [Unpin(axis) for axis in space.pins if any(_legal(each, _without(space, axis)) for each in contexts)]
     reason = NoLegalLayout(
         gpus=context.pool.gpus,
         gpu=context.pool.gpu.name,
@@ -98,9 +99,16 @@ def _nothing_legal(context: Context, space: Space) -> NoPlan:
     return NoPlan(reason=reason, remedies=tuple(remedies) or (Change.OTHER_DEGREES,))
 
 
+def _legal(context: Context, space: Space) -> bool:
+    """Return whether a space has any candidate."""
+    space = searched(context, space)
+    rows = layouts(context, space)
+    return bool(candidate_counts(context, space, rows, splits(context, space, rows.pp * rows.vpp)).any())
+
+
 def _without(space: Space, axis: str) -> Space:
     """Return the space with an axis left free."""
-    return Space(pins={name: values for name, values in space.pins.items() if name != axis})
+    return replace(space, pins={name: values for name, values in space.pins.items() if name != axis})
 
 
 def _pinned(contexts: Sequence[Context], space: Space, filters: Filters) -> NoPlan:
@@ -192,12 +200,12 @@ def _fewest(context: Context, space: Space, factor: int) -> int:
 
 
 def _fits(context: Context, space: Space) -> bool:
-    return feasible(context, space, Filters())(context.pool.memory_bytes)
+    return feasible(context, searched(context, space), Filters())(context.pool.memory_bytes)
 
 
 def _least_memory(context: Context, space: Space) -> float | None:
     """Return the least memory with which a GPU of this kind would have a plan, to 1 %."""
-    fits = feasible(context, space, Filters())
+    fits = feasible(context, searched(context, space), Filters())
     low, high = context.pool.memory_bytes, context.pool.memory_bytes
     for _ in range(12):
         high *= 2.0

@@ -9,6 +9,7 @@ from math import gcd
 
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby
+from shardwright.plans.trainer_options import as_own, beyond_own
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
@@ -27,7 +28,8 @@ def nearby(best: Plan, search: Search) -> tuple[Nearby, ...]:
     if len(cluster.pools) != 1 or best.prediction is None:
         return ()
     batches = [(cluster, replace(job, global_batch=batch)) for batch in _batches(job.global_batch, cluster.gpus)]
-    unequal = [(cluster, replace(job, framework=OWN))] if batches and job.framework != OWN else []
+    able = batches and job.framework != OWN and not beyond_own(job)
+    unequal = [(cluster, as_own(job))] if able else []
     sized = [(other, job) for other in _clusters(cluster, job.global_batch)]
     found = [search(*asked) for asked in (*batches, *unequal, *sized)]
     rows = [_row(best, plan) for plan in found if plan is not None and _new(best, plan)]

@@ -37,7 +37,7 @@ from shardwright.search.planner import plan as plan_on
 from shardwright.search.renting.choice import FrontPoint, Rental
 from shardwright.search.renting.expected import choice_of
 from shardwright.search.renting.tariff import Tariff, tariff
-from shardwright.search.space.axes import Space, as_options_need
+from shardwright.search.space.axes import Space
 from shardwright.search.space.choices import only_job
 from shardwright.search.summary import costed_plan
 from shardwright.spec.cluster import Cluster, NodePool
@@ -83,7 +83,7 @@ def shop(
     job = only_job(job, space.options)
     if problems := (*position_problems(model, job), *option_problems(model, job)):
         raise SpecError(*problems)
-    space = as_options_need(replace(space, options={}), job)
+    space = replace(space, options={})
     lots, room = _lots(offers, job), headroom(fit, job)
     front: Front[Find] = Front()
     runs = [

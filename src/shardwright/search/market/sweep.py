@@ -26,7 +26,7 @@ from shardwright.search.market.front import Front
 from shardwright.search.market.stragglers import lengthened, strained
 from shardwright.search.renting.tariff import Tariff
 from shardwright.search.rules.filters import Filters
-from shardwright.search.space.axes import Space, measurable, runnable
+from shardwright.search.space.axes import Space, searched
 from shardwright.search.space.expand import Axes, ExpandedRows, arrangements, axes, layer_variants
 from shardwright.search.space.layouts import Splits, layouts, splits
 from shardwright.search.uniform.bounds import sketch_seconds
@@ -71,7 +71,7 @@ class Sweep:
 def sweep(lot: int, context: Context, space: Space, tariffs: Sequence[Tariff]) -> Sweep:
     """Return the layouts on up to all machines of `context`, with bounds. Layer times are those of undisturbed
     machines: `strains` [machines + 1] is by what waiting for the slowest of more machines lengthens them."""
-    space, pool = measurable(context, runnable(context, space)), context.pool
+    space, pool = searched(context, space), context.pool
     how = axes(space, frozenset())
     rows = layouts(context, space)
     candidates = len(rows)

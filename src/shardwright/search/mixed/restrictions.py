@@ -10,6 +10,7 @@ from shardwright.cost.context import Context
 from shardwright.cost.strategies import UNSHARDED, ZERO1, stage_rows, strategies
 from shardwright.plans.findings import Lack, Lacking
 from shardwright.plans.plan import Plan
+from shardwright.plans.trainer_options import beyond_own
 from shardwright.search.mixed.tables.settings import Setting, rows_of
 from shardwright.search.rules.as_pins import rules_as_pins
 from shardwright.search.rules.filters import Filters, strategy_columns
@@ -64,8 +65,10 @@ def narrowed(contexts: Sequence[Context], space: Space, filters: Filters) -> tup
 def lacking(contexts: Sequence[Context], space: Space, filters: Filters, *, one_mesh: bool) -> tuple[Lacking, ...]:
     """Return the pins and rules that leave no plan that mixes GPU types; nothing if there may be some. Those of
     `one_mesh` are run by the job's framework, all others by `shardwright train`."""
-    fixed = ALWAYS if one_mesh and contexts[0].job.framework != OWN else ALWAYS | BY_TRAIN
-    return (*_pins(space, fixed), *_rules(contexts, filters, fixed))
+    job = contexts[0].job
+    fixed = ALWAYS if one_mesh and job.framework != OWN else ALWAYS | BY_TRAIN
+    options = () if one_mesh else tuple(Lacking(Lack.TRAINER_OPTION, word) for word in beyond_own(job))
+    return (*_pins(space, fixed), *_rules(contexts, filters, fixed), *options)
 
 
 def _pins(space: Space, fixed: Mapping[str, int]) -> Iterator[Lacking]:

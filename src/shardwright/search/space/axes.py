@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwright.arrays import Bools, Ints, distinct
 from shardwright.cost.context import Context
-from shardwright.cost.strategies import ZERO1, Strategies
+from shardwright.cost.strategies import UNSHARDED, ZERO1, Strategies
 from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.plans.abilities import flash_attention_runs, user_buffers_run
 from shardwright.search.space.choices import Choice, Choices, parse_choice
@@ -118,7 +118,18 @@ def offload_fractions(space: Space) -> tuple[Value, ...]:
     return space.pins.get("offload", OFFLOADS)
 
 
-def measurable(context: Context, space: Space) -> Space:
+def told_to_shard(space: Space) -> bool:
+    """Return whether even a single rank has a distributed optimizer: nothing of it to shard, so else only with state in
+    host memory."""
+    return not space.allowed("sharding", (UNSHARDED,))
+
+
+def searched(context: Context, space: Space) -> Space:
+    """Return what of the space a search on the machines of one type goes through."""
+    return _measurable(context, _runnable(context, as_options_need(space, context.job)))
+
+
+def _measurable(context: Context, space: Space) -> Space:
     """Return the space without what measured layers say nothing of, unless it is pinned: an optimizer in host memory,
     which would be predicted beside a measured one."""
     known = {axis: values for axis, values in context.source.only.items() if axis == "offload"}
@@ -134,7 +145,7 @@ def as_options_need(space: Space, job: Job) -> Space:
     return replace(space, pins={**space.pins, **pins})
 
 
-def runnable(context: Context, space: Space) -> Space:
+def _runnable(context: Context, space: Space) -> Space:
     """Return the space without what the job's framework cannot run on the GPUs of the context. Measured layers
     have run."""
     gpu, able = context.pool.gpu, {}

@@ -19,6 +19,7 @@ from shardwright.search.space.axes import (
     offload_fractions,
     split_choices,
     tensor_parallel_degrees,
+    told_to_shard,
     virtual_stages,
 )
 
@@ -201,7 +202,7 @@ def candidate_counts(
     unsharded = plain * grads * no_gather
     sharded = options("sharding", 1) * offload * overlapped
     fully = options("sharding", 2, 3) * options("offload", 0) * overlapped
-    in_host = options("sharding", 1) * sum(fraction > 0 for fraction in offload_fractions(space))
+    in_host = options("sharding", 1) * sum(part > 0 or told_to_shard(space) for part in offload_fractions(space))
     alone = (plain + in_host) * options("overlap_grad", 0) * no_gather
     ranks = rows.dp * rows.cp > 1
     state = np.where(ranks, unsharded + sharded + fully * (rows.pp == 1), alone)
