@@ -1,5 +1,6 @@
 """`shardwright` and `python -m shardwright`: an interrupt ends them in silence, from the first import on."""
 
+import gc
 import sys
 
 INTERRUPTED = 130
@@ -13,6 +14,8 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    finally:
+        gc.freeze()  # the process ends: no object is looked at once more
 
 
 if __name__ == "__main__":

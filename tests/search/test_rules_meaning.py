@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.search.rules.rules import Column, evaluate, parse_rules
+from shardwright.search.rules.column import Column
+from shardwright.search.rules.rules import parse_rules
 
 Value = float | bool | str | None
 Row = Mapping[str, Value]
@@ -31,7 +32,7 @@ def column(values: list[Value], words: tuple[str, ...] = (), axis: int = 0) -> C
 
 def truths(text: str, **columns: Column) -> list[bool]:
     (rule,) = parse_rules(text, "r")
-    result = evaluate(rule, columns)
+    result = rule.holds(columns)
     assert result.dtype == np.bool
     return [bool(value) for value in result.ravel()]
 
@@ -166,7 +167,7 @@ def test_the_result_has_the_shape_of_the_variables_that_are_used() -> None:
         "num_layers": Column(values=np.asarray(32)),
     }
     shapes = {
-        text: evaluate(parse_rules(text, "r")[0], columns).shape
+        text: parse_rules(text, "r")[0].holds(columns).shape
         for text in (
             "$tp > 1",
             "$pp > 1",
@@ -349,7 +350,7 @@ def larger(inner: st.SearchStrategy[Made]) -> st.SearchStrategy[Made]:
 def test_random_rules_equal_the_interpreter_row_by_row(made: Made, table: dict[str, list[Value]]) -> None:
     (rule,) = parse_rules(made.text, "r")
     columns = {name: column(values, WORDS.get(name, ()), AXES[name]) for name, values in table.items()}
-    found = np.broadcast_to(evaluate(rule, columns), (3, 3))
+    found = np.broadcast_to(rule.holds(columns), (3, 3))
     expected = [
         [is_true(made.of({name: values[(i, j)[AXES[name]]] for name, values in table.items()})) for j in range(3)]
         for i in range(3)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardwright.errors import SpecError
 from shardwright.search.rules.parser import MAX_DEPTH
-from shardwright.search.rules.rules import MAX_CHARACTERS, MAX_PROBLEMS, check_rules, evaluate, load_rules, parse_rules
+from shardwright.search.rules.rules import MAX_CHARACTERS, MAX_PROBLEMS, check_rules, load_rules, parse_rules
 from shardwright.search.rules.tree import Arithmetic, Compare, Logic, Not, Within
 from shardwright.search.rules.variables import CANONICAL, schema_with_gpus
 from shardwright.search.space.parameters import PARAMETERS
@@ -82,7 +82,7 @@ def test_operators_of_one_level_apply_from_left_to_right() -> None:
     left = rule.expression.left
     assert isinstance(left, Arithmetic)
     assert [operator for operator, _ in left.rest] == ["-", "-"]
-    assert evaluate(parse_rules("8 - 4 - 2 * 3 // 2 == 1", "r")[0], {})
+    assert parse_rules("8 - 4 - 2 * 3 // 2 == 1", "r")[0].holds({})
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_size_and_depth_are_limited() -> None:
                 with pytest.raises(SpecError, match="nested deeper than"):
                     parse_rules(text, "r")
             else:
-                assert evaluate(parse_rules(text, "r")[0], {}).shape == ()
+                assert parse_rules(text, "r")[0].holds({}).shape == ()
 
 
 @pytest.mark.parametrize(

@@ -153,13 +153,12 @@ def _answer(
     *,
     json: bool,
 ) -> tuple[Evaluation, str]:
+    from shardwright.cli.inputs import rules_of
     from shardwright.search.planner import evaluate as assess
-    from shardwright.search.rules.rules import load_rules
     from shardwright.search.space.axes import parse_pins
 
     space = parse_pins(wanted.settings)
-    gpu_names = [pool.gpu.kind for pool in mine.cluster.pools]
-    limits = load_rules(wanted.rules, gpu_names) if wanted.rules else ()
+    limits = rules_of(wanted.rules, mine.cluster)
     with progress(f"searching for the best plan of {mine.model.name} on {mine.cluster.gpus} GPUs"):
         result = assess(mine, efficiency=efficiency, space=space, rules=limits)
         rungs = () if problems else _rungs(result.plan, efficiency, space, limits)

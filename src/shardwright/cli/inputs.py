@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import SpecError, bad
 
 if TYPE_CHECKING:
     from shardwright.plans.plan import Plan
+    from shardwright.search.rules.rules import Rule
+    from shardwright.spec.cluster import Cluster
     from shardwright.spec.job import Job
 
 TARGETS = ("megatron",)
@@ -24,6 +27,15 @@ def job_of(**options: Any) -> Job:
     except SpecError as error:
         told = [replace(each, path=FLAGS.get(each.path, f"--{each.path.replace('_', '-')}")) for each in error.problems]
         raise SpecError(*told) from None
+
+
+def rules_of(file: Path | None, cluster: Cluster) -> tuple[Rule, ...]:
+    """Return the rules of a file, which may name the GPUs of `cluster`, none without a file."""
+    if file is None:
+        return ()
+    from shardwright.search.rules.rules import load_rules
+
+    return load_rules(file, [pool.gpu.kind for pool in cluster.pools])
 
 
 def require_target(target: str) -> None:

@@ -113,12 +113,11 @@ def plan(
     json: options.AsJson = False,
 ) -> None:
     from shardwright.cli.amounts import dollars, hours
-    from shardwright.cli.inputs import job_of, part, refuse_unexportable
+    from shardwright.cli.inputs import job_of, part, refuse_unexportable, rules_of
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
     from shardwright.plans.document import dumps
     from shardwright.search.planner import on_fewer, with_nearby, with_program
     from shardwright.search.planner import plan as search
-    from shardwright.search.rules.rules import load_rules
     from shardwright.search.space.axes import parse_pins
     from shardwright.spec.catalog.price_file import load_prices
     from shardwright.spec.read.cluster import load_cluster
@@ -143,8 +142,7 @@ def plan(
         deadline_hours=hours(deadline, "--deadline"),
         document_tokens=length_of_documents(mask_documents, measurements.seq_len(seq_len)),
     )
-    gpu_names = [pool.gpu.kind for pool in found_cluster.pools]
-    limits = load_rules(rules, gpu_names) if rules else ()
+    limits = rules_of(rules, found_cluster)
     space = replace(parse_pins(settings), tp_per_type=tp_per_type)
     efficiency = efficiency_of(measurements, found_model, found_cluster, job)
     with progress(f"searching for plans of {found_model.name} on {found_cluster.gpus} GPUs"):

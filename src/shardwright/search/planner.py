@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,7 +38,6 @@ from shardwright.search.kinds import (
 )
 from shardwright.search.replan import Kept, replan
 from shardwright.search.rules.filters import Filters
-from shardwright.search.rules.rules import Rule
 from shardwright.search.space.axes import Space, as_options_need
 from shardwright.search.space.choices import jobs_of
 from shardwright.search.summary import (
@@ -56,6 +55,9 @@ from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+
+if TYPE_CHECKING:
+    from shardwright.search.rules.rules import Rule
 
 GAP = 0.01  # part of its bound that the best plan of several types may be above it
 UNIFORM_SHARE = 0.3  # of a search of several types that its uniform searches take, about

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,10 +13,12 @@ from shardwright.arrays import Floats, Ints
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.places import Places
 from shardwright.cost.network.collectives import Fabric, Group, gather_seconds, rack_seconds, transfer_seconds
-from shardwright.cost.network.curves import LinkTimes
 from shardwright.plans.placement import STAGES_TOGETHER
 from shardwright.plans.plan import Plan
 from shardwright.spec.cluster import Cluster, NodePool
+
+if TYPE_CHECKING:
+    from shardwright.cost.network.curves import LinkTimes
 
 Contexts = Mapping[str, Context]  # by GPU type
 

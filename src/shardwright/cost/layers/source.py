@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -17,13 +17,15 @@ from shardwright.cost.compute.operators import Shard
 from shardwright.cost.frameworks.overheads import Overheads
 from shardwright.cost.layers.table import LayerTable, layer_table
 from shardwright.cost.network.collectives import Fabric
-from shardwright.cost.network.curves import LinkTimes
 from shardwright.cost.trust.evidence import Conditions, nearest, unpublished
 from shardwright.cost.trust.interval import interval_at
 from shardwright.plans.plan import Evidence
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+
+if TYPE_CHECKING:
+    from shardwright.cost.network.curves import LinkTimes
 
 Basis = tuple[tuple[float, float], tuple[Evidence, ...]]
 NO_LIMITS: Mapping[str, tuple[int | float, ...]] = MappingProxyType({})

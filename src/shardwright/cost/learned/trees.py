@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shardwright.arrays import Floats
 
-CHUNK = 1 << 17  # comparisons at a time: they and their indices stay in cache; numeric
+CHUNK = 1 << 14  # comparisons at a time: they and their indices stay in cache; numeric
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,16 @@ def forest_sum(forest: Forest, columns: Floats) -> Floats:
     values = columns.astype(np.float32)
     total = np.empty(len(values))
     feature, threshold, leaf = forest.feature.ravel(), forest.threshold.ravel(), forest.leaf.ravel()
-    roots = np.arange(trees) * inner
+    roots, first_leaves = np.arange(trees) * inner, np.arange(trees) - inner
     step = max(1, CHUNK // trees)
     for begin in range(0, len(values), step):
         rows = values[begin : begin + step]
         flat, start = rows.ravel(), (np.arange(len(rows)) * rows.shape[1])[:, None]
-        node = np.zeros((len(rows), trees), dtype=np.int64)
+        node = np.broadcast_to(roots, (len(rows), trees))  # counted through all trees
         for _ in range(forest.depth):
-            at = node + roots
-            right = flat[start + feature[at]] >= threshold[at]
-            node = 2 * node + 1 + right
-        chosen = leaf[node - inner + np.arange(trees) * (inner + 1)]
-        total[begin : begin + step] = chosen.sum(axis=1, dtype=np.float64)
+            right = flat.take(start + feature.take(node)) >= threshold.take(node)
+            node = 2 * node + (1 - roots) + right
+        total[begin : begin + step] = leaf.take(node + first_leaves).sum(axis=1, dtype=np.float64)
     return np.asarray(total + forest.bias)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,9 +21,6 @@ from shardwright.search.mixed.branch_and_bound.degrees import search_degrees
 from shardwright.search.mixed.branch_and_bound.effort import QUICK, effort_for
 from shardwright.search.mixed.branch_and_bound.fastest import FoundByTime
 from shardwright.search.mixed.branch_and_bound.run import MixedProblem
-from shardwright.search.mixed.dollars.cheapest import FoundByMoney
-from shardwright.search.mixed.dollars.cheapest import search as search_by_money
-from shardwright.search.mixed.dollars.machines import bill_of
 from shardwright.search.mixed.drafts.costing import costed, fitting_seconds
 from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
 from shardwright.search.mixed.restrictions import dropped, keeps_pins, narrowed, unruled
@@ -35,6 +33,9 @@ from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.units import SECONDS_PER_HOUR
+
+if TYPE_CHECKING:
+    from shardwright.search.mixed.dollars.cheapest import FoundByMoney
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +104,13 @@ def mixed_search(
     )
     found: FoundByTime | FoundByMoney
     if by_dollars(contexts[0].job):
+        from shardwright.search.mixed.dollars.cheapest import search  # which a search for time does without
+        from shardwright.search.mixed.dollars.machines import bill_of
+
         fast = search_degrees(replace(problem, effort=QUICK, enough=np.inf), np.inf, allowed)
         rivals += [priced(plan) for _, plan in fast.plans[:top]]
         incumbent = min([incumbent, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])
-        found = search_by_money(problem, bill_of(contexts), incumbent, allowed, priced, affordable_value)
+        found = search(problem, bill_of(contexts), incumbent, allowed, priced, affordable_value)
         plans, bound = [plan for _, plan in found.plans[:top]], found.bound
     else:
         found = search_degrees(problem, incumbent, allowed)

@@ -14,7 +14,6 @@ from shardwright.plans.trainer_options import beyond_own
 from shardwright.search.mixed.tables.settings import Setting, rows_of
 from shardwright.search.rules.as_pins import rules_as_pins
 from shardwright.search.rules.filters import Filters, strategy_columns
-from shardwright.search.rules.rules import evaluate
 from shardwright.search.space.axes import Space, pin_words
 from shardwright.search.space.parameters import AXIS_OF
 from shardwright.spec.catalog.frameworks import OWN
@@ -82,7 +81,7 @@ def _rules(contexts: Sequence[Context], filters: Filters, fixed: Mapping[str, in
     columns = strategy_columns(contexts[0], strategies([fixed]))
     for rule in filters.rules:
         axes = {AXIS_OF.get(name, name) for name in rule.variables}
-        if axes <= fixed.keys() and evaluate(rule, columns).all():
+        if axes <= fixed.keys() and rule.holds(columns).all():
             yield Lacking(LACKS[min(axes)], f"rule {rule.name}")
 
 

@@ -4,6 +4,7 @@
 * `parser`: text to syntax tree
 * `tree`: the tree
 * `variables`: what a rule may speak of
+* `column`: its values for many candidates
 * `check`: what may be compared with what
 * `evaluation`: what a rule means, over columns
 * `filters`: rules and measurements applied to candidates

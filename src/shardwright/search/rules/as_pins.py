@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import strategies
 from shardwright.search.rules.filters import Filters, strategy_columns
-from shardwright.search.rules.rules import Rule, evaluate
 from shardwright.search.space.axes import OFFLOADS, Space, Value
 from shardwright.search.space.parameters import AXES, AXIS_OF
+
+if TYPE_CHECKING:
+    from shardwright.search.rules.rules import Rule
 
 NODES = "num_nodes"  # follows from the number of GPUs but for machines in part: such a rule counts as a pin, too
 UNSAID = ("recompute_layers",)  # a rule of which drops what has no such value
@@ -47,7 +50,7 @@ def _values(axis: str, space: Space, counts: Mapping[str, range]) -> tuple[Value
 def _kept(context: Context, rule: Rule, axis: str, values: tuple[Value, ...]) -> Iterator[Value]:
     """Yield the values that a rule does not drop."""
     rows = strategies([{"tp": value} if axis == "gpus" else {axis: value} for value in values])
-    dropped = evaluate(rule, strategy_columns(context, rows))
+    dropped = rule.holds(strategy_columns(context, rows))
     for value, gone in zip(values, dropped.tolist() if dropped.ndim else [bool(dropped)] * len(values), strict=True):
         if not gone:
             yield value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,9 +13,12 @@ from shardwright.arrays import Array, Bools, Ints
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import BLOCK, RANK_ORDERS, SHARDING, UNIFORM, UNSHARDED, Layouts, Strategies
 from shardwright.plans.findings import Cause, Rejection
-from shardwright.search.rules.rules import Column, Rule, evaluate
+from shardwright.search.rules.column import Column
 from shardwright.search.space.parameters import AXIS_OF, BEYOND_LAYOUT
 from shardwright.spec.options import VALUES, said
+
+if TYPE_CHECKING:  # a search without rules does without the parser and its tree
+    from shardwright.search.rules.rules import Rule
 
 NONE_OTHER: Mapping[str, int] = MappingProxyType({})
 GRANULARITY = ("none", "selective", "full")
@@ -65,7 +69,7 @@ class Filters:
 
 
 def _evaluated(rule: Rule, columns: Mapping[str, Column], size: int) -> Bools:
-    return np.array(np.broadcast_to(evaluate(rule, columns), (size,)))
+    return np.array(np.broadcast_to(rule.holds(columns), (size,)))
 
 
 def number(value: Array | float) -> Column:

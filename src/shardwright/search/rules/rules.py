@@ -15,7 +15,7 @@ from pathlib import Path
 from shardwright.arrays import Bools
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.search.rules.check import faults
-from shardwright.search.rules.evaluation import Column as Column
+from shardwright.search.rules.column import Column
 from shardwright.search.rules.evaluation import holds
 from shardwright.search.rules.parser import parse_expression
 from shardwright.search.rules.tree import Expression, Location, RuleError, Span, variables
@@ -41,6 +41,13 @@ class Rule:
     expression: Expression
     variables: frozenset[str]
     place: Location
+
+    def holds(self, columns: Mapping[str, Column]) -> Bools:
+        """Return for which candidates the rule is true, in the broadcast shape of the columns it uses (`()` for none).
+
+        `columns` are keyed by canonical name and hold at least the rule's variables.
+        """
+        return holds(self.expression, columns)
 
 
 def load_rules(path: Path, gpus: Iterable[str]) -> tuple[Rule, ...]:
@@ -108,11 +115,3 @@ def check_rules(rules: Iterable[Rule], schema: Mapping[str, Parameter] = SCHEMA)
     problems = (rule.place.problem(error) for rule in rules for error in faults(rule.expression, schema))
     if first := tuple(itertools.islice(problems, MAX_PROBLEMS)):
         raise SpecError(*first)
-
-
-def evaluate(rule: Rule, columns: Mapping[str, Column]) -> Bools:
-    """Return for which candidates `rule` is true, in the broadcast shape of the columns that it uses (`()` for none).
-
-    `columns` are keyed by canonical name and hold at least the rule's variables.
-    """
-    return holds(rule.expression, columns)

@@ -234,7 +234,7 @@ def least_seconds(found: Compositions, wanted: Floats, low: float, high: float) 
     """Return the seconds in which each composition may finish `wanted` [N] micro-batches, infinite beyond `high`."""
     least, most = np.full(len(wanted), low), np.full(len(wanted), high)
     possible = micro_batches(found, most) >= wanted
-    for _ in range(STEPS):
+    for _ in range(STEPS if possible.any() else 0):
         middle = 0.5 * (least + most)
         enough = micro_batches(found, middle) >= wanted
         least, most = np.where(enough, least, middle), np.where(enough, middle, most)
