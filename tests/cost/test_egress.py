@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import pytest
 
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.money.egress import egress_dollars
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.spec.read.cluster import build_cluster
@@ -73,3 +75,16 @@ def test_activations_between_sites_have_the_width_of_the_job(precision, width):
     plan = plan_of((stage("a", 0, 10), stage("c", 10, LAYERS)), sharding="none")
     wide = egress_dollars(replace(plan, job=replace(plan.job, precision=precision)))
     assert wide == pytest.approx(width * egress_dollars(replace(plan, job=replace(plan.job, precision="bf16"))))
+
+
+def test_all_ranks_of_a_stage_share_the_link_between_sites():
+    """Two GPUs a stage, by halves of the matrices or of the sequence: the same activation crosses."""
+    plan = plan_of((stage("a", 0, 10), stage("b", 10, LAYERS)))
+
+    def crossing(**degrees: int) -> float:
+        stages = tuple(replace(each, **degrees) for each in plan.replicas[0].stages)
+        split = replace(plan, replicas=(replace(plan.replicas[0], stages=stages),))
+        (replica,) = mixed_iteration(split, Analytic()).replicas
+        return float(replica.transfers[0])
+
+    assert crossing(context_parallel=2) == crossing(tensor_parallel=2) > 0.9 * crossing()

@@ -12,6 +12,7 @@ import pytest
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.iteration.lanes import contexts_of
 from shardwright.cost.iteration.links import once_seconds
+from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.iteration.places import places_of
 from shardwright.cost.network.collectives import Fabric, Group, gather_seconds
 from shardwright.plans.placement import machine_sizes, placement_of
@@ -61,12 +62,12 @@ def random_plan(seed: int) -> Plan:
 def _stages(pick: random.Random) -> tuple[Stage, ...]:
     kinds = sorted((pick.choice(TYPES) for _ in range(pick.randint(1, 5))), key=TYPES.index)
     cuts = [0, *sorted(pick.sample(range(1, len(MODEL.layers)), len(kinds) - 1)), len(MODEL.layers)]
-    degrees = {name: pick.choice((1, 2)) for name in TYPES}
+    degrees, context = {name: pick.choice((1, 2)) for name in TYPES}, pick.choice((1, 1, 2, 4))
     return tuple(
         Stage(
             gpu=gpu,
             tensor_parallel=degrees[gpu],
-            context_parallel=1,
+            context_parallel=context,
             expert_parallel=1,
             expert_tensor_parallel=1,
             layers=((low, high),),
@@ -110,3 +111,36 @@ def slowly(plan: Plan, own: Stage, parameters: float) -> float:
     )
     group = Group(size=np.array(sum(domains.values())), local=np.array(min(domains.values())))
     return float(gather_seconds(slowest, group, np.array(parameters)))
+
+
+@pytest.mark.parametrize(
+    ("tp", "cp", "pp", "dp"), [(4, 2, 1, 4), (2, 4, 2, 2), (1, 2, 2, 4), (4, 1, 2, 4), (1, 1, 2, 8)]
+)
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v2-lite"])
+def test_equal_replicas_that_are_written_apart_take_as_long_as_one_kind(name: str, tp: int, cp: int, pp: int, dp: int):
+    """With stages of a copy next to each other, as all copies stand where they did; experts over tp × cp ranks."""
+    model = load_model(name)
+    layers, experts = len(model.layers), any(kind.moe for kind in model.kinds)
+    degrees = {"tensor_parallel": tp, "context_parallel": cp, "expert_parallel": tp * cp if experts else 1}
+    stages = tuple(
+        Stage(gpu="A100-SXM-80", expert_tensor_parallel=1, layers=((low, high),), recompute=Recompute(), **degrees)
+        for low, high in pairwise(stage * layers // pp for stage in range(pp + 1))
+    )
+
+    def written(*counts: int) -> Plan:
+        return Plan(
+            model=model,
+            job=make_job(global_batch=64, seq_len=8192),
+            cluster=build_cluster({"nodes": [{"count": 8, "gpu": "A100-SXM-80", "gpus": 4}]}, "test"),
+            micro_batch=1,
+            schedule=Schedule(),
+            replicas=tuple(Replica(count=count, micro_batches=64 // dp, stages=stages) for count in counts),
+            optimizer=OptimizerPlan(sharding="zero1"),
+            overlap=Overlap(),
+            sequence_parallel=tp > 1,
+            flash_attention=True,
+            rank_order="tp-cp-ep-pp-dp",
+        )
+
+    one, apart = (mixed_iteration(written(*counts), EFFICIENCY).seconds for counts in ((dp,), (dp // 2, dp // 2)))
+    assert apart == pytest.approx(one, rel=1e-9)

@@ -63,9 +63,10 @@ def machine_of_rank(plan: Plan) -> list[int]:
 
 
 def narrow(plan: Plan, gpus_per_node: int) -> Plan:
-    """Return the plan on more and smaller machines."""
+    """Return the plan on smaller machines, as many as it has GPUs."""
     pools = tuple(
-        replace(pool, nodes=64, gpus_per_node=gpus_per_node, domain_gpus=gpus_per_node) for pool in plan.cluster.pools
+        replace(pool, nodes=plan.gpus, gpus_per_node=gpus_per_node, domain_gpus=gpus_per_node)
+        for pool in plan.cluster.pools
     )
     return replace(plan, cluster=replace(plan.cluster, pools=pools))
 
@@ -84,15 +85,21 @@ def test_the_runtime_puts_ranks_where_gpus_are_given_out_one_by_one(plan: Plan, 
 
 
 @given(plans(largest_count=5), st.sampled_from(RANK_ORDERS), st.sampled_from([2, 3, 6, 8]))
-def test_the_cost_model_sees_every_copy_where_it_runs(plan: Plan, order: RankOrder, size: int) -> None:
+def test_the_cost_model_sees_every_tensor_parallel_group_where_it_runs(plan: Plan, order: RankOrder, size: int) -> None:
     plan = narrow(replace(plan, rank_order=order), size)
     expected = gpu_by_gpu(plan)
     stages = [(number, stage) for number, replica in enumerate(plan.replicas) for stage in range(len(replica.stages))]
-    copies = [(*stages[s], copy, 0, 0) for s, count in enumerate(stage_places(plan).count) for copy in range(count)]
-    stage, first = stage_places(plan).placement.first_of_copies()
-    assert [stages[s] for s in stage] == [key[:2] for key in copies]
-    assert [divmod(int(gpu), size) for gpu in first] == [expected[key][1:] for key in copies]
-    assert stage_places(plan).first.tolist() == [gpu for copy, gpu in zip(copies, first, strict=True) if copy[2] == 0]
+    places = stage_places(plan)
+    wanted = [
+        (*stages[s], copy, part, 0)
+        for s, (count, cp) in enumerate(zip(places.count, places.cp, strict=True))
+        for copy in range(count)
+        for part in range(cp)
+    ]
+    stage, first = places.placement.first_of_groups(places.tp)
+    assert [stages[s] for s in stage] == [key[:2] for key in wanted]
+    assert [divmod(int(gpu), size) for gpu in first] == [expected[key][1:] for key in wanted]
+    assert places.first.tolist() == [gpu for key, gpu in zip(wanted, first, strict=True) if key[2:4] == (0, 0)]
 
 
 @given(uniform_plans(), st.sampled_from([4, 8]))

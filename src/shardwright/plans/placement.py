@@ -43,11 +43,13 @@ class Placement:
     count: Ints
     gpu: Ints
 
-    def first_of_copies(self) -> tuple[Ints, Ints]:
-        """Return the stage of every copy of a stage, and the number of its first GPU within its type, [copies] each."""
-        stage = np.repeat(np.arange(len(self.size)), self.count)
-        number = np.arange(len(stage)) - np.repeat(np.cumsum(self.count) - self.count, self.count)
-        return stage, self.gpu[self.begin[stage] + number * self.size[stage]]
+    def first_of_groups(self, tp: Ints) -> tuple[Ints, Ints]:
+        """Return the stage of every tensor-parallel group, of `tp` [S] GPUs, and the number of its first GPU within its
+        type, [groups] each."""
+        groups = self.count * self.size // tp
+        stage = np.repeat(np.arange(len(groups)), groups)
+        number = np.arange(len(stage)) - np.repeat(np.cumsum(groups) - groups, groups)
+        return stage, self.gpu[self.begin[stage] + number * tp[stage]]
 
     def ranks(self) -> Ints:
         """Return the rank of each GPU of the plan, [G]."""

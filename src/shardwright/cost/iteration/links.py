@@ -42,7 +42,7 @@ def move_seconds(plan: Plan, places: Places, contexts: Contexts, part_bytes: Flo
             found[rows] = np.maximum(found[rows], leaves * rack_seconds(links, size, senders[rows]))
     for row in np.flatnonzero(~same).tolist():
         pair = contexts[places.types[places.kind[row]]], contexts[places.types[places.kind[there[row]]]]
-        ranks = int(min(places.tp[row], places.tp[there[row]]))
+        ranks = int(min(places.size[row], places.size[there[row]]))
         found[row] = _between_seconds(plan, *pair, float(sent[row]), float(received[row]), ranks)
     return found
 
@@ -55,8 +55,8 @@ def _sent_bytes(plan: Plan, part_bytes: Floats, mine: Ints, theirs: Ints) -> Flo
 
 
 def _between_seconds(plan: Plan, one: Context, other: Context, sent: float, received: float, ranks: int) -> float:
-    """Return the seconds of a message between GPUs of two types. The side with fewer tensor-parallel ranks sends or
-    receives more on each; `ranks` of a pipeline talk over the link between sites at a time."""
+    """Return the seconds of a message between GPUs of two types. The side with fewer ranks sends or receives more on
+    each; `ranks` of a pipeline talk over the link between sites at a time."""
     both = [
         float(transfer_seconds(context.links, np.array([part]), np.array([True]))[0])
         for context, part in ((one, sent), (other, received))
@@ -109,7 +109,7 @@ def once_seconds(plan: Plan, places: Places, contexts: Contexts, dense: Floats, 
     local = np.minimum(_least_in_a_domain(places, domain_gpus), size)
     width = places.ep * places.etp
     ranks = np.maximum(size * places.tp // width, 1)
-    inside = np.clip(domain_gpus // width, 1, ranks)
+    inside = np.clip(local * places.tp // width, 1, ranks)
     seconds = np.empty(len(places.kind))
     for links, at in _by_links(plan, places, contexts).items():
         rows = np.array(at)
@@ -133,12 +133,12 @@ def holder_links(plan: Plan, places: Places, contexts: Contexts) -> tuple[tuple[
 def _least_in_a_domain(places: Places, domain_gpus: Ints) -> Ints:
     """Return how many ranks the domain with fewest of them has, among those with holders of a stage's layers, [S]."""
     stages = len(places.kind)
-    owner, first = places.placement.first_of_copies()
+    owner, first = places.placement.first_of_groups(places.tp)
     domain = first // domain_gpus[owner]
     _, which = np.unique(places.kind[owner] * (domain.max() + 1) + domain, return_inverse=True)
     width = int(which.max()) + 1
     ranks = np.bincount(owner * width + which, minlength=stages * width).reshape(stages, width)
-    there = places.shared @ (ranks * places.cp[:, None])
+    there = places.shared @ ranks
     return np.asarray(np.where(there > 0, there, np.iinfo(np.int64).max).min(axis=1))
 
 
