@@ -93,27 +93,68 @@ def search_pipelines(
     one_mesh: bool,
 ) -> Pipelines | None:
     """Return what pipelines reach over machines of several types, and those of unequal replicas on machines of one, or
-    those alone that `one_mesh` of ranks can run. None where there are none in the space."""
+    those alone that `one_mesh` of ranks can run. None where there are none in the space.
+
+    Where the best plan leaves some types idle and may not be the best, what it uses is searched by itself: the fewer
+    types, the further a search gets."""
     contexts = largest_pools([result.context for result in results])
     begin = time.perf_counter()
     known = [value for result in results for value in result.values_on_known_gpus[:1]]
+    incumbent = min(known, default=np.inf)
+    searched = partial(_searched, results, cluster, space, filters, gap, fit, top, one_mesh=one_mesh)
+    every = searched(contexts, incumbent)
+    if every is None:
+        return None
+    fewer, looked_at = _in_use(every, contexts, incumbent, gap), len(contexts)
+    while 1 < len(fewer) < looked_at:
+        looked_at = len(fewer)
+        again = searched(fewer, min([incumbent, *_values(every)]))
+        every = every if again is None else replace(joined([every, again]), bound=every.bound)
+        fewer = _in_use(every, contexts, incumbent, gap)
+    if len(of_each_maker(contexts)) > 1:
+        every = replace(every, uniform=None)
+    return Pipelines(every, time.perf_counter() - begin)
+
+
+def _searched(
+    results: Sequence[OneType],
+    cluster: Cluster,
+    space: Space,
+    filters: Filters,
+    gap: float,
+    fit: float,
+    top: int,
+    contexts: Sequence[Context],
+    incumbent: float,
+    *,
+    one_mesh: bool,
+) -> MixedOutcome | None:
+    """Return what all searches find on the machines of `contexts`, each with the plans of the last to beat."""
     weighed = min((value for result in results for value in result.weighed_values[:1]), default=np.inf)
     least = min((found[0] for result in results if (found := result.found.least) is not None), default=np.inf)
-    incumbent, outcomes = min(known, default=np.inf), []
+    outcomes: list[MixedOutcome] = []
     for search_all, able in _searches(contexts, space, filters, fit, least, one_mesh=one_mesh):
         to_beat = incumbent
         if search_all is mesh_search:  # its plans span types: they come first, or are told of, only below this
             to_beat = min(incumbent, max(least * (1.0 + gap), weighed / (1.0 + least_doubt_of_several(_kinds(able)))))
         outcome = search_all(able, cluster, space, filters, gap=gap, incumbent=to_beat, top=top)
         outcomes.append(outcome)
-        values = map(affordable_value, outcome.plans)
-        incumbent = min([incumbent, *(value for value in values if value is not None)])
-    if not outcomes:
-        return None
-    every = joined(outcomes)
-    if len(of_each_maker(contexts)) > 1:
-        every = replace(every, uniform=None)
-    return Pipelines(every, time.perf_counter() - begin)
+        incumbent = min([incumbent, *_values(outcome)])
+    return joined(outcomes) if outcomes else None
+
+
+def _values(outcome: MixedOutcome) -> list[float]:
+    return [value for plan in outcome.plans if (value := affordable_value(plan)) is not None]
+
+
+def _in_use(outcome: MixedOutcome, contexts: Sequence[Context], incumbent: float, gap: float) -> list[Context]:
+    """Return the machines that the best plan found is on; nothing where it is not better than `incumbent`, or nothing
+    is by more than the gap."""
+    valued = [(value, plan) for plan in outcome.plans if (value := affordable_value(plan)) is not None]
+    value, best = min(valued, key=lambda item: item[0], default=(np.inf, None))
+    if best is None or value >= incumbent or outcome.bound * (1.0 + gap) >= value:
+        return []
+    return [context for context in contexts if context.pool.gpu.name in best.gpus_by_type]
 
 
 def _kinds(contexts: Sequence[Context]) -> list[str]:

@@ -24,3 +24,15 @@ def test_plans_over_several_types_are_no_slower_beside_one_more(machines, more, 
     assert few and many
     assert many.iteration_seconds <= few.iteration_seconds * ROUNDING
     assert many.lower_bound_seconds <= few.iteration_seconds * ROUNDING
+
+
+@pytest.mark.nightly
+def test_a_search_over_many_types_is_no_worse_than_one_over_those_that_its_plan_uses():
+    used = "1x8xH100-SXM+1x8xA100-SXM-80+1x8xA100-SXM-40+1x8xH20"
+    job = make_job(global_batch=128, seq_len=4096)
+    few, many = (
+        plan(load_model("llama-3.1-8b"), load_cluster(names), job, top=1).plans[0].prediction
+        for names in (used, f"{used}+1x8xL40S+1x8xRTX4090+1x8xA10G")
+    )
+    assert few and many
+    assert many.iteration_seconds <= few.iteration_seconds * ROUNDING

@@ -101,3 +101,20 @@ def test_no_split_is_faster_and_the_best_is_hardly_slower(seed):
         assert TIGHT * best <= least <= real * (1.0 + 1e-9)
         below = least_by_splits(table, layers, region, column, np.array([size]), TIGHT * best + later)[0]
         assert np.isinf(below), "no split takes less"
+
+
+def test_ranges_of_the_longest_stage_prove_more_together_but_not_too_much():
+    ratios = []
+    for seed in range(12):
+        for table, layers, region, column, size in drawn(seed):
+            best = fastest_split(table, column.counts[0], size, least_moves) if len(column) else np.inf
+            if not np.isfinite(best):
+                continue
+            later = float(after(table, layers, column.counts, region)[0])
+            bound = partial(least_by_splits, table, layers, region, column, np.array([size]), 2.0 * (best + later))
+            edges = [0.0, *np.geomspace(0.2, 1.0, 8) * best / size, np.inf]
+            ranges = min(float(bound(edge)[0]) for edge in pairwise(edges)) - later
+            assert ranges <= fastest_split(table, column.counts[0], size, moves_of) * (1.0 + 1e-9)
+            ratios.append(ranges / (float(bound()[0]) - later))
+    assert min(ratios) >= 1.0 - 1e-9, "each range has fewer splits"
+    assert max(ratios) > 1.001, "and somewhere that shows"

@@ -94,8 +94,9 @@ def mixed_search(
     def allowed(plan: Plan) -> bool:
         return keeps_pins(plan, space) and not dropped(plan, contexts, filters)
 
-    everywhere = uniform_plans(plain, cluster, chosen, found_tables, range(len(plain))) if len(plain) > 1 else []
-    uniform = best_uniform(plain, everywhere)
+    all_types = [range(len(plain))] if len(plain) > 1 else []
+    everywhere = uniform_plans(plain, cluster, chosen, found_tables, all_types)
+    uniform = best_uniform(plain, [plan for plans in everywhere for plan in plans])
     shown = None if uniform is None else costed(plain, uniform)
     rivals = [] if uniform is None or space.pins else _as_rival(uniform, contexts, filters, priced)
     incumbent = min([incumbent, *(value for plan in rivals if (value := affordable_value(plan)) is not None)])

@@ -5,6 +5,7 @@ type; what stages hold is as unequal as it need be. So a plan is a setting, a nu
 the best of all is found by their bounds, best first.
 
 * `candidates`: compositions with their bounds
+* `closer`: what is proven of those whose plans are above their bound
 * `worth`: seconds or dollars, whichever count
 * `search`: the best of them, as plans
 """

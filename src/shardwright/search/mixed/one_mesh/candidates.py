@@ -10,7 +10,7 @@ from shardwright.arrays import Ints, picked
 from shardwright.rounding import weighed
 from shardwright.search.mixed.bounds.compositions import Compositions, columns, least_seconds
 from shardwright.search.mixed.bounds.instance import Instance
-from shardwright.search.mixed.subproblem.exact import least_by_splits
+from shardwright.search.mixed.subproblem.exact import ANY, least_by_splits
 from shardwright.search.mixed.tables.region import Region, sites_of
 from shardwright.search.space.axes import Space, divisors
 
@@ -25,6 +25,11 @@ class Candidate:
     instance: Instance
     counts: tuple[int, ...]
     copies: int
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of each replica."""
+        return self.instance.total // self.copies
 
 
 def candidates(instance: Instance, space: Space, incumbent: float, copies: int) -> list[Candidate]:
@@ -44,10 +49,11 @@ def numbers_of_copies(instance: Instance, space: Space) -> list[int]:
     return [int(copies) for copies in space.allowed("dp", numbers)]
 
 
-def by_all_splits(way: Candidate, longest: float) -> Candidate:
-    """Return a candidate with what all of its splits take at least, as far as that is below `longest` seconds. Every
-    replica has all of its types, so that links, and how often a micro-batch crosses sites, are known."""
-    counts, micro_batches, table = np.array([way.counts]), way.instance.total // way.copies, way.instance.table
+def by_all_splits(way: Candidate, longest: float, bottleneck: tuple[float, float] = ANY) -> Candidate:
+    """Return a candidate with what all of its splits take at least, as far as that is below `longest` seconds: those
+    whose longest stage takes `bottleneck` seconds (from, to). Every replica has all of its types, so that links, and
+    how often a micro-batch crosses sites, are known."""
+    counts, table = np.array([way.counts]), way.instance.table
     used = tuple(np.flatnonzero(counts[0]).tolist())
     region = replace(
         _region(way.instance, way.copies),
@@ -57,11 +63,11 @@ def by_all_splits(way: Candidate, longest: float) -> Candidate:
         crossings=len(sites_of(table, used)) - 1,
     )
     short = replace(way.instance, depth=int(counts.sum()), known={})
-    found = _columns(short, counts, region, micro_batches, longest)
+    found = _columns(short, counts, region, way.micro_batches, longest)
     least = longest
     if len(found.stages):
-        size = np.array([micro_batches])
-        least = float(least_by_splits(short.table, short.layers, region, found, size, longest)[0])
+        size = np.array([way.micro_batches])
+        least = float(least_by_splits(short.table, short.layers, region, found, size, longest, bottleneck)[0])
     return replace(way, seconds=max(way.seconds, min(least, longest)))
 
 

@@ -15,7 +15,7 @@ from shardwright.plans.findings import NotCovered
 from shardwright.plans.mesh import is_mesh
 from shardwright.plans.plan import Plan
 from shardwright.search.mixed.bounds.instance import HOPELESS, Instance, instances
-from shardwright.search.mixed.branch_and_bound.tree import Rebounded, Step, TreeNode, Undecided, least_bound
+from shardwright.search.mixed.branch_and_bound.tree import Pruned, Rebounded, Step, TreeNode, least_bound
 from shardwright.search.mixed.drafts.costing import costed, fitting_seconds, under_each_order
 from shardwright.search.mixed.drafts.draft import Draft
 from shardwright.search.mixed.entry import (
@@ -26,6 +26,7 @@ from shardwright.search.mixed.entry import (
 from shardwright.search.mixed.heuristics.attempts import workshop_of
 from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
 from shardwright.search.mixed.one_mesh.candidates import Candidate, by_all_splits, candidates, numbers_of_copies
+from shardwright.search.mixed.one_mesh.closer import bound_by_ranges
 from shardwright.search.mixed.one_mesh.worth import Worth, worth_of
 from shardwright.search.mixed.restrictions import dropped, keeps_pins, narrowed, unruled
 from shardwright.search.mixed.tables.model_tables import tables
@@ -47,7 +48,7 @@ class _Open:
 
 @dataclass(slots=True)
 class _Run:
-    """`incumbent` and `best` are in what the job minimises."""
+    """`incumbent` and `best` are in what the job minimises; candidates of which plans were made are `undecided`."""
 
     worth: Worth
     contexts: Sequence[Context]
@@ -58,6 +59,7 @@ class _Run:
     known: Known = field(default_factory=dict)
     best: dict[tuple[object, ...], tuple[float, Plan]] = field(default_factory=dict)
     tried: set[tuple[object, ...]] = field(default_factory=set)
+    undecided: list[tuple[float, Candidate]] = field(default_factory=list)
     costed: int = 0
 
     def allowed(self, plan: Plan) -> bool:
@@ -83,12 +85,11 @@ def mesh_search(
     chosen = [setting for setting in each if setting.symmetric]
     found_tables = tables(contexts, chosen, cluster.site_links) if chosen else []
     run = _Run(worth_of(contexts), contexts, cluster, space, filters, incumbent)
-    alike = [
-        best_uniform(contexts, uniform_plans(contexts, cluster, chosen, found_tables, kinds))
-        for kinds in _choices(len(contexts))
-    ]
-    uniform = alike[-1]
-    for plan in alike:
+    alike = partial(uniform_plans, contexts, cluster, chosen, found_tables)
+    [everywhere] = alike([range(len(contexts))])
+    uniform = best_uniform(contexts, everywhere)
+    on_some = alike(_some(len(contexts)), run.worth.longest(run.incumbent))
+    for plan in (uniform, *(best_uniform(contexts, plans) for plans in on_some)):
         if plan is not None and run.allowed(plan):
             _keep(run, plan, fitting_seconds(contexts, plan, run.known))
     found = instances(chosen, found_tables, contexts[0].job.global_batch, space)
@@ -100,6 +101,7 @@ def mesh_search(
         cutoff=lambda: run.incumbent / (1.0 + gap),
         spent=lambda looks: looks / LOOKS,
     )
+    bound = bound_by_ranges(run.undecided, run.worth, run.incumbent, min(bound, run.incumbent / (1.0 + gap)))
     plans = [costed(contexts, plan, run.known) for _, plan in sorted(run.best.values(), key=lambda item: item[0])[:top]]
     return MixedOutcome(
         plans=tuple(plans),
@@ -117,9 +119,9 @@ def mesh_search(
     )
 
 
-def _choices(types: int) -> Iterator[tuple[int, ...]]:
-    """Yield all choices of two types or more, all of them last."""
-    for size in range(2, types + 1):
+def _some(types: int) -> Iterator[tuple[int, ...]]:
+    """Yield all choices of two types or more, but not all."""
+    for size in range(2, types):
         yield from combinations(range(types), size)
 
 
@@ -140,11 +142,12 @@ def _scouted(run: _Run, found: Sequence[Instance], gap: float, longest: float) -
 
 
 def _looked_at(run: _Run, node: TreeNode[_Open]) -> Step[_Open]:
-    """Bound a candidate by all of its splits. Of one that has been, make plans."""
+    """Bound a candidate by all of its splits. Of one that has been, make plans, and leave it for closer bounds."""
     way = node.part.way
     if node.part.bounded:
         _try(run, way)
-        return Undecided(node.bound)
+        run.undecided.append((node.bound, way))
+        return Pruned()
     closer = by_all_splits(way, run.worth.longest(run.incumbent))
     return Rebounded(max(node.bound, run.worth.least(closer)), _Open(closer, bounded=True))
 

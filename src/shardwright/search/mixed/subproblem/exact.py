@@ -14,6 +14,10 @@ stages so far hold it keeps the least, over all splits, of
 One more stage in front adds x to R and p, takes its passes off what is left, and each of these never falls where one of
 them rises. So the least of all is a bound on every split. Stages have the recomputation that fits and is fastest, and
 layers are as small as the smallest one.
+
+The least R and the least V may be of different splits: one leaves most to the fastest type, the other keeps all stages
+short. They are less so among the splits whose longest stage is within a narrow range of seconds: ranges that together
+cover all prove more than all at once.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from math import factorial
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from shardwright.arrays import Floats, Ints
+from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.network.collectives import exposed_seconds
 from shardwright.search.mixed.bounds.compositions import Compositions, after
 from shardwright.search.mixed.bounds.stage_limits import least_moves
@@ -40,6 +44,7 @@ MOST_WORK = 1_500_000  # stages times layers before and in them that are looked 
 MOST_ORDERS = 24
 NEVER = 1e9  # seconds of what does not fit
 FIRST, INNER, LAST = 0, 1, 2
+ANY = (0.0, np.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +61,17 @@ class _Orders:
 
 
 def least_by_splits(
-    table: Table, layers: Layers, region: Region, found: Compositions, micro_batches: Ints, seconds: float
+    table: Table,
+    layers: Layers,
+    region: Region,
+    found: Compositions,
+    micro_batches: Ints,
+    seconds: float,
+    bottleneck: tuple[float, float] = ANY,
 ) -> Floats:
-    """(P6) Return seconds in which no split of each composition finishes `micro_batches` [N]: infinite where none does
-    within `seconds`, zero where nothing is said. Of too many compositions the first ones are looked at."""
+    """(P6) Return seconds in which no split of each composition finishes `micro_batches` [N], of those whose longest
+    stage takes `bottleneck` seconds (from, to): infinite where none does within `seconds`, zero where nothing is said.
+    Of too many compositions the first ones are looked at."""
     least = np.zeros(len(found.stages))
     longest = longest_stage(found, micro_batches, seconds)
     several = (found.stages > 1) & layers.whole
@@ -76,7 +88,8 @@ def least_by_splits(
         return least
     counts = found.counts[rows]
     lines = _orders(table, region, counts)
-    times = _pipeline_and_tail(table, layers, region, lines, micro_batches[rows][lines.owner], max(most, 1))
+    of_each = micro_batches[rows][lines.owner]
+    times = _pipeline_and_tail(table, layers, region, lines, of_each, max(most, 1), bottleneck)
     best = np.full(len(rows), np.inf)
     np.minimum.at(best, lines.owner, times)
     best += after(table, layers, counts, region)
@@ -147,31 +160,41 @@ def _stages(table: Table, layers: Layers, region: Region, depth: int, most: int)
 
 
 def _pipeline_and_tail(
-    table: Table, layers: Layers, region: Region, lines: _Orders, micro_batches: Ints, most: int
+    table: Table,
+    layers: Layers,
+    region: Region,
+    lines: _Orders,
+    micro_batches: Ints,
+    most: int,
+    bottleneck: tuple[float, float],
 ) -> Floats:
     """Return the least seconds of all micro-batches through each pipeline, with what gradients and weights leave after
-    it, [R]. Stages hold `most` layers at most."""
+    it, [R]. Stages hold `most` layers at most; the longest takes `bottleneck` seconds (from, to)."""
     deepest, total = lines.kinds.shape[1], table.layers
     of = _stages(table, layers, region, deepest, most)
     best = np.full(len(lines.owner), np.inf)
-    state = np.full((7, len(lines.owner), most + total + 1), NEVER)  # by layers so far, after as many that cannot be
-    state[:, :, most] = 0.0
+    # By layers so far, after as many that cannot be: of splits with a stage as long as the longest must be, and of
+    # those that have none so far, if one must.
+    state = np.full((2 if bottleneck[0] > 0.0 else 1, 7, len(lines.owner), most + total + 1), NEVER)
+    state[-1, :, :, most] = 0.0
     for before in range(deepest):
         n = int((lines.depth > before).sum())
         m = micro_batches[:n, None].astype(np.float64)
         place = np.where(lines.depth[:n] == before + 1, FIRST, LAST if before == 0 else INNER)
         at = (place, lines.kinds[:n, before], np.minimum(micro_batches[:n], before + 1) - 1)
-        stage = {name: column[at].T[:, :, None] for name, column in of.items() if name != "late"}
-        late = of["late"][(lines.beside[:n], *at)].T[:, :, None]
+        stage = {name: column[at].T[:, None, :, None] for name, column in of.items() if name != "late"}
+        late = of["late"][(lines.beside[:n], *at)].T[:, None, :, None]
         ahead = np.where(lines.depth[:n] > before + 1, lines.moves[:n, min(before + 1, deepest - 1)], 0.0)
         forward = stage["forward"] + lines.moves[:n, before, None]
         backward = stage["backward"] + ahead[:, None]
         # So many layers the stages so far can hold while those in front of them hold the others.
         least_so_far = max(before + 1, total - (deepest - before - 1) * most)
         most_so_far = min((before + 1) * most, total - (int(lines.depth[n - 1]) - before - 1))
-        windows = sliding_window_view(state[:, :n, least_so_far : most_so_far + most], most, axis=2)
-        r, v, z, y, vz, vy, least = np.moveaxis(windows, -1, 1)
-        x = forward + backward + stage["never"]
+        windows = sliding_window_view(state[:, :, :n, least_so_far : most_so_far + most], most, axis=3)
+        r, v, z, y, vz, vy, least = np.moveaxis(windows, (1, -1), (0, 1))
+        x = forward + backward
+        is_long = x >= bottleneck[0]
+        x = np.where(x <= bottleneck[1], x, NEVER) + stage["never"]
         passes = stage["own"] + stage["forward"]
         others = np.minimum(before, m - 1.0)
         early, later = np.maximum(r - others * forward, 0.0), np.maximum(r - others * backward, 0.0)
@@ -185,9 +208,20 @@ def _pipeline_and_tail(
         vz = np.maximum(vz + x - passes, v + z + y)
         least = np.minimum(np.maximum(least - passes, 0.0), late) if before else late
         vy = np.maximum(np.minimum(vy + x - passes, v + late), v + least) if before else v + late
-        state = np.full((7, n, most + total + 1), NEVER)
+        columns = slice(most + least_so_far, most + most_so_far + 1)
+        state = np.full((len(state), 7, n, most + total + 1), NEVER)
         for name, each in enumerate((r, v, z, y, vz, vy, least)):
-            state[name, :, most + least_so_far : most + most_so_far + 1] = each.min(axis=0)
+            state[:, name, :, columns] = _least_of_both(np.broadcast_to(each, r.shape), is_long)
         done = np.flatnonzero(lines.depth[:n] == before + 1)
-        best[done] = np.maximum(state[4, done, -1], state[5, done, -1])
+        best[done] = np.maximum(state[0, 4, done, -1], state[0, 5, done, -1])
     return best
+
+
+def _least_of_both(each: Floats, is_long: Bools) -> Floats:
+    """Return the least over the layers of a stage, [layers, 1 or 2, …], of splits with a long stage and of those with
+    none: one that `is_long` makes the former of the latter."""
+    if each.shape[1] == 1:
+        return np.asarray(each.min(axis=0))
+    some, none = each[:, :1].min(axis=0), each[:, 1:]
+    now_some = np.where(is_long, none, NEVER).min(axis=0)
+    return np.concatenate([np.minimum(some, now_some), np.where(is_long, NEVER, none).min(axis=0)])
