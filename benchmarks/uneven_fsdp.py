@@ -41,6 +41,7 @@ from shardwright.runtime.step.engine import Engine, train_step
 from shardwright.runtime.timing.layer_profile import profile_document
 from shardwright.search.planner import plan as search
 from shardwright.search.space.axes import parse_pins
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.layer_profile import layer_profile
 from shardwright.synthesis.graph import Graph
@@ -214,7 +215,7 @@ def skewed(cluster: Cluster, hidden: int, layers: int, seq_len: int) -> Plan:
     )
     return replace(
         plain,
-        job=replace(plain.job, framework="eager"),
+        job=replace(plain.job, framework=OWN),
         replicas=(fast, slow),
         schedule=Schedule(kind="layered", waves=1),
         optimizer=OptimizerPlan(sharding="zero3", parts=20),

@@ -167,10 +167,11 @@ def share_bytes(context: Context, units: Units) -> float:
 
 
 def padded_bytes(job: Job, units: Units, largest_state: Floats, gpus: int) -> Floats:
-    """Return the bytes of the buffers of `gpus` parts of the largest size through which a unit's weights and gradients
-    go; 0 where all parts are equal."""
-    size = np.where(largest_state * gpus > 1.0 + EQUAL, largest_state * gpus, 0.0)
-    return np.asarray(size * float(units.parameters.max()) * (weight_bytes(job) + gradient_bytes(job)))
+    """Return the bytes of the buffers through which a unit's weights and gradients go, of `gpus` parts of the largest
+    size and of this GPU's own, which is padded too; where all parts are equal, of its own part of the gradients."""
+    parts = np.where(largest_state * gpus > 1.0 + EQUAL, gpus + 1.0, 0.0)
+    each = largest_state * float(units.parameters.max())
+    return np.asarray(each * (parts * weight_bytes(job) + np.maximum(parts, 1.0) * gradient_bytes(job)))
 
 
 def gathered_parameters(units: Units) -> float:
