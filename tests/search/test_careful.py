@@ -17,8 +17,8 @@ from shardwright.search.combinations import best_of
 from shardwright.search.kinds import Pipelines
 from shardwright.search.mixed.entry import MixedOutcome
 from shardwright.search.planner import plan
+from shardwright.search.ranked import passed_over
 from shardwright.search.space.axes import parse_pins
-from shardwright.search.summary import passed_over
 from shardwright.spec.read.cluster import load_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model

@@ -19,10 +19,10 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
 from shardwright.search.combinations import best_of
 from shardwright.search.planner import on_fewer, with_nearby
+from shardwright.search.ranked import with_bound
 from shardwright.search.replan import replan
 from shardwright.search.rules.rules import parse_rules
 from shardwright.search.space.axes import parse_pins
-from shardwright.search.summary import with_bound
 from shardwright.spec.options import Options
 
 MODEL = shardwright.load_model("deepseek-v2-lite")

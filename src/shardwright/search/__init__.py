@@ -3,7 +3,9 @@ rest. Start reading at `planner`.
 
 * `planner`: one call from a description to ranked plans, and from a plan to its evaluation
 * `kinds`: one search for each kind of plan
-* `summary`: the account of all searches together
+* `ranked`: the best plans of all searches in one order
+* `rivals`: what the best plan is shown beside
+* `account`: how many candidates all searches had, and what became of them
 * `combinations`: one ranking of searches with several options of the trainer
 * `objective`: what is best: time or dollars, within budget and deadline
 * `sizing`: ways to train on some GPUs, and the memory of each

@@ -10,8 +10,9 @@ import numpy as np
 
 from shardwright.plans.findings import Rejection, ordered
 from shardwright.plans.ranking import Ranking, SearchReport
+from shardwright.search.account import gap_of
 from shardwright.search.mixed.entry import affordable_value
-from shardwright.search.summary import gap_of, weighed_value, with_bound
+from shardwright.search.ranked import weighed_value, with_bound
 
 
 def best_of(rankings: Sequence[Ranking], top: int) -> Ranking:

@@ -19,8 +19,8 @@ from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.strategies import ZERO3, Strategies
 from shardwright.plans.plan import Plan
 from shardwright.search.mixed.entry import affordable_value
+from shardwright.search.ranked import costed_plan
 from shardwright.search.replan import Kept, replan
-from shardwright.search.summary import costed_plan
 from shardwright.search.uniform.baselines import rows_tried
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job

@@ -23,6 +23,7 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, Fewer, NoPlan, Ranking
 from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import within
+from shardwright.search.account import left_out, report_of
 from shardwright.search.advice.fewer import fewer_machines
 from shardwright.search.advice.infeasible import explain
 from shardwright.search.advice.nearby import nearby
@@ -36,21 +37,12 @@ from shardwright.search.kinds import (
     search_uneven,
     without_limits,
 )
+from shardwright.search.ranked import best_plans, best_values, passed_over, with_bound
 from shardwright.search.replan import Kept, replan
+from shardwright.search.rivals import best_of_kinds, several_types, shown_baselines
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, as_options_need
 from shardwright.search.space.choices import jobs_of
-from shardwright.search.summary import (
-    best_of_kinds,
-    best_plans,
-    best_values,
-    left_out,
-    passed_over,
-    report_of,
-    several_types,
-    shown_baselines,
-    with_bound,
-)
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job

@@ -34,12 +34,12 @@ from shardwright.search.market.picks import infeasible, picks, steps
 from shardwright.search.market.result import Shopping, ShopReport
 from shardwright.search.market.sweep import Find, Sweep, finish, least_dollars, probe, sweep
 from shardwright.search.planner import plan as plan_on
+from shardwright.search.ranked import costed_plan
 from shardwright.search.renting.choice import FrontPoint, Rental
 from shardwright.search.renting.expected import choice_of
 from shardwright.search.renting.tariff import Tariff, tariff
 from shardwright.search.space.axes import Space
 from shardwright.search.space.choices import only_job
-from shardwright.search.summary import costed_plan
 from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model

@@ -1,0 +1,87 @@
+"""The account of all searches together: candidates and what became of them, seconds, and what was left out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from shardwright.plans.abilities import makers
+from shardwright.plans.findings import Cause, MixedPlans, Mixing, Rejection, SeveralMakers, ordered
+from shardwright.plans.ranking import SearchReport
+from shardwright.search.kinds import OneType, Pipelines, Uneven
+from shardwright.search.mixed.entry import of_each_maker
+from shardwright.search.mixed.restrictions import lacking
+from shardwright.search.rules.filters import Filters
+from shardwright.search.space.axes import Space
+
+
+def left_out(
+    results: Sequence[OneType],
+    space: Space,
+    filters: Filters,
+    exportable_to: str | None,
+    mixed: Pipelines | None,
+    uneven: Uneven | None,
+) -> Iterator[MixedPlans | SeveralMakers]:
+    """Yield which plans that mix the types of a cluster were left out, and why, if it has several."""
+    contexts = [result.context for result in results]
+    found = makers(context.pool.gpu for context in contexts)
+    if len(found) > 1:
+        yield SeveralMakers(found)
+    if any(len({context.pool.gpu.name for context in able}) > 1 for able in of_each_maker(contexts)):
+        lacks = lacking(contexts, space, filters, one_mesh=exportable_to is not None)
+        if lacks:
+            yield MixedPlans(lacks, Mixing.UNEQUAL if mixed else Mixing.PIPELINES if uneven else Mixing.ANY)
+
+
+def report_of(
+    results: Sequence[OneType],
+    begin: float,
+    mixed: Pipelines | None,
+    uneven: Uneven | None,
+    unmixed: tuple[MixedPlans | SeveralMakers, ...],
+    value: float | None,
+    bound: float,
+) -> SearchReport:
+    """Return the account of the searches of all pools together: `value` is that of the best plan, which no plan beats
+    `bound` in."""
+    rejected: dict[Rejection, int] = {}
+    phases: dict[str, float] = {}
+    for result in results:
+        phases["baselines"] = phases.get("baselines", 0.0) + result.baseline_seconds
+        for name, seconds in result.found.phases:
+            phases[name] = phases.get(name, 0.0) + seconds
+        for reason, count in result.found.rejected:
+            rejected[reason] = rejected.get(reason, 0) + count
+    candidates = sum(result.found.candidates for result in results)
+    costed, unneeded = sum(result.found.costed for result in results), 0
+    if mixed is not None:
+        phases["mixed"] = mixed.seconds
+        candidates += mixed.outcome.candidates
+        costed += mixed.outcome.costed
+        unneeded += max(mixed.outcome.candidates - mixed.outcome.costed, 0)
+    if uneven is not None:
+        phases["uneven FSDP"] = uneven.seconds
+        candidates += uneven.outcome.candidates
+        costed += uneven.outcome.costed
+        unneeded += uneven.outcome.candidates - uneven.outcome.costed
+    if unneeded:
+        rejected[Rejection(Cause.NOT_NEEDED)] = unneeded
+    by_time = results[0].context.job.objective == "time"
+    seconds = time.perf_counter() - begin
+    phases["predict"] = max(seconds - sum(phases.values()), 0.0)
+    return SearchReport(
+        candidates=candidates,
+        costed=costed,
+        seconds=seconds,
+        rejected=ordered(rejected),
+        phases=tuple(phases.items()),
+        not_covered=(*unmixed, *(mixed.outcome.not_covered if mixed else ())),
+        gap=gap_of(value, bound) if value is not None and (by_time or mixed) else None,
+        lower_bound_dollars=bound if value is not None and mixed and not by_time else None,
+    )
+
+
+def gap_of(value: float, bound: float) -> float:
+    """Return by what part of a bound a value is above it."""
+    return value / bound - 1.0 if value > bound else 0.0
