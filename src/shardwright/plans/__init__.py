@@ -2,6 +2,8 @@
 
 * `plan`: what a plan is
 * `check`: whether it is legal
+* `degrees`: whether its degrees divide what they split
+* `paths`: its replicas and stages, with their paths in the file
 * `trainer_options`: whether the options of a trainer go with its model and job
 * `shares`: rows and state of each GPU under uneven FSDP
 * `abilities`: what GPUs and links can do

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 
 from shardwright.errors import Problem, suggestion
 from shardwright.plans.abilities import makers
-from shardwright.plans.plan import Plan, Recompute, Replica, Stage
+from shardwright.plans.degrees import degree_problems
+from shardwright.plans.paths import replicas_at, stages_at
+from shardwright.plans.plan import Plan, Recompute
 from shardwright.plans.shares import share_problems
 from shardwright.plans.trainer_options import option_problems
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.job import Job
-from shardwright.spec.model import Layer, Model
+from shardwright.spec.model import Model
 
 
 def check(plan: Plan) -> tuple[Problem, ...]:
@@ -30,10 +32,7 @@ def check(plan: Plan) -> tuple[Problem, ...]:
         _schedule,
         _layers,
         _recompute,
-        _tensor_parallel,
-        _context_parallel,
-        _expert_parallel,
-        _sequence_parallel,
+        degree_problems,
         _optimizer,
         _overlap,
         _framework,
@@ -43,17 +42,6 @@ def check(plan: Plan) -> tuple[Problem, ...]:
         share_problems,
     )
     return tuple(problem for rule in rules for problem in rule(plan))
-
-
-def _replicas(plan: Plan) -> Iterator[tuple[str, Replica]]:
-    for index, replica in enumerate(plan.replicas):
-        yield f"replicas[{index}]", replica
-
-
-def _stages(plan: Plan) -> Iterator[tuple[str, Replica, Stage]]:
-    for place, replica in _replicas(plan):
-        for index, stage in enumerate(replica.stages):
-            yield f"{place}.stages[{index}]", replica, stage
 
 
 def _sizes(plan: Plan) -> Iterator[Problem]:
@@ -74,10 +62,10 @@ def _sizes(plan: Plan) -> Iterator[Problem]:
         }
         if kind.moe:
             counts |= {f"{place}.moe.experts": kind.moe.experts, f"{place}.moe.top_k": kind.moe.top_k}
-    for place, replica in _replicas(plan):
+    for place, replica in replicas_at(plan):
         counts |= {f"{place}.count": replica.count, f"{place}.micro_batches": replica.micro_batches}
         counts[f"{place}.stages"] = len(replica.stages)
-    for place, _, stage in _stages(plan):
+    for place, _, stage in stages_at(plan):
         names = ("tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel")
         counts |= {f"{place}.{name}": getattr(stage, name) for name in names}
     for path, count in counts.items():
@@ -99,7 +87,7 @@ def _gpus(plan: Plan) -> Iterator[Problem]:
     for pool in plan.cluster.pools:
         there[pool.gpu.name] = there.get(pool.gpu.name, 0) + pool.gpus
     used: dict[str, int] = {}
-    for place, replica, stage in _stages(plan):
+    for place, replica, stage in stages_at(plan):
         if stage.gpu not in there:
             yield Problem(f"{place}.gpu", f"the cluster has no {stage.gpu!r}", suggestion(stage.gpu, there))
         used[stage.gpu] = used.get(stage.gpu, 0) + replica.count * stage.gpus
@@ -110,7 +98,7 @@ def _gpus(plan: Plan) -> Iterator[Problem]:
 
 
 def _makers(plan: Plan) -> Iterator[Problem]:
-    used = {stage.gpu for _, _, stage in _stages(plan)}
+    used = {stage.gpu for _, _, stage in stages_at(plan)}
     found = makers(pool.gpu for pool in plan.cluster.pools if pool.gpu.name in used)
     if len(found) > 1:
         yield Problem("replicas", f"has GPUs of {' and '.join(found)}, which no library joins", "plan for one of them")
@@ -121,7 +109,7 @@ def _schedule(plan: Plan) -> Iterator[Problem]:
     if (kind == "interleaved") != (chunks > 1):
         hint = "interleaved has at least 2 virtual stages, 1f1b has 1"
         yield Problem("schedule.virtual_stages", f"is {chunks} with schedule {kind!r}", hint)
-    for place, replica in _replicas(plan):
+    for place, replica in replicas_at(plan):
         depth = len(replica.stages)
         if chunks > 1 and depth == 1:
             yield Problem(f"{place}.stages", "an interleaved schedule on one stage", "use 1f1b, or at least 2 stages")
@@ -133,7 +121,7 @@ def _schedule(plan: Plan) -> Iterator[Problem]:
 def _layers(plan: Plan) -> Iterator[Problem]:
     """Virtual stage v of stage s is number v * stages + s in order of execution; together they cover all layers."""
     chunks, total = plan.schedule.virtual_stages, len(plan.model.layers)
-    for place, replica in _replicas(plan):
+    for place, replica in replicas_at(plan):
         wrong = [i for i, stage in enumerate(replica.stages) if len(stage.layers) != chunks]
         for i in wrong:
             message = f"has {len(replica.stages[i].layers)} ranges for {chunks} virtual stages"
@@ -153,7 +141,7 @@ def _layers(plan: Plan) -> Iterator[Problem]:
 
 
 def _recompute(plan: Plan) -> Iterator[Problem]:
-    for place, _, stage in _stages(plan):
+    for place, _, stage in stages_at(plan):
         for message, hint in _recompute_faults(stage.recompute, len(plan.model.layers)):
             yield Problem(f"{place}.recompute", message, hint)
 
@@ -167,81 +155,6 @@ def _recompute_faults(recompute: Recompute, layers: int) -> Iterator[tuple[str, 
         yield "full needs a method", "write uniform or block"
     if recompute.layers is None or not 1 <= recompute.layers <= layers:
         yield f"full with layers {recompute.layers}", f"write a count of layers from 1 to {layers}"
-
-
-def _tensor_parallel(plan: Plan) -> Iterator[Problem]:
-    for place, _, stage in _stages(plan):
-        for what, size in _split_sizes(_kinds(plan, stage)):
-            if size % stage.tensor_parallel:
-                message = f"{stage.tensor_parallel} does not divide {what} ({size})"
-                yield Problem(f"{place}.tensor_parallel", message, "use a divisor of it")
-        for kind in _kinds(plan, stage):
-            groups, degree = kind.attention.kv_heads, stage.tensor_parallel
-            if not kind.attention.latent and groups % degree and degree % groups:
-                message = f"{degree} is neither a divisor nor a multiple of the key-value heads ({groups})"
-                yield Problem(f"{place}.tensor_parallel", message, "each rank holds whole key-value heads")
-        for kind in _kinds(plan, stage):
-            if kind.moe and kind.moe.expert_width % stage.expert_tensor_parallel:
-                message = f"{stage.expert_tensor_parallel} does not divide the experts' width ({kind.moe.expert_width})"
-                yield Problem(f"{place}.expert_tensor_parallel", message, "use a divisor of it")
-
-
-def _kinds(plan: Plan, stage: Stage) -> tuple[Layer, ...]:
-    """The distinct layers of a stage; those of the model where its ranges are out of bounds."""
-    model = plan.model
-    held = dict.fromkeys(kind for start, end in stage.layers for kind in model.kind_of_layer[start:end])
-    return tuple(model.kinds[kind] for kind in held) or model.kinds
-
-
-def _split_sizes(kinds: tuple[Layer, ...]) -> tuple[tuple[str, int], ...]:
-    """Return the sizes that tensor parallelism splits, with their names; equal ones once."""
-    sizes: dict[tuple[str, int], None] = {}
-    for kind in kinds:
-        sizes[("the attention heads", kind.attention.heads)] = None
-        if kind.mlp:
-            sizes[("the feed-forward width", kind.mlp.width)] = None
-        if kind.moe and kind.moe.shared_width:
-            sizes[("the shared experts' width", kind.moe.shared_width)] = None
-    return tuple(sizes)
-
-
-def _context_parallel(plan: Plan) -> Iterator[Problem]:
-    """Causal attention is balanced by giving each rank a block from either end, hence twice the degree."""
-    seq_len = plan.job.seq_len
-    for place, _, stage in _stages(plan):
-        degree = stage.context_parallel
-        if degree > 1 and seq_len % (2 * degree):
-            message = f"sequence length {seq_len} does not divide by twice the degree ({2 * degree})"
-            yield Problem(f"{place}.context_parallel", message, "use a smaller degree, or another sequence length")
-
-
-def _expert_parallel(plan: Plan) -> Iterator[Problem]:
-    for place, replica, stage in _stages(plan):
-        experts = {kind.moe.experts for kind in plan.model.kinds if kind.moe}
-        degree = stage.expert_parallel
-        if degree > 1 and not experts:
-            yield Problem(f"{place}.expert_parallel", f"is {degree}, but the model has no experts", "write 1")
-        for count in experts:
-            if count % degree:
-                yield Problem(
-                    f"{place}.expert_parallel", f"{degree} does not divide the {count} experts", "use a divisor"
-                )
-        ranks = replica.count * stage.gpus
-        if experts and ranks % (degree * stage.expert_tensor_parallel):
-            message = f"{degree} * expert_tensor_parallel {stage.expert_tensor_parallel} does not divide the stage's"
-            yield Problem(f"{place}.expert_parallel", f"{message} {ranks} GPUs", "over all equal replicas it must")
-
-
-def _sequence_parallel(plan: Plan) -> Iterator[Problem]:
-    if not plan.sequence_parallel:
-        return
-    if all(stage.tensor_parallel == 1 for _, _, stage in _stages(plan)):
-        yield Problem("sequence_parallel", "needs tensor parallelism", "write false, or raise tensor_parallel")
-    for place, _, stage in _stages(plan):
-        share = plan.job.seq_len // stage.context_parallel
-        if share % stage.tensor_parallel:
-            message = f"{stage.tensor_parallel} does not divide the sequence of {share} tokens that a rank holds"
-            yield Problem(f"{place}.tensor_parallel", message, "turn sequence_parallel off, or use another degree")
 
 
 def _optimizer(plan: Plan) -> Iterator[Problem]:
@@ -269,7 +182,7 @@ def _framework(plan: Plan) -> Iterator[Problem]:
 
 
 def _precision(plan: Plan) -> Iterator[Problem]:
-    job, used = plan.job, {stage.gpu for _, _, stage in _stages(plan)}
+    job, used = plan.job, {stage.gpu for _, _, stage in stages_at(plan)}
     if job.fp8_recipe is not None and job.precision != "fp8":
         yield Problem("job.fp8_recipe", f"is set with precision {job.precision}", "leave it out, or use fp8")
     for gpu in {pool.gpu.name: pool.gpu for pool in plan.cluster.pools if pool.gpu.name in used}.values():

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from shardwright.errors import Problem
+from shardwright.plans.paths import replicas_at
 from shardwright.plans.plan import Plan, Replica, Stage
 
 DEGREES = ("tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel")
@@ -27,8 +28,8 @@ def share_problems(plan: Plan) -> Iterator[Problem]:
     if not plan.layered:
         yield from _no_shares(plan)
         return
-    for index, replica in enumerate(plan.replicas):
-        yield from _replica_problems(f"replicas[{index}]", replica)
+    for place, replica in replicas_at(plan):
+        yield from _replica_problems(place, replica)
     yield from _wave_problems(plan)
     yield from _micro_batch_problems(plan)
     yield from _state_problems(plan)
@@ -45,10 +46,10 @@ def _no_shares(plan: Plan) -> Iterator[Problem]:
         yield Problem("schedule.waves", f"is set with schedule {plan.schedule.kind}", hint)
     if plan.optimizer.parts is not None:
         yield Problem("optimizer.parts", f"is set with schedule {plan.schedule.kind}", hint)
-    for index, replica in enumerate(plan.replicas):
+    for place, replica in replicas_at(plan):
         for name in ("rows", "state"):
             if getattr(replica, name) is not None:
-                yield Problem(f"replicas[{index}].{name}", f"is set with schedule {plan.schedule.kind}", hint)
+                yield Problem(f"{place}.{name}", f"is set with schedule {plan.schedule.kind}", hint)
 
 
 def _replica_problems(place: str, replica: Replica) -> Iterator[Problem]:
@@ -80,10 +81,10 @@ def _wave_problems(plan: Plan) -> Iterator[Problem]:
     if not waves:
         yield Problem("schedule.waves", "is missing" if waves is None else "is 0", "write 1 or more")
         return
-    for index, replica in enumerate(plan.replicas):
+    for place, replica in replicas_at(plan):
         if replica.micro_batches % waves:
             message = f"{replica.micro_batches} micro-batches do not divide by the {waves} waves"
-            yield Problem(f"replicas[{index}].micro_batches", message, "every wave has as many: write a multiple")
+            yield Problem(f"{place}.micro_batches", message, "every wave has as many: write a multiple")
 
 
 def _micro_batch_problems(plan: Plan) -> Iterator[Problem]:
