@@ -91,6 +91,8 @@ def search(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bo
         spent=lambda _: problem.effort.spent(run.regions, run.gaps),
     )
     if bound < run.cutoff:
+        for by, whole in run.wholes:
+            _begin_whole(run, by, whole)
         each_type_alone(run, drafters)
     return FoundByTime(
         plans=tuple(sorted(run.incumbents.best.values(), key=lambda item: item[0])),
@@ -134,9 +136,14 @@ def _begin(run: Run, part: _Part) -> None:
     if not run.begun:
         for _ in scouted(run, run.drafters, numbered):
             pass
-    if part.by not in run.begun:
-        run.begun.add(part.by)
-        attempted(run, part.by, part.whole.columns.region, part.whole.seconds, part.whole.columns)
+    _begin_whole(run, part.by, part.whole)
+
+
+def _begin_whole(run: Run, by: Drafter, whole: Bounded) -> None:
+    """Make plans of the solution of a setting's root, once."""
+    if by not in run.begun:
+        run.begun.add(by)
+        attempted(run, by, whole.columns.region, whole.seconds, whole.columns)
 
 
 def _branched(
@@ -189,8 +196,11 @@ def _bounded(run: Run, node: TreeNode[_Part]) -> Step[_Part]:
     )
     if isinstance(found, Infeasible):
         return Pruned()
-    whole = found if preliminary and is_root else part.whole
-    return Rebounded(found.seconds, replace(part, columns=found.columns, whole=whole))
+    part = replace(part, columns=found.columns)
+    if preliminary and is_root:
+        run.wholes.append((part.by, found))
+        part = replace(part, whole=found)
+    return Rebounded(found.seconds, part)
 
 
 def _raised(run: Run, node: TreeNode[_Part]) -> Step[_Part]:

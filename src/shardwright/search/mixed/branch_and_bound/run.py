@@ -14,6 +14,7 @@ from shardwright.search.mixed.branch_and_bound.effort import Effort
 from shardwright.search.mixed.branch_and_bound.incumbents import Incumbents
 from shardwright.search.mixed.heuristics.attempts import Drafter, attempt
 from shardwright.search.mixed.master.column_pool import ColumnPool
+from shardwright.search.mixed.master.regions import Bounded
 from shardwright.search.mixed.tables.columns import Table
 from shardwright.search.mixed.tables.region import Region
 from shardwright.search.mixed.tables.settings import Setting
@@ -42,7 +43,7 @@ class MixedProblem:
 @dataclass(slots=True)
 class Run:
     """How far a search has got: the best plans, what was counted, the gaps of the regions looked at in turn, and
-    the settings of which plans were made."""
+    the settings of which plans were made; `wholes` are the bounds of those of few units."""
 
     problem: MixedProblem
     incumbents: Incumbents
@@ -51,6 +52,7 @@ class Run:
     regions: int = 0
     gaps: list[float] = field(default_factory=list)
     begun: set[Drafter] = field(default_factory=set)
+    wholes: list[tuple[Drafter, Bounded]] = field(default_factory=list)
 
     @property
     def incumbent(self) -> float:
