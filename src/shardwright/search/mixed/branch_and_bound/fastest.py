@@ -92,7 +92,7 @@ def search(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bo
     )
     if bound < run.cutoff:
         for by, whole in run.wholes:
-            _begin_whole(run, by, whole)
+            _begin(run, by, whole)
         each_type_alone(run, drafters)
     return FoundByTime(
         plans=tuple(sorted(run.incumbents.best.values(), key=lambda item: item[0])),
@@ -112,11 +112,11 @@ def _processed(run: Run, node: TreeNode[_Part]) -> Step[_Part]:
         return _raised(run, node)
     if _is_preliminary(part):
         if run.cutoff > FAR * node.bound:
-            _begin(run, part)
+            _begin(run, part.by, part.whole)
         return _branched(run, node, part.columns, _first_parts(part, run.incumbent), part.idle)
     run.gaps.append(float(np.log(run.incumbent / node.proven)))
     effort, gap = run.problem.effort, run.problem.gap
-    _begin(run, part)
+    _begin(run, part.by, part.whole)
     attempted(run, part.by, part.region, node.bound, part.columns)
     near = 0.0 if has_few_units(part.by.instance) else effort.near
     if node.bound >= run.cutoff or (node.bound >= near * run.cutoff and _excluded(run, part, run.cutoff)):
@@ -128,22 +128,16 @@ def _processed(run: Run, node: TreeNode[_Part]) -> Step[_Part]:
     return _branched(run, node, part.columns, split, idle)
 
 
-def _begin(run: Run, part: _Part) -> None:
-    """Make the first plans of numbers of replicas, and of the whole setting that a part is of. Where what is known is
-    good, this waits for a number that may be better by all splits of its compositions: often there is none."""
-    if part.whole is None:
+def _begin(run: Run, by: Drafter, whole: Bounded | None) -> None:
+    """Make the first plans of numbers of replicas, and of a `whole` setting of few units. Where what is known is good,
+    this waits for a number that may be better by all splits of its compositions: often there is none."""
+    if whole is None or by in run.begun:
         return
     if not run.begun:
         for _ in scouted(run, run.drafters, numbered):
             pass
-    _begin_whole(run, part.by, part.whole)
-
-
-def _begin_whole(run: Run, by: Drafter, whole: Bounded) -> None:
-    """Make plans of the solution of a setting's root, once."""
-    if by not in run.begun:
-        run.begun.add(by)
-        attempted(run, by, whole.columns.region, whole.seconds, whole.columns)
+    run.begun.add(by)
+    attempted(run, by, whole.columns.region, whole.seconds, whole.columns)
 
 
 def _branched(
