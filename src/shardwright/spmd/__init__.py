@@ -11,6 +11,7 @@
 * `joint`: from PyTorch's graph of forward and backward to ours
 * `repeats`: the blocks that occur several times
 * `normalise`: one form for each operator
+* `views`: nodes that only show a value otherwise
 * `shards`: where the shard of a rank lies in a tensor
 * `local`: one operator on what a rank holds
 * `convert`: from one sharding to another

@@ -9,25 +9,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 
-from shardwright.synthesis.graph import Argument, Node, Ref, Value
+from shardwright.spmd.views import Builder, first_argument, part, permute, view
+from shardwright.synthesis.graph import Ref, Value
 
 aten = torch.ops.aten
 Found = Ref | tuple[Ref, ...]
 Values = tuple[Value, ...]
-
-
-class Builder(Protocol):
-    """What a rule needs of the graph that is being built."""
-
-    def value(self, ref: Ref) -> Value: ...
-
-    def origin(self, ref: Ref) -> Node: ...
-
-    def make(self, op: str, args: tuple[Argument, ...], *outputs: Value, **kwargs: Argument) -> Ref: ...
 
 
 def normalised(
@@ -40,13 +31,13 @@ def normalised(
     if target in ASSERTIONS:
         return None
     if target in IDENTITIES:
-        return _first(args)
+        return first_argument(args)
     rule = RULES.get(target)
     if rule is not None:
         return rule(build, args, kwargs, outputs)
     place = DIMENSIONS.get(target)
     if place is not None and place < len(args):
-        rank = len(build.value(_first(args)).shape)
+        rank = len(build.value(first_argument(args)).shape)
         args = (*args[:place], _counted(args[place], rank), *args[place + 1 :])
     return _plain(build, target, args, kwargs, outputs)
 
@@ -59,46 +50,9 @@ def _plain(build: Builder, target: Any, args: tuple[Any, ...], kwargs: dict[str,
     return made if len(outputs) == 1 else tuple(Ref(made.node, number) for number in range(len(outputs)))
 
 
-def _first(args: tuple[Any, ...]) -> Ref:
-    found: Any = args[0]
-    while isinstance(found, tuple):
-        found = found[0]
-    return cast("Ref", found)
-
-
 def _counted(dims: Any, rank: int) -> Any:
     """Return a dimension, or several, counted from the front."""
     return tuple(dim % max(rank, 1) for dim in dims) if isinstance(dims, tuple) else dims % max(rank, 1)
-
-
-def view(build: Builder, x: Ref, shape: tuple[int, ...]) -> Ref:
-    """Return `x` in another shape; of several views one after another only the last is made."""
-    value, made = build.value(x), build.origin(x)
-    if made.op == "view":
-        return view(build, _first(made.args), shape)
-    return x if value.shape == shape else build.make("view", (x, shape), Value(shape, value.dtype))
-
-
-def permute(build: Builder, x: Ref, dims: tuple[int, ...]) -> Ref:
-    """Return `x` with its dimensions in the order `dims`. Two orders one after another are one: the backward, which
-    reads transposed weights transposed again, reads the weights, and what was made of them can be forgotten."""
-    value, made = build.value(x), build.origin(x)
-    if made.op == "permute":
-        before: Any = made.args[1]
-        return permute(build, _first(made.args), tuple(before[dim] for dim in dims))
-    if dims == tuple(range(len(dims))):
-        return x
-    return build.make("permute", (x, dims), Value(tuple(value.shape[dim] for dim in dims), value.dtype))
-
-
-def part(build: Builder, x: Ref, dim: int, start: int, end: int, step: int = 1) -> Ref:
-    """Return the elements start, start + step, … before end of dimension `dim`."""
-    value = build.value(x)
-    size = value.shape[dim]
-    if (start, end, step) == (0, size, 1):
-        return x
-    shape = (*value.shape[:dim], len(range(start, end, step)), *value.shape[dim + 1 :])
-    return build.make("slice.Tensor", (x, dim, start, end, step), Value(shape, value.dtype))
 
 
 def _view(build: Builder, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Values) -> Found:
@@ -185,7 +139,7 @@ def _select_backward(build: Builder, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _to_copy(build: Builder, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Values) -> Found:
     if build.value(args[0]).dtype == outputs[0].dtype:
-        return _first(args)
+        return first_argument(args)
     return build.make("_to_copy", args[:1], outputs[0], dtype=outputs[0].dtype)
 
 
