@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from shardwright.rounding import coarse
 from shardwright.search.mixed.branch_and_bound.tree import Branched, Step, TreeNode, Undecided, least_bound
 from shardwright.search.mixed.one_mesh.candidates import Candidate, by_all_splits
 from shardwright.search.mixed.one_mesh.worth import Worth
@@ -45,10 +46,11 @@ def _halved(worth: Worth, seconds: float, node: TreeNode[_Range]) -> Step[_Range
     low, high = part.shortest or _even(way), min(part.longest, seconds / way.micro_batches)
     if high <= NARROW * low:
         return Undecided(node.bound)
-    middle = float(np.sqrt(low * high))
+    middle = coarse(float(np.sqrt(low * high)))
     halves = [_Range(way, part.shortest, middle), _Range(way, middle, part.longest)]
     closer = [by_all_splits(way, seconds, (each.shortest, each.longest)) for each in halves]
-    return Branched([(max(node.bound, worth.least(one)), each) for one, each in zip(closer, halves, strict=True)])
+    bounds = [max(node.bound, coarse(worth.least(one))) for one in closer]
+    return Branched(list(zip(bounds, halves, strict=True)))
 
 
 def _even(way: Candidate) -> float:
