@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+SLIP, NEAR = 0.8, 0.5  # likeness (`difflib.SequenceMatcher.ratio`) of names; chosen
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -47,11 +49,15 @@ def require(name: str, value: object, kind: type, made_by: str) -> None:
 
 
 def suggestion(word: str, known: Iterable[str], *, limit: int = 3) -> str:
-    """Return "did you mean A or B?" for the known names nearest to `word`, or a list of the first few names."""
-    names = sorted(known)
+    """Return "did you mean A or B?" for the known names that are `word` but for a slip, else for the longest that it
+    begins with and those that begin so, else for the nearest, or a list of the first few names."""
+    names, wanted = sorted(known), word.casefold()
     by_folded = {name.casefold(): name for name in names}
-    near = difflib.get_close_matches(word.casefold(), list(by_folded), n=limit, cutoff=0.5)
-    near += [folded for folded in by_folded if word and word.casefold() in folded and folded not in near]
+    stem = max((folded for folded in by_folded if wanted.startswith(folded)), key=len, default="")
+    near = difflib.get_close_matches(wanted, by_folded, n=limit, cutoff=SLIP)
+    near = near or sorted((folded for folded in by_folded if stem and folded.startswith(stem)), key=len)
+    near = near or difflib.get_close_matches(wanted, by_folded, n=limit, cutoff=NEAR)
+    near += [folded for folded in by_folded if wanted and wanted in folded and folded not in near]
     if near:
         return "did you mean " + " or ".join(by_folded[folded] for folded in near[:limit]) + "?"
     shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")

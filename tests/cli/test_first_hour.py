@@ -18,19 +18,27 @@ A100 = f"plan --model llama-3.2-1b --cluster 1x2xA100-SXM-80 {SMALL}"
 TWO = f"plan --model llama-3.2-1b --cluster 1x2xA100-SXM-80+1x2xV100-SXM2 {SMALL} --precision fp16"
 COMMANDS: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     # Eight RTX 3090s
-    ("fit llama-3.1-8b --gpu RTX3090", 0, ("Fits: ", "QLoRA", "What would make the rest fit", "Next")),
+    ("fit llama-3.1-8b --gpu RTX3090", 0, ("90% or more: QLoRA", "LoRA 82%", "What would make the rest fit", "Next")),
     ("fit llama-3.1-8b --gpu RTX3090 --gpus 8", 0, ("ZeRO-3, optimizer in host memory", "shardwright plan --model")),
-    ("fit llama-3.1-405b --gpu T4 --precision fp16", 3, ("Fits: nothing",)),
+    ("fit llama-3.1-405b --gpu T4 --precision fp16", 3, ("90% or more: nothing", "--seq-len 2048 --precision fp16")),
     ("fit llama-3.2-1b --gpu RTX3091", 2, ("did you mean",)),
     ("fit llama-3.2-1b --gpu RTX3090 --micro-batch 0", 2, ("--micro-batch",)),
     ("fit model.yaml --gpu L4 --json", 0, ('"fits": true', '"next"')),
-    ("fit llama-3.2-1b --gpu T4", 2, ("bf16",)),
+    ("fit llama-3.2-1b --gpu T4", 2, ("--precision: T4 cannot compute in bf16", "fp16")),
     (
         f"plan --model llama-3.2-1b --cluster 1x8xRTX3090 {SMALL}",
         0,
         ("no published training run of the RTX3090", "MFU"),
     ),
     (f"plan --model llama-3.2-1b --cluster 1x8xRTX3090 {SMALL} --set overlap_tp=on", 3, ("No plan",)),
+    (f"plan --model gpt2-124m --cluster 1x8xRTX3090 {SMALL}", 2, ("did you mean gpt2", "!opt-125m")),
+    (
+        f"plan --model gpt2 --cluster 1x2xRTX3090 {SMALL} --set pp=2",
+        0,
+        ("then gradient and weight communication", "!data-parallel", "!unreported GPU types"),
+    ),
+    (f"plan --model llama-3.2-1b --cluster 1x8xRTX3090 {SMALL} --set sharding=zero3", 0, ("ZeRO-3; priced as",)),
+    (f"plan --model llama-3.1-70b --cluster 1x8xRTX3090 {SMALL}", 3, ("GiB a GPU of 24.0 GiB", "!GiB of 21.4")),
     (f"plan --model llama-3.2-1b --cluster 1x1xRTX4090 {SMALL} --details", 0, ("Memory of one GPU", "Assumed", "!GB)")),
     (f"plan --model qwen2.5-7b --cluster 1x1xH100-SXM {SMALL}", 0, ("!No plan",)),
     (f"plan --model qwen2.5-7b --cluster 1x2xA100-SXM-40 {SMALL}", 0, ("!No plan",)),

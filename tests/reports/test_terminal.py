@@ -16,6 +16,7 @@ from shardwright.plans.ranking import Baseline, Evaluation, NoPlan, Origin, Rank
 from shardwright.plans.remedies import Change, MoreMachines, MoreMemory, Shortage
 from shardwright.reports.documents.ranking import evaluation_document, ranking_document
 from shardwright.reports.text.evaluation import evaluation_text
+from shardwright.reports.text.outcome import bottleneck
 from shardwright.reports.text.plans import plan_text
 from shardwright.reports.text.terminal import infeasible_text, ranking_text
 
@@ -173,3 +174,10 @@ def test_a_plan_that_does_not_fit_is_told_what_would_make_it_fit() -> None:
     assert document["fits"] is document["legal"] is False
     assert document["violations"] == [{"path": "micro_batch", "message": "is 3", "hint": "use 2"}]
     assert len(document["shortage"]) == 4
+
+
+def test_the_bottleneck_begins_with_what_takes_longest() -> None:
+    slow = costed(seconds={"tensor_parallel_seconds": 40.0}).prediction
+    assert slow is not None
+    said = bottleneck(slow)
+    assert said.startswith("tensor-parallel communication (") and ", then compute of stage 1 (" in said

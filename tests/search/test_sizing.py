@@ -109,7 +109,7 @@ def test_several_types_are_refused() -> None:
 def test_the_command_says_what_fits_and_what_to_type_next() -> None:
     outcome = run(["fit", "llama-3.1-8b", "--gpu", "RTX3090"])
     assert outcome.code == 0
-    assert "Fits: QLoRA." in outcome.out.replace("LoRA, ", "")
+    assert "Fits with a probability of 90% or more: QLoRA." in outcome.out
     assert "What would make the rest fit" in outcome.out and "\nNext\n  " in outcome.out
     eight = run(["fit", "llama-3.1-8b", "--gpu", "H100-SXM", "--gpus", "8"])
     command = eight.out.split("\nNext\n  shardwright ")[1].split()

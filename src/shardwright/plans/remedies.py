@@ -129,7 +129,7 @@ class Failure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """The leanest plan of a rule of thumb needs more memory than there is."""
+    """The leanest plan of a rule of thumb needs GPUs of more memory to fit as surely as is asked."""
 
     needed_bytes: float
     memory_bytes: float

@@ -150,7 +150,7 @@ def _plan(
         search=report,
         infeasible=infeasible,
         kinds=kinds,
-        passed_over=passed_over(results, cluster, mixed, uneven, values[0]) if plans else None,
+        passed_over=passed_over(results, cluster, mixed, uneven, values[0], plans[0]) if plans else None,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from shardwright.cost.context import Context
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.strategies import Strategies, plan_of_row, row_of
-from shardwright.cost.trust.rarity import TYPES, UNREPORTED, doubt, rare_in
+from shardwright.cost.trust.rarity import TYPES, UNREPORTED, doubt, rare_beside
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import PassedOver
 from shardwright.rounding import coarse
@@ -50,9 +50,14 @@ def weighed_value(plan: Plan) -> float:
 
 
 def passed_over(
-    results: Sequence[OneType], cluster: Cluster, mixed: Pipelines | None, uneven: Uneven | None, value: float
+    results: Sequence[OneType],
+    cluster: Cluster,
+    mixed: Pipelines | None,
+    uneven: Uneven | None,
+    value: float,
+    first: Plan,
 ) -> PassedOver | None:
-    """Return the best plan, doubts not counted, where it is better than the first plan, of `value`."""
+    """Return the best plan, doubts not counted, where it is better than the `first` one, of `value`."""
     least = [(*found, result.context) for result in results if (found := result.found.least) is not None]
     best, row, context = min(least, key=lambda item: item[0], default=(np.inf, None, None))
     over_several, plan = min(_over_several(mixed, uneven), key=lambda item: item[0], default=(np.inf, None))
@@ -61,7 +66,7 @@ def passed_over(
     if row is not None and context is not None and best <= over_several:
         plan = costed_plan(context, cluster, row)
     assert plan is not None, "one of both is better"
-    switches = rare_in(plan)
+    switches = rare_beside(plan, first)
     return PassedOver(
         plan=plan,
         saving=1.0 - min(best, over_several) / value,

@@ -122,5 +122,5 @@ def peak_flops(gpu: Gpu, precision: str) -> float:
     peak = gpu.peak(precision)
     if peak is None:
         able = ", ".join(name for name, _ in gpu.peak_flops)
-        raise bad("precision", f"{gpu.name} cannot compute in {precision}", f"it has {able}")
+        raise bad("`precision=`", f"{gpu.name} cannot compute in {precision}", f"it computes in {able}")
     return peak

@@ -77,6 +77,12 @@ def rare_in(plan: Plan) -> tuple[RareSwitch, ...]:
     return (*(switch for switch in _of_strategies() if _has(row, switch)[0]), *gpus)
 
 
+def rare_beside(plan: Plan, other: Plan) -> tuple[RareSwitch, ...]:
+    """Return what a plan has of what is rare, and `other` has not."""
+    both = rare_in(other)
+    return tuple(switch for switch in rare_in(plan) if switch not in both)
+
+
 def _of_strategies() -> list[RareSwitch]:
     """Return what a strategy may have, whatever GPUs it is on."""
     return [switch for switch in rare_switches() if switch.axis not in (TYPES, UNREPORTED)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.cost.trust.rarity import rare_in
+from shardwright.cost.trust.rarity import rare_beside
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import PassedOver
 from shardwright.reports.text.explain import unit
@@ -13,15 +13,16 @@ SMALLEST_SAVING = 0.0005  # a part of the time that is worth a word; chosen
 
 def passed_over_words(found: PassedOver | None) -> str:
     """Return what a better plan has and would save: ZeRO-2 (5 of 3,103 published runs) would take 0.40% less time,
-    rarely used as that is; --set sharding=zero2 asks for it. Nothing where there is none worth a word."""
+    but hardly any run has it; --set sharding=zero2 asks for it. Nothing where there is none worth a word."""
     if found is None or found.saving < SMALLEST_SAVING:
         return ""
     names = " and ".join(map(in_words, found.switches))
     asked = " ".join(f"--set {pin}" for pin in found.pins)
-    words = f"{names} would take {found.saving:.2%} less {unit(found.plan)}, rarely used as that is"
+    them = "it" if len(found.switches) == 1 else "them"
+    words = f"{names} would take {found.saving:.2%} less {unit(found.plan)}, but hardly any run has {them}"
     return f"{words}; {asked} asks for it" if asked else words
 
 
-def rare_words(plan: Plan) -> str:
-    """Return what a plan has that hardly any published run has; nothing where it has none."""
-    return " and ".join(map(in_words, rare_in(plan)))
+def rare_words(plan: Plan, best: Plan) -> str:
+    """Return what a plan has, and the best has not, that hardly any published run has; nothing where it has none."""
+    return " and ".join(map(in_words, rare_beside(plan, best)))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from shardwright.plans.plan import Plan, Replica, Stage
+from shardwright.plans.plan import OptimizerPlan, Plan, Replica, Stage
 from shardwright.units import counted
 
 
@@ -87,7 +87,8 @@ def _range_words(numbers: Sequence[int]) -> str:
 
 
 def degrees_words(plan: Plan) -> str:
-    """Return the degrees of a plan that are not 1, and its micro-batch: tp 4, pp 8, dp 8, micro-batch 1."""
+    """Return the degrees of a plan that are not 1, its micro-batch, and what is sharded beyond the optimizer's state or
+    in host memory: tp 4, pp 8, dp 8, micro-batch 1, ZeRO-3."""
     if plan.layered:
         return f"uneven FSDP over {plan.gpus} GPUs, rows {rows_words(plan)}, micro-batch up to {plan.micro_batch}"
     stage = plan.replicas[0].stages[0]
@@ -100,4 +101,11 @@ def degrees_words(plan: Plan) -> str:
         "vpp": str(plan.schedule.virtual_stages),
     }
     words = [f"{name} {degree}" for name, degree in degrees.items() if degree != "1"]
-    return ", ".join([*words, f"micro-batch {plan.micro_batch}"])
+    return ", ".join([*words, f"micro-batch {plan.micro_batch}", *_state_words(plan.optimizer)])
+
+
+def _state_words(optimizer: OptimizerPlan) -> Iterator[str]:
+    if optimizer.sharding in ("zero2", "zero3"):
+        yield optimizer.sharding.replace("zero", "ZeRO-")
+    if optimizer.offload:
+        yield f"{optimizer.offload:.0%} of the optimizer in host memory"

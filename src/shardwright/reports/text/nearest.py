@@ -16,5 +16,4 @@ def nearest_words(plan: Plan, other: Plan) -> str:
     if plan.prediction is not None:
         more = seconds / plan.prediction.iteration_seconds - 1.0
         words += f", {abs(more):.1%} {'more' if more > 0 else 'less'} (priced as {other.job.framework} runs it)"
-    sharding = "" if other.optimizer.sharding == "none" else f", {other.optimizer.sharding.replace('zero', 'ZeRO-')}"
-    return f"{words}: {gpu_words(other)}, {describe.degrees_words(other)}{sharding}"
+    return f"{words}: {gpu_words(other)}, {describe.degrees_words(other)}"

@@ -14,7 +14,7 @@ TERMS = {
     "expert_parallel_seconds": "expert-parallel communication",
     "pipeline_seconds": "pipeline transfers",
     "bubble_seconds": "pipeline bubble",
-    "data_parallel_seconds": "data-parallel communication",
+    "data_parallel_seconds": "gradient and weight communication",
     "optimizer_seconds": "optimizer",
     "framework_seconds": "framework",
 }
@@ -57,10 +57,10 @@ def bottleneck(found: Prediction) -> str:
     share, fullest = max(
         (stage.total_bytes / stage.capacity_bytes, -place) for row in found.memory for place, stage in enumerate(row)
     )
-    losses = {words: getattr(time, name) for name, words in TERMS.items() if name not in COMPUTE}
-    worst = max(losses, key=lambda words: losses[words])
-    compute = sum(getattr(time, name) for name in COMPUTE)
-    said = f"compute of stage {found.busiest_stage} ({compute / total:.0%} of the iteration)"
-    if losses[worst] > 0.02 * total:
-        said += f", then {worst} ({losses[worst] / total:.0%})"
+    shares = {words: getattr(time, name) / total for name, words in TERMS.items() if name not in COMPUTE}
+    shares[f"compute of stage {found.busiest_stage}"] = sum(getattr(time, name) for name in COMPUTE) / total
+    first, second = sorted(shares, key=lambda words: -shares[words])[:2]
+    said = f"{first} ({shares[first]:.0%} of the iteration)"
+    if shares[second] > 0.02:
+        said += f", then {second} ({shares[second]:.0%})"
     return said + f"; memory of stage {-fullest} is {share:.0%} full"

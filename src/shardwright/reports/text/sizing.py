@@ -11,6 +11,7 @@ from shardwright.search.sizing import SURE, Size, Sizing
 from shardwright.units import GIBIBYTE
 
 TERMS = ("weights", "gradients", "optimizer", "activations", "logits", "context")
+USUAL = {"precision": "bf16", "optimizer": "adam"}  # what `plan` takes unasked
 UNPLANNED = "adapters are sized here, not planned: train them with the PEFT trainer of your framework"
 
 
@@ -23,7 +24,7 @@ def sizing_text(sizing: Sizing, source: str, width: int = WIDTH) -> str:
         question.model_line(sizing.model),
         f"{sizing.cluster.gpus} {pool.gpu.name}, {pool.memory_bytes / GIBIBYTE:.1f} GiB each; "
         f"{each} × {sizing.job.seq_len} tokens at a time on each, {sizing.job.precision}, {sizing.job.framework}",
-        f"Fits: {_verdict(sizing)}.",
+        f"Fits with a probability of {SURE:.0%} or more: {_verdict(sizing)}.",
     )
     header = ("way to train", *TERMS, "GiB", "of", "sure", "")
     rows = [_cells(size) for size in sizing.sizes]
@@ -66,7 +67,7 @@ def _advice(size: Size) -> str:
     if size.fewest_gpus:
         words.append(f"{size.fewest_gpus} GPUs of this type")
     if size.smallest_gpu:
-        words.append(f"a GPU with the memory of a {size.smallest_gpu}")
+        words.append(f"a GPU with the memory of the {size.smallest_gpu}")
     return ", or ".join(words)
 
 
@@ -81,9 +82,10 @@ def next_command(sizing: Sizing, source: str) -> str:
             return UNPLANNED
         nodes = nodes if more is None else -(-more // per_node)
     batch = max(job.global_batch, nodes * per_node)
+    asked = [(name, getattr(job, name)) for name, usual in USUAL.items() if getattr(job, name) != usual]
     return (
         f"shardwright plan --model {source} --cluster {nodes}x{per_node}x{pool.gpu.name} --global-batch {batch} "
-        f"--seq-len {job.seq_len}"
+        f"--seq-len {job.seq_len}{''.join(f' --{name} {value}' for name, value in asked)}"
     )
 
 

@@ -84,7 +84,7 @@ def runners_up_text(plans: Sequence[Plan], width: int) -> str:
     best, *others = plans
     points = [
         f"{place}: {_beyond(other, best):+.2%} {unit(best)}: {contrast(other, best)}"
-        + (f"; rarely used: {rare}" if (rare := rare_words(other)) else "")
+        + (f"; rarely used: {rare}" if (rare := rare_words(other, best)) else "")
         for place, other in enumerate(others, start=2)
     ]
     return listed("Why the others come after it", points, width)

@@ -87,7 +87,7 @@ def _chosen(context: Context, rule: str, verdict: Verdict, places: Sequence[int]
         if not places:
             return Tried(rule=rule, row=None, seconds=np.inf, failure=Failure.NOT_LEGAL_HERE)
         least = min(places, key=lambda place: float(verdict.peak_bytes[place]))
-        short = Shortage(float(verdict.peak_bytes[least]), context.memory_limit_bytes)
+        short = Shortage(float(verdict.peak_bytes[least]) / context.headroom, context.pool.memory_bytes)
         return Tried(rule=rule, row=None, seconds=np.inf, failure=short)
     place = min(fitting, key=lambda p: (float(verdict.seconds[p]), p)) if best else fitting[0]
     row = verdict.rows.take(np.array([place]))
