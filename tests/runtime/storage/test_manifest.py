@@ -9,14 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.runtime.random_plans import plans
-from tests.runtime.samples import plan_of, replica, stage, tiny_model
+from tests.runtime.samples import tiny_model
 
 from shardwright.errors import SpecError
-from shardwright.plans.plan import Plan, Sharding
-from shardwright.runtime.layout.groups import layout_of
-from shardwright.runtime.state.holdings import needed_pieces, parameter_shapes, written_pieces
-from shardwright.runtime.state.pieces import CutShape, StatePiece, StoredPiece, overlaps
+from shardwright.runtime.state.pieces import CutShape, StatePiece, StoredPiece
 from shardwright.runtime.storage.checkpoint import prune
 from shardwright.runtime.storage.manifest import (
     MANIFEST,
@@ -96,44 +92,6 @@ def test_the_hash_of_a_model_is_that_of_its_shape() -> None:
         tiny_model(4, window=4),
     ]
     assert len({model_hash(item) for item in [model, *others]}) == 1 + len(others)
-
-
-@given(plans())
-def test_what_all_ranks_write_is_every_value_once_and_serves_every_rank(plan: Plan) -> None:
-    layout = layout_of(plan)
-    shapes = parameter_shapes(layout)
-    written = [piece for place in layout.places for piece in written_pieces(layout, place, ["weight"])]
-    by_name: dict[str, list[StatePiece]] = {}
-    for piece in written:
-        by_name.setdefault(piece.parameter, []).append(piece)
-    for name, shape in shapes.items():
-        whole = StatePiece(
-            kind="weight",
-            parameter=name,
-            start=0,
-            stop=shape.shape[shape.dim],
-            low=0,
-            high=shape.rows * shape.inner * shape.shape[shape.dim],
-        )
-        assert sum(piece.elements for piece in by_name[name]) == whole.elements
-        assert covered(by_name[name], whole, shape) == whole.elements
-    for place in layout.places:
-        for piece in needed_pieces(layout, place, ["weight"]):
-            assert covered(by_name[piece.parameter], piece, shapes[piece.parameter]) == piece.elements
-
-
-def covered(sources: list[StatePiece], target: StatePiece, shape: CutShape) -> int:
-    return sum(overlap.elements for source in sources for overlap in overlaps(source, target, shape))
-
-
-@pytest.mark.parametrize("sharding", ["none", "zero1", "zero3"])
-def test_reads_do_not_grow_with_data_parallelism(sharding: Sharding) -> None:
-    for copies in (1, 2, 4, 8):
-        plan = plan_of(tiny_model(3), replica(stage((0, 3)), count=copies, micro_batches=1), sharding=sharding)
-        layout = layout_of(plan)
-        kinds = ["weight", "first", "second"]
-        read = sum(piece.elements for place in layout.places for piece in needed_pieces(layout, place, kinds))
-        assert read == 3 * plan.model.parameters
 
 
 def test_what_is_left_of_a_checkpoint_that_was_being_removed_is_none(

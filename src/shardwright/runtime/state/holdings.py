@@ -6,13 +6,12 @@ the plan shards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwright.runtime.layout.groups import Layout, vocabulary
-from shardwright.runtime.layout.places import Place
 from shardwright.runtime.model.parameters import ModelParameter, unit_parameters
-from shardwright.runtime.state.buckets import Bucket, buckets_of
+from shardwright.runtime.state.buckets import Bucket
 from shardwright.runtime.state.pieces import WEIGHT, CutShape, StatePiece
 from shardwright.runtime.state.recipe import MOMENTS, Method, rule
 
@@ -61,22 +60,3 @@ def holdings_of(bucket: Bucket, start: int, stop: int, vocab: int, kind: str) ->
         if low < high:
             piece = StatePiece(kind=kind, parameter=parameter.name, start=first, stop=last, low=low, high=high)
             yield Holding(piece=piece, at=item.offset + low, counted=item.counted)
-
-
-def needed_pieces(layout: Layout, place: Place, kinds: Iterable[str]) -> tuple[StatePiece, ...]:
-    """Return the pieces that a rank must have to go on from a checkpoint: its own part of every bucket that it holds.
-    The rest of a bucket comes from its other holders."""
-    return tuple(holding.piece for holding in _own(layout, place, kinds))
-
-
-def written_pieces(layout: Layout, place: Place, kinds: Iterable[str]) -> tuple[StatePiece, ...]:
-    """Return the pieces that a rank writes; those of all ranks together have every element once."""
-    return tuple(holding.piece for holding in _own(layout, place, kinds) if holding.counted)
-
-
-def _own(layout: Layout, place: Place, kinds: Iterable[str]) -> Iterator[Holding]:
-    every = tuple(kinds)
-    for bucket in buckets_of(layout, place):
-        start, stop = bucket.own(place.rank, sharded=True)
-        for kind in every:
-            yield from holdings_of(bucket, start, stop, layout.plan.model.vocab, kind)

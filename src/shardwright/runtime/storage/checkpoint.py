@@ -130,6 +130,18 @@ def open_checkpoint(path: Path) -> Checkpoint:
     )
 
 
+def written(engine: Engine) -> Iterator[tuple[StatePiece, Values]]:
+    """Yield the pieces that a rank writes, with their values; those of all ranks together are every value once."""
+    vocab = engine.layout.plan.model.vocab
+    for slot in engine.slots:
+        start, stop = _own(engine, slot)
+        for kind in slot.kinds if start < stop else ():
+            host = slot.read(kind, start, stop).detach().cpu().numpy()
+            for item in holdings_of(slot.buffer.bucket, start, stop, vocab, kind):
+                if item.counted:
+                    yield item.piece, host[item.at - start :][: item.piece.elements]
+
+
 def restore(engine: Engine, checkpoint: Checkpoint | None, problem: str = "") -> str:
     """Set weights, optimizer state and loss scale of a rank, and return why they could not be set ("" if they are), the
     same on all ranks. Every rank must call it; each reads its own part of every bucket, and once all have theirs,
@@ -204,7 +216,7 @@ def _prepare(engine: Engine, root: Path, step: int, course: Course) -> None:
 
 def _write(engine: Engine, root: Path, step: int, course: Course) -> None:
     working, file = working_folder(root, step), state_file(engine.place.rank)
-    write_part(working, file, write_pieces(working, file, _own_values(engine)))
+    write_part(working, file, write_pieces(working, file, written(engine)))
 
 
 def _commit(engine: Engine, root: Path, step: int, course: Course) -> None:
@@ -235,18 +247,6 @@ def _commit(engine: Engine, root: Path, step: int, course: Course) -> None:
 def state_file(rank: int) -> str:
     """Return the name of the file of a rank."""
     return f"rank-{rank:05d}.state"
-
-
-def _own_values(engine: Engine) -> Iterator[tuple[StatePiece, Values]]:
-    """Yield the pieces that a rank writes, with their values."""
-    vocab = engine.layout.plan.model.vocab
-    for slot in engine.slots:
-        start, stop = _own(engine, slot)
-        for kind in slot.kinds if start < stop else ():
-            host = slot.read(kind, start, stop).detach().cpu().numpy()
-            for item in holdings_of(slot.buffer.bucket, start, stop, vocab, kind):
-                if item.counted:
-                    yield item.piece, host[item.at - start :][: item.piece.elements]
 
 
 def problems_of_all(engine: Engine, own: str) -> str:
