@@ -139,6 +139,25 @@ def test_all_groups_that_are_looked_up_exist(plan: Plan) -> None:
             assert len(bucket.ranks) == 1 or ("gradient", bucket.ranks) in there
 
 
+@pytest.mark.parametrize(("experts", "most"), [(0, 9), (8, 16)])
+def test_a_rank_of_512_has_few_groups_and_no_more_than_one_of_64(experts: int, most: int) -> None:
+    """Three stages on one type of GPU, five on another; experts on four ranks and on eight."""
+
+    def groups_of_a_rank(copies: int) -> int:
+        fast = [stage((first, first + 5), tp=4, ep=4 if experts else 1, etp=1) for first in (0, 5, 10)]
+        slow = [
+            stage((first, first + 3), tp=4, gpu="other", ep=8 if experts else 1, etp=1) for first in range(0, 15, 3)
+        ]
+        parts = (replica(*stages, count=copies, micro_batches=2) for stages in (fast, slow))
+        pools = tuple(replace(pool, nodes=nodes) for pool, nodes in zip(mixed_cluster().pools, (24, 40), strict=True))
+        cluster = replace(mixed_cluster(), pools=pools)
+        layout = layout_of(plan_of(tiny_model(15, experts=experts), *parts, cluster=cluster, sharding="zero1"))
+        assert check(layout.plan) == () and layout.world_size == 32 * copies
+        return max(Counter(rank for group in layout.communicators() for rank in group.ranks).values())
+
+    assert groups_of_a_rank(16) == groups_of_a_rank(2) == most
+
+
 @given(plans())
 def test_messages_of_each_way_have_a_group_of_their_own(plan: Plan) -> None:
     """On NCCL a message would else wait for others of its group that have nothing to do with it."""

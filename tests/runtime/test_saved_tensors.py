@@ -1,4 +1,4 @@
-"""What layers keep for their backward pass, counted under fake tensors and process groups that send nothing."""
+"""What layers and the loss keep for their backward pass, counted under fake tensors and process groups that send nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.runtime.one_rank import (
     LENGTH,
     RECOMPUTED,
@@ -30,7 +31,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shardwright.cost.memory.activations import layer_activation_bytes
+from shardwright.cost.memory.sizes import logit_bytes
 from shardwright.runtime.model.chunk import forward
+from shardwright.runtime.model.loss import summed_loss
+from shardwright.runtime.model.parallel import TensorGroup
 from shardwright.spec.model import Model, Moe
 
 SPLITS = ((1, False), *product((2, 4, 8), (False, True)))
@@ -152,3 +156,19 @@ def test_layers_in_fp8_keep_what_is_priced(family: str, as_on_a_gpu: None) -> No
         model,
         [Setting(tp=tp, sequence=on, etp=tp, cp=cp, recompute=how, precision="fp8") for (tp, on), cp, how in found],
     )
+
+
+@pytest.mark.parametrize(("tp", "on"), SPLITS[:3])
+def test_the_loss_keeps_the_logits_that_are_priced(tp: int, on: bool, as_on_a_gpu: None) -> None:
+    """Once, in the precision of products; beside them its own input."""
+    how, model = Setting(tp=tp, sequence=on, batch=2), replace(wide("llama", 32, 8), vocab=32_000)
+    with pretended(how), FakeTensorMode():
+        tensor = TensorGroup(size=tp, group=dist.group.WORLD, sequence=on)
+        x, weight = input_of(model, how), torch.empty(model.vocab // tp, model.hidden, requires_grad=True)
+        with Made() as made:
+            loss = summed_loss(x * 1, weight, torch.empty(2, LENGTH, dtype=torch.int64), model.vocab, tensor)
+        left_out = {value.untyped_storage()._cdata for value in (weight, loss)}
+        alive = {place: size for place, (held, size, _) in made.found.items() if not held.expired()}
+    shard, job = shard_of(how)
+    logits = logit_bytes(model, job, shard.micro_batch, shard.cp, shard.tp)[0]
+    assert sum(size for place, size in alive.items() if place not in left_out) == logits + x.nbytes
