@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from shardwright.errors import Problem
 from shardwright.plans.mesh import DEGREES, hosts, one_recompute, shape
+from shardwright.plans.paths import stages_at
 from shardwright.plans.plan import Plan, Recompute, Replica, Stage
 
 HINT = "plan with --exportable-to megatron"
@@ -28,13 +29,13 @@ def mesh_problems(plan: Plan) -> Iterator[Problem]:
 def _unlike_stages(plan: Plan) -> Iterator[Problem]:
     names = DEGREES if one_recompute(plan) is not None else (*DEGREES, "recompute")
     first = plan.replicas[0].stages[0]
-    for number, replica in enumerate(plan.replicas):
-        for index, stage in enumerate(replica.stages):
-            for name in names:
-                if getattr(stage, name) != getattr(first, name):
-                    own, other = _words(stage, name), _words(first, name)
-                    path = f"replicas[{number}].stages[{index}].{name}"
-                    yield Problem(path, f"differs from stage 0's ({own} against {other}); Megatron-LM has one", HINT)
+    for path, _, stage in stages_at(plan):
+        for name in names:
+            if getattr(stage, name) != getattr(first, name):
+                own, other = _words(stage, name), _words(first, name)
+                yield Problem(
+                    f"{path}.{name}", f"differs from stage 0's ({own} against {other}); Megatron-LM has one", HINT
+                )
 
 
 def _machines(plan: Plan) -> Iterator[Problem]:

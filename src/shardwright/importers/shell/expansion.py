@@ -16,7 +16,6 @@ from shardwright.importers.shell.words import (
     ShellWord,
     Substitution,
     Text,
-    read_word,
 )
 
 Part = Text | Reference | ShellArithmetic | Substitution
@@ -294,9 +293,3 @@ def _replaced(value: str, part: Reference, state: ShellState) -> str:
     anchored = {"/#": f"^(?:{pattern})", "/%": f"(?:{pattern})$"}.get(part.operator, pattern)
     count = 0 if part.operator == "//" else 1
     return re.sub(anchored, lambda _: text, value, count=count, flags=re.S) if pattern else value
-
-
-def words_of(text: str, state: ShellState) -> list[str]:
-    """Return text of the user as the words that a shell makes of it."""
-    word, _ = read_word(text, 0, "")
-    return fields(word, state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from shardwright.errors import Problem
+from shardwright.plans.paths import stages_at
 from shardwright.plans.plan import Plan, Stage
 from shardwright.plans.trainer_options import OWN_FP8_RECIPE, OWN_FP8_RECIPES
 from shardwright.spec.model import Attention
@@ -75,17 +76,15 @@ def _heads(attention: Attention) -> tuple[int, int, int]:
 
 def _stages(plan: Plan) -> Iterator[Problem]:
     moe = any(kind.moe for kind in plan.model.kinds)
-    for r, replica in enumerate(plan.replicas):
-        for s, stage in enumerate(replica.stages):
-            place = f"replicas[{r}].stages[{s}]"
-            if stage.context_parallel != replica.stages[0].context_parallel:
-                message = f"{stage.context_parallel}, other than in the first stage, cannot be run"
-                yield Problem(f"{place}.context_parallel", message, "use the same in all stages of a replica")
-            degrees = {1, stage.tensor_parallel} if plan.sequence_parallel else {stage.tensor_parallel}
-            if moe and stage.expert_tensor_parallel not in degrees:
-                message = f"{stage.expert_tensor_parallel} cannot be run"
-                hint = f"use {stage.tensor_parallel}, or 1 with sequence_parallel"
-                yield Problem(f"{place}.expert_tensor_parallel", message, hint)
+    for place, replica, stage in stages_at(plan):
+        if stage.context_parallel != replica.stages[0].context_parallel:
+            message = f"{stage.context_parallel}, other than in the first stage, cannot be run"
+            yield Problem(f"{place}.context_parallel", message, "use the same in all stages of a replica")
+        degrees = {1, stage.tensor_parallel} if plan.sequence_parallel else {stage.tensor_parallel}
+        if moe and stage.expert_tensor_parallel not in degrees:
+            message = f"{stage.expert_tensor_parallel} cannot be run"
+            hint = f"use {stage.tensor_parallel}, or 1 with sequence_parallel"
+            yield Problem(f"{place}.expert_tensor_parallel", message, hint)
 
 
 def _optimizer(plan: Plan) -> Iterator[Problem]:
