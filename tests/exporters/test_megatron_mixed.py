@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.importers.texts import plan_from_megatron
 from tests.plans.meshes import A, H, mesh
 
 import shardwright
@@ -17,7 +18,6 @@ from shardwright.exporters.megatron.export import to_megatron
 from shardwright.exporters.megatron.launch import OWN_SETTINGS, launch_script
 from shardwright.exporters.megatron.limits import unsupported
 from shardwright.exporters.runner import runner_of
-from shardwright.importers.megatron.read import plan_from_megatron
 from shardwright.plans.plan import Overlap, Plan, Recompute
 from shardwright.spec.catalog.gpus import find_gpu
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.golden.plans import LLAMA_3_1_8B, MIXTRAL_8X7B, uniform_plan
+from tests.importers.texts import plan_from_megatron
 from tests.targets.plans import option_plans
 
 import shardwright
@@ -18,7 +19,6 @@ from shardwright.exporters.megatron.dispatcher import dispatcher_of_plan
 from shardwright.exporters.megatron.export import to_megatron
 from shardwright.exporters.megatron.launch import launch_script
 from shardwright.exporters.nearest import nearest_plan
-from shardwright.importers.megatron.read import plan_from_megatron
 from shardwright.plans.plan import Plan, Recompute
 from shardwright.runtime.layout.limits import unrunnable
 from shardwright.spec.catalog.gpus import gpus

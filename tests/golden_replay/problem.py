@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 from tests.golden_replay.figures import Figure, evaluation_figures, plan_figures, ranking_figures, shopping_figures
+from tests.importers.texts import plan_from_megatron
 
 from shardwright.cost.layers.measured import measured_layers
 from shardwright.cost.learned import default_efficiency
 from shardwright.errors import SpecError
-from shardwright.importers.megatron.read import plan_from_megatron
 from shardwright.plans.ranking import Ranking
 from shardwright.search import planner
 from shardwright.search.market.shop import shop

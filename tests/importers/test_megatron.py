@@ -14,10 +14,10 @@ from shardwright.exporters.megatron.dispatcher import dispatcher_of_plan
 from shardwright.exporters.megatron.export import to_megatron
 from shardwright.exporters.megatron.launch import launch_script
 from shardwright.exporters.megatron.limits import unsupported
-from shardwright.importers.megatron.read import plan_from_megatron
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute
 from shardwright.spec.options import STATE, Options
 from tests.golden.plans import H100, LLAMA_2_70B, LLAMA_3_1_8B, PLANS, cluster_of
+from tests.importers.texts import plan_from_megatron
 from tests.plans.random_plans import uniform_plans
 from tests.targets.plans import option_plans
 

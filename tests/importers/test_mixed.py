@@ -12,8 +12,8 @@ from shardwright.errors import SpecError
 from shardwright.exporters.megatron.export import to_megatron
 from shardwright.exporters.megatron.launch import launch_script
 from shardwright.importers.launch import plan_from_launch
-from shardwright.importers.megatron.read import plan_from_megatron
 from shardwright.plans.plan import Plan, Recompute
+from tests.importers.texts import plan_from_megatron
 from tests.plans.meshes import A, H, mesh
 
 BLOCK = Recompute(granularity="full", method="block", layers=1)

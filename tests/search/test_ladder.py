@@ -6,11 +6,11 @@ import shlex
 
 import pytest
 from tests.golden.plans import LLAMA_2_70B, cluster_of
+from tests.importers.texts import plan_from_megatron
 
 from shardwright.exporters.megatron.difference import difference
 from shardwright.exporters.megatron.export import to_megatron
 from shardwright.exporters.megatron.limits import unsupported
-from shardwright.importers.megatron.read import plan_from_megatron
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 from shardwright.search.ladder import Improvement, ladder

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.exporters.megatron.dispatcher import dispatcher_of_plan
-from shardwright.importers.launches import Launch, launches
+from shardwright.importers.launches import Launch
 from shardwright.importers.megatron.flags import LENGTHS, Flags, scan
 from shardwright.importers.megatron.machines import EXAMPLE, hosts_of, on_hosts
 from shardwright.importers.megatron.model import read_model
 from shardwright.importers.megatron.options import unpriced
 from shardwright.importers.megatron.plan import plan_of_flags
 from shardwright.importers.reading import Reading
-from shardwright.importers.shell.read import ShellScript, read_script
+from shardwright.importers.shell.read import ShellScript
 from shardwright.importers.shell.unknown import shown
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
@@ -37,30 +36,6 @@ DECIDED_BY_DEFAULT = (
     "--use-precision-aware-optimizer",
     "--moe-token-dispatcher-type",
 )
-
-
-def plan_from_megatron(
-    text: str,
-    *,
-    cluster: Cluster,
-    model: Model | None = None,
-    job: Job | None = None,
-    name: str = "megatron arguments",
-    arguments: tuple[str, ...] = (),
-    environment: Mapping[str, str] | None = None,
-    folder: Path | None = None,
-) -> Reading:
-    """Return the plan that the launch line or script `text` runs on `cluster`, which has one GPU type.
-
-    The script is read as bash would run it with `arguments` and the variables of `environment`, and nothing is run;
-    what it sources is read from `folder`. `model` replaces the one that the arguments describe. `job` supplies what the
-    arguments leave open: tokens, objective, budget and deadline. The world is what the launcher is told, else all of
-    the cluster. Flags that are missing have Megatron-LM's defaults (core_v0.19). Raises SpecError with every reason
-    why no plan can be read: a value that cannot be read, a variable that is not known, degrees that do not divide.
-    """
-    script = read_script(text, name, arguments=arguments, environment=environment, folder=folder)
-    launch = training_of(launches(script), name)
-    return reading_of_launch(launch, script, cluster=cluster, model=model, job=job, name=name)
 
 
 def training_of(found: tuple[Launch, ...], name: str) -> Launch:
