@@ -35,6 +35,14 @@ def distinct_rows(rows: Array) -> Array:
     return ordered.compress(np.append(True, (ordered[1:] != ordered[:-1]).any(axis=1))[: len(ordered)], axis=0)
 
 
+def places_by_value(values: Array) -> list[Ints]:
+    """Return the places of each distinct value, in the order of the values and of the places."""
+    if not len(values):
+        return []
+    order = np.argsort(values, kind="stable")
+    return list(np.split(order, np.flatnonzero(np.diff(values[order])) + 1))
+
+
 class Columns:
     """Base of frozen dataclasses whose fields are arrays with rows along their first axis, or such dataclasses."""
 

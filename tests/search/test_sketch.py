@@ -14,9 +14,10 @@ from tests.nightly import nightly
 from tests.search import oracle_uniform as oracle
 from tests.search.problems import Problem, problems, solved
 
+from shardwright.arrays import places_by_value
 from shardwright.cost.context import Context, shard_index
 from shardwright.cost.iteration.batch import bound_seconds, exact_seconds, iteration
-from shardwright.cost.iteration.evaluate import Verdict, evaluate, groups
+from shardwright.cost.iteration.evaluate import Verdict, evaluate
 from shardwright.cost.iteration.footprint import fits, fixed_bytes, held_parameters
 from shardwright.cost.iteration.orthogonalisation import orthogonalisation_seconds
 from shardwright.cost.iteration.step import norm_seconds, tied_embedding_seconds
@@ -63,7 +64,7 @@ def bounds_hold(problem: Problem) -> None:
     assert (memory_floor(where, how, given_layouts, index) <= verdict.peak_bytes * ROUNDING).all()
 
     sketch_holds(where, verdict)
-    for shape in groups(rows.pp * 1000 + rows.vpp):
+    for shape in places_by_value(rows.pp * 1000 + rows.vpp):
         part = rows.take(shape)
         parts = iteration(where, part, index.of(part), starts_of(where, part))
         bound, exact = bound_seconds(where, part, parts), exact_seconds(where, part, parts)
@@ -119,7 +120,7 @@ def test_bounds_of_deep_pipelines_hold(model, nodes, memory, optimizer):
     rows, how = random_rows(where, np.random.default_rng(len(model.layers)), 400, 8), axes(Space(), frozenset())
     index = shard_index(where, Strategies.concatenated([rows, layer_variants(where, how, layouts_of(rows))[0]]))
     tried, close = 0, 0
-    for shape in groups(rows.pp * 1000 + rows.vpp):
+    for shape in places_by_value(rows.pp * 1000 + rows.vpp):
         part = rows.take(shape)
         starts, shards = starts_of(where, part), index.of(part)
         part = part.take(fits(where, part, shards, starts, fixed_bytes(where, part, shards, starts)))

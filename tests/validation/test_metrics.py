@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shardwright.validation.metrics import absolute_errors, covered, kendall_tau, parts, roc_area, scale_of
+from shardwright.arrays import places_by_value
+from shardwright.validation.metrics import absolute_errors, covered, kendall_tau, roc_area, scale_of
 
 FEW_VALUES = st.integers(0, 5).map(float)
 MANY_VALUES = st.floats(-1e6, 1e6, allow_nan=False)
@@ -89,7 +90,7 @@ def test_an_interval_covers_its_ends() -> None:
 
 @given(arrays(np.int64, st.integers(0, 30), elements=st.integers(0, 4)))
 def test_parts_hold_every_place_once_with_equal_codes(codes) -> None:
-    found = parts(codes)
+    found = places_by_value(codes)
     assert sorted(place for part in found for place in part) == list(range(len(codes)))
     assert [codes[part[0]] for part in found] == sorted(set(codes.tolist()))
     assert all(len(set(codes[part])) == 1 for part in found)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from shardwright.plans.plan import Plan
-from shardwright.units import GIBIBYTE, format_dollars, format_seconds
+from shardwright.units import GIBIBYTE, SECONDS_PER_HOUR, format_dollars, format_seconds
 
 Cell = str | int | float | None
 
@@ -74,6 +74,6 @@ def _cells(place: int, plan: Plan) -> tuple[str, ...]:
     if found is not None:
         hours, dollars = found.hours_total, found.dollars_total
         cells += [format_seconds(found.iteration_seconds), f"{found.tokens_per_second:,.0f}", f"{found.mfu:.1%}"]
-        cells += [f"{found.fit_probability:.0%}", "–" if hours is None else format_seconds(hours * 3600.0)]
+        cells += [f"{found.fit_probability:.0%}", "–" if hours is None else format_seconds(hours * SECONDS_PER_HOUR)]
         cells += ["–" if dollars is None else format_dollars(dollars)]
     return tuple(map(str, cells + ["–"] * (14 - len(cells))))

@@ -15,6 +15,7 @@ from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.read.cluster import build_cluster
+from shardwright.units import GIBIBYTE
 from shardwright.validation.facts import PRECISIONS, SkippedRunError, first_and_last, gpu_name, job_of, whole
 from shardwright.validation.mixed_case import mixed_plan
 from shardwright.validation.model_of import model_of
@@ -98,8 +99,8 @@ def pool_of(run: PublishedRun, guesses: list[Assumption]) -> NodePool:
     gpu = pool.gpu
     if notes.special is not None:
         gpu = replace(gpu, memory_bytes_per_second=notes.special[0], tdp_watts=notes.special[1])
-    if memory is not None and abs(memory * 2**30 / pool.memory_bytes - 1.0) > 0.1:
-        gpu = replace(gpu, memory_bytes=memory * 2**30)
+    if memory is not None and abs(memory * GIBIBYTE / pool.memory_bytes - 1.0) > 0.1:
+        gpu = replace(gpu, memory_bytes=memory * GIBIBYTE)
     if gpus > each and notes.network_gbps is None:
         guesses.append(
             Assumption(NETWORK, f"{pool.inter_bytes_per_second * 8e-9:g} Gbit/s a machine, as the catalogue has it")

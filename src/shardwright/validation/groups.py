@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from shardwright.arrays import Bools, Floats, Ints
-from shardwright.validation.metrics import absolute_errors, kendall_tau, parts
+from shardwright.arrays import Bools, Floats, Ints, places_by_value
+from shardwright.validation.metrics import absolute_errors, kendall_tau
 
 SMALLEST_SWEEP = 4
 NAMELESS = "not stated"
@@ -65,7 +65,7 @@ class Pairs:
 def groups_of(pairs: Pairs, names: Sequence[str]) -> tuple[ErrorGroup, ...]:
     """Return the groups of runs of one name, those with most runs first."""
     labels, codes = np.unique([name or NAMELESS for name in names], return_inverse=True)
-    found = [group_of(str(labels[codes[mine[0]]]), pairs.take(mine)) for mine in parts(codes)]
+    found = [group_of(str(labels[codes[mine[0]]]), pairs.take(mine)) for mine in places_by_value(codes)]
     return tuple(sorted(found, key=lambda group: (-group.runs, group.name)))
 
 
@@ -93,8 +93,8 @@ def _taus(pairs: Pairs) -> list[float]:
     if pairs.sweeps is None or pairs.strategies is None:
         return []
     found = []
-    for places in parts(pairs.sweeps):
-        same = parts(pairs.strategies[places])
+    for places in places_by_value(pairs.sweeps):
+        same = places_by_value(pairs.strategies[places])
         if len(same) < SMALLEST_SWEEP:
             continue
         predicted = np.array([pairs.predicted[places[mine]].mean() for mine in same])

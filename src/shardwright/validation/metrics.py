@@ -77,14 +77,6 @@ def roc_area(scores: Floats, positive: Bools) -> float:
     return float((each_up * (below + 0.5 * each_down)).sum() / (ups * downs))
 
 
-def parts(codes: Ints) -> list[Ints]:
-    """Return the places of equal codes, in the order of the codes and of the places."""
-    if not len(codes):
-        return []
-    order = np.argsort(codes, kind="stable")
-    return list(np.split(order, np.flatnonzero(np.diff(codes[order])) + 1))
-
-
 def scale_of(gpus: float, limits: tuple[int, ...]) -> str:
     """Return the range of GPUs that a run belongs to, e.g. "9-64", for the upper ends `limits`."""
     for low, high in pairwise((0, *limits)):

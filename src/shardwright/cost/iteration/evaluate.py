@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.arrays import Array, Bools, Floats, Ints, packed
+from shardwright.arrays import Bools, Floats, Ints, packed, places_by_value
 from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import Iteration, bound_seconds, exact_seconds, iteration
 from shardwright.cost.iteration.footprint import footprint
@@ -85,13 +85,4 @@ def _shapes(context: Context, rows: Strategies) -> Iterator[tuple[Ints, Ints]]:
 
 def shape_groups(pp: Ints, vpp: Ints) -> list[Ints]:
     """Return the indices of rows with equal pipeline ranks and virtual stages."""
-    return groups(packed([(pp, 20), (vpp, 20)]))
-
-
-def groups(key: Array) -> list[Ints]:
-    """Return the indices of equal keys, in the order of the keys."""
-    if not len(key):
-        return []
-    order = np.argsort(key, kind="stable")
-    cuts = np.flatnonzero(np.diff(key[order])) + 1
-    return list(np.split(order, cuts))
+    return places_by_value(packed([(pp, 20), (vpp, 20)]))

@@ -12,6 +12,7 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.errors import bad
 from shardwright.files import write_atomically
+from shardwright.units import SECONDS_PER_HOUR
 
 COLUMNS = ("seconds", "zone", "gpu", "machines", "dollars_per_machine_hour")
 Place = tuple[str, str]
@@ -31,7 +32,7 @@ class Trace:
 
     @property
     def hours(self) -> float:
-        return float(self.seconds[-1] - self.seconds[0]) / 3600.0
+        return float(self.seconds[-1] - self.seconds[0]) / SECONDS_PER_HOUR
 
 
 def read_trace(path: Path) -> Trace:

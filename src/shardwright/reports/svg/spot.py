@@ -7,6 +7,7 @@ from html import escape
 
 from shardwright.recovery.simulation.outcome import CAUSES, TraceOutcome
 from shardwright.recovery.simulation.traces import Trace
+from shardwright.units import SECONDS_PER_HOUR
 
 COLOURS = {
     "useful work": "#55a868",
@@ -45,7 +46,7 @@ def picture(trace: Trace, outcomes: Sequence[TraceOutcome]) -> str:
 def _row(name: str, steps: Sequence[tuple[float, float]], trace: Trace, y: float, colour: str) -> list[str]:
     """Return what is there from when on as a filled line of steps."""
     most, begin = max(value for _, value in steps) or 1.0, float(steps[0][0])
-    scale = WIDTH / (trace.hours * 3600.0)
+    scale = WIDTH / (trace.hours * SECONDS_PER_HOUR)
     path, last = [f"M{LEFT} {y + ROW}"], -1.0
     for time, value in steps:
         x, top = LEFT + (time - begin) * scale, y + ROW - value / most * ROW

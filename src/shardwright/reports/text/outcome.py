@@ -25,7 +25,7 @@ BILLION = 1e9
 
 def fullest(prediction: Prediction) -> StageMemory:
     """Return the memory of the stage that fills its GPU most."""
-    return max((s for row in prediction.memory for s in row), key=lambda s: s.total_bytes / s.capacity_bytes)
+    return max((stage for row in prediction.memory for stage in row), key=_share)
 
 
 def memory_terms(memory: StageMemory) -> str:
@@ -54,13 +54,16 @@ def money_words(prediction: Prediction) -> str:
 def bottleneck(found: Prediction) -> str:
     """Return in words what holds a plan back most."""
     time, total = found.time, found.time.total_seconds
-    share, fullest = max(
-        (stage.total_bytes / stage.capacity_bytes, -place) for row in found.memory for place, stage in enumerate(row)
-    )
+    filled = [(_share(stage), place) for row in found.memory for place, stage in enumerate(row)]
+    share, fullest_stage = min(filled, key=lambda item: (-item[0], item[1]))
     shares = {words: getattr(time, name) / total for name, words in TERMS.items() if name not in COMPUTE}
     shares[f"compute of stage {found.busiest_stage}"] = sum(getattr(time, name) for name in COMPUTE) / total
     first, second = sorted(shares, key=lambda words: -shares[words])[:2]
     said = f"{first} ({shares[first]:.0%} of the iteration)"
     if shares[second] > 0.02:
         said += f", then {second} ({shares[second]:.0%})"
-    return said + f"; memory of stage {-fullest} is {share:.0%} full"
+    return said + f"; memory of stage {fullest_stage} is {share:.0%} full"
+
+
+def _share(memory: StageMemory) -> float:
+    return memory.total_bytes / memory.capacity_bytes

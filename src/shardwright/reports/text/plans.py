@@ -10,7 +10,15 @@ from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory
 from shardwright.reports.text import describe, mixed, outcome, shares, strategy
 from shardwright.reports.text.layout import bar, labelled, table, wrapped
 from shardwright.search.renting.expected import choice_on_cluster, run_totals
-from shardwright.units import SECONDS_PER_HOUR, clock, format_bytes, format_count, format_dollars, format_seconds
+from shardwright.units import (
+    GIBIBYTE,
+    SECONDS_PER_HOUR,
+    clock,
+    format_bytes,
+    format_count,
+    format_dollars,
+    format_seconds,
+)
 
 MOST_STAGES = 16
 MOST_REPLICAS = 4  # kinds of replicas whose memory is shown
@@ -53,10 +61,10 @@ def _cells(place: int, plan: Plan) -> dict[str, str]:
         "iteration": clock(found.iteration_seconds, like=found.iteration_seconds),
         "tokens/s": format_count(found.tokens_per_second),
         "MFU": f"{found.mfu:.1%}",
-        "peak GiB": f"{outcome.fullest(found).total_bytes / 1024**3:.1f}",
+        "peak GiB": f"{outcome.fullest(found).total_bytes / GIBIBYTE:.1f}",
         "fits": f"{found.fit_probability:.0%}",
         "$/h": "?" if found.dollars_per_hour is None else f"{found.dollars_per_hour:,.0f}",
-        "run": "–" if hours is None else format_seconds(hours * 3600),
+        "run": "–" if hours is None else format_seconds(hours * SECONDS_PER_HOUR),
         "$ run": "–" if dollars is None else format_dollars(dollars),
     }
 
