@@ -86,20 +86,25 @@ def command(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
+@pytest.fixture
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that is the same on all machines."""
+    return tmp_path_factory.mktemp("store")
+
+
 @pytest.mark.nightly
-def test_slurm_starts_a_keeper_on_each_node(tmp_path: Path) -> None:
+def test_slurm_starts_a_keeper_on_each_node(tmp_path: Path, store: Path) -> None:
     with hosts(tmp_path, NODES) as (own, before):
         command(tmp_path / "scontrol", f"printf '%s\\n' {' '.join(NODES)}")
         each = "".join(f'{one} "$@" &\n' for one in before)
         command(tmp_path / "srun", f"shift 2\n{each}wait -n && wait -n")
-        words = ["bash", TEMPLATES / "slurm.sh", own / "plan.json", own / "c.bin", f"file://{tmp_path.parent}/store"]
+        words = ["bash", TEMPLATES / "slurm.sh", own / "plan.json", own / "c.bin", f"file://{store}"]
         told = {"SLURM_JOB_NODELIST": "node-[0-1]", "SLURM_JOB_ID": own.name.partition("-")[2]}
-        (tmp_path.parent / "store").mkdir()
         ended([*words, *OPTIONS, "--out", own / "out"], tmp_path, len(NODES), **told)
 
 
 @pytest.mark.nightly
-def test_a_jobset_has_a_keeper_in_each_pod(tmp_path: Path) -> None:
+def test_a_jobset_has_a_keeper_in_each_pod(tmp_path: Path, store: Path) -> None:
     found = yaml.safe_load((TEMPLATES / "jobset.yaml").read_text())
     spec = found["spec"]["replicatedJobs"][0]["template"]["spec"]
     (container,) = spec["template"]["spec"]["containers"]
@@ -111,8 +116,7 @@ def test_a_jobset_has_a_keeper_in_each_pod(tmp_path: Path) -> None:
             .replace("/job/", f"{own}/")
             .replace("/out", f"{own}/out {' '.join(OPTIONS)}")
         )
-        (tmp_path.parent / "store").mkdir()
-        command(tmp_path / "keeper", text.replace("s3://bucket/run", f"file://{tmp_path.parent}/store"))
+        command(tmp_path / "keeper", text.replace("s3://bucket/run", f"file://{store}"))
         kept = (tmp_path / "keeper").read_text()
         run = shlex.join([*container["command"], kept])
         each = "".join(f"JOB_COMPLETION_INDEX={index} {one} {run} &\n" for index, one in enumerate(before))
