@@ -110,6 +110,44 @@ def test_torchtitan_toml(tmp_path: Path) -> None:
         assert plan.optimizer.sharding == "zero3" and stage.recompute.granularity == "selective"
 
 
+def test_parts_of_a_sequence_share_the_state_under_torchtitan(tmp_path: Path) -> None:
+    file = tmp_path / "long.toml"
+    degrees = "data_parallel_shard_degree = -1\ncontext_parallel_degree = 8\n"
+    file.write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 65536\n'
+        f"[parallelism]\n{degrees}"
+    )
+    plan = plan_from_launch(file, cluster=cluster_of(1)).plan
+    assert plan.data_parallel == 1 and plan.optimizer.sharding == "zero3"
+    file.write_text(file.read_text() + "data_parallel_replicate_degree = 2\n")
+    with pytest.raises(SpecError, match="hybrid sharding"):
+        plan_from_launch(file, cluster=cluster_of(2))
+
+
+ZERO3 = '{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}}'
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--config_file accelerate.yaml",
+        "--use_deepspeed --deepspeed_config_file ds.json",
+        "--use_deepspeed --zero_stage 3 --mixed_precision bf16",
+    ],
+)
+def test_deepspeed_under_accelerate_is_read_from_wherever_it_is_told(options: str, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(ZERO3)
+    (tmp_path / "accelerate.yaml").write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n"
+    )
+    file = tmp_path / "launch.sh"
+    words = "--per_device_train_batch_size 2 --max_seq_length 2048"
+    file.write_text(f"accelerate launch --num_processes 8 {options} train.py {words}\n")
+    plan = plan_from_launch(file, cluster=cluster_of(1), model=LLAMA_3_1_8B).plan
+    assert (plan.optimizer.sharding, plan.micro_batch, plan.job.precision) == ("zero3", 2, "bf16")
+    assert plan.job.framework == "deepspeed"
+
+
 RECIPE = '''
 from megatron.bridge import AutoBridge
 from megatron.bridge.recipes.common import _pretrain_common

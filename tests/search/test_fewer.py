@@ -31,6 +31,15 @@ def test_machines_of_one_type_are_searched_as_the_plan_was() -> None:
     assert rows[2,].iteration_seconds == other.prediction.iteration_seconds
 
 
+def test_fast_links_join_no_more_machines_than_there_are() -> None:
+    model, job = load_model("llama-3.1-405b"), make_job(global_batch=32, seq_len=8192)
+    best = plan(model, load_cluster("9x4xGB200"), job, efficiency=Analytic(), top=1).best
+    rows = {row.nodes: row for row in on_fewer(best, efficiency=Analytic())}
+    other = plan(model, load_cluster("4x4xGB200"), job, efficiency=Analytic(), top=1).best
+    assert other.prediction is not None
+    assert rows[4,].iteration_seconds == other.prediction.iteration_seconds
+
+
 def test_several_types_are_planned_anew() -> None:
     model, job = load_model("opt-350m"), make_job(global_batch=64, seq_len=1024, tokens=1e9, precision="fp16")
     cluster, everywhere = load_cluster("1x8xA100-SXM-40+2x8xV100-SXM2"), parse_pins(["gpus=24"])

@@ -176,4 +176,4 @@ def test_any_file_is_read_or_refused_in_words(entries: list[dict[str, object]], 
 def test_fast_links_join_no_more_machines_than_are_rented() -> None:
     offer = one(gpu="GB200", gpus=4, at_most=40)
     assert offer.pool.domain_gpus == 72
-    assert [offer.rented(machines).domain_gpus for machines in (1, 2, 18, 19)] == [4, 8, 72, 72]
+    assert [offer.pool.resized(machines).domain_gpus for machines in (1, 2, 18, 19)] == [4, 8, 72, 72]

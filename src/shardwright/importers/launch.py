@@ -106,11 +106,12 @@ def _of_launch(launch: Launch, trainer: str, script: ShellScript, question: Ques
     if trainer == "accelerate":
         file = launch.options.get("--config-file")
         fields = dict(flattened(_named(file, script, question))) if file else {}
-        fields |= {("distributed_type",): "FSDP"} if "--use-fsdp" in launch.options else {}
+        for switch, kind in (("--use-fsdp", "FSDP"), ("--use-deepspeed", "DEEPSPEED")):
+            fields |= {("distributed_type",): kind} if switch in launch.options else {}
         options = {(key.lstrip("-").replace("-", "_"),): literal(value) for key, value in launch.options.items()}
         fields |= {key: value for key, value in options.items() if value not in ("", None)}
         gpus = launch.gpus or first(fields, "num_processes") or question.cluster.gpus
-        settings = accelerate_settings(fields, arguments, gpus, name, problems)
+        settings = _accelerate(fields, arguments, gpus, script, question, problems)
     elif trainer == "deepspeed":
         fields = dict(flattened(_named(str(first(arguments, "deepspeed")), script, question)))
         settings = deepspeed_settings(fields, arguments, gpus, name, problems)
@@ -134,9 +135,25 @@ def _trainer_arguments(launch: Launch) -> dict[Fields, Any]:
     return found
 
 
-def _named(file: str | None, script: ShellScript, question: Question) -> object:
+def _accelerate(
+    fields: dict[Fields, Any],
+    arguments: dict[Fields, Any],
+    gpus: int,
+    script: ShellScript | None,
+    question: Question,
+    problems: list[Problem],
+) -> TrainerSettings:
+    """Return an Accelerate configuration: where it names a file of DeepSpeed's, that one."""
+    file = first(fields, "deepspeed_config_file")
+    if file is None:
+        return accelerate_settings(fields, arguments, gpus, question.name, problems)
+    inner = dict(flattened(_named(str(file), script, question)))
+    return deepspeed_settings(inner, arguments, gpus, question.name, problems)
+
+
+def _named(file: str | None, script: ShellScript | None, question: Question) -> object:
     """Return the content of a JSON, YAML or TOML file that a script writes or that lies beside it. Raises SpecError."""
-    text = None if file is None else script.files.get(file)
+    text = None if file is None or script is None else script.files.get(file)
     beside = [question.folder / str(file), question.folder / Path(str(file)).name]
     path = next((path for path in beside if is_known(str(file)) and path.is_file()), None)
     if text is None and path is None:
@@ -205,7 +222,7 @@ def _of_configuration(text: str, ending: str, arguments: tuple[str, ...], questi
         return _plan(torchtitan_settings(fields, gpus, name, problems), None, problems, question)
     if first(fields, "distributed_type") is not None:
         gpus = first(fields, "num_processes") or gpus
-        return _plan(accelerate_settings(fields, fields, gpus, name, problems), None, problems, question)
+        return _plan(_accelerate(fields, fields, gpus, None, question, problems), None, problems, question)
     if any(path[0] in ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size") for path in fields):
         return _plan(deepspeed_settings(fields, {}, gpus, name, problems), None, problems, question)
     return _plan(_of_fields(fields, name, problems, None), None, problems, question)

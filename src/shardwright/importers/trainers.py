@@ -150,14 +150,15 @@ def torchtitan_settings(config: Mapping[Path, Any], gpus: int, name: str, proble
     shards = degree("data_parallel_shard_degree", -1)
     ranks = max(gpus // (tensor * context * depth), 1)
     shards = ranks // replicas if shards < 1 else shards
-    if replicas > 1 and shards > 1:
+    sharers = shards * context  # `dp_shard_cp` of its parallel_dims.py: parts of a sequence share the state, too
+    if replicas > 1 and sharers > 1:
         message = "hybrid sharding is not described"
         problems.append(Problem(f"{name}: data_parallel_replicate_degree", message, "shard over all ranks, or none"))
     local = degree("local_batch_size", degree("batch_size"))
     micro = degree("pipeline_parallel_microbatch_size") if depth > 1 else local
     total = degree("global_batch_size", -1)
     reshard = first(config, "fsdp_reshard_after_forward") or "default"
-    stage = 0 if shards <= 1 else 2 if reshard == "never" or (reshard == "default" and depth > 1) else 3
+    stage = 0 if sharers <= 1 else 2 if reshard == "never" or (reshard == "default" and depth > 1) else 3
     words = [*_sharding(stage), *_batch(micro, local // micro if depth > 1 else 1, ranks, total if total > 0 else None)]
     words += ["--seq-length", str(degree("seq_len", 2048)), "--tensor-model-parallel-size", str(tensor)]
     words += ["--pipeline-model-parallel-size", str(depth), "--context-parallel-size", str(context), "--bf16"]

@@ -104,7 +104,7 @@ def cluster_of(first: Plan, machines: Sequence[Machine]) -> Cluster:
     for pool in first.cluster.pools:
         there = sum(m.gpu == pool.gpu.name and m.gpus >= pool.gpus_per_node for m in machines)
         if there:
-            pools.append(replace(pool, nodes=there))
+            pools.append(pool.resized(there))
     return replace(first.cluster, pools=tuple(pools))
 
 

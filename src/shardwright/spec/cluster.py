@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.spec.assumption import Assumption
@@ -101,10 +101,16 @@ class NodePool:
 
     @property
     def dollars_per_node_hour(self) -> float | None:
-        """The price that applies: spot where the pool is spot and a spot price is known, else on-demand."""
+        """The price that applies: that of spot machines where the pool is spot, else on demand. None where it is not
+        known."""
         if self.price is None:
             return None
         return self.price.spot_per_hour if self.spot else self.price.on_demand_per_hour
+
+    def resized(self, nodes: int) -> NodePool:
+        """Return so many of these machines; fast links join no more than these."""
+        domain = min(self.domain_gpus, nodes * self.gpus_per_node)
+        return replace(self, nodes=nodes, domain_gpus=max(domain, self.gpus_per_node))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.spec.assumption import Assumption
@@ -58,11 +58,6 @@ class Offer:
     def name(self) -> str:
         """GPU type, market and place, as shown to the user."""
         return " ".join(word for word in (self.pool.gpu.name, self.market, self.provider, self.region) if word)
-
-    def rented(self, machines: int) -> NodePool:
-        """Return the pool of so many of the machines; fast links join no more than these."""
-        domain = min(self.pool.domain_gpus, machines * self.pool.gpus_per_node)
-        return replace(self.pool, nodes=machines, domain_gpus=max(domain, self.pool.gpus_per_node))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ def listed(given: Offers) -> list[tuple[float, float, float]]:
     weighed: Front[Point] = Front()
     for offer in given.offers:
         for machines in range(1, offer.pool.nodes + 1):
-            ranking = plan(MODEL, Cluster(pools=(offer.rented(machines),)), JOB, top=1, efficiency=EFFICIENCY)
+            ranking = plan(MODEL, Cluster(pools=(offer.pool.resized(machines),)), JOB, top=1, efficiency=EFFICIENCY)
             if ranking.plans:
                 rental = Rental(offer=offer, machines=machines)
                 point = choice_of(ranking.best, (rental,), given.terms).point

@@ -61,7 +61,7 @@ def fewer_counts(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 def _part(cluster: Cluster, nodes: Sequence[int]) -> Cluster:
     """Return so many machines of each group of a cluster, which keep the links between sites that are left."""
-    pools = tuple(replace(pool, nodes=count) for pool, count in zip(cluster.pools, nodes, strict=True) if count)
+    pools = tuple(pool.resized(count) for pool, count in zip(cluster.pools, nodes, strict=True) if count)
     sites = {pool.site for pool in pools}
     return replace(
         cluster, pools=pools, site_links=tuple(each for each in cluster.site_links if sites >= {*each.sites})

@@ -175,7 +175,7 @@ def _memory(contexts: Sequence[Context], space: Space) -> NoPlan:
             continue
         needs.append(Need(gpus=pool.gpus, gpu=pool.gpu.name, needed_bytes=least, memory_bytes=pool.memory_bytes))
         for factor in MORE_MACHINES:
-            if _fits(replace(context, pool=replace(pool, nodes=pool.nodes * factor)), space):
+            if _fits(replace(context, pool=pool.resized(pool.nodes * factor)), space):
                 remedies.append(MoreMachines(_fewest(context, space, factor), pool.gpus_per_node, pool.gpu.name))
                 break
         remedies.append(MoreMemory(least))
@@ -192,7 +192,7 @@ def _fewest(context: Context, space: Space, factor: int) -> int:
     low, high = context.pool.nodes * factor // 2 + 1, context.pool.nodes * factor
     while low < high:
         middle = (low + high) // 2
-        if _fits(replace(context, pool=replace(context.pool, nodes=middle)), space):
+        if _fits(replace(context, pool=context.pool.resized(middle)), space):
             high = middle
         else:
             low = middle + 1

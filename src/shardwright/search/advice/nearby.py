@@ -78,4 +78,4 @@ def _clusters(cluster: Cluster, batch: int) -> Iterator[Cluster]:
     for counts in (fewer, range(nodes + 1, int(MOST_MACHINES * nodes) + 1)):
         best = min(counts, key=longest, default=nodes)
         if longest(best) < longest(nodes):
-            yield replace(cluster, pools=(replace(pool, nodes=best),))
+            yield replace(cluster, pools=(pool.resized(best),))

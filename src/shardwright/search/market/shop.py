@@ -165,12 +165,12 @@ def _parts(
             for offer in lot
             if len(within := counts[counts <= offer.pool.nodes])
         ]
-        yield Context(model=model, pool=largest.rented(high), job=job, efficiency=efficiency), tariffs
+        yield Context(model=model, pool=largest.pool.resized(high), job=job, efficiency=efficiency), tariffs
 
 
 def _choice(context: Context, find: Find, offers: Offers) -> FrontPoint:
     """Return a point of the front with its plan, predicted on just the machines that it rents."""
-    pool = find.tariff.offer.rented(find.machines)
+    pool = find.tariff.offer.pool.resized(find.machines)
     plan = costed_plan(replace(context, pool=pool), Cluster(pools=(pool,)), find.row)
     return choice_of(plan, (Rental(offer=find.tariff.offer, machines=find.machines),), offers.terms)
 
