@@ -47,6 +47,16 @@ def test_results_print_in_a_few_lines(ranking: Ranking) -> None:
         assert len(repr(value)) < 2000 and "llama" in repr(value) + repr(ranking.best)
     assert repr(ranking.best.model).startswith("<Model llama-3.2-1b: 1,235,814,400 parameters")
     assert ranking._repr_html_().count("<tr>") == len(ranking.plans) + 1
+    best = ranking.best
+    assert f"tensor {best.replicas[0].stages[0].tensor_parallel} × pipeline" in repr(best)
+
+
+def test_what_fits_prints_a_line_a_way() -> None:
+    cluster, job = shardwright.load_cluster("1x1xRTX3090"), shardwright.make_job(global_batch=1, seq_len=1024)
+    found = shardwright.fit(shardwright.load_model("llama-3.2-1b"), cluster, job)
+    first, *ways = repr(found).splitlines()
+    assert first == "llama-3.2-1b on 1 RTX3090" and len(ways) == len(found.sizes)
+    assert all(" of 24.0 GiB, fits with probability " in line for line in ways)
 
 
 def test_names_in_place_of_what_they_stand_for_are_refused_with_what_makes_it() -> None:
@@ -65,7 +75,8 @@ def test_names_in_place_of_what_they_stand_for_are_refused_with_what_makes_it() 
 def test_a_ranking_without_plans_prints_its_reason() -> None:
     model, cluster = shardwright.load_model("llama-3.1-405b"), shardwright.load_cluster("1x1xT4")
     empty = shardwright.plan(model, cluster, shardwright.make_job(**JOB | {"precision": "fp16"}))
-    assert repr(empty).startswith("no plan: ") and empty._repr_html_().startswith("<p>no plan: ")
+    assert repr(empty) == "no plan: too little memory (`.infeasible`)"
+    assert empty._repr_html_().startswith("<p>no plan: too little memory")
     with pytest.raises(LookupError):
         empty.save("nowhere.json")
 

@@ -57,8 +57,8 @@ def test_bad_counts(text: Any) -> None:
         ({"fp8_recipe": "delayed"}, "fp8_recipe", "set precision fp8"),
         ({"optimizer": "adma"}, "optimizer", "adam"),
         ({"objective": "tiem"}, "objective", "time"),
-        ({"budget_dollars": 100.0}, "budget_dollars", "give tokens"),
-        ({"deadline_hours": 5.0}, "deadline_hours", "give tokens"),
+        ({"budget_dollars": 100.0}, "budget_dollars", "give `tokens=`"),
+        ({"deadline_hours": 5.0}, "deadline_hours", "give `tokens=`"),
         ({"budget_dollars": -5.0, "tokens": 1e9}, "budget_dollars", "more than zero"),
     ],
 )

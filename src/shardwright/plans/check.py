@@ -203,12 +203,12 @@ def _options(plan: Plan) -> Iterator[Problem]:
 
 
 def _positions(plan: Plan) -> Iterator[Problem]:
-    return position_problems(plan.model, plan.job)
+    return position_problems(plan.model, plan.job, "job.seq_len")
 
 
-def position_problems(model: Model, job: Job) -> Iterator[Problem]:
-    """Yield what is wrong with the length of samples, whatever the plan."""
+def position_problems(model: Model, job: Job, place: str = "`seq_len=`") -> Iterator[Problem]:
+    """Yield what is wrong with the length of samples, which stands at `place`, whatever the plan."""
     seq_len = job.seq_len
     if model.position == "learned" and 0 < model.learned_positions < seq_len:
         message = f"{seq_len} is longer than the model's table of {model.learned_positions} positions"
-        yield Problem("job.seq_len", message, "train on shorter sequences, or enlarge learned_positions")
+        yield Problem(place, message, "train on shorter sequences, or enlarge learned_positions")

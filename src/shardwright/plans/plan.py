@@ -263,8 +263,10 @@ class Plan:
         used = " + ".join(f"{count} {gpu}" for gpu, count in self.gpus_by_type.items())
         found = self.prediction
         time = "not costed" if found is None else f"{found.iteration_seconds:.4g} s an iteration"
-        depths = "/".join(str(depth) for depth in sorted({len(replica.stages) for replica in self.replicas}))
-        degrees = f"pipeline {depths} × data {self.data_parallel}, micro-batch {self.micro_batch}"
+        tensor = {stage.tensor_parallel for replica in self.replicas for stage in replica.stages}
+        depths = {len(replica.stages) for replica in self.replicas}
+        each, deep = ("/".join(map(str, sorted(values))) for values in (tensor, depths))
+        degrees = f"tensor {each} × pipeline {deep} × data {self.data_parallel}, micro-batch {self.micro_batch}"
         if self.layered:
             degrees = f"uneven FSDP × {self.data_parallel}"
         return f"<Plan of {self.model.name} on {used}: {degrees}, {time}>"

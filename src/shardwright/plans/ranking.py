@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -163,7 +164,10 @@ class Ranking:
 
     @property
     def _reason(self) -> str:
-        return str(self.infeasible.reason) if self.infeasible else "none was found"
+        """The kind of the reason: too little memory. `infeasible` has its figures, and what would help."""
+        if self.infeasible is None:
+            return "none was found"
+        return re.sub("(?<=[a-z])[A-Z]", r" \g<0>", type(self.infeasible.reason).__name__).lower() + " (`.infeasible`)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+from shardwright.units import format_bytes
 
 Training = Literal["full", "lora", "qlora"]
 # Four bits a weight, a scale of eight bits for each 64 of them, and one in fp32 for each 256 scales (QLoRA,
@@ -82,6 +83,14 @@ class Sizing:
     def first(self) -> Size | None:
         """The first way that fits, in the order of `ways`."""
         return next((size for size in self.sizes if size.fits), None)
+
+    def __repr__(self) -> str:
+        each = (
+            f"{size.way.name}: {format_bytes(size.memory.total_bytes)} of {format_bytes(size.memory.capacity_bytes)}, "
+            f"fits with probability {size.fit_probability:.0%}"
+            for size in self.sizes
+        )
+        return "\n".join((f"{self.model.name} on {self.cluster.gpus} {self.cluster.pools[0].gpu.name}", *each))
 
 
 def ways(count: int) -> tuple[TrainingWay, ...]:

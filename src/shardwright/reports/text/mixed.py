@@ -55,9 +55,10 @@ def _why_idle(ranking: Ranking) -> str:
     if unsearched:
         return f"{in_words(unsearched[0])}, were not searched"
     better = "faster" if ranking.best.job.objective == "time" else "cheaper"
+    them = "it" if sum(idle(ranking.best).values()) == 1 else "them"
     if ranking.passed_over is not None and idle(ranking.passed_over.plan) != idle(ranking.best):
-        return f"a {better} plan with them, named below, gains less than it is doubted"
-    words = f"no {better} plan with them was found"
+        return f"a {better} plan with {them}, named below, gains less than it is doubted"
+    words = f"no {better} plan with {them} was found"
     if ranking.search.gap is None or ranking.search.gap <= WIDE:
         return words
     room, passed_over = 1.0 - 1.0 / (1.0 + ranking.search.gap), ranking.passed_over

@@ -14,7 +14,7 @@ TERMS = {
     "expert_parallel_seconds": "expert-parallel communication",
     "pipeline_seconds": "pipeline transfers",
     "bubble_seconds": "pipeline bubble",
-    "data_parallel_seconds": "gradient and weight communication",
+    "data_parallel_seconds": "gradient/weight communication",
     "optimizer_seconds": "optimizer",
     "framework_seconds": "framework",
 }

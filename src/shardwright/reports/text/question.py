@@ -8,7 +8,7 @@ from shardwright.spec.catalog.machines import GBIT_BYTES
 from shardwright.spec.cluster import Cluster, NodePool
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
-from shardwright.units import counted, format_count, format_dollars
+from shardwright.units import SECONDS_PER_HOUR, counted, format_count, format_dollars, format_seconds
 
 
 def model_line(model: Model) -> str:
@@ -64,7 +64,7 @@ def job_line(job: Job) -> str:
     if job.objective != "time":
         words.append(f"least {job.objective}")
     if job.deadline_hours is not None:
-        words.append(f"within {job.deadline_hours:g} h")
+        words.append(f"within {format_seconds(job.deadline_hours * SECONDS_PER_HOUR)}")
     if job.budget_dollars is not None:
         words.append(f"for at most {format_dollars(job.budget_dollars)}")
     return ", ".join(words)

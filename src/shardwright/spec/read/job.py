@@ -63,12 +63,14 @@ def make_job(
         if value is not None:
             _check_number(problems, name, value)
             if name != "steps" and tokens is None and steps is None:
-                problems.append(Problem(name, "bounds a run whose length is unknown", "give tokens (or steps) as well"))
+                problems.append(
+                    Problem(name, "bounds a run whose length is unknown", "give `tokens=` (or `steps=`) as well")
+                )
     if document_tokens is not None:
         _check_number(problems, "document_tokens", document_tokens)
     problems += _name_problems(precision, fp8_recipe, optimizer, framework, objective)
     if tokens is not None and steps is not None:
-        problems.append(Problem("steps", "says again how long the run is", "give tokens or steps, not both"))
+        problems.append(Problem("steps", "says again how long the run is", "give `tokens=` or `steps=`, not both"))
     run_tokens = _tokens(problems, tokens)
     if problems:
         raise SpecError(*problems)
