@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import pytest
 from tests.golden.plans import LLAMA_2_70B, cluster_of
@@ -81,6 +82,14 @@ def test_pins_and_rules_hold_at_every_step() -> None:
         stages = step.plan.replicas[0].stages
         assert stages[0].tensor_parallel == 8 and len(stages) >= 4
         assert stages[0].recompute.method == "uniform"
+
+
+def test_of_two_stages_the_one_with_the_logits_gives_layers_away() -> None:
+    line = LINE.replace("pipeline-model-parallel-size 8", "pipeline-model-parallel-size 2")
+    even = replace(mine(line), model=replace(LLAMA_2_70B, vocab=256_000), prediction=None)
+    kept = ["vpp=1", "pp=2", "tp=8", "cp=1", "micro_batch=1", "recompute=none"]
+    steps = ladder(predict(even), space=parse_pins(kept))
+    assert any(step.plan.replicas[0].stages[0].layer_count > 40 for step in steps)
 
 
 def test_a_plan_that_does_not_fit_is_made_to_fit_first() -> None:

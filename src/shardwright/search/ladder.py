@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -183,12 +184,11 @@ def _pipelines(context: Context, row: Row) -> Iterator[Row]:
         first, last = even_split(context, row["pp"] * vpp)
         yield {"vpp": vpp, "overlap_pp": vpp > 1, "first_layers": first, "last_layers": last}
     stages = row["pp"] * row["vpp"]
-    if stages > 2:
-        for first in range(-2, 2):
-            for last in range(-3, 2):
-                ends = row["first_layers"] + first, row["last_layers"] + last
-                if min(ends) >= 0 and sum(ends) <= context.layer_count:
-                    yield {"first_layers": ends[0], "last_layers": ends[1]}
+    between = product(range(-2, 2), range(-3, 2)) if stages > 2 else ((moved, -moved) for moved in range(-3, 4))
+    for first, last in between if stages > 1 else ():
+        ends = row["first_layers"] + first, row["last_layers"] + last
+        if min(ends) >= 0 and sum(ends) <= context.layer_count:
+            yield {"first_layers": ends[0], "last_layers": ends[1]}
 
 
 def _degrees(context: Context, row: Row) -> Iterator[Row]:
