@@ -133,6 +133,12 @@ def test_the_price_on_demand_is_not_taken_for_that_of_spot() -> None:
         _pool(spot=True, price_per_hour=30)
 
 
+def test_where_only_the_other_price_is_known_that_is_said() -> None:
+    pool = _pool(gpu="A100-PCIe-40", spot=True)
+    assert pool.price is not None and pool.price.on_demand_per_hour and pool.dollars_per_node_hour is None
+    assert any("none known for spot, so plans have no cost; on demand $" in str(assumed) for assumed in pool.assumed)
+
+
 def test_price_of_a_provider_and_region() -> None:
     pool = _pool(provider="lambda", region="us-east-1")
     assert pool.price is not None and pool.price.on_demand_per_hour == 31.92

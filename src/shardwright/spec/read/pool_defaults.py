@@ -170,6 +170,7 @@ def _guess(rows: Sequence[MachinePrice], gpus_per_node: int, *, spot: bool) -> P
         source=told.row.price.source,
         date=told.row.price.date,
     )
-    return PriceGuess(
-        price=price, assumed=Assumption("price", f"{'spot' if told is taken_back else 'on demand'} {told.words}")
-    )
+    words = f"{'spot' if told is taken_back else 'on demand'} {told.words}"
+    if told is not (taken_back if spot else demand):
+        words = f"none known {'for spot' if spot else 'on demand'}, so plans have no cost; {words}"
+    return PriceGuess(price=price, assumed=Assumption("price", words))
