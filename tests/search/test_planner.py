@@ -10,9 +10,9 @@ from shardwright.errors import SpecError
 from shardwright.plans.check import check
 from shardwright.plans.document import dumps
 from shardwright.plans.findings import Cause, LimitsNotKept, NoLegalLayout, Rejection, RulesDropAll, SeveralMakers
-from shardwright.plans.plan import Plan
+from shardwright.plans.plan import Plan, Recompute
 from shardwright.plans.ranking import NoPlan, Ranking
-from shardwright.plans.remedies import Cheapest, Failure, Fastest, MoreMachines, Unpin
+from shardwright.plans.remedies import BlockRecomputation, Cheapest, Failure, Fastest, MoreMachines, Unpin
 from shardwright.reports.words import in_words
 from shardwright.rounding import coarse
 from shardwright.search.planner import evaluate, plan, predict
@@ -85,6 +85,19 @@ def test_evaluation_of_a_plan_found_is_its_prediction(ranking: Ranking) -> None:
     result = evaluate(worst)
     assert seconds(result.plan) == pytest.approx(seconds(worst))
     assert seconds(result.best.best) == pytest.approx(seconds(ranking.best))
+
+
+def test_what_would_make_a_plan_fit_makes_it_sure_to(ranking: Ranking) -> None:
+    best = ranking.best
+    fullest = max(stage.total_bytes for row in best.prediction.memory for stage in row) if best.prediction else 0.0
+    tight = replace(CLUSTER, pools=(replace(CLUSTER.pools[0], memory_bytes=1.03 * fullest),))
+    found = evaluate(replace(best, cluster=tight, prediction=None))
+    assert found.plan.prediction is not None and 0.5 < found.plan.prediction.fit_probability < 0.9
+    (layers,) = [change.layers for change in found.remedies if isinstance(change, BlockRecomputation)]
+    again = Recompute(granularity="full", method="block", layers=layers)
+    stages = tuple(replace(stage, recompute=again) for stage in best.replicas[0].stages)
+    mended = predict(replace(found.plan, replicas=(replace(best.replicas[0], stages=stages),), prediction=None))
+    assert mended.prediction is not None and mended.prediction.fit_probability >= 0.9
 
 
 def test_pins_hold() -> None:

@@ -241,12 +241,13 @@ def evaluate(
     user_plan: Plan,
     *,
     top: int = 1,
+    fit: float = 0.9,
     efficiency: Efficiency | None = None,
     space: Space | None = None,
     rules: Sequence[Rule] = (),
 ) -> Evaluation:
     """Return the prediction of a plan, the best plans for the same model, machines and job that keep the pins of
-    `space` and the `rules`, and what would make it fit if it does not."""
+    `space` and the `rules`, and what would make it fit with probability `fit` if it does not."""
     model_of_time = efficiency or default_efficiency()
     degrees = {stage.tensor_parallel for replica in user_plan.replicas for stage in replica.stages}
     space = replace(space or Space(), tp_per_type=len(degrees) > 1)
@@ -257,6 +258,7 @@ def evaluate(
         space=space,
         rules=rules,
         top=top,
+        fit=fit,
         efficiency=model_of_time,
     )
     mine = predict(user_plan, efficiency=model_of_time)
@@ -265,7 +267,7 @@ def evaluate(
         mine = mine.costed(replace(mine.prediction, lower_bound_seconds=bound))
     if not user_plan.uniform:
         return Evaluation(plan=mine, best=best)
-    (context,) = contexts_of(user_plan, model_of_time).values()
+    (found,) = contexts_of(user_plan, model_of_time).values()
     starts = stage_starts(user_plan.replicas[0], user_plan.schedule.virtual_stages)
-    changes = remedies(context, row_of(user_plan), np.array([starts]))
+    changes = remedies(replace(found, headroom=headroom(fit, found.job)), row_of(user_plan), np.array([starts]))
     return Evaluation(plan=mine, best=best, remedies=tuple(changes))
