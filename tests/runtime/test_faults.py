@@ -135,19 +135,31 @@ def test_where_no_step_is_whole_each_is_told_and_left_as_it_is(folder: Path, tmp
     assert len(checkpoints(out)) == 2
 
 
-def test_the_learning_rate_travels_and_other_data_are_refused(folder: Path, tmp_path: Path, trained: Path) -> None:
+def test_what_a_run_was_told_travels_and_may_change_and_other_data_are_refused(
+    folder: Path, tmp_path: Path, trained: Path
+) -> None:
     out = copied(trained, tmp_path / "out")
     done = run_alone(folder / "single.json", *arguments(folder, out, 5), "--resume", out)
     assert done.returncode == 0, done.stderr
     assert {float(row["learning_rate"]) for row in rows(out)} == {1e-3}
-    changed = run_alone(folder / "single.json", *arguments(folder, out, 6), "--resume", out, "--learning-rate", 5e-4)
-    assert changed.returncode == 0 and "learning_rate 0.001 -> 0.0005" in changed.stderr
-    other = tmp_path / "other.bin"
+    other = ["--learning-rate", 5e-4, "--schedule", "linear", "--decay", 8, "--beta2", 0.99, "--epsilon", 1e-6]
+    changed = run_alone(folder / "single.json", *arguments(folder, out, 6), "--resume", out, *other)
+    assert changed.returncode == 0, changed.stderr
+    for words in (
+        "learning_rate 0.001 -> 0.0005",
+        "schedule cosine -> linear",
+        "decay_steps 0 -> 8",
+        "epsilon 1e-08 -> 1e-06",
+    ):
+        assert words in changed.stderr
+    assert "betas [0.9, 0.95] -> [0.9, 0.99]" in changed.stderr
+    assert float(rows(out)[-1]["learning_rate"]) == pytest.approx(5e-4 * (0.1 + 0.9 * 3 / 8))
+    elsewhere = tmp_path / "other.bin"
     tokens = np.fromfile(folder / "c.bin", np.uint16)
     tokens[1000] += 1
-    tokens.tofile(other)
+    tokens.tofile(elsewhere)
     shutil.copy(folder / "c.json", tmp_path / "other.json")
-    told = ["--data", other, "--out", out, "--steps", 7, "--resume", out]
+    told = ["--data", elsewhere, "--out", out, "--steps", 7, "--resume", out]
     refused = run_alone(folder / "single.json", *told, "--seed", 1)
     assert refused.returncode == 2
     assert "was written with data c.bin" in refused.stderr and "--accept-change data" in refused.stderr

@@ -18,6 +18,21 @@ def test_learning_rate_rises_and_falls() -> None:
     assert rates[9] == pytest.approx(0.55) and rates[14:] == pytest.approx([0.1] * 6)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        (Recipe(schedule="linear", decay_steps=8), [1.0, 0.8875, 0.775, 0.6625, 0.55, 0.4375, 0.325, 0.2125, 0.1, 0.1]),
+        (Recipe(schedule="linear", decay_steps=8, decay_from=6), [*[1.0] * 7, 0.55, 0.1, 0.1]),
+        (Recipe(schedule="wsd", decay_steps=20), [*[1.0] * 19, 0.55, 0.1, 0.1]),
+        (Recipe(schedule="wsd", decay_steps=8, decay_from=4, final_fraction=0.0), [*[1.0] * 5, 0.75, 0.5, 0.25, 0.0, 0.0]),
+        (Recipe(schedule="wsd", warmup_steps=2), [0.5, 1.0, 1.0]),
+    ],
+)  # fmt: skip
+def test_schedules(recipe: Recipe, expected: list[float]) -> None:
+    rates = [recipe.rate(step) / recipe.learning_rate for step in range(len(expected))]
+    assert rates == pytest.approx(expected)
+
+
 def row(step: int) -> Row:
     return Row(
         step=step, loss=1.0, gradient_norm=1.0, learning_rate=1.0, seconds=1.0, tokens_per_second=1.0, mfu=None,

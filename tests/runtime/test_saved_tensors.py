@@ -1,4 +1,4 @@
-"""What layers and the loss keep for their backward pass, counted under fake tensors and process groups that send nothing."""
+"""What layers and the loss keep for their backward pass, under fake tensors and process groups that send nothing."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ import pytest
 from tests.cli.running import run
 from tests.cli.schemas import holds
 from tests.nightly import nightly
-from tests.runtime.recovery.fleet import ENDLESS, GENTLY, Fleet, copies, pipelines, undisturbed
+from tests.runtime.commands import gone, waited
+from tests.runtime.recovery.fleet import ENDLESS, GENTLY, Fleet, copies, descendants, pipelines, undisturbed
 from tests.runtime.samples import under
 
 from shardwright.runtime.recovery.rehearsal import rehearse
@@ -55,6 +56,9 @@ def test_the_coordinators_machine_is_lost_and_another_takes_its_place(tmp_path: 
         holds("recovery", json.loads(run(told).out))
         assert (expected.ranks, expected.moved_bytes["cloud"]) == (2, 0)
         before, generation = fleet.step(1), fleet.generation()
+        started = descendants(fleet.running[0].pid)
+        fleet.running[0].kill()
+        assert started and waited(lambda: all(map(gone, started)), 10), "workers end with their keeper"
         fleet.lose(0)
         fleet.until(lambda: fleet.generation() > generation, "a successor")
         found = fleet.recoveries()[-1]
