@@ -18,10 +18,11 @@ from shardwright.cost.network.messages import MessageTimes
 from shardwright.errors import SpecError
 from shardwright.plans.findings import Cause, Rejection
 from shardwright.plans.plan import Recompute
+from shardwright.plans.remedies import SmallerMicroBatch
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import settings
+from shardwright.search.planner import evaluate, predict
 from shardwright.search.planner import plan as search
-from shardwright.search.planner import predict
 from shardwright.search.space.axes import Space, parse_pins
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
@@ -235,3 +236,14 @@ def _two_types(plan):
     return [
         replace(any_stage, gpu=pool.gpu.name, tensor_parallel=1, recompute=Recompute()) for pool in plan.cluster.pools
     ]
+
+
+def test_what_would_make_a_plan_fit_is_told_of_measured_layers_alone() -> None:
+    """A smaller micro-batch was not measured."""
+    job = make_job(global_batch=16, seq_len=1024, precision="fp32")
+    plan, efficiency = planned(layer_profile(small_document(micro_batch=2)), job, ["pp=1", "dp=2", "recompute=none"])
+    node = NODE | {"memory_gb": 1.4}
+    small = replace(plan, cluster=build_cluster({"nodes": [node]}, "test"), prediction=None)
+    found = evaluate(small, efficiency=efficiency)
+    assert found.plan.prediction is not None and found.plan.prediction.fit_probability < 0.9
+    assert not any(isinstance(change, SmallerMicroBatch) for change in found.remedies)

@@ -10,7 +10,7 @@ from shardwright.errors import SpecError
 from shardwright.plans.check import check
 from shardwright.plans.document import dumps
 from shardwright.plans.findings import Cause, LimitsNotKept, NoLegalLayout, Rejection, RulesDropAll, SeveralMakers
-from shardwright.plans.plan import Plan, Recompute
+from shardwright.plans.plan import Granularity, Plan, Recompute
 from shardwright.plans.ranking import NoPlan, Ranking
 from shardwright.plans.remedies import BlockRecomputation, Cheapest, Failure, Fastest, MoreMachines, Unpin
 from shardwright.reports.words import in_words
@@ -87,8 +87,11 @@ def test_evaluation_of_a_plan_found_is_its_prediction(ranking: Ranking) -> None:
     assert seconds(result.best.best) == pytest.approx(seconds(ranking.best))
 
 
-def test_what_would_make_a_plan_fit_makes_it_sure_to(ranking: Ranking) -> None:
-    best = ranking.best
+@pytest.mark.parametrize("granularity", ["none", "selective"])
+def test_what_would_make_a_plan_fit_makes_it_sure_to(ranking: Ranking, granularity: Granularity) -> None:
+    (replica,), kept = ranking.best.replicas, Recompute(granularity=granularity)
+    replica = replace(replica, stages=tuple(replace(stage, recompute=kept) for stage in replica.stages))
+    best = predict(replace(ranking.best, replicas=(replica,), prediction=None))
     fullest = max(stage.total_bytes for row in best.prediction.memory for stage in row) if best.prediction else 0.0
     tight = replace(CLUSTER, pools=(replace(CLUSTER.pools[0], memory_bytes=1.03 * fullest),))
     found = evaluate(replace(best, cluster=tight, prediction=None))

@@ -10,7 +10,7 @@ import numpy as np
 from shardwright.arrays import Ints
 from shardwright.cost.context import Context, layer_rows
 from shardwright.cost.iteration.footprint import fewest_recomputed_layers, fixed_bytes, footprint
-from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNSHARDED, ZERO1, Strategies
+from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE, UNIFORM, UNSHARDED, ZERO1, Strategies
 from shardwright.plans.remedies import BlockRecomputation, Change, Remedy, SmallerMicroBatch
 
 
@@ -19,9 +19,9 @@ def remedies(context: Context, row: Strategies, starts: Ints) -> Iterator[Remedy
     if _fits(context, row, starts):
         return
     one = np.ones(1, dtype=np.int64)
-    if row.recompute[0] == NONE:
-        if _fits(context, replace(row, recompute=SELECTIVE * one), starts):
-            yield Change.SELECTIVE_RECOMPUTATION
+    if row.recompute[0] == NONE and _fits(context, replace(row, recompute=SELECTIVE * one), starts):
+        yield Change.SELECTIVE_RECOMPUTATION
+    if row.recompute[0] != UNIFORM:
         blocks = replace(row, recompute=BLOCK * one)
         shards = layer_rows(context, blocks)
         layers, able = fewest_recomputed_layers(
@@ -32,7 +32,7 @@ def remedies(context: Context, row: Strategies, starts: Ints) -> Iterator[Remedy
     ranks = int(row.dp[0] * row.cp[0])
     if ranks > 1 and row.sharding[0] == UNSHARDED and _fits(context, replace(row, sharding=ZERO1 * one), starts):
         yield Change.ZERO1
-    if row.offload[0] < 1.0:
+    if row.offload[0] < 1.0 and not context.job.options.precision_aware:
         whole = replace(row, sharding=np.maximum(row.sharding, ZERO1), offload=np.ones(1))
         if _fits(context, whole, starts):
             yield Change.OFFLOADED_OPTIMIZER
@@ -41,5 +41,7 @@ def remedies(context: Context, row: Strategies, starts: Ints) -> Iterator[Remedy
 
 
 def _fits(context: Context, row: Strategies, starts: Ints) -> bool:
+    if not context.timed(row).all():
+        return False  # of layers that were not measured so nothing is known
     peak = footprint(context, row, layer_rows(context, row), starts).total
     return bool((peak <= context.memory_limit_bytes).all())
