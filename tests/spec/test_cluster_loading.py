@@ -203,7 +203,7 @@ def test_bad_short_forms(text: str, part: str) -> None:
         ({"gpu": "H10O"}, "gpu", "H100"),
         ({"gpu": 100}, "gpu", "expected a text"),
         ({"gpu": None}, "gpu", "is missing"),
-        ({"gpuz": 8}, "gpuz", "gpus"),
+        ({"gpuz": 8}, "gpuz", "did you mean gpu"),
         ({"machine": "p5.48xlrge"}, "machine", "p5.48xlarge"),
         ({"machine": "p4d.24xlarge"}, "gpu", "leave one of them out"),
         ({"machine": "p5.48xlarge", "gpus": 4}, "gpus", "leave one of them out"),
