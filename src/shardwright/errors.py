@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-SLIP, NEAR = 0.8, 0.5  # likeness (`difflib.SequenceMatcher.ratio`) of names; chosen
+SLIP, NEAR = 0.75, 0.5  # likeness (`difflib.SequenceMatcher.ratio`) of names; chosen
 
 
 @dataclass(frozen=True, slots=True)

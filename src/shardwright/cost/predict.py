@@ -38,9 +38,9 @@ def predict(
     found: Mixed | None = None,
 ) -> Prediction:
     """Return the prediction for a legal plan of any shape. Its lower bound is the model's FLOPs at the peak of all GPUs
-    of the cluster. `known` keeps layer tables between calls, as in `mixed_iteration`, and `contexts` are those of its
-    GPU types; `found` is the plan's iteration where it is known. Raises SpecError where a GPU cannot compute in the
-    job's precision."""
+    of the cluster; its interval does not begin before their time at the peak of those that the plan uses. `known`
+    keeps layer tables between calls, as in `mixed_iteration`, and `contexts` are those of its GPU types; `found` is the
+    plan's iteration where it is known. Raises SpecError where a GPU cannot compute in the job's precision."""
     found = found or mixed_iteration(plan, efficiency, known=known, contexts=contexts)
     source = layer_source(efficiency)
     slowest = int(coarse(np.array([replica.busy_seconds for replica in found.replicas])).argmax())
@@ -63,14 +63,15 @@ def predict(
     settings = [
         conditions_of(plan.model, pool.gpu, plan.gpus, job) for pool in plan.cluster.pools if used[pool.gpu.name]
     ]
-    interval, evidence = source.basis(seconds, settings)
+    (low, high), evidence = source.basis(seconds, settings)
+    quickest = flops / sum(peaks[name] * count for name, count in used.items())
     fit = min(fit_probability(each.total_bytes, each.capacity_bytes, job) for row in memory for each in row)
     ideal = flops / sum(peaks.get(pool.gpu.name, 0.0) * pool.gpus for pool in plan.cluster.pools)
     return Prediction(
         iteration_seconds=seconds,
-        interval=interval,
+        interval=(max(low, min(quickest, seconds)), high),
         tokens_per_second=job.tokens_per_iteration / seconds,
-        mfu=flops / (seconds * sum(peaks[name] * count for name, count in used.items())),
+        mfu=quickest / seconds,
         time=time,
         memory=memory,
         fit_probability=fit,

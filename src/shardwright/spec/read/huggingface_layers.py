@@ -80,7 +80,7 @@ def _attention(fields: ConfigFields, family: ModelFamily, hidden: int) -> Attent
         head_dim, kv_heads = latent.nope_head_dim + latent.rope_head_dim, heads
     else:
         head_dim = value_dim = fields.size(*HEAD_DIM, most=MOST_WIDTH) or hidden // heads or 1
-        if fields.has(HEAD_DIM) is None and hidden % heads:
+        if fields.has(HEAD_DIM) is None and hidden % heads and not fields.section.problems:
             fields.section.report(HEADS[0], f"{heads} heads do not divide the hidden size {hidden}", "give head_dim")
     if heads % kv_heads:
         name = fields.has(KV_HEADS) or KV_HEADS[0]
