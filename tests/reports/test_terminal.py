@@ -16,6 +16,7 @@ from shardwright.plans.ranking import Baseline, Evaluation, NoPlan, Origin, Rank
 from shardwright.plans.remedies import Change, MoreMachines, MoreMemory, Shortage
 from shardwright.reports.documents.ranking import evaluation_document, ranking_document
 from shardwright.reports.text.evaluation import evaluation_text
+from shardwright.reports.text.nearest import nearest_words
 from shardwright.reports.text.outcome import bottleneck
 from shardwright.reports.text.plans import plan_text
 from shardwright.reports.text.terminal import infeasible_text, ranking_text
@@ -181,3 +182,10 @@ def test_the_bottleneck_begins_with_what_takes_longest() -> None:
     assert slow is not None
     said = bottleneck(slow)
     assert said.startswith("tensor-parallel communication (") and ", then compute of stage 1 (" in said
+
+
+def test_a_nearest_plan_that_takes_no_longer_is_said_to() -> None:
+    plan = costed()
+    slower = costed(seconds={"bubble_seconds": 3.0})
+    assert "an iteration, as long (priced" in nearest_words(plan, plan)
+    assert "% more (priced" in nearest_words(plan, slower)
