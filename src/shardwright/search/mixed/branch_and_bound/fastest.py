@@ -186,7 +186,6 @@ def _bounded(run: Run, node: TreeNode[_Part]) -> Step[_Part]:
         longest=run.incumbent,
         ruled_out=part.ruled_out,
         closely=has_few_units(instance) and not preliminary,
-        roughly=preliminary and not is_root,
     )
     if isinstance(found, Infeasible):
         return Pruned()

@@ -40,11 +40,10 @@ def bounded(
     longest: float,
     ruled_out: RuledOut = NOTHING,
     closely: bool = False,
-    roughly: bool = False,
 ) -> Bounded | Infeasible:
     """(P8) Return the bound of a region with its columns, unless it holds nothing below `cutoff`. Columns are of use
     for times up to `longest`. `known` is a bound already, and what a region of which it is a part has `ruled_out`
-    holds. `closely` looks at all splits of compositions; `roughly` leaves it at the known bound."""
+    holds. `closely` looks at all splits of compositions."""
     least = max(known, instance.quickest(region))
     if least >= cutoff:
         return Infeasible()
@@ -54,8 +53,6 @@ def bounded(
     columns = ColumnPool(instance, region, counts, longest, ruled_out=ruled_out)
     if columns.excludes(cutoff) if closely else not columns.reaches_all(cutoff):
         return Infeasible()
-    if roughly:
-        return Bounded(least, columns)
     high = cutoff
     while True:
         seconds, high = shortest(columns.limit, instance.total, least, high)
