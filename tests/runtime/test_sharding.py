@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
+from shardwright.cost.memory.sizes import copied_bytes, gradient_bytes, weight_bytes
 from shardwright.plans.plan import Plan, Sharding
 from shardwright.runtime.job.describe import layout_text
 from shardwright.runtime.layout.groups import layout_of
@@ -80,3 +81,17 @@ def test_parts_of_all_ranks_make_the_whole() -> None:
     for piece in parts[0].bucket.pieces:
         found = whole[piece.offset : piece.offset + piece.elements]
         assert torch.equal(found, torch.arange(float(piece.elements)))
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_weights_and_gradients_of_unequal_degrees_take_what_is_priced(degree: int) -> None:
+    """A rank with both shards of what others have one of each keeps them apart, and whole for its passes."""
+    parts = replica(stage((0, 4), tp=2), micro_batches=1), replica(stage((0, 4), tp=degree), micro_batches=1)
+    layout = layout_of(plan_of(tiny_model(4, vocab=64), *parts, sharding="zero1", precision="bf16"))
+    store = make_store(layout, layout.places[-1], torch.bfloat16, torch.device("cpu"))
+    found = [flat.whole for buffer in store.buffers for flat in (buffer.weights, buffer.gradients)]
+    found += [tensor for weight in store.parameters.values() for tensor in (weight, weight.grad) if tensor is not None]
+    kept = sum({value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in found}.values())
+    held = sum(weight.numel() for weight in store.parameters.values())
+    once = weight_bytes(layout.plan.job) + gradient_bytes(layout.plan.job)
+    assert kept == pytest.approx((once + (sum(copied_bytes(layout.plan.job)) if degree == 1 else 0.0)) * held, rel=0.02)

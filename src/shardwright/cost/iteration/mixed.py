@@ -30,7 +30,7 @@ from shardwright.cost.iteration.orthogonalisation import orthogonalisation_secon
 from shardwright.cost.iteration.places import Places, places_of
 from shardwright.cost.iteration.replica_time import Mixed as Mixed
 from shardwright.cost.iteration.replica_time import ReplicaTime as ReplicaTime
-from shardwright.cost.iteration.shards import copied_bytes
+from shardwright.cost.iteration.shards import copied_parameters
 from shardwright.cost.iteration.step import (
     StageTimes,
     both_gather_seconds,
@@ -43,6 +43,7 @@ from shardwright.cost.iteration.step import (
     tied_embedding_seconds,
 )
 from shardwright.cost.memory.facts import memory_facts
+from shardwright.cost.memory.sizes import copied_bytes
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN
 from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, Order, interleaved, one_f_one_b
@@ -107,7 +108,7 @@ def _stages(plan: Plan, lanes: list[Lanes], held: list[HeldParameters], places: 
     memory = [_footprint(each) for each in lanes]
 
     dense, expert = of_stages(lanes, [own.dense for own in held]), of_stages(lanes, [own.expert for own in held])
-    copied = copied_bytes(plan, places, dense, expert)
+    weights, gradients = (each * copied_parameters(places, dense, expert) for each in copied_bytes(plan.job))
     footprints = _each(lambda name: of_stages(lanes, [getattr(part, name) for part in memory]))
     return _Stages(
         forward=of_stages(lanes, [part.forward for part in times]),
@@ -130,8 +131,9 @@ def _stages(plan: Plan, lanes: list[Lanes], held: list[HeldParameters], places: 
         ),
         memory=replace(
             footprints,
-            weights=footprints.weights + copied,
-            context=footprints.context + memory_facts(plan.job.framework).fragmentation * copied,
+            weights=footprints.weights + weights,
+            gradients=footprints.gradients + gradients,
+            context=footprints.context + memory_facts(plan.job.framework).fragmentation * (weights + gradients),
         ),
     )
 

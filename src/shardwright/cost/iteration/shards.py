@@ -2,8 +2,8 @@
 
 Holders of unequal degrees cut a layer into shards, as many as the least common multiple of their degrees, and each
 shard has flat buffers of its own. A rank with several shards of a layer keeps its weights there, and beside them whole,
-as its passes use them (`runtime.state.store`). Gradients and optimizer state are there once. A stage that shares some
-of its layers so counts with all of them.
+as its passes use them, with the gradients to which these add (`runtime.state.store`). Optimizer state is there once. A
+stage that shares some of its layers so counts with all of them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ import numpy as np
 
 from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.iteration.places import Places
-from shardwright.cost.memory.sizes import weight_bytes
-from shardwright.plans.plan import Plan
 
 
-def copied_bytes(plan: Plan, places: Places, dense: Floats, expert: Floats) -> Floats:
-    """Return the bytes of weights that a GPU of each stage keeps twice, [S], of `dense` and `expert` parameters [S]."""
+def copied_parameters(places: Places, dense: Floats, expert: Floats) -> Floats:
+    """Return the parameters that a GPU of each stage keeps twice, [S], of `dense` and `expert` ones [S]."""
     blocks = _several(places, places.etp) | _several(places, places.ep)
-    return np.asarray(weight_bytes(plan.job) * (_several(places, places.tp) * dense + blocks * expert))
+    return np.asarray(_several(places, places.tp) * dense + blocks * expert)
 
 
 def _several(places: Places, degree: Ints) -> Bools:

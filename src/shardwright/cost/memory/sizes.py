@@ -84,6 +84,11 @@ def gradient_bytes(job: Job) -> float:
     return 2.0 if job.fp8_storage else memory_facts(job.framework).gradient
 
 
+def copied_bytes(job: Job) -> tuple[float, float]:
+    """Return the bytes that the weight and the gradient of a parameter take once more where a rank keeps it twice."""
+    return weight_bytes(job), trained_share(job) * gradient_bytes(job)
+
+
 def trained_share(job: Job) -> float:
     """Return the part of the weights that has gradients and optimizer state."""
     return ADAPTER_SHARE if job.adapters else 1.0

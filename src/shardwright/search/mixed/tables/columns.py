@@ -157,7 +157,7 @@ class Table:
         return picked(_agreement_seconds(self.fabrics, tuple(self.local.tolist()), most), units) + self.step_seconds
 
     def laid_out(self) -> Table:
-        """Return the table with weights laid out twice, where copies of a layer differ in degree."""
+        """Return the table with weights and gradients laid out twice, where copies of a layer differ in degree."""
         return replace(self, state_bytes=self.state_bytes + self.copied_bytes, copied_bytes=0.0 * self.copied_bytes)
 
     @property

@@ -16,12 +16,12 @@ from shardwright.cost.iteration.footprint import P2P_BUFFERS
 from shardwright.cost.iteration.orthogonalisation import running_product_seconds
 from shardwright.cost.iteration.step import BUCKET_SHARE, message_bytes, optimizer_seconds, tied_bytes
 from shardwright.cost.memory.sizes import (
+    copied_bytes,
     gathered_bytes,
     logit_bytes,
     room_for_tensors,
     state_bytes,
     trained_share,
-    weight_bytes,
 )
 from shardwright.cost.network.collectives import transfer_seconds
 from shardwright.cost.strategies import UNSHARDED
@@ -57,7 +57,7 @@ def tables(contexts: Sequence[Context], settings: Sequence[Setting], links: Sequ
                 **columns,
                 fabrics=fabrics,
                 wide=degrees / degrees.min(),
-                copied_bytes=np.where(degrees < shards, weight_bytes(job), 0.0),
+                copied_bytes=np.where(degrees < shards, sum(copied_bytes(job)), 0.0),
                 longest_move=_longest_move(contexts, setting, columns["near"], columns["far"]),
                 activation_bytes=whole_bytes,
                 site_rates=rates,
