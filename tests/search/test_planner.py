@@ -6,13 +6,22 @@ from dataclasses import replace
 
 import pytest
 
+from shardwright.cost.compute.efficiency import Analytic
 from shardwright.errors import SpecError
 from shardwright.plans.check import check
 from shardwright.plans.document import dumps
 from shardwright.plans.findings import Cause, LimitsNotKept, NoLegalLayout, Rejection, RulesDropAll, SeveralMakers
 from shardwright.plans.plan import Granularity, Plan, Recompute
 from shardwright.plans.ranking import NoPlan, Ranking
-from shardwright.plans.remedies import BlockRecomputation, Cheapest, Failure, Fastest, MoreMachines, Unpin
+from shardwright.plans.remedies import (
+    BlockRecomputation,
+    Cheapest,
+    Failure,
+    Fastest,
+    MoreMachines,
+    ShorterSequence,
+    Unpin,
+)
 from shardwright.reports.words import in_words
 from shardwright.rounding import coarse
 from shardwright.search.planner import evaluate, plan, predict
@@ -137,6 +146,16 @@ def test_too_small_a_cluster_says_what_would_do() -> None:
     machines = next(found.machines for found in result.infeasible.remedies if isinstance(found, MoreMachines))
     assert plan(model, load_cluster(f"{machines}x8xA100-SXM-40"), job).plans
     assert not plan(model, load_cluster(f"{machines - 1}x8xA100-SXM-40"), job).plans
+
+
+def test_a_shorter_sequence_is_told_where_it_fits_any_type() -> None:
+    model, cluster = load_model("llama-3.2-1b"), load_cluster("1x1xT4+1x1xA10G")
+    job = make_job(global_batch=1, seq_len=16384, precision="fp16")
+    nothing = plan(model, cluster, job, efficiency=Analytic(), top=1).infeasible
+    assert nothing is not None and ShorterSequence(8192) in nothing.remedies
+    assert plan(model, cluster, replace(job, seq_len=8192), efficiency=Analytic(), top=1).best.gpus_by_type == {
+        "A10G": 1
+    }
 
 
 def test_pins_that_leave_nothing_are_named() -> None:

@@ -182,7 +182,7 @@ def _memory(contexts: Sequence[Context], space: Space) -> NoPlan:
     job = contexts[0].job
     if job.seq_len > 1024:
         half = replace(job, seq_len=job.seq_len // 2)
-        if _fits(replace(contexts[0], job=half), space):
+        if any(_fits(replace(each, job=half), space) for each in contexts):
             remedies.append(ShorterSequence(half.seq_len))
     return NoPlan(reason=TooLittleMemory(tuple(needs)), remedies=tuple(remedies))
 
