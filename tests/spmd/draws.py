@@ -18,6 +18,7 @@ def drawn(graph: Graph, found: Choices, ranks: int, random: Random) -> Program:
     steps: dict[str, Step] = {}
     made: dict[Ref, Property] = {}
     communications: dict[tuple[Ref, Property], Communication] = {}
+    leaves = {*graph.parameters.values(), *graph.buffers.values()}
 
     def ask(ref: Ref, target: Property) -> None:
         if made[ref] != target and (ref, target) not in communications:
@@ -29,7 +30,7 @@ def drawn(graph: Graph, found: Choices, ranks: int, random: Random) -> Program:
                 target=target,
                 method=way,
                 deferred=hurry == "deferred",
-                early=hurry == "early",
+                early=hurry == "early" and ref in leaves,
             )
 
     for node in graph.nodes:

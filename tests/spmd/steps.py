@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-from tests.spmd.models import build
+from tests.spmd.models import Batch, Loss, build
 from tests.spmd.ranks import on_ranks
 from tests.spmd.reference import reference
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardwright.spmd.execute import compiled, execute
 from shardwright.spmd.fabric import RankFabric
@@ -37,7 +37,11 @@ class Traced:
 @cache
 def traced(name: str) -> Traced:
     """Return the case of this name, traced once a process."""
-    module, batch, loss = build(name)
+    return traced_module(*build(name))
+
+
+def traced_module(module: nn.Module, batch: Batch, loss: Loss) -> Traced:
+    """Return a module's step and what it gives."""
     graph = trace(module, batch, loss)
     state = {name: tensor.detach() for name, tensor in whole_state(module).items()}
     leaves = {ref.node: state[name] for name, ref in {**graph.parameters, **graph.buffers}.items()}

@@ -72,8 +72,7 @@ def least_in(these: Decisions, net: Machines, box: Box) -> float:
     counts = np.array([len(ranks) for _, ranks in net.classes])
     mean = np.where(named.cut < 0, (alone @ (weight * counts))[named.decision], (alone * weight).min(1)[named.decision])
     sent = [_least_sent(net, box, *pair) for pair in named.pairs]
-    whole, latency = np.array([(one.seconds, one.latency_seconds) for one in sent]).T
-    seconds = whole[named.pair] - (1.0 - named.calls) * latency[named.pair]
+    seconds = named.calls * np.array([one.seconds for one in sent])[named.pair]
     mean += (fixed @ (weight * counts))[named.decision]
     compute = np.column_stack([alone[named.decision] * part[named.cut] + fixed[named.decision], mean])
     costs = prices(these, net, RankShares(exact={COMPUTE: net.even()}))

@@ -21,14 +21,82 @@ def convert_all(
     place: RankPlace,
     fabric: RankFabric,
 ) -> Callable[[], list[Tensor]]:
-    """Start to convert what goes in one call; several are sums that all ranks are to have."""
+    """Start to convert what goes in one call (`buckets.joined`), all by one method."""
     if len(several) == 1:
         finish = convert(parts[0], several[0], shapes[0], place, fabric)
         return lambda: [finish()]
+    match several[0].source, several[0].target:
+        case Sharded(), Replicated():
+            return _gathered_together(parts, several, shapes, place, fabric)
+        case Partial(), Sharded():
+            return _shared_out_together(parts, several, shapes, place, fabric)
     flat = torch.cat([part.flatten() for part in parts])
     finish = convert(flat, several[0], tuple(flat.shape), place, fabric)
     sizes = [part.numel() for part in parts]
     return lambda: [x.clone().view(shape) for x, shape in zip(finish().split(sizes), shapes, strict=True)]
+
+
+def _gathered_together(
+    parts: Sequence[Tensor],
+    several: Sequence[Communication],
+    shapes: Sequence[tuple[int, ...]],
+    place: RankPlace,
+    fabric: RankFabric,
+) -> Callable[[], list[Tensor]]:
+    """Gather the parts of each rank end to end, then put together what belongs to each tensor."""
+    held = [one.source for one in several if isinstance(one.source, Sharded)]
+    counts = _counts(held, shapes, place)
+    flat = torch.cat([by_units(x, one).flatten() for x, one in zip(parts, held, strict=True)])
+    padded = several[0].method == "all_gather_padded"
+    finish = fabric.all_gather(flat, [sum(own) for own in counts], padded=padded)
+
+    def apart() -> list[Tensor]:
+        pieces = finish().split([count for own in counts for count in own])
+        joined = [torch.cat(pieces[number :: len(held)]) for number in range(len(held))]
+        return [_from_flat(x, one, shape) for x, one, shape in zip(joined, held, shapes, strict=True)]
+
+    return apart
+
+
+def _shared_out_together(
+    parts: Sequence[Tensor],
+    several: Sequence[Communication],
+    shapes: Sequence[tuple[int, ...]],
+    place: RankPlace,
+    fabric: RankFabric,
+) -> Callable[[], list[Tensor]]:
+    """Sum terms of which each rank gets its parts of all tensors end to end."""
+    held = [one.target for one in several if isinstance(one.target, Sharded)]
+    counts = _counts(held, shapes, place)
+    padded = several[0].method == "reduce_scatter_padded"
+    finish = fabric.reduce_scatter(_by_rank(parts, held, shapes, place), [sum(own) for own in counts], padded=padded)
+
+    def apart() -> list[Tensor]:
+        pieces = finish().split(counts[place.rank])
+        return [_from_flat(x.clone(), one, shape) for x, one, shape in zip(pieces, held, shapes, strict=True)]
+
+    return apart
+
+
+def _by_rank(
+    parts: Sequence[Tensor], held: Sequence[Sharded], shapes: Sequence[tuple[int, ...]], place: RankPlace
+) -> Tensor:
+    """Return what the first rank is to hold of each tensor, then what the next is, end to end."""
+    each = [by_units(x, one).split(_rows(one, shape, place)) for x, one, shape in zip(parts, held, shapes, strict=True)]
+    return torch.cat([piece.flatten() for own in zip(*each, strict=True) for piece in own])
+
+
+def _from_flat(flat: Tensor, held: Sharded, shape: tuple[int, ...]) -> Tensor:
+    """Return the part of a tensor of global `shape` whose units lie in `flat` one after the other."""
+    unit = (*shape[: held.dim], held.outer, *shape[held.dim + 1 :])
+    return from_units(flat.view(flat.numel() // math.prod(unit), *unit), held)
+
+
+def _counts(held: Sequence[Sharded], shapes: Sequence[tuple[int, ...]], place: RankPlace) -> list[list[int]]:
+    """Return the elements that each rank has of each tensor."""
+    each = [[math.prod(shape) // one.units * units for units in place.sizes[one.ratio, one.units]]
+            for one, shape in zip(held, shapes, strict=True)]  # fmt: skip
+    return [list(own) for own in zip(*each, strict=True)]
 
 
 def convert(x: Tensor, one: Communication, shape: tuple[int, ...], place: RankPlace, fabric: RankFabric) -> Finish:

@@ -5,14 +5,13 @@ Shares and machines change what columns cost, and nothing of this.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
-from shardwright.synthesis.buckets import BUCKET_BYTES, bucket_bytes, joined
+from shardwright.synthesis.buckets import call_sizes
 from shardwright.synthesis.collectives import possible
 from shardwright.synthesis.decisions import Decisions, Use
 from shardwright.synthesis.properties import Property, Sharded
@@ -26,8 +25,8 @@ class DecisionColumns:
     `cuts` of how its work is cut, `held` of how its first result is, -1 for neither.
 
     Ways [C]: of which `use`, from which property to which (`source`, `target`), and when that must be done (`kind`);
-    `calls` is the part of a call that each is, 1 where it is sent alone. `pair` is the place of size, source and target
-    among `pairs`."""
+    `calls` is the part of a call that each is, 1 where it is sent alone. `pair` is the place of the size of the call,
+    source and target among `pairs`."""
 
     decision: Ints
     rule: Ints
@@ -56,15 +55,18 @@ def columns(these: Decisions, *, overlap: bool = True) -> DecisionColumns:
             cut.append(_place(cuts, rule.cut))
             held.append(_place(cuts, rule.outputs[0] if rule.outputs else None))
     pairs: dict[tuple[float, Property, Property], int] = {}
-    ways, parts, together = [], [], bucket_bytes(these.short.graph)
+    ways, parts, together = [], [], call_sizes(these.short.graph)
     for number, use in enumerate(these.uses):
         made = list(dict.fromkeys(rule.outputs[use.output] for rule in these.decisions[use.decision].rules))
         for target, kind in _wanted(use):
             for source in made:
                 if source != target and possible(source, target):
-                    pair = pairs.setdefault((float(use.value.size_bytes), source, target), len(pairs))
+                    size = whole = float(use.value.size_bytes)
+                    if kind != BLOCKING:
+                        whole = together.of(_asked_by(these, use), size, source, target, early=use.early)
+                    pair = pairs.setdefault((whole, source, target), len(pairs))
                     ways.append((number, source, target, kind, pair))
-                    parts.append(_of_call(use, kind, source, target, together))
+                    parts.append(size / whole)
     uses, sources, targets, kinds, at = zip(*ways, strict=True) if ways else ((),) * 5
     when = np.array(kinds, dtype=np.int64)
     return DecisionColumns(
@@ -78,16 +80,16 @@ def columns(these: Decisions, *, overlap: bool = True) -> DecisionColumns:
         source=sources,
         target=targets,
         kind=when if overlap else np.full_like(when, BLOCKING),
-        calls=np.minimum(parts, 1.0),
+        calls=np.array(parts),
         pair=np.array(at, dtype=np.int64),
         pairs=tuple(pairs),
     )
 
 
-def _of_call(use: Use, kind: int, source: Property, target: Property, together: Sequence[float]) -> float:
-    """Return what part of a full call a tensor is that goes early or late, of its block's call if it joins that."""
-    full = together[use.places[0]] if joined(source, target) and not use.early else BUCKET_BYTES
-    return 1.0 if kind == BLOCKING else use.value.size_bytes / full
+def _asked_by(these: Decisions, use: Use) -> str:
+    """Return the node that reads a tensor first where it is early, or makes it."""
+    nodes = these.short.graph.nodes
+    return nodes[min(use.first[0], len(nodes) - 1) if use.early else use.places[0]].name
 
 
 def _place(cuts: dict[Property | None, int], held: Property | None) -> int:

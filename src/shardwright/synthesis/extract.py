@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from shardwright.arrays import Ints
+from shardwright.synthesis.buckets import call_sizes
 from shardwright.synthesis.choice import Choice
 from shardwright.synthesis.collectives import conversion
 from shardwright.synthesis.decisions import Decisions
@@ -48,14 +49,22 @@ def communications(
 def by_fastest(
     graph: Graph, sent: Sequence[Communication], net: Machines, shares: RankShares
 ) -> tuple[Communication, ...]:
-    """Return communications with the fastest method of each."""
-    nodes = graph.by_name()
+    """Return communications with the fastest method of each, of those that go together of their call."""
+    nodes, together = graph.by_name(), call_sizes(graph)
+    reader = {ref: node.name for node in reversed(graph.nodes) for ref in node.inputs}
 
     @cache
     def method(size: float, source: Property, target: Property) -> str:
         return conversion(net, size, source, target, shares.of).method
 
-    sizes = [float(nodes[one.tensor.node].outputs[one.tensor.output].size_bytes) for one in sent]
+    def size(one: Communication) -> float:
+        own, node = float(nodes[one.tensor.node].outputs[one.tensor.output].size_bytes), one.tensor.node
+        if not (one.early or one.deferred):
+            return own
+        asked_by = reader.get(one.tensor, node) if one.early else node
+        return together.of(asked_by, own, one.source, one.target, early=one.early)
+
+    sizes = [size(one) for one in sent]
     return tuple(
         replace(one, method=method(size, one.source, one.target)) for one, size in zip(sent, sizes, strict=True)
     )

@@ -140,12 +140,13 @@ class _Walk:
 
     def _send(self, moment: int, several: Sequence[Communication]) -> None:
         for one in several:
-            taken = self.sent[one.tensor, one.target] = _buffers(one, float(self.values[one.tensor].size_bytes))
+            size, together = float(self.values[one.tensor].size_bytes), len(several) > 1
+            taken = self.sent[one.tensor, one.target] = _buffers(one, size, together=together)
             for buffer in taken:
                 self._change(moment, buffer)
-                if len(several) > 1:  # joined, and then copied to be summed
-                    self._change(moment, buffer)
-                    self._change(moment + 1, buffer, -1)
+            if together:  # what is sent, end to end
+                self._change(moment, _Buffer(size, one.source))
+                self._change(moment + 1, _Buffer(size, one.source), -1)
 
     def _wait(self, moment: int, several: Sequence[Communication]) -> None:
         for one in several:
@@ -153,7 +154,7 @@ class _Walk:
             if _in_place(one):
                 self._alias(key, (one.tensor, one.source))
             else:
-                arrives = len(several) == 1 and _arrives(one)
+                arrives = _arrives(one, together=len(several) > 1)
                 self._store(moment + arrives, key, float(self.values[one.tensor].size_bytes), one.target)
             for buffer in self.sent.pop(key):
                 self._change(moment + 1, buffer, -1)
@@ -193,17 +194,17 @@ def _by_rows(held: Property) -> bool:
     return not isinstance(held, Sharded) or (held.dim == 0 and held.outer == 1)
 
 
-def _arrives(one: Communication) -> bool:
+def _arrives(one: Communication, *, together: bool) -> bool:
     """Return whether what is sent arrives in a buffer that was there before."""
-    grouped = one.method == "all_gather_grouped" and _by_rows(one.source)
-    return grouped or one.method in ("all_gather_padded", "all_reduce", "all_reduce_hierarchical")
+    in_place = ("all_gather_grouped", "all_reduce", "all_reduce_hierarchical")
+    return one.method == "all_gather_padded" or (not together and one.method in in_place and _by_rows(one.source))
 
 
-def _buffers(one: Communication, size: float) -> tuple[_Buffer, ...]:
+def _buffers(one: Communication, size: float, *, together: bool) -> tuple[_Buffer, ...]:
     """Return what a collective takes from when it is sent until it is waited for; see `spmd.fabric`."""
     source, target = one.source, one.target
-    # Units along another dimension than the first are brought to the front in a copy.
-    turned = () if _by_rows(source) and _by_rows(target) else (_Buffer(size, source),)
+    # Units along another dimension than the first are brought to the front in a copy; so is what goes together.
+    turned = () if together or (_by_rows(source) and _by_rows(target)) else (_Buffer(size, source),)
     match one.method:
         case "all_reduce" | "all_reduce_hierarchical":
             return (_Buffer(size, source),)

@@ -62,7 +62,7 @@ def prices(these: Decisions, net: Machines, shares: RankShares, *, overlap: bool
     named = columns(these, overlap=overlap)
     part = np.array([*(shares.by_class(cut, net) for cut in named.cuts), np.ones(len(net.classes))])
     sent = [conversion(net, size, source, target, shares.of) for size, source, target in named.pairs]
-    whole, latency = np.array([(one.seconds, one.latency_seconds) for one in sent]).reshape(-1, 2).T
+    whole = np.array([one.seconds for one in sent])
     return Prices(
         net=net,
         shares=shares,
@@ -71,7 +71,7 @@ def prices(these: Decisions, net: Machines, shares: RankShares, *, overlap: bool
         + fixed_seconds(these, net)[named.decision],
         sends=_sends(these, net),
         state=_state_bytes(these)[:, None] * part[named.held],
-        seconds=whole[named.pair] - (1.0 - named.calls) * latency[named.pair],
+        seconds=named.calls * whole[named.pair],
         method=tuple(sent[pair].method for pair in named.pair.tolist()),
     )
 

@@ -148,6 +148,7 @@ def check(graph: Graph, program: Program, source: str = "program") -> None:
             raise bad(source, f"sizes {row} of {ratio!r} do not share {units} units among {program.ranks} ranks")
     made: dict[Ref, Property] = {}
     there = set(program.conversions())
+    leaves = {*graph.parameters.values(), *graph.buffers.values()}
     for node in graph.nodes:
         step = program.steps.get(node.name)
         if step is None or len(step.inputs) != len(node.inputs) or len(step.outputs) != len(node.outputs):
@@ -159,6 +160,8 @@ def check(graph: Graph, program: Program, source: str = "program") -> None:
     for one in program.communications:
         if made.get(one.tensor) != one.source or one.method not in METHODS:
             raise bad(source, f"cannot send {one.tensor.node} from {one.source} by {one.method}")
+        if one.early and one.tensor not in leaves:
+            raise bad(source, f"sends {one.tensor.node} early, which is no parameter or buffer")
     ends = [(ref, made[graph.parameters[name]], name) for name, ref in graph.gradients.items()]
     for ref, asked, name in ends:
         if made[ref] != asked and (ref, asked) not in there:

@@ -1,16 +1,16 @@
 """The order in which a rank computes, sends and forgets: the same list of actions on every rank.
 
-A tensor is sent just before the operator that reads it in its new property. What the program marks as early (a
-parameter gathered for use) is sent one such tensor ahead, so that it travels while the operators before compute, and
-sent again for the backward, so that no rank holds all parameters; what it marks as deferred (a gradient) is sent as
-soon as all that goes in its call is made, and waited for when the next call has been sent. A tensor is forgotten
-after its last use; what the step leaves (a gradient) is handed over before.
+A tensor is sent just before the operator that reads it in its new property. What the program marks as early
+(parameters gathered for use) is sent one call ahead, so that it travels while the operators before compute, and sent
+again for the backward, so that no rank holds all parameters; what it marks as deferred (a gradient) is sent as soon as
+all that goes in its call is made, and waited for when the next call has been sent. A tensor is forgotten after its last
+use; what the step leaves (a gradient) is handed over before.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -94,19 +94,21 @@ def _ordered(graph: Graph, program: Program) -> list[Action]:
     """Return the actions without the forgetting."""
     closing = _closing(graph, program)
     known = {**closing, **program.conversions()}
-    waits = _first_readers(graph, program, known)
-    sends = _sends(graph, waits)
-    read = {one for ones in waits.values() for one in ones}
-    left = [known[key] for key in closing if known[key] not in read]
+    read = _first_readers(graph, program, known)
+    waits = _starting(graph, read, early=True)
+    there = {one for ones in read.values() for one in ones}
     late: dict[str, list[Communication]] = defaultdict(list)
-    for one in left:
+    for one in [known[key] for key in closing if known[key] not in there]:
         late[one.tensor.node if one.deferred else graph.nodes[-1].name].append(one)
-    starting = calls(graph, late)
+    starting = _starting(graph, late, early=False)
+    leaves = {ref.node for ref in (*graph.parameters.values(), *graph.buffers.values())}
+    nodes = sorted(graph.nodes, key=lambda node: node.name not in leaves)  # which are there when the step starts
+    sends = _sends(graph, nodes[len(leaves) :], waits)
     actions: list[Action] = []
     travelling: list[tuple[Communication, ...]] = []
-    for node in graph.nodes:
-        actions += [Send((one,)) for one in sends[node.name]]
-        actions += [Wait((one,)) for one in waits[node.name]]
+    for node in nodes:
+        actions += [Send(several) for several in sends[node.name]]
+        actions += [Wait(several) for several in waits[node.name]]
         actions.append(ComputeNode(node, program.steps[node.name]))
         for several in starting[node.name]:
             actions.append(Send(several))
@@ -114,6 +116,16 @@ def _ordered(graph: Graph, program: Program) -> list[Action]:
             if len(travelling) > IN_FLIGHT:
                 actions.append(Wait(travelling.pop(0)))
     return [*actions, *(Wait(several) for several in travelling)]
+
+
+def _starting(
+    graph: Graph, ready: Mapping[str, Sequence[Communication]], *, early: bool
+) -> dict[str, list[tuple[Communication, ...]]]:
+    """Return the calls for what nodes ask for, by the first that does (`early`), or have ready, by the last."""
+    found: dict[str, list[tuple[Communication, ...]]] = defaultdict(list)
+    for call in calls(graph, ready, early=early):
+        found[call[0 if early else -1][0]].append(tuple(one for _, one in call))
+    return found
 
 
 def _closing(graph: Graph, program: Program) -> dict[Key, Communication]:
@@ -154,17 +166,16 @@ def _first_readers(graph: Graph, program: Program, known: dict[Key, Communicatio
     return found
 
 
-def _sends(graph: Graph, waits: dict[str, list[Communication]]) -> dict[str, list[Communication]]:
-    """Return before which node each communication starts: an early one where the early one before it is waited for,
-    unless its tensor is not made by then."""
-    order = {node.name: index for index, node in enumerate(graph.nodes)}
-    found: dict[str, list[Communication]] = defaultdict(list)
-    last = graph.nodes[0].name
-    for node in graph.nodes:
-        for one in waits[node.name]:
-            ahead = one.early and order[last] > order[one.tensor.node]
-            found[last if ahead else node.name].append(one)
-        if any(one.early for one in waits[node.name]) or node.name == graph.loss.node:
+def _sends(
+    graph: Graph, nodes: Sequence[Node], waits: Mapping[str, list[tuple[Communication, ...]]]
+) -> dict[str, list[tuple[Communication, ...]]]:
+    """Return before which of `nodes` each call starts: an early one where the early one before it is waited for."""
+    found: dict[str, list[tuple[Communication, ...]]] = defaultdict(list)
+    last = nodes[0].name
+    for node in nodes:
+        for several in waits[node.name]:
+            found[last if several[0].early else node.name].append(several)
+        if any(several[0].early for several in waits[node.name]) or node.name == graph.loss.node:
             last = node.name
     return found
 

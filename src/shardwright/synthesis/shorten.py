@@ -56,8 +56,8 @@ def shorten(graph: Graph) -> Short:
             nodes=nodes,
             parameters={name: ref for name, ref in graph.parameters.items() if ref.node in names},
             buffers={name: ref for name, ref in graph.buffers.items() if ref.node in names},
-            gradients={name: ref for name, ref in graph.gradients.items() if graph.parameters[name].node in names},
-            buffer_updates={n: ref for n, ref in graph.buffer_updates.items() if graph.buffers[n].node in names},
+            gradients=_ends(graph.gradients, graph.parameters, gone, last, names),
+            buffer_updates=_ends(graph.buffer_updates, graph.buffers, gone, last, names),
             repeats=tuple(_kept(repeat) for repeat in graph.repeats),
         ),
         weight={node.name: weight.get(node.name, 1) for node in nodes},
@@ -74,11 +74,10 @@ def _moved(node: Node, gone: Mapping[str, tuple[str, str]], last: set[str]) -> N
     """Return `node` reading kept occurrences only: the last block reads the middle one, all others the last."""
     if not any(ref.node in gone for ref in node.inputs):
         return node
-    place = 0 if node.name in last else 1
 
     def moved(argument: Argument) -> Argument:
         if isinstance(argument, Ref):
-            return Ref(gone[argument.node][place], argument.output) if argument.node in gone else argument
+            return _kept_ref(argument, node.name, gone, last)
         if isinstance(argument, tuple):
             return tuple(moved(part) for part in argument)
         return argument
@@ -88,3 +87,18 @@ def _moved(node: Node, gone: Mapping[str, tuple[str, str]], last: set[str]) -> N
         args=tuple(moved(part) for part in node.args),
         kwargs={name: moved(part) for name, part in node.kwargs.items()},
     )
+
+
+def _kept_ref(ref: Ref, reader: str, gone: Mapping[str, tuple[str, str]], last: set[str]) -> Ref:
+    return Ref(gone[ref.node][reader not in last], ref.output) if ref.node in gone else ref
+
+
+def _ends(
+    made: Mapping[str, Ref], leaves: Mapping[str, Ref], gone: Mapping[str, tuple[str, str]], last: set[str],
+    names: set[str],
+) -> dict[str, Ref]:  # fmt: skip
+    """Return what is made for the leaves that are kept: the gradient of a norm after the sum belongs to the block after
+    its own."""
+    return {
+        name: _kept_ref(ref, leaves[name].node, gone, last) for name, ref in made.items() if leaves[name].node in names
+    }
