@@ -124,6 +124,17 @@ def test_parts_of_a_sequence_share_the_state_under_torchtitan(tmp_path: Path) ->
         plan_from_launch(file, cluster=cluster_of(2))
 
 
+def test_hybrid_sharding_under_accelerate_is_refused(tmp_path: Path) -> None:
+    degrees = "  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 4\n"
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(f"distributed_type: FSDP\nnum_processes: 8\nparallelism_config:\n{degrees}")
+    (tmp_path / "launch.sh").write_text(
+        "accelerate launch --config_file accelerate.yaml train.py --per_device_train_batch_size 1 --max_seq_length 2048\n"
+    )
+    with pytest.raises(SpecError, match="hybrid sharding is not described"):
+        plan_from_launch(tmp_path / "launch.sh", cluster=cluster_of(1), model=LLAMA_3_1_8B)
+
+
 ZERO3 = '{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}}'
 
 

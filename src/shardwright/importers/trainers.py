@@ -107,6 +107,9 @@ def accelerate_settings(
         stage = 2
     if first(config, "fsdp_offload_params") is True:
         problems.append(Problem(f"{name}: fsdp_offload_params", "offload of weights is not described", "write false"))
+    copies = "parallelism_config_dp_replicate_size"
+    if stage and _number(first(config, copies), 1) > 1:
+        problems.append(Problem(f"{name}: {copies}", "hybrid sharding is not described", "shard over all ranks"))
     tensor = _number(first(config, "parallelism_config_tp_size"), 1)
     context = _number(first(config, "parallelism_config_cp_size"), 1)
     micro = first(trainer, "per_device_train_batch_size")
