@@ -101,7 +101,8 @@ def test_equal_shares_are_fsdp(optimizer: str) -> None:
     for name in ("forward_seconds", "backward_seconds", "optimizer_seconds", "framework_seconds"):
         assert getattr(one.time, name) == pytest.approx(getattr(other.time, name))
     assert one.memory[0][0].optimizer_bytes == other.memory[0][0].optimizer_bytes
-    assert one.memory[0][0].buffers_bytes == 0.0
+    head = MODEL.token_table_parameters + MODEL.hidden  # with the last norm: the largest unit
+    assert one.memory[0][0].buffers_bytes == head * 4 / 8, "a GPU's part of a unit's gradients"
     assert one.iteration_seconds == pytest.approx(other.iteration_seconds, rel=0.05)
 
 
@@ -122,7 +123,7 @@ def test_rows_move_time_and_state_moves_memory() -> None:
     before, after = ([row[0] for row in each.prediction.memory] for each in (base, state) if each.prediction)
     assert after[0].optimizer_bytes == pytest.approx(1.5 * before[0].optimizer_bytes)
     assert after[1].optimizer_bytes == pytest.approx(0.5 * before[1].optimizer_bytes)
-    assert after[1].buffers_bytes > before[1].buffers_bytes == 0.0
+    assert after[1].buffers_bytes > 8 * before[1].buffers_bytes, "all parts of weights and gradients go through buffers"
     assert after[0].activations_bytes == before[0].activations_bytes
 
 
