@@ -10,6 +10,7 @@ import pytest
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.money.egress import egress_dollars
+from shardwright.cost.predict import predict
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
@@ -17,7 +18,7 @@ from shardwright.spec.read.model import load_model
 
 MODEL = load_model("gpt2-xl")
 LAYERS = len(MODEL.layers)
-PRICE = 0.05
+PRICE, GBPS = 0.05, 10
 
 
 def stage(site: str, low: int, high: int) -> Stage:
@@ -32,9 +33,10 @@ def stage(site: str, low: int, high: int) -> Stage:
     )
 
 
-def plan_of(*replicas: tuple[Stage, ...], sharding: str = "zero1", sites: str = "abc") -> Plan:
-    nodes = [{"count": 1, "gpu": "A100-SXM-80", "gpus": 4, "site": site} for site in sites]
-    links = [{"between": [one, other], "gbps": 10, "egress_dollars_per_gb": PRICE} for one, other in pairwise(sites)]
+def plan_of(*replicas: tuple[Stage, ...], sharding: str = "zero1", sites: str = "abc", machines: int = 1) -> Plan:
+    nodes = [{"count": machines, "gpu": "A100-SXM-80", "gpus": 4, "site": site} for site in sites]
+    rates = {"gbps": GBPS, "latency_ms": 1, "egress_dollars_per_gb": PRICE}
+    links = [{"between": [one, other], **rates} for one, other in pairwise(sites)]
     return Plan(
         model=MODEL,
         job=make_job(global_batch=4 * len(replicas), seq_len=1024),
@@ -88,3 +90,16 @@ def test_all_ranks_of_a_stage_share_the_link_between_sites():
         return float(replica.transfers[0])
 
     assert crossing(context_parallel=2) == crossing(tensor_parallel=2) > 0.9 * crossing()
+
+
+@pytest.mark.parametrize("machines", [1, 2, 8])
+def test_gradients_between_sites_take_as_long_as_what_is_paid_for(machines):
+    """As many rings as a machine has GPUs share the link, each with its part of the gradients, however many machines
+    they pass."""
+    whole = (stage("a", 0, LAYERS),), (stage("b", 0, LAYERS),)
+    plan = plan_of(*whole, sites="ab", machines=machines)
+    copies = tuple(replace(replica, count=4 * machines) for replica in plan.replicas)
+    plan = replace(plan, replicas=copies, job=replace(plan.job, global_batch=32 * machines))
+    each_way = egress_dollars(plan) / PRICE * 1e9 / 2
+    found = predict(plan, Analytic())
+    assert found.time.data_parallel_seconds == pytest.approx(each_way / (GBPS * 1e9 / 8), rel=0.1)

@@ -111,7 +111,7 @@ def once_seconds(plan: Plan, places: Places, contexts: Contexts, dense: Floats, 
     ranks = np.maximum(size * places.tp // width, 1)
     inside = np.clip(local * places.tp // width, 1, ranks)
     seconds = np.empty(len(places.kind))
-    for links, at in _by_links(plan, places, contexts).items():
+    for links, at in _by_links(plan, places, contexts, np.ceil(size / local)).items():
         rows = np.array(at)
         seconds[rows] = gather_seconds(links, Group(size=size[rows], local=local[rows]), dense[rows])
         if expert.any():
@@ -126,7 +126,7 @@ def holder_links(plan: Plan, places: Places, contexts: Contexts) -> tuple[tuple[
     size = np.array([plan.gpus])
     return tuple(
         (links, Group(size=size, local=local[at].min(keepdims=True)))
-        for links, at in _by_links(plan, places, contexts).items()
+        for links, at in _by_links(plan, places, contexts, np.ceil(plan.gpus / local)).items()
     )
 
 
@@ -142,13 +142,15 @@ def _least_in_a_domain(places: Places, domain_gpus: Ints) -> Ints:
     return np.asarray(np.where(there > 0, there, np.iinfo(np.int64).max).min(axis=1))
 
 
-def _by_links(plan: Plan, places: Places, contexts: Contexts) -> dict[Fabric, list[int]]:
-    """Return the slowest links among the holders of layers, with the stages whose layers they hold."""
+def _by_links(plan: Plan, places: Places, contexts: Contexts, domains: Floats) -> dict[Fabric, list[int]]:
+    """Return the slowest links among the holders of layers, which are in so many `domains` [S], with the stages whose
+    layers they hold."""
     pairs = [(places.types[kind], tp) for kind, tp in zip(places.kind.tolist(), places.tp.tolist(), strict=True)]
     known: dict[tuple[object, ...], Fabric] = {}
     found: dict[Fabric, list[int]] = {}
     for stage, row in enumerate(places.shared):
-        key = pairs[stage], tuple(dict.fromkeys(pairs[other] for other in row.nonzero()[0].tolist()))
+        holders = tuple(dict.fromkeys(pairs[other] for other in row.nonzero()[0].tolist()))
+        key = pairs[stage], holders, float(domains[stage])
         if key not in known:
             known[key] = _slowest_links(plan, contexts, *key)
         links, own = known[key], contexts[pairs[stage][0]].links
@@ -160,9 +162,13 @@ def _by_links(plan: Plan, places: Places, contexts: Contexts) -> dict[Fabric, li
 
 
 def _slowest_links(
-    plan: Plan, contexts: Contexts, stage: tuple[str, int], holders: tuple[tuple[str, int], ...]
+    plan: Plan, contexts: Contexts, stage: tuple[str, int], holders: tuple[tuple[str, int], ...], domains: float
 ) -> Fabric:
-    """Return the links at the pace of the slowest of `holders`; a stage and holders are (GPU type, degree)."""
+    """Return the links at the pace of the slowest of `holders`; a stage and holders are (GPU type, degree).
+
+    A ring through all `domains` crosses between two sites once each way, and each GPU of a domain is on a ring of its
+    own: so many rings share the link between sites.
+    """
     own, degree = contexts[stage[0]], stage[1]
     everyone = [_paced(contexts[name].links, tp / degree) for name, tp in holders]
     paces = [fabric.inter_bytes_per_second for fabric in everyone]
@@ -170,7 +176,7 @@ def _slowest_links(
     paces += [link.bytes_per_second for link in _slow_pairs(own, {name for name, _ in holders}, contexts)]
     for name, tp in holders:
         for rate, delay in _site_link(plan.cluster, own.pool, contexts[name].pool):
-            paces.append(rate / plan.gpus * min(tp / degree, 1.0))
+            paces.append(rate * domains / plan.gpus * min(tp / degree, 1.0))
             delays.append(delay)
     return replace(
         own.links,

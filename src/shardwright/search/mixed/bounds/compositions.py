@@ -29,7 +29,7 @@ from shardwright.search.mixed.bounds.travel import least_tail, parted_seconds, s
 from shardwright.search.mixed.bounds.work import forward_share, held_of, layers_held, least_work, most_hidden
 from shardwright.search.mixed.tables.columns import Layers, Table
 from shardwright.search.mixed.tables.orders import Arrangement, any_order, every_order, few_orders
-from shardwright.search.mixed.tables.region import Region, between_sites, usable
+from shardwright.search.mixed.tables.region import Region, between_sites, ring_pace_between_sites, usable
 
 MANY = np.int64(1 << 40)
 STEPS = 20  # of the bisection for the least time of a composition
@@ -81,7 +81,7 @@ def alone(table: Table, layers: Layers, region: Region) -> Compositions:
     seconds = seconds + price * short
     link = region.link
     if region.parted:
-        link = min(link, between_sites(table, region.used)[0] / region.gpus * float(table.wide.max()))
+        link = min(link, ring_pace_between_sites(table, region) * float(table.wide.max()))
     later = single_stage_seconds(table, parameters, region.fewest, link, region.used)
     later = later + parameters * table.updates(copies) + total * layers.orthogonal / copies
     later = later + table.norm_seconds(region.fewest)[0]

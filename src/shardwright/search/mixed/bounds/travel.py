@@ -21,7 +21,7 @@ from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, Fabric, Group, gather_seconds
 from shardwright.search.mixed.tables.columns import Layers, Table
 from shardwright.search.mixed.tables.orders import Arrangement
-from shardwright.search.mixed.tables.region import Region, between_sites
+from shardwright.search.mixed.tables.region import Region, ring_pace_between_sites
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +178,10 @@ def parted_seconds(table: Table, layers: Layers, region: Region) -> Floats:
     if not region.parted:
         return np.zeros(table.types)
     parameters = (layers.dense + layers.expert) * float(layers.weight.min())
-    pace, _ = between_sites(table, region.used)
+    pace = ring_pace_between_sites(table, region)
     found, kinds = np.zeros(table.types), traffic(table)
     for kind, fabric in enumerate(table.fabrics):
-        links = replace(fabric, inter_bytes_per_second=min(fabric.inter_bytes_per_second, pace / region.gpus))
+        links = replace(fabric, inter_bytes_per_second=min(fabric.inter_bytes_per_second, pace))
         local = np.arange(1, int(table.local[kind]) + 1)
         groups = Group(size=np.maximum(region.fewest, local + 1), local=local)
         once = gather_seconds(links, groups, np.full(len(local), parameters[kind])).min()

@@ -63,6 +63,13 @@ def between_sites(table: Table, used: tuple[int, ...]) -> tuple[float, float]:
     return float(rates[apart].max()), float(table.site_delays[np.ix_(used, used)][apart].min())
 
 
+def ring_pace_between_sites(table: Table, region: Region) -> float:
+    """Return the most bytes per second that a GPU sends between sites in a ring: each GPU of a domain has one, which
+    cross at once, and a ring has no more domains than a layer has holders, nor than there are GPUs."""
+    rate, _ = between_sites(table, region.used)
+    return rate * min(region.most / region.gpus, 1.0)
+
+
 def asked_for(table: Table, counts: Ints, region: Region) -> Bools:
     """Return which compositions have what some replica of a region must have, a row for each such thing, [K, N]: links
     of `link` and none faster; each of the types `used`."""
