@@ -95,9 +95,8 @@ class MixtureLayer(Layer):
 class WithLoss(nn.Module):
     """The model as a function of tokens and targets, as DistributedDataParallel wants it."""
 
-    def __init__(self, moe: Moe | None) -> None:
+    def __init__(self, moe: Moe | None, size: Size) -> None:
         super().__init__()
-        size = Size()
         self.body = Llama(size, recompute=False)
         if moe is not None:
             self.body.layers = nn.ModuleList(MixtureLayer(size, moe) for _ in range(size.layers))
@@ -109,12 +108,13 @@ class WithLoss(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=24, help="steps of either kind")
+    parser.add_argument("--vocab", type=int, default=VOCAB, help="of the model: the larger, the more the loss counts")
     parser.add_argument("--only", choices=("plan", "plain"), help="leave the other out")
     options = parser.parse_args()
     print(f"{'':24} {'plan':>10} {'plain':>10} {'plan/plain':>11} {'median':>8} {'of processor time':>18}")
     for ranks in (1, 4):
         for name, moe in (("dense", None), ("16 experts", EXPERTS)):
-            found = run_workers(ranks, compared, plan(ranks, moe), moe, options.steps, options.only)[0]
+            found = run_workers(ranks, compared, plan(ranks, moe, options.vocab), moe, options.steps, options.only)[0]
             ours, theirs = (min((wall for wall, _ in one), default=float("nan")) for one in found)
             wall, cpu = ratios(*found) if all(found) else (float("nan"), float("nan"))
             times = f"{ours * 1e3:7.1f} ms {theirs * 1e3:7.1f} ms {ours / theirs:11.3f} {wall:8.3f} {cpu:18.3f}"
@@ -128,9 +128,9 @@ def ratios(ours: Sequence[Times], theirs: Sequence[Times]) -> tuple[float, float
     return wall, cpu
 
 
-def plan(ranks: int, moe: Moe | None) -> Plan:
+def plan(ranks: int, moe: Moe | None, vocab: int) -> Plan:
     """Return the plan of so many copies of the model."""
-    size = Size()
+    size = Size(vocab=vocab)
     model = llama(size.hidden, size.layers, size.vocab)
     if moe is not None:
         model = replace(model, layers=tuple(replace(layer, mlp=None, moe=moe) for layer in model.layers))
@@ -173,7 +173,7 @@ def planned(chosen: Plan, rank: int) -> Step:
 def plain(chosen: Plan, moe: Moe | None, rank: int) -> Step:
     """Return a step of plain PyTorch: gradients accumulated, clipped, updated."""
     torch.manual_seed(0)
-    body: Any = WithLoss(moe)
+    body: Any = WithLoss(moe, Size(vocab=chosen.model.vocab))
     model = DistributedDataParallel(body) if dist.get_world_size() > 1 else body
     matrices = [weight for weight in body.parameters() if weight.dim() > 1]
     vectors = [weight for weight in body.parameters() if weight.dim() == 1]
