@@ -111,12 +111,12 @@ def test_a_plan_over_several_types_that_saves_little_is_named_with_its_pin() -> 
         ),
         seconds=0.0,
     )
-    told = passed_over([], mixed.cluster, searched, None, 1.03 * seconds(mixed))
+    alone = over("1x8xRTX3090+1x4xA100-40", 67)
+    told = passed_over([], mixed.cluster, searched, None, 1.03 * seconds(mixed), alone.best)
     assert told is not None and told.plan is mixed and told.saving == pytest.approx(1.0 - 1.0 / 1.03)
     assert [switch.name for switch in told.switches] == ["several GPU types", "unreported GPU types"]
     assert told.pins == ("gpus=12",)
-    assert passed_over([], mixed.cluster, searched, None, seconds(mixed)) is None
-    alone = over("1x8xRTX3090+1x4xA100-40", 67)
+    assert passed_over([], mixed.cluster, searched, None, seconds(mixed), alone.best) is None
     text = " ".join(first_screen(replace(alone, passed_over=told)).split())
     assert "8 RTX3090: left idle, as a faster plan with them, named below, gains less than it is doubted." in text
     assert "several GPU types (23 of 3,103 published runs) and unreported GPU types (0 of 3,103" in text
