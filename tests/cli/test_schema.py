@@ -106,6 +106,10 @@ def test_cluster_files_are_as_they_should_be(path: Path) -> None:
     holds("cluster", yaml.safe_load(path.read_text()))
 
 
+def test_offers_are_as_they_should_be() -> None:
+    holds("offers", yaml.safe_load((EXAMPLES / "offers.yaml").read_text()))
+
+
 def test_what_was_discovered_is_as_it_should_be() -> None:
     found = discover("slurm", ask=lambda command: SCONTROL if command[0] == "scontrol" else None)
     holds("cluster", yaml.safe_load(found.text))
@@ -127,6 +131,9 @@ def test_profiles_are_as_they_should_be() -> None:
         ("cluster", {"nodes": [{"count": 4, "gpu": "H100-SXM", "gpu_count": 8}]}),
         ("cluster", {"nodes": [{"count": 0, "gpu": "H100-SXM", "gpus": 8}]}),
         ("cluster", {"nodes": [{"count": 1, "gpu": {"name": "mine", "memory_gb": 24}}]}),
+        ("offers", {"offers": []}),
+        ("offers", {"offers": [{"gpu": "H100-SXM", "market": "auction"}]}),
+        ("offers", {"offers": [{"gpu": "H100-SXM", "count": 4}]}),
         ("layers", small_document() | {"entries": []}),
         ("layers", small_document(forward_seconds=["0.1"])),
         ("profile", machine_profile.to_document(PROFILE) | {"version": 2}),

@@ -19,7 +19,7 @@ Written: plan (`plan --out`), ranking (`plan --json`), evaluation (`evaluate --j
 validation (`validate --json`), simulation (`simulate-spot --json`), recovery (`recover --dry-run --json`), program and
 losses (`spmd plan` and `spmd train --json`), layout (`train --dry-run --json`), training (`train --json`), measurement
 (`profile --json`), and check, export, fit, shop, gpus, models and prices (`--json`). Read: cluster (a cluster file),
-profile (a machine profile), layers (a layer profile).
+offers (what `shop --offers` reads), profile (a machine profile), layers (a layer profile).
 """
 
 

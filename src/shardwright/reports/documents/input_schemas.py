@@ -1,4 +1,4 @@
-"""JSON schemas of the files that users write or measure: clusters, machine profiles, layer profiles.
+"""JSON schemas of the files that users write or measure: clusters, offers, machine profiles, layer profiles.
 
 A key that may be left out may also be null. What is well formed but makes no sense is for the readers (`spec.read`) to
 say.
@@ -12,7 +12,8 @@ from typing import get_args
 from shardwright.plans.schema import Schema, schema_of
 from shardwright.spec.layer_profile import EXTRAS, TIMES
 from shardwright.spec.layer_profile import Scope as LinkScope
-from shardwright.spec.read import custom_gpu, layer_profile
+from shardwright.spec.offers import MARKETS
+from shardwright.spec.read import custom_gpu, layer_profile, offers
 from shardwright.spec.read.cluster import TOP_KEYS
 from shardwright.spec.read.machine_profile import SIZES, VERSION, Backend, CollectiveTime, Dtype, Kind, Pass
 from shardwright.spec.read.pools import MOST_GPUS_PER_NODE, MOST_NODES, POOL_KEYS
@@ -40,24 +41,45 @@ def _gpu() -> Schema:
     return {"anyOf": [TEXT, _closed(custom_gpu.KEYS, texts | {"link_domain": WHOLE}, needed)]}
 
 
-def cluster_schema() -> Schema:
-    """Return the schema of a cluster file, which is YAML or JSON."""
-    kinds = dict.fromkeys(("machine", "provider", "region", "site"), TEXT) | {
+def _machines(keys: Iterable[str], required: Iterable[str]) -> Schema:
+    """Return the schema of an entry of equal machines."""
+    texts = dict.fromkeys(("machine", "provider", "region", "site"), TEXT)
+    kinds: dict[str, Schema] = {
         "gpu": _gpu(),
         "count": WHOLE | {"maximum": MOST_NODES},
+        "at_most": WHOLE | {"maximum": MOST_NODES},
         "gpus": WHOLE | {"maximum": MOST_GPUS_PER_NODE},
         "domain_gpus": WHOLE,
         "rack_nodes": WHOLE,
+        "market": {"enum": list(MARKETS)},
         "spot": {"type": "boolean"},
         "preemptions_per_hour": FROM_ZERO,
     }
+    return _closed(keys, texts | kinds, required)
+
+
+def _site_links() -> Schema:
     ends: Schema = {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2}
     links = {"between": ends, "latency_ms": FROM_ZERO, "egress_dollars_per_gb": FROM_ZERO}
-    lists: dict[str, Schema] = {
-        "nodes": {"type": "array", "items": _closed(POOL_KEYS, kinds, ("count",)), "minItems": 1},
-        "site_links": {"type": "array", "items": _closed(LINK_KEYS, links, ("between",))},
+    return {"type": "array", "items": _closed(LINK_KEYS, links, ("between",))}
+
+
+def cluster_schema() -> Schema:
+    """Return the schema of a cluster file, which is YAML or JSON."""
+    nodes: Schema = {"type": "array", "items": _machines(POOL_KEYS, ("count",)), "minItems": 1}
+    return _closed(TOP_KEYS, {"name": TEXT, "nodes": nodes, "site_links": _site_links()}, ("nodes",))
+
+
+def offers_schema() -> Schema:
+    """Return the schema of a file of offers, what `shop --offers` reads: YAML or JSON."""
+    kinds: dict[str, Schema] = {
+        "name": TEXT,
+        "offers": {"type": "array", "items": _machines(offers.OFFER_KEYS, ()), "minItems": 1},
+        "site_links": _site_links(),
+        "failures_per_gpu_hour": FROM_ZERO,
+        "restart_minutes": FROM_ZERO,
     }
-    return _closed(TOP_KEYS, {"name": TEXT, **lists}, ("nodes",))
+    return _closed(offers.TOP_KEYS, kinds, ("offers",))
 
 
 def profile_schema() -> Schema:

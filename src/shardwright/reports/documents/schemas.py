@@ -14,7 +14,7 @@ from shardwright.discovery.machine import MachineGroup
 from shardwright.files import shipped_file
 from shardwright.plans.ranking import Fewer, Nearby, NoProgram, SpmdProgram
 from shardwright.plans.schema import DIALECT, Schema, plan_schema, schema_of
-from shardwright.reports.documents.input_schemas import cluster_schema, layers_schema, profile_schema
+from shardwright.reports.documents.input_schemas import cluster_schema, layers_schema, offers_schema, profile_schema
 from shardwright.spec.catalog.prices import MachinePrice
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.text.reading import parse_yaml
@@ -22,6 +22,7 @@ from shardwright.spec.text.reading import parse_yaml
 FILES: Mapping[str, Callable[[], Schema]] = {
     "plan": plan_schema,
     "cluster": cluster_schema,
+    "offers": offers_schema,
     "profile": profile_schema,
     "layers": layers_schema,
 }
