@@ -15,6 +15,7 @@ from shardwright.plans.plan import Granularity, Plan, Recompute
 from shardwright.plans.ranking import NoPlan, Ranking
 from shardwright.plans.remedies import (
     BlockRecomputation,
+    Change,
     Cheapest,
     Failure,
     Fastest,
@@ -214,6 +215,7 @@ def test_limits_are_told_where_only_the_second_type_holds_the_model(limits: dict
     assert result.infeasible is not None
     assert isinstance(result.infeasible.reason, LimitsNotKept)
     assert isinstance(result.infeasible.remedies[0], remedy)
+    assert result.infeasible.remedies[-1] is Change.OTHER_MACHINES
 
 
 def test_rules_are_named_where_only_the_second_type_holds_the_model() -> None:

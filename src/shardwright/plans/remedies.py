@@ -15,6 +15,7 @@ class Change(Enum):
     RELAXED_RULES = "relaxed rules"
     CALMER_OFFERS = "offers with fewer preemptions"
     LARGER_OFFERS = "offers with more memory"
+    OTHER_MACHINES = "other machines, or spot ones"
     SELECTIVE_RECOMPUTATION = "selective recomputation"
     ZERO1 = "the distributed optimizer"
     OFFLOADED_OPTIMIZER = "the optimizer's state in host memory"

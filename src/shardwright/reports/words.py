@@ -46,6 +46,7 @@ FIXED = {
         "offer machines that are taken back less often, or checkpoints and restarts that take less time"
     ),
     remedies.Change.LARGER_OFFERS: "offer more machines, or GPUs with more memory",
+    remedies.Change.OTHER_MACHINES: "`shardwright shop` with the same limits looks at other machines and spot prices",
     remedies.Change.SELECTIVE_RECOMPUTATION: "it fits with selective recomputation",
     remedies.Change.ZERO1: "it fits with the distributed optimizer (ZeRO-1)",
     remedies.Change.OFFLOADED_OPTIMIZER: "it fits with the distributed optimizer's state in host memory (offload 1.0)",

@@ -138,7 +138,7 @@ def _too_dear(
         if cheapest is not None:
             remedies.append(Cheapest(cheapest, job.budget_dollars))
     limits = JobLimits(deadline_hours=job.deadline_hours, budget_dollars=job.budget_dollars)
-    return NoPlan(reason=LimitsNotKept(limits), remedies=tuple(remedies))
+    return NoPlan(reason=LimitsNotKept(limits), remedies=(*remedies, Change.OTHER_MACHINES))
 
 
 def _freed(job: Job, objective: Literal["time", "cost"]) -> Job:
