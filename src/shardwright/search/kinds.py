@@ -73,6 +73,18 @@ def search_type(context: Context, space: Space, filters: Filters, top: int) -> O
     return OneType(context, tried, found, elapsed)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What searches over several types are asked: on which machines, within which pins and rules, how far above the
+    bound the best plan may be, and with which probability plans must fit in memory."""
+
+    cluster: Cluster
+    space: Space
+    filters: Filters
+    gap: float
+    fit: float
+
+
 @dataclass(frozen=True, slots=True)
 class Pipelines:
     """What pipelines whose replicas may be unequal reach, and the seconds that this took."""
@@ -81,17 +93,7 @@ class Pipelines:
     seconds: float
 
 
-def search_pipelines(
-    results: Sequence[OneType],
-    cluster: Cluster,
-    space: Space,
-    filters: Filters,
-    gap: float,
-    fit: float,
-    top: int,
-    *,
-    one_mesh: bool,
-) -> Pipelines | None:
+def search_pipelines(results: Sequence[OneType], asked: Asked, top: int, *, one_mesh: bool) -> Pipelines | None:
     """Return what pipelines reach over machines of several types, and those of unequal replicas on machines of one, or
     those alone that `one_mesh` of ranks can run. None where there are none in the space.
 
@@ -101,57 +103,51 @@ def search_pipelines(
     begin = time.perf_counter()
     known = [value for result in results for value in result.values_on_known_gpus[:1]]
     incumbent = min(known, default=np.inf)
-    searched = partial(_searched, results, cluster, space, filters, gap, fit, top, one_mesh=one_mesh)
+    searched = partial(_searched, results, asked, top, one_mesh=one_mesh)
     every = searched(contexts, incumbent)
     if every is None:
         return None
-    fewer, looked_at = _in_use(every, contexts, incumbent, gap), len(contexts)
+    fewer, looked_at = _in_use(every, contexts, incumbent, asked.gap), len(contexts)
     while 1 < len(fewer) < looked_at:
         looked_at = len(fewer)
         again = searched(fewer, min([incumbent, *_values(every)]))
         every = every if again is None else replace(joined([every, again]), bound=every.bound)
-        fewer = _in_use(every, contexts, incumbent, gap)
+        fewer = _in_use(every, contexts, incumbent, asked.gap)
     if len(of_each_maker(contexts)) > 1:
         every = replace(every, uniform=None)
     return Pipelines(every, time.perf_counter() - begin)
 
 
 def _searched(
-    results: Sequence[OneType],
-    cluster: Cluster,
-    space: Space,
-    filters: Filters,
-    gap: float,
-    fit: float,
-    top: int,
-    contexts: Sequence[Context],
-    incumbent: float,
-    *,
-    one_mesh: bool,
+    results: Sequence[OneType], asked: Asked, top: int, contexts: Sequence[Context], incumbent: float, *, one_mesh: bool
 ) -> MixedOutcome | None:
     """Return what all searches find on the machines of `contexts`, each with the plans of the last to beat."""
     weighed = min((value for result in results for value in result.weighed_values[:1]), default=np.inf)
     least = min((found[0] for result in results if (found := result.found.least) is not None), default=np.inf)
     outcomes: list[MixedOutcome] = []
-    for search_all, able in _searches(contexts, space, filters, fit, least, one_mesh=one_mesh):
+    for search_all, able in _searches(contexts, asked, least, one_mesh=one_mesh):
         to_beat = incumbent
         if search_all is mesh_search:  # its plans span types: they come first, or are told of, only below this
-            to_beat = min(incumbent, max(least * (1.0 + gap), weighed / (1.0 + least_doubt_of_several(_kinds(able)))))
-        outcome = search_all(able, cluster, space, filters, gap=gap, incumbent=to_beat, top=top)
+            doubted = weighed / (1.0 + least_doubt_of_several(_kinds(able)))
+            to_beat = min(incumbent, max(least * (1.0 + asked.gap), doubted))
+        outcome = search_all(able, asked.cluster, asked.space, asked.filters, gap=asked.gap, incumbent=to_beat, top=top)
         outcomes.append(outcome)
         incumbent = min([incumbent, *_values(outcome)])
     return joined(outcomes) if outcomes else None
 
 
 def _values(outcome: MixedOutcome) -> list[float]:
-    return [value for plan in outcome.plans if (value := affordable_value(plan)) is not None]
+    return [value for value, _ in _valued(outcome)]
+
+
+def _valued(outcome: MixedOutcome) -> list[tuple[float, Plan]]:
+    return [(value, plan) for plan in outcome.plans if (value := affordable_value(plan)) is not None]
 
 
 def _in_use(outcome: MixedOutcome, contexts: Sequence[Context], incumbent: float, gap: float) -> list[Context]:
     """Return the machines that the best plan found is on; nothing where it is not better than `incumbent`, or nothing
     is by more than the gap."""
-    valued = [(value, plan) for plan in outcome.plans if (value := affordable_value(plan)) is not None]
-    value, best = min(valued, key=lambda item: item[0], default=(np.inf, None))
+    value, best = min(_valued(outcome), key=lambda item: item[0], default=(np.inf, None))
     if best is None or value >= incumbent or outcome.bound * (1.0 + gap) >= value:
         return []
     return [context for context in contexts if context.pool.gpu.name in best.gpus_by_type]
@@ -162,18 +158,22 @@ def _kinds(contexts: Sequence[Context]) -> list[str]:
 
 
 def _searches(
-    contexts: Sequence[Context], space: Space, filters: Filters, fit: float, enough: float, *, one_mesh: bool
+    contexts: Sequence[Context], asked: Asked, enough: float, *, one_mesh: bool
 ) -> Iterator[tuple[Callable[..., MixedOutcome], Sequence[Context]]]:
     """Yield the searches for pipelines, each with the machines that it is over: for meshes of ranks, which Megatron-LM
     runs as well; for unequal replicas, which `shardwright train` alone runs, on one type where it runs the job."""
     framework = contexts[0].job.framework
     for able in of_each_maker(contexts):
         several = len(able) > 1
-        if several and (one_mesh or framework in EXPORTABLE) and not lacking(able, space, filters, one_mesh=True):
+        if (
+            several
+            and (one_mesh or framework in EXPORTABLE)
+            and not lacking(able, asked.space, asked.filters, one_mesh=True)
+        ):
             yield mesh_search, able
         unequal = not one_mesh and (several or framework == OWN)
-        if unequal and not lacking(able, space, filters, one_mesh=False):
-            yield partial(mixed_search, fit=fit, enough=enough), able
+        if unequal and not lacking(able, asked.space, asked.filters, one_mesh=False):
+            yield partial(mixed_search, fit=asked.fit, enough=enough), able
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,41 +184,32 @@ class Uneven:
     seconds: float
 
 
-def search_uneven(
-    results: Sequence[OneType], cluster: Cluster, space: Space, filters: Filters, fit: float, enough: float
-) -> Uneven | None:
+def search_uneven(results: Sequence[OneType], asked: Asked, enough: float) -> Uneven | None:
     """Return what uneven FSDP over machines of several types reaches, or None where there is none in the space. What
     cannot be below `enough`, in what the job minimises, is looked at no further than for one plan."""
     contexts = [result.context for result in results]
-    space, filters = narrowed(contexts, space, filters)
+    space, filters = narrowed(contexts, asked.space, asked.filters)
     types = {context.pool.gpu.name for context in contexts}
     if len(types) < 2 or away(space) or beyond_own(contexts[0].job):
         return None
     begin = time.perf_counter()
-    contexts = run_by_train(contexts, fit)
+    contexts = run_by_train(contexts, asked.fit)
     found = uneven_fsdp(
-        largest_pools(contexts), cluster, space, lambda plan: not dropped(plan, contexts, filters), enough=enough
+        largest_pools(contexts), asked.cluster, space, lambda plan: not dropped(plan, contexts, filters), enough=enough
     )
     plans = tuple(costed(contexts, plan) for plan in found.plans[:MOST_UNEVEN])
     outcome = replace(found, plans=plans, even=None if found.even is None else costed(contexts, found.even))
     return Uneven(outcome, time.perf_counter() - begin)
 
 
-def without_limits(
-    results: Sequence[OneType],
-    cluster: Cluster,
-    space: Space,
-    filters: Filters,
-    gap: float,
-    fit: float,
-    job: Job,
-    incumbent: float,
-) -> Plan | None:
+def without_limits(results: Sequence[OneType], asked: Asked, job: Job, incumbent: float) -> Plan | None:
     """Return the best mixed plan for another job, if one is better than `incumbent`."""
     contexts = largest_pools([replace(result.context, job=job) for result in results])
     best = None
-    for search_all, able in _searches(contexts, space, filters, fit, np.inf, one_mesh=False):
-        plans = search_all(able, cluster, space, filters, gap=gap, incumbent=incumbent, top=1).plans
+    for search_all, able in _searches(contexts, asked, np.inf, one_mesh=False):
+        plans = search_all(
+            able, asked.cluster, asked.space, asked.filters, gap=asked.gap, incumbent=incumbent, top=1
+        ).plans
         for plan in plans[:1]:
             best, incumbent = plan, min(incumbent, affordable_value(plan) or np.inf)
     return best

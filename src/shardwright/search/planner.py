@@ -31,6 +31,7 @@ from shardwright.search.advice.remedies import remedies
 from shardwright.search.combinations import best_of
 from shardwright.search.kinds import (
     EXPORTABLE,
+    Asked,
     OneType,
     search_pipelines,
     search_type,
@@ -125,10 +126,11 @@ def _plan(
             results.append(search_type(context, space, filters, top))
     with within(alone, 1.0):
         one_mesh = exportable_to is not None
-        mixed = search_pipelines(results, cluster, space, filters, gap, fit, top, one_mesh=one_mesh)
+        over_several = Asked(cluster=cluster, space=space, filters=filters, gap=gap, fit=fit)
+        mixed = search_pipelines(results, over_several, top, one_mesh=one_mesh)
     known = best_values(results, top, mixed)
     enough = known[-1] if len(known) == top else np.inf
-    uneven = None if exportable_to else search_uneven(results, cluster, space, filters, fit, enough)
+    uneven = None if exportable_to else search_uneven(results, over_several, enough)
     values, plans = best_plans(results, cluster, top, mixed, uneven)
     bounds = [*([mixed.outcome.bound] if mixed else []), *([uneven.outcome.bound] if uneven else [])]
     bounds += [least[0] for result in results if (least := result.found.least) is not None]
@@ -141,7 +143,7 @@ def _plan(
     infeasible: NoPlan | None = None
     if not plans:
         contexts = [result.context for result in results]
-        freed = partial(without_limits, results, cluster, space, filters, gap, fit) if mixed else _no_plan
+        freed = partial(without_limits, results, over_several) if mixed else _no_plan
         infeasible = explain(contexts, asked, filters, report, freed)
     kinds = () if uneven is None else tuple(best_of_kinds(mixed, uneven))
     return Ranking(
@@ -203,7 +205,8 @@ def on_fewer(
 
     def found(cluster: Cluster) -> Plan | None:
         results = [alone(context) for context in _contexts(best.model, cluster, best.job, fit, efficiency)]
-        mixed = search_pipelines(results, cluster, alike, filters, GAP, fit, 1, one_mesh=True)
+        asked = Asked(cluster=cluster, space=alike, filters=filters, gap=GAP, fit=fit)
+        mixed = search_pipelines(results, asked, 1, one_mesh=True)
         _, plans = best_plans(results, cluster, 1, mixed, None)
         return plans[0] if plans else None
 
