@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -60,11 +61,25 @@ def highs(
     if integer is not None:
         kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
         lp.integrality_ = [kinds[int(one)] for one in integer]
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]
+    solver = _quiet_solver()()
     for name, setting in {**SETTINGS, **settings}.items():
         solver.setOptionValue(name, setting)
     solver.passModel(lp)
     return solver
+
+
+@cache
+def _quiet_solver() -> type[Any]:
+    """Return the class of solvers that are silent from their first call on: HiGHS 1.16 greets on standard output as
+    soon as callbacks are enabled, which its constructor does, before any option can be set."""
+    import highspy
+
+    class QuietSolver(highspy.Highs):
+        def enableCallbacks(self) -> None:  # noqa: N802
+            self.setOptionValue("output_flag", False)
+            super().enableCallbacks()  # type: ignore[no-untyped-call]
+
+    return QuietSolver
 
 
 def status(solver: Any) -> str:
