@@ -285,3 +285,8 @@ def test_what_no_option_tells_is_not_counted() -> None:
     )
     fsdp = plan_from_megatron(f"{sharded} --exp-avg-dtype bf16", cluster=option_plans()["bf16 reduction"].cluster)
     assert fsdp.plan.job.options == Options() and any("--exp-avg-dtype" in line for line in fsdp.uncounted)
+
+
+def test_fsdp_by_its_older_name() -> None:
+    line = LINE + " --use-custom-fsdp --data-parallel-sharding-strategy optim_grads_params"
+    assert plan_from_megatron(line, cluster=cluster_of(4)).plan.optimizer.sharding == "zero3"

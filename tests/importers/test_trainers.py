@@ -58,7 +58,10 @@ def shape(plan: Plan) -> dict[str, Any]:
     stage = replica.stages[0]
     return {
         "degrees": [plan.gpus, stage.tensor_parallel, stage.context_parallel, len(replica.stages), replica.count],
-        "experts": stage.expert_parallel,
+        "layers": [each.layers for each in replica.stages],
+        "experts": [stage.expert_parallel, stage.expert_tensor_parallel],
+        "sequence_parallel": plan.sequence_parallel and stage.tensor_parallel > 1,
+        "precision": plan.job.precision,
         "batch": [plan.micro_batch, plan.job.global_batch, plan.job.seq_len],
         "sharding": plan.optimizer.sharding,
         "offload": plan.optimizer.offload,
@@ -89,39 +92,6 @@ def test_what_is_exported_is_read_back(target: str, tmp_path: Path) -> None:
         read = plan_from_launch(file, cluster=plan.cluster, model=model).plan
         assert shape(read) == shape(plan), name
         assert read.job.framework == {"accelerate": "fsdp", "bridge": "megatron"}.get(target, target)
-
-
-def test_torchtitan_toml(tmp_path: Path) -> None:
-    (tmp_path / "llama3_8b.toml").write_text(
-        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 2\nseq_len = 8192\nsteps = 1000\n'
-        "[parallelism]\ndata_parallel_shard_degree = -1\ntensor_parallel_degree = 2\n"
-        '[activation_checkpoint]\nmode = "selective"\n'
-    )
-    (tmp_path / "run.sh").write_text(
-        "CONFIG=${CONFIG:-./llama3_8b.toml}\n"
-        "torchrun --nproc_per_node=8 --nnodes 2 -m torchtitan.train --job.config_file $CONFIG "
-        "--parallelism.tensor_parallel_degree 4\n"
-    )
-    for file, tensor in (("llama3_8b.toml", 2), ("run.sh", 4)):
-        plan = plan_from_launch(tmp_path / file, cluster=cluster_of(2)).plan
-        assert plan.model.parameters == LLAMA_3_1_8B.parameters
-        stage = plan.replicas[0].stages[0]
-        assert (plan.gpus, stage.tensor_parallel, plan.micro_batch, plan.job.seq_len) == (16, tensor, 2, 8192)
-        assert plan.optimizer.sharding == "zero3" and stage.recompute.granularity == "selective"
-
-
-def test_parts_of_a_sequence_share_the_state_under_torchtitan(tmp_path: Path) -> None:
-    file = tmp_path / "long.toml"
-    degrees = "data_parallel_shard_degree = -1\ncontext_parallel_degree = 8\n"
-    file.write_text(
-        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 65536\n'
-        f"[parallelism]\n{degrees}"
-    )
-    plan = plan_from_launch(file, cluster=cluster_of(1)).plan
-    assert plan.data_parallel == 1 and plan.optimizer.sharding == "zero3"
-    file.write_text(file.read_text() + "data_parallel_replicate_degree = 2\n")
-    with pytest.raises(SpecError, match="hybrid sharding"):
-        plan_from_launch(file, cluster=cluster_of(2))
 
 
 def test_hybrid_sharding_under_accelerate_is_refused(tmp_path: Path) -> None:
@@ -251,8 +221,18 @@ def test_recipes_build_on_functions_of_their_file_and_on_the_common_one(tmp_path
     assert (plan.job.precision, plan.job.fp8_recipe, plan.job.seq_len) == ("fp8", "tensorwise", 16384)
     assert (plan.micro_batch, plan.job.global_batch, plan.replicas[0].count) == (2, 32, 4)  # _pretrain_common's
     assert plan.overlap.grad_reduce and plan.overlap.param_gather and plan.optimizer.sharding == "zero1"
-    with pytest.raises(SpecError, match="four bits are not described"):
+    with pytest.raises(SpecError, match="four bits, which are not described"):
         plan_from_launch(file, cluster=cluster_of(1), arguments=("of_four_bits",))
+
+
+def test_a_precision_that_is_not_known_is_no_fp32(tmp_path: Path) -> None:
+    file = tmp_path / "llama3.py"
+    for told, expected in (('"fp16_mixed"', "fp16"), ('"nanov2_bf16_with_fp8_current_scaling_mixed"', "fp8")):
+        file.write_text(RECIPE.replace('"bf16_mixed"', told))
+        assert plan_from_launch(file, cluster=cluster_of(2)).plan.job.precision == expected
+    file.write_text(RECIPE.replace('"bf16_mixed"', "own_precision()"))
+    with pytest.raises(SpecError, match="mixed_precision: is computed, which is not known"):
+        plan_from_launch(file, cluster=cluster_of(2))
 
 
 def test_a_nemo_yaml(tmp_path: Path) -> None:

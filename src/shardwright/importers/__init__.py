@@ -3,7 +3,8 @@
 * `launch`: a plan from a file that starts training
 * `reading`: what reading a launch gives
 * `launches`: starts of training among the commands of a script
-* `trainers`: DeepSpeed, Accelerate and torchtitan
+* `trainers`: DeepSpeed, Accelerate and Trainers of Hugging Face
+* `torchtitan`: torchtitan
 * `settings`: fields of configurations as arguments
 * `python_values`: what a Python configuration sets
 * `shell/`: the words that a launch script passes

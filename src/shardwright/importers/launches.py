@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardwright.importers.shell.read import ShellScript
 from shardwright.importers.shell.state import Started
-from shardwright.importers.shell.unknown import is_known, shown
+from shardwright.importers.shell.unknown import is_known
 
 PYTHON = re.compile(r"(?:.*/)?python\d?(?:\.\d+)?", re.S)
 LAUNCHERS = {"torchrun": "torchrun", "torchrun-hpc": "torchrun", "deepspeed": "deepspeed", "accelerate": "accelerate"}
@@ -38,18 +38,17 @@ TASKS_EACH = ("--ntasks-per-node", "--npernode", "-ppn", "-npernode", "--tasks-p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One start of a program. Counts are None where they are not said, `unread` has those that are not known.
-    `options` are the launcher's own, by long names with hyphens."""
+    """One start of a program. Counts are None where they are not said, or not known. `options` are the launcher's own,
+    by long names with hyphens."""
 
-    launcher: str
-    program: str
     arguments: tuple[str, ...]
-    nodes: int | None
-    processes_per_node: int | None
-    processes: int | None
-    options: Mapping[str, str]
-    unread: tuple[str, ...]
-    line: int
+    launcher: str = ""
+    program: str = ""
+    nodes: int | None = None
+    processes_per_node: int | None = None
+    processes: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    line: int = 1
 
     @property
     def gpus(self) -> int | None:
@@ -72,25 +71,16 @@ def _launch(started: Started, slurm: Mapping[str, str]) -> Launch | None:
     options, program, arguments = _parts(words)
     if program is None:
         return None
-    counts: dict[str, str] = {name: options[name] for name in (*NODES, *EACH, *ALL) if name in options}
     around = _options(started.around)
-    unread = []
-
-    def number(names: Sequence[str], given: Mapping[str, str]) -> int | None:
-        text = next((given[name] for name in names if name in given), None)
-        if text is None:
-            return None
-        text = text.rsplit(":", 1)[-1] if re.fullmatch(r"\d+:\d+", text) else text
-        if not text.isdigit():
-            unread.append(shown(text))
-            return None
-        return int(text)
-
-    nodes, each, processes = number(NODES, counts), number(EACH, counts), number(ALL, counts)
+    nodes, each, processes = _number(NODES, options), _number(EACH, options), _number(ALL, options)
     if launcher == "python":
-        nodes = nodes or number(TASK_NODES, around) or number(TASK_NODES, slurm)
-        each = each or number(TASKS_EACH, around) or number(TASKS_EACH, slurm)
-        processes = processes or number(TASKS, around) or (number(TASKS, slurm) if started.around else None)
+        nodes = nodes or _number(TASK_NODES, around) or _number(TASK_NODES, slurm)
+        each = each or _number(TASKS_EACH, around) or _number(TASKS_EACH, slurm)
+        processes = processes or _number(TASKS, around) or (_number(TASKS, slurm) if started.around else None)
+    if launcher == "deepspeed" and processes is None:
+        processes = _included(options.get("--include") or options.get("-i") or "")
+    if launcher in ("deepspeed", "torchrun") and each is None and processes is None:
+        each = _count(started.environment.get("CUDA_VISIBLE_DEVICES", ""))
     return Launch(
         launcher=launcher,
         program=program,
@@ -99,9 +89,26 @@ def _launch(started: Started, slurm: Mapping[str, str]) -> Launch | None:
         processes_per_node=each,
         processes=processes,
         options=options,
-        unread=tuple(unread),
         line=started.line,
     )
+
+
+def _number(names: Sequence[str], given: Mapping[str, str]) -> int | None:
+    """Return the first of some options, the larger of a range, as a number."""
+    text = next((given[name] for name in names if name in given), "")
+    text = text.rsplit(":", 1)[-1] if re.fullmatch(r"\d+:\d+", text) else text
+    return int(text) if text.isdigit() else None
+
+
+def _count(devices: str) -> int | None:
+    """Return how many devices `0,1,3` names."""
+    return devices.count(",") + 1 if re.fullmatch(r"\d+(,\d+)*", devices) else None
+
+
+def _included(text: str) -> int | None:
+    """Return how many devices DeepSpeed's `host:0,1@other:0,1` names; None where it takes all of a host."""
+    counts = [_count(host.partition(":")[2]) for host in text.split("@")]
+    return None if None in counts else sum(count or 0 for count in counts)
 
 
 def _launcher(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
@@ -161,8 +168,4 @@ def _bare(script: ShellScript) -> Iterator[Launch]:
         items = [item for values in script.arrays.values() for item in values]
         words = tuple(word for item in items for word in (item.split() if item.strip().startswith("--") else [item]))
     if any(word.startswith("--") and is_known(word) for word in words):
-        launch = Launch(
-            launcher="", program="", arguments=tuple(words), nodes=None, processes_per_node=None, processes=None,
-            options={}, unread=(), line=1,
-        )  # fmt: skip
-        yield launch
+        yield Launch(arguments=tuple(words))

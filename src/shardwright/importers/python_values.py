@@ -147,8 +147,11 @@ def _gather(node: ast.expr, names: Mapping[str, Any], found: PythonValues, path:
         if isinstance(value, ast.Call | ast.Dict):
             _mark((*path, key), value, found)
             _gather(value, names, found, (*path, key))
-        else:
-            found.values[(*path, key)] = _value(value, names)
+            continue
+        found.values[(*path, key)] = _value(value, names)
+        listed = PythonValues(calls=found.calls, functions=found.functions)  # whose fields are none of the path's own
+        for item in value.elts if isinstance(value, ast.List) else ():
+            _gather(item, names, listed, ())
 
 
 def _mark(path: Path, value: ast.expr, found: PythonValues) -> None:

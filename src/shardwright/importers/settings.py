@@ -62,7 +62,8 @@ BRIDGE_COMMON: Mapping[Path, Any] = {
 # takes from Hugging Face have (models/qwen/qwen3_moe_bridge.py 67 and its like).
 BRIDGE_MODEL: Mapping[Path, Any] = {("model", "cross_entropy_loss_fusion"): True}
 BRIDGE_EXPERTS: Mapping[Path, Any] = {("model", "moe_token_dispatcher_type"): "alltoall"}
-PRECISIONS = {"bf16": "--bf16", "16-mixed": "--fp16", "fp16": "--fp16", "16": "--fp16", "bf16-mixed": "--bf16"}
+# What the names of precisions contain: `bf16_with_fp8_current_scaling_mixed`, `16-true`.
+PRECISIONS = {"bf16": ("--bf16",), "16": ("--fp16",), "32": (), "none": ()}
 
 
 def arguments_of(values: Mapping[Path, Any], name: str, problems: list[Problem]) -> tuple[list[str], list[str]]:
@@ -75,10 +76,12 @@ def arguments_of(values: Mapping[Path, Any], name: str, problems: list[Problem])
         flag = read_as(NAMES.get(leaf, "--" + leaf.replace("_", "-")))
         decisive = is_read(flag)
         if leaf in ("precision", "mixed_precision", "precision_config"):
-            words += _precision(value)
-            if "fp4" in str(value):
-                hint = "plan in fp8, or describe the plan in a plan file"
-                problems.append(Problem(f"{name}: {'.'.join(path)}", f"is {value}; four bits are not described", hint))
+            told = _precision(value)
+            if told is None or "fp4" in str(value):
+                why = "which is not known here" if told is None else "four bits, which are not described"
+                hint = "write bf16, fp16 or an fp8 recipe, or describe the plan in a plan file"
+                problems.append(Problem(f"{name}: {'.'.join(path)}", f"is {value}, {why}", hint))
+            words += told or []
         elif value is COMPUTED:
             if decisive and flag not in (*LENGTHS, *OF_THE_USER) and path[0] != "tokenizer":
                 hint = "write the value itself, or describe the plan in a plan file"
@@ -122,12 +125,11 @@ def _text(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _precision(value: Any) -> list[str]:
+def _precision(value: Any) -> list[str] | None:
+    """The arguments of a precision by its name, None for one that is not known."""
     text = str(value).casefold()
-    words = [flag for name, flag in PRECISIONS.items() if text == name]
-    if not words and text.startswith("bf16"):
-        words = ["--bf16"]
-    if "fp8" in text or "mxfp8" in text:
+    words = next((list(flags) for part, flags in PRECISIONS.items() if part in text), None)
+    if words and "fp8" in text:
         recipe = "mxfp8" if "mxfp8" in text else "blockwise" if "subchannel" in text else "tensorwise"
         recipe = "delayed" if "delayed" in text else recipe
         words += ["--fp8-format", "hybrid", "--fp8-recipe", recipe]

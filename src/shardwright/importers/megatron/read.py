@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from shardwright.errors import Problem, SpecError, bad
@@ -18,6 +18,7 @@ from shardwright.importers.reading import Reading
 from shardwright.importers.shell.read import ShellScript
 from shardwright.importers.shell.unknown import shown
 from shardwright.plans.check import check
+from shardwright.plans.mesh import Host
 from shardwright.plans.plan import Plan
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
@@ -70,15 +71,15 @@ def reading_of_launch(
     flags = scan(launch.arguments, name, problems, script.reasons)
     if not flags.given and not problems:
         problems.append(Problem(name, "contains no Megatron-LM argument", "give the launch command or its arguments"))
-    notes = _assumed(script)
+    machines, notes = hosts_of(script, launch, cluster, name), _assumed(script)
     return reading_of_flags(
-        flags, launch, notes, problems, cluster=cluster, model=model, job=job, name=name, script=script
+        flags, launch.gpus, notes, problems, cluster=cluster, model=model, job=job, name=name, machines=machines
     )
 
 
 def reading_of_flags(
     flags: Flags,
-    launch: Launch | None,
+    gpus: int | None,
     notes: list[str],
     problems: list[Problem],
     *,
@@ -86,11 +87,10 @@ def reading_of_flags(
     model: Model | None,
     job: Job | None,
     name: str,
-    script: ShellScript | None = None,
+    machines: Sequence[Host] = (),
 ) -> Reading:
-    """Return the plan of flags that any trainer's configuration was put into; `problems` are those found so far.
-    `script` is the one that launches it, which may name machines of several GPU types."""
-    machines = hosts_of(script, launch, cluster, name) if script is not None and launch is not None else ()
+    """Return the plan of flags that any trainer's configuration was put into, on `gpus` GPUs, on all where nobody says;
+    `problems` are those found so far. `machines` are those that a script names of several GPU types."""
     gpu = machines[0].gpu if machines else _one_gpu(cluster, name, problems)
     stated = len(problems)
     model = _model(flags, model, name, problems, notes)
@@ -98,7 +98,7 @@ def reading_of_flags(
         problems = problems[:stated]  # what is missing follows from what could not be read
     if problems or model is None:
         raise SpecError(*problems)
-    world = sum(host.gpus for host in machines) or _world(launch, cluster, name)
+    world = sum(host.gpus for host in machines) or _world(gpus, cluster, name)
     plan = plan_of_flags(flags, model, cluster, gpu, world, job, name)
     several = len({host.gpu for host in machines}) > 1
     plan = _without_usual(on_hosts(plan, machines, name) if several else plan)
@@ -106,7 +106,7 @@ def reading_of_flags(
     if problems:
         raise SpecError(*problems)
     uncounted = (*flags.uncounted, *unpriced(flags, plan.job, plan.optimizer))
-    return Reading(plan, (*notes, *_notes(flags, launch, plan, world)), flags.ignored, uncounted)
+    return Reading(plan, (*notes, *_notes(flags, gpus, plan, world)), flags.ignored, uncounted)
 
 
 def _without_usual(plan: Plan) -> Plan:
@@ -147,9 +147,9 @@ def _model(flags: Flags, model: Model | None, name: str, problems: list[Problem]
     return model
 
 
-def _world(launch: Launch | None, cluster: Cluster, name: str) -> int:
+def _world(gpus: int | None, cluster: Cluster, name: str) -> int:
     """GPUs of the run: what the launcher is told, else all of the cluster."""
-    world = (launch.gpus if launch else None) or cluster.gpus
+    world = gpus or cluster.gpus
     if world > cluster.gpus:
         hint = "give a larger cluster, or the launch of a smaller run"
         raise bad(name, f"the launcher starts {world} processes, the cluster has {cluster.gpus} GPUs", hint)
@@ -178,9 +178,9 @@ def _defaults(flags: Flags, plan: Plan) -> Iterator[str]:
             yield f"{flag} {flags[flag] or 'off'}"
 
 
-def _notes(flags: Flags, launch: Launch | None, plan: Plan, world: int) -> tuple[str, ...]:
+def _notes(flags: Flags, gpus: int | None, plan: Plan, world: int) -> tuple[str, ...]:
     notes, cluster = [], plan.cluster
-    if launch is None or launch.gpus is None:
+    if gpus is None:
         notes.append(f"the text does not say how many GPUs run; all {world} of the cluster are assumed")
     elif world < cluster.gpus:
         notes.append(f"{world} of the cluster's {cluster.gpus} GPUs are used")

@@ -1,0 +1,132 @@
+"""Configurations of torchtitan, of its TOML (to 0.2) or its Python (0.3), as Megatron-LM's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from shardwright.exporters.megatron.layout import layout_text
+from shardwright.importers.python_values import Path, PythonValues
+from shardwright.importers.trainers import FULL, TrainerFields, TrainerSettings, batch_words, sharding_words
+
+POLICIES = ("FullAC", "SelectiveAC")
+# Fields of [parallelism] that are read here, and those that move nothing.
+KNOWN = frozenset(
+    (
+        *("data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward"),
+        *("tensor_parallel_degree", "enable_sequence_parallel", "enable_async_tensor_parallel"),
+        *("context_parallel_degree", "expert_parallel_degree", "expert_tensor_parallel_degree"),
+        *("pipeline_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size"),
+        *("pipeline_parallel_layers_per_stage", "module_fqns_per_model_part", "disable_loss_parallel"),
+    )
+)
+
+
+def fields_of_python(found: PythonValues) -> dict[Path, Any]:
+    """Return the fields of a configuration: the policy of recomputation and the model are calls in it."""
+    fields = dict(found.values)
+    converters = []
+    for called, arguments in found.calls:
+        name = called.split(".")[0]
+        if name in POLICIES:
+            fields["activation_checkpoint", "mode"] = name.removesuffix("AC").casefold()
+        if called == "model_registry" and arguments:
+            fields[("flavor",)] = arguments[0]
+            fields[("family",)] = found.imports.get(called, "").rsplit(".", 1)[-1]
+        converters += [name] if name.endswith("Converter") else []
+    return {**fields, **({("converters",): converters} if converters else {})}
+
+
+def model_told(config: TrainerFields) -> str | None:
+    """Return family and flavor of the model, None where the configuration does not say."""
+    flavor = config.first("flavor")
+    family = config.first("family") or dict(config.values).get(("model", "name"), "")
+    return f"{family} {flavor}" if flavor else None
+
+
+def torchtitan_settings(config: TrainerFields, gpus: int, layers: int) -> TrainerSettings:
+    """Return a configuration that trains a model of so many layers."""
+    tensor, context = config.whole("tensor_parallel_degree", 1), config.whole("context_parallel_degree", 1)
+    depth, replicas = config.whole("pipeline_parallel_degree", 1), config.whole("data_parallel_replicate_degree", 1)
+    shards, experts = config.whole("data_parallel_shard_degree", -1), config.whole("expert_parallel_degree", 1)
+    ranks = max(gpus // (tensor * context * depth), 1)
+    shards = ranks // replicas if shards < 1 else shards
+    sharers = shards * context  # `dp_shard_cp` of its parallel_dims.py: parts of a sequence share the state, too
+    if replicas > 1 and sharers > 1:
+        config.report(
+            "data_parallel_replicate_degree", "hybrid sharding is not described", "shard over all ranks, or none"
+        )
+    local = config.whole("local_batch_size", config.whole("batch_size", 8))
+    micro = config.whole("pipeline_parallel_microbatch_size", 1) if depth > 1 else local
+    total = config.whole("global_batch_size", -1)
+    reshard = config.first("fsdp_reshard_after_forward") or "default"
+    stage = 0 if sharers <= 1 else 2 if reshard == "never" or (reshard == "default" and depth > 1) else 3
+    words = [*sharding_words(stage), *batch_words(micro, total if total > 0 else local * ranks)]
+    words += ["--seq-length", str(config.whole("seq_len", 2048)), "--tensor-model-parallel-size", str(tensor)]
+    words += ["--pipeline-model-parallel-size", str(depth), "--context-parallel-size", str(context)]
+    words += ["--expert-model-parallel-size", str(experts)]
+    if experts > 1:  # without expert parallelism tensor parallelism splits the experts, too
+        words += ["--expert-tensor-parallel-size", str(config.whole("expert_tensor_parallel_degree", 1))]
+    words += ["--sequence-parallel"] if tensor > 1 and config.first("enable_sequence_parallel") is not False else []
+    words += ["--tp-comm-overlap"] if config.first("enable_async_tensor_parallel") is True else []
+    counts = _layer_counts(config, depth, layers)
+    words += ["--pipeline-model-parallel-layout", layout_text(counts, 0)] if depth > 1 else []
+    words += [*_recompute(config, layers // len(counts)), *_precision(config)]
+    words += ["--train-iters", str(steps)] if (steps := config.whole("steps", 0)) else []
+    return TrainerSettings(tuple(words), tuple(_uncounted(config)), "torchtitan", model_told(config))
+
+
+def _layer_counts(config: TrainerFields, depth: int, layers: int) -> tuple[int, ...]:
+    """Return the layers of each virtual stage: as listed, else as torchtitan spreads them, embedding and output counted
+    as a layer each (`generate_llm_fqn_per_model_part` of its pipeline_parallel.py)."""
+    parts = config.first("module_fqns_per_model_part")
+    if depth == 1:
+        return (layers,)
+    if isinstance(parts, list | tuple):
+        return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
+    schedule = config.first("pipeline_parallel_schedule") or "1F1B"
+    if schedule not in ("1F1B", "Interleaved1F1B"):
+        config.report("pipeline_parallel_schedule", f"{schedule} is not described", "use 1F1B or Interleaved1F1B")
+    each = config.whole("pipeline_parallel_layers_per_stage", 0)
+    stages = -(-(layers + 2) // each) if each else depth * (2 if schedule == "Interleaved1F1B" else 1)
+    if stages % depth or stages > layers:
+        message = f"makes {stages} stages of {layers} layers for {depth} pipeline ranks"
+        config.report("pipeline_parallel_layers_per_stage", message, "make the stages a multiple of the ranks")
+        return (layers,)
+    usual, more = divmod(layers + 2, stages)
+    counts = [usual + (place < more) for place in range(stages)]
+    return (counts[0] - 1, *counts[1:-1], counts[-1] - 1)
+
+
+def _recompute(config: TrainerFields, layers: int) -> list[str]:
+    """What is recomputed of a stage of so many layers: all, operators, or every n-th layer."""
+    mode = dict(config.values).get(("activation_checkpoint", "mode")) or "none"
+    every = config.first("selective_ac_option")
+    if mode == "selective" and str(every).isdigit():
+        count = max(layers // max(int(every), 1), 1)
+        return ["--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", str(count)]
+    known = {"full": list(FULL), "selective": ["--recompute-granularity", "selective"], "none": []}
+    if mode not in known:
+        config.report("activation_checkpoint.mode", f"{mode} is not described", "use full, selective or none")
+    return known.get(mode, [])
+
+
+def _precision(config: TrainerFields) -> list[str]:
+    """The type of weights where they are used, and eight bits where linear layers are converted."""
+    if config.first("mixed_precision_param") == "float32":
+        return []
+    names = [str(name).casefold() for name in config.first("converters") or ()]
+    if any("lora" in name for name in names):
+        config.report("converters", "train adapters, which a plan does not describe", "leave LoRA out")
+    recipes = ["mxfp8" if "mx" in name else "tensorwise" for name in names if "mx" in name or "float8" in name]
+    return ["--bf16", *(("--fp8-format", "hybrid", "--fp8-recipe", recipes[0]) if recipes else ())]
+
+
+def _uncounted(config: TrainerFields) -> Iterator[str]:
+    """Yield what moves time or memory and is not modelled."""
+    usual = {"enable_cpu_offload": False, "recipe_name": "tensorwise", "dtype": "float32"}
+    for path, value in config.values.items():
+        if path[0] == "parallelism" and path[-1] not in KNOWN and value not in (None, False):
+            yield f"{'.'.join(path)} (not known here)"
+        elif path[-1] in usual and value not in (None, usual[path[-1]]):
+            yield f"{'.'.join(path)} {value}"

@@ -1,0 +1,99 @@
+"""Launches of Hugging Face Trainers, DeepSpeed and Accelerate as people write them for fine-tuning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardwright.errors import SpecError
+from shardwright.importers.launch import plan_from_launch
+from shardwright.importers.reading import Reading
+from tests.golden.plans import cluster_of
+
+TRAINER = (
+    "--model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 4 --gradient_accumulation_steps 8 "
+    "--model_max_length 2048"
+)
+FILES = {
+    "auto.json": '{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3}, "train_batch_size": "auto"}',
+    "older.json": '{"bfloat16": {"enabled": true}, "zero_optimization": {"stage": 2}}',
+    "fsdp.yaml": "distributed_type: FSDP\nmixed_precision: BF16\nnum_processes: 8\n",
+    "plain.yaml": "distributed_type: FSDP\nmixed_precision: 'no'\nnum_processes: 8\n",
+    "ds.yaml": "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\n",
+    "ds-auto.yaml": (
+        "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\n"
+        "deepspeed_config:\n  deepspeed_config_file: auto.json\n"
+    ),
+}
+
+
+def read(line: str, folder: Path) -> Reading:
+    """Read a script of one line, with the files beside it."""
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    (folder / "run.sh").write_text(f"{line}\n")
+    return plan_from_launch(folder / "run.sh", cluster=cluster_of(1))
+
+
+# The launch; GPUs, sharding, precision and framework of its plan.
+LAUNCHES = {
+    'torchrun --nproc_per_node=4 train.py {} --bf16 True --fsdp "full_shard auto_wrap"': (4, "zero3", "bf16", "fsdp"),
+    'torchrun --nproc_per_node=4 train.py {} --fp16 --fsdp "shard_grad_op"': (4, "zero2", "fp16", "fsdp"),
+    "torchrun --nproc_per_node=2 train.py {} --bf16": (2, "none", "bf16", "fsdp"),
+    "deepspeed --include=localhost:0,1,2,3 train.py --deepspeed auto.json {} --bf16": (4, "zero3", "bf16", "deepspeed"),
+    "deepspeed -i a:0,1@b:0,1 train.py --deepspeed auto.json {} --bf16": (4, "zero3", "bf16", "deepspeed"),
+    "CUDA_VISIBLE_DEVICES=0,3 deepspeed train.py --deepspeed auto.json {} --bf16": (2, "zero3", "bf16", "deepspeed"),
+    "deepspeed --num_gpus 2 train.py --deepspeed --deepspeed_config older.json {}": (2, "zero2", "bf16", "deepspeed"),
+    "export CUDA_VISIBLE_DEVICES=1,4\ntorchrun --nproc_per_node=gpu train.py {}": (2, "none", "fp32", "fsdp"),
+    "accelerate launch --config_file fsdp.yaml train.py {}": (8, "zero3", "bf16", "fsdp"),
+    "accelerate launch --config_file plain.yaml train.py {} --bf16": (8, "zero3", "bf16", "fsdp"),
+    "accelerate launch --config_file ds.yaml train.py {}": (8, "zero2", "bf16", "deepspeed"),
+    "accelerate launch --config_file ds-auto.yaml train.py {}": (8, "zero3", "bf16", "deepspeed"),
+}
+
+
+@pytest.mark.parametrize("line", LAUNCHES)
+def test_launches_of_trainers(line: str, tmp_path: Path) -> None:
+    plan = read(line.format(TRAINER), tmp_path).plan
+    found = (plan.gpus, plan.optimizer.sharding, plan.job.precision, plan.job.framework)
+    assert found == LAUNCHES[line]
+    assert (plan.micro_batch, plan.job.global_batch, plan.job.seq_len) == (4, 32 * plan.gpus, 2048)
+    assert plan.model.name == "llama-2-7b"
+
+
+def test_it_is_told_where_all_gpus_are_assumed(tmp_path: Path) -> None:
+    reading = read(f"deepspeed train.py --deepspeed auto.json {TRAINER} --optim adamw_bnb_8bit", tmp_path)
+    assert "the text does not say how many GPUs run; all 8 of the cluster are assumed" in reading.notes
+    assert reading.uncounted == ("optimizer adamw_bnb_8bit (priced as Adam)",)
+
+
+DS = "torchrun --nproc_per_node 8 train.py --deepspeed"
+FAULTS = {
+    f"{DS} batch.json {TRAINER}": "train_batch_size: is 256, not micro-batch 4 \\* 3 accumulation steps \\* 8",
+    f"{DS} params.json {TRAINER}": "offload_param: is offloaded to cpu",
+    f"accelerate launch --config_file params.yaml train.py {TRAINER}": "offload_param: is offloaded to cpu",
+    f"accelerate launch --config_file eight.yaml train.py {TRAINER}": "mixed_precision: is fp8",
+    f"accelerate launch --config_file ulysses.yaml train.py {TRAINER}": "parallelism_config_sp_size",
+    f'torchrun train.py --fsdp "full_shard offload" {TRAINER}': "offload of weights is not described",
+    f'torchrun train.py --fsdp "hybrid_shard auto_wrap" {TRAINER}': "HYBRID_SHARD is not described",
+    f"torchrun train.py {TRAINER} --use_peft --lora_r 16": "use_peft: trains adapters",
+    f"deepspeed train.py --deepspeed auto.json {TRAINER} --lora_dim 128": "lora_dim: trains adapters",
+    f"deepspeed train.py --zero_stage 2 --deepspeed {TRAINER}": "the configuration of DeepSpeed is in the program",
+}
+FAULTY = {
+    "batch.json": '{"train_batch_size": 256, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3}',
+    "params.json": '{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}',
+    "params.yaml": "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3, offload_param_device: cpu}\n",
+    "eight.yaml": "distributed_type: FSDP\nmixed_precision: fp8\n",
+    "ulysses.yaml": "distributed_type: FSDP\nparallelism_config: {parallelism_config_sp_size: 2}\n",
+}
+
+
+@pytest.mark.parametrize("line", FAULTS)
+def test_what_cannot_be_read_is_named(line: str, tmp_path: Path) -> None:
+    for name, text in FAULTY.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError, match=FAULTS[line]) as caught:
+        read(line, tmp_path)
+    assert all(problem.hint for problem in caught.value.problems)
