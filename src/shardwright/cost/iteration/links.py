@@ -12,10 +12,11 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.cost.context import Context
 from shardwright.cost.iteration.places import Places
+from shardwright.cost.iteration.sites import site_link
 from shardwright.cost.network.collectives import Fabric, Group, gather_seconds, rack_seconds, transfer_seconds
 from shardwright.plans.placement import STAGES_TOGETHER
 from shardwright.plans.plan import Plan
-from shardwright.spec.cluster import Cluster, NodePool
+from shardwright.spec.cluster import NodePool
 
 if TYPE_CHECKING:
     from shardwright.cost.network.curves import LinkTimes
@@ -65,7 +66,7 @@ def _between_seconds(plan: Plan, one: Context, other: Context, sent: float, rece
     both += [float(link.messages.of(np.array(size))) for link in _measured_between(one, other)]
     both += [
         size * _pipelines_between(plan, one.pool, other.pool) * ranks / rate + delay
-        for rate, delay in _site_link(plan.cluster, one.pool, other.pool)
+        for rate, delay in site_link(plan.cluster, one.pool.site, other.pool.site)
     ]
     return max(both)
 
@@ -89,16 +90,9 @@ def _pipelines_between(plan: Plan, one: NodePool, other: NodePool) -> int:
     )
 
 
-def _site_link(cluster: Cluster, one: NodePool, other: NodePool) -> Iterator[tuple[float, float]]:
-    """Yield bandwidth and latency of the link between the sites of two pools, if they stand at different ones."""
-    for link in cluster.site_links:
-        if one.site != other.site and set(link.sites) == {one.site, other.site}:
-            yield link.bytes_per_second, link.latency_seconds
-
-
 def once_seconds(plan: Plan, places: Places, contexts: Contexts, dense: Floats, expert: Floats) -> Floats:
     """Return the seconds in which all holders of a stage's layers gather a byte of each of its parameters, `dense` and
-    `expert` [S], over the slowest links among them, [S].
+    `expert` [S], over the slowest links among them, [S]. What they wait for the way between sites is in `sites`.
 
     Holders of unequal tensor-parallel degrees cut a layer into as many shards as the least common multiple of these.
     A rank of degree t holds lcm / t of them, each reduced in a ring of its own with an equal part of its links, and a
@@ -172,17 +166,15 @@ def _slowest_links(
     own, degree = contexts[stage[0]], stage[1]
     everyone = [_paced(contexts[name].links, tp / degree) for name, tp in holders]
     paces = [fabric.inter_bytes_per_second for fabric in everyone]
-    delays = [fabric.inter_latency_seconds for fabric in everyone]
     paces += [link.bytes_per_second for link in _slow_pairs(own, {name for name, _ in holders}, contexts)]
     for name, tp in holders:
-        for rate, delay in _site_link(plan.cluster, own.pool, contexts[name].pool):
+        for rate, _ in site_link(plan.cluster, own.pool.site, contexts[name].pool.site):
             paces.append(rate * domains / plan.gpus * min(tp / degree, 1.0))
-            delays.append(delay)
     return replace(
         own.links,
         intra_bytes_per_second=min(fabric.intra_bytes_per_second for fabric in everyone),
         inter_bytes_per_second=min(paces),
-        inter_latency_seconds=max(delays),
+        inter_latency_seconds=max(fabric.inter_latency_seconds for fabric in everyone),
     )
 
 

@@ -31,6 +31,7 @@ from shardwright.cost.iteration.places import Places, places_of
 from shardwright.cost.iteration.replica_time import Mixed as Mixed
 from shardwright.cost.iteration.replica_time import ReplicaTime as ReplicaTime
 from shardwright.cost.iteration.shards import copied_parameters
+from shardwright.cost.iteration.sites import agreement_delay, unit_delays
 from shardwright.cost.iteration.step import (
     StageTimes,
     both_gather_seconds,
@@ -91,13 +92,14 @@ def mixed_iteration(
         once = of_stages(lanes, [_own_once_seconds(each, own) for each, own in zip(lanes, held, strict=True)])
     else:
         once = once_seconds(plan, places, contexts, stages.dense, stages.expert)
+    waits = unit_delays(plan, places)
     found = tuple(
-        _replica_time(plan, replica, stages, lanes, moves, once, slice(*ends))
+        _replica_time(plan, replica, stages, lanes, moves, (once, waits), slice(*ends))
         for replica, ends in zip(plan.replicas, pairwise(places.bounds), strict=True)
     )
     longest = max(replica.busy_seconds for replica in found)
     update = float(stages.optimizer.max())
-    norm = max(float(norm_seconds(each.context, each.rows).max()) for each in lanes)
+    norm = max(float(norm_seconds(each.context, each.rows).max()) for each in lanes) + agreement_delay(plan, places)
     return Mixed(seconds=longest + update + norm, norm_seconds=norm, replicas=found, lanes=tuple(lanes))
 
 
@@ -158,9 +160,16 @@ def _own_once_seconds(lanes: Lanes, held: HeldParameters) -> Floats:
 
 
 def _replica_time(
-    plan: Plan, replica: Replica, stages: _Stages, lanes: list[Lanes], moves: Floats, once: Floats, own: slice
+    plan: Plan,
+    replica: Replica,
+    stages: _Stages,
+    lanes: list[Lanes],
+    moves: Floats,
+    shared: tuple[Floats, Floats],
+    own: slice,
 ) -> ReplicaTime:
-    """Return the times of the replica that has the stages `own`."""
+    """Return the times of the replica that has the stages `own`; `shared` are the seconds in which the holders of each
+    stage's layers gather a byte of each parameter, and those that they wait for links between sites, [S] each."""
     chunks = plan.schedule.virtual_stages
     row = lane_of(lanes, own.start).row
     undisturbed = StageTimes(
@@ -171,7 +180,7 @@ def _replica_time(
     apart = replica.stages[0].gpu != replica.stages[-1].gpu
     transfers = np.tile(moves[own], chunks)[: chunks * len(replica.stages) - 1]
     times = beside_transfers(row, undisturbed, transfers[None])
-    tails, gathers = exposed_tails(plan.job, row, times, once[None, own])
+    tails, gathers = exposed_tails(plan.job, row, times, *(each[None, own] for each in shared))
     return ReplicaTime(
         stages=times,
         undisturbed=undisturbed,

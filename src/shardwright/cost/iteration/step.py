@@ -200,16 +200,18 @@ def reduction_tails(
     return exposed_tails(context.job, rows, times, once)
 
 
-def exposed_tails(job: Job, rows: Strategies, times: StageTimes, once: Floats) -> tuple[Floats, Floats]:
+def exposed_tails(
+    job: Job, rows: Strategies, times: StageTimes, once: Floats, waits: Floats | float = 0.0
+) -> tuple[Floats, Floats]:
     """Return the gradient tail and the weight-gather tail of each pipeline rank, [N, P], where one byte of each of its
-    parameters is gathered in `once` seconds [N, P].
+    parameters is gathered in `once` seconds [N, P], and a pass over all of them `waits` as long for distant sites.
 
     Recomputation hides nothing here: a layer's gradients exist only after it.
     """
     sharding, trained, widths = rows.sharding[:, None], trained_share(job), widths_of(job)
     passes = np.where(sharding == UNSHARDED, 2.0, np.where(sharding == ZERO1, 1.0, 0.0))
-    reduce = widths.gradient_reduction * trained * once * passes
-    gather = widths.weight_gather * trained * once * ((sharding == ZERO1) | (sharding == ZERO2))
+    reduce = (widths.gradient_reduction * trained * once + waits) * passes
+    gather = (widths.weight_gather * trained * once + waits) * ((sharding == ZERO1) | (sharding == ZERO2))
     own = times.backward - times.recompute
     backward, forward = own.sum(axis=1), times.forward.sum(axis=1)
     beside = exposed_seconds(reduce, BUCKET_SHARE * backward)

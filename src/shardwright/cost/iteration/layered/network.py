@@ -15,6 +15,7 @@ from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.layered.units import layered_rows
 from shardwright.cost.iteration.links import Contexts, holder_links
 from shardwright.cost.iteration.places import places_of
+from shardwright.cost.iteration.sites import agreement_delay, ring_delays
 from shardwright.cost.iteration.step import norm_seconds
 from shardwright.cost.memory.sizes import trained_share
 from shardwright.cost.network.collectives import Fabric, Group, gather_seconds
@@ -24,10 +25,12 @@ from shardwright.spec.job import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Everyone:
-    """All GPUs of a plan as one group: its links as each GPU type finds them, and the seconds of the gradient norm."""
+    """All GPUs of a plan as one group: its links as each GPU type finds them, what each collective waits for links
+    between sites, and the seconds of the gradient norm."""
 
     gpus: int
     links: tuple[tuple[Fabric, Group], ...]
+    delay_seconds: float
     norm_seconds: float
 
 
@@ -35,7 +38,13 @@ def everyone_of(plan: Plan, contexts: Contexts) -> Everyone:
     """Return the group of all GPUs of a plan whose replicas are single GPUs."""
     rows = layered_rows([1], plan.gpus, flash=plan.flash_attention)
     norm = max(float(norm_seconds(contexts[name], rows)[0]) for name in plan.gpus_by_type)
-    return Everyone(gpus=plan.gpus, links=holder_links(plan, places_of(plan), contexts), norm_seconds=norm)
+    places = places_of(plan)
+    return Everyone(
+        gpus=plan.gpus,
+        links=holder_links(plan, places, contexts),
+        delay_seconds=float(ring_delays(plan, places).max()),
+        norm_seconds=norm + agreement_delay(plan, places),
+    )
 
 
 def moved_seconds(everyone: Everyone, job: Job, parameters: Floats, largest_state: Floats) -> tuple[Floats, Floats]:
@@ -50,4 +59,5 @@ def moved_seconds(everyone: Everyone, job: Job, parameters: Floats, largest_stat
 
 
 def _slowest(everyone: Everyone, size_bytes: Floats) -> Floats:
-    return np.asarray(np.max([gather_seconds(links, group, size_bytes) for links, group in everyone.links], axis=0))
+    slowest = np.max([gather_seconds(links, group, size_bytes) for links, group in everyone.links], axis=0)
+    return np.asarray(slowest + everyone.delay_seconds)

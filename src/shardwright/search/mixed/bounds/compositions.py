@@ -29,7 +29,7 @@ from shardwright.search.mixed.bounds.travel import least_tail, parted_seconds, s
 from shardwright.search.mixed.bounds.work import forward_share, held_of, layers_held, least_work, most_hidden
 from shardwright.search.mixed.tables.columns import Layers, Table
 from shardwright.search.mixed.tables.orders import Arrangement, any_order, every_order, few_orders
-from shardwright.search.mixed.tables.region import Region, between_sites, ring_pace_between_sites, usable
+from shardwright.search.mixed.tables.region import Region, agreement_delay, between_sites, usable
 
 MANY = np.int64(1 << 40)
 STEPS = 20  # of the bisection for the least time of a composition
@@ -79,12 +79,9 @@ def alone(table: Table, layers: Layers, region: Region) -> Compositions:
     )
     fits = np.minimum(total * layers.inputs + table.last_again_bytes, total * (layers.activations - layers.core_bytes))
     seconds = seconds + price * short
-    link = region.link
-    if region.parted:
-        link = min(link, ring_pace_between_sites(table, region) * float(table.wide.max()))
-    later = single_stage_seconds(table, parameters, region.fewest, link, region.used)
+    later = single_stage_seconds(table, parameters, region)
     later = later + parameters * table.updates(copies) + total * layers.orthogonal / copies
-    later = later + table.norm_seconds(region.fewest)[0]
+    later = later + table.norm_seconds(region.fewest)[0] + agreement_delay(table, region)
     fits = ((fits <= room) | (short <= 0.0)) & usable(table, np.eye(table.types), region)
     kept_types = types[fits[types]]
     counts = np.eye(table.types, dtype=np.int64)[kept_types]
@@ -183,7 +180,7 @@ def after(table: Table, layers: Layers, counts: Ints, region: Region) -> Floats:
     ends = layers.first_parameters + layers.last_parameters - table.tied_parameters * (counts.sum(axis=1) == 1)[:, None]
     parameters = layers.total * each + ends.min(axis=1) * (end / updates).min()
     once = np.where(counts > 0, table.norm_seconds(counts.sum(axis=1) * region.fewest), 0.0).max(axis=1)
-    least = parameters / speed + once + least_tied(table, counts)
+    least = parameters / speed + once + least_tied(table, counts) + agreement_delay(table, region)
     return np.asarray(least)
 
 

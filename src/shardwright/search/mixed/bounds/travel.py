@@ -21,15 +21,16 @@ from shardwright.arrays import Bools, Floats, Ints
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN, Fabric, Group, gather_seconds
 from shardwright.search.mixed.tables.columns import Layers, Table
 from shardwright.search.mixed.tables.orders import Arrangement
-from shardwright.search.mixed.tables.region import Region, ring_pace_between_sites
+from shardwright.search.mixed.tables.region import Region, ring_delay_between_sites, ring_pace_between_sites
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes of a parameter that travel once an iteration, and the part of a pass to which they do not add where they
-    travel beside it."""
+    """Bytes of a parameter that travel once an iteration, how many rings they pass, and the part of a pass to which
+    they do not add where they travel beside it."""
 
     width: float
+    rings: float
     hidden: float
 
     @property
@@ -40,10 +41,10 @@ class Traffic:
 
 def traffic(table: Table) -> tuple[Traffic, Traffic]:
     """Return what travels beside the backward passes, and what beside the forward passes."""
-    alone = 1.0 - OVERLAP_SLOWDOWN
+    alone, gathered = 1.0 - OVERLAP_SLOWDOWN, float(table.shared_update)
     return (
-        Traffic(table.reduced_bytes, alone * table.reduced_beside),
-        Traffic(table.gathered_bytes, alone * table.gathered_beside),
+        Traffic(table.reduced_bytes, 2.0 - gathered, alone * table.reduced_beside),
+        Traffic(table.gathered_bytes, gathered, alone * table.gathered_beside),
     )
 
 
@@ -178,7 +179,7 @@ def parted_seconds(table: Table, layers: Layers, region: Region) -> Floats:
     if not region.parted:
         return np.zeros(table.types)
     parameters = (layers.dense + layers.expert) * float(layers.weight.min())
-    pace = ring_pace_between_sites(table, region)
+    pace, delay = ring_pace_between_sites(table, region), ring_delay_between_sites(table, region)
     found, kinds = np.zeros(table.types), traffic(table)
     for kind, fabric in enumerate(table.fabrics):
         links = replace(fabric, inter_bytes_per_second=min(fabric.inter_bytes_per_second, pace))
@@ -187,16 +188,22 @@ def parted_seconds(table: Table, layers: Layers, region: Region) -> Floats:
         once = gather_seconds(links, groups, np.full(len(local), parameters[kind])).min()
         passes = layers.backward[kind], layers.forward[kind]
         for of, passing in zip(kinds, passes, strict=True):
-            found[kind] += max(of.least * of.width * once, of.width * once - of.hidden * passing)
+            travels = of.width * once + of.rings * delay
+            found[kind] += max(of.least * travels, travels - of.hidden * passing)
     return np.maximum(found - sum(of.hidden for of in kinds) * table.each, 0.0)
 
 
-def single_stage_seconds(table: Table, parameters: Floats, fewest: int, link: float, used: tuple[int, ...]) -> Floats:
+def single_stage_seconds(table: Table, parameters: Floats, region: Region) -> Floats:
     """Return the least seconds of gradients and weights after the passes of a replica of one stage that holds
-    `parameters` [G], beside replicas that have all of the types `used`."""
-    beside = used if len(used) > 1 else ()
-    once = _byte_seconds(table, parameters, fewest, link, beside) * parameters
+    `parameters` [G], beside replicas that have all of the types in use."""
+    beside = region.used if len(region.used) > 1 else ()
+    link, delays = region.link, 0.0
+    if region.parted:
+        link = min(link, ring_pace_between_sites(table, region) * float(table.wide.max()))
+        delays = ring_delay_between_sites(table, region) * (table.layers + 2)
+    once = _byte_seconds(table, parameters, region.fewest, link, beside) * parameters
     seconds = np.zeros(table.types)
     for of, passing in zip(traffic(table), (table.backward[:, -1], table.forward[:, -1]), strict=True):
-        seconds += np.maximum(of.width * once - of.hidden * (passing + table.each), of.least * of.width * once)
+        travels = of.width * once + of.rings * delays
+        seconds += np.maximum(travels - of.hidden * (passing + table.each), of.least * travels)
     return seconds

@@ -70,6 +70,18 @@ def ring_pace_between_sites(table: Table, region: Region) -> float:
     return rate * min(region.most / region.gpus, 1.0)
 
 
+def ring_delay_between_sites(table: Table, region: Region) -> float:
+    """Return the least seconds that a ring between sites waits for their links: there and back, or from one holder to
+    the other."""
+    _, delay = between_sites(table, region.used)
+    return delay * (2.0 if region.fewest > 2 else 1.0)
+
+
+def agreement_delay(table: Table, region: Region) -> float:
+    """Return the least seconds that a sum over all GPUs waits for links between sites."""
+    return 2.0 * between_sites(table, region.used)[1] if region.crossings or region.parted else 0.0
+
+
 def asked_for(table: Table, counts: Ints, region: Region) -> Bools:
     """Return which compositions have what some replica of a region must have, a row for each such thing, [K, N]: links
     of `link` and none faster; each of the types `used`."""

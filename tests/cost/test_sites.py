@@ -1,0 +1,107 @@
+"""What collectives wait for links between sites, against rings run message by message."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from shardwright.cost.compute.efficiency import Analytic
+from shardwright.cost.iteration.mixed import mixed_iteration
+from shardwright.cost.iteration.places import places_of
+from shardwright.cost.iteration.sites import ring_delays, unit_delays
+from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
+from shardwright.spec.read.cluster import build_cluster
+from shardwright.spec.read.job import make_job
+from shardwright.spec.read.model import load_model
+
+MODEL = load_model("gpt2-xl")
+LAYERS = len(MODEL.layers)
+MILLISECONDS = 30.0
+
+
+def plan_over(sites: str, *, machines: int, gpus: int = 4, latency_ms: float = MILLISECONDS) -> Plan:
+    """Return data parallelism over all GPUs of equal machines at each of the sites."""
+    nodes = [{"count": machines, "gpu": "A100-SXM-80", "gpus": gpus, "site": site} for site in sites]
+    rates = {"gbps": 1000, "latency_ms": latency_ms}
+    links = [{"between": [one, other], **rates} for one, other in pairwise(sites)]
+    stage = Stage(
+        gpu="", tensor_parallel=1, context_parallel=1, expert_parallel=1, expert_tensor_parallel=1,
+        layers=((0, LAYERS),), recompute=Recompute(),
+    )  # fmt: skip
+    copies, cluster = machines * gpus, build_cluster({"nodes": nodes, "site_links": links}, "sites")
+    return Plan(
+        model=MODEL,
+        job=make_job(global_batch=len(sites) * copies, seq_len=1024),
+        cluster=cluster,
+        micro_batch=1,
+        schedule=Schedule(),
+        replicas=tuple(
+            Replica(count=copies, micro_batches=1, stages=(replace(stage, gpu=pool.gpu.name),))
+            for pool in cluster.pools
+        ),
+        optimizer=OptimizerPlan(sharding="zero1"),
+        overlap=Overlap(grad_reduce=False, param_gather=False),
+        sequence_parallel=False,
+        flash_attention=True,
+    )
+
+
+def run_ring(delays: np.ndarray, collectives: int) -> float:
+    """Return when the last of several all-gathers is over: link i leads to rank i, a rank sends on what it has received,
+    and begins a collective when it has all parts of the one before. Only the way takes time."""
+    done = np.zeros(len(delays))
+    for _ in range(collectives):
+        begin, has = done, done
+        for _ in range(len(delays) - 1):
+            has = np.maximum(np.roll(has, 1) + delays, begin)
+        done = has
+    return float(done.max())
+
+
+@pytest.mark.parametrize(
+    ("sites", "machines", "gpus"),
+    [("ab", 1, 1), ("ab", 1, 4), ("ab", 1, 8), ("ab", 8, 4), ("abc", 1, 1), ("abc", 2, 4)],
+)
+def test_a_ring_waits_once_for_each_link_between_sites(sites, machines, gpus):
+    """However many ranks it has. Between the first site and the last the way leads over those between them."""
+    plan, copies = plan_over(sites, machines=machines, gpus=gpus), machines * gpus
+    delays = np.zeros(len(sites) * copies)
+    delays[::copies] = MILLISECONDS * 1e-3
+    delays[0] *= len(sites) - 1
+    found = ring_delays(plan, places_of(plan))
+    assert found == pytest.approx(run_ring(delays, 1))
+    if copies > 1:  # of n ranks one is a collective ahead of its neighbour
+        assert unit_delays(plan, places_of(plan)) == pytest.approx(run_ring(delays, LAYERS + 2), rel=2 / len(delays))
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "none"])
+@pytest.mark.parametrize("machines", [1, 8])
+def test_every_unit_waits_there_and_back_for_gradients_and_for_weights(machines, sharding):
+    def seconds(latency_ms: float) -> float:
+        plan = plan_over("ab", machines=machines, latency_ms=latency_ms)
+        return mixed_iteration(replace(plan, optimizer=OptimizerPlan(sharding=sharding)), Analytic()).seconds
+
+    back_and_forth = 2 * MILLISECONDS * 1e-3
+    norm = back_and_forth
+    assert seconds(MILLISECONDS) - seconds(0) == pytest.approx(2 * (LAYERS + 2) * back_and_forth + norm)
+
+
+def test_layer_by_layer_each_gather_and_each_scatter_waits():
+    def seconds(latency_ms: float) -> float:
+        plan = plan_over("ab", machines=8, latency_ms=latency_ms)
+        replicas = tuple(replace(each, state=1) for each in plan.replicas)
+        optimizer, schedule = OptimizerPlan(sharding="zero3", parts=plan.gpus), Schedule(kind="layered")
+        layered = replace(plan, replicas=replicas, optimizer=optimizer, schedule=schedule)
+        return mixed_iteration(layered, Analytic()).seconds
+
+    back_and_forth = 2 * MILLISECONDS * 1e-3
+    collectives = 3 * (LAYERS + 2) - 1  # of the head's weights there is one gather for both passes
+    assert seconds(MILLISECONDS) - seconds(0) == pytest.approx(collectives * back_and_forth + back_and_forth)
+
+
+def test_one_site_waits_for_nothing():
+    plan = plan_over("a", machines=2)
+    assert not unit_delays(plan, places_of(plan)).any()
