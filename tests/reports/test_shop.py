@@ -11,6 +11,7 @@ from tests.search.shop.samples import A100, A100_SPOT, H100, JOB, offers
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.plans.plan import PLAN_VERSION
 from shardwright.reports.documents.shop import shop_document
+from shardwright.reports.html.report import report
 from shardwright.reports.text.shop import chances, chosen, shop_text
 from shardwright.search.market.result import Shopping
 from shardwright.search.market.shop import shop
@@ -86,6 +87,16 @@ def test_the_document_is_json_with_every_choice(result: Shopping) -> None:
             sum(r["machines"] * r["dollars_per_machine_hour"] for r in choice["rent"]) * choice["hours"]
         )
         assert choice["plan"]["version"] == PLAN_VERSION
+
+
+def test_the_page_has_the_same_choice_as_the_terminal_or_says_that_there_is_none(result: Shopping) -> None:
+    plain = replace(result, picks=replace(result.picks, knee=None))
+    cheapest = result.front[chosen(plain)]
+    words = f"trains in {format_seconds(cheapest.hours * 3600)} for {format_dollars(cheapest.dollars)}.</h1>"
+    assert cheapest.dollars == min(choice.dollars for choice in result.front) and words in report(plain)
+    page = report(limited(result, None, 1.0))
+    assert "<h1>No offer does: no offer keeps the budget.</h1>" in page and "for at most $1.00" in page
+    assert "the cheapest possible is $" in page and "shardwright export" not in page
 
 
 def test_beside_spot_stands_the_cheapest_on_demand_within_the_deadline_with_its_chance(result: Shopping) -> None:

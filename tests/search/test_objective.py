@@ -9,6 +9,7 @@ import pytest
 
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.money.risk import pool_stretch
+from shardwright.errors import SpecError
 from shardwright.plans.plan import Plan
 from shardwright.search.objective import Objective
 from shardwright.search.planner import plan
@@ -35,6 +36,13 @@ def test_failures_count_on_machines_that_nobody_takes_back_and_only_in_a_run_wit
     assert values[1] == pytest.approx(2 * 4.0)
     assert values[0] == pytest.approx(2 * 4.0 * pool_stretch(MODEL, JOB, pool, np.array([2]))[0])
     assert 1.0 < values[0] / values[1] < 1.01
+
+
+def test_machines_that_cost_nothing_do_not_tell_plans_apart() -> None:
+    given = cluster(price_per_hour=0.0)
+    with pytest.raises(SpecError, match=r"price of A100-SXM-40: is 0.*objective=time"):
+        plan(MODEL, given, JOB, efficiency=Analytic())
+    assert plan(MODEL, given, replace(JOB, objective="time"), top=1, efficiency=Analytic()).plans
 
 
 def test_the_value_of_machines_that_can_be_taken_back_is_what_they_are_expected_to_cost() -> None:

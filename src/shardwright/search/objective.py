@@ -57,4 +57,7 @@ class Objective:
                 "is not known, but the objective or the budget needs it",
                 "give price_per_hour for the machines in the cluster file",
             )
+        if self.job.objective == "cost" and (per_hour <= 0.0).any():
+            message, hint = "is 0, so that all plans on it cost the same", "`objective=time` finds the fastest of them"
+            raise bad(f"price of {self.pool.gpu.name}", message, hint)
         return per_hour / SECONDS_PER_HOUR

@@ -8,6 +8,7 @@ import re
 import subprocess
 from dataclasses import replace
 from functools import cache
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,18 @@ from tests.chromium import CHROMIUM, chromium
 from tests.cli.running import run
 
 import shardwright
+from shardwright.errors import SpecError
 from shardwright.plans.document import to_document
 from shardwright.plans.ranking import Ranking
 from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.html.report import report
+from shardwright.reports.text.explain import value
 from shardwright.search.planner import on_fewer, predict
 from shardwright.search.renting.expected import run_totals
 from shardwright.search.space.axes import parse_pins
+from shardwright.spec.read.cluster import build_cluster
 
+PRICED = {"A100-SXM-40": 20.0, "V100-SXM2": 8.0}
 MOST_BYTES, LONGEST_SECONDS = 5_000_000, 2.0
 TWO_TYPES = "1024x8xH100-SXM+1024x8xA100-SXM-80"
 
@@ -162,9 +167,40 @@ def test_two_plans_side_by_side() -> None:
     assert {"memory-1", "memory-2", "timeline-1", "timeline-2"} <= found.data["charts"].keys()
 
 
+def test_plans_whose_steps_do_different_work_are_not_compared() -> None:
+    best = ranking().best
+    for other, words in (
+        (replace(best, model=replace(best.model, name="another")), "models, opt-350m and another"),
+        (replace(best, job=replace(best.job, objective="cost")), "objectives, time and cost"),
+    ):
+        with pytest.raises(SpecError, match=words):
+            report(best, other)
+
+
+def test_least_money_is_proved_and_compared_in_dollars_and_undisturbed_totals_are_named() -> None:
+    fast, slow = ({"count": 1, "gpu": gpu, "gpus": 8, "price_per_hour": price} for gpu, price in PRICED.items())
+    job = shardwright.make_job(global_batch=64, seq_len=1024, tokens=1e9, precision="fp16", objective="cost")
+    found = shardwright.plan(
+        shardwright.load_model("opt-350m"), build_cluster({"nodes": [fast, slow]}, "c"), job, top=1
+    )
+    text = unescape(report(found))
+    assert found.search.lower_bound_dollars is not None
+    assert f"no plan of the space costs less than ${found.search.lower_bound_dollars:.4g} an iteration" in text
+    assert "interruptions not counted" in text and "money against the best" in text
+    rivals = json.loads(json.dumps(ranking_document(found)))["baselines"]
+    dearest = max(entry["dollars"] for entry in rivals if entry["dollars"] is not None)
+    assert f"{dearest / value(found.best):.3f}×" in Text(report(found)).cells
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("{}", "version"), ('{"plans": [], "infeasible": {"reason": "too big"}}', "too big"), ('{"front": []}', "front")],
+    [
+        ("{}", "version"),
+        ('{"plans": [], "infeasible": {"reason": "too big"}}', "too big"),
+        ('{"front": []}', "front"),
+        ('{"front": [{"gpus": 8}]}', "printed with --json"),
+        ('{"plans": 7}', "printed with --json"),
+    ],
 )
 def test_what_is_no_result_is_one_message(tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "x.json").write_text(content, encoding="utf-8")

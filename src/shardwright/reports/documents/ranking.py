@@ -9,8 +9,9 @@ from shardwright.errors import Problem
 from shardwright.plans.document import to_document
 from shardwright.plans.ranking import Baseline, Evaluation, Origin, PassedOver, Ranking, SearchReport
 from shardwright.reports.text.caution import passed_over_words
-from shardwright.reports.text.explain import changes, differences, gaps, shortage, verdict
+from shardwright.reports.text.explain import changes, differences, gaps, iteration_dollars, shortage, verdict
 from shardwright.reports.text.ladder import Rung
+from shardwright.reports.text.plans import predicted
 from shardwright.reports.text.risk import risk_document
 from shardwright.reports.words import in_words
 from shardwright.search.renting.expected import choice_on_cluster
@@ -53,10 +54,10 @@ def _passed_over(found: PassedOver) -> Document:
 
 
 def _baseline(entry: Baseline) -> Document:
-    prediction = entry.plan.prediction if entry.plan is not None else None
     return {
         "rule": entry.rule,
-        "iteration_seconds": None if prediction is None else prediction.iteration_seconds,
+        "iteration_seconds": None if entry.plan is None else predicted(entry.plan).iteration_seconds,
+        "dollars": None if entry.plan is None else iteration_dollars(entry.plan),
         "reason": in_words(entry.failure) if entry.failure else "",
     }
 

@@ -8,7 +8,7 @@ from shardwright.plans.document import to_document
 from shardwright.reports.assumptions import offers_assumed
 from shardwright.reports.documents.ranking import Document
 from shardwright.reports.text.risk import risk_document
-from shardwright.reports.text.shop import chances
+from shardwright.reports.text.shop import chances, chosen
 from shardwright.reports.words import in_words
 from shardwright.search.market.result import Shopping, ShopReport
 from shardwright.search.renting.choice import Rental
@@ -24,6 +24,7 @@ def shop_document(result: Shopping, assumed: Sequence[str]) -> Document:
             "cheapest_on_demand_within_deadline": result.picks.on_demand_in_time,
             "fastest_within_budget": result.picks.fastest_in_budget,
         },
+        "chosen": None if result.infeasible else chosen(result),
         "deadline_hours": result.deadline_hours,
         "budget_dollars": result.budget_dollars,
     }

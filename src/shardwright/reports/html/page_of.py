@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.errors import bad
 from shardwright.plans.document import dumps
 from shardwright.plans.plan import Plan
 from shardwright.reports.html.plan_sections import figures, memory_section, plan_sections, time_section
 from shardwright.reports.html.section import Figure, Page, PageSection, PageTable
 from shardwright.reports.html.timeline import timeline_section
 from shardwright.reports.text import question
-from shardwright.reports.text.explain import changes, reasons, saving, value
+from shardwright.reports.text.explain import changes, reasons, saving, unit, value
 from shardwright.reports.text.mixed import gpu_words
 from shardwright.reports.text.plans import predicted
 from shardwright.search.renting.expected import run_totals
@@ -48,7 +49,8 @@ def plan_page(plan: Plan, efficiency: Efficiency, *, command: str = "", more: tu
 
 
 def comparison_page(names: tuple[str, str], mine: Plan, other: Plan, efficiency: Efficiency) -> Page:
-    """Return the page of two costed, legal plans of one model, job and cluster, side by side."""
+    """Return the page of two costed, legal plans side by side. Raises SpecError where their steps do different work."""
+    _require_comparable(names, mine, other)
     ahead, behind = (mine, other) if value(mine) <= value(other) else (other, mine)
     winner = names[0] if ahead is mine else names[1]
     loser = names[1] if ahead is mine else names[0]
@@ -59,11 +61,12 @@ def comparison_page(names: tuple[str, str], mine: Plan, other: Plan, efficiency:
         lead="Settings that are alike are left out." if rows else "The two plans have the same settings.",
         table=PageTable(columns=("setting", *names), rows=rows, words=("setting", *names), open=True) if rows else None,
     )
-    why = PageSection(name="why", title=f"Why {loser} takes longer", points=tuple(reasons(behind, ahead)))
+    title = f"Why {loser} takes longer" if unit(ahead) == "time" else "Where the times differ"
+    why = PageSection(name="why", title=title, points=tuple(reasons(behind, ahead)))
     return Page(
         title=f"{names[0]} and {names[1]}",
         answer=f"{winner}: {saving(behind, ahead)} than {loser}.",
-        context=context_lines(mine),
+        context=tuple(dict.fromkeys((*context_lines(mine), *context_lines(other)))),
         figures=tuple(
             Figure(label=f"{each.label}, {name}", value=each.value, note=each.note)
             for name, plan in zip(names, (mine, other), strict=True)
@@ -79,6 +82,17 @@ def comparison_page(names: tuple[str, str], mine: Plan, other: Plan, efficiency:
         ),
         files={"first.json": dumps(mine), "second.json": dumps(other)},
     )
+
+
+def _require_comparable(names: tuple[str, str], mine: Plan, other: Plan) -> None:
+    for what, one, two in (
+        ("models", mine.model.name, other.model.name),
+        ("tokens a step", mine.job.tokens_per_iteration, other.job.tokens_per_iteration),
+        ("objectives", mine.job.objective, other.job.objective),
+    ):
+        if one != two:
+            message = f"are plans of different {what}, {one} and {two}"
+            raise bad(" and ".join(names), message, "compare plans of one model, batch and objective")
 
 
 def _both(names: tuple[str, str], *sections: PageSection) -> tuple[PageSection, ...]:

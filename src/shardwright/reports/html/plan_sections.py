@@ -11,7 +11,7 @@ from shardwright.reports.html.cluster_map import map_section
 from shardwright.reports.html.section import Chart, Figure, PageSection, PageTable
 from shardwright.reports.html.timeline import timeline_section
 from shardwright.reports.text import outcome
-from shardwright.reports.text.plans import predicted, settings_of
+from shardwright.reports.text.plans import money_words, predicted, settings_of
 from shardwright.search.renting.expected import choice_on_cluster, run_totals
 from shardwright.units import SECONDS_PER_HOUR, clock, format_bytes, format_count, format_dollars, format_seconds
 
@@ -194,6 +194,6 @@ def money_section(plan: Plan) -> PageSection:
     return PageSection(
         name="money",
         title="Money and assumptions",
-        lead=f"{outcome.money_words(predicted(plan))}.",
+        lead=f"{money_words(plan)}.",
         points=tuple(dict.fromkeys(points)),
     )

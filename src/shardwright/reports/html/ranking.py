@@ -15,7 +15,7 @@ from shardwright.reports.html.front import machines_front
 from shardwright.reports.html.page_of import plan_page
 from shardwright.reports.html.section import Chart, Page, PageSection, PageTable
 from shardwright.reports.text import describe, mixed
-from shardwright.reports.text.explain import contrast, value
+from shardwright.reports.text.explain import contrast, unit, value
 from shardwright.reports.text.plans import predicted
 from shardwright.reports.words import MEANING
 from shardwright.units import clock, format_count, format_seconds
@@ -47,16 +47,23 @@ def _fewer(plan: Plan, rows: Sequence[object]) -> tuple[Fewer, ...]:
 
 
 def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iterator[PageSection]:
-    best = predicted(plans[0]).iteration_seconds
-    found = [
-        (f"plan {place}: {_short(plan)}", predicted(plan).iteration_seconds) for place, plan in enumerate(plans, 1)
+    like, least = predicted(plans[0]).iteration_seconds, value(plans[0])
+    what = unit(plans[0])
+    worth_key = "dollars" if what == "money" else "iteration_seconds"
+    found: list[tuple[str, float, float | None]] = [
+        (f"plan {place}: {_short(plan)}", predicted(plan).iteration_seconds, value(plan))
+        for place, plan in enumerate(plans, 1)
     ]
-    tried = [(entry["rule"], entry["iteration_seconds"], entry["reason"]) for entry in baselines]
-    found += [(rule, seconds) for rule, seconds, _ in tried if seconds is not None]
-    rows = [(name, clock(seconds, like=best), f"{seconds / best:.3f}×", "") for name, seconds in found]
-    rows += [(rule, "–", "–", reason) for rule, seconds, reason in tried if seconds is None]
+    for entry in baselines:
+        if entry["iteration_seconds"] is not None:
+            found.append((entry["rule"], entry["iteration_seconds"], entry.get(worth_key)))
+    rows = [
+        (name, clock(seconds, like=like), "–" if worth is None else f"{worth / least:.3f}×", "")
+        for name, seconds, worth in found
+    ]
+    rows += [(entry["rule"], "–", "–", entry["reason"]) for entry in baselines if entry["iteration_seconds"] is None]
     why = tuple(
-        f"plan {place}: {value(plan) / value(plans[0]) - 1.0:+.2%}; {contrast(plan, plans[0])}"
+        f"plan {place}: {value(plan) / least - 1.0:+.2%} {what}; {contrast(plan, plans[0])}"
         for place, plan in enumerate(plans[1:], start=2)
     )
     yield PageSection(
@@ -69,13 +76,13 @@ def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iter
             label="Seconds of an iteration of each alternative; the table has the same figures.",
             data={
                 "unit": "seconds",
-                "rows": [name for name, _ in found[:MOST_BARS]],
+                "rows": [name for name, _, _ in found[:MOST_BARS]],
                 "kinds": ["iteration"],
-                "values": [[seconds] for _, seconds in found[:MOST_BARS]],
+                "values": [[seconds] for _, seconds, _ in found[:MOST_BARS]],
             },
         ),
         table=PageTable(
-            columns=("alternative", "iteration", "against the best", "why not"),
+            columns=("alternative", "iteration", f"{what} against the best", "why not"),
             rows=tuple(rows),
             words=("alternative", "why not"),
         ),
@@ -99,13 +106,10 @@ def _search(best: Plan, report: Mapping[str, Any], passed_over: Mapping[str, Any
         f"{format_count(report['candidates'])} candidates in {format_seconds(report['seconds'])}; "
         f"{report['costed']:,} were costed one by one, the others fell as below."
     )
-    bound = predicted(best).lower_bound_seconds
     points = []
     if report["gap"] is not None:
-        of = clock(bound, like=bound)
-        points.append(
-            f"Certificate: no plan of the space is faster than {of}; this one is within {report['gap']:.2%} of it."
-        )
+        least = mixed.least_words(best, report.get("lower_bound_dollars"))
+        points.append(f"Certificate: no plan of the space {least}; this one is within {report['gap']:.2%} of that.")
     if passed_over and passed_over["words"]:
         points.append(f"Caution: {passed_over['words']}.")
     if report["not_covered"]:

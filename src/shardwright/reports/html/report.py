@@ -55,7 +55,12 @@ def report(
         if other is None:
             return _plan_alone(mine, found, command)
         return rendered(comparison_page(names, mine, _ready(other, found), found))
-    return _document_page(subject, found, command)
+    try:
+        return _document_page(subject, found, command)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        # Documents are read as the commands print them: whatever else is in one, it is not theirs.
+        message = f"is not what a command printed with --json ({error!r:.80})"
+        raise bad("document", message, "print it anew") from error
 
 
 def _document_page(document: Mapping[str, Any], efficiency: Efficiency, command: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from shardwright.errors import bad
@@ -24,24 +25,33 @@ def shop_page(document: Mapping[str, Any], *, command: str = "") -> Page:
     if not front:
         reason = document.get("infeasible", {}).get("reason", "no choice was found")
         raise bad("front", f"is empty: {reason}", "shop again with what that needs")
-    chosen = _chosen(document)
-    best = front[chosen]
-    plan = from_document(best["plan"], f"front[{chosen}].plan")
+    chosen = document["chosen"]
+    best = front[chosen or 0]
+    plan = from_document(best["plan"], f"front[{chosen or 0}].plan")
     hours, dollars = format_seconds(best["hours"] * SECONDS_PER_HOUR), format_dollars(best["dollars"])
-    return Page(
+    page = Page(
         title=f"What to rent for {plan.model.name}",
         answer=f"Rent {_rent(best)}: {plan.model.name} trains in {hours} for {dollars}.",
-        context=(context_lines(plan)[0], context_lines(plan)[2]),
+        context=(context_lines(plan)[0], ", ".join([context_lines(plan)[2], *_limits_words(document)])),
         figures=tuple(_figures(document)),
         sections=(_front_section(document, chosen), _assumed(document), _repeat(command)),
         files={"plan.json": dumps(plan)},
     )
+    return page if chosen is not None else _refused(page, document["infeasible"])
 
 
-def _chosen(document: Mapping[str, Any]) -> int:
-    picks = document["picks"]
-    order = ("cheapest_within_deadline", "fastest_within_budget", "knee")
-    return next((int(picks[name]) for name in order if picks.get(name) is not None), 0)
+def _refused(page: Page, infeasible: Mapping[str, Any]) -> Page:
+    """Return the page of a front of which no choice does what was asked."""
+    help_ = PageSection(name="help", title="What would do", points=tuple(infeasible["remedies"]))
+    answer = f"No offer does: {infeasible['reason']}."
+    return replace(page, answer=answer, sections=(help_, *page.sections[:2]), files={})
+
+
+def _limits_words(document: Mapping[str, Any]) -> Iterator[str]:
+    if document["deadline_hours"] is not None:
+        yield f"within {format_seconds(document['deadline_hours'] * SECONDS_PER_HOUR)}"
+    if document["budget_dollars"] is not None:
+        yield f"for at most {format_dollars(document['budget_dollars'])}"
 
 
 def _figures(document: Mapping[str, Any]) -> list[Figure]:
@@ -59,7 +69,7 @@ def _rent(choice: Mapping[str, Any]) -> str:
     return " + ".join(f"{each['gpus']} {each['gpu']} ({each['market']})" for each in choice["rent"])
 
 
-def _front_section(document: Mapping[str, Any], chosen: int) -> PageSection:
+def _front_section(document: Mapping[str, Any], chosen: int | None) -> PageSection:
     front = document["front"]
     names = list(dict.fromkeys(_kind(choice) for choice in front))
     series = [

@@ -113,14 +113,19 @@ def contrast(other: Plan, best: Plan) -> str:
 
 
 def value(plan: Plan) -> float:
-    """Return what the job minimises, for one iteration: seconds, or dollars where prices are known, which count
-    interruptions."""
+    """Return what the job minimises, for one iteration: seconds, or dollars where prices are known."""
+    dollars = iteration_dollars(plan) if plan.job.objective == "cost" else None
+    return predicted(plan).iteration_seconds if dollars is None else dollars
+
+
+def iteration_dollars(plan: Plan) -> float | None:
+    """Return what an iteration of a costed plan costs, interruptions counted; None where a price is not known."""
     found = predicted(plan)
-    if unit(plan) == "money" and found.dollars_per_hour is not None:
-        risky = choice_on_cluster(plan)
-        longer = 1.0 if risky is None else 1.0 / (1.0 - risky.lost_share)
-        return longer * found.iteration_seconds * found.dollars_per_hour / SECONDS_PER_HOUR
-    return found.iteration_seconds
+    if found.dollars_per_hour is None:
+        return None
+    risky = choice_on_cluster(plan)
+    longer = 1.0 if risky is None else 1.0 / (1.0 - risky.lost_share)
+    return longer * found.iteration_seconds * found.dollars_per_hour / SECONDS_PER_HOUR
 
 
 def unit(plan: Plan) -> str:

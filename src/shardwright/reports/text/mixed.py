@@ -8,7 +8,7 @@ from itertools import groupby
 
 from shardwright.cost.compute.efficiency import computes
 from shardwright.plans.findings import MixedPlans, SeveralMakers
-from shardwright.plans.plan import Plan, Prediction, Recompute, Replica, Stage
+from shardwright.plans.plan import Plan, Recompute, Replica, Stage
 from shardwright.plans.ranking import Ranking, SearchReport
 from shardwright.reports.text import strategy
 from shardwright.reports.words import in_words
@@ -107,7 +107,7 @@ def certificate(plan: Plan, report: SearchReport) -> str:
     found = plan.prediction
     if found is None or report.gap is None or not report.not_covered:
         return ""
-    words = f"no strategy of the declared space {_least(plan, found, report)}; "
+    words = f"no strategy of the declared space {least_words(plan, report.lower_bound_dollars)}; "
     if report.gap < 5e-5:
         words += "the plan is the best of it"
     else:
@@ -115,9 +115,11 @@ def certificate(plan: Plan, report: SearchReport) -> str:
     return words + ". Not covered: " + "; ".join(map(in_words, report.not_covered))
 
 
-def _least(plan: Plan, found: Prediction, report: SearchReport) -> str:
-    """Return what the certificate says: is faster than 1.2 s, or costs less than $1.23 an iteration."""
-    job, dollars = plan.job, report.lower_bound_dollars
+def least_words(plan: Plan, dollars: float | None) -> str:
+    """Return what the certificate says: is faster than 1.2 s or, where the bound is of `dollars`, costs less than $1.23
+    an iteration."""
+    job, found = plan.job, plan.prediction
+    assert found is not None, "a bound is of costed plans"
     if dollars is None:
         seconds = found.lower_bound_seconds
         within = "" if job.budget_dollars is None else " within the budget"

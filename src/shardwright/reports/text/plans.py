@@ -69,9 +69,10 @@ def _cells(place: int, plan: Plan) -> dict[str, str]:
     }
 
 
-def _undisturbed(plan: Plan) -> str:
-    """Return what the money of a run leaves out where machines can be taken back."""
-    return "" if choice_on_cluster(plan) is None else ", interruptions not counted"
+def money_words(plan: Plan) -> str:
+    """Return price and run time of a costed plan, and that these leave interruptions out."""
+    undisturbed = "" if choice_on_cluster(plan) is None else ", interruptions not counted"
+    return outcome.money_words(predicted(plan)) + undisturbed
 
 
 def _gpu_words(plan: Plan) -> str:
@@ -121,7 +122,7 @@ def plan_text(plan: Plan, title: str, width: int) -> str:
         labelled("memory", f"fits with probability {found.fit_probability:.0%}", width),
         *_evidence_lines(found, width),
         labelled("bottleneck", outcome.bottleneck(found), width),
-        labelled("money", outcome.money_words(found) + _undisturbed(plan), width),
+        labelled("money", money_words(plan), width),
     ]
     return "\n".join(lines)
 
