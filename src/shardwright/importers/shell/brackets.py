@@ -24,13 +24,26 @@ def closing(text: str, sign: str, start: int) -> int:
 
 
 def end_of_double_quotes(text: str, start: int) -> int:
-    position = start
+    """Return the position of the quote that closes what opened before `start`."""
+    return _end(text, start, '"', '"', "\\$`")
+
+
+def end_of_brackets(text: str, start: int) -> int:
+    """Return the position of the bracket that closes what opened before `start`."""
+    return _end(text, start, "[", "]", "\\'\"`$")
+
+
+def _end(text: str, start: int, begin: str, end: str, skipped: str) -> int:
+    """Return the position of the `end` of what began before `start`; what begins with one of `skipped` is passed."""
+    position, depth = start, 1
     while position < len(text):
         letter = text[position]
-        if letter == '"':
-            return position
-        position = _skip(text, position) if letter in "\\$`" else position + 1
-    raise ShellSyntaxError('the " is not closed', start - 1)
+        if letter in (begin, end):
+            depth += 1 if letter != end else -1
+            if depth == 0:
+                return position
+        position = _skip(text, position) if letter in skipped else position + 1
+    raise ShellSyntaxError(f"the {begin} is not closed", start - 1)
 
 
 def _skip(text: str, position: int) -> int:
@@ -81,15 +94,3 @@ def end_of_braces(text: str, start: int) -> int:
         else:
             position = _skip(text, position) if letter in '\\"`$' else position + 1
     raise ShellSyntaxError("the { is not closed", start - 1)
-
-
-def end_of_brackets(text: str, start: int) -> int:
-    position, depth = start, 1
-    while position < len(text):
-        letter = text[position]
-        if letter in "[]":
-            depth += 1 if letter == "[" else -1
-            if depth == 0:
-                return position
-        position = _skip(text, position) if letter in "\\'\"`$" else position + 1
-    raise ShellSyntaxError("the [ is not closed", start - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from shardwright.importers.shell.control import Break, Continue, Exit, Return
+from shardwright.importers.shell.control import Ended
 from shardwright.importers.shell.description import words_of
 from shardwright.importers.shell.expansion import pattern_of, text_of
 from shardwright.importers.shell.state import ShellState, merged
@@ -14,8 +14,6 @@ from shardwright.importers.shell.syntax import Sequence as Commands
 from shardwright.importers.shell.unknown import is_known, shown
 from shardwright.importers.shell.walker import Status, Walker
 from shardwright.importers.shell.words import ShellWord, Text
-
-End = Exit | Return | Break | Continue
 
 
 def chain(walker: Walker, links: Sequence[tuple[str, Command]], state: ShellState, given: str | None) -> Status:
@@ -35,13 +33,13 @@ def either(
 ) -> Status:
     """Walk both of two branches, and keep what they agree on. One that ends the script is not the one taken."""
     states = (state.copy(), state.copy())
-    ends: list[End | None] = []
+    ends: list[Ended | None] = []
     statuses: list[Status] = []
     for branch, own in zip((one, other), states, strict=True):
         try:
             statuses.append(walker.run(branch, own, given))
             ends.append(None)
-        except (Exit, Return, Break, Continue) as end:
+        except Ended as end:
             statuses.append(None)
             ends.append(end)
     if ends[0] is not None and ends[1] is not None:
@@ -62,16 +60,16 @@ def conditional(
     if not branches:
         return walker.run(otherwise, state)
     (condition, body), rest = branches[0], branches[1:]
-    status = walker.asked(lambda: walker.run(condition, state), state)
+    with state.asked():
+        status = walker.run(condition, state)
     if status is None:
         return either(walker, body, If(tuple(rest), otherwise), state, f"`{words_of(condition)}`")
     return walker.run(body, state) if status else conditional(walker, rest, otherwise, state)
 
 
 def case(walker: Walker, case: ShellCase, state: ShellState) -> Status:
-    before, state.asking = state.asking, True
-    subject = text_of(case.subject, state)
-    state.asking = before
+    with state.asked():
+        subject = text_of(case.subject, state)
     return _cases(walker, subject, list(case.branches), state)
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 
 from shardwright.importers.shell.conditions import test
 from shardwright.importers.shell.control import Break, Continue, Exit, Return
-from shardwright.importers.shell.expansion import number_of
+from shardwright.importers.shell.expansion import computed, separators_of
 from shardwright.importers.shell.filters import printf
+from shardwright.importers.shell.splitting import BLANK, Fields, add_split
 from shardwright.importers.shell.state import ShellState
 from shardwright.importers.shell.unknown import is_known, unknown, unknown_variable
-from shardwright.importers.shell.words import ShellWord, Text
 
 Status = bool | None
 Builtin = Callable[[Sequence[str], ShellState, str | None], Status]
@@ -29,12 +30,16 @@ def _return(words: Sequence[str], state: ShellState, given: str | None) -> Statu
     raise Return(_status(words) if words else True)
 
 
+def _loops(words: Sequence[str]) -> int:
+    return int(words[0]) if words and words[0].isdigit() else 1
+
+
 def _break(words: Sequence[str], state: ShellState, given: str | None) -> Status:
-    raise Break
+    raise Break(_loops(words))
 
 
 def _continue(words: Sequence[str], state: ShellState, given: str | None) -> Status:
-    raise Continue
+    raise Continue(_loops(words))
 
 
 def _test(words: Sequence[str], state: ShellState, given: str | None) -> Status:
@@ -56,6 +61,8 @@ def _declare(words: Sequence[str], state: ShellState, given: str | None) -> Stat
     for word in words:
         if word.startswith("-"):
             continue
+        if "-g" not in words and state.keep(word):
+            state.variables.pop(word, None)
         if "-x" in words:
             state.exported.add(word)
         if {"-A", "-a"} & set(words) and word not in state.variables:
@@ -65,8 +72,13 @@ def _declare(words: Sequence[str], state: ShellState, given: str | None) -> Stat
 
 def _unset(words: Sequence[str], state: ShellState, given: str | None) -> Status:
     for word in words:
-        state.variables.pop(word, None)
-        state.own |= {word}
+        name, bracket, index = word.partition("[")
+        held = state.variables.get(name)
+        if bracket and isinstance(held, dict):
+            held.pop(index.rstrip("]"), None)
+        else:
+            state.variables.pop(name, None)
+        state.own |= {name}
     return True
 
 
@@ -100,16 +112,17 @@ def _read(words: Sequence[str], state: ShellState, given: str | None) -> Status:
         for name in names:
             state.put(name, unknown_variable(name))
         return None
-    line = given.split("\n")[0]
-    separators = state.get("IFS")
-    separators = separators if separators and is_known(separators) else " \t\n"
-    pieces = [piece for piece in re.split(f"[{re.escape(separators)}]+", line.strip(" \t\n")) if piece]
+    line = given.split("\n")[0].strip(BLANK)
+    separators = separators_of(state)
     if "a" in options:
-        state.variables[names[0]] = {str(index): piece for index, piece in enumerate(pieces)}
+        found = Fields()
+        add_split(line, found, separators)
+        found.end()
+        state.variables[names[0]] = {str(index): piece for index, piece in enumerate(found.done)}
         return True
-    for index, name in enumerate(names):
-        last = index == len(names) - 1
-        state.put(name, " ".join(pieces[index:]) if last else pieces[index] if index < len(pieces) else "")
+    pieces = re.split(f"[{re.escape(separators)}]+", line, maxsplit=len(names) - 1) if len(names) > 1 else [line]
+    for name, piece in zip_longest(names, pieces, fillvalue=""):
+        state.put(name, piece)
     return bool(line)
 
 
@@ -132,13 +145,8 @@ def _printf(words: Sequence[str], state: ShellState, given: str | None) -> Statu
 
 
 def _let(words: Sequence[str], state: ShellState, given: str | None) -> Status:
-    number = 0
-    for word in words:
-        found = number_of(ShellWord((Text(word, quoted=True),)), state)
-        if found is None:
-            return None
-        number = found
-    return number != 0
+    numbers = [computed(word, state) for word in words]
+    return None if None in numbers else bool(numbers[-1:] and numbers[-1])
 
 
 def _getopts(words: Sequence[str], state: ShellState, given: str | None) -> Status:
@@ -167,12 +175,13 @@ def _false(words: Sequence[str], state: ShellState, given: str | None) -> Status
     return False
 
 
+IGNORED = (
+    ":", "true", "readonly", "cd", "pushd", "popd", "shopt", "trap", "wait", "umask", "ulimit", "alias", "hash",
+    "sleep", "mkdir", "touch", "module", "clear", "rm", "cp", "mv", "ln", "chmod", "jobs",
+)  # fmt: skip
 BUILTINS: Mapping[str, Builtin] = {
     "exit": _exit, "return": _return, "break": _break, "continue": _continue, "[": _test, "test": _test,
-    "export": _export, "declare": _declare, "typeset": _declare, "local": _declare, "readonly": _declare,
-    "unset": _unset, "shift": _shift, "set": _set, "read": _read, "mapfile": _mapfile, "readarray": _mapfile,
-    "printf": _printf, "let": _let, "getopts": _getopts, ":": _ok, "true": _ok, "false": _false, "cd": _ok,
-    "pushd": _ok, "popd": _ok, "shopt": _ok, "trap": _ok, "wait": _ok, "umask": _ok, "ulimit": _ok, "alias": _ok,
-    "hash": _ok, "sleep": _ok, "mkdir": _ok, "touch": _ok, "module": _ok, "clear": _ok, "rm": _ok, "cp": _ok,
-    "mv": _ok, "ln": _ok, "chmod": _ok, "jobs": _ok,
+    "export": _export, "declare": _declare, "typeset": _declare, "local": _declare, "unset": _unset,
+    "shift": _shift, "set": _set, "read": _read, "mapfile": _mapfile, "readarray": _mapfile, "printf": _printf,
+    "let": _let, "getopts": _getopts, "false": _false, **dict.fromkeys(IGNORED, _ok),
 }  # fmt: skip

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 
-class Exit(Exception):  # noqa: N818 (it is none)
+class Ended(Exception):  # noqa: N818 (it is none)
+    """What runs ends, with a status that may not be known."""
+
+    def __init__(self, status: bool | None = True) -> None:
+        super().__init__()
+        self.status = status
+
+
+class Exit(Ended):
     """The script, or a subshell of it, ends."""
 
-    def __init__(self, status: bool | None) -> None:
-        super().__init__()
-        self.status = status
 
-
-class Return(Exception):  # noqa: N818 (it is none)
+class Return(Ended):
     """A function or a sourced file ends."""
 
-    def __init__(self, status: bool | None) -> None:
+
+class Break(Ended):
+    """So many loops end, the innermost first."""
+
+    def __init__(self, loops: int) -> None:
         super().__init__()
-        self.status = status
+        self.loops = loops
 
 
-class Break(Exception):  # noqa: N818 (it is none)
-    """A loop ends."""
-
-
-class Continue(Exception):  # noqa: N818 (it is none)
-    """A round of a loop ends."""
+class Continue(Break):
+    """All but the outermost of so many loops end, and a round of that one."""

@@ -9,16 +9,7 @@ from shardwright.importers.shell.patterns import glob, trimmed
 from shardwright.importers.shell.splitting import BLANK, Fields, add_split, braced
 from shardwright.importers.shell.state import MOST_CHARACTERS, ShellState, TooMuchError, special_value
 from shardwright.importers.shell.unknown import is_known, shown, unknown
-from shardwright.importers.shell.words import (
-    EMPTY,
-    Reference,
-    ShellArithmetic,
-    ShellWord,
-    Substitution,
-    Text,
-)
-
-Part = Text | Reference | ShellArithmetic | Substitution
+from shardwright.importers.shell.words import EMPTY, Part, Reference, ShellArithmetic, ShellWord, Substitution, Text
 
 
 class DemandedError(ValueError):
@@ -43,12 +34,13 @@ def fields(word: ShellWord, state: ShellState) -> list[str]:
             if part.quoted or isinstance(part, Text):
                 found.add(value, solid=True)
             else:
-                add_split(value, found, _separators(state))
+                add_split(value, found, separators_of(state))
     found.end()
     return found.done
 
 
-def _separators(state: ShellState) -> str:
+def separators_of(state: ShellState) -> str:
+    """Return the signs at which text is split."""
     separators = state.get("IFS")
     return BLANK if separators is None or not is_known(separators) else separators
 
@@ -90,9 +82,13 @@ def regex_of(word: ShellWord, state: ShellState) -> str | None:
 
 def number_of(expression: ShellWord, state: ShellState) -> int | None:
     """Return the value of an arithmetic expression, None where it is not known."""
-    text = text_of(expression, state)
+    return computed(text_of(expression, state), state)
+
+
+def computed(text: str, state: ShellState) -> int | None:
+    """Return the value of an arithmetic expression whose references are put in, None where it is not known."""
     try:
-        return compute(_subscripts(text, state), lambda name: state.read(name), state.put)
+        return compute(_subscripts(text, state), state.read, state.put)
     except (UnknownValueError, ArithmeticFaultError):
         return None
 
@@ -112,7 +108,7 @@ def _element(name: str, index: str, state: ShellState) -> str:
         return state.read(name) if index == "0" else ""
     if index in value:
         return value[index]
-    number = number_of(ShellWord((Text(index, quoted=True),)), state)
+    number = computed(index, state)
     if number is None:
         return unknown(f"${{{name}[{shown(index)}]}}")
     if number < 0:
@@ -143,13 +139,13 @@ def _many(part: Reference, state: ShellState) -> list[str] | None:
             values = fields(part.operand or EMPTY, state) if part.operand and part.operand.parts else []
     elif part.operator:
         values = [_changed(value, part, state) for value in values]
-    return [" ".join(values)] if (part.name == "*" or subscript == "*") and part.quoted else values
+    return [separators_of(state)[:1].join(values)] if "*" in (part.name, subscript) and part.quoted else values
 
 
 def _slice(values: list[str], bounds: str, state: ShellState) -> list[str]:
     start, _, length = bounds.partition(":")
-    first = number_of(ShellWord((Text(start, quoted=True),)), state) or 0
-    count = number_of(ShellWord((Text(length, quoted=True),)), state) if length else None
+    first = computed(start, state) or 0
+    count = computed(length, state) if length else None
     return values[first:] if count is None else values[first : first + count]
 
 
@@ -263,11 +259,11 @@ def _changed(value: str, part: Reference, state: ShellState) -> str:
 
 def _substring(value: str, bounds: str, state: ShellState) -> str:
     start, _, length = bounds.partition(":")
-    first = number_of(ShellWord((Text(start, quoted=True),)), state) or 0
+    first = computed(start, state) or 0
     first = max(len(value) + first, 0) if first < 0 else first
     if not length:
         return value[first:]
-    count = number_of(ShellWord((Text(length, quoted=True),)), state) or 0
+    count = computed(length, state) or 0
     return value[first : first + count] if count >= 0 else value[first:count]
 
 
@@ -292,4 +288,4 @@ def _replaced(value: str, part: Reference, state: ShellState) -> str:
         return unknown(f"${{{part.name}/…}}")
     anchored = {"/#": f"^(?:{pattern})", "/%": f"(?:{pattern})$"}.get(part.operator, pattern)
     count = 0 if part.operator == "//" else 1
-    return re.sub(anchored, lambda _: text, value, count=count, flags=re.S) if pattern else value
+    return re.sub(anchored, lambda _: text, value, count=count, flags=re.S) if anchored else value

@@ -77,18 +77,11 @@ class Interpreter:
             case syntax.While() | syntax.For() | syntax.CountedFor():
                 return loop(self, command, state)
             case syntax.Condition(words=words):
-                return self.asked(lambda: DoubleBrackets(words, state).truth(), state)
+                with state.asked():
+                    return DoubleBrackets(words, state).truth()
             case syntax.Compute(expression=expression):
                 number = number_of(expression, state)
                 return None if number is None else number != 0
-
-    def asked(self, question: Callable[[], Status], state: ShellState) -> Status:
-        """Answer a question of the script; variables that nobody sets are unset in it."""
-        before, state.asking = state.asking, True
-        try:
-            return question()
-        finally:
-            state.asking = before
 
     def pipeline(self, pipeline: syntax.Pipeline, state: ShellState, given: str | None) -> Status:
         """Each command but the last gives its output to the next; all walk in states of their own."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from shardwright.importers.shell.branching import either
 from shardwright.importers.shell.conditions import negated
 from shardwright.importers.shell.control import Break, Continue
@@ -23,21 +21,27 @@ def loop(walker: Walker, loop: While | For | CountedFor, state: ShellState) -> S
             _for_loop(walker, loop, state)
         else:
             _counted_loop(walker, loop, state)
-    except Break:
-        pass
+    except Continue:
+        raise
+    except Break as end:
+        if end.loops > 1:
+            raise Break(end.loops - 1) from None
     return True
 
 
 def _once(walker: Walker, body: Commands, state: ShellState) -> None:
-    with contextlib.suppress(Continue):
+    try:
         walker.run(body, state)
+    except Continue as end:
+        if end.loops > 1:
+            raise Continue(end.loops - 1) from None
 
 
 def _while_loop(walker: Walker, loop: While, state: ShellState) -> None:
     for _ in range(MOST_ROUNDS):
-        status = walker.asked(lambda: walker.run(loop.condition, state), state)
-        if loop.until:
-            status = negated(status)
+        with state.asked():
+            status = walker.run(loop.condition, state)
+        status = negated(status) if loop.until else status
         if status is None:
             either(walker, loop.body, Commands(()), state, f"`{words_of(loop.condition)}`")
             return

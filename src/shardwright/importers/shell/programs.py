@@ -12,31 +12,43 @@ from shardwright.importers.shell.state import ShellState, Started, TooMuchError
 from shardwright.importers.shell.syntax import Assignment, Simple
 from shardwright.importers.shell.unknown import is_known, shown, unknown
 from shardwright.importers.shell.walker import DEEPEST, Status, Walker
+from shardwright.importers.shell.words import ShellWord
+
+LOCAL = ("local", "declare", "typeset")  # what makes names of a function its own
 
 
 def simple(walker: Walker, command: Simple, state: ShellState, given: str | None) -> Status:
-    assigned = None
-    if not command.words:
-        for assignment in command.assignments:
-            assign(assignment, state)
-        return True
-    words = _words(walker, command, state)
-    given = input_of(command.redirects, state, given)
-    if command.assignments and words:
-        assigned = state.copy()
-        for assignment in command.assignments:
-            assign(assignment, assigned)
-            assigned.exported.add(assignment.name)
+    """Walk a simple command; its own assignments hold while it runs."""
+    if command.words and isinstance(first := command.words[0], ShellWord) and first.literal in ("[", "test"):
+        with state.asked():
+            return _simple(walker, command, state, given)
+    return _simple(walker, command, state, given)
+
+
+def _simple(walker: Walker, command: Simple, state: ShellState, given: str | None) -> Status:
+    words = _words(command, state)
+    given = input_of(command.redirects, state, given) if command.words else given
+    names = {assignment.name for assignment in command.assignments}
+    before, shown_before = state.copy().variables if names and words else {}, names & state.exported
+    for assignment in command.assignments:
+        assign(assignment, state)
     if not words:
         return True
-    return _start(walker, words, command, assigned or state, state, given)
+    state.exported |= names
+    try:
+        return _start(walker, words, command, state, given)
+    finally:
+        state.restore({name: before.get(name) for name in names})
+        state.exported -= names - shown_before
 
 
-def _words(walker: Walker, command: Simple, state: ShellState) -> list[str]:
+def _words(command: Simple, state: ShellState) -> list[str]:
     """Return the words of a command; a declaration's assignments are made, and leave their names."""
     found: list[str] = []
     for word in command.words:
         if isinstance(word, Assignment):
+            if found[0] in LOCAL and "-g" not in found:
+                state.keep(word.name)
             assign(word, state, declaring=found)
             found.append(word.name)
         else:
@@ -44,36 +56,26 @@ def _words(walker: Walker, command: Simple, state: ShellState) -> list[str]:
     return found
 
 
-def _start(
-    walker: Walker, words: list[str], command: Simple, given_state: ShellState, state: ShellState, given: str | None
-) -> Status:
+def _start(walker: Walker, words: list[str], command: Simple, state: ShellState, given: str | None) -> Status:
     """Walk a command of these words: a function, a builtin, text that is printed, a script, or another program."""
     name, arguments = words[0], words[1:]
     if name in state.functions:
         return _call(walker, name, arguments, state, given)
     if name in ("eval", "source", ".", "exec", "command", "builtin"):
-        return _special(walker, name, arguments, command, given_state, state, given)
+        return _special(walker, name, arguments, command, state, given)
     if name in builtins.BUILTINS:
-        asking = name in ("[", "test")
-        if asking:
-            return walker.asked(
-                lambda: builtins.BUILTINS[name](_words(walker, command, state)[1:], state, given), state
-            )
         return builtins.BUILTINS[name](arguments, state, given)
     if name in filters.PRINTING:
-        return _print(walker, name, arguments, command, state, given)
+        return _print(name, arguments, command, state, given)
     if name == "tee":
-        for path in arguments:
-            state.files[path] = given or ""
+        state.files |= dict.fromkeys(arguments, given or "")
         return True
     if state.output is not None and command.redirects == ():
         state.output.append(unknown(f"$({shown(' '.join(words))})"))
-    return _program(walker, words, command, given_state, state)
+    return _program(walker, words, command, state)
 
 
-def _print(
-    walker: Walker, name: str, arguments: list[str], command: Simple, state: ShellState, given: str | None
-) -> Status:
+def _print(name: str, arguments: list[str], command: Simple, state: ShellState, given: str | None) -> Status:
     text = filters.output_of(name, arguments, given or "", state.files)
     if text is None:
         text = unknown(f"$({shown(' '.join([name, *arguments]))})")
@@ -88,24 +90,19 @@ def _call(walker: Walker, name: str, arguments: list[str], state: ShellState, gi
     """Call a function of the script."""
     if walker.depth > 10 * DEEPEST:
         raise TooMuchError
-    held, was_given = state.arguments, state.arguments_given
-    state.arguments, state.arguments_given = tuple(arguments), True
+    held = state.arguments, state.arguments_given, state.locals
+    state.arguments, state.arguments_given, state.locals = tuple(arguments), True, {}
     try:
         return walker.run(state.functions[name], state, given)
     except Return as end:
         return end.status
     finally:
-        state.arguments, state.arguments_given = held, was_given
+        state.restore(state.locals)
+        state.arguments, state.arguments_given, state.locals = held
 
 
 def _special(
-    walker: Walker,
-    name: str,
-    arguments: list[str],
-    command: Simple,
-    given_state: ShellState,
-    state: ShellState,
-    given: str | None,
+    walker: Walker, name: str, arguments: list[str], command: Simple, state: ShellState, given: str | None
 ) -> Status:
     if name == "eval":
         return walker.run_text(" ".join(arguments), state, command.position)
@@ -116,7 +113,7 @@ def _special(
         return None  # whether a program is there
     if not rest:
         return True
-    status = _start(walker, rest, command, given_state, state, given)
+    status = _start(walker, rest, command, state, given)
     if name == "exec":
         raise Exit(status)
     return status
@@ -138,20 +135,20 @@ def _source(walker: Walker, arguments: list[str], state: ShellState, position: i
         state.arguments = held
 
 
-def _program(walker: Walker, words: list[str], command: Simple, given_state: ShellState, state: ShellState) -> Status:
+def _program(walker: Walker, words: list[str], command: Simple, state: ShellState) -> Status:
     """Note a program that is started; a shell among them walks on."""
     inner = wrappers.unwrapped(words)
     script = wrappers.script_of(inner.words, lambda path: state.files.get(path) or walker.files(path))
     if script is None:
         line = walker.line_of(command.position)
-        environment = given_state.environment() | dict(inner.environment)
+        environment = state.environment() | dict(inner.environment)
         started = Started(words=inner.words, environment=environment, around=inner.around, line=line)
         if started not in state.started:
             state.started.append(started)
         return None
-    own, around = given_state.copy(), inner.around
+    own, around = state.copy(), inner.around
     own.variables = {name: value for name, value in own.variables.items() if name in own.exported}
-    own.functions, own.own = {}, frozenset()
+    own.functions, own.own, own.locals = {}, frozenset(), None
     own.variables |= dict(inner.environment)
     own.exported |= set(inner.environment)
     if "sbatch" in around:

@@ -9,7 +9,7 @@ from pathlib import Path
 from shardwright.errors import bad
 from shardwright.importers.shell.assignment import names_assigned
 from shardwright.importers.shell.brackets import ShellSyntaxError
-from shardwright.importers.shell.control import Break, Continue, Exit, Return
+from shardwright.importers.shell.control import Ended
 from shardwright.importers.shell.expansion import DemandedError
 from shardwright.importers.shell.interpreter import Interpreter
 from shardwright.importers.shell.parser import parse
@@ -63,7 +63,7 @@ def read_script(
     )
     try:
         interpreter.run(parse(text), state)
-    except (Exit, Return, Break, Continue):
+    except Ended:
         pass
     except DemandedError as demanded:
         variable, _, words = str(demanded).partition(": ")
@@ -90,7 +90,7 @@ def _output(interpreter: Interpreter, script: str, state: ShellState) -> str:
     own.output, own.started = [], []
     try:
         interpreter.run(parse(script), own)
-    except (Exit, Return, Break, Continue):
+    except Ended:
         pass
     except ShellSyntaxError:
         return unknown(f"$({shown(script).strip()})")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import re
+from itertools import pairwise
 
 from shardwright.importers.shell.state import TooMuchError
 
 BLANK = " \t\n"
-BRACES = re.compile(r"^(.*?)\{([^{}]*(?:,|\.\.)[^{}]*)\}(.*)$", re.S)
+RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?")
 MOST_BRACES = 4096
 
 
@@ -50,23 +50,42 @@ def add_split(value: str, found: Fields, separators: str) -> None:
 
 
 def braced(text: str) -> list[str]:
-    """Return what `a{b,c}` and `{1..4}` become."""
-    match = BRACES.match(text)
-    if match is None:
-        return [text]
-    head, body, tail = match.groups()
-    numbers = re.fullmatch(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?", body)
-    if numbers:
-        first, last, step = int(numbers[1]), int(numbers[2]), abs(int(numbers[3] or 1)) or 1
-        if abs(last - first) // step > MOST_BRACES:
-            raise TooMuchError
-        step = step if last >= first else -step
-        items = [str(number) for number in range(first, last + (1 if step > 0 else -1), step)]
-    elif "," in body:
-        items = body.split(",")
-    else:
-        return [text]
-    found = [head + item + rest for item, rest in itertools.product(items, braced(tail))]
-    if len(found) > MOST_BRACES:
+    """Return what `a{b,c}`, `{1..4}` and `{a..e..2}` become."""
+    for begin in (place for place, letter in enumerate(text) if letter == "{"):
+        cuts = _cuts(text, begin)
+        parts = [text[one + 1 : other] for one, other in pairwise(cuts)]
+        items = _range(parts[0]) if len(parts) == 1 else [item for part in parts for item in braced(part)]
+        if items:
+            tails = braced(text[cuts[-1] + 1 :])
+            if len(items) * len(tails) > MOST_BRACES:
+                raise TooMuchError
+            return [text[:begin] + item + tail for item in items for tail in tails]
+    return [text]
+
+
+def _cuts(text: str, begin: int) -> list[int]:
+    """Where a brace opens, its commas and where it closes; nothing where it does not."""
+    found, depth = [begin], 1
+    for place in range(begin + 1, len(text)):
+        depth += (text[place] == "{") - (text[place] == "}")
+        if depth == 0 or (depth == 1 and text[place] == ","):
+            found.append(place)
+        if depth == 0:
+            return found
+    return []
+
+
+def _range(text: str) -> list[str]:
+    """What `first..last..step` stands for, numbers as wide as they are written; nothing where it is no range."""
+    match = RANGE.fullmatch(text)
+    if match is None or match[1].isalpha() != match[2].isalpha():
+        return []
+    letters = match[1].isalpha()
+    first, last = (ord(end) if letters else int(end) for end in match.groups()[:2])
+    step = (abs(int(match[3] or 1)) or 1) * (1 if last >= first else -1)
+    if abs(last - first) // abs(step) > MOST_BRACES:
         raise TooMuchError
-    return found
+    padded = any(re.match(r"-?0\d", end) for end in match.groups()[:2])
+    width = max(map(len, match.groups()[:2])) if padded else 0
+    numbers = range(first, last + (1 if step > 0 else -1), step)
+    return [chr(number) if letters else str(number).zfill(width) for number in numbers]

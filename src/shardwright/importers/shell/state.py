@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from typing import TypeVar, cast
 
 from shardwright.importers.shell.syntax import Command
 from shardwright.importers.shell.unknown import unknown, unknown_variable
 
+T = TypeVar("T")
 Value = str | dict[str, str]  # an array has its subscripts as text
 MOST_CHARACTERS = 4_000_000
-TAKEN = ("variables", "exported", "functions", "arguments", "files", "assumed", "reasons", "started", "output")
+TAKEN = (
+    "variables",
+    "locals",
+    "exported",
+    "functions",
+    "arguments",
+    "files",
+    "assumed",
+    "reasons",
+    "started",
+    "output",
+)
 ALWAYS_SET = frozenset(("PWD", "HOME", "USER", "HOSTNAME", "UID", "RANDOM", "PATH", "SECONDS", "OLDPWD", "SHELL"))
 
 
@@ -34,12 +48,14 @@ class Started:
 class ShellState:
     """`own` are the names that the script gives a value somewhere: such a variable is empty until then. Any other
     comes from outside: it is unknown where its value is used, and unset where the script asks whether it is set, which
-    `assumed` notes. `reasons` says of a variable why it is not known."""
+    `assumed` notes. `reasons` says of a variable why it is not known. `locals` are, inside of a function, the values
+    that its local names have outside."""
 
     name: str
     own: frozenset[str]
     substitute: Callable[[str, ShellState], str]
     variables: dict[str, Value] = field(default_factory=dict)
+    locals: dict[str, Value | None] | None = None
     exported: set[str] = field(default_factory=set)
     functions: dict[str, Command] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
@@ -55,7 +71,8 @@ class ShellState:
         """Return a state of its own, as a subshell has."""
         return replace(
             self,
-            variables={name: dict(v) if isinstance(v, dict) else v for name, v in self.variables.items()},
+            variables={name: _own(value) for name, value in self.variables.items()},
+            locals=None if self.locals is None else dict(self.locals),
             exported=set(self.exported),
             functions=dict(self.functions),
             files=dict(self.files),
@@ -69,6 +86,28 @@ class ShellState:
         """Become what `other` is."""
         for name in TAKEN:
             setattr(self, name, getattr(other, name))
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """Inside, the script asks: variables that nobody sets are unset in it."""
+        before, self.asking = self.asking, True
+        try:
+            yield
+        finally:
+            self.asking = before
+
+    def keep(self, name: str) -> bool:
+        """Return whether a name becomes local to the function that runs, for which its value outside is kept."""
+        if self.locals is None or name in self.locals:
+            return False
+        self.locals[name] = _own(self.variables.get(name))
+        return True
+
+    def restore(self, kept: Mapping[str, Value | None]) -> None:
+        """Give variables the values that they had before, None for none."""
+        for name, value in kept.items():
+            self.variables.pop(name, None)
+            self.variables |= {} if value is None else {name: value}
 
     def put(self, name: str, value: Value) -> None:
         """Assign a variable; to an array its first element."""
@@ -112,6 +151,11 @@ class ShellState:
         return {name: value for name in sorted(self.exported) if (value := self.get(name)) is not None}
 
 
+def _own(value: T) -> T:
+    """A copy of what can change."""
+    return cast("T", dict(value)) if isinstance(value, dict) else value
+
+
 def merged(one: ShellState, other: ShellState, why: str) -> ShellState:
     """Return what is known after either of two branches: what they disagree on is not. `why` says what decides."""
     found = one.copy()
@@ -127,6 +171,7 @@ def merged(one: ShellState, other: ShellState, why: str) -> ShellState:
         else:
             found.variables[name] = unknown_variable(name)
     found.exported |= other.exported
+    found.locals = None if one.locals is None else {**(other.locals or {}), **one.locals}
     found.functions = {**other.functions, **one.functions}
     found.files = {path: text for path, text in one.files.items() if other.files.get(path) == text}
     found.assumed |= other.assumed

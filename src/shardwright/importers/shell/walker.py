@@ -24,8 +24,5 @@ class Walker(Protocol):
     def run_text(self, text: str, state: ShellState, position: int) -> Status:
         """Walk text as a script of its own. Raises ShellSyntaxError for what is none."""
 
-    def asked(self, question: Callable[[], Status], state: ShellState) -> Status:
-        """Answer a question of the script; variables that nobody sets are unset in it."""
-
     def line_of(self, position: int) -> int:
         """Return the line of the script that a command at a position of the text being walked comes from."""

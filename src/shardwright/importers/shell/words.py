@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import groupby
 
 from shardwright.importers.shell.brackets import (
     ShellSyntaxError,
@@ -65,7 +66,7 @@ class Substitution:
 class ShellWord:
     """The parts of a word, in order."""
 
-    parts: tuple[Text | Reference | ShellArithmetic | Substitution, ...]
+    parts: tuple[Part, ...]
 
     @property
     def literal(self) -> str | None:
@@ -75,6 +76,7 @@ class ShellWord:
         return None
 
 
+Part = Text | Reference | ShellArithmetic | Substitution
 EMPTY = ShellWord(())
 
 
@@ -83,7 +85,7 @@ def read_word(text: str, start: int, stops: str, depth: int = 0) -> tuple[ShellW
     it. Raises ShellSyntaxError for quotes and brackets that do not close."""
     if depth > DEEPEST:
         raise ShellSyntaxError("is nested too deeply", start)
-    parts: list[Text | Reference | ShellArithmetic | Substitution] = []
+    parts: list[Part] = []
     position = start
     while position < len(text):
         letter = text[position]
@@ -124,7 +126,7 @@ def read_quoted(text: str, depth: int = 0) -> ShellWord:
     """Return the parts of text as between double quotes."""
     if depth > DEEPEST:
         raise ShellSyntaxError("is nested too deeply", 0)
-    parts: list[Text | Reference | ShellArithmetic | Substitution] = []
+    parts: list[Part] = []
     position = 0
     while position < len(text):
         letter = text[position]
@@ -140,32 +142,17 @@ def read_quoted(text: str, depth: int = 0) -> ShellWord:
     return ShellWord(_merged(parts))
 
 
-def _merged(
-    parts: list[Text | Reference | ShellArithmetic | Substitution],
-) -> tuple[Text | Reference | ShellArithmetic | Substitution, ...]:
+def _merged(parts: list[Part]) -> tuple[Part, ...]:
     """Return the parts with neighbouring texts joined."""
-    found: list[Text | Reference | ShellArithmetic | Substitution] = []
-    run: list[str] = []
-    quoted = False
-    for part in parts:
-        if isinstance(part, Text) and run and part.quoted == quoted:
-            run.append(part.value)
-            continue
-        if run:
-            found.append(Text("".join(run), quoted))
-            run = []
-        if isinstance(part, Text):
-            run, quoted = [part.value], part.quoted
-        else:
-            found.append(part)
-    if run:
-        found.append(Text("".join(run), quoted))
+    found: list[Part] = []
+    for quoted, run in groupby(parts, lambda part: part.quoted if isinstance(part, Text) else None):
+        alike = list(run)
+        texts = [part.value for part in alike if isinstance(part, Text)]
+        found += alike if quoted is None else [Text("".join(texts), quoted)]
     return tuple(found)
 
 
-def _reference(
-    text: str, position: int, *, quoted: bool, depth: int
-) -> tuple[Text | Reference | ShellArithmetic | Substitution, int]:
+def _reference(text: str, position: int, *, quoted: bool, depth: int) -> tuple[Part, int]:
     """Return what begins with a dollar sign or a backquote at `position`."""
     if text[position] == "`":
         end = closing(text, "`", position + 1)

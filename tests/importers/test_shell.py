@@ -1,0 +1,40 @@
+"""What a launch script would pass, snippet by snippet: bash is the judge."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from shardwright.importers.shell.read import read_script
+from shardwright.importers.shell.unknown import is_known
+
+SNIPPETS = (Path(__file__).parent / "snippets.sh").read_text(encoding="utf-8").strip().split("\n\n")
+JUDGE = """torchrun() { printf '<%s>' "$@"; echo; } >> "$JUDGE_LOG"
+export -f torchrun
+"""
+
+
+def passed_by_bash(snippet: str, folder: Path) -> list[str]:
+    """Return the arguments of every `torchrun` that a snippet starts."""
+    log = folder / "log"
+    log.touch()
+    subprocess.run(
+        ["bash", "-c", JUDGE + snippet],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "HOME": str(folder), "JUDGE_LOG": str(log)},
+        capture_output=True,
+        timeout=10,
+        check=False,
+    )
+    return log.read_text().splitlines()
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS[1:])
+def test_snippets(snippet: str, tmp_path: Path) -> None:
+    started = [each.words for each in read_script(snippet, "snippet.sh").started if each.words[0] == "torchrun"]
+    found = ["".join(f"<{word}>" for word in words[1:]) or "<>" for words in started]
+    assert all(map(is_known, found))
+    assert found == passed_by_bash(snippet, tmp_path)
