@@ -1,6 +1,6 @@
 """How long synthesis takes by depth and by kind of model, without tracing, and what whole units cost.
 
-.venv/bin/python benchmarks/spmd_search.py
+.venv/bin/python -m benchmarks.spmd_search
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from spmd import HAP
+from benchmarks.spmd import HAP
 
 from shardwright import load_model
 from shardwright.synthesis.graph import Graph

@@ -19,6 +19,7 @@ from tests.spmd.draws import drawn
 from tests.spmd.models import CLASSES, Vgg19, classified
 from tests.spmd.peaks import Peak
 from tests.spmd.processes import run
+from tests.synthesis.account import most_bytes
 from tests.synthesis.clusters import unequal
 
 from shardwright.spmd.trace import trace
@@ -29,7 +30,7 @@ from shardwright.synthesis.decisions import ADAM, ParameterState, decisions
 from shardwright.synthesis.extract import program
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machines
-from shardwright.synthesis.memory import alone, rank_bytes
+from shardwright.synthesis.memory import alone
 from shardwright.synthesis.models.transformers import Transformer, language_model
 from shardwright.synthesis.models.vgg import fully_connected
 from shardwright.synthesis.program import Program
@@ -68,7 +69,7 @@ def synthesised(graph: Graph, room: float, state: ParameterState) -> Program:
     found = best_of(these, net, gap=2e-2, branch=False)
     assert found is not None
     made = program(graph, these, found.choice, net, found.shares)
-    assert (rank_bytes(graph, made, state) <= net.limits[0] * (1 + 1e-9)).all()
+    assert (most_bytes(graph, made, state) <= net.limits[0] * (1 + 1e-9)).all()
     return made
 
 
@@ -129,7 +130,7 @@ def test_what_ranks_hold_is_what_was_planned(rooms: dict[str, tuple[float, ...]]
     jobs, planned, names = [], [], []
     for name, graph, made, state, batches in cases(rooms):
         jobs.append(Job(graph=graphs.to_json(graph), program=programs.to_json(made), batches=batches))
-        planned.append(rank_bytes(graph, made, state))
+        planned.append(most_bytes(graph, made, state))
         names.append(name)
     off = np.array(planned) / np.array(run(peak, jobs, RANKS)) - 1.0
     assert np.abs(off).max() <= 0.15, dict(zip(names, off.round(3).tolist(), strict=True))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.synthesis.account import most_bytes
 from tests.synthesis.clusters import FAST, unequal
 
 from shardwright.errors import SpecError
@@ -17,7 +18,7 @@ from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import decisions
 from shardwright.synthesis.extract import program, replicated_share
 from shardwright.synthesis.machines import DeviceMachine, Machines
-from shardwright.synthesis.memory import alone, class_bytes, held_by, rank_bytes
+from shardwright.synthesis.memory import alone, rank_bytes
 from shardwright.synthesis.models.experts import WithCapacity
 from shardwright.synthesis.models.tape import Tape
 from shardwright.synthesis.models.transformers import Transformer, language_model, vision
@@ -100,8 +101,8 @@ def test_what_fits_no_device_whole_is_sharded() -> None:
         net, machines=tuple(replace(one, device=replace(one.device, memory_bytes=0.5 * state)) for one in net.machines)
     )
     found = search(graph, tight)
-    held = class_bytes(held_by(found.these, found.choice.rules, tight, found.shares), tight, found.shares)
-    assert (held.max(axis=0) <= tight.limits).all()
+    held = rank_bytes(found.these, found.choice.rules, tight, found.shares)
+    assert (held <= [device.memory_bytes for device in tight.device_of]).all()
     none = replace(
         net, machines=tuple(replace(one, device=replace(one.device, memory_bytes=0.1 * state)) for one in net.machines)
     )
@@ -122,11 +123,10 @@ def test_three_blocks_stand_for_all_in_the_account_of_memory() -> None:
         net, machines=tuple(replace(one, device=replace(one.device, memory_bytes=room)) for one in net.machines)
     )
     found = search(graph, tight)
-    short = class_bytes(held_by(found.these, found.choice.rules, tight, found.shares), tight, found.shares)
+    short = rank_bytes(found.these, found.choice.rules, tight, found.shares)
     made = program(graph, found.these, found.choice, tight, found.shares)
-    each = rank_bytes(graph, made, found.these.state)
-    assert short.max(axis=0) == pytest.approx([each[ranks].max() for _, ranks in tight.classes], rel=0.02)
-    assert (each <= room).all()
+    assert short == pytest.approx(most_bytes(graph, made, found.these.state), rel=1e-9)
+    assert (short <= room).all()
 
 
 def test_moments_in_host_memory_are_proposed_where_they_would_do() -> None:

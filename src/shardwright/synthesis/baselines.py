@@ -64,10 +64,9 @@ def hap(these: Decisions, costs: Prices) -> Bools:
     cut along what it sums over, nothing along heads or classes."""
     rows = batch_of(these)
     middle = {number: place for place, number in reversed(list(enumerate(these.order)))}
-    loss = next(place for place, node in enumerate(these.short.graph.nodes) if node.name == these.short.graph.loss.node)
 
     def allowed(one: Decision, rule: OperatorRule) -> bool:
-        forward = middle.get(numbers[one.name], -1) < loss
+        forward = middle.get(numbers[one.name], -1) < these.loss
         if rule.cut is None or _by_rows(rule, rows):
             return rule.name != "sum" or one.node.op in SUMS
         if one.node.op == "parameter":

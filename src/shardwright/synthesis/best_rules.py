@@ -46,7 +46,7 @@ def best(
     upper[-1] = np.inf
     if allowed is not None:
         upper[: len(allowed)] = allowed
-    rows = [row for row in (hint.rows if hint else ()) if row[3] < program.compute.shape[1]]
+    rows = [row for row in (hint.rows if hint else ()) if row.device < program.compute.shape[1]]
     for row in rows:
         program.rows.add_dense(time_row(program, row), low=0.0)
     bound = np.inf  # of the program without rows 8, which what does not fit here might not break

@@ -113,5 +113,5 @@ def events(these: Decisions, costs: Prices, rules: Ints, sent: Floats) -> Events
         np.add.at({BLOCKING: blocking, DEFERRED: deferred, EARLY: early}[int(kind)], np.array(places), seconds)
     return Events(
         compute=compute, blocking=blocking, deferred=deferred, early=early,
-        weights=np.array(these.weights, dtype=np.float64),
+        weights=np.array(these.weights, dtype=np.float64), loss=these.loss,
     )  # fmt: skip

@@ -81,14 +81,15 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decisions:
-    """`order` has the decision (or -1) of each node of the short graph, `weights` how often it occurs; `views` the
-    rules of nodes that decide nothing."""
+    """`order` has the decision (or -1) of each node of the short graph, `weights` how often it occurs; the backward
+    pass begins with node `loss`. `views` has the rules of nodes that decide nothing."""
 
     short: Short
     decisions: tuple[Decision, ...]
     uses: tuple[Use, ...]
     order: tuple[int, ...]
     weights: tuple[int, ...]
+    loss: int
     unknown: tuple[str, ...]
     views: Mapping[str, tuple[OperatorRule, ...]]
     state: ParameterState = ADAM
@@ -137,6 +138,7 @@ def decisions(graph: Graph, *, ranks: int = 2, state_ratio: bool = False, state:
         uses=tuple(_uses(short, reads, number, order, values)),
         order=tuple(-1 if node.name in roots else number[node.name] for node in short.graph.nodes),
         weights=tuple(short.weight[node.name] for node in short.graph.nodes),
+        loss=order[short.graph.loss.node],
         unknown=chosen.unknown,
         views={short.tie[name]: rules[name] for name in roots},
         state=state,

@@ -21,6 +21,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from shardwright.errors import bad
@@ -59,7 +60,7 @@ class Ref:
 Argument: TypeAlias = "Ref | float | bool | str | tuple[Argument, ...] | None"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Node:
     """One operator on whole tensors, and the tensors that it returns."""
 
@@ -69,7 +70,7 @@ class Node:
     kwargs: Mapping[str, Argument] = field(default_factory=dict)
     outputs: tuple[Value, ...] = ()
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Ref, ...]:
         """The tensors that it reads, in the order of its arguments; one that is read twice stands there twice."""
         return tuple(_references((*self.args, *self.kwargs.values())))

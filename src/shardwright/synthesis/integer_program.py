@@ -8,8 +8,9 @@ property p and reader k asks for q; T is the time of the step, in units of a bou
 3. e[t, k, p, q] ≤ Σ y of the conversions from p to q that are done in time for k;          -> `_operands`
 4. T ≥ computation + what is waited for, on each class of devices;                         -> `_times`
 5. T ≥ computation before node k + what is waited for + what is deferred from k on;        -> `_times`
-6. T ≥ what is gathered early for nodes up to j + computation from j to k + what is waited for + what is deferred
-   from k on, for other j and k where a solution breaks it;                               -> `broken`
+6. T ≥ computation before a pass + what is gathered early in it for nodes up to j + computation from j to k + what is
+   waited for + what is deferred from k on, and T ≥ computation before a pass + all that is sent from then on, for
+   other j and k where a solution breaks it;                                              -> `broken`
 7. state and gradients, which are all there at the end, fit the memory of each device;      -> `_memory`
 8. what a device holds at node k fits, for other k where a solution breaks it.             -> `memory_row`
 
@@ -23,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
-from typing import TypeAlias
+from itertools import pairwise, product
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -37,9 +38,19 @@ from shardwright.synthesis.prices import Prices, slower
 from shardwright.synthesis.properties import Property, Sharded
 
 Edge: TypeAlias = tuple[int, int, Property, Property]  # use, reader of it, made, asked
-TimeRow: TypeAlias = tuple[int, int, int, int]  # j + 1, j, k + 1 and the class of devices of a row of kind 6
 TIME_ROWS = 8  # of kind 5 at the start
 STRETCHES = 4  # of the step, of each of which a row of kind 6 may be added at a time
+
+
+class TimeRow(NamedTuple):
+    """What a row of kind 6 counts of a class of devices: computation before node `first`, early from it up to node
+    `early`, computation of nodes `start` to `stop`, and what is deferred from node `stop - 1` on."""
+
+    first: int
+    early: int
+    start: int
+    stop: int
+    device: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +70,7 @@ class IntegerProgram:
     edges: dict[Edge, int]
     unit: float
     once: Bools
+    passes: tuple[int, int]
 
     def row(self, coefficients: Floats) -> Floats:
         """Return the coefficients of T ≥ Σ coefficient · (x, y)."""
@@ -87,6 +99,7 @@ def integer_program(these: Decisions, costs: Prices) -> IntegerProgram:
         rows=rows, costs=np.concatenate([np.zeros(len(weight)), slowed / unit, np.zeros(len(edges)), [1.0]]),
         compute=costs.compute[:, slower(costs.compute)], waited=waited, behind=behind, ahead=ahead,
         before=rules.before, sent_before=rules.sent_before, edges=edges, unit=unit, once=np.array(these.weights) == 1,
+        passes=(0, these.loss),
     )  # fmt: skip
     _times(program)
     _memory(rows, costs, len(program.costs))
@@ -179,17 +192,16 @@ def _occurrences(these: Decisions, named: DecisionColumns) -> tuple[Floats, Floa
 
 
 def time_row(program: IntegerProgram, row: TimeRow) -> Floats:
-    """Return the coefficients of T ≥ early up to node `early`, computation of nodes `start` to `stop`, all that is
-    waited for, and what is deferred from node `stop - 1` on."""
-    early, start, stop, one = row
-    compute = program.compute[:, one] * (program.before[stop] - program.before[start])
-    ahead = program.ahead * program.sent_before[early]
+    """Return the coefficients of T ≥ what `row` counts and all that is waited for."""
+    first, early, start, stop, device = row
+    compute = program.compute[:, device] * (program.before[stop] - program.before[start] + program.before[first])
+    ahead = program.ahead * (program.sent_before[early] - program.sent_before[first])
     behind = program.behind * (program.sent_before[-1] - program.sent_before[max(stop - 1, 0)])
     return program.row(np.concatenate([compute, ahead + behind]) + program.waited)
 
 
 def _times(program: IntegerProgram) -> None:
-    """Add row 4, and row 5 for the first node (all that is sent) and some others."""
+    """Add row 4, and row 5 for the first node and some others."""
     last = len(program.before) - 1
     deferred = np.flatnonzero((np.diff(program.sent_before @ (program.behind > 0)) > 0) & program.once)
     places = np.unique(np.concatenate([[0], deferred[:: -max(1, len(deferred) // TIME_ROWS)]]))
@@ -197,29 +209,31 @@ def _times(program: IntegerProgram) -> None:
         compute = program.compute[:, one] * program.before[last]
         program.rows.add_dense(program.row(np.concatenate([compute, 0 * program.behind]) + program.waited), low=0.0)
         for place in places.tolist():
-            program.rows.add_dense(time_row(program, (0, 0, place + 1, one)), low=0.0)
+            program.rows.add_dense(time_row(program, TimeRow(0, 0, 0, place + 1, one)), low=0.0)
 
 
 def broken(program: IntegerProgram, x: Floats, gap: float) -> list[TimeRow]:
-    """Return the rows 6 that the columns `x` break by more than `gap`, for each class the worst in each stretch of the
-    step."""
+    """Return the rows 6 that the columns `x` break by more than `gap`: for each class and pass that of all that is
+    sent, and the worst in each stretch of the step."""
     count = len(program.compute)
     y = x[count : count + len(program.behind)]
     waited, time = float(program.waited @ x[: len(program.waited)]), float(x[-1]) * program.unit
     ahead = program.sent_before @ (program.ahead * y)
     behind = program.sent_before @ (program.behind * y)
-    found = []
-    for one in range(program.compute.shape[1]):
+    worst: list[tuple[float, TimeRow]] = []
+    for one, first in product(range(program.compute.shape[1]), program.passes):
         done = program.before @ (program.compute[:, one] * x[:count])
-        # T(j, k) = ahead[j] - done[j-1] + done[k] + behind[-1] - behind[k-1], j ≤ k
-        gains = np.where(program.once, ahead[1:] - done[:-1], -np.inf)
-        ends = np.where(program.once, done[1:] + behind[-1] - behind[:-1], -np.inf)
-        total = waited + np.maximum.accumulate(gains) + ends
+        sent = done[first] + ahead[-1] - ahead[first] + behind[-1]
+        worst.append((float(sent), TimeRow(first, len(behind) - 1, 0, 0, one)))
+        # T(j, k) = done[first] + ahead[j] - ahead[first] - done[j-1] + done[k] + behind[-1] - behind[k-1], j ≤ k
+        begins = np.where(program.once, done[first] - ahead[first] + ahead[1:] - done[:-1], -np.inf)[first:]
+        ends = np.where(program.once, done[1:] + behind[-1] - behind[:-1], -np.inf)[first:]
+        total = np.maximum.accumulate(begins) + ends
         for places in np.array_split(np.arange(len(total)), STRETCHES):
             stop = int(places[np.argmax(total[places])]) if len(places) else 0
-            if total[stop] > time * (1 + gap):
-                found.append((int(np.argmax(gains[: stop + 1])) + 1, int(np.argmax(gains[: stop + 1])), stop + 1, one))
-    return found
+            start = first + int(np.argmax(begins[: stop + 1]))
+            worst.append((float(total[stop]), TimeRow(first, start + 1, start, first + stop + 1, one)))
+    return [row for seconds, row in worst if waited + seconds > time * (1 + gap)]
 
 
 def _memory(rows: LinearRows, costs: Prices, width: int) -> None:

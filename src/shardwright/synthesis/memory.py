@@ -46,11 +46,9 @@ class Held:
         return np.asarray(self.whole[:, None] + self.part @ share + (self.padded @ largest)[:, None])
 
 
-def rank_bytes(graph: Graph, program: Program, state: ParameterState) -> Floats:
-    """Return the most bytes that each rank holds at a time [ranks]."""
-    found = held(graph, program, state, {})
-    share = np.array([np.array(program.sizes[cut]) / cut[1] for cut in found.cuts]).reshape(-1, program.ranks)
-    return np.asarray(found.at(share).max(axis=0))
+def rank_bytes(these: Decisions, rules: Ints, net: Machines, shares: RankShares) -> Floats:
+    """Return the most bytes that each rank holds at a time under a choice of rules [ranks]."""
+    return np.asarray(_each(held_by(these, rules, net, shares), net, shares).max(axis=0))
 
 
 def held_by(these: Decisions, rules: Ints, net: Machines, shares: RankShares) -> Held:
@@ -85,9 +83,13 @@ def alone(these: Decisions) -> Floats:
 
 def class_bytes(found: Held, net: Machines, shares: RankShares) -> Floats:
     """Return the bytes that devices of each class hold at each moment [M, classes]."""
-    share = np.array([shares.of(Sharded(0, units, ratio)) for ratio, units in found.cuts]).reshape(-1, net.ranks)
-    each = found.at(share)
+    each = _each(found, net, shares)
     return np.stack([each[:, ranks].max(axis=1) for _, ranks in net.classes], axis=1)
+
+
+def _each(found: Held, net: Machines, shares: RankShares) -> Floats:
+    share = np.array([shares.of(Sharded(0, units, ratio)) for ratio, units in found.cuts]).reshape(-1, net.ranks)
+    return found.at(share)
 
 
 def fits(these: Decisions, rules: Ints, net: Machines, shares: RankShares) -> bool:

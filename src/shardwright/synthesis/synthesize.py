@@ -68,7 +68,7 @@ def synthesize(
         "replicated_flops": replicated_share(found.these, found.choice),
         "warnings": unknown(found.these),
         "machines": net.machine_of.tolist(),
-        "memory_bytes": rank_bytes(graph, made, found.these.state).tolist(),
+        "memory_bytes": rank_bytes(found.these, found.choice.rules, net, found.shares).tolist(),
     }
     return replace(made, notes=notes)
 

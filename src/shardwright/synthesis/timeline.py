@@ -1,14 +1,16 @@
 """The time of one step of a program: each device computes, all wait for each other where something is sent that the
 next operator needs, and what can wait is sent behind the computation.
 
-Conversions are of three kinds. *Blocking* ones start when the slowest device is there and hold all of them. *Deferred*
-ones (gradients on their way to their parameters) queue for the network, which serves blocking ones first. *Early* ones
-(parameters gathered for use) may start with the step, in the order in which they are needed.
+Conversions are of three kinds. *Blocking* ones start when the slowest device is there and hold all of them. *Early*
+ones (parameters gathered for use) may start with the pass, forward or backward, in the order in which they are needed;
+what needs one waits for it. *Deferred* ones (gradients on their way to their parameters) queue for the network, which
+serves the others first and is never idle while there is something to send.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import add
 
 import numpy as np
 
@@ -20,13 +22,14 @@ from shardwright.synthesis.machines import OVERLAP_SLOWDOWN
 class Events:
     """What happens at each node of the step, in order, as columns: seconds of computation [N, D], and of what is sent
     within it or right after it [N]. Early ones belong to the node that needs them. `weights` [N] says how often a
-    stretch of nodes of equal weight is run."""
+    stretch of nodes of equal weight is run; the backward pass begins with node `loss`."""
 
     compute: Floats
     blocking: Floats
     deferred: Floats
     early: Floats
     weights: Floats
+    loss: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,31 +50,34 @@ def step_seconds(events: Events) -> StepSeconds:
     compute, blocking = events.compute[order], events.blocking[order]
     early, deferred = events.early[order], events.deferred[order]
     done = np.cumsum(compute, axis=0)
-    marks = np.flatnonzero((blocking > 0) | (deferred > 0) | (early > 0))
-    parts = (done[marks] - compute[marks], compute[marks], blocking[marks], deferred[marks], early[marks])
-    clock = before = np.zeros(compute.shape[1])
-    busy = 0.0  # when the network will have sent what waits
-    used = 0.0  # seconds that it has worked
-    for so_far, work, hold, later, ahead in zip(*parts, strict=True):
-        clock = clock + (so_far - before)
+    turn = order.index(events.loss)
+    marks = np.flatnonzero((blocking > 0) | (deferred > 0) | (early > 0) | (np.arange(len(order)) == turn))
+    parts = (done[marks] - compute[marks], done[marks], blocking[marks], deferred[marks], early[marks])
+    waited = [0.0] * compute.shape[1]  # seconds that each class of devices has waited so far
+    urgent = 0.0  # when the network will have sent what is early or blocking, had it begun with the pass
+    used = 0.0  # when it will have sent all, had it begun with the pass
+    busy = 0.0  # when it will have sent what is queued, early ones aside
+    for mark, begin, end, hold, later, ahead in zip(marks.tolist(), *(part.tolist() for part in parts), strict=True):
+        if mark == turn:
+            now = max(map(add, begin, waited))
+            urgent, used = max(urgent, now), max(used, busy, now)
         if ahead:
-            now = clock.max()
-            lacking = max(0.0, ahead - max(0.0, now - used))
-            clock = np.full_like(clock, now + lacking) if lacking else clock
-            used += ahead
-            busy = max(busy, now + lacking)
-        clock, before = clock + work, so_far + work
+            urgent, used = urgent + ahead, used + ahead
+            if urgent > max(map(add, begin, waited)):
+                waited = [urgent - one for one in begin]
         if hold or later:
-            now = clock.max()
-            used += hold + later
+            now = max(map(add, end, waited))
+            urgent, used = urgent + hold, used + hold + later
             busy = max(busy, now) + hold + later
-            clock = np.full_like(clock, now + hold) if hold else clock
-    end = float((clock + (done[-1] - before)).max())
+            if hold:
+                waited = [now + hold - one for one in end]
+    busy = max(busy, used)
+    last = max(map(add, done[-1].tolist(), waited))
     return StepSeconds(
-        total=max(end, float(busy)) + OVERLAP_SLOWDOWN * float(deferred.sum() + early.sum()),
+        total=max(last, busy) + OVERLAP_SLOWDOWN * float(deferred.sum() + early.sum()),
         compute=float(compute.sum(axis=0).max()),
         blocking=float(blocking.sum()),
-        exposed=max(0.0, float(busy) - end),
+        exposed=max(0.0, busy - last),
         deferred=float(deferred.sum()),
     )
 

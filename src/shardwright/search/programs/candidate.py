@@ -31,7 +31,7 @@ from shardwright.synthesis.baselines import Rules, everything
 from shardwright.synthesis.decisions import Decisions, ParameterState, decisions
 from shardwright.synthesis.graph import ITEM_BYTES
 from shardwright.synthesis.machines import Machines
-from shardwright.synthesis.memory import alone, class_bytes, held_by
+from shardwright.synthesis.memory import alone, rank_bytes
 from shardwright.synthesis.models.described import other_than, training_step
 from shardwright.synthesis.prices import Prices, prices
 from shardwright.synthesis.properties import COMPUTE, FEATURES, STATE, Sharded
@@ -137,7 +137,7 @@ def _in_steps(contexts: Sequence[Context], steps: int, rules: Rules) -> SpmdProg
         steps=steps,
         shares=_shares(found, net),
         sent=_sent(found, costs),
-        memory_bytes=float(class_bytes(held_by(these, found.choice.rules, net, found.shares), net, found.shares).max()),
+        memory_bytes=float(rank_bytes(these, found.choice.rules, net, found.shares).max()),
     )
 
 
