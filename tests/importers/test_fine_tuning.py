@@ -97,3 +97,16 @@ def test_what_cannot_be_read_is_named(line: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=FAULTS[line]) as caught:
         read(line, tmp_path)
     assert all(problem.hint for problem in caught.value.problems)
+
+
+def test_faults_name_the_line(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\ntensor_parallel_degree = "8"\n'
+    )
+    (tmp_path / "b.sh").write_text(
+        "# --num-layers\ntorchrun pretrain_gpt.py \\\n  --hidden-size 64 --num-layers many\n"
+    )
+    for name, place in (("a.toml", "line 5: tensor_parallel_degree"), ("b.sh", "line 3: --num-layers")):
+        with pytest.raises(SpecError) as caught:
+            plan_from_launch(tmp_path / name, cluster=cluster_of(1))
+        assert caught.value.problems[0].path == f"{tmp_path / name}: {place}"

@@ -210,7 +210,7 @@ def test_errors_name_the_flag_and_the_remedy(line: str, message: str) -> None:
 def test_every_fault_is_named_at_once() -> None:
     with pytest.raises(SpecError) as caught:
         read(LINE + "--num-layers x --hidden-size $H --recompute-method none")
-    places = [problem.path.split(": ")[1] for problem in caught.value.problems]
+    places = [problem.path.split(": ")[-1] for problem in caught.value.problems]
     assert places[:3] == ["--num-layers", "--hidden-size", "--recompute-method"]
 
 

@@ -26,7 +26,7 @@ from shardwright.importers.settings import (
     literal,
     overridden,
 )
-from shardwright.importers.shell.read import read_script
+from shardwright.importers.shell.read import ShellScript, read_script
 from shardwright.importers.shell.unknown import is_known, shown
 from shardwright.importers.torchtitan import fields_of_python, model_told, torchtitan_settings
 from shardwright.importers.trainers import (
@@ -40,6 +40,7 @@ from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
+from shardwright.spec.text.lines import sought
 from shardwright.spec.text.reading import parse_json, parse_yaml, read_text
 
 TORCHTITAN = ("torchtitan.train", "torchtitan.experiments.train", "torchtitan/train.py")
@@ -84,16 +85,21 @@ def plan_from_launch(
     question = Question(
         cluster=cluster, model=model, seq_len=seq_len, name=str(path), folder=path.parent, files={}, problems=[]
     )
-    if ending in CONFIGURATIONS:
-        return _of_configuration(text, ending, arguments, question)
-    script = read_script(text, question.name, arguments=arguments, environment=environment, folder=path.parent)
-    question = replace(question, files=script.files)
+    with sought(text, question.name):
+        if ending in CONFIGURATIONS:
+            return _of_configuration(text, ending, arguments, question)
+        script = read_script(text, question.name, arguments=arguments, environment=environment, folder=path.parent)
+        return _of_script(script, replace(question, files=script.files))
+
+
+def _of_script(script: ShellScript, question: Question) -> Reading:
+    """Return the plan of what a script starts."""
     found = launches(script)
     for launch in reversed(found):
         if trainer := _trainer(launch):
             return _of_launch(launch, trainer, question)
-    launch = training_of(found, question.name)
-    job = None if seq_len is None else Job(global_batch=1, seq_len=seq_len)
+    job = None if question.seq_len is None else Job(global_batch=1, seq_len=question.seq_len)
+    launch, cluster, model = training_of(found, question.name), question.cluster, question.model
     return reading_of_launch(launch, script, cluster=cluster, model=model, job=job, name=question.name)
 
 

@@ -30,6 +30,25 @@ def located(text: str, name: str) -> Iterator[None]:
         raise SpecError(*_with_lines(error.problems, text, name)) from None
 
 
+@contextmanager
+def sought(text: str, name: str) -> Iterator[None]:
+    """Put the line into the place of every problem raised inside whose field a text in any language has on one line
+    alone: `run.sh: line 12: --num-layers`."""
+    try:
+        yield
+    except SpecError as error:
+        raise SpecError(*(_sought(problem, text, f"{name}: ") for problem in error.problems)) from None
+
+
+def _sought(problem: Problem, text: str, prefix: str) -> Problem:
+    field = problem.path.removeprefix(prefix)
+    word = re.compile(rf"^(?!\s*#)(?:.*[^\w\n-])?{re.escape(field.rsplit('.', 1)[-1])}(?![\w-])", re.MULTILINE)
+    found = [] if field == problem.path or field.startswith("line ") else [*word.finditer(text)]
+    if len(found) != 1:
+        return problem
+    return replace(problem, path=f"{prefix}line {text.count(chr(10), 0, found[0].end()) + 1}: {field}")
+
+
 def _with_lines(problems: tuple[Problem, ...], text: str, name: str) -> Iterator[Problem]:
     import yaml
 
