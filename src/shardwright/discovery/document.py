@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from shardwright.discovery.machine import MachineGroup
-from shardwright.errors import SpecError
-from shardwright.spec.catalog.gpus import MEBIBYTE, resolve_gpu
+from shardwright.spec.catalog.gpus import MEBIBYTE, known_gpu
 from shardwright.spec.cluster import Gpu
 from shardwright.units import GIGA
 
@@ -37,12 +36,7 @@ def known(group: MachineGroup) -> Gpu | None:
     words = [group.gpu]
     if group.gpu_memory_mib:
         words = [f"{group.gpu}-{group.gpu_memory_mib / 1024:.0f}", *words]
-    for word in words:
-        try:
-            return resolve_gpu(word)[0]
-        except SpecError:
-            continue
-    return None
+    return next((gpu for word in words if (gpu := known_gpu(word))), None)
 
 
 def _entry(group: MachineGroup) -> Iterator[str]:

@@ -41,7 +41,7 @@ from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
 from shardwright.spec.text.lines import sought
-from shardwright.spec.text.reading import parse_json, parse_yaml, read_text
+from shardwright.spec.text.reading import parsed, read_text
 
 TORCHTITAN = ("torchtitan.train", "torchtitan.experiments.train", "torchtitan/train.py")
 CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml", ".py")
@@ -186,16 +186,16 @@ def _named(file: str, question: Question) -> dict[Fields, Any]:
             message = f"{shown(file)}, which the launch names, is not beside it"
             raise bad(question.name, message, "put the file beside the script, or evaluate it itself")
         text = read_text(path)
-    return dict(flattened(_parsed(text, file)))
+    return dict(flattened(_document(text, file)))
 
 
-def _parsed(text: str, name: str) -> object:
+def _document(text: str, name: str) -> object:
     if name.endswith(".toml"):
         try:
             return tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise bad(name, f"is no TOML: {error}", "correct it") from None
-    return parse_json(text, name) if text.lstrip().startswith("{") else parse_yaml(text, name)
+    return parsed(text, name)
 
 
 def _torchtitan_fields(arguments: dict[Fields, Any], question: Question) -> dict[Fields, Any]:
@@ -224,7 +224,7 @@ def _of_configuration(text: str, ending: str, arguments: tuple[str, ...], questi
     name, every = question.name, question.cluster.gpus
     if ending == ".py":
         return _of_python(text, arguments, question)
-    fields = overridden(dict(flattened(_parsed(text, name))), arguments)
+    fields = overridden(dict(flattened(_document(text, name))), arguments)
     if ending == ".toml":
         return _torchtitan(fields, None, question)
     if first(fields, "distributed_type") is not None:

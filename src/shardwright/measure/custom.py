@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from shardwright.measure.device import MeasuredDevice
 from shardwright.spec.cluster import Gpu
-from shardwright.spec.read.custom_gpu import DEFAULT_LINK, DEFAULTS, description
+from shardwright.spec.read.custom_gpu import description, stand_in
 from shardwright.spec.read.machine_profile import CollectiveTime, MachineProfile, OperatorTime
-from shardwright.units import GIBIBYTE, GIGA, MEGA
+from shardwright.units import GIBIBYTE, GIGA
 
 UNMEASURED = (("fp32", 1e12),)
 UNMEASURED_BYTES_PER_SECOND = 1e11
@@ -28,24 +28,16 @@ def custom_device(device: MeasuredDevice, profile: MachineProfile | None, name: 
     moved = max((row for row in operators if row.operation == "add"), key=lambda row: row.bytes, default=None)
     bandwidth = moved.bytes / moved.seconds if moved else UNMEASURED_BYTES_PER_SECOND
     link = max((_bytes_per_second(row) for row in collectives if row.bytes >= LARGE_BYTES), default=0.0)
-    return Gpu(
+    return stand_in(
         name=name,
-        vendor="custom",
         architecture=device.backend,
-        compute_capability="",
         multiprocessors=device.multiprocessors,
-        clock_hertz=DEFAULTS["clock_mhz"] * MEGA,
         peak_flops=peaks or UNMEASURED,
         memory_bytes=device.memory_bytes,
         memory_bytes_per_second=bandwidth,
         l2_bytes=device.cache_bytes,
-        link=DEFAULT_LINK,
-        link_bytes_per_second=link or DEFAULTS["link_gb_per_second"] * GIGA,
         link_domain=device.count,
-        pcie_bytes_per_second=DEFAULTS["pcie_gb_per_second"] * GIGA,
-        tdp_watts=DEFAULTS["tdp_watts"],
-        source="user",
-        date="user",
+        **({"link_bytes_per_second": link} if link else {}),
     )
 
 

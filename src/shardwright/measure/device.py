@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardwright.errors import SpecError, bad
-from shardwright.spec.catalog.gpus import resolve_gpu
+from shardwright.errors import bad
+from shardwright.spec.catalog.gpus import known_gpu
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.read.machine_profile import Backend, Dtype
 
@@ -78,7 +78,7 @@ def _cuda(torch: Any, gpu_name: str | None) -> MeasuredDevice:
         name=name,
         backend="cuda",
         count=int(torch.cuda.device_count()),
-        gpu=_catalogued(gpu_name or name),
+        gpu=known_gpu(gpu_name or name),
         dtypes=cuda_dtypes(torch.cuda.get_device_capability(0), amd=hip is not None),
         memory_bytes=float(properties.total_memory),
         cache_bytes=float(getattr(properties, "L2_cache_size", 0) or 32e6),
@@ -108,7 +108,7 @@ def _cpu(torch: Any, gpu_name: str | None) -> MeasuredDevice:
         name=_cpu_name(),
         backend="cpu",
         count=CPU_PROCESSES,
-        gpu=None if gpu_name is None else _catalogued(gpu_name),
+        gpu=None if gpu_name is None else known_gpu(gpu_name),
         dtypes=("fp32", "bf16"),
         memory_bytes=float(pages) / CPU_PROCESSES,
         cache_bytes=32e6,
@@ -118,14 +118,6 @@ def _cpu(torch: Any, gpu_name: str | None) -> MeasuredDevice:
         cuda="",
         driver="",
     )
-
-
-def _catalogued(name: str) -> Gpu | None:
-    """Return the catalogue's GPU of a name, also of the driver's name for it; None where it has none."""
-    try:
-        return resolve_gpu(name)[0]
-    except SpecError:
-        return None
 
 
 def _cpu_name() -> str:

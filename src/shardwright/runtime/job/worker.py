@@ -23,7 +23,7 @@ from shardwright.runtime.job.seats import DeviceReport, seats
 from shardwright.runtime.job.settings import Settings
 from shardwright.runtime.job.status import BAD_INPUT
 from shardwright.runtime.layout.groups import Layout
-from shardwright.spec.catalog.gpus import resolve_gpu
+from shardwright.spec.catalog.gpus import known_gpu
 from shardwright.units import GIGA
 
 KIBIBYTE, FAREWELL_SECONDS = 1024, 5.0
@@ -88,15 +88,12 @@ def device_report(device: torch.device) -> DeviceReport:
         return DeviceReport(machine=machine, device="CPU", gpu=None, memory_bytes=0.0, cpu=True)
     properties = torch.cuda.get_device_properties(device)
     name = str(properties.name)
-    try:
-        gpu = resolve_gpu(name)[0].name
-    except SpecError:
-        gpu = None
+    gpu = known_gpu(name)
     nvlink = nvlink_gb_per_second(answer)
     return DeviceReport(
         machine=machine,
         device=name,
-        gpu=gpu,
+        gpu=gpu.name if gpu else None,
         memory_bytes=float(properties.total_memory),
         nvlink_bytes_per_second=None if nvlink is None else nvlink * GIGA,
     )

@@ -86,6 +86,12 @@ def resolve_gpu(name: str, path: str = "gpu") -> tuple[Gpu, str]:
     return gpus()[found[0]], found[1]
 
 
+def known_gpu(name: str) -> Gpu | None:
+    """Return the GPU that `name` or an alias of it stands for, None where the catalogue has none."""
+    found = _gpu_names().get(_folded(name))
+    return None if found is None else gpus()[found[0]]
+
+
 def find_gpu(name: str) -> Gpu:
     """Return the GPU that `name` or an alias of it stands for; raises SpecError with near names."""
     return resolve_gpu(name)[0]

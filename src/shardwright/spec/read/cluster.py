@@ -9,14 +9,13 @@ from pathlib import Path
 
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.spec.assumption import Assumption
-from shardwright.spec.catalog.gpus import resolve_gpu
+from shardwright.spec.catalog.gpus import known_gpu
 from shardwright.spec.catalog.prices import MachinePrice
 from shardwright.spec.cluster import Cluster, Gpu, NodePool, SiteLink
 from shardwright.spec.read.pools import NO_GPUS, read_pool
 from shardwright.spec.read.sites import assumed_links, connected, named_apart, read_site_links, unreachable
 from shardwright.spec.text.fields import Section, shown
-from shardwright.spec.text.lines import located
-from shardwright.spec.text.reading import parse_json, parse_yaml, read_text
+from shardwright.spec.text.lines import document
 
 SHORT_FORM = "NODESxGPUSxTYPE, as 32x8xA800-SXM-80, or NODESxMACHINE, as 4xp5.48xlarge; several joined by +"
 SHORT_PART = re.compile(r"(?P<count>[0-9]+)\s*[x×*]\s*((?P<gpus>[0-9]+)\s*[x×*]\s*)?(?P<type>\S.*)")
@@ -38,10 +37,7 @@ def load_cluster(
             return parse_cluster(source, prices=prices, measured=measured)
         if not path.suffix and "/" not in source:
             raise bad(source, "is neither a file nor a cluster in short form", SHORT_FORM)
-    text = read_text(path)
-    parse = parse_json if path.suffix.casefold() == ".json" else parse_yaml
-    data = parse(text, str(path))
-    with located(text, str(path)):
+    with document(path) as data:
         return build_cluster(data, str(path), prices=prices, measured=measured)
 
 
@@ -65,7 +61,7 @@ def parse_cluster(text: str, *, prices: Sequence[MachinePrice] = (), measured: M
             raise bad(text, f"{shown(part.strip())} has too large a number", "correct the number")
         if gpus is not None:
             nodes.append({"count": int(count), "gpus": int(gpus), "gpu": kind})
-        elif _is_gpu(kind):
+        elif known_gpu(kind):
             raise bad(
                 text, f"{shown(part.strip())} does not say how many GPUs a machine has", _grouped(int(count), kind)
             )
@@ -82,14 +78,6 @@ def _grouped(count: int, kind: str) -> str:
         f"write {machines}x{count // machines}x{kind} for {count} GPUs in {own}, or {count}x{USUAL}x{kind} for {count} "
         f"machines of {USUAL}"
     )
-
-
-def _is_gpu(name: str) -> bool:
-    try:
-        resolve_gpu(name)
-    except SpecError:
-        return False
-    return True
 
 
 def build_cluster(

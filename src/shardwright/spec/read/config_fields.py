@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardwright.errors import Problem
 from shardwright.spec.text.fields import Section, shown
@@ -116,18 +116,12 @@ class ConfigFields:
 
     def inner(self, name: str) -> ConfigFields | None:
         """Return the mapping under `name` as fields of their own, which share problems and assumptions."""
-        value = self.section.fields.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, Mapping):
-            self.section.report(name, f"expected a mapping, got {shown(value)}", "write it as {field: value, …}")
-            return None
-        return self.over(value, place=self.section.place_of(name))
+        section = self.section.inner(name)
+        return None if section is None else ConfigFields(section, self.assumed, self.guessed)
 
-    def over(self, fields: Mapping[str, object], *, place: str | None = None) -> ConfigFields:
+    def over(self, fields: Mapping[str, object]) -> ConfigFields:
         """Return other fields that share problems, assumptions and guesses with these."""
-        section = Section(place or self.section.place, fields, self.problems)
-        return ConfigFields(section, self.assumed, self.guessed)
+        return replace(self, section=replace(self.section, fields=fields))
 
     def assume(self, words: str) -> None:
         """Record what the config leaves open, and a known family settles."""

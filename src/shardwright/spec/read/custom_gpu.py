@@ -6,6 +6,10 @@ one precision; the rest has cautious defaults, which only fine effects depend on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 from shardwright.spec.catalog.gpus import MEBIBYTE, PRECISIONS, gpus
 from shardwright.spec.catalog.machines import MachineType, links, reference_machines
 from shardwright.spec.cluster import Gpu
@@ -13,16 +17,21 @@ from shardwright.spec.text.fields import Section
 from shardwright.units import GIBIBYTE, GIGA, MEGA, TERA
 
 PEAKS = tuple(f"{precision}_tflops" for precision in PRECISIONS)
-DEFAULTS = {
-    "multiprocessors": 100.0,
-    "clock_mhz": 1500.0,
-    "l2_mib": 32.0,
-    "link_gb_per_second": 16.0,
-    "pcie_gb_per_second": 16.0,
-    "tdp_watts": 300.0,
-}
-DEFAULT_LINK, MOST_DOMAIN = "PCIe3", 4096
-KEYS = ("name", "architecture", *PEAKS, "memory_gb", "memory_gb_per_second", "link", "link_domain", *DEFAULTS)
+# Keys that may be left out: the fields of `Gpu` that they are, their units, and what is taken for them.
+FIGURES: Mapping[str, tuple[str, float, float]] = MappingProxyType(
+    {
+        "clock_mhz": ("clock_hertz", MEGA, 1500.0),
+        "l2_mib": ("l2_bytes", MEBIBYTE, 32.0),
+        "link_gb_per_second": ("link_bytes_per_second", GIGA, 16.0),
+        "pcie_gb_per_second": ("pcie_bytes_per_second", GIGA, 16.0),
+        "tdp_watts": ("tdp_watts", 1.0, 300.0),
+    }
+)
+MULTIPROCESSORS, DEFAULT_LINK, DOMAIN, MOST_DOMAIN = 100, "PCIe3", 8, 4096
+KEYS = (
+    *("name", "architecture", *PEAKS, "memory_gb", "memory_gb_per_second", "link", "link_domain", "multiprocessors"),
+    *FIGURES,
+)
 PLAIN_MACHINE = MachineType(
     name="a plain server",
     provider="",
@@ -57,30 +66,38 @@ def custom_gpu(section: Section) -> Gpu | None:
     if link not in links() or links()[link].scope != "intra":
         known = ", ".join(kind.name for kind in links().values() if kind.scope == "intra")
         section.report("link", f"{link} is no link between GPUs of a machine", f"known: {known}")
-    figures = {key: section.number(key) or default for key, default in DEFAULTS.items()}
+    told = {field: (section.number(key) or usual) * unit for key, (field, unit, usual) in FIGURES.items()}
     memory, rate = section.number("memory_gb", most=1e5), section.number("memory_gb_per_second")
-    domain = section.integer("link_domain", most=MOST_DOMAIN) or 8
+    domain = section.integer("link_domain", most=MOST_DOMAIN) or DOMAIN
+    units = section.number("multiprocessors") or MULTIPROCESSORS
     if len(section.problems) > before or memory is None or rate is None:
         return None
-    return Gpu(
+    return stand_in(
         name=name,
-        vendor="custom",
         architecture=section.text("architecture") or "custom",
-        compute_capability="",
-        multiprocessors=max(round(figures["multiprocessors"]), 1),
-        clock_hertz=figures["clock_mhz"] * MEGA,
+        multiprocessors=max(round(units), 1),
         peak_flops=tuple((precision, peak * TERA) for precision, peak in peaks.items() if peak),
         memory_bytes=memory * GIBIBYTE,
         memory_bytes_per_second=rate * GIGA,
-        l2_bytes=figures["l2_mib"] * MEBIBYTE,
         link=link,
-        link_bytes_per_second=figures["link_gb_per_second"] * GIGA,
         link_domain=domain,
-        pcie_bytes_per_second=figures["pcie_gb_per_second"] * GIGA,
-        tdp_watts=figures["tdp_watts"],
-        source="user",
-        date="user",
+        **told,
     )
+
+
+def stand_in(**figures: Any) -> Gpu:
+    """Return a GPU that the catalogue does not have, with these figures and cautious ones for what they leave out."""
+    usual = {field: usual * unit for field, unit, usual in FIGURES.values()} | {
+        "vendor": "custom",
+        "architecture": "custom",
+        "compute_capability": "",
+        "multiprocessors": MULTIPROCESSORS,
+        "link": DEFAULT_LINK,
+        "link_domain": DOMAIN,
+        "source": "user",
+        "date": "user",
+    }
+    return Gpu(**{**usual, **figures})
 
 
 def description(gpu: Gpu) -> dict[str, object]:
@@ -94,11 +111,7 @@ def description(gpu: Gpu) -> dict[str, object]:
         "link": gpu.link,
         "link_domain": gpu.link_domain,
         "multiprocessors": gpu.multiprocessors,
-        "clock_mhz": gpu.clock_hertz / MEGA,
-        "l2_mib": gpu.l2_bytes / MEBIBYTE,
-        "link_gb_per_second": gpu.link_bytes_per_second / GIGA,
-        "pcie_gb_per_second": gpu.pcie_bytes_per_second / GIGA,
-        "tdp_watts": gpu.tdp_watts,
+        **{key: getattr(gpu, field) / unit for key, (field, unit, _) in FIGURES.items()},
     }
 
 

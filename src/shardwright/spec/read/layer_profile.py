@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import cast
 
 from shardwright.errors import Problem, SpecError, bad, suggestion
-from shardwright.spec.catalog.gpus import resolve_gpu
+from shardwright.spec.catalog.gpus import known_gpu
 from shardwright.spec.layer_profile import EXTRAS, TIMES, Column, LayerProfile, LayerTimes, LinkCurve, Scope
 from shardwright.spec.text.fields import Section, number_problem, shown
-from shardwright.spec.text.lines import located
-from shardwright.spec.text.reading import parse_json, read_text
+from shardwright.spec.text.lines import document
 
 VERSION = 1
 DOCUMENTATION = "docs/how-to-bring-your-own-measurements.md"
@@ -30,9 +29,7 @@ def is_layer_profile(data: object) -> bool:
 
 def load_layer_profile(path: Path) -> LayerProfile:
     """Return the layer profile that a file holds. Raises SpecError, naming every faulty field."""
-    text = read_text(path)
-    data = parse_json(text, str(path))
-    with located(text, str(path)):
+    with document(path) as data:
         return layer_profile(data, str(path))
 
 
@@ -69,10 +66,8 @@ def layer_profile(data: object, name: str = "profile") -> LayerProfile:
 
 def gpu_name(name: str) -> str:
     """Return the catalogue's name of a GPU (or alias), or `name` itself where the catalogue has none."""
-    try:
-        return resolve_gpu(name)[0].name
-    except SpecError:
-        return name
+    found = known_gpu(name)
+    return found.name if found else name
 
 
 def _entry(section: Section) -> LayerTimes | None:

@@ -30,8 +30,7 @@ from shardwright.spec.catalog.gpus import resolve_gpu
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.read.custom_gpu import custom_gpu, description
 from shardwright.spec.text.fields import Section, shown
-from shardwright.spec.text.lines import located
-from shardwright.spec.text.reading import parse_json, read_text
+from shardwright.spec.text.lines import document
 
 VERSION = 1
 Kind = Literal["gemm", "attention", "memory"]
@@ -137,11 +136,8 @@ def save_profile(profile: MachineProfile, path: Path) -> None:
 
 def load_profile(path: Path) -> MachineProfile:
     """Return the profile that a file holds. Raises SpecError, naming every faulty field, for any other file."""
-    name = str(path)
-    text = read_text(path)
-    data = parse_json(text, name)
-    with located(text, name):
-        return from_document(data, name)
+    with document(path) as data:
+        return from_document(data, str(path))
 
 
 def from_document(data: object, name: str = "profile") -> MachineProfile:

@@ -14,11 +14,10 @@ from shardwright.spec.read.model_yaml import model_of_dimensions
 from shardwright.spec.read.presets import find_preset, preset_model, preset_names
 from shardwright.spec.read.published_weights import weights_checked
 from shardwright.spec.text.fields import shown
-from shardwright.spec.text.lines import located
-from shardwright.spec.text.reading import parse_json, parse_yaml, read_text
+from shardwright.spec.text.lines import document
+from shardwright.spec.text.reading import JSON, YAML
 
 CONFIG = "config.json"
-JSON, YAML = ".json", (".yaml", ".yml")
 CONFIG_KEYS = ("model_type", *HIDDEN, *TEXT_CONFIGS)
 
 
@@ -39,13 +38,11 @@ def load_model(source: str | Path, *, accept_guess: bool = False) -> Model:
             raise bad(f"model {short}", "is neither a preset, a file nor a folder", _advice(source))
         return preset_model(preset)
     title = path.parent.resolve().name if path.name == CONFIG else path.stem
-    text = read_text(path)
-    ending = path.suffix.casefold()
-    is_json = ending == JSON or (ending not in YAML and text.lstrip().startswith("{"))
-    data = parse_json(text, str(path)) if is_json else parse_yaml(text, str(path))
-    if not isinstance(data, Mapping):
-        raise bad(str(path), f"expected a mapping, got {shown(data)}", "give a config.json, or a YAML of dimensions")
-    with located(text, str(path)):
+    with document(path) as data:
+        if not isinstance(data, Mapping):
+            raise bad(
+                str(path), f"expected a mapping, got {shown(data)}", "give a config.json, or a YAML of dimensions"
+            )
         if not any(key in data for key in CONFIG_KEYS):
             return model_of_dimensions(data, str(path), title=title or None)
         model = model_of_config(data, str(path), title=title or None, accept_guess=accept_guess)

@@ -200,13 +200,9 @@ def _experts(section: Section, count: int, *, gated: bool) -> tuple[Moe | None, 
 
 def _inner(section: Section, key: str, known: tuple[str, ...], needed: tuple[str, ...]) -> Section | None:
     """Return the mapping under `key`, None where it is missing or no mapping."""
-    raw = section.fields.get(key)
-    if raw is None:
+    inner = section.inner(key)
+    if inner is None:
         return None
-    if not isinstance(raw, Mapping):
-        section.report(key, f"expected a mapping, got {shown(raw)}", f"write {{{needed[0]}: …}}")
-        return None
-    inner = Section(section.place_of(key), raw, section.problems)
     inner.reject_unknown(known)
     for name in needed:
         inner.require(name, "add it")

@@ -29,8 +29,7 @@ from shardwright.spec.read.custom_gpu import reference_machine
 from shardwright.spec.read.pools import MOST_GPUS_PER_NODE, MOST_NODES, POOL_KEYS, read_pool
 from shardwright.spec.read.sites import connected, read_site_links
 from shardwright.spec.text.fields import Section, shown
-from shardwright.spec.text.lines import located
-from shardwright.spec.text.reading import parse_json, parse_yaml, read_text
+from shardwright.spec.text.lines import document
 from shardwright.units import GIGA
 
 TOP_KEYS = (
@@ -50,12 +49,8 @@ def load_offers(source: str | Path, *, prices: Sequence[MachinePrice] = ()) -> O
 
     Raises SpecError with every problem of the file.
     """
-    path = Path(source)
-    parse = parse_json if path.suffix.casefold() == ".json" else parse_yaml
-    text = read_text(path)
-    data = parse(text, str(path))
-    with located(text, str(path)):
-        return build_offers(data, str(path), prices=prices)
+    with document(Path(source)) as data:
+        return build_offers(data, str(source), prices=prices)
 
 
 def build_offers(data: object, name: str, *, prices: Sequence[MachinePrice] = ()) -> Offers:
@@ -87,17 +82,12 @@ def build_offers(data: object, name: str, *, prices: Sequence[MachinePrice] = ()
 
 
 def _terms(root: Section) -> Terms:
-    failures = root.number("failures_per_gpu_hour", zero=True, most=1.0)
-    bandwidth = root.number("checkpoint_gb_per_second", most=1e6)
-    restart = root.number("restart_minutes", zero=True, most=1e6)
-    stated: dict[str, float] = {}
-    if failures is not None:
-        stated["failures_per_gpu_hour"] = failures
-    if bandwidth is not None:
-        stated["checkpoint_bytes_per_second"] = bandwidth * GIGA
-    if restart is not None:
-        stated["restart_seconds"] = restart * 60.0
-    return Terms(**stated)
+    stated = (
+        ("failures_per_gpu_hour", root.number("failures_per_gpu_hour", zero=True, most=1.0), 1.0),
+        ("checkpoint_bytes_per_second", root.number("checkpoint_gb_per_second", most=1e6), GIGA),
+        ("restart_seconds", root.number("restart_minutes", zero=True, most=1e6), 60.0),
+    )
+    return Terms(**{field: value * unit for field, value, unit in stated if value is not None})
 
 
 def _offer(section: Section, prices: Sequence[MachinePrice]) -> Offer | None:

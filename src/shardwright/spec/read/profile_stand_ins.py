@@ -11,12 +11,12 @@ from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.cluster import Gpu
 from shardwright.spec.layer_profile import LayerProfile, LayerTimes
 from shardwright.spec.model import Attention, Layer, Mlp, Model, uniform_layers
-from shardwright.units import GIGA, MEGA
+from shardwright.spec.read.custom_gpu import stand_in
+from shardwright.units import GIGA
 
 STAND_IN = "layer profile"  # source of a GPU of which only the profile knows
 HEAD_WIDTH = 64
 WIDTHS = {"fp32": 4.0}  # bytes of a weight or an activation; 2 in any other precision
-UNKNOWN_LINK, UNKNOWN_LINK_RATE = "PCIe3", 16 * GIGA  # until the profile's links or the cluster's take its place
 
 
 def stand_in_model(profile: LayerProfile, precision: str) -> Model:
@@ -74,30 +74,18 @@ def _heads(hidden: int, degrees: int) -> int:
 
 def stand_in_gpus(profile: LayerProfile, model: Model, precision: str) -> Mapping[str, Gpu]:
     """Return the GPUs of a profile that the catalogue does not have, by name. Their peak is what the fastest layer
-    measured reaches; how much memory they have is for the cluster to say."""
+    measured reaches; how much memory they have, and which links, is for the cluster and the profile to say."""
     return {name: _gpu(profile, name, model, precision) for name in profile.gpus if name not in gpus()}
 
 
 def _gpu(profile: LayerProfile, name: str, model: Model, precision: str) -> Gpu:
     peak = max(flops_per_second(entry, model, profile.seq_len) for entry in profile.of(name))
-    return Gpu(
+    return stand_in(
         name=name,
-        vendor="custom",
-        architecture="custom",
-        compute_capability="",
-        multiprocessors=100,
-        clock_hertz=1500 * MEGA,
         peak_flops=tuple((each, peak) for each in dict.fromkeys((precision, "bf16"))),
         memory_bytes=0.0,
         memory_bytes_per_second=1000 * GIGA,
-        l2_bytes=32 * 1024.0**2,
-        link=UNKNOWN_LINK,
-        link_bytes_per_second=UNKNOWN_LINK_RATE,
-        link_domain=8,
-        pcie_bytes_per_second=16 * GIGA,
-        tdp_watts=300.0,
         source=STAND_IN,
-        date="user",
     )
 
 

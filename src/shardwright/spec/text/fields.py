@@ -98,6 +98,14 @@ class Section:
         value = self.fields.get(key)
         return 0 if value == 0 and not isinstance(value, bool) else self.integer(key, most=most) or 0
 
+    def inner(self, key: str) -> Section | None:
+        """Return the mapping `key` as a section of its own."""
+        value = self.fields.get(key)
+        if value is None or isinstance(value, Mapping):
+            return None if value is None else Section(self.place_of(key), value, self.problems)
+        self.report(key, f"expected a mapping, got {shown(value)}", "write it as {key: value, …}")
+        return None
+
     def sections(self, key: str) -> Iterator[Section]:
         """Yield the mappings of the list `key`; entries that are no mappings are problems."""
         value = self.fields.get(key)

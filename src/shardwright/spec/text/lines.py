@@ -10,14 +10,26 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright.errors import Problem, SpecError
+from shardwright.spec.text.reading import parsed, read_text
 
 if TYPE_CHECKING:
     import yaml
 
 STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+
+
+@contextmanager
+def document(path: Path) -> Iterator[object]:
+    """Yield what a JSON or YAML file holds; problems raised inside are `located`. Raises SpecError where it holds
+    neither."""
+    text, name = read_text(path), str(path)
+    data = parsed(text, name)
+    with located(text, name):
+        yield data
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from shardwright.errors import SpecError, bad
 if TYPE_CHECKING:
     import yaml
 
+JSON, YAML = ".json", (".yaml", ".yml")
 MAX_DEPTH = 100
 MAX_ALIASED_NODES = 100_000
 LARGEST_INTEGER = 10**300
@@ -46,6 +47,13 @@ def read_text(path: Path, *, limit_bytes: int = 4_000_000) -> str:
     if "\0" in text:
         raise bad(name, "is a binary file, not text", "is this the right file?")
     return text
+
+
+def parsed(text: str, name: str) -> object:
+    """Return the document of a file: JSON or YAML by the ending of its name, else by how the text begins."""
+    ending = Path(name).suffix.casefold()
+    is_json = ending == JSON or (ending not in YAML and text.lstrip().startswith("{"))
+    return parse_json(text, name) if is_json else parse_yaml(text, name)
 
 
 def parse_json(text: str, name: str) -> object:
