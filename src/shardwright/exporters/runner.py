@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 
 from shardwright.errors import SpecError
-from shardwright.exporters.megatron.files import megatron_files
-from shardwright.exporters.megatron.launch import OWN_SETTINGS
+from shardwright.exporters.megatron.launch import OWN_SETTINGS, megatron_files
 from shardwright.exporters.megatron.limits import unsupported
 from shardwright.plans.check import check
 from shardwright.plans.document import dumps

@@ -14,7 +14,7 @@ COMMENTED = (".sh", ".py", ".yaml")
 LAUNCHERS = ("torchrun", "slurm")
 # The module and the function of each target, imported when it is asked for.
 TARGETS: Mapping[str, tuple[str, str]] = {
-    "megatron": ("megatron.files", "megatron_files"),
+    "megatron": ("megatron.launch", "megatron_files"),
     "bridge": ("bridge.recipe", "export_recipe"),
     "torchtitan": ("torchtitan.config", "export_config"),
     "accelerate": ("accelerate.config", "export_config"),

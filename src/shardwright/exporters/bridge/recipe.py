@@ -13,7 +13,7 @@ from typing import Any
 
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.bridge.provider import activation_of, provider_fields, provider_of
-from shardwright.exporters.exported import Exported, plan_words
+from shardwright.exporters.exported import Exported, plan_words, torchrun
 from shardwright.exporters.megatron.dispatcher import dispatcher_of_plan, flex_backend
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
 from shardwright.exporters.megatron.limits import first_stage
@@ -272,8 +272,4 @@ def _script(plan: Plan) -> str:
         "export PYTORCH_ALLOC_CONF=expandable_segments:True",
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
     ]
-    start = f"exec torchrun --nnodes {len(machines)} --nproc-per-node {max(machines)}"
-    if len(machines) > 1:
-        start += ' --node-rank "${NODE_RANK:?number of this machine}" \\\n'
-        start += '    --master-addr "${MASTER_ADDR:?address of machine 0}" --master-port 29500'
-    return "\n".join([*lines, f"{start} \\\n    {FILE}.py"]) + "\n"
+    return "\n".join([*lines, f"exec {torchrun(len(machines), max(machines))} \\\n    {FILE}.py"]) + "\n"

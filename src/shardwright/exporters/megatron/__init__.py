@@ -1,7 +1,6 @@
 """Plans for Megatron-LM core_v0.19. `importers.megatron` is the way back.
 
 * `export`: a plan as arguments
-* `files`: what `export --to megatron` writes
 * `launch`: as a launch script
 * `machines`: those of several GPU types in it
 * `layout`: layers of each stage

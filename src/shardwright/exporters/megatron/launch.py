@@ -1,11 +1,13 @@
-"""The launch script of a plan for Megatron-LM: bash, for torchrun by hand or for Slurm."""
+"""What `export --to megatron` writes: a launch script in bash, for torchrun by hand or for Slurm."""
 
 from __future__ import annotations
 
 import shlex
 from typing import Literal
 
-from shardwright.exporters.megatron.export import ArgumentGroup, MegatronExport
+from shardwright.errors import bad
+from shardwright.exporters.exported import Exported
+from shardwright.exporters.megatron.export import ArgumentGroup, MegatronExport, to_megatron
 from shardwright.exporters.megatron.machines import machine_check
 from shardwright.plans.plan import Plan
 from shardwright.units import format_seconds
@@ -31,6 +33,27 @@ OWN_ARGUMENTS = (
     ("--lr", "LEARNING_RATE"),
 )
 SAVE_INTERVAL = "1000"
+
+
+def megatron_files(plan: Plan, launcher: Launcher) -> Exported:
+    """Return the launch script of a plan, for `torchrun` by hand or `slurm`. Raises SpecError as `to_megatron`, and
+    where Slurm would have to keep an order of machines."""
+    exported = to_megatron(plan)
+    if launcher == "slurm" and len(plan.gpus_by_type) > 1:
+        what = "orders machines by itself, and this plan needs its GPU types in order"
+        raise bad("--launcher slurm", what, "--launcher torchrun, started once on each machine")
+    text = launch_script(plan, exported, launcher=launcher)
+    return Exported(
+        target="megatron",
+        version=exported.version,
+        files={"run.sh": text},
+        document={
+            "environment": dict(exported.environment),
+            "arguments": list(exported.arguments),
+            "launcher": launcher,
+            "script": text,
+        },
+    )
 
 
 def launch_script(plan: Plan, export: MegatronExport, launcher: Launcher = "torchrun") -> str:

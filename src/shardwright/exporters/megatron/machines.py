@@ -6,8 +6,8 @@ Stages are cut for the types that they stand on; on machines in another order ev
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, groupby
+from collections.abc import Sequence
+from itertools import accumulate, chain, groupby, repeat
 
 from shardwright.plans.mesh import Host
 from shardwright.plans.plan import Plan
@@ -42,16 +42,10 @@ def machine_check(plan: Plan, hosts: Sequence[Host]) -> str:
         return named
     tests = [
         f"{word} ((NODE_RANK < {end})); then expect '{_pattern(gpu)}' {memory[gpu]:.3g}"
-        for word, (gpu, _), end in zip(_words(), runs, ends, strict=False)
+        for word, (gpu, _), end in zip(chain(["if"], repeat("elif")), runs, ends, strict=False)
     ]
     given = ': "${NODE_RANK:?number of this machine, from 0}"'
     return "\n".join([named, LOOK, given, *tests, "fi"])
-
-
-def _words() -> Iterator[str]:
-    yield "if"
-    while True:
-        yield "elif"
 
 
 def _numbers(begin: int, end: int) -> str:

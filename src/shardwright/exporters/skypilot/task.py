@@ -7,15 +7,14 @@ copied with the working folder.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from functools import cache
-from importlib.resources import files
 
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.exporters.exported import Exported
 from shardwright.exporters.runner import MachineRange, Runner, runner_of
 from shardwright.exporters.yaml_text import yaml_text
+from shardwright.files import shipped_table
 from shardwright.plans.plan import Plan
 
 VERSION = "0.14.1"
@@ -26,8 +25,7 @@ RESTARTS = 3  # of a job whose own code failed, e.g. by a GPU that fell off the 
 @cache
 def gpu_names() -> dict[str, str]:
     """Return what SkyPilot calls each GPU of the catalogue that it can rent."""
-    text = files("shardwright.exporters.skypilot").joinpath("gpu_names.csv").read_text(encoding="utf-8")
-    return {row["gpu"]: row["skypilot"] for row in csv.DictReader(text.splitlines())}
+    return {row["gpu"]: row["skypilot"] for row in shipped_table("shardwright.exporters.skypilot", "gpu_names.csv")}
 
 
 def export_task(plan: Plan) -> Exported:
