@@ -39,7 +39,8 @@ CLUSTER = """nodes:
   - {count: 2, gpu: V100-SXM2-16, gpus: 4}
   - {count: 2, gpu: H100-SXM, gpus: 1}
 """
-SOME, MANY = (0, 1, 2, 3, 4, 6, 7), (5, *range(8, 250))
+SOME = (0, 1, 2, 3, 4, 6, 7, 129)  # of the last the best plan is a pipeline over all units
+MANY = tuple(seed for seed in range(250) if seed not in SOME)
 SLOWEST = 1.1
 
 

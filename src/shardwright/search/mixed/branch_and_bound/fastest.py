@@ -90,9 +90,10 @@ def search(problem: MixedProblem, incumbent: float, allowed: Callable[[Plan], bo
         cutoff=lambda: run.cutoff,
         spent=lambda _: problem.effort.spent(run.regions, run.gaps),
     )
-    if bound < run.cutoff:
+    if bound < run.cutoff:  # what was put off, and the plainest plans of settings that were not scouted
         for by, whole in run.wholes:
             _begin(run, by, whole)
+            equal_replicas(by, whole.columns.region, run.incumbent, run.incumbents.offer)
         each_type_alone(run, drafters)
     return FoundByTime(
         plans=tuple(sorted(run.incumbents.best.values(), key=lambda item: item[0])),
