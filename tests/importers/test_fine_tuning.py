@@ -8,7 +8,7 @@ import pytest
 
 from shardwright.errors import SpecError
 from shardwright.importers.launch import plan_from_launch
-from shardwright.importers.reading import Reading
+from shardwright.importers.megatron.read import Reading
 from tests.golden.plans import cluster_of
 
 TRAINER = (

@@ -8,7 +8,7 @@ import pytest
 
 from shardwright.errors import SpecError
 from shardwright.importers.launch import plan_from_launch
-from shardwright.importers.reading import Reading
+from shardwright.importers.megatron.read import Reading
 from tests.golden.plans import LLAMA_3_1_8B, cluster_of
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shardwright.importers.launches import launches
-from shardwright.importers.megatron.read import reading_of_launch, training_of
-from shardwright.importers.reading import Reading
+from shardwright.importers.megatron.read import Reading, reading_of_launch, training_of
 from shardwright.importers.shell.read import read_script
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job

@@ -19,7 +19,7 @@ from shardwright.errors import Problem, SpecError, bad
 
 if TYPE_CHECKING:
     from shardwright.cost.compute.efficiency import Efficiency
-    from shardwright.importers.reading import Reading
+    from shardwright.importers.megatron.read import Reading
     from shardwright.plans.plan import Plan
     from shardwright.plans.ranking import Evaluation, Origin
     from shardwright.reports.text.ladder import Rung

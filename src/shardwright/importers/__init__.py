@@ -1,7 +1,6 @@
 """Plans from what people run today: launch scripts and configurations of trainers. Nothing of them is executed.
 
 * `launch`: a plan from a file that starts training
-* `reading`: what reading a launch gives
 * `launches`: starts of training among the commands of a script
 * `trainers`: DeepSpeed, Accelerate and Trainers of Hugging Face
 * `torchtitan`: torchtitan

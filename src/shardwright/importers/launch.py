@@ -12,10 +12,9 @@ from shardwright.errors import Problem, SpecError, bad
 from shardwright.exporters.torchtitan.models import registered
 from shardwright.importers.launches import Launch, launches
 from shardwright.importers.megatron.flags import scan
-from shardwright.importers.megatron.read import reading_of_flags, reading_of_launch, training_of
+from shardwright.importers.megatron.read import Reading, reading_of_flags, reading_of_launch, training_of
 from shardwright.importers.python_values import COMPUTED, PythonValues, python_values
 from shardwright.importers.python_values import Path as Fields
-from shardwright.importers.reading import Reading
 from shardwright.importers.settings import (
     BRIDGE_COMMON,
     BRIDGE_EXPERTS,

@@ -6,7 +6,6 @@
 * `model`: a model from flags
 * `options`: options of the trainer from flags
 * `flags`: the arguments of a command line
-* `flag_values`: their values, from text
 * `flag_table`: every argument, its default, and what it means for a plan
 * `vocabulary`: the size of a tokenizer's vocabulary
 """

@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from shardwright.errors import Problem, suggestion
-from shardwright.importers.megatron.flag_table import SWITCH, Known, hyphenated, known_flags, read_as
-from shardwright.importers.megatron.flag_values import value_of
+from shardwright.importers.megatron.flag_table import SWITCH, Known, hyphenated, known_flags, read_as, value_of
 from shardwright.importers.shell.unknown import is_known, is_lone, shown, unknowns, variable_of
 from shardwright.spec.text.fields import shown as quoted
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shardwright.errors import Problem
-from shardwright.importers.megatron.flag_values import MOST_PATTERN
+from shardwright.importers.megatron.flag_table import MOST_PATTERN
 from shardwright.importers.megatron.flags import Flags
 from shardwright.importers.megatron.vocabulary import ASSUMED, size_of
 from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe, Position, RotaryScaling

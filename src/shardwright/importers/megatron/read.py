@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.exporters.megatron.dispatcher import dispatcher_of_plan
@@ -14,7 +14,6 @@ from shardwright.importers.megatron.machines import EXAMPLE, hosts_of, on_hosts
 from shardwright.importers.megatron.model import read_model
 from shardwright.importers.megatron.options import unpriced
 from shardwright.importers.megatron.plan import plan_of_flags
-from shardwright.importers.reading import Reading
 from shardwright.importers.shell.read import ShellScript
 from shardwright.importers.shell.unknown import shown
 from shardwright.plans.check import check
@@ -37,6 +36,17 @@ DECIDED_BY_DEFAULT = (
     "--use-precision-aware-optimizer",
     "--moe-token-dispatcher-type",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A plan read from what a user runs. `notes` are what had to be assumed, `ignored` flags that move nothing,
+    `uncounted` flags that move time or memory and are not modelled."""
+
+    plan: Plan
+    notes: tuple[str, ...]
+    ignored: tuple[str, ...]
+    uncounted: tuple[str, ...] = ()
 
 
 def training_of(found: tuple[Launch, ...], name: str) -> Launch:

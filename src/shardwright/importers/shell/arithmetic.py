@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator as op
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from shardwright.importers.shell.unknown import is_known
 
@@ -121,10 +122,7 @@ class _Reader:
         if self.sign() != "**":
             return base
         self.position += 1
-        exponent = self.power()
-        if exponent < 0 or exponent > 63:
-            raise ArithmeticFaultError("an exponent out of range")
-        return self.wrapped(base**exponent)
+        return self.apply("**", base, self.power())
 
     def unary(self) -> int:
         sign = self.sign()
@@ -185,23 +183,32 @@ class _Reader:
         if self.active:
             self.put(name, str(value))
 
-    def wrapped(self, value: int) -> int:
-        return (value + LARGEST) % (2 * LARGEST) - LARGEST
-
     def apply(self, operator: str, left: int, right: int) -> int:
-        if operator in ("/", "%"):
-            if right == 0:
-                if self.active:
-                    raise ArithmeticFaultError("a division by 0")
-                return 0
-            quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
-            return quotient if operator == "/" else left - quotient * right
-        if operator in ("<<", ">>"):
-            right &= 63
-            return self.wrapped(left << right) if operator == "<<" else left >> right
-        found = {
-            "+": left + right, "-": left - right, "*": left * right, "&": left & right, "|": left | right,
-            "^": left ^ right, "==": left == right, "!=": left != right, "<": left < right, ">": left > right,
-            "<=": left <= right, ">=": left >= right, "&&": bool(left and right), "||": bool(left or right),
-        }[operator]  # fmt: skip
-        return self.wrapped(int(found))
+        return _wrapped(int(OPERATIONS[operator](left, right))) if self.active else 0
+
+
+def _wrapped(value: int) -> int:
+    """An integer of 64 bits, as it overflows."""
+    return (value + LARGEST) % (2 * LARGEST) - LARGEST
+
+
+def _quotient(left: int, right: int) -> int:
+    """Division towards zero."""
+    if right == 0:
+        raise ArithmeticFaultError("a division by 0")
+    return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+
+
+def _power(base: int, exponent: int) -> int:
+    if not 0 <= exponent <= 63:
+        raise ArithmeticFaultError("an exponent out of range")
+    return int(base**exponent)
+
+
+OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
+    "+": op.add, "-": op.sub, "*": op.mul, "&": op.and_, "|": op.or_, "^": op.xor, "==": op.eq, "!=": op.ne,
+    "<": op.lt, ">": op.gt, "<=": op.le, ">=": op.ge, "/": _quotient, "**": _power,
+    "%": lambda left, right: left - _quotient(left, right) * right,
+    "<<": lambda left, right: left << (right & 63), ">>": lambda left, right: left >> (right & 63),
+    "&&": lambda left, right: bool(left and right), "||": lambda left, right: bool(left or right),
+}  # fmt: skip

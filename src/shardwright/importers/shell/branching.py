@@ -1,18 +1,17 @@
-"""Branches: `&&`, `||`, `if` and `case`. Where one hangs on what is not known, both ways are walked."""
+"""Branches and loops. Where one hangs on what is not known, both ways are walked; loops are walked round by round."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from shardwright.importers.shell.control import Ended
-from shardwright.importers.shell.description import words_of
-from shardwright.importers.shell.expansion import pattern_of, text_of
-from shardwright.importers.shell.state import ShellState, merged
-from shardwright.importers.shell.syntax import Command, If, ShellCase, Simple
+from shardwright.importers.shell.conditions import negated
+from shardwright.importers.shell.expansion import fields, number_of, pattern_of, text_of
+from shardwright.importers.shell.state import ShellState, TooMuchError, merged
+from shardwright.importers.shell.syntax import Command, CountedFor, For, If, ShellCase, Simple, While, words_of
 from shardwright.importers.shell.syntax import Sequence as Commands
 from shardwright.importers.shell.unknown import is_known, shown
-from shardwright.importers.shell.walker import Status, Walker
+from shardwright.importers.shell.walker import MOST_ROUNDS, Break, Continue, Ended, Status, Walker
 from shardwright.importers.shell.words import ShellWord, Text
 
 
@@ -97,3 +96,54 @@ def _is_program(command: Command) -> bool:
     if not isinstance(command, Simple) or not command.words or not isinstance(command.words[0], ShellWord):
         return False
     return command.words[0].literal not in ("[", "test", "command", "type", "which", "grep")
+
+
+def loop(walker: Walker, loop: While | For | CountedFor, state: ShellState) -> Status:
+    """Walk a loop round by round."""
+    try:
+        if isinstance(loop, For):
+            listed = None if loop.words is None else [text for word in loop.words for text in fields(word, state)]
+            for text in state.arguments if listed is None else listed:
+                state.put(loop.name, text)
+                _once(walker, loop.body, state)
+        else:
+            _conditional_loop(walker, loop, state)
+    except Continue:
+        raise
+    except Break as end:
+        if end.loops > 1:
+            raise Break(end.loops - 1) from None
+    return True
+
+
+def _once(walker: Walker, body: Commands, state: ShellState) -> None:
+    try:
+        walker.run(body, state)
+    except Continue as end:
+        if end.loops > 1:
+            raise Continue(end.loops - 1) from None
+
+
+def _conditional_loop(walker: Walker, loop: While | CountedFor, state: ShellState) -> None:
+    if isinstance(loop, CountedFor):
+        number_of(loop.begin, state)
+    for _ in range(MOST_ROUNDS):
+        status, why = _goes_on(walker, loop, state)
+        if status is None:
+            either(walker, loop.body, Commands(()), state, why)
+        if not status:
+            return
+        _once(walker, loop.body, state)
+        if isinstance(loop, CountedFor):
+            number_of(loop.step, state)
+    raise TooMuchError
+
+
+def _goes_on(walker: Walker, loop: While | CountedFor, state: ShellState) -> tuple[Status, str]:
+    """Return whether another round follows, and the condition in words."""
+    if isinstance(loop, CountedFor):
+        number = number_of(loop.condition, state)
+        return None if number is None else number != 0, "a count that is not known"
+    with state.asked():
+        status = walker.run(loop.condition, state)
+    return negated(status) if loop.until else status, f"`{words_of(loop.condition)}`"

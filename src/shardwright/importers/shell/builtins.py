@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 
 from shardwright.importers.shell.conditions import test
-from shardwright.importers.shell.control import Break, Continue, Exit, Return
 from shardwright.importers.shell.expansion import computed, separators_of
 from shardwright.importers.shell.filters import printf
 from shardwright.importers.shell.splitting import BLANK, Fields, add_split
 from shardwright.importers.shell.state import ShellState
 from shardwright.importers.shell.unknown import is_known, unknown, unknown_variable
+from shardwright.importers.shell.walker import Break, Continue, Exit, Return
 
 Status = bool | None
 Builtin = Callable[[Sequence[str], ShellState, str | None], Status]

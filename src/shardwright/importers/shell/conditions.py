@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator as op
 import re
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from shardwright.importers.shell.state import ShellState
 from shardwright.importers.shell.unknown import UNKNOWN, is_known
 from shardwright.importers.shell.words import ShellWord, Text
 
-NUMERIC = ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
+NUMERIC = {"-eq": op.eq, "-ne": op.ne, "-lt": op.lt, "-le": op.le, "-gt": op.gt, "-ge": op.ge}
 FILES = frozenset(f"-{letter}" for letter in "abcdefghkprstuwxGLNOS")
 LONGEST_SUBJECT = 10_000
 
@@ -91,10 +92,7 @@ def _numeric(left: str, operator: str, right: str, state: ShellState) -> bool | 
         return None
     except ArithmeticFaultError:
         return False
-    return {
-        "-eq": one == other, "-ne": one != other, "-lt": one < other, "-le": one <= other, "-gt": one > other,
-        "-ge": one >= other,
-    }[operator]  # fmt: skip
+    return bool(NUMERIC[operator](one, other))
 
 
 class DoubleBrackets:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from shardwright.importers.shell.arithmetic import ArithmeticFaultError, UnknownValueError, compute
-from shardwright.importers.shell.patterns import glob, trimmed
-from shardwright.importers.shell.splitting import BLANK, Fields, add_split, braced
+from shardwright.importers.shell.splitting import BLANK, Fields, add_split, braced, glob, trimmed
 from shardwright.importers.shell.state import MOST_CHARACTERS, ShellState, TooMuchError, special_value
 from shardwright.importers.shell.unknown import is_known, shown, unknown
 from shardwright.importers.shell.words import EMPTY, Part, Reference, ShellArithmetic, ShellWord, Substitution, Text

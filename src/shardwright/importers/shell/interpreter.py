@@ -14,14 +14,12 @@ from collections.abc import Callable
 from shardwright.importers.shell import branching, syntax
 from shardwright.importers.shell.assignment import names_assigned
 from shardwright.importers.shell.conditions import DoubleBrackets, negated
-from shardwright.importers.shell.control import Exit
 from shardwright.importers.shell.expansion import number_of
-from shardwright.importers.shell.loops import loop
 from shardwright.importers.shell.parser import parse
 from shardwright.importers.shell.programs import simple
 from shardwright.importers.shell.redirection import WRITING, input_of, write
 from shardwright.importers.shell.state import ShellState, TooMuchError
-from shardwright.importers.shell.walker import DEEPEST, Status
+from shardwright.importers.shell.walker import DEEPEST, Exit, Status
 
 MOST_STEPS = 100_000
 
@@ -75,7 +73,7 @@ class Interpreter:
             case syntax.ShellGroup():
                 return self.group(command, state, given)
             case syntax.While() | syntax.For() | syntax.CountedFor():
-                return loop(self, command, state)
+                return branching.loop(self, command, state)
             case syntax.Condition(words=words):
                 with state.asked():
                     return DoubleBrackets(words, state).truth()

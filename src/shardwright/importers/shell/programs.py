@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from shardwright.importers.shell import builtins, filters, wrappers
 from shardwright.importers.shell.assignment import assign
-from shardwright.importers.shell.control import Exit, Return
 from shardwright.importers.shell.expansion import fields
 from shardwright.importers.shell.redirection import WRITING, input_of, write
 from shardwright.importers.shell.slurm import sbatch, slurm_variables
 from shardwright.importers.shell.state import ShellState, Started, TooMuchError
 from shardwright.importers.shell.syntax import Assignment, Simple
 from shardwright.importers.shell.unknown import is_known, shown, unknown
-from shardwright.importers.shell.walker import DEEPEST, Status, Walker
+from shardwright.importers.shell.walker import DEEPEST, Exit, Return, Status, Walker
 from shardwright.importers.shell.words import ShellWord
 
 LOCAL = ("local", "declare", "typeset")  # what makes names of a function its own

@@ -9,13 +9,13 @@ from pathlib import Path
 from shardwright.errors import bad
 from shardwright.importers.shell.assignment import names_assigned
 from shardwright.importers.shell.brackets import ShellSyntaxError
-from shardwright.importers.shell.control import Ended
 from shardwright.importers.shell.expansion import DemandedError
 from shardwright.importers.shell.interpreter import Interpreter
 from shardwright.importers.shell.parser import parse
 from shardwright.importers.shell.slurm import sbatch, slurm_variables
 from shardwright.importers.shell.state import ShellState, Started, TooMuchError
 from shardwright.importers.shell.unknown import purged, shown, unknown
+from shardwright.importers.shell.walker import Ended
 
 LARGEST_FILE = 1_000_000
 

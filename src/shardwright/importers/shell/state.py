@@ -184,20 +184,15 @@ def merged(one: ShellState, other: ShellState, why: str) -> ShellState:
 
 def _common_words(mine: str, theirs: str, name: str) -> str:
     """The words that two texts begin with, and one unknown that stands for the others."""
-    words = [
-        one
-        for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine.split(" "), theirs.split(" "), strict=False))
-    ]
+    pairs = zip(mine.split(" "), theirs.split(" "), strict=False)
+    words = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
     return " ".join([*words, unknown_variable(name)])
 
 
 def _common(mine: dict[str, str], theirs: dict[str, str], name: str) -> dict[str, str]:
     """The elements that two arrays begin with, and one that stands for the others."""
-    found: dict[str, str] = {}
-    for (key, value), other in zip(mine.items(), theirs.items(), strict=False):
-        if (key, value) != other:
-            break
-        found[key] = value
+    pairs = zip(mine.items(), theirs.items(), strict=False)
+    found = dict(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     return {**found, str(len(found)): unknown_variable(name)}
 
 

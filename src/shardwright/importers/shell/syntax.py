@@ -1,10 +1,10 @@
-"""Commands of the shell as trees."""
+"""Commands of the shell as trees, and as a person would write them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.importers.shell.words import ShellWord
+from shardwright.importers.shell.words import Reference, ShellWord
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +119,34 @@ class Compute:
     expression: ShellWord
 
 
-Command = (
-    Simple
-    | Pipeline
-    | Chain
-    | Sequence
-    | If
-    | While
-    | For
-    | CountedFor
-    | ShellCase
-    | Function
-    | ShellGroup
-    | Condition
-    | Compute
-)
+Compound = If | While | For | CountedFor | ShellCase | ShellGroup | Condition | Compute
+Command = Simple | Pipeline | Chain | Sequence | Function | Compound
+
+
+def words_of(command: Command) -> str:
+    """Return a condition as a person would write it."""
+    match command:
+        case Simple(words=words):
+            return " ".join(_source(word) for word in words if isinstance(word, ShellWord))
+        case Sequence(commands=commands):
+            return "; ".join(words_of(item) for item in commands)
+        case Condition(words=words):
+            return "[[ " + " ".join(word if isinstance(word, str) else _source(word) for word in words) + " ]]"
+        case Pipeline(commands=commands):
+            return " | ".join(words_of(item) for item in commands)
+        case Chain(links=links):
+            return " ".join(f"{sign} {words_of(item)}".strip() for sign, item in links)
+    return "a condition"
+
+
+def _source(word: ShellWord) -> str:
+    """Return a word as it might stand in the script."""
+    found = []
+    for part in word.parts:
+        if isinstance(part, Reference):
+            found.append(
+                f"${{{part.prefix}{part.name}{part.operator}}}" if part.operator or part.prefix else f"${part.name}"
+            )
+        else:
+            found.append(getattr(part, "value", "$(…)"))
+    return "".join(found)

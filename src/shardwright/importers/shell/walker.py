@@ -1,4 +1,4 @@
-"""What walks the commands of a script, as the rules for each kind of command see it."""
+"""What walks the commands of a script, as the rules for each kind of command see it, and the ends that end others."""
 
 from __future__ import annotations
 
@@ -26,3 +26,31 @@ class Walker(Protocol):
 
     def line_of(self, position: int) -> int:
         """Return the line of the script that a command at a position of the text being walked comes from."""
+
+
+class Ended(Exception):  # noqa: N818 (it is none)
+    """What runs ends, with a status that may not be known."""
+
+    def __init__(self, status: bool | None = True) -> None:
+        super().__init__()
+        self.status = status
+
+
+class Exit(Ended):
+    """The script, or a subshell of it, ends."""
+
+
+class Return(Ended):
+    """A function or a sourced file ends."""
+
+
+class Break(Ended):
+    """So many loops end, the innermost first."""
+
+    def __init__(self, loops: int) -> None:
+        super().__init__()
+        self.loops = loops
+
+
+class Continue(Break):
+    """All but the outermost of so many loops end, and a round of that one."""

@@ -14,20 +14,9 @@ LAUNCHING = re.compile(
 WRAPPERS = frozenset(
     (
         *("nohup", "time", "env", "sudo", "stdbuf", "numactl", "timeout", "nsys", "ncu", "rocprof", "rocprofv3"),
-        *(
-            "singularity",
-            "apptainer",
-            "docker",
-            "podman",
-            "enroot",
-            "srun",
-            "sbatch",
-            "mpirun",
-            "mpiexec",
-            "mpirun_rsh",
-        ),
-        *("jsrun", "aprun", "flux", "ssh", "pdsh", "clush", "conda", "micromamba", "poetry", "uv", "xargs", "nice"),
-        *("ionice", "taskset", "setsid", "ibrun", "prun", "unbuffer"),
+        *("singularity", "apptainer", "docker", "podman", "enroot", "srun", "sbatch", "mpirun", "mpiexec", "jsrun"),
+        *("mpirun_rsh", "aprun", "flux", "ssh", "pdsh", "clush", "conda", "micromamba", "poetry", "uv", "xargs"),
+        *("nice", "ionice", "taskset", "setsid", "ibrun", "prun", "unbuffer"),
     )
 )
 SHELLS = re.compile(r"(?:.*/)?(?:bash|sh|zsh|dash|ksh)", re.S)
