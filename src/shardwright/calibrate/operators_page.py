@@ -97,7 +97,8 @@ def _collectives(series: Sequence[Series]) -> Iterator[str]:
     yield (
         f"Within a machine or NVLink domain: {_percent(error)} on {rows:,} random rows; with a GPU left out "
         f"{_means(inside, 'GPUs')}. Machines on PCIe differ by how their slots are joined, which the name of a GPU "
-        "does not say: measure them with `shardwright profile`."
+        "does not say: measure them with `shardwright profile`. The rates of cards that send through the host are read "
+        "off these rows, so those of the L40S and the RTX3090 are not unseen."
     )
     yield _scores("GPU left out", inside)
     if across:
