@@ -25,6 +25,11 @@ class Exported:
         return next(iter(self.files.values()))
 
 
+def run_script(title: str, *lines: str) -> str:
+    """Return a script in bash that ends with its first fault."""
+    return "\n".join(["#!/usr/bin/env bash", f"# {title}", "set -euo pipefail", *lines]) + "\n"
+
+
 def torchrun(machines: int, gpus: int) -> str:
     """Return how each machine starts its processes; which number it has, and the address of the first, are the user's
     to say in the environment."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 
 from shardwright.errors import SpecError
+from shardwright.exporters.exported import run_script
 from shardwright.exporters.megatron.launch import OWN_SETTINGS, megatron_files
 from shardwright.exporters.megatron.limits import unsupported
 from shardwright.plans.check import check
@@ -105,10 +106,8 @@ def _own_script(plan: Plan, machines: tuple[MachineRange, ...]) -> str:
     """Return the script that starts `shardwright train` on one machine."""
     counts = [str(group.gpus) for group in machines for _ in range(group.count)]
     name = " ".join(plan.model.name.split())
-    lines = [
-        "#!/usr/bin/env bash",
-        f"# {name} on {plan.gpus} GPUs. Written by shardwright for `shardwright train`.",
-        "set -euo pipefail",
+    return run_script(
+        f"{name} on {plan.gpus} GPUs. Written by shardwright for `shardwright train`.",
         "# Yours to set, in the environment:",
         *(f': "${{{name}:?{meaning.replace("`", "")}}}"' for name, meaning in (DATA, OUT)),
         "export PYTORCH_ALLOC_CONF=expandable_segments:True",
@@ -116,5 +115,4 @@ def _own_script(plan: Plan, machines: tuple[MachineRange, ...]) -> str:
         f'exec torchrun --nnodes {len(counts)} --nproc-per-node "${{GPUS[NODE_RANK]}}" --node-rank "${{NODE_RANK}}" \\',
         '    --master-addr "${MASTER_ADDR}" --master-port 29500 \\',
         f'    -m shardwright train {shlex.quote("plan.json")} --data "${{DATA}}" --out "${{OUT}}" "$@"',
-    ]
-    return "\n".join(lines) + "\n"
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.errors import Problem, SpecError
-from shardwright.exporters.exported import Exported
+from shardwright.exporters.exported import Exported, run_script
 from shardwright.exporters.trainer_arguments import PRECISION, trainer_arguments, trainer_limits, trainer_text
 from shardwright.exporters.trainer_options import refused_options
 from shardwright.exporters.yaml_text import yaml_text
@@ -90,16 +90,13 @@ def config(plan: Plan) -> dict[str, object]:
 
 
 def _script(plan: Plan) -> str:
-    several = len(machine_sizes(plan, placement_of(plan))) > 1
-    lines = [
-        "#!/usr/bin/env bash",
-        f"# Written by shardwright for Accelerate {VERSION}.",
-        "set -euo pipefail",
-        ': "${TRAIN_SCRIPT:?your training script; it reads training_arguments.json}"',
-        'cd "$(dirname "${BASH_SOURCE[0]}")"',
-    ]
     start = "exec accelerate launch --config_file accelerate.yaml"
-    if several:
+    if len(machine_sizes(plan, placement_of(plan))) > 1:
         start += ' --machine_rank "${NODE_RANK:?number of this machine}" \\\n'
         start += '    --main_process_ip "${MASTER_ADDR:?address of machine 0}" --main_process_port 29500'
-    return "\n".join([*lines, f'{start} \\\n    "${{TRAIN_SCRIPT}}" training_arguments.json "$@"']) + "\n"
+    return run_script(
+        f"Written by shardwright for Accelerate {VERSION}.",
+        ': "${TRAIN_SCRIPT:?your training script; it reads training_arguments.json}"',
+        'cd "$(dirname "${BASH_SOURCE[0]}")"',
+        f'{start} \\\n    "${{TRAIN_SCRIPT}}" training_arguments.json "$@"',
+    )

@@ -9,23 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pprint import pformat
+from string import Template
+from types import MappingProxyType
 from typing import Any
 
 from shardwright.errors import Problem, SpecError
 from shardwright.exporters.bridge.provider import activation_of, provider_fields, provider_of
-from shardwright.exporters.exported import Exported, plan_words, torchrun
+from shardwright.exporters.exported import Exported, plan_words, run_script, torchrun
 from shardwright.exporters.megatron.dispatcher import dispatcher_of_plan, flex_backend
 from shardwright.exporters.megatron.layout import layer_counts_of_ranges, layout_text
 from shardwright.exporters.megatron.limits import first_stage
 from shardwright.exporters.megatron.limits import unsupported as megatron_limits
 from shardwright.exporters.trainer_options import options_of
+from shardwright.files import shipped_file
 from shardwright.plans.check import check
 from shardwright.plans.placement import machine_sizes, placement_of
 from shardwright.plans.plan import Plan, Recompute
 from shardwright.spec.options import STATE
 
 VERSION = "0.6.2"
-FILE, FUNCTION = "shardwright_recipe", "pretrain_config"
+FILE = "shardwright_recipe"
 PRECISION = {"bf16": "bf16_mixed", "fp16": "fp16_mixed"}
 FP8 = {
     "delayed": "bf16_with_fp8_delayed_scaling_mixed",
@@ -34,6 +37,9 @@ FP8 = {
     "mxfp8": "bf16_with_mxfp8_mixed",
 }
 TORCH = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "uint8"}
+LEARNING = {"lr": 'float(os.environ["LEARNING_RATE"])'}
+SQUARED = "from megatron.core.activations import squared_relu\n"
+NOTHING: Mapping[str, str] = MappingProxyType({})
 STRATEGY = {"none": "no_shard", "zero1": "no_shard", "zero2": "optim_grads", "zero3": "optim_grads_params"}
 
 
@@ -174,79 +180,26 @@ def _mixed_precision(plan: Plan) -> str:
 
 
 def _file(plan: Plan, values: Mapping[str, Mapping[str, Any]]) -> str:
-    provider, activation = provider_of(plan.model), activation_of(plan.model)
-    module = "mla_provider" if provider == "MLAModelProvider" else "gpt_provider"
-    imports = [
-        "from megatron.bridge.training.comm_overlap import CommOverlapConfig",
-        "from megatron.bridge.training.config import (",
-        *(f"    {name}," for name in sorted(SECTIONS)),
-        ")",
-        "from megatron.bridge.training.mixed_precision import get_mixed_precision_config",
-        f"from megatron.bridge.models.{module} import {provider}",
-    ]
-    if activation == "squared_relu":
-        imports.append("from megatron.core.activations import squared_relu")
-    model = _call(provider, values["model"], {"activation_func": activation})
-    learning = {"lr": 'float(os.environ["LEARNING_RATE"])'}
-    head = [
-        f'"""{plan_words(plan)}',
-        "",
-        f"Written by shardwright for Megatron-Bridge {VERSION}. Start it with run.sh.",
-        '"""',
-    ]
-    body = [
-        f"    model = {model}",
-        "    return ConfigContainer(",
-        "        model=model,",
-        f"        train={_call('TrainingConfig', values['train'], _iterations(values['train']))},",
-        f"        ddp={_call('DistributedDataParallelConfig', values['ddp'], {})},",
-        f"        optimizer={_call('OptimizerConfig', {'optimizer': 'adam', **values['optimizer']}, learning)},",
-        '        scheduler=SchedulerConfig(lr_decay_style="cosine", lr_warmup_fraction=0.01),',
-        "        dataset=GPTDatasetConfig(",
-        f'            seq_length={plan.job.seq_len}, random_seed=1234, dataloader_type="single", num_workers=2,',
-        '            blend=([os.environ["DATA_PATH"]], None), split="99,1,0", reset_position_ids=False,',
-        "            reset_attention_mask=False, eod_mask_loss=False,",
-        "        ),",
-        "        logger=LoggerConfig(log_interval=1, log_throughput=True),",
-        "        tokenizer=TokenizerConfig(",
-        '            tokenizer_type="HuggingFaceTokenizer", tokenizer_model=os.environ["TOKENIZER_MODEL"]',
-        "        ),",
-        "        checkpoint=CheckpointConfig(",
-        '            save=os.environ["CHECKPOINT_DIR"], load=os.environ["CHECKPOINT_DIR"], save_interval=1000,',
-        f"            ckpt_format={'fsdp_dtensor' if values['ddp']['use_megatron_fsdp'] else 'torch_dist'!r},",
-        "        ),",
-        f"        comm_overlap={_call('CommOverlapConfig', values['comm_overlap'], {})},",
-        f"        dist={_call('DistributedInitConfig', values['dist'], {})},",
-        f"        mixed_precision={_mixed_precision(plan)},",
-        "    )",
-        "",
-        "",
-        'if __name__ == "__main__":',
-        "    from megatron.bridge.training.gpt_step import forward_step",
-        "    from megatron.bridge.training.pretrain import pretrain",
-        "",
-        f"    pretrain({FUNCTION}(), forward_step)",
-    ]
-    dataclasses = ["import dataclasses"] if "dataclasses." in _mixed_precision(plan) else []
-    opening = [
-        *head,
-        "",
-        *dataclasses,
-        "import os",
-        "",
-        "import torch",
-        *imports,
-        "",
-        "",
-        f"def {FUNCTION}() -> ConfigContainer:",
-    ]
-    return "\n".join([*opening, *body]) + "\n"
-
-
-SECTIONS = (
-    *("CheckpointConfig", "ConfigContainer", "DistributedDataParallelConfig", "DistributedInitConfig"),
-    *("GPTDatasetConfig", "LoggerConfig", "OptimizerConfig", "SchedulerConfig", "TokenizerConfig", "TrainingConfig"),
-)
+    """Return the recipe: `data/recipe.py.template` with what the plan decides."""
+    provider, activation, mixed = provider_of(plan.model), activation_of(plan.model), _mixed_precision(plan)
+    told = {
+        "words": plan_words(plan),
+        "version": VERSION,
+        "dataclasses": "import dataclasses\n" if "dataclasses." in mixed else "",
+        "module": "mla_provider" if provider == "MLAModelProvider" else "gpt_provider",
+        "provider": provider,
+        "activations": SQUARED if activation == "squared_relu" else "",
+        "model": _call(provider, values["model"], {"activation_func": activation}),
+        "train": _call("TrainingConfig", values["train"], _iterations(values["train"])),
+        "ddp": _call("DistributedDataParallelConfig", values["ddp"]),
+        "optimizer": _call("OptimizerConfig", {"optimizer": "adam", **values["optimizer"]}, LEARNING),
+        "seq_len": plan.job.seq_len,
+        "ckpt_format": repr("fsdp_dtensor" if values["ddp"]["use_megatron_fsdp"] else "torch_dist"),
+        "comm_overlap": _call("CommOverlapConfig", values["comm_overlap"]),
+        "dist": _call("DistributedInitConfig", values["dist"]),
+        "mixed_precision": mixed,
+    }
+    return Template(shipped_file("shardwright.exporters.bridge", "recipe.py.template").decode()).substitute(told)
 
 
 def _iterations(train: Mapping[str, Any]) -> dict[str, str]:
@@ -254,7 +207,7 @@ def _iterations(train: Mapping[str, Any]) -> dict[str, str]:
     return {} if "train_iters" in train else {"train_iters": 'int(os.environ["TRAIN_ITERS"])'}
 
 
-def _call(name: str, values: Mapping[str, Any], expressions: Mapping[str, str]) -> str:
+def _call(name: str, values: Mapping[str, Any], expressions: Mapping[str, str] = NOTHING) -> str:
     lines = [f"            {key}={pformat(value, width=100, compact=True)}," for key, value in values.items()]
     lines += [f"            {key}={text}," for key, text in expressions.items()]
     return "\n".join([f"{name}(", *lines, "        )"])
@@ -264,12 +217,10 @@ def _script(plan: Plan) -> str:
     machines = machine_sizes(plan, placement_of(plan))
     names = ["DATA_PATH", "TOKENIZER_MODEL", "CHECKPOINT_DIR", "LEARNING_RATE"]
     names += ["TRAIN_ITERS"] if plan.job.iterations is None else []
-    lines = [
-        "#!/usr/bin/env bash",
-        f"# {plan_words(plan)} Written by shardwright for Megatron-Bridge {VERSION}.",
-        "set -euo pipefail",
+    return run_script(
+        f"{plan_words(plan)} Written by shardwright for Megatron-Bridge {VERSION}.",
         *(f': "${{{name}:?}}"' for name in names),
         "export PYTORCH_ALLOC_CONF=expandable_segments:True",
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
-    ]
-    return "\n".join([*lines, f"exec {torchrun(len(machines), max(machines))} \\\n    {FILE}.py"]) + "\n"
+        f"exec {torchrun(len(machines), max(machines))} \\\n    {FILE}.py",
+    )

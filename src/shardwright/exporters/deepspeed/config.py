@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 
 from shardwright.errors import Problem, SpecError
-from shardwright.exporters.exported import Exported, torchrun
+from shardwright.exporters.exported import Exported, run_script, torchrun
 from shardwright.exporters.trainer_arguments import trainer_arguments, trainer_limits, trainer_text
 from shardwright.exporters.trainer_options import options_of, refused_options
 from shardwright.plans.check import check
@@ -83,12 +83,9 @@ def config(plan: Plan) -> dict[str, object]:
 
 def _script(plan: Plan) -> str:
     machines = machine_sizes(plan, placement_of(plan))
-    lines = [
-        "#!/usr/bin/env bash",
-        f"# Written by shardwright for DeepSpeed {VERSION}.",
-        "set -euo pipefail",
+    return run_script(
+        f"Written by shardwright for DeepSpeed {VERSION}.",
         ': "${TRAIN_SCRIPT:?your training script; it reads training_arguments.json and hands over ds_config.json}"',
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
         f'exec {torchrun(len(machines), max(machines))} \\\n    "${{TRAIN_SCRIPT}}" training_arguments.json "$@"',
-    ]
-    return "\n".join(lines) + "\n"
+    )

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 from pprint import pformat
+from string import Template
 
 from shardwright.errors import SpecError
-from shardwright.exporters.exported import Exported, plan_words, torchrun
+from shardwright.exporters.exported import Exported, plan_words, run_script, torchrun
 from shardwright.exporters.torchtitan.limits import unsupported
 from shardwright.exporters.torchtitan.models import Registered, registered
+from shardwright.files import shipped_file
 from shardwright.plans.check import check
 from shardwright.plans.plan import Plan
 
 VERSION = "0.3.0"
-MODULE, FUNCTION = "shardwright_plan", "plan"
+MODULE = "shardwright_plan"
 RESHARD = {"zero2": "never", "zero3": "always"}
 CONVERTER = {
     "tensorwise": ("Float8LinearConverter", "Float8LinearConverter.Config(model_compile_enabled=True)"),
@@ -92,47 +94,24 @@ def modules_of_parts(plan: Plan) -> list[list[str]]:
 
 
 def _file(plan: Plan, found: Registered, values: dict[str, dict[str, object]]) -> str:
+    """Return the configuration: `data/plan.py.template` with what the plan decides."""
     recompute = plan.replicas[0].stages[0].recompute.granularity
     policy = {"none": None, "selective": "SelectiveAC", "full": "FullAC"}[recompute]
     converter = CONVERTER.get(plan.job.fp8_recipe or "") if plan.job.precision == "fp8" else None
-    imports = [
-        "from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss",
-        "from torchtitan.components.optimizer import default_adamw",
-        *([f"from torchtitan.components.quantization import {converter[0]}"] if converter else []),
-        "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig",
-        *([f"from torchtitan.distributed.activation_checkpoint import {policy}"] if policy else []),
-        "from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader",
-        "from torchtitan.models.common.config_utils import decoder_vocab_size",
-        f"from torchtitan.models.{found.module} import model_registry",
-        "from torchtitan.trainer import Trainer",
-    ]
-    registry = f"model_registry({found.flavor!r}" + (f", converters=[{converter[1]}])" if converter else ")")
-    compiled = f"enable=True, enable_async_tensor_parallel={plan.overlap.tensor_parallel}"
-    body = [
-        f"    spec = {registry}",
-        "    return Trainer.Config(",
-        "        model_spec=spec,",
-        '        hf_assets_path=os.environ["HF_ASSETS_PATH"],  # folder with the tokenizer',
-        "        loss=ChunkedLossWrapper.Config(",
-        "            loss_fn=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec)),",
-        "        ),",
-        '        optimizer=default_adamw(lr=float(os.environ["LEARNING_RATE"])),',
-        '        dataloader=HuggingFaceTextDataLoader.Config(dataset=os.environ.get("DATASET", "c4")),',
-        f"        training={_call('TrainingConfig', values['training'])},",
-        f"        parallelism={_call('ParallelismConfig', values['parallelism'])},",
-        f"        compile=CompileConfig({compiled}),",
-        f"        activation_checkpoint={policy and f'{policy}.Config()'},",
-        "    )",
-    ]
-    head = [
-        f'"""{plan_words(plan)}',
-        "",
-        f"Written by shardwright for torchtitan {VERSION}. Start it with run.sh, which lies beside it.",
-        '"""',
-    ]
-    return (
-        "\n".join([*head, "", "import os", "", *imports, "", "", f"def {FUNCTION}() -> Trainer.Config:", *body]) + "\n"
-    )
+    told = {
+        "words": plan_words(plan),
+        "version": VERSION,
+        "quantization": converter and f"from torchtitan.components.quantization import {converter[0]}\n",
+        "recomputation": policy and f"from torchtitan.distributed.activation_checkpoint import {policy}\n",
+        "module": found.module,
+        "registry": f"model_registry({found.flavor!r}{f', converters=[{converter[1]}]' if converter else ''})",
+        "training": _call("TrainingConfig", values["training"]),
+        "parallelism": _call("ParallelismConfig", values["parallelism"]),
+        "async_tensor_parallel": plan.overlap.tensor_parallel,
+    }
+    told = {name: "" if value is None else value for name, value in told.items()}
+    text = shipped_file("shardwright.exporters.torchtitan", "plan.py.template").decode()
+    return Template(text).substitute(told, policy=policy and f"{policy}.Config()")
 
 
 def _call(name: str, values: dict[str, object]) -> str:
@@ -144,17 +123,14 @@ def _script(plan: Plan) -> str:
     nodes, left = divmod(plan.gpus, _per_machine(plan))
     size = _per_machine(plan) if not left and nodes else plan.gpus
     nodes = max(plan.gpus // size, 1)
-    lines = [
-        "#!/usr/bin/env bash",
-        f"# {plan_words(plan)} Written by shardwright for torchtitan {VERSION}.",
-        "set -euo pipefail",
+    return run_script(
+        f"{plan_words(plan)} Written by shardwright for torchtitan {VERSION}.",
         ': "${HF_ASSETS_PATH:?folder with the tokenizer}"',
         ': "${LEARNING_RATE:?peak learning rate}"',
         'PYTHONPATH="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd):${PYTHONPATH:-}"',
         "export PYTHONPATH PYTORCH_ALLOC_CONF=expandable_segments:True",
-    ]
-    lines.append(f'exec {torchrun(nodes, size)} \\\n    -m torchtitan.train --module {MODULE} --config {FUNCTION} "$@"')
-    return "\n".join(lines) + "\n"
+        f'exec {torchrun(nodes, size)} \\\n    -m torchtitan.train --module {MODULE} --config plan "$@"',
+    )
 
 
 def _per_machine(plan: Plan) -> int:
