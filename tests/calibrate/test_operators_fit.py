@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.calibrate.operator_files import LINK_SHARE, write_operator_files
+from tests.calibrate.operator_files import COMM_COLUMNS, COMPUTE_COLUMNS, LINK_SHARE, write, write_operator_files
 
 from shardwright.calibrate.collective_rows import measured_pool, read_collectives
 from shardwright.calibrate.collectives import fit_collectives, left_out_collectives, random_collectives
 from shardwright.calibrate.fitting import fitted_files, tables
 from shardwright.calibrate.holdout import left_out, random_error
+from shardwright.calibrate.operators_command import operators
 from shardwright.calibrate.rows import read_operators
 from shardwright.cost.learned.fitted import expected_offset, log_efficiency, unpack
 from shardwright.cost.learned.machine import facts
@@ -104,6 +105,23 @@ def test_a_missing_column_is_named(tmp_path):
     (tmp_path / "comm.csv.gz").write_bytes(b"")
     with pytest.raises(SpecError, match=r"comm\.csv\.gz"):
         read_collectives(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"gpu": "MyGPU"}, "line 2: the catalogue has no GPU 'MyGPU'"),
+        ({"time_us": "fast"}, "line 2: could not convert"),
+        ({"op": "dropout"}, "has no row to fit to"),
+    ],
+)
+def test_what_cannot_be_fitted_to_is_named(tmp_path, changed, words):
+    row = {"source": "mine", "gpu": "L40S", "dtype": "bf16", "op": "gemm", "pass": "fwd", "time_us": 9.0}
+    write(tmp_path / "compute.csv.gz", COMPUTE_COLUMNS, [row | dict.fromkeys("mnk", 512) | changed])
+    write(tmp_path / "comm.csv.gz", COMM_COLUMNS, [])
+    with pytest.raises(SpecError, match=words):
+        operators(tmp_path, out=tmp_path / "fits")
+    assert not (tmp_path / "fits").exists()
 
 
 def test_the_command_writes_what_it_fitted_and_refuses_a_folder_without_files(folder, tmp_path):

@@ -35,9 +35,12 @@ def operators(
     from shardwright.calibrate.collective_rows import read_collectives
     from shardwright.calibrate.fitting import fitted_files, tables
     from shardwright.calibrate.operators_page import family_score, operators_page
+    from shardwright.errors import bad
     from shardwright.files import write_atomically
 
     found, series = tables(folder), read_collectives(folder)
+    if not found and not series:
+        raise bad(str(folder), "has no row to fit to", "docs/calibration.md says which rows count")
     if evaluate:
         scores = {}
         for family, rows in found.items():

@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,9 @@ def read_columns(path: Path, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
                 raise bad(str(path), f"has no column {', '.join(missing)}", "docs/calibration.md lists the columns")
             places = [header.index(name) for name in names]
             for row in reader:
+                if len(row) != len(header):
+                    message = f"has {len(row)} cells below {len(header)} columns"
+                    raise bad(f"{path}, line {reader.line_num}", message, "mend the line")
                 yield tuple(row[place] for place in places)
     except OSError as error:
         raise bad(str(path), f"cannot be read: {error.strerror or error}", "name the folder of the files") from None
@@ -112,29 +115,39 @@ _COMPUTE = (
 def read_operators(folder: Path) -> dict[str, OperatorRows]:
     """Return the measured rows of each family (gemm, attention, memory) in the files of `folder`."""
     found: dict[str, list[dict[str, Any]]] = {"gemm": [], "attention": [], "memory": []}
-    readers = {"gemm": _product, "bmm": _product, "grouped_gemm": _product}
-    readers |= {"attention_fwd": _fused_attention, "attention_bwd": _fused_attention}
-    families = {"gemm": "gemm", "bmm": "gemm", "grouped_gemm": "gemm"}
-    families |= {"attention_fwd": "attention", "attention_bwd": "attention"}
-    for values in read_columns(folder / COMPUTE_FILE, _COMPUTE):
+    path = folder / COMPUTE_FILE
+    for line, values in enumerate(read_columns(path, _COMPUTE), start=2):
         cells = dict(zip(_COMPUTE, values, strict=True))
-        op, seconds = cells["op"], _number(cells["time_us"]) * 1e-6
-        usable = cells["source"] not in EXCLUDED_SOURCES and np.isfinite(seconds) and seconds > 0.0
-        if not usable or (cells["source"] in EAGER and seconds < SHORTEST_EAGER_SECONDS):
-            continue
-        record = readers.get(op, _traffic)(cells)
+        family, reader = READERS.get(cells["op"], ("memory", _traffic))
+        try:
+            record = _record(cells, reader)
+        except ValueError as error:
+            raise bad(f"{path}, line {line}", str(error), "docs/calibration.md has the format") from None
         if record is not None:
-            precision = cells["dtype"].removesuffix("_block")
-            best = min(seconds, _number(cells["time_us_min"], np.inf) * 1e-6)
-            record |= {"gpu": cells["gpu"], "method": cells["source"], "precision": precision, "seconds": seconds}
-            record |= {"best_seconds": best, "block": cells["dtype"].endswith("_block")}
-            if precision == "fp8" and cells["source"] in QUANTISING:
-                less = _quantising_seconds(record)
-                least = 1.0 - LARGEST_QUANTISING_SHARE
-                record |= {name: max(record[name] - less, least * record[name]) for name in TIMES}
-            record["versions"] = _number(cells["n_obs"], 1.0)
-            found[families.get(op, "memory")].append(record)
+            found[family].append(record)
     return {family: _settled(_rows(records)) for family, records in found.items()}
+
+
+def _record(cells: dict[str, str], reader: Callable[[dict[str, str]], dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Return a row as a record, None where it is not to be fitted to. Raises ValueError for a cell that is not a number
+    where one belongs, and for a GPU that the catalogue lacks."""
+    source, seconds = cells["source"], _number(cells["time_us"]) * 1e-6
+    usable = source not in EXCLUDED_SOURCES and np.isfinite(seconds) and seconds > 0.0
+    if not usable or (source in EAGER and seconds < SHORTEST_EAGER_SECONDS):
+        return None
+    record = reader(cells)
+    if record is None:
+        return None
+    if cells["gpu"] not in gpus():
+        raise ValueError(f"the catalogue has no GPU {cells['gpu']!r}")
+    precision = cells["dtype"].removesuffix("_block")
+    best = min(seconds, _number(cells["time_us_min"], np.inf) * 1e-6)
+    record |= {"gpu": cells["gpu"], "method": source, "precision": precision, "block": cells["dtype"] != precision}
+    record |= {"seconds": seconds, "best_seconds": best, "versions": _number(cells["n_obs"], 1.0)}
+    if precision == "fp8" and source in QUANTISING:
+        less, least = _quantising_seconds(record), 1.0 - LARGEST_QUANTISING_SHARE
+        record |= {name: max(record[name] - less, least * record[name]) for name in TIMES}
+    return record
 
 
 def _quantising_seconds(record: dict[str, Any]) -> float:
@@ -212,3 +225,10 @@ def _traffic(cells: dict[str, str]) -> dict[str, Any] | None:
         "kind": "memory",
         "training": size >= 1e7,
     }
+
+
+READERS: Mapping[str, tuple[str, Callable[[dict[str, str]], dict[str, Any] | None]]] = {
+    **dict.fromkeys(("gemm", "bmm", "grouped_gemm"), ("gemm", _product)),
+    **dict.fromkeys(("attention_fwd", "attention_bwd"), ("attention", _fused_attention)),
+}
+"""The family of an operator, and what reads its cells; the others are bound by memory traffic."""

@@ -26,6 +26,7 @@ with reloading everything from the cloud, restarts without a new plan, and machi
 
 A trace has the columns seconds,zone,gpu,machines,dollars_per_machine_hour: from then on, so many machines could be had.
 """
+LEAST_DAYS, MOST_DAYS, MOST_ZONES = 0.01, 3650, 1000
 
 
 def simulate_spot(
@@ -48,6 +49,8 @@ def simulate_spot(
     from shardwright.reports.svg.spot import picture
     from shardwright.reports.text.spot import spot_text
 
+    if seed < 0:
+        raise bad(f"--seed {seed}", "is below 0", "give 0 or more")
     require_writable(out, [plan, trace], json=json)
     require_writable(save_trace, [plan, trace], option="--save-trace")
     if (trace is None) == (not market):
@@ -72,8 +75,9 @@ def _made(plan: Plan, market: str, *, days: float, zones: int, seed: int) -> Tra
     kinds = {item.name: item for item in MARKETS}
     if market not in kinds:
         raise bad(f"--market {market}", "is not known", f"one of {', '.join(kinds)}")
-    if not (days > 0 and zones > 0):
-        raise bad("--days, --zones", "must be above 0", "for example --days 7 --zones 4")
+    if not (LEAST_DAYS <= days <= MOST_DAYS and 0 < zones <= MOST_ZONES):
+        message = f"must be from {LEAST_DAYS:g} to {MOST_DAYS} days and 1 to {MOST_ZONES} zones"
+        raise bad("--days, --zones", message, "for example --days 7 --zones 4")
     return generate_for(plan, kinds[market], days=days, zones=zones, seed=seed)
 
 

@@ -24,6 +24,7 @@ from shardwright.recovery.simulation.replay import saving_of, simulate
 from shardwright.recovery.simulation.shards import from_cloud, moved, survival
 from shardwright.recovery.simulation.traces import trace_of
 from shardwright.recovery.ways import REFORM_SECONDS, choose
+from shardwright.reports.text.spot import spot_text
 from shardwright.search.replan import replan
 
 
@@ -89,7 +90,7 @@ def test_what_machines_hold_is_the_whole_state_and_moves_only_where_it_must(plan
 
 def test_the_command_prints_a_table_a_document_and_a_picture(plan: Plan, tmp_path: Path) -> None:
     save(plan, tmp_path / "plan.json")
-    trace, picture = tmp_path / "trace.csv", tmp_path / "spot.svg"
+    trace, picture, gpu = tmp_path / "trace.csv", tmp_path / "spot.svg", plan.cluster.pools[0].gpu.name
     told = ["simulate-spot", str(tmp_path / "plan.json"), "--days", "1", "--zones", "2", "--market", "batches"]
     shown = run([*told, "--save-trace", str(trace), "-o", str(picture)])
     assert shown.code == 0 and "local first" in shown.out and picture.read_text().startswith("<svg")
@@ -98,6 +99,20 @@ def test_the_command_prints_a_table_a_document_and_a_picture(plan: Plan, tmp_pat
     holds("simulation", found)
     assert [item["strategy"] for item in found["strategies"]][:2] == ["local first", "reload from the cloud"]
     assert np.isclose(sum(found["strategies"][0]["hours"].values()), 24.0)
-    for wrong in (["--market", "wild"], [], ["--market", "calm", "--trace", str(trace)]):
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe")
+    (tmp_path / "endless.csv").write_text("\n".join([*trace.read_text().splitlines()[:2], f"inf,a,{gpu},inf,1"]))
+    calm = ["--market", "calm"]
+    for wrong in (
+        *(["--market", "wild"], [], [*calm, "--trace", str(trace)], [*calm, "--seed", "-1"], [*calm, "--days", "1e9"]),
+        *([*calm, "--days", "1e-4"], [*calm, "--zones", "0"]),
+        *(["--trace", str(tmp_path / name)] for name in ("bytes.csv", "endless.csv", "missing.csv")),
+    ):
         failed = run(["simulate-spot", str(tmp_path / "plan.json"), *wrong])
         assert failed.code == 2 and "Traceback" not in failed.err
+
+
+def test_where_no_machine_ever_comes_nothing_is_compared(plan: Plan) -> None:
+    gpu = plan.cluster.pools[0].gpu.name
+    trace = trace_of("none", {(time, ("a", gpu)): (0, 10.0) for time in (0.0, 3600.0)})
+    text = spot_text(trace, simulate(trace, plan))
+    assert "nan" not in text and "inf" not in text and "–" in text

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +14,11 @@ import numpy as np
 from shardwright.arrays import Floats, Ints
 from shardwright.errors import bad
 from shardwright.files import write_atomically
+from shardwright.spec.text.reading import read_text
 from shardwright.units import SECONDS_PER_HOUR
 
 COLUMNS = ("seconds", "zone", "gpu", "machines", "dollars_per_machine_hour")
+LARGEST_BYTES = 64_000_000
 Place = tuple[str, str]
 """A zone and a GPU type."""
 
@@ -39,14 +43,13 @@ def read_trace(path: Path) -> Trace:
     """Return the trace of a CSV file with COLUMNS. A row holds until the next one of its zone and GPU; the last moment
     is the end. Raises SpecError with the line of what is wrong."""
     rows: dict[tuple[float, Place], tuple[int, float]] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-        if missing:
-            raise bad(f"{path}:1", f"has no column {', '.join(missing)}", f"the columns are {','.join(COLUMNS)}")
-        for row in reader:
-            time, place, found = _row(f"{path}:{reader.line_num}", row)
-            rows[time, place] = found
+    reader = csv.DictReader(io.StringIO(read_text(path, limit_bytes=LARGEST_BYTES), newline=""))
+    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    if missing:
+        raise bad(f"{path}:1", f"has no column {', '.join(missing)}", f"the columns are {','.join(COLUMNS)}")
+    for row in reader:
+        time, place, found = _row(f"{path}:{reader.line_num}", row)
+        rows[time, place] = found
     if len({time for time, _ in rows}) < 2:
         raise bad(str(path), "has fewer than two moments", "the last moment is the end of the trace")
     return trace_of(path.stem, rows)
@@ -85,6 +88,7 @@ def _row(where: str, row: Mapping[str, str | None]) -> tuple[float, Place, tuple
         raise bad(
             where, "seconds, machines and dollars are numbers", "give 0 machines where none could be had"
         ) from None
-    if not (time >= 0 and machines >= 0 and machines == int(machines) and dollars >= 0):
-        raise bad(where, "seconds, machines and dollars are not negative, machines whole", "mend the line")
+    if not (0 <= time < inf and 0 <= machines < inf and machines.is_integer() and 0 <= dollars < inf):
+        message = "seconds, machines and dollars are finite and not negative, machines whole"
+        raise bad(where, message, "mend the line")
     return time, (row["zone"] or "", row["gpu"] or ""), (int(machines), dollars)

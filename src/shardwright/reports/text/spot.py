@@ -18,6 +18,7 @@ def spot_text(trace: Trace, outcomes: Sequence[TraceOutcome]) -> str:
 def _parts(trace: Trace, outcomes: Sequence[TraceOutcome]) -> Iterator[str]:
     zones = len({zone for zone, _ in trace.places})
     first = outcomes[0]
+    cheapest = first.dollars_per_million_tokens if first.tokens else 0.0
     yield (
         f"trace {trace.name}: {trace.hours / 24:.3g} days, {zones} zones; the run lost {first.losses} machines, "
         f"and {first.strategy} trained {format_count(first.tokens)} useful tokens"
@@ -27,8 +28,8 @@ def _parts(trace: Trace, outcomes: Sequence[TraceOutcome]) -> Iterator[str]:
             item.strategy,
             format_count(item.tokens),
             format_dollars(item.dollars),
-            f"{item.dollars_per_million_tokens:.4f}",
-            f"{item.dollars_per_million_tokens / first.dollars_per_million_tokens:.3f}",
+            f"{item.dollars_per_million_tokens:.4f}" if item.tokens else "–",
+            f"{item.dollars_per_million_tokens / cheapest:.3f}" if item.tokens and cheapest else "–",
             str(item.recoveries),
             format_bytes(item.moved_bytes.get("cloud", 0.0)),
         )
