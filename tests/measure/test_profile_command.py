@@ -26,9 +26,8 @@ from shardwright.errors import SpecError
 from shardwright.measure.collectives import measured
 from shardwright.measure.custom import cluster_fragment
 from shardwright.measure.device import MeasuredDevice, find_device
-from shardwright.measure.gemm import gemm_calls
-from shardwright.measure.norm import memory_calls
-from shardwright.measure.run import CALLS, MeasureProgress, measure, partial_path
+from shardwright.measure.operators import CALLS, gemm_calls, memory_calls
+from shardwright.measure.run import MeasureProgress, measure, partial_path
 from shardwright.measure.timing import Call, sustained, timing
 from shardwright.spec.read.cluster import build_cluster, load_cluster
 from shardwright.spec.read.machine_profile import CollectiveTime, OperatorTime, load_profile, save_profile

@@ -62,7 +62,7 @@ def python_values(text: str, name: str, function: str | None = None) -> PythonVa
     found, names = PythonValues(functions=functions), dict[str, Any]()
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign):
-            _statement(node, names, found, ())
+            _statement(node, names, found)
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.imports |= {alias.asname or alias.name: node.module for alias in node.names}
     if functions:
@@ -75,7 +75,7 @@ def _read(function: str, given: Mapping[str, Any], names: Mapping[str, Any], fou
     chosen = found.functions.pop(function)
     own = {**names, **_defaults(chosen, names), **given}
     for node in chosen.body:
-        _statement(node, own, found, ())
+        _statement(node, own, found)
     found.functions[function] = chosen
 
 
@@ -93,7 +93,7 @@ def _defaults(function: ast.FunctionDef, names: Mapping[str, Any]) -> dict[str, 
     return {argument.arg: _value(value, names) for argument, value in pairs}
 
 
-def _statement(node: ast.stmt, names: dict[str, Any], found: PythonValues, path: Path) -> None:
+def _statement(node: ast.stmt, names: dict[str, Any], found: PythonValues) -> None:
     if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for target in targets:
@@ -106,7 +106,7 @@ def _statement(node: ast.stmt, names: dict[str, Any], found: PythonValues, path:
             own = found if taken is not COMPUTED else PythonValues(functions=found.functions)
             if taken is COMPUTED or taken:
                 for inner in branch:
-                    _statement(inner, names, own, path)
+                    _statement(inner, names, own)
             if taken is COMPUTED:
                 found.values |= dict.fromkeys(own.values, COMPUTED)
                 found.calls += own.calls

@@ -17,8 +17,6 @@ NAMES = {
     "virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank",
     "num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
     "num_layers_in_last_pipeline_stage": "--decoder-last-pipeline-num-layers",
-    "account_for_embedding_in_pipeline_split": "--account-for-embedding-in-pipeline-split",
-    "account_for_loss_in_pipeline_split": "--account-for-loss-in-pipeline-split",
     "encoder_seq_length": "--seq-length",
     "seq_len": "--seq-length",
     "sequence_length": "--seq-length",
@@ -26,20 +24,12 @@ NAMES = {
     "activations_checkpoint_method": "--recompute-method",
     "activations_checkpoint_num_layers": "--recompute-num-layers",
     "num_moe_experts": "--num-experts",
-    "moe_router_topk": "--moe-router-topk",
     "fp8": "--fp8-format",
     "max_steps": "--train-iters",
     "overlap_grad_sync": "--overlap-grad-reduce",
     "overlap_param_sync": "--overlap-param-gather",
-    "qk_pos_emb_head_dim": "--qk-pos-emb-head-dim",
-    "cpu_offloading_num_layers": "--cpu-offloading-num-layers",
 }
-TYPES = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "float32": "fp32",
-    "uint8": "fp8",
-}
+TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "fp8"}
 WHERE_FALSE = {
     "grad_reduce_in_fp32": "--grad-reduce-in-bf16",
     "share_embeddings_and_output_weights": "--untie-embeddings-and-output-weights",

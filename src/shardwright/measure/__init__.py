@@ -3,11 +3,8 @@
 * `run`: all measurements
 * `shapes`: what is measured
 * `device`: devices and versions
-* `gemm`: matrix products
-* `attention`: fused attention
-* `norm`: memory-bound operators
+* `operators`: products, attention and what only moves memory, as calls
 * `collectives`: collectives under torchrun
-* `operands`: tensors to measure on
 * `timing`: seconds of repeated calls
 * `custom`: a device that the catalogue lacks
 """

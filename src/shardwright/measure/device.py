@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardwright.discovery.discover import answer
 from shardwright.errors import bad
 from shardwright.spec.catalog.gpus import known_gpu
 from shardwright.spec.cluster import Gpu
@@ -131,15 +130,8 @@ def _cpu_name() -> str:
 
 def _driver() -> str:
     """Return the version of NVIDIA's driver, "" where its tool is missing or fails."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ""
-    query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return next(iter(done.stdout.split()), "")
+    told = answer(("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")) or ""
+    return next(iter(told.split()), "")
 
 
 def torch_device(device: MeasuredDevice) -> torch.device:

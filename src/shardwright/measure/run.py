@@ -12,12 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardwright.errors import bad
-from shardwright.measure.attention import attention_calls
 from shardwright.measure.collectives import measured
 from shardwright.measure.custom import custom_device
 from shardwright.measure.device import MeasuredDevice, find_device
-from shardwright.measure.gemm import float32_products, gemm_calls
-from shardwright.measure.norm import memory_calls
+from shardwright.measure.operators import CALLS, float32_products
 from shardwright.measure.shapes import ShapeSettings, collective_rows, operator_rows, row_count
 from shardwright.measure.timing import sustained
 from shardwright.spec.read.machine_profile import (
@@ -28,7 +26,6 @@ from shardwright.spec.read.machine_profile import (
     save_profile,
 )
 
-CALLS = {"gemm": gemm_calls, "attention": attention_calls, "memory": memory_calls}
 PROBE_SECONDS, PROBE_SIZE = 0.3, {"cuda": 8192, "cpu": 512}
 SHORTEST_ROW_SECONDS = 2e-3
 # How PyTorch says that it cannot run something: most kernels with the first, checks of arguments with the others.

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, product
+from typing import Any
 
 from shardwright.errors import Problem, suggestion
 from shardwright.spec.catalog.machines import GBIT_BYTES, links
@@ -18,12 +19,13 @@ LINK_KEYS = ("between", "gbps", "latency_ms", "egress_dollars_per_gb")
 def read_site_links(root: Section, sites: set[str]) -> list[SiteLink]:
     """Return the links of `site_links`, adding problems with them to the section."""
     found: dict[frozenset[str], SiteLink] = {}
-    standard = links()["WAN"]
     for section in root.sections("site_links"):
         section.reject_unknown(LINK_KEYS)
-        gbps = section.number("gbps")
-        latency_ms = section.number("latency_ms", zero=True, most=1e6)
-        egress = section.number("egress_dollars_per_gb", zero=True, most=100)
+        stated = {
+            "bytes_per_second": (section.number("gbps"), GBIT_BYTES),
+            "latency_seconds": (section.number("latency_ms", zero=True, most=1e6), 1e-3),
+            "egress_dollars_per_gigabyte": (section.number("egress_dollars_per_gb", zero=True, most=100), 1.0),
+        }
         ends = section.fields.get("between")
         if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(end, str) for end in ends):
             section.report("between", f"expected two site names, got {shown(ends)}", "write between: [east, west]")
@@ -33,13 +35,20 @@ def read_site_links(root: Section, sites: set[str]) -> list[SiteLink]:
             section.report("between", f"no group of machines is at site {shown(end)}", suggestion(end, sites - {""}))
         if ends[0] == ends[1] or frozenset(ends) in found:
             section.report("between", "joins a site to itself, or sites already joined", "list each pair once")
-        found[frozenset(ends)] = SiteLink(
-            sites=(ends[0], ends[1]),
-            bytes_per_second=standard.bytes_per_second if gbps is None else gbps * GBIT_BYTES,
-            latency_seconds=standard.latency_seconds if latency_ms is None else latency_ms * 1e-3,
-            egress_dollars_per_gigabyte=standard.egress_dollars_per_gigabyte if egress is None else egress,
-        )
+        figures: dict[str, Any] = {field: value * unit for field, (value, unit) in stated.items() if value is not None}
+        found[frozenset(ends)] = replace(_wide_area((ends[0], ends[1])), **figures)
     return list(found.values())
+
+
+def _wide_area(sites: tuple[str, str]) -> SiteLink:
+    """A link of which nothing is said but what it joins."""
+    standard = links()["WAN"]
+    return SiteLink(
+        sites=sites,
+        bytes_per_second=standard.bytes_per_second,
+        latency_seconds=standard.latency_seconds,
+        egress_dollars_per_gigabyte=standard.egress_dollars_per_gigabyte,
+    )
 
 
 def connected(sites: Sequence[str], stated: Sequence[SiteLink]) -> tuple[SiteLink, ...]:
@@ -75,20 +84,11 @@ def unreachable(name: str, sites: Sequence[str], found: Sequence[SiteLink]) -> I
 def assumed_links(sites: Sequence[str]) -> tuple[tuple[SiteLink, ...], str]:
     """Return a wide-area link for every pair of sites, for a cluster that states none, and its figures in words."""
     standard = links()["WAN"]
-    found = tuple(
-        SiteLink(
-            sites=pair,
-            bytes_per_second=standard.bytes_per_second,
-            latency_seconds=standard.latency_seconds,
-            egress_dollars_per_gigabyte=standard.egress_dollars_per_gigabyte,
-        )
-        for pair in combinations(sites, 2)
-    )
     figures = (
         f"{standard.bytes_per_second / GBIT_BYTES:g} Gbit/s, {standard.latency_seconds * 1e3:g} ms, "
         f"${standard.egress_dollars_per_gigabyte:g}/GB"
     )
-    return found, figures
+    return tuple(map(_wide_area, combinations(sites, 2))), figures
 
 
 def named_apart(pools: Sequence[NodePool]) -> list[NodePool]:
