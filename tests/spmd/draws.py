@@ -31,6 +31,7 @@ def drawn(graph: Graph, found: Choices, ranks: int, random: Random) -> Program:
                 method=way,
                 deferred=hurry == "deferred",
                 early=hurry == "early" and ref in leaves,
+                kept=hurry == "early" and ref in leaves and random.random() < 0.5,
             )
 
     for node in graph.nodes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from shardwright.synthesis import baselines
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import decisions
 from shardwright.synthesis.extract import program, replicated_share
+from shardwright.synthesis.graph import Graph, Value
 from shardwright.synthesis.machines import DeviceMachine, Machines
 from shardwright.synthesis.memory import alone, rank_bytes
 from shardwright.synthesis.models.experts import WithCapacity
@@ -24,10 +26,11 @@ from shardwright.synthesis.models.tape import Tape
 from shardwright.synthesis.models.transformers import Transformer, language_model, vision
 from shardwright.synthesis.models.vgg import fully_connected, vgg19
 from shardwright.synthesis.prices import RankShares, prices
-from shardwright.synthesis.program import check, from_json, to_json
+from shardwright.synthesis.program import Communication, check, from_json, to_json
 from shardwright.synthesis.ratios import undominated
 from shardwright.synthesis.remedies import WITHOUT_MOMENTS, fits, more_devices, remedies
 from shardwright.synthesis.rounding import overrun, rounded
+from shardwright.synthesis.schedule import Send, schedule
 from shardwright.synthesis.synthesize import search, synthesize
 
 SMALL = Transformer(layers=5, hidden=64, heads=4, feed_forward=128, vocabulary=96)
@@ -127,6 +130,28 @@ def test_three_blocks_stand_for_all_in_the_account_of_memory() -> None:
     made = program(graph, found.these, found.choice, tight, found.shares)
     assert short == pytest.approx(most_bytes(graph, made, found.these.state), rel=1e-9)
     assert (short <= room).all()
+
+
+def test_what_is_gathered_is_kept_for_the_backward_where_there_is_room() -> None:
+    graph, net = GRAPHS["gpt2"](), unequal(network=2e7)
+    roomy = search(graph, net, rules=baselines.fsdp)
+    most = rank_bytes(roomy.these, roomy.choice.rules, net, roomy.shares).max()
+    tight = replace(
+        net, machines=tuple(replace(one, device=replace(one.device, memory_bytes=0.9 * most)) for one in net.machines)
+    )
+    scarce = search(graph, tight, rules=baselines.fsdp)
+    times = []
+    for found, machines in ((roomy, net), (scarce, tight)):
+        made = program(graph, found.these, found.choice, machines, found.shares)
+        sent = [one for action in schedule(graph, made) if isinstance(action, Send) for one in action.several]
+        times.append(Counter(one.tensor for one in sent if one.early and len(_value(graph, one).shape) == 2))
+    assert roomy.these.kept and set(times[0].values()) == {1}
+    assert not scarce.these.kept and max(times[1].values()) == 2
+    assert roomy.seconds < scarce.seconds
+
+
+def _value(graph: Graph, one: Communication) -> Value:
+    return graph.by_name()[one.tensor.node].outputs[one.tensor.output]
 
 
 def test_moments_in_host_memory_are_proposed_where_they_would_do() -> None:

@@ -70,7 +70,7 @@ def columns_of(these: Decisions, costs: Prices, program: IntegerProgram, choice:
 
 def sent_by(these: Decisions, costs: Prices, rules: Ints) -> Floats:
     """Return which conversions [C] a choice of rules needs: of one that is asked for in time and later again, the first
-    serves both."""
+    serves both, as does what is kept for the backward."""
     ways = costs.columns
     needed: dict[tuple[int, Any, Any], int] = {}
     for number, use in enumerate(these.uses):
@@ -81,6 +81,8 @@ def sent_by(these: Decisions, costs: Prices, rules: Ints) -> Floats:
                 kind = EARLY if use.early else DEFERRED if reader.at_end else BLOCKING
                 key = (number, made, asked)
                 needed[key] = min(needed.get(key, kind), kind)
+    kept = these.kept_from()
+    needed = {key: kind for key, kind in needed.items() if (kept.get(key[0]), *key[1:]) not in needed}
     found: dict[tuple[int, Any, Any], tuple[bool, float, int]] = {}
     for one, key in enumerate(zip(ways.use.tolist(), ways.source, ways.target, strict=True)):
         if key in needed:

@@ -65,7 +65,7 @@ class Use:
     """Tensors made by one decision and read by the same others. `places` are the nodes of the short graph that make
     them, `first` and `last` those that read each first and last, `ending` is the reader that does so last (-1 if none
     but the end of the step does). An `early` one is there when the step starts. A parameter has one for its readers in
-    the forward and one for those in the backward: what is gathered for the one is forgotten before the other."""
+    the forward and one for those in the backward."""
 
     decision: int
     output: int
@@ -82,7 +82,8 @@ class Use:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decisions:
     """`order` has the decision (or -1) of each node of the short graph, `weights` how often it occurs; the backward
-    pass begins with node `loss`. `views` has the rules of nodes that decide nothing."""
+    pass begins with node `loss`. `views` has the rules of nodes that decide nothing. Parameters that are gathered for
+    the forward are `kept` for the backward, or gathered again."""
 
     short: Short
     decisions: tuple[Decision, ...]
@@ -93,6 +94,17 @@ class Decisions:
     unknown: tuple[str, ...]
     views: Mapping[str, tuple[OperatorRule, ...]]
     state: ParameterState = ADAM
+    kept: bool = False
+
+    def kept_from(self) -> dict[int, int]:
+        """Return the use in the backward of each parameter that is kept, and its use in the forward."""
+        forward: dict[tuple[int, int, tuple[int, ...]], int] = {}
+        found = {}
+        for number, use in enumerate(self.uses if self.kept else ()):
+            if use.early:
+                before = forward.setdefault((use.decision, use.output, tuple(use.places)), number)
+                found |= {number: before} if before != number else {}
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,19 +31,12 @@ def program(graph: Graph, these: Decisions, choice: Choice, net: Machines, share
     return Program(
         ranks=net.ranks,
         steps=steps,
-        communications=communications(graph, steps, net, shares),
+        communications=by_fastest(graph, needed(graph, steps, kept=these.kept), net, shares),
         shares={name: shares.row(name) for name in dict.fromkeys(ratio for ratio, _ in used)},
         sizes={key: shares.sizes[key] for key in used},
         seconds=choice.seconds.total,
         bound_seconds=choice.bound_seconds,
     )
-
-
-def communications(
-    graph: Graph, steps: Mapping[str, Step], net: Machines, shares: RankShares
-) -> tuple[Communication, ...]:
-    """Return what is sent between `steps`, each tensor by the fastest method."""
-    return by_fastest(graph, needed(graph, steps), net, shares)
 
 
 def by_fastest(
@@ -70,8 +63,8 @@ def by_fastest(
     )
 
 
-def needed(graph: Graph, steps: Mapping[str, Step]) -> tuple[Communication, ...]:
-    """Return what is sent between `steps`, without a method."""
+def needed(graph: Graph, steps: Mapping[str, Step], *, kept: bool) -> tuple[Communication, ...]:
+    """Return what is sent between `steps`, without a method; with `kept`, parameters are gathered once."""
     made = {Ref(name, number): one for name, step in steps.items() for number, one in enumerate(step.outputs)}
     leaves = {ref.node for ref in (*graph.parameters.values(), *graph.buffers.values())}
     late = leaves | {""}
@@ -83,6 +76,7 @@ def needed(graph: Graph, steps: Mapping[str, Step]) -> tuple[Communication, ...]
             method="",
             deferred=readers <= late,
             early=ref.node in leaves,
+            kept=kept and ref.node in leaves,
         )
         for (ref, target), readers in _asked(graph, steps, made).items()
     )

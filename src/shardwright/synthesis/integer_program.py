@@ -5,7 +5,7 @@ property p and reader k asks for q; T is the time of the step, in units of a bou
 
 1. every decision takes one rule;                                                         -> `_rules`
 2. Σ_q e[t, k, p, q] = Σ x of the rules that make t in p; Σ_p e = Σ x of k's that ask q;    -> `_operands`
-3. e[t, k, p, q] ≤ Σ y of the conversions from p to q that are done in time for k;          -> `_operands`
+3. e[t, k, p, q] ≤ Σ y of the conversions from p to q that are done in time for k, or kept; -> `_operands`
 4. T ≥ computation + what is waited for, on each class of devices;                         -> `_times`
 5. T ≥ computation before node k + what is waited for + what is deferred from k on;        -> `_times`
 6. T ≥ computation before a pass + what is gathered early in it for nodes up to j + computation from j to k + what is
@@ -132,12 +132,12 @@ def _operands(rows: LinearRows, these: Decisions, named: DecisionColumns) -> dic
     for one, number in enumerate(named.use.tolist()):
         by_use.setdefault(number, []).append(one)
     edges: dict[Edge, int] = {}
-    column = count + len(named.use)
+    column, kept = count + len(named.use), these.kept_from()
     for number, use in enumerate(these.uses):
         made = _by_property([rule.outputs[use.output] for rule in these.decisions[use.decision].rules])
         start = int(named.first[use.decision])
         mine: dict[tuple[object, object], list[int]] = {}
-        for one in by_use.get(number, []):
+        for one in by_use.get(number, []) + by_use.get(kept.get(number, -1), []):
             mine.setdefault((named.source[one], named.target[one]), []).append(one)
         for which, reader in enumerate(use.readers):
             asked = _by_property(list(reader.asked))

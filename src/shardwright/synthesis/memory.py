@@ -62,7 +62,7 @@ def held_by(these: Decisions, rules: Ints, net: Machines, shares: RankShares) ->
 def _without_methods(these: Decisions, rules: tuple[int, ...]) -> Program:
     graph = these.short.graph
     steps = steps_of(graph, these, np.array(rules))
-    return Program(ranks=0, steps=steps, communications=needed(graph, steps), shares={}, sizes={})
+    return Program(ranks=0, steps=steps, communications=needed(graph, steps, kept=these.kept), shares={}, sizes={})
 
 
 @lru_cache(maxsize=32)

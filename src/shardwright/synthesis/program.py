@@ -43,7 +43,8 @@ class Step:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
     """A conversion of `tensor` from the property in which it is made to another. `deferred`: nothing in the step
-    computes with it; `early`: it may start as soon as the step does."""
+    computes with it; `early`: it may start as soon as the pass does, and is made for the forward and again for the
+    backward unless it is `kept`."""
 
     tensor: Ref
     source: Property
@@ -51,6 +52,7 @@ class Communication:
     method: str
     deferred: bool = False
     early: bool = False
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +127,11 @@ def from_json(text: str, source: str = "program") -> Program:
 
 def _communication_document(one: Communication) -> list[Any]:
     held = [document(one.source), document(one.target)]
-    return [one.tensor.node, one.tensor.output, *held, one.method, one.deferred, one.early]
+    return [one.tensor.node, one.tensor.output, *held, one.method, one.deferred, one.early, one.kept]
 
 
 def _communication(row: list[Any]) -> Communication:
-    node, output, source, target, method, deferred, early = row
+    node, output, source, target, method, deferred, early, *kept = row
     return Communication(
         tensor=Ref(node, output),
         source=from_document(source),
@@ -137,6 +139,7 @@ def _communication(row: list[Any]) -> Communication:
         method=method,
         deferred=deferred,
         early=early,
+        kept=any(kept),
     )
 
 

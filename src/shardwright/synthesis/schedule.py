@@ -149,7 +149,7 @@ def _plainest(source: Property, target: Property) -> str:
 
 def _first_readers(graph: Graph, program: Program, known: dict[Key, Communication]) -> dict[str, list[Communication]]:
     """Return, for each node, the communications that must be done before it: each before its first reader, a parameter
-    that is sent early also before its first reader in the backward."""
+    that is sent early and not kept also before its first reader in the backward."""
     parameters = set(graph.parameters.values())
     made: dict[Ref, Property] = {}
     done: set[Key] = set()
@@ -162,7 +162,7 @@ def _first_readers(graph: Graph, program: Program, known: dict[Key, Communicatio
                 found[node.name].append(known[key])
         made.update((Ref(node.name, number), held) for number, held in enumerate(step.outputs))
         if node.name == graph.loss.node:
-            done -= {key for key in done if known[key].early and key[0] in parameters}
+            done -= {key for key in done if known[key].early and not known[key].kept and key[0] in parameters}
     return found
 
 

@@ -21,7 +21,7 @@ from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.extract import program, replicated_share, unknown
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machines
-from shardwright.synthesis.memory import rank_bytes
+from shardwright.synthesis.memory import alone, rank_bytes
 from shardwright.synthesis.prices import RankShares
 from shardwright.synthesis.program import Program
 from shardwright.synthesis.properties import Sharded
@@ -34,6 +34,7 @@ GAP = 2e-3
 POLISHED = 4  # of what turns lead to, the fastest
 FAR = 0.2  # from the bound: then what other starts led to is polished too
 FEW = 100  # decisions, which take a second to polish: so are those of all starts
+PROVEN = 0.02  # gap: nothing that gathers twice is faster than the bound where all is gathered once
 NEAR = 0.12  # the bound: further from it a branch and bound takes long and closes little
 
 
@@ -87,8 +88,19 @@ def best_of(
     these: Decisions, net: Machines, *, gap: float = GAP, overlap: bool = True, branch: bool = True,
     rules: Rules = everything,
 ) -> Synthesis | None:  # fmt: skip
-    """Return the best choice of `rules` and shares found, None if none fits the memory. Without `branch` rivals
-    are rounded from the linear relaxation, whose bound counts, which takes a fraction of the time."""
+    """Return the best choice of `rules` and shares found, None if none fits the memory: with parameters that are
+    gathered once, or twice where that is faster in the memory there is. Without `branch` rivals are rounded from the
+    linear relaxation, whose bound counts, which takes a fraction of the time."""
+    once = _best_of(replace(these, kept=True), net, gap=gap, overlap=overlap, branch=branch, rules=rules)
+    if once is not None and (once.choice.gap <= PROVEN or alone(these).max() <= net.limits.min()):
+        return once
+    twice = _best_of(these, net, gap=gap, overlap=overlap, branch=branch, rules=rules)
+    return min([one for one in (once, twice) if one is not None], key=lambda one: one.seconds, default=None)
+
+
+def _best_of(
+    these: Decisions, net: Machines, *, gap: float, overlap: bool, branch: bool, rules: Rules
+) -> Synthesis | None:
     problem = ProgramProblem(these=these, net=net, gap=gap, overlap=overlap, rules=rules)
     first = starts(these, net)
     found = list(_from(problem, first)) or list(_from(problem, [by_memory(net)]))

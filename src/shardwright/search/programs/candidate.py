@@ -128,7 +128,7 @@ def _in_steps(contexts: Sequence[Context], steps: int, rules: Rules) -> SpmdProg
     found = best_of(these, net, branch=False, rules=rules)
     if found is None:
         return None
-    costs = prices(these, net, found.shares)
+    costs = prices(found.these, net, found.shares)
     launching = LAUNCHES * max(context.software.pass_seconds for context in contexts)
     once = max(context.software.step_seconds for context in contexts) + _update_seconds(contexts, found, net)
     return SpmdProgram(
@@ -137,7 +137,7 @@ def _in_steps(contexts: Sequence[Context], steps: int, rules: Rules) -> SpmdProg
         steps=steps,
         shares=_shares(found, net),
         sent=_sent(found, costs),
-        memory_bytes=float(rank_bytes(these, found.choice.rules, net, found.shares).max()),
+        memory_bytes=float(rank_bytes(found.these, found.choice.rules, net, found.shares).max()),
     )
 
 
