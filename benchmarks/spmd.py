@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tests.synthesis.least import least_seconds
 
+from shardwright.arrays import Bools
 from shardwright.synthesis import baselines
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import Decisions, decisions
@@ -26,7 +27,7 @@ from shardwright.synthesis.machines import Device, DeviceMachine, Machines
 from shardwright.synthesis.models.experts import WithCapacity
 from shardwright.synthesis.models.transformers import BERT_BASE, GPT2, LLAMA_1B, Transformer, language_model, vision
 from shardwright.synthesis.models.vgg import fully_connected, vgg19
-from shardwright.synthesis.prices import RankShares
+from shardwright.synthesis.prices import Prices, RankShares
 from shardwright.synthesis.properties import COMPUTE, STATE
 from shardwright.synthesis.synthesize import in_whole_units, search
 from shardwright.synthesis.turns import ProgramProblem
@@ -34,6 +35,7 @@ from shardwright.synthesis.turns import ProgramProblem
 V100 = Device(name="V100", flops_per_second=3.86e12, memory_bytes=16e9)
 P100 = Device(name="P100", flops_per_second=2.15e12, memory_bytes=16e9)
 GAP = 5e-3
+IMAGE_DIMS = 4
 
 
 def cluster(fast: int, slow: int) -> Machines:
@@ -105,7 +107,7 @@ CASES = (
     Case(name="100k classes", input="2048 features", rows=32, graph=_stack(2048, 2048, 100_000), expected=True),
     Case(name="BERT-MoE, 16 experts", input="128 tokens", rows=8, graph=_experts(16), expected=True),
 )
-COLUMNS = ("DP-EV", "DP-CP", "DDP-EV", "DDP-CP", "FSDP", "HAP", "HAP+ov", "ours")
+COLUMNS = ("DP-EV", "DP-CP", "DDP-EV", "DDP-CP", "FSDP", "layers", "HAP", "HAP+ov", "ours")
 
 
 def main() -> None:
@@ -123,21 +125,23 @@ def report(case: Case) -> None:
     """Print one row."""
     graph = case.graph(case.rows * case.net.ranks)
     these = decisions(graph, ranks=case.net.ranks, state_ratio=True)
+    kept = replace(these, kept=True)
     row = {}
     for name, start, overlap, rules in rivals(case.net):
-        seconds = rival(these, case.net, start, overlap=overlap, rules=rules)
-        row[name] = min(row.get(name, np.inf), seconds)
+        for gathered in (kept, these):
+            seconds = rival(gathered, case.net, start, overlap=overlap, rules=rules)
+            row[name] = min(row.get(name, np.inf), seconds)
     begin = time.process_time()
     found = search(graph, case.net, gap=GAP)
     spent = time.process_time() - begin
     row["ours"] = found.choice.seconds.total
     cells = [f"{row[name]:.3f}" if np.isfinite(row[name]) else "no fit" for name in COLUMNS]
     label = f"{case.name}, {case.input}{' *' if case.expected else ''}"
-    least, free = (least_seconds(these, case.net, boxes=boxes) for boxes in (case.boxes, 1))
+    least, free = (least_seconds(kept, case.net, boxes=boxes) for boxes in (case.boxes, 1))
     more = f"{found.choice.bound_seconds:.3f} | {least:.3f} | {free:.3f} | {spent:.1f}"
     print(f"| {label} | {case.rows} | {' | '.join(cells)} | {more} |")
     better = min(row["DDP-CP"], row["FSDP"])
-    gains = ("DP-EV", "DDP-EV", "HAP", "HAP+ov")
+    gains = ("DP-EV", "DDP-EV", "layers", "HAP", "HAP+ov")
     said = ", ".join(f"{name} {row[name] / row['ours']:.2f}×" for name in gains)
     print(f"<!-- over {said}, the better of DDP-CP and FSDP {better / row['ours']:.2f}× -->", flush=True)
 
@@ -151,11 +155,30 @@ def rivals(net: Machines) -> list[tuple[str, tuple[float, ...], bool, baselines.
         ("DDP-EV", even, True, baselines.data_parallel),
         ("DDP-CP", proportional, True, baselines.data_parallel),
         ("FSDP", proportional, True, baselines.fsdp),
+        ("layers", even, False, whole_layers),
+        ("layers", proportional, False, whole_layers),
         ("HAP", even, False, baselines.hap),
         ("HAP", proportional, False, baselines.hap),
         ("HAP+ov", even, True, baselines.hap),
         ("HAP+ov", proportional, True, baselines.hap),
     ]
+
+
+def whole_layers(these: Decisions, costs: Prices) -> Bools:
+    """Return HAP's rules [R] with images by rows: data parallel, fully connected layers split by their outputs, and
+    sufficient factors."""
+    rows = baselines.batch_of(these)
+
+    def allowed(decision: int, rule: int) -> bool:
+        one = these.decisions[decision]
+        if all(len(value.shape) != IMAGE_DIMS for value in (*one.node.outputs, *one.operands)):
+            return True
+        if one.node.op == "parameter":
+            return one.rules[rule].cut is None
+        return baselines.by_rows(one.rules[rule], rows) or not any(baselines.by_rows(some, rows) for some in one.rules)
+
+    pairs = zip(costs.columns.decision.tolist(), costs.columns.rule.tolist(), strict=True)
+    return baselines.hap(these, costs) & np.array([allowed(*pair) for pair in pairs])
 
 
 def rival(

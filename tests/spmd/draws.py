@@ -31,7 +31,7 @@ def drawn(graph: Graph, found: Choices, ranks: int, random: Random) -> Program:
                 method=way,
                 deferred=hurry == "deferred",
                 early=hurry == "early" and ref in leaves,
-                kept=hurry == "early" and ref in leaves and random.random() < 0.5,
+                kept=hurry == "early" and ref in leaves and len(communications) % 2 == 0,
             )
 
     for node in graph.nodes:

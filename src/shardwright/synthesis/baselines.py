@@ -32,7 +32,7 @@ def batch_of(these: Decisions) -> int:
     return Counter(shape[0] for shape in shapes if shape).most_common(1)[0][0]
 
 
-def _by_rows(rule: OperatorRule, rows: int) -> bool:
+def by_rows(rule: OperatorRule, rows: int) -> bool:
     return rule.cut is not None and rule.cut.units == rows and rule.cut.ratio == COMPUTE
 
 
@@ -67,7 +67,7 @@ def hap(these: Decisions, costs: Prices) -> Bools:
 
     def allowed(one: Decision, rule: OperatorRule) -> bool:
         forward = middle.get(numbers[one.name], -1) < these.loss
-        if rule.cut is None or _by_rows(rule, rows):
+        if rule.cut is None or by_rows(rule, rows):
             return rule.name != "sum" or one.node.op in SUMS
         if one.node.op == "parameter":
             return rule.cut.dim == 0 and rule.cut.ratio != STATE
@@ -91,8 +91,8 @@ def _data_parallel(one: Decision, rule: OperatorRule, rows: int) -> bool:
     if one.node.op in ("parameter", "buffer"):
         return isinstance(rule.outputs[0], Replicated)
     if rule.cut is None:
-        return not (product(one.node) and any(_by_rows(other, rows) for other in one.rules))
-    return _by_rows(rule, rows)
+        return not (product(one.node) and any(by_rows(other, rows) for other in one.rules))
+    return by_rows(rule, rows)
 
 
 def _allowed(these: Decisions, costs: Prices, test: Callable[[Decision, OperatorRule], bool]) -> Bools:

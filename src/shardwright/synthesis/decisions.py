@@ -99,7 +99,7 @@ class Decisions:
     def kept_from(self) -> dict[int, int]:
         """Return the use in the backward of each parameter that is kept, and its use in the forward."""
         forward: dict[tuple[int, int, tuple[int, ...]], int] = {}
-        found = {}
+        found: dict[int, int] = {}
         for number, use in enumerate(self.uses if self.kept else ()):
             if use.early:
                 before = forward.setdefault((use.decision, use.output, tuple(use.places)), number)

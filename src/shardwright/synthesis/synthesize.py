@@ -16,13 +16,13 @@ from shardwright.errors import bad
 from shardwright.progress import tell
 from shardwright.synthesis.baselines import Rules, data_parallel, everything, fsdp, hap
 from shardwright.synthesis.best_rules import best, relaxed
-from shardwright.synthesis.choice import Choice
+from shardwright.synthesis.choice import Choice, sent_by, time_of
 from shardwright.synthesis.decisions import Decisions, decisions
 from shardwright.synthesis.extract import program, replicated_share, unknown
 from shardwright.synthesis.graph import Graph
 from shardwright.synthesis.machines import Machines
 from shardwright.synthesis.memory import alone, rank_bytes
-from shardwright.synthesis.prices import RankShares
+from shardwright.synthesis.prices import RankShares, prices
 from shardwright.synthesis.program import Program
 from shardwright.synthesis.properties import Sharded
 from shardwright.synthesis.remedies import remedies
@@ -88,14 +88,23 @@ def best_of(
     these: Decisions, net: Machines, *, gap: float = GAP, overlap: bool = True, branch: bool = True,
     rules: Rules = everything,
 ) -> Synthesis | None:  # fmt: skip
-    """Return the best choice of `rules` and shares found, None if none fits the memory: with parameters that are
-    gathered once, or twice where that is faster in the memory there is. Without `branch` rivals are rounded from the
-    linear relaxation, whose bound counts, which takes a fraction of the time."""
+    """Return the best choice of `rules` and shares found, None if none fits the memory. Parameters that are gathered
+    are kept for the backward where that is faster than to gather them again, and fits. Without `branch` rivals are
+    rounded from the linear relaxation, whose bound counts, which takes a fraction of the time."""
     once = _best_of(replace(these, kept=True), net, gap=gap, overlap=overlap, branch=branch, rules=rules)
     if once is not None and (once.choice.gap <= PROVEN or alone(these).max() <= net.limits.min()):
-        return once
+        again = _gathered_again(these, net, once, overlap=overlap)
+        return again if again.seconds <= once.seconds * (1 + gap) else once
     twice = _best_of(these, net, gap=gap, overlap=overlap, branch=branch, rules=rules)
     return min([one for one in (once, twice) if one is not None], key=lambda one: one.seconds, default=None)
+
+
+def _gathered_again(these: Decisions, net: Machines, found: Synthesis, *, overlap: bool) -> Synthesis:
+    """Return the choice with parameters gathered for each pass, which holds less."""
+    rules, costs = found.choice.rules, prices(these, net, found.shares, overlap=overlap)
+    sent = sent_by(these, costs, rules)
+    choice = replace(found.choice, sent=sent, seconds=time_of(these, costs, rules, sent))
+    return replace(found, these=these, choice=choice)
 
 
 def _best_of(
