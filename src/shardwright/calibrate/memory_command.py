@@ -8,15 +8,6 @@ from typing import Annotated
 
 from shardwright.commands import argument, option
 
-HELP = """Fit what frameworks keep in memory, and how far predicted peaks are off, to published runs.
-
-\b
-    python -m shardwright.calibrate memory                         the runs that ship
-    python -m shardwright.calibrate memory RUNS.csv FAILED.csv     runs of your own
-
-RUNS.csv has runs that ran (columns as in docs/how-to-validate.md; those with measured memory are fitted to), FAILED.csv
-runs that did not. Without --out nothing is written; the errors of held-out predictions are printed."""
-
 
 def memory(
     runs: Annotated[
@@ -28,6 +19,14 @@ def memory(
         Path | None, option("--out", "-o", metavar="FILE", help="Write the table, frameworks.csv, here.")
     ] = None,
 ) -> None:
+    """Fit what frameworks keep in memory, and how far predicted peaks are off, to published runs.
+
+    \b
+        python -m shardwright.calibrate memory                         the runs that ship
+        python -m shardwright.calibrate memory RUNS.csv FAILED.csv     runs of your own
+
+    RUNS.csv has runs that ran (columns as in docs/how-to-validate.md; those with measured memory are fitted to),
+    FAILED.csv runs that did not. Without --out nothing is written; the errors of held-out predictions are printed."""
     import numpy as np
 
     from shardwright.calibrate.memory import (
@@ -77,6 +76,3 @@ def memory(
     if out is not None:
         write_atomically(out, table(facts))
         print(out)
-
-
-memory.__doc__ = HELP

@@ -8,15 +8,6 @@ from typing import Annotated
 
 from shardwright.commands import argument, option
 
-HELP = """Fit the speed of operators and collectives to measurements of them.
-
-\b
-    python -m shardwright.calibrate operators DIR                        what ships, from the files of DIR
-    python -m shardwright.calibrate operators DIR -o OUT                 the same, into a folder
-    python -m shardwright.calibrate operators DIR --evaluate             errors on GPUs and rows left out; fits nothing
-
-docs/calibration.md has the format of the files and where public ones are. Needs the extra `calibrate`."""
-
 
 def operators(
     folder: Annotated[Path, argument(metavar="DIR", help="Folder with compute.csv.gz and comm.csv.gz.")],
@@ -31,6 +22,14 @@ def operators(
         Path | None, option(metavar="FILE", help="With --evaluate: write the page there instead of printing it.")
     ] = None,
 ) -> None:
+    """Fit the speed of operators and collectives to measurements of them.
+
+    \b
+        python -m shardwright.calibrate operators DIR                    what ships, from the files of DIR
+        python -m shardwright.calibrate operators DIR -o OUT             the same, into a folder
+        python -m shardwright.calibrate operators DIR --evaluate         errors on GPUs and rows left out; fits nothing
+
+    docs/calibration.md has the format of the files and where public ones are. Needs the extra `calibrate`."""
     import shardwright.cost.learned
     from shardwright.calibrate.collective_rows import read_collectives
     from shardwright.calibrate.fitting import fitted_files, tables
@@ -58,6 +57,3 @@ def operators(
     for name, content in fitted_files(found, series):
         write_atomically(target / name, content)
         print(target / name)
-
-
-operators.__doc__ = HELP

@@ -8,16 +8,6 @@ from typing import Annotated
 
 from shardwright.commands import argument, option
 
-HELP = """Fit the overheads of frameworks, the clocks of architectures, the table of evidence and the width of intervals
-to published training runs, and predict every run with a calibration that has not seen it.
-
-\b
-    python -m shardwright.calibrate overheads                      what ships, from the runs that ship
-    python -m shardwright.calibrate overheads RUNS.csv -o DIR      from runs of your own, columns as in
-                                                                   docs/how-to-validate.md
-
-Only runs of quality A and B with a measured time count."""
-
 
 def overheads(
     runs: Annotated[
@@ -31,6 +21,15 @@ def overheads(
         Path | None, option(metavar="FILE", help="Write the cross-validation to this file, as Markdown.")
     ] = None,
 ) -> None:
+    """Fit the overheads of frameworks, the clocks of architectures, the table of evidence and the width of intervals
+    to published training runs, and predict every run with a calibration that has not seen it.
+
+    \b
+        python -m shardwright.calibrate overheads                      what ships, from the runs that ship
+        python -m shardwright.calibrate overheads RUNS.csv -o DIR      from runs of your own, columns as in
+                                                                       docs/how-to-validate.md
+
+    Only runs of quality A and B with a measured time count."""
     from shardwright.calibrate.cross_page import cross_page
     from shardwright.calibrate.crossvalidate import learning_curve
     from shardwright.calibrate.remembering import Remembering
@@ -59,6 +58,3 @@ def overheads(
         curve = learning_curve(cases, efficiency, found.calibration)
         write_atomically(page, (cross_page(cases, found, curve) + "\n").encode())
         print(page)
-
-
-overheads.__doc__ = HELP

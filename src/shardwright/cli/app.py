@@ -16,18 +16,6 @@ from shardwright.errors import Problem, SpecError
 from shardwright.reports.words import flagged
 
 BAD_INPUT, INTERRUPTED = 2, 130
-HELP = """Plans the training of large models on the GPUs you have or could rent: the best parallel strategy, how fast,
-how much memory, how much money, how sure, and why.
-
-Start with:
-
-\b
-  shardwright plan --model llama-2-70b --cluster 32x8xA800-SXM-80 \\
-      --global-batch 512 --seq-len 4096 --out plan.json
-  shardwright export plan.json --to megatron -o run.sh
-
-Exit codes: 0 success, 2 bad input, 3 no strategy is feasible.
-"""
 
 COMMANDS = {
     "plan": ("shardwright.cli.plan:plan", "Find the best parallel strategy for a model on a cluster."),
@@ -66,6 +54,18 @@ def options(
         str | None, option(metavar="SHELL", help="Print the script that completes words in bash, zsh or fish.")
     ] = None,
 ) -> None:
+    """Plans the training of large models on the GPUs you have or could rent: the best parallel strategy, how fast,
+    how much memory, how much money, how sure, and why.
+
+    Start with:
+
+    \b
+      shardwright plan --model llama-2-70b --cluster 32x8xA800-SXM-80 \\
+          --global-batch 512 --seq-len 4096 --out plan.json
+      shardwright export plan.json --to megatron -o run.sh
+
+    Exit codes: 0 success, 2 bad input, 3 no strategy is feasible.
+    """
     context = click.get_current_context()
     if version:
         write(f"shardwright {__version__}")
@@ -77,7 +77,6 @@ def options(
         raise Exit
 
 
-options.__doc__ = HELP
 app = CommandGroup("shardwright", COMMANDS, options=options)
 
 

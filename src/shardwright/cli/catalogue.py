@@ -13,24 +13,6 @@ from shardwright.commands import argument
 if TYPE_CHECKING:
     from shardwright.spec.model import Model
 
-GPUS_HELP = """List GPUs: dense peaks, memory, links, source and date; or all that is known of one.
-
-Examples:
-
-\b
-  shardwright gpus
-  shardwright gpus H100-SXM
-  shardwright gpus --json
-"""
-MODELS_HELP = """List model presets: parameters, shape, source; or how one model is understood, config.json included.
-
-Examples:
-
-\b
-  shardwright models
-  shardwright models llama-3.1-8b
-  shardwright models ./config.json
-"""
 ONE = "One GPU, e.g. H100-SXM; all if not given."
 
 
@@ -38,6 +20,15 @@ def gpus(
     name: Annotated[str | None, argument(help=ONE, complete=completion.gpus)] = None,
     json: options.AsJson = False,
 ) -> None:
+    """List GPUs: dense peaks, memory, links, source and date; or all that is known of one.
+
+    Examples:
+
+    \b
+      shardwright gpus
+      shardwright gpus H100-SXM
+      shardwright gpus --json
+    """
     from shardwright.reports.text.catalogue import gpu_text, gpus_text
     from shardwright.spec.catalog.gpus import find_gpu
     from shardwright.spec.catalog.gpus import gpus as known
@@ -64,6 +55,15 @@ def models(
     accept_guess: AcceptGuess = False,
     json: options.AsJson = False,
 ) -> None:
+    """List model presets: parameters, shape, source; or how one model is understood, config.json included.
+
+    Examples:
+
+    \b
+      shardwright models
+      shardwright models llama-3.1-8b
+      shardwright models ./config.json
+    """
     from shardwright.reports.text.catalogue import model_text, models_text
     from shardwright.spec.read.model import load_model
     from shardwright.spec.read.presets import find_preset, preset_names, preset_source
@@ -91,6 +91,3 @@ def _model_document(model: Model, source: str) -> dict[str, object]:
         "assumed": list(model.assumed),
         "source": source,
     }
-
-
-gpus.__doc__, models.__doc__ = GPUS_HELP, MODELS_HELP

@@ -8,20 +8,19 @@ from shardwright.cli import options
 from shardwright.cli.output import write, write_json
 from shardwright.errors import SpecError
 
-HELP = """List everything that is wrong with a plan; exit 2 if anything is.
-
-Examples:
-
-\b
-  shardwright check plan.json
-  shardwright check plan.json --json
-"""
-
 
 def check(
     plan: options.PlanFile,
     json: options.AsJson = False,
 ) -> None:
+    """List everything that is wrong with a plan; exit 2 if anything is.
+
+    Examples:
+
+    \b
+      shardwright check plan.json
+      shardwright check plan.json --json
+    """
     from shardwright.plans.abilities import framework_problems
     from shardwright.plans.check import check as violations
     from shardwright.plans.document import load_plan
@@ -36,6 +35,3 @@ def check(
         raise Exit(2) if json else SpecError(*merged(problems))
     if not json:
         write("the plan is legal")
-
-
-check.__doc__ = HELP

@@ -8,17 +8,6 @@ from typing import Annotated
 from shardwright.cli.output import write
 from shardwright.commands import CommandGroup, argument, option
 
-EXPORT_HELP = """Write the newest checkpoint of a folder as whole tensors.
-
-\b
-  shardwright checkpoint export run -o step.safetensors
-  shardwright checkpoint export run -o step-dcp
-"""
-IMPORT_HELP = """Read back what `export` wrote, as a checkpoint to resume from.
-
-\b
-  shardwright checkpoint import step-dcp -o run-2
-"""
 HELP = """Write checkpoints as whole tensors for other tools, and read them back.
 
 \b
@@ -34,6 +23,12 @@ def export(
     source: Annotated[Path, argument(metavar="DIR", help="A checkpoint, or the folder of a run.")],
     out: Annotated[Path, option("--out", "-o", metavar="PATH", help="A new .safetensors file, or a new folder.")],
 ) -> int:
+    """Write the newest checkpoint of a folder as whole tensors.
+
+    \b
+      shardwright checkpoint export run -o step.safetensors
+      shardwright checkpoint export run -o step-dcp
+    """
     from shardwright.runtime.storage.exchange import export_checkpoint
 
     write(f"{out}: step {export_checkpoint(source, out)}")
@@ -44,13 +39,17 @@ def import_(
     source: Annotated[Path, argument(metavar="PATH", help="What `export` wrote.")],
     out: Annotated[Path, option("--out", "-o", metavar="DIR", help="The folder of a run.")],
 ) -> int:
+    """Read back what `export` wrote, as a checkpoint to resume from.
+
+    \b
+      shardwright checkpoint import step-dcp -o run-2
+    """
     from shardwright.runtime.storage.exchange import import_checkpoint
 
     write(f"{import_checkpoint(source, out)}: train with --resume {out}")
     return 0
 
 
-export.__doc__, import_.__doc__ = EXPORT_HELP, IMPORT_HELP
 app = CommandGroup(
     "checkpoint",
     {

@@ -11,17 +11,6 @@ from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.output import write, write_json
 from shardwright.commands import option
 
-HELP = """Write the cluster file of the machines at hand: GPU types and counts, memory, NVLink and network cards, as
-SLURM, Kubernetes or nvidia-smi tells them. What they do not tell is left blank and named.
-
-Examples:
-
-\b
-  shardwright discover -o cluster.yaml
-  shardwright discover --from slurm
-  shardwright plan --model llama-3.1-8b --cluster cluster.yaml --global-batch 128 --seq-len 8192
-"""
-
 
 def discover(
     source: Annotated[
@@ -33,6 +22,16 @@ def discover(
     ] = None,
     json: options.AsJson = False,
 ) -> None:
+    """Write the cluster file of the machines at hand: GPU types and counts, memory, NVLink and network cards, as
+    SLURM, Kubernetes or nvidia-smi tells them. What they do not tell is left blank and named.
+
+    Examples:
+
+    \b
+      shardwright discover -o cluster.yaml
+      shardwright discover --from slurm
+      shardwright plan --model llama-3.1-8b --cluster cluster.yaml --global-batch 128 --seq-len 8192
+    """
     from dataclasses import asdict
 
     from shardwright.discovery.discover import discover as find
@@ -48,6 +47,3 @@ def discover(
         write(found.text)
     for words in found.unseen:
         print(f"not seen: {words}", file=sys.stderr)
-
-
-discover.__doc__ = HELP

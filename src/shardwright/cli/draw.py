@@ -12,14 +12,6 @@ from shardwright.cli.output import write
 from shardwright.commands import option
 from shardwright.errors import SpecError
 
-HELP = """Draw when each stage of a plan computes what, as SVG.
-
-Examples:
-
-\b
-  shardwright draw plan.json -o plan.svg
-"""
-
 
 def draw(
     plan: options.PlanFile,
@@ -28,6 +20,13 @@ def draw(
     ] = None,
     profile: Profiles = (),
 ) -> None:
+    """Draw when each stage of a plan computes what, as SVG.
+
+    Examples:
+
+    \b
+      shardwright draw plan.json -o plan.svg
+    """
     from shardwright.plans.check import check
     from shardwright.plans.document import load_plan
     from shardwright.reports.svg.draw import draw as picture
@@ -43,6 +42,3 @@ def draw(
         write(text)
     else:
         deliver(text, out)
-
-
-draw.__doc__ = HELP

@@ -26,17 +26,6 @@ if TYPE_CHECKING:
     from shardwright.search.rules.rules import Rule
     from shardwright.search.space.axes import Space
 
-HELP = """Predict time, memory and money of your own plan, and explain the difference to the best, term by term.
-
-Examples:
-
-\b
-  shardwright evaluate plan.json
-  shardwright evaluate --launch run.sh --cluster 32x8xA100-SXM-80
-  shardwright evaluate --launch run.sh --cluster cluster.yaml --env TP=8 -- dsw 8B 1
-  shardwright evaluate --launch run.sh --cluster cluster.yaml --model llama-2-70b --json
-"""
-
 
 def evaluate(
     words: Annotated[
@@ -86,6 +75,16 @@ def evaluate(
     ] = None,
     json: options.AsJson = False,
 ) -> None:
+    """Predict time, memory and money of your own plan, and explain the difference to the best, term by term.
+
+    Examples:
+
+    \b
+      shardwright evaluate plan.json
+      shardwright evaluate --launch run.sh --cluster 32x8xA100-SXM-80
+      shardwright evaluate --launch run.sh --cluster cluster.yaml --env TP=8 -- dsw 8B 1
+      shardwright evaluate --launch run.sh --cluster cluster.yaml --model llama-2-70b --json
+    """
     from shardwright.plans.abilities import framework_problems
     from shardwright.plans.check import check
     from shardwright.plans.document import dumps, load_plan
@@ -227,6 +226,3 @@ def _read_launch(
         arguments=arguments,
         environment=environment,
     )
-
-
-evaluate.__doc__ = HELP

@@ -10,31 +10,6 @@ from shardwright.cli.destination import deliver, deliver_all, require_writable
 from shardwright.cli.output import note, write, write_json
 from shardwright.commands import option
 
-HELP = """Write a plan as the configuration of a training framework. What it cannot express is refused by name.
-
-Targets:
-
-\b
-  megatron      Megatron-LM core_v0.19: a launch script
-  bridge        Megatron-Bridge 0.6: a recipe in Python
-  torchtitan    torchtitan 0.3: a configuration in Python
-  accelerate    Hugging Face Accelerate 1.15 with FSDP2
-  deepspeed     DeepSpeed 0.19: ZeRO and AutoTP
-  skypilot      SkyPilot 0.14: a task or job group that starts Megatron-LM or shardwright train
-  kubernetes    a JobSet that starts the same
-  perfetto      a trace of the predicted step, for https://ui.perfetto.dev
-
-Examples:
-
-\b
-  shardwright export plan.json --to megatron -o run.sh
-  shardwright export plan.json --to megatron --launcher slurm -o job.sbatch
-  shardwright export plan.json --to megatron --json
-  shardwright export plan.json --to deepspeed --nearest -o ds/   # where DeepSpeed cannot run it, one that it can
-  shardwright export plan.json --to skypilot -o launch/          # task.yaml, run.sh
-  shardwright export plan.json --to kubernetes -o jobset.yaml
-  shardwright export plan.json --to perfetto -o trace.json       # open it at https://ui.perfetto.dev
-"""
 TARGET = "One of the targets below."
 
 
@@ -54,6 +29,31 @@ def export(
     ] = False,
     json: Annotated[bool, option("--json", help="Print arguments and script as one JSON document.")] = False,
 ) -> None:
+    """Write a plan as the configuration of a training framework. What it cannot express is refused by name.
+
+    Targets:
+
+    \b
+      megatron      Megatron-LM core_v0.19: a launch script
+      bridge        Megatron-Bridge 0.6: a recipe in Python
+      torchtitan    torchtitan 0.3: a configuration in Python
+      accelerate    Hugging Face Accelerate 1.15 with FSDP2
+      deepspeed     DeepSpeed 0.19: ZeRO and AutoTP
+      skypilot      SkyPilot 0.14: a task or job group that starts Megatron-LM or shardwright train
+      kubernetes    a JobSet that starts the same
+      perfetto      a trace of the predicted step, for https://ui.perfetto.dev
+
+    Examples:
+
+    \b
+      shardwright export plan.json --to megatron -o run.sh
+      shardwright export plan.json --to megatron --launcher slurm -o job.sbatch
+      shardwright export plan.json --to megatron --json
+      shardwright export plan.json --to deepspeed --nearest -o ds/   # where DeepSpeed cannot run it, one that it can
+      shardwright export plan.json --to skypilot -o launch/          # task.yaml, run.sh
+      shardwright export plan.json --to kubernetes -o jobset.yaml
+      shardwright export plan.json --to perfetto -o trace.json       # open it at https://ui.perfetto.dev
+    """
     from shardwright.errors import Problem, SpecError
     from shardwright.exporters.nearest import nearest_plan
     from shardwright.exporters.targets import export as files_for
@@ -83,6 +83,3 @@ def export(
         write(exported.main)
         if others := list(exported.files)[1:]:
             note(f"{', '.join(others)}: write these too with -o FOLDER")
-
-
-export.__doc__ = HELP

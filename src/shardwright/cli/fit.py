@@ -13,16 +13,6 @@ from shardwright.commands import argument, option
 from shardwright.errors import bad
 
 USUAL_SEQ_LEN = 2048
-HELP = """Say in a second whether training a model fits a GPU: full training, sharded (ZeRO), with the optimizer in host
-memory, LoRA and QLoRA; what would make it fit, and the command to type next.
-
-Examples:
-
-\b
-  shardwright fit llama-3.1-8b --gpu RTX3090
-  shardwright fit ./config.json --gpu RTX4090 --gpus 4 --seq-len 4096
-  shardwright fit llama-3.1-70b --gpu H100-SXM --gpus 8 --nodes 4 --json
-"""
 MODEL, GPU = "Preset, config.json or its folder, or YAML.", "GPU type, e.g. RTX3090 (`shardwright gpus`)."
 
 
@@ -41,6 +31,16 @@ def fit(
     accept_guess: AcceptGuess = False,
     json: options.AsJson = False,
 ) -> None:
+    """Say in a second whether training a model fits a GPU: full training, sharded (ZeRO), with the optimizer in host
+    memory, LoRA and QLoRA; what would make it fit, and the command to type next.
+
+    Examples:
+
+    \b
+      shardwright fit llama-3.1-8b --gpu RTX3090
+      shardwright fit ./config.json --gpu RTX4090 --gpus 4 --seq-len 4096
+      shardwright fit llama-3.1-70b --gpu H100-SXM --gpus 8 --nodes 4 --json
+    """
     from shardwright.cli.inputs import job_of
     from shardwright.reports.text.sizing import sizing_document, sizing_text
     from shardwright.search.sizing import fit as size
@@ -63,6 +63,3 @@ def fit(
     write_json(sizing_document(sizing, model)) if json else write(sizing_text(sizing, model, terminal_width()))
     if sizing.first is None:
         raise Exit(3)
-
-
-fit.__doc__ = HELP

@@ -14,21 +14,6 @@ from shardwright.cli.measurements import Profiles
 from shardwright.cli.output import progress, terminal_width, write, write_json
 from shardwright.commands import option
 
-HELP = """Find the best parallel strategy for a model on a cluster: all that Megatron-LM can run and, on several types
-of GPUs, plans that mix them.
-
-Examples:
-
-\b
-  shardwright plan --model llama-2-70b --cluster 32x8xA800-SXM-80 \\
-      --global-batch 512 --seq-len 4096
-  shardwright plan --model ./config.json --cluster cluster.yaml --global-batch 1024 --seq-len 8192 \\
-      --tokens 1T --objective cost --deadline 720 --out plan.json
-  shardwright plan --model llama-3.1-8b --cluster 2x8xH100-SXM --global-batch 128 --seq-len 8192 \\
-      --set tp=1,2 --set recompute=none --json
-  shardwright plan --profile layers.json --cluster cluster.yaml --global-batch 1024
-"""
-
 
 def plan(
     cluster: Annotated[
@@ -112,6 +97,20 @@ def plan(
     details: options.Details = False,
     json: options.AsJson = False,
 ) -> None:
+    """Find the best parallel strategy for a model on a cluster: all that Megatron-LM can run and, on several types
+    of GPUs, plans that mix them.
+
+    Examples:
+
+    \b
+      shardwright plan --model llama-2-70b --cluster 32x8xA800-SXM-80 \\
+          --global-batch 512 --seq-len 4096
+      shardwright plan --model ./config.json --cluster cluster.yaml --global-batch 1024 --seq-len 8192 \\
+          --tokens 1T --objective cost --deadline 720 --out plan.json
+      shardwright plan --model llama-3.1-8b --cluster 2x8xH100-SXM --global-batch 128 --seq-len 8192 \\
+          --set tp=1,2 --set recompute=none --json
+      shardwright plan --profile layers.json --cluster cluster.yaml --global-batch 1024
+    """
     from shardwright.cli.amounts import dollars, hours
     from shardwright.cli.inputs import job_of, part, refuse_unexportable, rules_of
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
@@ -194,6 +193,3 @@ def length_of_documents(file: Path | None, seq_len: int) -> float | None:
     from shardwright.runtime.storage.data import document_tokens, open_tokens
 
     return document_tokens(open_tokens(file), seq_len)
-
-
-plan.__doc__ = HELP

@@ -11,17 +11,6 @@ from shardwright.cli import options
 from shardwright.cli.output import progress, screen_width, write, write_json
 from shardwright.commands import option
 
-HELP = """List prices of machines in US dollars an hour, on demand and spot, with source and date: those that --refresh
-fetched last, else the dated table that ships.
-
-Examples:
-
-\b
-  shardwright prices --gpu H100-SXM
-  shardwright prices --gpu A100-SXM-80 --provider aws --region us-east-1
-  shardwright prices --refresh
-"""
-
 
 def prices(
     gpu: Annotated[str | None, option(metavar="GPU", help="Only this GPU, e.g. H100-SXM.")] = None,
@@ -32,6 +21,16 @@ def prices(
     ] = False,
     json: options.AsJson = False,
 ) -> None:
+    """List prices of machines in US dollars an hour, on demand and spot, with source and date: those that --refresh
+    fetched last, else the dated table that ships.
+
+    Examples:
+
+    \b
+      shardwright prices --gpu H100-SXM
+      shardwright prices --gpu A100-SXM-80 --provider aws --region us-east-1
+      shardwright prices --refresh
+    """
     from shardwright.reports.text.catalogue import prices_text
     from shardwright.spec.catalog.price_table import table_prices
 
@@ -60,6 +59,3 @@ def _refresh() -> None:
     print(
         f"{len(found.rows):,} prices of {found.rows[0].price.date}{left}, kept in {refreshed_path()}", file=sys.stderr
     )
-
-
-prices.__doc__ = HELP

@@ -18,21 +18,6 @@ if TYPE_CHECKING:
     from shardwright.spec.cluster import Cluster
     from shardwright.spec.read.machine_profile import MachineProfile
 
-HELP = """Measure this machine's devices and links, and plan with what they really do.
-
-About thirty matrix products of training sizes, forward and both gradients, with attention, memory-bound operators and
-collectives, take away most of what is uncertain about a GPU that nobody has measured before. It needs PyTorch; the
-machine should do nothing else meanwhile. Interrupt it at any time: the same command goes on where it stopped.
-
-Examples:
-
-\b
-  shardwright profile -o profile.json
-  shardwright profile -o profile.json --minutes 10 --gpu H200
-  shardwright plan --model llama-3.1-8b --cluster 4x8xH200 --global-batch 256 --seq-len 8192 \\
-      --machine-profile profile.json
-  shardwright profile --device cpu -o cpu.json --json
-"""
 LONGEST_MINUTES = 240.0
 BAR_WIDTH, LINES = 24, 10
 CLEAR = "\r\033[K"
@@ -58,6 +43,21 @@ def profile(
     ] = False,
     json: options.AsJson = False,
 ) -> None:
+    """Measure this machine's devices and links, and plan with what they really do.
+
+    About thirty matrix products of training sizes, forward and both gradients, with attention, memory-bound operators
+    and collectives, take away most of what is uncertain about a GPU that nobody has measured before. It needs PyTorch;
+    the machine should do nothing else meanwhile. Interrupt it at any time: the same command goes on where it stopped.
+
+    Examples:
+
+    \b
+      shardwright profile -o profile.json
+      shardwright profile -o profile.json --minutes 10 --gpu H200
+      shardwright plan --model llama-3.1-8b --cluster 4x8xH200 --global-batch 256 --seq-len 8192 \\
+          --machine-profile profile.json
+      shardwright profile --device cpu -o cpu.json --json
+    """
     from shardwright.cost.learned import default_efficiency
     from shardwright.cost.measured.summary import family_summaries, link_summaries
     from shardwright.measure.custom import cluster_fragment
@@ -132,6 +132,3 @@ def _name(row: Row) -> str:
     if isinstance(row, OperatorTime):
         return f"{row.kind} {row.direction} {row.dtype}"
     return f"{row.collective} of {row.ranks}, {format_bytes(row.bytes)}"
-
-
-profile.__doc__ = HELP

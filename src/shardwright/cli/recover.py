@@ -12,13 +12,6 @@ from shardwright.errors import bad
 if TYPE_CHECKING:
     from shardwright.runtime.recovery.rehearsal import Rehearsal
 
-HELP = """Show what would move from where if machines of an elastic run were lost now. Nothing is touched.
-
-\b
-  shardwright recover --dry-run --join 10.0.0.1:29400 --lose machine-2
-  shardwright recover --dry-run --join 10.0.0.1:29400 --lose machine-1,machine-2
-"""
-
 
 def recover(
     join: Annotated[str, option(metavar="HOST:PORT", help="The keeper of any machine of the run.")],
@@ -26,6 +19,12 @@ def recover(
     dry_run: Annotated[bool, option("--dry-run", help="Only show it; a run recovers by itself.")] = False,
     json: options.AsJson = False,
 ) -> int:
+    """Show what would move from where if machines of an elastic run were lost now. Nothing is touched.
+
+    \b
+      shardwright recover --dry-run --join 10.0.0.1:29400 --lose machine-2
+      shardwright recover --dry-run --join 10.0.0.1:29400 --lose machine-1,machine-2
+    """
     from shardwright.cli.elastic import address_of
     from shardwright.runtime.recovery.rehearsal import rehearse
 
@@ -63,6 +62,3 @@ def _text(found: Rehearsal) -> str:
         f"moved in {format_seconds(found.seconds)}; no plan takes less than {format_seconds(found.bound_seconds)}",
     ]
     return "\n".join(lines)
-
-
-recover.__doc__ = HELP

@@ -9,18 +9,6 @@ from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
 from shardwright.commands import argument, option
 
-HELP = """Show a result as one HTML page that needs no network: a plan, what `plan --json`, `shop --json` or
-`evaluate --json` printed, two plans side by side, or the folder of a training run.
-
-Examples:
-
-\b
-  shardwright report plan.json -o report.html
-  shardwright plan … --json > ranking.json; shardwright report ranking.json -o report.html
-  shardwright shop … --json > shop.json; shardwright report shop.json -o shop.html
-  shardwright report mine.json theirs.json -o comparison.html
-  shardwright report runs/first -o run.html
-"""
 LARGEST_BYTES = 256_000_000
 
 
@@ -32,6 +20,18 @@ def report(
     out: Annotated[Path, option("--out", "-o", metavar="FILE", help="The page to write.")] = Path("report.html"),
     profile: Profiles = (),
 ) -> None:
+    """Show a result as one HTML page that needs no network: a plan, what `plan --json`, `shop --json` or
+    `evaluate --json` printed, two plans side by side, or the folder of a training run.
+
+    Examples:
+
+    \b
+      shardwright report plan.json -o report.html
+      shardwright plan … --json > ranking.json; shardwright report ranking.json -o report.html
+      shardwright shop … --json > shop.json; shardwright report shop.json -o shop.html
+      shardwright report mine.json theirs.json -o comparison.html
+      shardwright report runs/first -o run.html
+    """
     from shardwright.plans.document import from_document, load_plan
     from shardwright.reports.html.report import report as page
     from shardwright.spec.text.reading import parse_json, read_text
@@ -52,6 +52,3 @@ def report(
             subject = document
         names = (source.name, "" if other is None else other.name)
     deliver(page(subject, second, names=names, efficiency=efficiency), out)
-
-
-report.__doc__ = HELP

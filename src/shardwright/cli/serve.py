@@ -8,17 +8,6 @@ from typing import Annotated
 from shardwright.cli.output import note, write
 from shardwright.commands import option
 
-HELP = """Serve a page on this machine on which you change the question by hand, and the plan follows.
-
-Choose model and GPUs, drag their numbers, the batch, deadline and budget; a first plan is there at once, and better as
-the search ends. The address of the page holds the question: copy it to share or keep it.
-
-Examples:
-
-\b
-  shardwright serve
-  shardwright serve --port 0 --open
-"""
 LOOPBACK, PORT = "127.0.0.1", 8639
 
 
@@ -29,6 +18,17 @@ def serve(
     port: Annotated[int, option(metavar="N", help="The port; 0 takes a free one.")] = PORT,
     open_page: Annotated[bool, option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
+    """Serve a page on this machine on which you change the question by hand, and the plan follows.
+
+    Choose model and GPUs, drag their numbers, the batch, deadline and budget; a first plan is there at once, and better
+    as the search ends. The address of the page holds the question: copy it to share or keep it.
+
+    Examples:
+
+    \b
+      shardwright serve
+      shardwright serve --port 0 --open
+    """
     import webbrowser
 
     from shardwright.serving.what_if.server import Server
@@ -41,6 +41,3 @@ def serve(
             webbrowser.open(server.url)
         with suppress(KeyboardInterrupt):
             server.serve_forever()
-
-
-serve.__doc__ = HELP

@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from shardwright.spec.offers import Offers
 
 USUAL_BATCH_TOKENS, USUAL_SEQ_LEN = 1 << 22, 4096  # Llama 2's (arXiv 2307.09288, §2.2)
-HELP = """Find out which GPUs to rent, and how many: the whole front of training time, dollars and risk, each point
-with its plan. Offers come from a file, or from the dated price table.
-
-Examples:
-
-\b
-  shardwright shop --model llama-2-70b --offers offers.yaml --tokens 1T --deadline 30d
-  shardwright shop --model llama-3.1-8b --gpu H100-SXM --gpu A100-SXM-80 --tokens 300B --budget 50k
-  shardwright shop --model ./config.json --offers offers.yaml --tokens 2T --json
-"""
 
 
 def shop(
@@ -89,6 +79,16 @@ def shop(
     details: options.Details = False,
     json: options.AsJson = False,
 ) -> None:
+    """Find out which GPUs to rent, and how many: the whole front of training time, dollars and risk, each point
+    with its plan. Offers come from a file, or from the dated price table.
+
+    Examples:
+
+    \b
+      shardwright shop --model llama-2-70b --offers offers.yaml --tokens 1T --deadline 30d
+      shardwright shop --model llama-3.1-8b --gpu H100-SXM --gpu A100-SXM-80 --tokens 300B --budget 50k
+      shardwright shop --model ./config.json --offers offers.yaml --tokens 2T --json
+    """
     from shardwright.cli.amounts import dollars, hours
     from shardwright.cli.inputs import job_of
     from shardwright.cli.measurements import efficiency_of, model_of, read_measurements
@@ -177,6 +177,3 @@ def _offers(
         raise bad("--max-gpus", f"{max_gpus} GPUs cannot be rented", f"{MOST_GPUS} is the default")
     table = table_prices(provider=provider, region=region, own=rows)
     return narrowed(offers_from_prices(table, gpus=gpus, most_gpus=max_gpus), gpus, markets)
-
-
-shop.__doc__ = HELP

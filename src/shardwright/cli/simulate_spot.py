@@ -15,17 +15,6 @@ if TYPE_CHECKING:
     from shardwright.plans.plan import Plan
     from shardwright.recovery.simulation.traces import Trace
 
-HELP = """Replay over a plan which spot machines were there and what they cost: useful tokens, dollars, hours lost
-to each cause. What is done about losses is decided by the code that decides in `train --elastic`, and compared
-with reloading everything from the cloud, restarts without a new plan, and machines on demand.
-
-\b
-  shardwright simulate-spot plan.json --trace trace.csv -o spot.svg
-  shardwright simulate-spot plan.json --market batches --days 7 --seed 1 --json
-  shardwright simulate-spot plan.json --market capped --save-trace trace.csv
-
-A trace has the columns seconds,zone,gpu,machines,dollars_per_machine_hour: from then on, so many machines could be had.
-"""
 LEAST_DAYS, MOST_DAYS, MOST_ZONES = 0.01, 3650, 1000
 
 
@@ -42,6 +31,18 @@ def simulate_spot(
     out: Annotated[Path | None, option("--out", "-o", metavar="FILE.svg", help="Write a picture here.")] = None,
     json: options.AsJson = False,
 ) -> int:
+    """Replay over a plan which spot machines were there and what they cost: useful tokens, dollars, hours lost
+    to each cause. What is done about losses is decided by the code that decides in `train --elastic`, and compared
+    with reloading everything from the cloud, restarts without a new plan, and machines on demand.
+
+    \b
+      shardwright simulate-spot plan.json --trace trace.csv -o spot.svg
+      shardwright simulate-spot plan.json --market batches --days 7 --seed 1 --json
+      shardwright simulate-spot plan.json --market capped --save-trace trace.csv
+
+    A trace has the columns seconds,zone,gpu,machines,dollars_per_machine_hour: from then on, so many machines could be
+    had.
+    """
     from shardwright.plans.document import load_plan
     from shardwright.recovery.simulation.replay import simulate
     from shardwright.recovery.simulation.traces import read_trace, write_trace
@@ -79,6 +80,3 @@ def _made(plan: Plan, market: str, *, days: float, zones: int, seed: int) -> Tra
         message = f"must be from {LEAST_DAYS:g} to {MOST_DAYS} days and 1 to {MOST_ZONES} zones"
         raise bad("--days, --zones", message, "for example --days 7 --zones 4")
     return generate_for(plan, kinds[market], days=days, zones=zones, seed=seed)
-
-
-simulate_spot.__doc__ = HELP

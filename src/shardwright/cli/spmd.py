@@ -27,27 +27,6 @@ HELP = """Shard any PyTorch module over unequal GPUs: trace it, find the fastest
 
 `train:task` is a function `task` in train.py that returns a shardwright.spmd.task.Task.
 """
-PLAN_HELP = """Find the fastest program for a module on a cluster.
-
-Example:
-
-\b
-  shardwright spmd plan train:task --cluster "1x2x4090 + 1x2x3090" --out step.json
-"""
-SHOW_HELP = """Print a program, operator by operator.
-
-Example:
-
-\b
-  shardwright spmd show step.json --all
-"""
-TRAIN_HELP = """Train by a program, under torchrun.
-
-Example:
-
-\b
-  torchrun --nproc-per-node 4 -m shardwright spmd train step.json train:task --steps 100
-"""
 MEBIBYTE = 1 << 20
 
 TaskName = Annotated[str, argument(metavar="MODULE:FACTORY", help="A function that returns a Task.")]
@@ -65,6 +44,13 @@ def plan(
     ] = "any",
     json: Json = False,
 ) -> None:
+    """Find the fastest program for a module on a cluster.
+
+    Example:
+
+    \b
+      shardwright spmd plan train:task --cluster "1x2x4090 + 1x2x3090" --out step.json
+    """
     from shardwright.spec.read.cluster import load_cluster
     from shardwright.synthesis.baselines import STRATEGIES
 
@@ -97,6 +83,13 @@ def show(
     every: Annotated[bool, option("--all", help="Repeated blocks each, not the first alone.")] = False,
     json: Json = False,
 ) -> None:
+    """Print a program, operator by operator.
+
+    Example:
+
+    \b
+      shardwright spmd show step.json --all
+    """
     _require_torch()
     from shardwright.spmd.document import load
     from shardwright.synthesis.program import text
@@ -123,6 +116,13 @@ def train(
     ] = None,
     json: Json = False,
 ) -> None:
+    """Train by a program, under torchrun.
+
+    Example:
+
+    \b
+      torchrun --nproc-per-node 4 -m shardwright spmd train step.json train:task --steps 100
+    """
     if steps < 1:
         raise bad(f"--steps {steps}", "is below 1", "train at least one step")
     if accumulate < 1:
@@ -212,7 +212,6 @@ def _memory_words(rank: int, one: RankMemory) -> str:
     return f"rank {rank}: {one.parameter_bytes / MEBIBYTE:.2f} MiB of parameters{peak}"
 
 
-plan.__doc__, show.__doc__, train.__doc__ = PLAN_HELP, SHOW_HELP, TRAIN_HELP
 app = CommandGroup(
     "spmd",
     {

@@ -9,15 +9,6 @@ from shardwright.cli.output import write
 from shardwright.commands import argument, option
 from shardwright.errors import bad
 
-HELP = """Make a token file for `train` from text files.
-
-Examples:
-
-\b
-  shardwright tokens book.txt notes.md -o corpus.bin
-  shardwright tokens *.txt -o corpus.bin --tokenizer path/to/tokenizer.json
-"""
-
 
 def tokens(
     texts: Annotated[tuple[Path, ...], argument(metavar="TEXT…", help="Text files, in UTF-8.")],
@@ -26,12 +17,17 @@ def tokens(
         str, option(metavar="NAME", help="bytes, or a Hugging Face tokenizer.json or its folder.")
     ] = "bytes",
 ) -> None:
+    """Make a token file for `train` from text files.
+
+    Examples:
+
+    \b
+      shardwright tokens book.txt notes.md -o corpus.bin
+      shardwright tokens *.txt -o corpus.bin --tokenizer path/to/tokenizer.json
+    """
     from shardwright.runtime.storage.data import write_tokens
 
     if out.suffix != ".bin":
         raise bad(str(out), "does not end in .bin", "the header is written beside it as .json")
     file = write_tokens(out, texts, tokenizer)
     write(f"{out}: {len(file.tokens):,} tokens, vocabulary {file.vocab:,} ({tokenizer})")
-
-
-tokens.__doc__ = HELP

@@ -27,19 +27,6 @@ from shardwright.errors import bad
 from shardwright.runtime.job.settings import CHANGES
 from shardwright.runtime.state.recipe import METHOD_OF, METHODS, SCHEDULES, Recipe
 
-HELP = """Run a plan on torch.distributed: any plan, uniform or mixed, on CPUs (gloo) or GPUs (NCCL).
-
-On one machine the command starts all processes itself. On several, start it under torchrun on each:
-
-\b
-  shardwright train plan.json --data corpus.bin --steps 200 --out run
-  shardwright train plan.json --data corpus.bin --steps 400 --out run --resume run
-  shardwright train plan.json --data corpus.bin --dry-run
-  torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint host:29500 \\
-      -m shardwright train plan.json --data corpus.bin --device cuda
-
-Ctrl-C stops after the step, with a checkpoint; a checkpoint can be resumed under another plan and on other machines.
-"""
 USUAL, TRAVELS = Recipe(), "As before when resumed."
 
 
@@ -185,6 +172,20 @@ def train(
     ] = False,
     json: options.AsJson = False,
 ) -> int:
+    """Run a plan on torch.distributed: any plan, uniform or mixed, on CPUs (gloo) or GPUs (NCCL).
+
+    On one machine the command starts all processes itself. On several, start it under torchrun on each:
+
+    \b
+      shardwright train plan.json --data corpus.bin --steps 200 --out run
+      shardwright train plan.json --data corpus.bin --steps 400 --out run --resume run
+      shardwright train plan.json --data corpus.bin --dry-run
+      torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint host:29500 \\
+          -m shardwright train plan.json --data corpus.bin --device cuda
+
+    Ctrl-C stops after the step, with a checkpoint; a checkpoint can be resumed under another plan and on other
+    machines.
+    """
     from shardwright.cli.elastic import present_device, run_elastic
     from shardwright.plans.document import load_plan
     from shardwright.runtime.job.launch import choose_device, inside_torchrun, launcher
@@ -293,6 +294,3 @@ def train(
             logs=logs,
         )
     return run_plan(found, layout, settings, logs, json=json)
-
-
-train.__doc__ = HELP

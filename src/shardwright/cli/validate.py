@@ -14,19 +14,6 @@ from shardwright.errors import bad
 if TYPE_CHECKING:
     from shardwright.validation.validate import Validation
 
-HELP = """Predict training runs and compare with what was measured of them: run by run, by group, against simple rivals.
-
-Without a file, the published runs that ship with Shardwright. docs/how-to-validate.md has the columns of a file.
-
-Examples:
-
-\b
-  shardwright validate
-  shardwright validate runs.csv --failed failed.csv
-  shardwright validate runs.csv --quality AB --kind pretrain --json
-  shardwright validate runs.csv --markdown accuracy.md --plot accuracy.svg
-"""
-
 
 def validate(
     runs: Annotated[
@@ -48,6 +35,18 @@ def validate(
     markdown: Annotated[Path | None, option(metavar="FILE", help="Write the tables as a page.")] = None,
     json: options.AsJson = False,
 ) -> None:
+    """Predict training runs and compare with what was measured of them: run by run, by group, against simple rivals.
+
+    Without a file, the published runs that ship with Shardwright. docs/how-to-validate.md has the columns of a file.
+
+    Examples:
+
+    \b
+      shardwright validate
+      shardwright validate runs.csv --failed failed.csv
+      shardwright validate runs.csv --quality AB --kind pretrain --json
+      shardwright validate runs.csv --markdown accuracy.md --plot accuracy.svg
+    """
     from shardwright.validation.validate import validate as compare
 
     require_writable(plot, [runs, failed], json=json, option="--plot")
@@ -74,6 +73,3 @@ def _write_files(validation: Validation, plot: Path | None, markdown: Path | Non
         deliver(accuracy_plot(validation), plot)
     if markdown is not None:
         deliver(accuracy_page(validation, markdown, plot), markdown)
-
-
-validate.__doc__ = HELP
