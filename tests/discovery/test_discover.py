@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.cli.running import refused, run
 
 from shardwright.discovery.discover import Discovery, discover
+from shardwright.discovery.document import known
 from shardwright.discovery.kubernetes import kubernetes_machines
 from shardwright.discovery.local import this_machine
 from shardwright.discovery.machine import Ask, MachineGroup
@@ -111,6 +112,37 @@ def test_slurm_counts_equal_nodes_that_are_up() -> None:
 def test_kubernetes_counts_nodes_that_take_work() -> None:
     (found,) = kubernetes_machines(answers(kubectl=KUBERNETES))
     assert (found.gpu, found.gpus, found.count, found.gpu_memory_mib) == ("NVIDIA-A100-SXM4-80GB", 8, 2, 81920.0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "resource", "count", "expected"),
+    [
+        (
+            {"nvidia.com/gpu.product": "Tesla-T4-SHARED", "nvidia.com/gpu.replicas": "4"},
+            "nvidia.com/gpu",
+            "16",
+            ("T4", 4),
+        ),
+        ({"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}, "nvidia.com/gpu", "7", None),
+        ({"cloud.google.com/gke-accelerator": "nvidia-tesla-a100"}, "nvidia.com/gpu", "8", ("A100-SXM-40", 8)),
+        ({"cloud.google.com/gke-accelerator": "nvidia-h100-mega-80gb"}, "nvidia.com/gpu", "8", ("H100-SXM", 8)),
+        ({"karpenter.k8s.aws/instance-gpu-name": "l40s"}, "nvidia.com/gpu", "4", ("L40S", 4)),
+        ({"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM"}, "amd.com/gpu", "8", ("MI300X", 8)),
+    ],
+)
+def test_nodes_of_kubernetes_as_others_label_them(
+    labels: dict[str, str], resource: str, count: str, expected: tuple[str, int] | None
+) -> None:
+    node = {"metadata": {"labels": labels}, "status": {"capacity": {resource: count, "memory": "2Ti"}}}
+    found = kubernetes_machines(lambda _: json.dumps({"items": [node]}))
+    named = [(gpu.name, group.gpus, group.host_memory_gib) for group in found if (gpu := known(group))]
+    assert named == ([] if expected is None else [(*expected, 2048.0)])
+
+
+def test_slurm_leaves_out_nodes_that_are_not_there_and_parts_of_gpus() -> None:
+    line = "NodeName=n{} Gres=gpu:a100:4,gpu:a100_1g.5gb:7 RealMemory=1024 State={} Partitions=all\n"
+    listing = line.format(1, "IDLE") + line.format(2, "FUTURE") + line.format(3, "UNKNOWN")
+    assert [(each.gpu, each.count) for each in slurm_machines(answers(scontrol=listing))] == [("a100", 1)]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The nodes of a Kubernetes cluster: `kubectl get nodes`, with the labels of NVIDIA's GPU feature discovery
-(https://github.com/NVIDIA/k8s-device-plugin/tree/main/docs/gpu-feature-discovery)."""
+(https://github.com/NVIDIA/k8s-device-plugin/tree/main/docs/gpu-feature-discovery), of AMD's node labeller, of GKE or of
+Karpenter."""
 
 from __future__ import annotations
 
@@ -12,8 +13,19 @@ from shardwright.discovery.machine import Ask, MachineGroup, grouped
 
 NODES = ("kubectl", "get", "nodes", "--output", "json")
 LABEL = "nvidia.com/gpu."
-QUANTITY = re.compile(r"(\d+)([KMG]i)?")
-GIBIBYTES = {None: 1 / 1024**3, "Ki": 1 / 1024**2, "Mi": 1 / 1024, "Gi": 1.0}
+RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
+NAMES = (
+    *(LABEL + "product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator"),
+    "karpenter.k8s.aws/instance-gpu-name",
+)
+GOOGLES: Mapping[str, str] = {  # names of GKE that others use for other parts, or not at all
+    "nvidia-tesla-a100": "A100-SXM-40",
+    "nvidia-tesla-v100": "V100-SXM2-16",
+    "nvidia-h100-mega-80gb": "H100-SXM",
+}
+SHARED = "-SHARED"  # behind the name of a GPU that takes turns between pods
+QUANTITY = re.compile(r"(\d+)([KMGT]i)?")
+GIBIBYTES = {None: 1 / 1024**3, "Ki": 1 / 1024**2, "Mi": 1 / 1024, "Gi": 1.0, "Ti": 1024.0}
 
 
 def kubernetes_machines(ask: Ask) -> tuple[MachineGroup, ...]:
@@ -30,16 +42,26 @@ def _machines(nodes: list[Mapping[str, Any]]) -> Iterator[MachineGroup]:
     for node in nodes:
         labels = node.get("metadata", {}).get("labels", {})
         capacity = node.get("status", {}).get("capacity", {})
-        count = str(capacity.get("nvidia.com/gpu") or labels.get(LABEL + "count") or "0")
-        if node.get("spec", {}).get("unschedulable") or not count.isdigit() or not int(count):
+        told = (capacity.get(name) for name in RESOURCES)
+        count = _whole(next(filter(None, told), None) or labels.get(LABEL + "count"))
+        if node.get("spec", {}).get("unschedulable") or not count:
             continue
         mebibytes = str(labels.get(LABEL + "memory", ""))
         yield MachineGroup(
-            gpu=str(labels.get(LABEL + "product", "")),
-            gpus=int(count),
+            gpu=_name(labels),
+            gpus=max(count // max(_whole(labels.get(LABEL + "replicas")), 1), 1),
             gpu_memory_mib=float(mebibytes) if mebibytes.isdigit() else None,
             host_memory_gib=_gibibytes(str(capacity.get("memory", ""))),
         )
+
+
+def _name(labels: Mapping[str, object]) -> str:
+    name = str(next((labels[name] for name in NAMES if labels.get(name)), ""))
+    return GOOGLES.get(name, name.removesuffix(SHARED))
+
+
+def _whole(text: object) -> int:
+    return int(str(text)) if str(text).isdigit() else 0
 
 
 def _gibibytes(quantity: str) -> float | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+PARTS = re.compile(r"\dg\.\d+gb", re.IGNORECASE)  # in names of MIG's parts of a GPU, which train nothing together
 Ask = Callable[[Sequence[str]], str | None]  # a command's standard output; None where it is missing or fails
 
 
@@ -24,8 +26,9 @@ class MachineGroup:
 
 
 def grouped(machines: Iterable[MachineGroup]) -> tuple[MachineGroup, ...]:
-    """Return machines with equal ones counted together, in the order in which they first came."""
+    """Return machines with equal ones counted together, in the order in which they first came; parts of GPUs are none."""
     counts = Counter[MachineGroup]()
     for machine in machines:
-        counts[replace(machine, count=1)] += machine.count
+        if not PARTS.search(machine.gpu):
+            counts[replace(machine, count=1)] += machine.count
     return tuple(replace(machine, count=count) for machine, count in counts.items())

@@ -10,7 +10,7 @@ from shardwright.discovery.machine import Ask, MachineGroup, grouped
 NODES = ("scontrol", "show", "nodes", "--oneliner")
 FIELD = re.compile(r"(\w+)=(\S*)")
 GPU = re.compile(r"gpu:(?:(?P<name>[^:,()\s]+):)?(?P<count>\d+)")
-GONE = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN")
+GONE = ("DOWN", "DRAIN", "FAIL", "FUTURE", "NOT_RESPONDING", "POWERED_DOWN", "UNKNOWN")
 
 
 def slurm_machines(ask: Ask, partition: str | None = None) -> tuple[MachineGroup, ...]:
