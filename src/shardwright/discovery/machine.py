@@ -26,7 +26,7 @@ class MachineGroup:
 
 
 def grouped(machines: Iterable[MachineGroup]) -> tuple[MachineGroup, ...]:
-    """Return machines with equal ones counted together, in the order in which they first came; parts of GPUs are none."""
+    """Return machines, equal ones counted together, in the order in which they first came; parts of GPUs are none."""
     counts = Counter[MachineGroup]()
     for machine in machines:
         if not PARTS.search(machine.gpu):
