@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.golden.plans import PLANS
 
+from shardwright.cost.money.risk import run_stretch
 from shardwright.plans.findings import Cause, Rejection
 from shardwright.plans.plan import Plan, Prediction, StageMemory, TimeBreakdown
 from shardwright.plans.ranking import Baseline, Ranking, SearchReport
@@ -55,7 +56,7 @@ def costed(
     time = TimeBreakdown(**(SECONDS | (seconds or {})))
     total, stages = time.total_seconds, len(plan.replicas[0].stages)
     sizes = (*gib, *((gib or (60.0,))[-1:] * stages))[:stages]
-    hours = None if plan.job.iterations is None else plan.job.iterations * total / 3600
+    hours = None if plan.job.iterations is None else run_stretch(plan) * plan.job.iterations * total / 3600
     prediction = Prediction(
         iteration_seconds=total,
         interval=(0.9 * total, 1.2 * total),

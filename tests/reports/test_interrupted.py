@@ -6,10 +6,11 @@ import pytest
 
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.plans.ranking import Ranking
+from shardwright.plans.summary import figures, text_table
 from shardwright.reports.text.explain import value
 from shardwright.reports.text.terminal import ranking_text
 from shardwright.search.planner import plan
-from shardwright.search.renting.expected import run_totals
+from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
 from shardwright.spec.read.model import load_model
@@ -38,11 +39,10 @@ def test_no_plan_looks_cheaper_than_the_one_before_or_than_the_bound(found: Rank
     assert values[0] >= found.search.lower_bound_dollars * (1.0 - 1e-9)
 
 
-def test_the_report_shows_runs_with_interruptions(found: Ranking) -> None:
+def test_the_report_and_a_notebook_show_runs_with_interruptions(found: Ranking) -> None:
     text = ranking_text(found)
     for each in found.plans:
-        hours, dollars = run_totals(each)
-        assert each.prediction is not None and each.prediction.hours_total is not None
-        assert hours is not None and dollars is not None
-        assert hours >= each.prediction.hours_total
-        assert format_dollars(dollars) in text
+        row, choice = figures(each), choice_on_cluster(each)
+        assert choice is not None and (row["hours_total"], row["dollars_total"]) == (choice.hours, choice.dollars)
+        assert choice.lost_share > 0.0
+        assert format_dollars(choice.dollars) in text and format_dollars(choice.dollars) in text_table(found.plans)

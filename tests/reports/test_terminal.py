@@ -70,14 +70,14 @@ def test_no_cost_without_its_run_time() -> None:
     days, low, high, millions = (float(found[place]) for place in (1, 2, 3, 4))
     assert days > 165.6 and millions > 11.92, "failures make the run longer and dearer"
     assert low == pytest.approx(0.9 * days, abs=0.1) and high == pytest.approx(1.2 * days, abs=0.1)
-    assert "all tokens take 165.6 days and $11.92 M" in text
+    assert f"all tokens take {days} days and ${millions} M, failures and restarts counted" in text
     without = text_of(tokens=None)
     assert "$ run" not in without
     assert "all tokens" not in without.casefold()
     assert "$3,000 an hour" in without
     unknown = flat(text_of(dollars=None))
     assert "$" not in unknown
-    assert "165.6 days for all tokens; price unknown" in unknown
+    assert f"{days} days for all tokens; price unknown" in unknown
 
 
 @pytest.mark.parametrize("name", PLANS)

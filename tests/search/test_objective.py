@@ -10,7 +10,9 @@ import pytest
 from shardwright.cost.compute.efficiency import Analytic
 from shardwright.cost.money.risk import pool_stretch
 from shardwright.errors import SpecError
+from shardwright.plans.document import dumps
 from shardwright.plans.plan import Plan
+from shardwright.reports.text.plans import whole_run
 from shardwright.search.objective import Objective
 from shardwright.search.planner import plan
 from shardwright.search.renting.expected import choice_on_cluster
@@ -76,15 +78,25 @@ def test_limits_count_what_is_lost() -> None:
     given, run = cluster(spot=True, preemptions_per_hour=0.5), replace(JOB, objective="time")
     free = plan(MODEL, given, run, top=1, efficiency=Analytic()).best
     choice = choice_on_cluster(free)
-    assert choice is not None and free.prediction is not None and free.prediction.hours_total is not None
-    between = (choice.hours + free.prediction.hours_total) / 2.0
-    assert free.prediction.hours_total < between < choice.hours
+    assert choice is not None and free.prediction is not None and free.prediction.hours_total == choice.hours
+    between = choice.hours * (1.0 - choice.lost_share / 2.0)
     late = plan(MODEL, given, replace(run, deadline_hours=between), top=1, efficiency=Analytic())
     assert all(
         found.hours <= between for found in (choice_on_cluster(each) for each in late.plans) if found is not None
     )
     kept = plan(MODEL, given, replace(run, deadline_hours=choice.hours * 1.001), top=1, efficiency=Analytic())
     assert kept.plans
+
+
+def test_machines_taken_back_at_once_leave_figures_and_words() -> None:
+    """Half of all would be taken back within a second: a factor without bounds overflowed, and all machines but one
+    were said to be no faster."""
+    given, run = cluster(spot=True, preemptions_per_hour=3600.0), replace(JOB, objective="time")
+    found = plan(MODEL, given, run, top=1, efficiency=Analytic())
+    calm = plan(MODEL, cluster(spot=True, preemptions_per_hour=0.0), run, top=1, efficiency=Analytic())
+    assert found.best.replicas == calm.best.replicas
+    assert "more than a century" in whole_run(found.best) and "more than a century" not in whole_run(calm.best)
+    assert "Infinity" not in dumps(found.best) and "NaN" not in dumps(found.best)
 
 
 def test_a_plan_without_a_price_or_a_length_has_no_expected_dollars() -> None:

@@ -21,6 +21,7 @@ from shardwright.cost.layers.table import LayerTable
 from shardwright.cost.memory.fit_probability import fit_probability
 from shardwright.cost.money.egress import egress_dollars
 from shardwright.cost.money.price import dollars_per_hour
+from shardwright.cost.money.risk import run_stretch
 from shardwright.cost.pipeline.splits import positions
 from shardwright.cost.strategies import stage_starts
 from shardwright.cost.trust.evidence import conditions_of
@@ -59,7 +60,9 @@ def predict(
     }
     flops = iteration_flops(plan.model, job.global_batch, job.seq_len, job.attended_tokens)
     per_hour = _dollars_per_hour(plan, used, seconds)
-    hours = None if job.iterations is None else job.iterations * seconds / SECONDS_PER_HOUR
+    hours = None
+    if job.iterations is not None:
+        hours = float(coarse(run_stretch(plan) * job.iterations * seconds / SECONDS_PER_HOUR))
     settings = [
         conditions_of(plan.model, pool.gpu, plan.gpus, job) for pool in plan.cluster.pools if used[pool.gpu.name]
     ]
@@ -76,7 +79,7 @@ def predict(
         memory=memory,
         fit_probability=fit,
         dollars_per_hour=per_hour,
-        dollars_total=None if per_hour is None or hours is None else per_hour * hours,
+        dollars_total=None if per_hour is None or hours is None else float(coarse(per_hour * hours)),
         hours_total=hours,
         lower_bound_seconds=ideal,
         busiest_stage=rank,

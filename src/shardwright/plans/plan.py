@@ -10,6 +10,7 @@ from typing import Literal
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
+from shardwright.units import SECONDS_PER_HOUR
 
 Granularity = Literal["none", "selective", "full"]
 Method = Literal["uniform", "block"]
@@ -190,7 +191,8 @@ class Prediction:
 
     `memory` has a row for each replica and an entry for each stage. `interval` is the 80 % interval of
     `iteration_seconds`; `fit_probability` the probability that every stage fits its GPU; `evidence` has the nearest
-    published runs. `busiest_stage` is the stage that works most, of the replica that takes longest.
+    published runs. `busiest_stage` is the stage that works most, of the replica that takes longest. Totals count
+    failures and preemptions.
     """
 
     iteration_seconds: float
@@ -258,6 +260,17 @@ class Plan:
     def layered(self) -> bool:
         """Whether this is uneven FSDP: whole copies of the model on single GPUs, with shares of rows and of state."""
         return self.schedule.kind == "layered"
+
+    @property
+    def iteration_dollars(self) -> float | None:
+        """What an iteration of a costed plan costs, failures and preemptions counted where the run has a length; None
+        where a price is not known."""
+        found = self.prediction
+        if found is None or found.dollars_per_hour is None:
+            return None
+        if found.dollars_total is not None and self.job.iterations is not None:
+            return found.dollars_total / self.job.iterations
+        return found.iteration_seconds * found.dollars_per_hour / SECONDS_PER_HOUR
 
     def __repr__(self) -> str:
         used = " + ".join(f"{count} {gpu}" for gpu, count in self.gpus_by_type.items())

@@ -15,7 +15,6 @@ from shardwright.reports.text.shop import rented_words
 from shardwright.reports.words import in_words
 from shardwright.search.market.result import Shopping
 from shardwright.search.renting.choice import FrontPoint
-from shardwright.search.renting.expected import run_totals
 from shardwright.search.sizing import Sizing
 from shardwright.units import GIBIBYTE
 
@@ -42,7 +41,6 @@ def plan_figures(plan: Plan) -> Answer:
     """Return the figures of a costed plan."""
     found = predicted(plan)
     fullest = outcome.fullest(found)
-    hours, dollars = run_totals(plan)
     return {
         "strategy": describe.degrees_words(plan) if plan.uniform else mixed.gpu_words(plan),
         "settings": dict(settings_of(plan)),
@@ -52,8 +50,8 @@ def plan_figures(plan: Plan) -> Answer:
         "mfu": found.mfu,
         "fullest_gpu_gib": fullest.total_bytes / GIBIBYTE,
         "fit_probability": found.fit_probability,
-        "hours": hours,
-        "dollars": dollars,
+        "hours": found.hours_total,
+        "dollars": found.dollars_total,
         "bottleneck": outcome.bottleneck(found),
         "lower_bound_seconds": found.lower_bound_seconds,
     }

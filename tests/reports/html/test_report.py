@@ -25,7 +25,6 @@ from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.html.report import report
 from shardwright.reports.text.explain import value
 from shardwright.search.planner import on_fewer, predict
-from shardwright.search.renting.expected import run_totals
 from shardwright.search.space.axes import parse_pins
 from shardwright.spec.read.cluster import build_cluster
 
@@ -98,8 +97,9 @@ def test_the_front_has_the_figures_of_the_document() -> None:
     series = found.data["charts"]["front"]["series"]
     (here,) = next(each["points"] for each in series if each["name"] == "this plan")
     assert here[2] == "1 × 8 A100-SXM-40 + 2 × 8 V100-SXM2"
-    hours, dollars = run_totals(best)
-    assert hours is not None and here[:2] == [hours / 24.0, dollars]
+    total = best.prediction
+    assert total is not None and total.hours_total is not None
+    assert here[:2] == [total.hours_total / 24.0, total.dollars_total]
     points = [point[:2] for each in series for point in each["points"] if point is not here]
     rows: Any = document["fewer"]
     assert sorted(points) == sorted([row["hours"] / 24.0, row["dollars"]] for row in rows)
@@ -177,7 +177,7 @@ def test_plans_whose_steps_do_different_work_are_not_compared() -> None:
             report(best, other)
 
 
-def test_least_money_is_proved_and_compared_in_dollars_and_undisturbed_totals_are_named() -> None:
+def test_least_money_is_proved_and_compared_in_dollars_and_failures_are_named() -> None:
     fast, slow = ({"count": 1, "gpu": gpu, "gpus": 8, "price_per_hour": price} for gpu, price in PRICED.items())
     job = shardwright.make_job(global_batch=64, seq_len=1024, tokens=1e9, precision="fp16", objective="cost")
     found = shardwright.plan(
@@ -186,7 +186,7 @@ def test_least_money_is_proved_and_compared_in_dollars_and_undisturbed_totals_ar
     text = unescape(report(found))
     assert found.search.lower_bound_dollars is not None
     assert f"no plan of the space costs less than ${found.search.lower_bound_dollars:.4g} an iteration" in text
-    assert "interruptions not counted" in text and "money against the best" in text
+    assert "failures and restarts counted" in text and "money against the best" in text
     rivals = json.loads(json.dumps(ranking_document(found)))["baselines"]
     dearest = max(entry["dollars"] for entry in rivals if entry["dollars"] is not None)
     assert f"{dearest / value(found.best):.3f}×" in Text(report(found)).cells

@@ -14,7 +14,6 @@ from shardwright.plans.document import dumps
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Ranking
 from shardwright.search.planner import plan
-from shardwright.search.renting.expected import run_totals
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.cluster import build_cluster
 from shardwright.spec.read.job import make_job
@@ -49,9 +48,8 @@ def dollars(found: Ranking) -> float:
 
 def expected_dollars(costed: Plan) -> float:
     """Return the dollars of the whole run, failures and restarts counted, as the search counts them."""
-    total = run_totals(costed)[1]
-    assert total is not None
-    return total
+    assert costed.prediction is not None and costed.prediction.dollars_total is not None
+    return costed.prediction.dollars_total
 
 
 @pytest.mark.parametrize("dear", [14.0, 20.0, 30.0])

@@ -18,6 +18,7 @@ import numpy as np
 from shardwright.arrays import Array, Floats, Ints
 from shardwright.cost.frameworks.optimizer import STORED_BYTES
 from shardwright.cost.memory.sizes import trained_share
+from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse, weighed
 from shardwright.spec.cluster import NodePool
 from shardwright.spec.job import Job
@@ -27,6 +28,7 @@ from shardwright.units import SECONDS_PER_HOUR
 
 NEWTON_STEPS = 12  # numeric
 LONGEST = 30.0  # δ / M, above which τ is M to the last digit; numeric
+NEVER = 1e9  # T(τ) / T_s of runs that do not get on, so that what is made of it stays finite; numeric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +74,22 @@ def pool_stretch(model: Model, job: Job, pool: NodePool, machines: Ints) -> Floa
     return stretch(together(model, job, Terms(), machines[:, None], gpus, rates)).factor
 
 
+def run_stretch(plan: Plan) -> float:
+    """Return by what failures and preemptions lengthen the run of a plan on the machines that it uses."""
+    used = plan.gpus_by_type
+    pools = [pool for pool in plan.cluster.pools if used[pool.gpu.name]]
+    gpus = np.array([pool.gpus_per_node for pool in pools])
+    machines = -(-np.array([[used[pool.gpu.name] for pool in pools]]) // gpus)
+    rates = np.array([preemptions_per_hour(pool) for pool in pools])
+    return float(stretch(together(plan.model, plan.job, Terms(), machines, gpus, rates)).factor[0])
+
+
 def stretch(exposure: Exposure) -> Stretch:
     """Return how much longer the run gets under the best checkpoint interval."""
     rate = exposure.interruptions_per_hour / SECONDS_PER_HOUR
     interval = optimal_interval_seconds(rate, exposure.checkpoint_seconds)
     factor = stretch_factor(rate, interval, exposure.checkpoint_seconds, exposure.recovery_seconds)
-    return Stretch(factor=coarse(factor), interval_seconds=coarse(interval))
+    return Stretch(factor=coarse(np.minimum(factor, NEVER)), interval_seconds=coarse(interval))
 
 
 def stretch_factor(rate: Array, interval: Array, checkpoint: Array, recovery: Array) -> Floats:

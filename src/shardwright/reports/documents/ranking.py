@@ -9,7 +9,7 @@ from shardwright.errors import Problem
 from shardwright.plans.document import to_document
 from shardwright.plans.ranking import Baseline, Evaluation, Origin, PassedOver, Ranking, SearchReport
 from shardwright.reports.text.caution import passed_over_words
-from shardwright.reports.text.explain import changes, differences, gaps, iteration_dollars, shortage, verdict
+from shardwright.reports.text.explain import changes, differences, gaps, shortage, verdict
 from shardwright.reports.text.ladder import Rung
 from shardwright.reports.text.plans import predicted
 from shardwright.reports.text.risk import risk_document
@@ -57,7 +57,7 @@ def _baseline(entry: Baseline) -> Document:
     return {
         "rule": entry.rule,
         "iteration_seconds": None if entry.plan is None else predicted(entry.plan).iteration_seconds,
-        "dollars": None if entry.plan is None else iteration_dollars(entry.plan),
+        "dollars": None if entry.plan is None else entry.plan.iteration_dollars,
         "reason": in_words(entry.failure) if entry.failure else "",
     }
 

@@ -15,7 +15,6 @@ from shardwright.reports.text import question
 from shardwright.reports.text.explain import changes, reasons, saving, unit, value
 from shardwright.reports.text.mixed import gpu_words
 from shardwright.reports.text.plans import predicted
-from shardwright.search.renting.expected import run_totals
 from shardwright.units import SECONDS_PER_HOUR, format_count, format_dollars, format_seconds
 
 
@@ -27,7 +26,7 @@ def context_lines(plan: Plan) -> tuple[str, ...]:
 def answer(plan: Plan) -> str:
     """Return a plan in one sentence: what it runs on, how fast, for how much."""
     found = predicted(plan)
-    hours, dollars = run_totals(plan)
+    hours, dollars = found.hours_total, found.dollars_total
     words = f"{plan.model.name} trains on {gpu_words(plan)} at {format_count(found.tokens_per_second)} tokens a second"
     if hours is not None:
         words += f": all tokens in {format_seconds(hours * SECONDS_PER_HOUR)}"

@@ -11,8 +11,8 @@ from shardwright.reports.html.cluster_map import map_section
 from shardwright.reports.html.section import Chart, Figure, PageSection, PageTable
 from shardwright.reports.html.timeline import timeline_section
 from shardwright.reports.text import outcome
-from shardwright.reports.text.plans import money_words, predicted, settings_of
-from shardwright.search.renting.expected import choice_on_cluster, run_totals
+from shardwright.reports.text.plans import predicted, settings_of
+from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.units import SECONDS_PER_HOUR, clock, format_bytes, format_count, format_dollars, format_seconds
 
 SMALLEST_SHARE = 0.0005  # of an iteration; a smaller term is not worth a row
@@ -42,7 +42,7 @@ def figures(plan: Plan) -> Iterator[Figure]:
     share = f"{worst.total_bytes / worst.capacity_bytes:.0%} of {format_bytes(worst.capacity_bytes)}"
     fits = f"{share}; fits with {found.fit_probability:.0%}"
     yield Figure(label="fullest GPU", value=format_bytes(worst.total_bytes), note=fits)
-    hours, dollars = run_totals(plan)
+    hours, dollars = found.hours_total, found.dollars_total
     if hours is not None:
         stretch = [end / seconds * hours * SECONDS_PER_HOUR for end in found.interval]
         note = f"80 % sure: {format_seconds(stretch[0])} to {format_seconds(stretch[1])}"
@@ -194,6 +194,6 @@ def money_section(plan: Plan) -> PageSection:
     return PageSection(
         name="money",
         title="Money and assumptions",
-        lead=f"{money_words(plan)}.",
+        lead=f"{outcome.money_words(predicted(plan))}.",
         points=tuple(dict.fromkeys(points)),
     )

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from shardwright.plans.plan import Plan
 from shardwright.reports.text import outcome, strategy
 from shardwright.reports.text.plans import predicted
-from shardwright.search.renting.expected import choice_on_cluster
-from shardwright.units import SECONDS_PER_HOUR, clock, counted, format_bytes, format_seconds
+from shardwright.units import clock, counted, format_bytes, format_seconds
 
 SMALLEST_SHARE = 0.002  # of an iteration; a smaller difference is not worth a line
 # The settings that a term of the time depends on, the most telling first.
@@ -114,18 +113,8 @@ def contrast(other: Plan, best: Plan) -> str:
 
 def value(plan: Plan) -> float:
     """Return what the job minimises, for one iteration: seconds, or dollars where prices are known."""
-    dollars = iteration_dollars(plan) if plan.job.objective == "cost" else None
+    dollars = plan.iteration_dollars if plan.job.objective == "cost" else None
     return predicted(plan).iteration_seconds if dollars is None else dollars
-
-
-def iteration_dollars(plan: Plan) -> float | None:
-    """Return what an iteration of a costed plan costs, interruptions counted; None where a price is not known."""
-    found = predicted(plan)
-    if found.dollars_per_hour is None:
-        return None
-    risky = choice_on_cluster(plan)
-    longer = 1.0 if risky is None else 1.0 / (1.0 - risky.lost_share)
-    return longer * found.iteration_seconds * found.dollars_per_hour / SECONDS_PER_HOUR
 
 
 def unit(plan: Plan) -> str:

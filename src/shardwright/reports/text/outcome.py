@@ -47,7 +47,9 @@ def money_words(prediction: Prediction) -> str:
         f"and {format_dollars(rate * hours_per_billion)}"
     )
     if prediction.dollars_total is not None and run is not None:
-        words += f"; all tokens take {run} and {format_dollars(prediction.dollars_total)}"
+        words += (
+            f"; all tokens take {run} and {format_dollars(prediction.dollars_total)}, failures and restarts counted"
+        )
     return words
 
 

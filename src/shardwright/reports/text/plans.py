@@ -9,7 +9,6 @@ from shardwright.cost.trust.chance import carried
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory
 from shardwright.reports.text import describe, mixed, outcome, shares, strategy
 from shardwright.reports.text.layout import bar, labelled, table, wrapped
-from shardwright.search.renting.expected import choice_on_cluster, run_totals
 from shardwright.units import (
     GIBIBYTE,
     SECONDS_PER_HOUR,
@@ -22,6 +21,7 @@ from shardwright.units import (
 
 MOST_STAGES = 16
 MOST_REPLICAS = 4  # kinds of replicas whose memory is shown
+CENTURY_HOURS = 100 * 365.25 * 24
 FAR = 2.0  # distance of a published run (`plan.Evidence`) that says little of a plan
 SPARE = ("recompute", "$/h", "fits", "peak GiB", "sharding", "tokens/s", "cp")  # go first where space is short
 
@@ -43,8 +43,8 @@ def plans_table(plans: Sequence[Plan], width: int) -> str:
 
 def _cells(place: int, plan: Plan) -> dict[str, str]:
     stage, found = plan.replicas[0].stages[0], predicted(plan)
+    hours, dollars = found.hours_total, found.dollars_total
     experts = any(kind.moe is not None for kind in plan.model.kinds)
-    hours, dollars = run_totals(plan)
     return {
         "#": str(place),
         "GPU": _gpu_words(plan),
@@ -69,12 +69,6 @@ def _cells(place: int, plan: Plan) -> dict[str, str]:
     }
 
 
-def money_words(plan: Plan) -> str:
-    """Return price and run time of a costed plan, and that these leave interruptions out."""
-    undisturbed = "" if choice_on_cluster(plan) is None else ", interruptions not counted"
-    return outcome.money_words(predicted(plan)) + undisturbed
-
-
 def _gpu_words(plan: Plan) -> str:
     if len(plan.cluster.pools) < 2:
         return "–"
@@ -83,13 +77,15 @@ def _gpu_words(plan: Plan) -> str:
 
 def whole_run(best: Plan) -> str:
     """Return hours and dollars of the whole run with their 80 % intervals, failures counted; "" without a length."""
-    hours, dollars = run_totals(best)
-    return "" if hours is None else run_words(best, hours, dollars)
+    found = predicted(best)
+    return "" if found.hours_total is None else run_words(best, found.hours_total, found.dollars_total)
 
 
 def run_words(plan: Plan, hours: float, dollars: float | None) -> str:
     """Return hours and dollars of a whole run, its failures counted in both, with their 80 % intervals."""
     found = predicted(plan)
+    if hours > CENTURY_HOURS:
+        return "more than a century: machines fail or are taken back (preemptions_per_hour) before so many of them get on"
     low, high = (format_seconds(end * SECONDS_PER_HOUR) for end in carried(found, hours))
     words = f"{format_seconds(hours * SECONDS_PER_HOUR)} (80% sure: {low} to {high})"
     if dollars is None:
@@ -122,7 +118,7 @@ def plan_text(plan: Plan, title: str, width: int) -> str:
         labelled("memory", f"fits with probability {found.fit_probability:.0%}", width),
         *_evidence_lines(found, width),
         labelled("bottleneck", outcome.bottleneck(found), width),
-        labelled("money", money_words(plan), width),
+        labelled("money", outcome.money_words(found), width),
     ]
     return "\n".join(lines)
 

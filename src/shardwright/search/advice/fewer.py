@@ -8,7 +8,6 @@ from itertools import product
 
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Fewer
-from shardwright.search.renting.expected import run_totals
 from shardwright.spec.cluster import Cluster
 
 SHARES = (0.75, 0.5, 0.25, 0.0)  # of the machines of a group; chosen
@@ -35,10 +34,15 @@ def fewer_machines(best: Plan, planned: Planned) -> tuple[Fewer, ...]:
 
 def point(nodes: tuple[int, ...], plan: Plan) -> Fewer:
     """Return a costed plan on so many machines of each group as a point of time, dollars and GPUs."""
-    assert plan.prediction is not None, "the plan is costed"
-    hours, dollars = run_totals(plan)
-    seconds = plan.prediction.iteration_seconds
-    return Fewer(nodes=nodes, gpus=plan.gpus, iteration_seconds=seconds, hours=hours, dollars=dollars)
+    found = plan.prediction
+    assert found is not None, "the plan is costed"
+    return Fewer(
+        nodes=nodes,
+        gpus=plan.gpus,
+        iteration_seconds=found.iteration_seconds,
+        hours=found.hours_total,
+        dollars=found.dollars_total,
+    )
 
 
 def fewer_counts(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:

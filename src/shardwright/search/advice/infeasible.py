@@ -34,7 +34,6 @@ from shardwright.plans.remedies import (
     Unpin,
 )
 from shardwright.search.objective import Objective
-from shardwright.search.renting.expected import run_totals
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space, pin_words, searched
 from shardwright.search.space.layouts import candidate_counts, layouts, splits
@@ -147,7 +146,8 @@ def _freed(job: Job, objective: Literal["time", "cost"]) -> Job:
 
 
 def _totals(plan: Plan | None) -> tuple[float | None, float | None]:
-    return (None, None) if plan is None else run_totals(plan)
+    found = None if plan is None else plan.prediction
+    return (None, None) if found is None else (found.hours_total, found.dollars_total)
 
 
 def _whole_hours(context: Context, space: Space, filters: Filters) -> float | None:

@@ -26,13 +26,11 @@ from shardwright.search.mixed.heuristics.megatron import RULE, uniform_plans
 from shardwright.search.mixed.restrictions import dropped, keeps_pins, narrowed, unruled
 from shardwright.search.mixed.tables.model_tables import tables
 from shardwright.search.mixed.tables.settings import not_covered, settings
-from shardwright.search.renting.expected import choice_on_cluster
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
-from shardwright.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
     from shardwright.search.mixed.dollars.cheapest import FoundByMoney
@@ -171,19 +169,16 @@ def joined(outcomes: Sequence[MixedOutcome]) -> MixedOutcome:
 def affordable_value(plan: Plan) -> float | None:
     """Return what the job minimises for a costed plan, or None where it misses the deadline or the budget. Raises
     SpecError where that needs a price that is not known."""
-    found, job, risky = plan.prediction, plan.job, choice_on_cluster(plan)
+    found, job, dollars = plan.prediction, plan.job, plan.iteration_dollars
     assert found is not None, "only costed plans have a value"
-    hours, dollars = (found.hours_total, found.dollars_total) if risky is None else (risky.hours, risky.dollars)
+    hours, total = found.hours_total, found.dollars_total
     if job.deadline_hours is not None and hours is not None and hours > job.deadline_hours:
         return None
-    if job.budget_dollars is not None and dollars is not None and dollars > job.budget_dollars:
+    if job.budget_dollars is not None and total is not None and total > job.budget_dollars:
         return None
     if job.objective == "time":
         return coarse(found.iteration_seconds)
-    if found.dollars_per_hour is None:
-        return None
-    longer = 1.0 if risky is None else 1.0 / (1.0 - risky.lost_share)
-    return coarse(longer * found.iteration_seconds * found.dollars_per_hour / SECONDS_PER_HOUR)
+    return None if dollars is None else coarse(dollars)
 
 
 def depth_limits(deepest: int, layers: int) -> tuple[DeeperPipelines, ...]:

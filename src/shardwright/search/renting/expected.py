@@ -32,15 +32,6 @@ def choice_on_cluster(plan: Plan) -> FrontPoint | None:
     return choice_of(plan, rentals, Terms())
 
 
-def run_totals(plan: Plan) -> tuple[float | None, float | None]:
-    """Return hours and dollars of the whole run of a costed plan, interruptions counted; None for what is not known."""
-    risky = choice_on_cluster(plan)
-    if risky is not None:
-        return risky.hours, risky.dollars
-    found = plan.prediction
-    return (None, None) if found is None else (found.hours_total, found.dollars_total)
-
-
 def _offer(pool: NodePool) -> Offer:
     return Offer(
         pool=pool, market="spot" if pool.spot else "on-demand", preemptions_per_hour=preemptions_per_hour(pool)
@@ -59,6 +50,7 @@ def choice_of(plan: Plan, rentals: tuple[Rental, ...], terms: Terms) -> FrontPoi
     hours = coarse(undisturbed * factor)
     per_hour = sum(rental.machines * rental.offer.dollars_per_hour for rental in rentals)
     per_hour += egress_dollars(plan) * SECONDS_PER_HOUR / found.iteration_seconds
+    dollars = coarse(per_hour * hours)
     taken = sum(rental.machines * rental.offer.preemptions_per_hour for rental in rentals)
     interval = float(longer.interval_seconds[0])
     checkpoint = float(exposed.checkpoint_seconds[0])
@@ -66,9 +58,9 @@ def choice_of(plan: Plan, rentals: tuple[Rental, ...], terms: Terms) -> FrontPoi
     young = float(young_interval_seconds(per_second, exposed.checkpoint_seconds)[0]) if rate else None
     return FrontPoint(
         rentals=rentals,
-        plan=plan.costed(replace(found, dollars_per_hour=per_hour, dollars_total=per_hour * undisturbed)),
+        plan=plan.costed(replace(found, dollars_per_hour=per_hour, hours_total=hours, dollars_total=dollars)),
         hours=hours,
-        dollars=coarse(per_hour * hours),
+        dollars=dollars,
         preemptions=coarse(taken * hours),
         interruptions=rate * hours,
         checkpoint_seconds=checkpoint,

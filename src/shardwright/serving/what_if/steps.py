@@ -16,9 +16,9 @@ from shardwright.reports.html.page_of import answer, context_lines
 from shardwright.reports.html.render import charts_of, figures_html, section_html
 from shardwright.reports.html.section import PageSection
 from shardwright.reports.html.timeline import timeline_section
+from shardwright.reports.text.plans import predicted
 from shardwright.reports.words import in_words
 from shardwright.search.first_plans import first_plans
-from shardwright.search.renting.expected import run_totals
 from shardwright.search.replan import Kept
 from shardwright.serving.answers import Answer, plan_figures
 from shardwright.serving.requests import PlanRequest, described, plan_request, planned
@@ -92,7 +92,8 @@ def _sections(step: str, sections: Iterable[PageSection]) -> Answer:
 
 def _misses(plan: Plan) -> Iterator[str]:
     """Yield what a plan that keeps not all limits says of them."""
-    hours, dollars = run_totals(plan)
+    found = predicted(plan)
+    hours, dollars = found.hours_total, found.dollars_total
     deadline, budget = plan.job.deadline_hours, plan.job.budget_dollars
     if deadline is not None and hours is not None and hours > deadline:
         yield "misses the deadline"
