@@ -62,6 +62,28 @@ def test_launches_of_trainers(line: str, tmp_path: Path) -> None:
     assert plan.model.name == "llama-2-7b"
 
 
+def test_arguments_of_a_trainer_in_a_file(tmp_path: Path) -> None:
+    """As LLaMA-Factory has them in YAML, and as `export` writes them for Accelerate and DeepSpeed."""
+    (tmp_path / "auto.json").write_text(FILES["auto.json"])
+    told = (
+        "model_name_or_path: meta-llama/Llama-2-7b-hf\nper_device_train_batch_size: 1\ncutoff_len: 2048\nbf16: true\n"
+    )
+    for words, expected in (("deepspeed: auto.json\n", "deepspeed"), ("fsdp: full_shard\n", "fsdp")):
+        (tmp_path / "train.yaml").write_text(told + words)
+        plan = plan_from_launch(tmp_path / "train.yaml", cluster=cluster_of(1)).plan
+        assert (plan.job.framework, plan.optimizer.sharding, plan.job.precision) == (expected, "zero3", "bf16")
+
+
+def test_what_a_task_of_skypilot_runs(tmp_path: Path) -> None:
+    (tmp_path / "task.yaml").write_text(
+        "num_nodes: 2\nresources:\n  accelerators: {H100: 8}\nenvs:\n  BATCH: 4\nrun: |\n"
+        "  torchrun --nnodes $SKYPILOT_NUM_NODES --nproc_per_node $SKYPILOT_NUM_GPUS_PER_NODE train.py --bf16 \\\n"
+        f"    {TRAINER} --per_device_train_batch_size $BATCH --fsdp full_shard\n"
+    )
+    plan = plan_from_launch(tmp_path / "task.yaml", cluster=cluster_of(2)).plan
+    assert (plan.gpus, plan.micro_batch, plan.optimizer.sharding) == (16, 4, "zero3")
+
+
 def test_it_is_told_where_all_gpus_are_assumed(tmp_path: Path) -> None:
     reading = read(f"deepspeed train.py --deepspeed auto.json {TRAINER} --optim adamw_bnb_8bit", tmp_path)
     assert "the text does not say how many GPUs run; all 8 of the cluster are assumed" in reading.notes

@@ -275,7 +275,8 @@ def test_accelerate_from_slurm(tmp_path: Path) -> None:
         ("a.yaml", "distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: true}\n", "fsdp_offload_params"),
         ("a.toml", "[parallelism\n", "is no TOML"),
         ("a.py", "def f(:\n", "is no Python"),
-        ("a.py", "x = 1\n", "is missing"),
+        ("a.py", "x = 1\n", "is no configuration of a trainer"),
+        ("job.yaml", "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\n", "is no configuration of a trainer"),
     ],
 )
 def test_faults_are_named(name: str, text: str, message: str, tmp_path: Path) -> None:

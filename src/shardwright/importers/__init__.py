@@ -1,6 +1,8 @@
 """Plans from what people run today: launch scripts and configurations of trainers. Nothing of them is executed.
 
 * `launch`: a plan from a file that starts training
+* `configurations`: from configurations of trainers
+* `question`: what is asked, and the plan of settings
 * `launches`: starts of training among the commands of a script
 * `trainers`: DeepSpeed, Accelerate and Trainers of Hugging Face
 * `torchtitan`: torchtitan

@@ -28,6 +28,7 @@ OTHER_PROGRAMS = re.compile(
 )
 DECISIVE = ("--micro-batch-size", "--tensor-model-parallel-size", "--num-layers", "--seq-length")
 DEFAULTS_SHOWN = 12
+NO_TRAINING = "contains no Megatron-LM argument, nor those of another trainer that is read"
 DECIDED_BY_DEFAULT = (
     "--use-distributed-optimizer",
     "--overlap-grad-reduce",
@@ -56,8 +57,7 @@ def training_of(found: tuple[Launch, ...], name: str) -> Launch:
     if not training:
         training = [launch for launch in found if any(word.startswith("--") for word in launch.arguments)][-1:]
     if not training:
-        hint = "give the launch command or its arguments"
-        raise bad(name, "contains no Megatron-LM argument", hint)
+        raise bad(name, NO_TRAINING, "give a launch of Megatron-LM, torchtitan, DeepSpeed, Accelerate or a Trainer")
     said = {tuple(scan(launch.arguments, name, []).given.items()) for launch in training}
     if len(said) > 1:
         lines = ", ".join(str(launch.line) for launch in training)
@@ -80,7 +80,7 @@ def reading_of_launch(
     problems: list[Problem] = []
     flags = scan(launch.arguments, name, problems, script.reasons)
     if not flags.given and not problems:
-        problems.append(Problem(name, "contains no Megatron-LM argument", "give the launch command or its arguments"))
+        problems.append(Problem(name, NO_TRAINING, "give the launch command or its arguments"))
     machines, notes = hosts_of(script, launch, cluster, name), _assumed(script)
     return reading_of_flags(
         flags, launch.gpus, notes, problems, cluster=cluster, model=model, job=job, name=name, machines=machines
