@@ -9,8 +9,7 @@ serves the others first and is never idle while there is something to send.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from operator import add
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,41 +43,74 @@ class StepSeconds:
     deferred: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pass:
+    """When a pass ends: seconds that each class has waited [D], when the network has sent what is early or blocking and
+    when all (`urgent`, `used`), had it begun with the pass, and when what is queued (`busy`), early ones aside."""
+
+    waited: Floats
+    urgent: float
+    used: float
+    busy: float
+
+
 def step_seconds(events: Events) -> StepSeconds:
     """Return the time of a step."""
     order = _unrolled(events.weights)
     compute, blocking = events.compute[order], events.blocking[order]
     early, deferred = events.early[order], events.deferred[order]
     done = np.cumsum(compute, axis=0)
+    marks = np.flatnonzero((blocking > 0) | (deferred > 0) | (early > 0))
     turn = order.index(events.loss)
-    marks = np.flatnonzero((blocking > 0) | (deferred > 0) | (early > 0) | (np.arange(len(order)) == turn))
     parts = (done[marks] - compute[marks], done[marks], blocking[marks], deferred[marks], early[marks])
-    waited = [0.0] * compute.shape[1]  # seconds that each class of devices has waited so far
-    urgent = 0.0  # when the network will have sent what is early or blocking, had it begun with the pass
-    used = 0.0  # when it will have sent all, had it begun with the pass
-    busy = 0.0  # when it will have sent what is queued, early ones aside
-    for mark, begin, end, hold, later, ahead in zip(marks.tolist(), *(part.tolist() for part in parts), strict=True):
-        if mark == turn:
-            now = max(map(add, begin, waited))
-            urgent, used = max(urgent, now), max(used, busy, now)
-        if ahead:
-            urgent, used = urgent + ahead, used + ahead
-            if urgent > max(map(add, begin, waited)):
-                waited = [urgent - one for one in begin]
-        if hold or later:
-            now = max(map(add, end, waited))
-            urgent, used = urgent + hold, used + hold + later
-            busy = max(busy, now) + hold + later
-            if hold:
-                waited = [now + hold - one for one in end]
-    busy = max(busy, used)
-    last = max(map(add, done[-1].tolist(), waited))
+    middle = int(np.searchsorted(marks, turn))
+    start = _Pass(waited=np.zeros(compute.shape[1]), urgent=0.0, used=0.0, busy=0.0)
+    forward = _after(start, *(part[:middle] for part in parts))
+    now = float((done[turn] - compute[turn] + forward.waited).max())
+    begun = replace(forward, urgent=max(forward.urgent, now), used=max(forward.used, forward.busy, now))
+    backward = _after(begun, *(part[middle:] for part in parts))
+    last, sent = float((done[-1] + backward.waited).max()), max(backward.busy, backward.used)
     return StepSeconds(
-        total=max(last, busy) + OVERLAP_SLOWDOWN * float(deferred.sum() + early.sum()),
+        total=max(last, sent) + OVERLAP_SLOWDOWN * float(deferred.sum() + early.sum()),
         compute=float(compute.sum(axis=0).max()),
         blocking=float(blocking.sum()),
-        exposed=max(0.0, busy - last),
+        exposed=max(0.0, sent - last),
         deferred=float(deferred.sum()),
+    )
+
+
+def _after(before: _Pass, begin: Floats, end: Floats, hold: Floats, later: Floats, ahead: Floats) -> _Pass:
+    """Return when a pass ends whose nodes begin and end [M, D] so if nothing is waited for, and send so much that is
+    blocking, deferred and early [M].
+
+    What a class has waited is the most that any wait so far makes it: until an early one has been sent, and after the
+    blocking one h until τ(h), when that has been sent, which the slowest class starts and the one before it delays:
+
+        τ(h) = hold(h) + max(τ(h - 1) + max over classes of end(h) - end(h - 1), max over classes of end(h) + waited)
+    """
+    if not len(end):
+        return before
+    urgent = before.urgent + np.cumsum(ahead) + np.cumsum(hold) - hold
+    waits = np.where(ahead[:, None] > 0, urgent[:, None] - begin, -np.inf)
+    waited = np.maximum(before.waited, np.maximum.accumulate(waits, axis=0))
+    final = waited[-1]
+    held = np.flatnonzero(hold)
+    if len(held):
+        steps = hold[held] + np.append(0.0, (end[held[1:]] - end[held[:-1]]).max(axis=1))
+        along = np.cumsum(steps)
+        reached = (end[held] + waited[held]).max(axis=1) + hold[held]
+        waits = (along + np.maximum.accumulate(reached - along))[:, None] - end[held]
+        final = np.maximum(final, waits[-1])
+        last = np.searchsorted(held, np.arange(len(end))) - 1  # the blocking one before each node
+        waited = np.maximum(waited, np.where(last[:, None] >= 0, waits[last], -np.inf))
+    queued = hold + later
+    behind = np.cumsum(queued[::-1])[::-1]
+    now = (end + waited).max(axis=1)
+    return _Pass(
+        waited=final,
+        urgent=float(urgent[-1] + hold[-1]),
+        used=before.used + float(behind[0] + ahead.sum()),
+        busy=max(before.busy + float(behind[0]), float((now + behind)[queued > 0].max(initial=0.0))),
     )
 
 
