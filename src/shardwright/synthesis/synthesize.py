@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 
 from shardwright.errors import bad
-from shardwright.progress import tell
+from shardwright.progress import tell, within
 from shardwright.synthesis.baselines import Rules, data_parallel, everything, fsdp, hap
 from shardwright.synthesis.best_rules import best, relaxed
 from shardwright.synthesis.choice import Choice, sent_by, time_of
@@ -34,7 +34,6 @@ GAP = 2e-3
 POLISHED = 4  # of what turns lead to, the fastest
 FAR = 0.2  # from the bound: then what other starts led to is polished too
 FEW = 100  # decisions, which take a second to polish: so are those of all starts
-PROVEN = 0.02  # gap: nothing that gathers twice is faster than the bound where all is gathered once
 NEAR = 0.12  # the bound: further from it a branch and bound takes long and closes little
 
 
@@ -89,14 +88,20 @@ def best_of(
     rules: Rules = everything,
 ) -> Synthesis | None:  # fmt: skip
     """Return the best choice of `rules` and shares found, None if none fits the memory. Parameters that are gathered
-    are kept for the backward where that is faster than to gather them again, and fits. Without `branch` rivals are
-    rounded from the linear relaxation, whose bound counts, which takes a fraction of the time."""
-    once = _best_of(replace(these, kept=True), net, gap=gap, overlap=overlap, branch=branch, rules=rules)
-    if once is not None and (once.choice.gap <= PROVEN or alone(these).max() <= net.limits.min()):
-        again = _gathered_again(these, net, once, overlap=overlap)
-        return again if again.seconds <= once.seconds * (1 + gap) else once
-    twice = _best_of(these, net, gap=gap, overlap=overlap, branch=branch, rules=rules)
-    return min([one for one in (once, twice) if one is not None], key=lambda one: one.seconds, default=None)
+    are kept for the backward where that is faster than to gather them again, and fits: both are searched unless there
+    is room for all. Without `branch` rivals are rounded from the linear relaxation, whose bound counts, which takes a
+    fraction of the time."""
+    roomy = bool(alone(these).max() <= net.limits.min())
+    with within(0.0, 0.9 if roomy else 0.45):
+        once = _best_of(replace(these, kept=True), net, gap=gap, overlap=overlap, branch=branch, rules=rules)
+    if once is not None and roomy:
+        twice: Synthesis | None = _gathered_again(these, net, once, overlap=overlap)
+    else:
+        with within(0.45, 0.9):
+            twice = _best_of(these, net, gap=gap, overlap=overlap, branch=branch, rules=rules)
+    if once is None or twice is None:
+        return once or twice
+    return twice if twice.seconds <= once.seconds * (1 + gap) else once
 
 
 def _gathered_again(these: Decisions, net: Machines, found: Synthesis, *, overlap: bool) -> Synthesis:
