@@ -139,14 +139,18 @@ def test_a_stricter_fit_leaves_more_memory() -> None:
     assert fullest(0.99) < 0.8 * CLUSTER.pools[0].memory_bytes
 
 
-def test_too_small_a_cluster_says_what_would_do() -> None:
-    model, job = load_model("llama-2-70b"), make_job(global_batch=64, seq_len=4096)
-    result = plan(model, load_cluster("1x8xA100-SXM-40"), job)
+@pytest.mark.parametrize(
+    ("name", "machine", "seq_len"), [("llama-2-70b", "8xA100-SXM-40", 4096), ("llama-3.1-405b", "4xGB200", 131072)]
+)
+def test_too_small_a_cluster_says_what_would_do(name: str, machine: str, seq_len: int) -> None:
+    """Also where more machines are joined by faster links than the few that there are."""
+    model, job = load_model(name), make_job(global_batch=64, seq_len=seq_len)
+    result = plan(model, load_cluster(f"1x{machine}"), job)
     assert result.plans == ()
     assert result.infeasible is not None
     machines = next(found.machines for found in result.infeasible.remedies if isinstance(found, MoreMachines))
-    assert plan(model, load_cluster(f"{machines}x8xA100-SXM-40"), job).plans
-    assert not plan(model, load_cluster(f"{machines - 1}x8xA100-SXM-40"), job).plans
+    assert plan(model, load_cluster(f"{machines}x{machine}"), job).plans
+    assert not plan(model, load_cluster(f"{machines - 1}x{machine}"), job).plans
 
 
 def test_a_shorter_sequence_is_told_where_it_fits_any_type() -> None:

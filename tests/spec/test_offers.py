@@ -13,6 +13,7 @@ from shardwright.errors import SpecError
 from shardwright.spec.catalog.price_rule import typical_price
 from shardwright.spec.catalog.prices import prices
 from shardwright.spec.offers import FAILURES_PER_GPU_HOUR, Offer, Offers, Terms
+from shardwright.spec.read.cluster import build_cluster, load_cluster
 from shardwright.spec.read.offers import OFFER_KEYS, build_offers, load_offers, narrowed, offers_from_prices
 
 FILE = """
@@ -177,3 +178,20 @@ def test_fast_links_join_no_more_machines_than_are_rented() -> None:
     offer = one(gpu="GB200", gpus=4, at_most=40)
     assert offer.pool.domain_gpus == 72
     assert [offer.pool.resized(machines).domain_gpus for machines in (1, 2, 18, 19)] == [4, 8, 72, 72]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "domains"),
+    [("1x4xGB200", [4, 8, 72, 72]), ("2x4xGB200", [4, 8, 72, 72]), ("1x4xH100-SXM", [4, 4, 4, 4])],
+)
+def test_more_machines_are_joined_as_far_as_fast_links_reach(nodes: str, domains: list[int]) -> None:
+    (pool,) = load_cluster(nodes).pools
+    assert [pool.resized(machines).domain_gpus for machines in (1, 2, 18, 19)] == domains
+    for machines in (1, 2, 18, 19):
+        _, _, machine = nodes.partition("x")
+        assert pool.resized(machines).domain_gpus == load_cluster(f"{machines}x{machine}").pools[0].domain_gpus
+
+
+def test_more_machines_are_joined_no_further_than_stated() -> None:
+    nodes = [{"count": 2, "gpu": "GB200", "gpus": 4, "domain_gpus": 4}]
+    assert build_cluster({"nodes": nodes}, "c").pools[0].resized(18).domain_gpus == 4

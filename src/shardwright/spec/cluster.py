@@ -13,6 +13,9 @@ def kind_of(name: str) -> str:
     return name.partition("@")[0]
 
 
+LARGEST_CHASSIS_DOMAIN = 16  # GPUs that links join inside one machine at most
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One accelerator as its datasheet has it. Rates are dense (no sparsity), per second, decimal.
@@ -50,6 +53,12 @@ class Gpu:
             return float(self.compute_capability)
         except ValueError:
             return float("inf")
+
+    def joined(self, nodes: int, gpus_per_node: int) -> int:
+        """Return how many GPUs of so many machines the fast links join: one machine's, or more where NVLink leaves it,
+        whole machines in any case."""
+        reached = self.link_domain if self.link_domain > LARGEST_CHASSIS_DOMAIN else 0
+        return max(min(reached // gpus_per_node, nodes), 1) * gpus_per_node
 
     def peak(self, precision: str) -> float | None:
         """Return the dense peak in FLOP/s, or None where the GPU cannot compute in `precision`."""
@@ -108,8 +117,11 @@ class NodePool:
         return self.price.spot_per_hour if self.spot else self.price.on_demand_per_hour
 
     def resized(self, nodes: int) -> NodePool:
-        """Return so many of these machines; fast links join no more than these."""
+        """Return so many of these machines. Fast links join no more than these and, where they join all machines here,
+        as many as they reach."""
         domain = min(self.domain_gpus, nodes * self.gpus_per_node)
+        if self.domain_gpus >= self.gpus:
+            domain = max(domain, self.gpu.joined(nodes, self.gpus_per_node))
         return replace(self, nodes=nodes, domain_gpus=max(domain, self.gpus_per_node))
 
 

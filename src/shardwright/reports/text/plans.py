@@ -85,7 +85,7 @@ def run_words(plan: Plan, hours: float, dollars: float | None) -> str:
     """Return hours and dollars of a whole run, its failures counted in both, with their 80 % intervals."""
     found = predicted(plan)
     if hours > CENTURY_HOURS:
-        return "more than a century: machines fail or are taken back (preemptions_per_hour) before so many of them get on"
+        return "more than a century: machines fail or are taken back (preemptions_per_hour) before a run gets on"
     low, high = (format_seconds(end * SECONDS_PER_HOUR) for end in carried(found, hours))
     words = f"{format_seconds(hours * SECONDS_PER_HOUR)} (80% sure: {low} to {high})"
     if dollars is None:

@@ -17,7 +17,6 @@ from shardwright.units import GIBIBYTE, GIGA, format_bytes
 
 NETWORK = "network"  # what an assumption about it is called
 SLOWEST_FABRIC_GBPS = 100.0
-LARGEST_CHASSIS_DOMAIN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +97,10 @@ def host_memory_bytes_per_second(gpu: Gpu, machine: MachineType | None) -> Defau
 
 def domain_gpus(gpu: Gpu, nodes: int, gpus_per_node: int) -> Default:
     """Return how many GPUs the fast links join: one machine, or the rack where NVLink leaves the machine."""
-    if gpu.link_domain <= LARGEST_CHASSIS_DOMAIN or nodes == 1:
-        return Default(value=gpus_per_node)
-    machines = max(1, min(gpu.link_domain, nodes * gpus_per_node) // gpus_per_node)
-    value = machines * gpus_per_node
+    value = gpu.joined(nodes, gpus_per_node)
+    machines = value // gpus_per_node
+    if machines == 1:
+        return Default(value=value)
     return Default(value=value, assumed=Assumption(f"{gpu.link} domain", f"{value} GPUs in {machines} machines"))
 
 
