@@ -8,7 +8,8 @@ normal prior on each, since few machines with each kind of link were measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -39,6 +40,7 @@ SPREAD = LinkFit(
 USUAL_NETWORK = NetworkFit(efficiency=0.9, latency=2.8, ramp_bytes=1e6)
 NETWORK_SPREAD = NetworkFit(efficiency=0.2, latency=0.1, ramp_bytes=0.7)
 LARGEST_NETWORK = NetworkFit(efficiency=1.0, latency=10.0, ramp_bytes=1e8)
+Fit = TypeVar("Fit", LinkFit, NetworkFit)
 SCALE = 0.1  # of the logarithms of time that a fit should explain
 LARGEST = LinkFit(
     efficiency=1.0,
@@ -78,51 +80,39 @@ def fit_collectives(series: Sequence[Series]) -> CollectiveFits:
 
 def fit_link(series: Sequence[Series], usual: LinkFit) -> LinkFit:
     """Return the link fit that suits `series` best; where they say little it is as `usual`."""
-
-    def made(logs: Floats) -> LinkFit:
-        numbers = dict(zip((field.name for field in fields(LinkFit)), np.exp(logs).tolist(), strict=True))
-        return LinkFit(**numbers)
-
-    def predicted(one: Series, logs: Floats) -> Floats:
-        return one.predicted(made(logs), USUAL_NETWORK)
-
-    return made(_fitted(series, predicted, _logs(usual), _values(SPREAD), _logs(LARGEST)))
+    return _fitted(series, lambda one, fit: one.predicted(fit, USUAL_NETWORK), usual, SPREAD, LARGEST)
 
 
 def fit_network(series: Sequence[Series], links: LinkFits) -> NetworkFit:
     """Return the network fit that suits `series` best, given the links inside machines."""
 
-    def made(logs: Floats) -> NetworkFit:
-        return NetworkFit(**dict(zip((f.name for f in fields(NetworkFit)), np.exp(logs).tolist(), strict=True)))
+    def predicted(one: Series, fit: NetworkFit) -> Floats:
+        return one.predicted(fit_of(links, one.pool), fit)
 
-    def predicted(one: Series, logs: Floats) -> Floats:
-        return one.predicted(fit_of(links, one.pool), made(logs))
-
-    return made(_fitted(series, predicted, _logs(USUAL_NETWORK), _values(NETWORK_SPREAD), _logs(LARGEST_NETWORK)))
+    return _fitted(series, predicted, USUAL_NETWORK, NETWORK_SPREAD, LARGEST_NETWORK)
 
 
 def _fitted(
-    series: Sequence[Series],
-    predicted: Callable[[Series, Floats], Floats],
-    usual: Floats,
-    spread: Floats,
-    largest: Floats,
-) -> Floats:
-    """Return the logarithms, none above `largest`, at which the predictions are nearest."""
+    series: Sequence[Series], predicted: Callable[[Series, Fit], Floats], usual: Fit, spread: Fit, largest: Fit
+) -> Fit:
+    """Return the fit, none of its numbers above `largest`, at which the predictions are nearest."""
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
     if not series:
         return usual
-    weights = _weights(series)
+    names, weights = [field.name for field in fields(usual)], _weights(series)
+    centre, ends, limits = np.log(_values(usual)), _values(spread), np.log(_values(largest))
+
+    def made(logs: Floats) -> Fit:
+        return replace(usual, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
 
     def misfit(logs: Floats) -> Floats:
-        errors = [w * np.log(predicted(one, logs) / one.seconds) for w, one in zip(weights, series, strict=True)]
-        return np.concatenate([np.concatenate(errors) / SCALE, 2.0 * (logs - usual) / spread])
+        fit = made(logs)
+        errors = [w * np.log(predicted(one, fit) / one.seconds) for w, one in zip(weights, series, strict=True)]
+        return np.concatenate([np.concatenate(errors) / SCALE, 2.0 * (logs - centre) / ends])
 
-    lowest = np.full_like(usual, -np.inf)
-    return np.asarray(
-        least_squares(misfit, np.minimum(usual, largest - 1e-3), bounds=(lowest, largest), loss="soft_l1").x
-    )
+    bounds = np.full_like(centre, -np.inf), limits
+    return made(least_squares(misfit, np.minimum(centre, limits - 1e-3), bounds=bounds, loss="soft_l1").x)
 
 
 def _weights(series: Sequence[Series]) -> Floats:
@@ -137,10 +127,6 @@ def _weights(series: Sequence[Series]) -> Floats:
 
 def _values(fit: LinkFit | NetworkFit) -> Floats:
     return np.array([getattr(fit, field.name) for field in fields(fit)])
-
-
-def _logs(fit: LinkFit | NetworkFit) -> Floats:
-    return np.log(_values(fit))
 
 
 def left_out_collectives(series: Sequence[Series]) -> dict[str, tuple[int, float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,11 +62,11 @@ def gpu_of_rows(rows: FitTable) -> Floats:
     return np.asarray(rows.cells.names[:, 0][rows.cell])
 
 
-def left_out(family: str, rows: FitTable, only: Sequence[str] | None = None) -> list[LeftOut]:
+def left_out(family: str, rows: FitTable) -> list[LeftOut]:
     """Return the errors on each GPU when the model is fitted to the other GPUs alone."""
     names = gpu_of_rows(rows)
     found = []
-    for gpu in only or np.unique(names):
+    for gpu in np.unique(names):
         test = names == gpu
         if (test & rows.training).sum() < FEWEST_ROWS:
             continue

@@ -35,7 +35,6 @@ class Growth:
     rounds: int
     depth: int
     rate: float = 0.1
-    monotone: tuple[int, ...] = ()
 
 
 GROWTH = {
@@ -137,8 +136,6 @@ def grow(rows: FitTable, target: Floats, growth: Growth):  # type: ignore[no-unt
         "seed": 0,
         "base_score": 0.0,
     }
-    if growth.monotone:
-        settings["monotone_constraints"] = str(growth.monotone)
     data = xgboost.DMatrix(rows.columns.astype(np.float32), target, weight=rows.weight)
     return xgboost.train(settings, data, growth.rounds)
 

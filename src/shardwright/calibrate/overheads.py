@@ -182,14 +182,10 @@ def robust_move(errors: Floats, slopes: Floats, weights: Floats, offset: Floats,
     return np.clip(move, -1.0, 1.0)
 
 
-def fitted(cases: Sequence[Case], efficiency: Efficiency, *, start: Calibration | None = None) -> Calibration:
+def fitted(cases: Sequence[Case], efficiency: Efficiency) -> Calibration:
     """Return the calibration fitted to all cases."""
-    centre = start or usual(cases)
-    if start is None:
-        slow = {
-            framework: replace(usual, rank_seconds=START_RANK_SECONDS) for framework, usual in centre.frameworks.items()
-        }
-        centre = replace(centre, frameworks=slow)
+    start = replace(USUAL, rank_seconds=START_RANK_SECONDS)
+    centre = replace(usual(cases), frameworks=dict.fromkeys(framework_names(), start))
     everyone = np.arange(len(cases))
     for _ in range(ITERATIONS):
         linear = linearised(cases, efficiency, centre)

@@ -8,11 +8,11 @@ reached but for rounding to whole grains. Links are shared fluidly: a plan takes
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.arrays import Bools, Floats, Ints
+from shardwright.arrays import Bools, Columns, Floats, Ints
 from shardwright.recovery.transfer_program import OpenNeeds, solve
 
 MEMORY, DISK, CLOUD = 0, 1, 2
@@ -41,7 +41,7 @@ class Bandwidths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holdings:
+class Holdings(Columns):
     """Who holds which shard, [H]: its number, the machine, and the tier, memory or disk."""
 
     shard: Ints
@@ -50,7 +50,7 @@ class Holdings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class Needs(Columns):
     """Which machine needs which shard, [K]; each pair once."""
 
     shard: Ints
@@ -58,7 +58,7 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transfers:
+class Transfers(Columns):
     """Ranges of bytes [start, stop) of shards from a tier of a source to a target, [T], sorted by target and shard."""
 
     shard: Ints
@@ -105,14 +105,18 @@ def plan_transfers(
     from_cloud = ~held & in_cloud[needs.shard]
     lost = np.flatnonzero(~held & ~from_cloud)
     open_needs = np.flatnonzero(held & ~from_memory)
-    fixed = _together(
-        _whole(sizes, needs, np.flatnonzero(from_memory), needs.machine, MEMORY),
-        _whole(sizes, needs, np.flatnonzero(from_cloud), np.full_like(needs.machine, NOWHERE), CLOUD),
+    local, remote = needs.take(from_memory), needs.take(from_cloud)
+    fixed = Transfers.concatenated(
+        [
+            _whole(sizes, local, local.machine, MEMORY),
+            _whole(sizes, remote, np.full_like(remote.machine, NOWHERE), CLOUD),
+        ]
     )
-    chosen = _chosen(sizes, _pick(needs, open_needs), own[open_needs] == DISK, holdings, fixed, bandwidths)
-    transfers = _sorted(_together(fixed, chosen[0]))
+    chosen, bound = _chosen(sizes, needs.take(open_needs), own[open_needs] == DISK, holdings, fixed, bandwidths)
+    transfers = Transfers.concatenated([fixed, chosen])
+    transfers = transfers.take(np.lexsort((transfers.start, transfers.shard, transfers.target)))
     seconds = busy_seconds(transfers, bandwidths)
-    return TransferPlan(transfers=transfers, lost=lost, seconds=seconds, bound_seconds=min(chosen[1], seconds))
+    return TransferPlan(transfers=transfers, lost=lost, seconds=seconds, bound_seconds=min(bound, seconds))
 
 
 def busy_seconds(transfers: Transfers, bandwidths: Bandwidths) -> float:
@@ -145,15 +149,15 @@ def _chosen(
     """Return what meets the needs that have a choice, and the bound on the seconds of the whole."""
     wanted = np.bincount(needs.shard, minlength=len(sizes))
     order = np.argsort(holdings.shard, kind="stable")
-    order = order[wanted[holdings.shard[order]] > 0]
+    sources = holdings.take(order[wanted[holdings.shard[order]] > 0])
     choices = OpenNeeds(
         sizes=sizes.astype(np.float64),
         need_shard=needs.shard,
         need_machine=needs.machine,
         on_own_disk=on_own_disk,
-        source_shard=holdings.shard[order],
-        source_machine=holdings.machine[order],
-        source_on_disk=holdings.tier[order] == DISK,
+        source_shard=sources.shard,
+        source_machine=sources.machine,
+        source_on_disk=sources.tier == DISK,
     )
     fixed_seconds = resource_seconds(fixed, bandwidths)
     solution = solve(
@@ -181,7 +185,8 @@ def _chosen(
         start=_grain(solution.own_disk[need] + begin, whole),
         stop=_grain(solution.own_disk[need] + end, whole),
     )
-    return _solid(_together(own, remote)), solution.bound_seconds
+    found = Transfers.concatenated([own, remote])
+    return found.take(found.size_bytes > 0), solution.bound_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,15 +237,14 @@ def _grain(part: Floats, size: Ints) -> Ints:
     return np.where(part >= 1.0 - 1e-9, size, np.minimum(grains, size))
 
 
-def _whole(sizes: Ints, needs: Needs, chosen: Ints, source: Ints, tier: int) -> Transfers:
-    shard = needs.shard[chosen]
+def _whole(sizes: Ints, needs: Needs, source: Ints, tier: int) -> Transfers:
     return Transfers(
-        shard=shard,
-        source=source[chosen],
-        tier=np.full_like(shard, tier),
-        target=needs.machine[chosen],
-        start=np.zeros_like(shard),
-        stop=sizes[shard],
+        shard=needs.shard,
+        source=source,
+        tier=np.full_like(needs.shard, tier),
+        target=needs.machine,
+        start=np.zeros_like(needs.shard),
+        stop=sizes[needs.shard],
     )
 
 
@@ -249,8 +253,7 @@ def _best_tiers(holdings: Holdings, machines: int) -> Holdings:
     key = holdings.shard * machines + holdings.machine
     order = np.lexsort((holdings.tier, key))
     first = np.append(True, key[order][1:] != key[order][:-1]) if len(order) else np.zeros(0, dtype=bool)
-    kept = order[first]
-    return Holdings(shard=holdings.shard[kept], machine=holdings.machine[kept], tier=holdings.tier[kept])
+    return holdings.take(order[first])
 
 
 def _table(holdings: Holdings, shards: int, machines: int) -> Ints:
@@ -258,26 +261,3 @@ def _table(holdings: Holdings, shards: int, machines: int) -> Ints:
     table = np.full((shards, machines), CLOUD)
     table[holdings.shard, holdings.machine] = holdings.tier
     return table
-
-
-def _pick(needs: Needs, chosen: Ints) -> Needs:
-    return Needs(shard=needs.shard[chosen], machine=needs.machine[chosen])
-
-
-def _together(one: Transfers, other: Transfers) -> Transfers:
-    names = ("shard", "source", "tier", "target", "start", "stop")
-    return Transfers(**{name: np.concatenate([getattr(one, name), getattr(other, name)]) for name in names})
-
-
-def _solid(transfers: Transfers) -> Transfers:
-    """Return the transfers without those of no bytes."""
-    return _take(transfers, np.flatnonzero(transfers.size_bytes > 0))
-
-
-def _sorted(transfers: Transfers) -> Transfers:
-    return _take(transfers, np.lexsort((transfers.start, transfers.shard, transfers.target)))
-
-
-def _take(transfers: Transfers, rows: Ints) -> Transfers:
-    names = ("shard", "source", "tier", "target", "start", "stop")
-    return replace(transfers, **{name: getattr(transfers, name)[rows] for name in names})
