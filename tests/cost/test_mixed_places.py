@@ -15,7 +15,7 @@ from shardwright.cost.iteration.links import once_seconds
 from shardwright.cost.iteration.mixed import mixed_iteration
 from shardwright.cost.iteration.places import places_of
 from shardwright.cost.network.collectives import Fabric, Group, gather_seconds
-from shardwright.plans.placement import machine_sizes, placement_of
+from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, RankOrder, Recompute, Replica, Schedule, Stage
 from shardwright.runtime.layout.places import places_of as runtime_places
 from shardwright.spec.read.cluster import build_cluster
@@ -93,7 +93,7 @@ def slowly(plan: Plan, own: Stage, parameters: float) -> float:
     contexts = contexts_of(plan, EFFICIENCY)
     (low, high), domains = own.layers[0], Counter[int]()
     everyone: list[tuple[Fabric, float]] = []
-    machine = [number for number, size in enumerate(machine_sizes(plan, placement_of(plan))) for _ in range(size)]
+    machine = [number for number, size in enumerate(machine_sizes(plan)) for _ in range(size)]
     for place in runtime_places(plan):
         stage = plan.replicas[place.replica].stages[place.stage]
         begin, end = stage.layers[0]

@@ -17,7 +17,7 @@ from shardwright.cost.iteration.places import places_of as stage_places
 from shardwright.cost.learned import default_efficiency
 from shardwright.exporters.megatron.export import to_megatron
 from shardwright.plans.check import check
-from shardwright.plans.placement import COPIES_TOGETHER, STAGES_TOGETHER, machine_sizes, placement_of
+from shardwright.plans.placement import COPIES_TOGETHER, STAGES_TOGETHER, machine_sizes
 from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, RankOrder, Recompute, Replica, Schedule, Stage
 from shardwright.runtime.layout.places import places_of
 from shardwright.spec.read.cluster import build_cluster
@@ -59,7 +59,7 @@ def gpu_by_gpu(plan: Plan) -> dict[tuple[int, int, int, int, int], Where]:
 
 def machine_of_rank(plan: Plan) -> list[int]:
     """Return the machine of each rank, machines that the plan leaves out not counted."""
-    return [number for number, size in enumerate(machine_sizes(plan, placement_of(plan))) for _ in range(size)]
+    return [number for number, size in enumerate(machine_sizes(plan)) for _ in range(size)]
 
 
 def narrow(plan: Plan, gpus_per_node: int) -> Plan:
@@ -114,7 +114,7 @@ def test_megatron_numbers_its_ranks_as_the_placement_does(plan: Plan, size: int)
         group = outer[plan.rank_order == COPIES_TOGETHER] * stage.context_parallel + place.context_rank
         numbered[place.rank] = group * stage.tensor_parallel + place.tensor_rank
     assert all(rank == megatron for rank, megatron in numbered.items())
-    assert to_megatron(plan).machine_gpus == machine_sizes(plan, placement_of(plan))
+    assert to_megatron(plan).machine_gpus == machine_sizes(plan)
 
 
 def llama_on_two_types(order: RankOrder) -> Plan:

@@ -19,7 +19,7 @@ from shardwright.exporters.megatron.limits import unsupported
 from shardwright.plans.check import check
 from shardwright.plans.document import dumps
 from shardwright.plans.mesh import hosts
-from shardwright.plans.placement import machine_sizes, placement_of
+from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 from shardwright.spec.cluster import kind_of
 
@@ -71,7 +71,7 @@ def runner_of(plan: Plan) -> Runner:
 
 def _machines(plan: Plan) -> tuple[MachineRange, ...]:
     """Return the machines in use, those of a type that give equally many GPUs together."""
-    sizes = list(machine_sizes(plan, placement_of(plan)))
+    sizes = list(machine_sizes(plan))
     groups: list[MachineRange] = []
     number = 0
     for pool in plan.cluster.pools:

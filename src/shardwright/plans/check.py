@@ -12,7 +12,7 @@ from shardwright.errors import Problem, suggestion
 from shardwright.plans.abilities import makers
 from shardwright.plans.degrees import degree_problems
 from shardwright.plans.paths import replicas_at, stages_at
-from shardwright.plans.plan import Plan, Recompute
+from shardwright.plans.plan import DEGREES, Plan, Recompute
 from shardwright.plans.shares import share_problems
 from shardwright.plans.trainer_options import option_problems
 from shardwright.spec.catalog.frameworks import framework_names
@@ -66,8 +66,7 @@ def _sizes(plan: Plan) -> Iterator[Problem]:
         counts |= {f"{place}.count": replica.count, f"{place}.micro_batches": replica.micro_batches}
         counts[f"{place}.stages"] = len(replica.stages)
     for place, _, stage in stages_at(plan):
-        names = ("tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel")
-        counts |= {f"{place}.{name}": getattr(stage, name) for name in names}
+        counts |= {f"{place}.{name}": getattr(stage, name) for name in DEGREES}
     for path, count in counts.items():
         if count < 1:
             yield Problem(path, f"is {count}", "must be at least 1")

@@ -9,9 +9,7 @@ import numpy as np
 
 from shardwright.arrays import Ints, distinct
 from shardwright.plans.placement import STAGES_TOGETHER, machine_numbers, placement_of
-from shardwright.plans.plan import Plan, Recompute, Replica, Stage
-
-DEGREES = ("tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel")
+from shardwright.plans.plan import DEGREES, Plan, Recompute, Replica, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +37,12 @@ def hosts(plan: Plan) -> tuple[Host, ...] | None:
     """Return the machines of a legal plan with equal replicas in the order in which a mesh has their ranks; None where
     the ranks of a machine would not follow each other."""
     placement = placement_of(plan)
-    stage = np.repeat(np.arange(len(placement.size)), placement.size * placement.count)
-    machines = machine_numbers(plan, placement)[np.argsort(_ranks(plan, stage))]
+    order = np.argsort(_ranks(plan, placement.stage))
+    machines = machine_numbers(plan, placement)[order]
     begins = np.flatnonzero(np.append(True, machines[1:] != machines[:-1]))
     if len(distinct(machines)) < len(begins):
         return None
-    names = np.array(placement.types)[placement.type[stage]][np.argsort(_ranks(plan, stage))]
+    names = np.array(placement.types)[placement.type[placement.stage]][order]
     counts = np.diff(np.append(begins, len(machines)))
     return tuple(
         Host(gpu=str(gpu), gpus=count) for gpu, count in zip(names[begins].tolist(), counts.tolist(), strict=True)

@@ -43,19 +43,21 @@ class Placement:
     count: Ints
     gpu: Ints
 
+    @property
+    def stage(self) -> Ints:
+        """The stage of each GPU, [G]."""
+        return np.repeat(np.arange(len(self.size)), self.size * self.count)
+
     def first_of_groups(self, tp: Ints) -> tuple[Ints, Ints]:
         """Return the stage of every tensor-parallel group, of `tp` [S] GPUs, and the number of its first GPU within its
         type, [groups] each."""
-        groups = self.count * self.size // tp
-        stage = np.repeat(np.arange(len(groups)), groups)
-        number = np.arange(len(stage)) - np.repeat(np.cumsum(groups) - groups, groups)
+        stage, number = _numbered(self.count * self.size // tp)
         return stage, self.gpu[self.begin[stage] + number * tp[stage]]
 
     def ranks(self) -> Ints:
         """Return the rank of each GPU of the plan, [G]."""
-        stage = np.repeat(np.arange(len(self.size)), self.size * self.count)
         ranks = np.empty(len(self.gpu), dtype=np.int64)
-        ranks[np.lexsort((self.gpu, self.type[stage]))] = np.arange(len(ranks))
+        ranks[np.lexsort((self.gpu, self.type[self.stage]))] = np.arange(len(ranks))
         return ranks
 
 
@@ -76,36 +78,46 @@ def placement_of(plan: Plan) -> Placement:
     return Placement(types=types, type=kind, begin=begin, size=tp * cp, count=count, gpu=gpu)
 
 
-def machine_sizes(plan: Plan, placement: Placement) -> tuple[int, ...]:
+def machine_sizes(plan: Plan) -> tuple[int, ...]:
     """Return how many GPUs of each machine the plan uses, machines that it leaves out left out; their order is that of
     the ranks."""
-    return tuple(np.unique(machine_numbers(plan, placement), return_counts=True)[1].tolist())
+    return tuple(np.unique(machine_numbers(plan, placement_of(plan)), return_counts=True)[1].tolist())
 
 
 def machine_numbers(plan: Plan, placement: Placement) -> Ints:
     """Return the number of the machine of each GPU of the plan, [G], machines of all types counted through."""
-    kind = placement.type[np.repeat(np.arange(len(placement.size)), placement.size * placement.count)]
-    numbers, before = np.empty(len(placement.gpu), dtype=np.int64), 0
+    before = np.cumsum([0, *(len(_machines(plan, name)) for name in placement.types)])
+    return np.asarray(before[placement.type[placement.stage]] + slots(plan, placement)[0])
+
+
+def slots(plan: Plan, placement: Placement) -> tuple[Ints, Ints]:
+    """Return for each GPU of the plan the number of its machine within its type, and its own number there, [G] each."""
+    kind = placement.type[placement.stage]
+    machine, slot = np.empty_like(kind), np.empty_like(kind)
     for number, name in enumerate(placement.types):
-        ends = np.cumsum(_machines(plan, name))
-        own = kind == number
-        numbers[own] = before + np.searchsorted(ends, placement.gpu[own], side="right")
-        before += len(ends)
-    return numbers
+        sizes, own = _machines(plan, name), kind == number
+        ends = np.cumsum(sizes)
+        machine[own] = np.searchsorted(ends, placement.gpu[own], side="right")
+        slot[own] = placement.gpu[own] - (ends - sizes)[machine[own]]
+    return machine, slot
 
 
 def _groups_in_rank_order(plan: Plan, tp: Ints, cp: Ints, count: Ints, begin: Ints) -> tuple[Ints, Ints]:
     """Return the stage of every tensor-parallel group and the place of its first GPU in the columns, in the order in
     which groups are given GPUs."""
-    groups = cp * count
-    stage = np.repeat(np.arange(len(tp)), groups)
-    number = np.arange(len(stage)) - np.repeat(np.cumsum(groups) - groups, groups)
+    stage, number = _numbered(cp * count)
     start = begin[stage] + number * tp[stage]
     if plan.rank_order == STAGES_TOGETHER:
         replica = np.repeat(np.arange(len(plan.replicas)), [len(each.stages) for each in plan.replicas])
         order = np.lexsort((number, stage, number // cp[stage], replica[stage]))
         stage, start = stage[order], start[order]
     return stage, start
+
+
+def _numbered(groups: Ints) -> tuple[Ints, Ints]:
+    """Return the stage of each of so many groups of every stage, and its number there."""
+    stage = np.repeat(np.arange(len(groups)), groups)
+    return stage, np.arange(len(stage)) - np.repeat(np.cumsum(groups) - groups, groups)
 
 
 def _machines(plan: Plan, name: str) -> Ints:

@@ -17,6 +17,7 @@ Method = Literal["uniform", "block"]
 Sharding = Literal["none", "zero1", "zero2", "zero3"]
 RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 PLAN_VERSION = 2
+DEGREES = ("tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel")  # of a stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,7 @@ from itertools import accumulate
 
 from shardwright.errors import Problem
 from shardwright.plans.paths import replicas_at
-from shardwright.plans.plan import Plan, Replica, Stage
-
-DEGREES = ("tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel")
+from shardwright.plans.plan import DEGREES, Plan, Replica, Stage
 
 
 def cuts(elements: int, states: Sequence[int], parts: int, step: int) -> tuple[int, ...]:

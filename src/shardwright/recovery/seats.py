@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.arrays import Floats, Ints
-from shardwright.plans.placement import Placement, placement_of
+from shardwright.arrays import Floats
+from shardwright.plans.placement import Placement, placement_of, slots
 from shardwright.plans.plan import Plan
 from shardwright.recovery.quorum import Machine
 from shardwright.spec.cluster import Cluster
@@ -28,23 +28,21 @@ class RankSeat:
 def seats(plan: Plan, machines: Sequence[Machine]) -> tuple[RankSeat, ...]:
     """Return the seat of every rank: the machines of each GPU type, in their order, are those of the plan's cluster."""
     placement = placement_of(plan)
-    kind, node, slot = _nodes(plan, placement)
-    names = [[m.name for m in machines if m.gpu == gpu] for gpu in placement.types]
-    order = np.lexsort((placement.gpu, kind))
-    return tuple(RankSeat(machine=names[kind[at]][node[at]], slot=int(slot[at])) for at in order.tolist())
+    names, (_, slot) = _machine_names(plan, placement, machines), slots(plan, placement)
+    order = np.argsort(placement.ranks())
+    return tuple(RankSeat(machine=names[at], slot=int(slot[at])) for at in order.tolist())
 
 
 def copies_on(plan: Plan, machines: Sequence[Machine]) -> dict[str, frozenset[Copy]]:
     """Return for each machine that has a rank which copies of the model have one there."""
     placement = placement_of(plan)
-    kind, node, _ = _nodes(plan, placement)
-    stage = _stage_of_columns(placement)
+    stage = placement.stage
     replica = np.repeat(np.arange(len(plan.replicas)), [len(item.stages) for item in plan.replicas])[stage]
     copy = (np.arange(len(stage)) - placement.begin[stage]) // placement.size[stage]
-    names = [[m.name for m in machines if m.gpu == gpu] for gpu in placement.types]
     found: dict[str, set[Copy]] = {}
-    for gpu, number, first, second in zip(kind.tolist(), node.tolist(), replica.tolist(), copy.tolist(), strict=True):
-        found.setdefault(names[gpu][number], set()).add((first, second))
+    names = _machine_names(plan, placement, machines)
+    for name, first, second in zip(names, replica.tolist(), copy.tolist(), strict=True):
+        found.setdefault(name, set()).add((first, second))
     return {machine: frozenset(copies) for machine, copies in found.items()}
 
 
@@ -108,18 +106,8 @@ def cluster_of(first: Plan, machines: Sequence[Machine]) -> Cluster:
     return replace(first.cluster, pools=tuple(pools))
 
 
-def _nodes(plan: Plan, placement: Placement) -> tuple[Ints, Ints, Ints]:
-    """Return for every GPU of a placement its type, the number of its machine within the type, and its own there."""
-    kind = placement.type[_stage_of_columns(placement)]
-    node, slot = np.empty_like(kind), np.empty_like(kind)
-    for number, name in enumerate(placement.types):
-        pools = [pool for pool in plan.cluster.pools if pool.gpu.name == name]
-        sizes = np.repeat([pool.gpus_per_node for pool in pools], [pool.nodes for pool in pools])
-        ends, own = np.cumsum(sizes), kind == number
-        node[own] = np.searchsorted(ends, placement.gpu[own], side="right")
-        slot[own] = placement.gpu[own] - (ends - sizes)[node[own]]
-    return kind, node, slot
-
-
-def _stage_of_columns(placement: Placement) -> Ints:
-    return np.repeat(np.arange(len(placement.size)), placement.size * placement.count)
+def _machine_names(plan: Plan, placement: Placement, machines: Sequence[Machine]) -> list[str]:
+    """Return the name of the machine of every GPU of a placement."""
+    names = [[m.name for m in machines if m.gpu == gpu] for gpu in placement.types]
+    kind, (node, _) = placement.type[placement.stage], slots(plan, placement)
+    return [names[gpu][number] for gpu, number in zip(kind.tolist(), node.tolist(), strict=True)]

@@ -14,7 +14,7 @@ from shardwright.exporters.trainer_arguments import PRECISION, trainer_arguments
 from shardwright.exporters.trainer_options import refused_options
 from shardwright.exporters.yaml_text import yaml_text
 from shardwright.plans.check import check
-from shardwright.plans.placement import machine_sizes, placement_of
+from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 
 VERSION = "1.15.0"
@@ -58,7 +58,7 @@ def unsupported(plan: Plan) -> Iterator[Problem]:
 
 def config(plan: Plan) -> dict[str, object]:
     """Return the configuration as data, keys in the order of Accelerate's own files."""
-    stage, machines = plan.replicas[0].stages[0], machine_sizes(plan, placement_of(plan))
+    stage, machines = plan.replicas[0].stages[0], machine_sizes(plan)
     sharded = plan.optimizer.sharding in ("zero2", "zero3")
     found: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -91,7 +91,7 @@ def config(plan: Plan) -> dict[str, object]:
 
 def _script(plan: Plan) -> str:
     start = "exec accelerate launch --config_file accelerate.yaml"
-    if len(machine_sizes(plan, placement_of(plan))) > 1:
+    if len(machine_sizes(plan)) > 1:
         start += ' --machine_rank "${NODE_RANK:?number of this machine}" \\\n'
         start += '    --main_process_ip "${MASTER_ADDR:?address of machine 0}" --main_process_port 29500'
     return run_script(

@@ -23,7 +23,7 @@ from shardwright.exporters.megatron.limits import unsupported as megatron_limits
 from shardwright.exporters.trainer_options import options_of
 from shardwright.files import shipped_file
 from shardwright.plans.check import check
-from shardwright.plans.placement import machine_sizes, placement_of
+from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan, Recompute
 from shardwright.spec.options import STATE
 
@@ -214,7 +214,7 @@ def _call(name: str, values: Mapping[str, Any], expressions: Mapping[str, str] =
 
 
 def _script(plan: Plan) -> str:
-    machines = machine_sizes(plan, placement_of(plan))
+    machines = machine_sizes(plan)
     names = ["DATA_PATH", "TOKENIZER_MODEL", "CHECKPOINT_DIR", "LEARNING_RATE"]
     names += ["TRAIN_ITERS"] if plan.job.iterations is None else []
     return run_script(

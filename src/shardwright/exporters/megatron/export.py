@@ -18,7 +18,7 @@ from shardwright.exporters.megatron.model import Arguments, model_arguments, moe
 from shardwright.exporters.trainer_options import options_of
 from shardwright.plans.check import check
 from shardwright.plans.mesh import Host, hosts, one_recompute
-from shardwright.plans.placement import machine_sizes, placement_of
+from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 from shardwright.spec.options import STATE
 
@@ -111,7 +111,7 @@ def to_megatron(plan: Plan) -> MegatronExport:
 
 def _hosts(plan: Plan) -> tuple[Host, ...]:
     if plan.uniform:
-        return tuple(Host(gpu=first_stage(plan).gpu, gpus=size) for size in machine_sizes(plan, placement_of(plan)))
+        return tuple(Host(gpu=first_stage(plan).gpu, gpus=size) for size in machine_sizes(plan))
     found = hosts(plan)
     assert found is not None, "it fits a mesh"
     return found

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.errors import Problem
-from shardwright.plans.mesh import DEGREES, hosts, one_recompute, shape
+from shardwright.plans.mesh import hosts, one_recompute, shape
 from shardwright.plans.paths import stages_at
-from shardwright.plans.plan import Plan, Recompute, Replica, Stage
+from shardwright.plans.plan import DEGREES, Plan, Recompute, Replica, Stage
 
 HINT = "plan with --exportable-to megatron"
 

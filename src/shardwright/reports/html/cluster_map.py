@@ -21,7 +21,7 @@ def map_section(plan: Plan) -> PageSection:
     """Return the section with the place of every GPU of a legal plan."""
     placement = placement_of(plan)
     stages = [(number, place) for number, replica in enumerate(plan.replicas) for place in range(len(replica.stages))]
-    stage = np.repeat(np.arange(len(stages)), placement.size * placement.count)
+    stage = placement.stage
     cells: list[int] = []
     machines: list[dict[str, object]] = []
     used: dict[str, Ints] = {}

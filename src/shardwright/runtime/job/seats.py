@@ -14,7 +14,7 @@ from itertools import groupby
 from math import inf
 
 from shardwright.errors import SpecError, bad
-from shardwright.plans.placement import machine_sizes, placement_of
+from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.groups import Layout
 from shardwright.spec.catalog.gpus import gpus
@@ -72,7 +72,7 @@ def seats(layout: Layout, reports: Sequence[DeviceReport]) -> tuple[int, ...]:
 def _wanted(layout: Layout) -> tuple[Seat, ...]:
     """Return the machines of a plan, in the order of their ranks."""
     found, first = [], 0
-    for number, size in enumerate(machine_sizes(layout.plan, placement_of(layout.plan))):
+    for number, size in enumerate(machine_sizes(layout.plan)):
         name = kind_of(layout.places[first].gpu)
         members = tuple(range(first, first + size))
         found.append(Seat(gpu=name if name in gpus() else OTHER, machine=f"machine {number}", members=members))
