@@ -42,7 +42,7 @@ def test_a_configuration_and_weights_that_are_not_there_are_told_before_the_run(
 
 def test_a_profile_that_could_not_be_written_is_refused_before_the_run(folder: Path) -> None:
     told = ["train", folder / "single.json", "--data", folder / "c.bin", "--profile", folder / "none" / "a.json"]
-    assert "is in no folder that exists" in refused(run_here(list(map(str, told))))
+    assert "lies in a folder that does not exist" in refused(run_here(list(map(str, told))))
 
 
 def test_train_checkpoint_and_resume_under_another_plan(folder: Path) -> None:

@@ -49,8 +49,7 @@ def timed_cases(runs: Sequence[PublishedRun]) -> list[Case]:
             case = case_of(run)
         except SkippedRunError:
             continue
-        pools = (case.pool,) if case.plan is None else case.plan.cluster.pools
-        if all(computes(pool.gpu, case.job.precision) for pool in pools):
+        if all(computes(pool.gpu, case.job.precision) for pool in case.pools):
             cases.append(case)
     return cases
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from shardwright.spec.cluster import Cluster
     from shardwright.spec.job import Job
 
-TARGETS = ("megatron",)
 FLAGS = {"budget_dollars": "--budget", "deadline_hours": "--deadline", "document_tokens": "--mask-documents"}
 
 
@@ -38,19 +37,11 @@ def rules_of(file: Path | None, cluster: Cluster) -> tuple[Rule, ...]:
     return load_rules(file, [pool.gpu.kind for pool in cluster.pools])
 
 
-def require_target(target: str) -> None:
-    """Raise SpecError for a target that there is no exporter for."""
-    if target not in TARGETS:
-        raise bad(f"--to {target}", "there is no such target", f"supported: {', '.join(TARGETS)}")
-
-
-def refuse_unexportable(plan: Plan, target: str) -> None:
-    """Raise SpecError with everything that the target cannot express."""
+def refuse_unexportable(plan: Plan) -> None:
+    """Raise SpecError with everything that Megatron-LM, the one target that is planned for, cannot express."""
     from shardwright.exporters.megatron.limits import unsupported
 
-    require_target(target)
-    problems = unsupported(plan)
-    if problems:
+    if problems := unsupported(plan):
         raise SpecError(*problems)
 
 

@@ -166,7 +166,7 @@ def plan(
         if programs and ranking.plans:
             ranking = with_program(ranking, fit=fit, efficiency=efficiency)
     if exportable_to and ranking.plans:
-        refuse_unexportable(ranking.best, exportable_to)
+        refuse_unexportable(ranking.best)
     if out is not None and ranking.plans:
         deliver(dumps(ranking.best), out)
     if json:

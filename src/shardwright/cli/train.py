@@ -23,7 +23,6 @@ from shardwright.cli.train_input import (
 )
 from shardwright.cli.train_run import run_plan, show_layout
 from shardwright.commands import option
-from shardwright.errors import bad
 from shardwright.runtime.job.settings import CHANGES
 from shardwright.runtime.state.recipe import METHOD_OF, METHODS, SCHEDULES, Recipe
 
@@ -223,14 +222,9 @@ def train(
     require_changes(accept_change)
     if profile is not None:
         require_measurable(found)
-        if not profile.absolute().parent.is_dir():
-            raise bad(f"--profile {profile}", "is in no folder that exists", "make the folder, or name another")
-    if trace is not None:
-        require_writable(
-            trace,
-            [plan, *(source.path for source in sources if isinstance(source.path, Path)), profile],
-            option="--trace",
-        )
+    inputs = [plan, *(source.path for source in sources if isinstance(source.path, Path))]
+    require_writable(profile, inputs, option="--profile")
+    require_writable(trace, [*inputs, profile], option="--trace")
     before = settings_before(resume)
     recipe = recipe_of(
         before,

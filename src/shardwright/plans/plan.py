@@ -185,6 +185,11 @@ class Evidence:
     distance: float
     source: str
 
+    @property
+    def error(self) -> float:
+        """Predicted over reached tokens per second, less 1."""
+        return self.predicted_tokens_per_second / self.tokens_per_second - 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:

@@ -43,6 +43,11 @@ class Case:
     guesses: tuple[Assumption, ...]
     plan: Plan | None = None
 
+    @property
+    def pools(self) -> tuple[NodePool, ...]:
+        """The machines, of one type or several."""
+        return (self.pool,) if self.plan is None else self.plan.cluster.pools
+
 
 def case_of(run: PublishedRun) -> Case:
     """Return the case of a run. Raises SkippedRunError for a run that lacks something or that

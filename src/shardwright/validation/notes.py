@@ -6,26 +6,37 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-FLASH, STILL, ADAPTERS, LIGER = r"flash", r"no tp/pp/dp overlap", r"attention adapters only", r"\bliger\b"
-ASYNC_TP, OFFLOAD = r"async tp|asynctp", r"optimizer offload|cpu offload \(optimizer\) yes"
 NETWORK, RENTED, SPECIAL = r"([0-9.]+) Gbps node-node", r"AWS (p[0-9][a-z]*)", r"([0-9.]+) TB/s, ([0-9.]+) W"
-MXFP8, BLOCKWISE = r"mxfp8", r"rowwise|blockwise"
-EAGER, FIRST_DENSE = r"\beager\b", r"first layer dense"
 MACHINES, PSEUDO_LAYERS = r"([0-9]+)x ([a-z0-9]+\.[a-z0-9]+)", r"pseudo-layers \[([0-9, ]+)\]"
-UNFUSED, BLOCK = r"attention-backend unfused", r"recompute block num_layers=([0-9]+)"
-FEW_STEPS, ROUNDED = r"few steps|steady iterations", r"digitised|back-computed|computed from rounded"
-FLAGGED = r"\bflag\b|possible outlier|severe regression"
-
+BLOCK = r"recompute block num_layers=([0-9]+)"
+# What notes say or do not say, by field of `Notes`.
+SAID = {
+    "flash": r"flash",
+    "unfused": r"attention-backend unfused",
+    "mxfp8": r"mxfp8",
+    "blockwise": r"rowwise|blockwise",
+    "no_overlap": r"no tp/pp/dp overlap",
+    "async_tp": r"async tp|asynctp",
+    "optimizer_offload": r"optimizer offload|cpu offload \(optimizer\) yes",
+    "attention_adapters": r"attention adapters only",
+    "fused_loss": r"\bliger\b",
+    "eager": r"\beager\b",
+    "first_dense": r"first layer dense",
+    "few_steps": r"few steps|steady iterations",
+    "rounded": r"digitised|back-computed|computed from rounded",
+    "flagged": r"\bflag\b|possible outlier|severe regression",
+}
 # Every phrase that the table of published runs keeps, with the words to keep of it ("": as found).
 PHRASES: tuple[tuple[str, str], ...] = (
-    (STILL, "no TP/PP/DP overlap"),
-    (FLASH, "flash attention"),
-    *((pattern, "") for pattern in (ASYNC_TP, OFFLOAD, NETWORK, RENTED, SPECIAL, f"{MXFP8}|{BLOCKWISE}")),
-    *((pattern, "") for pattern in (EAGER, FIRST_DENSE, MACHINES, PSEUDO_LAYERS)),
+    (SAID["no_overlap"], "no TP/PP/DP overlap"),
+    (SAID["flash"], "flash attention"),
+    *((pattern, "") for pattern in (SAID["async_tp"], SAID["optimizer_offload"], NETWORK, RENTED, SPECIAL)),
+    (f"{SAID['mxfp8']}|{SAID['blockwise']}", ""),
+    *((pattern, "") for pattern in (SAID["eager"], SAID["first_dense"], MACHINES, PSEUDO_LAYERS)),
     (r"\blora\b", "LoRA"),
-    (ADAPTERS, ""),
-    (LIGER, "Liger"),
-    (UNFUSED, ""),
+    (SAID["attention_adapters"], ""),
+    (SAID["fused_loss"], "Liger"),
+    (SAID["unfused"], ""),
     (r"torch\.compile", ""),
     (r"per-op sac", "per-op SAC"),
     (r"recompute_modules=[^;]+", ""),
@@ -34,9 +45,7 @@ PHRASES: tuple[tuple[str, str], ...] = (
     (r"pp_layout=[^; ]+", ""),
     (r"MTP layers [0-9]+", ""),
     (r"reshard_after_forward=False", ""),
-    (FEW_STEPS, ""),
-    (ROUNDED, ""),
-    (FLAGGED, ""),
+    *((SAID[name], "") for name in ("few_steps", "rounded", "flagged")),
 )
 
 
@@ -74,20 +83,7 @@ def notes_of(text: str) -> Notes:
     network, special, block = _found(NETWORK, text), _found(SPECIAL, text), _found(BLOCK, text)
     rented, boundaries = _found(RENTED, text), _found(PSEUDO_LAYERS, text)
     return Notes(
-        flash=_found(FLASH, text) is not None,
-        unfused=_found(UNFUSED, text) is not None,
-        mxfp8=_found(MXFP8, text) is not None,
-        blockwise=_found(BLOCKWISE, text) is not None,
-        no_overlap=_found(STILL, text) is not None,
-        async_tp=_found(ASYNC_TP, text) is not None,
-        optimizer_offload=_found(OFFLOAD, text) is not None,
-        attention_adapters=_found(ADAPTERS, text) is not None,
-        fused_loss=_found(LIGER, text) is not None,
-        eager=_found(EAGER, text) is not None,
-        first_dense=_found(FIRST_DENSE, text) is not None,
-        few_steps=_found(FEW_STEPS, text) is not None,
-        rounded=_found(ROUNDED, text) is not None,
-        flagged=_found(FLAGGED, text) is not None,
+        **{name: _found(pattern, text) is not None for name, pattern in SAID.items()},
         rented=rented[1] if rented else "",
         network_gbps=float(network[1]) if network else None,
         special=(float(special[1]) * 1e12, float(special[2])) if special else None,

@@ -142,8 +142,7 @@ def _prepared(run: PublishedRun, *, failed: bool, quality: Collection[str], kind
         case = case_of(run)
     except SkippedRunError as error:
         return Outcome(run=run, failed=failed, skipped=str(error))
-    pools = (case.pool,) if case.plan is None else case.plan.cluster.pools
-    unable = [pool.gpu.name for pool in pools if not computes(pool.gpu, case.job.precision)]
+    unable = [pool.gpu.name for pool in case.pools if not computes(pool.gpu, case.job.precision)]
     if unable:
         return Outcome(run=run, failed=failed, skipped=f"{unable[0]} cannot compute in {case.job.precision}")
     return Outcome(run=run, failed=failed, case=case)

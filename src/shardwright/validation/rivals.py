@@ -41,8 +41,7 @@ def ideal_seconds(case: Case) -> float:
     """Return the seconds of the model's FLOPs at the dense peak of all GPUs. Frozen weights have no gradients, a third
     of the arithmetic."""
     flops = iteration_flops(case.model, case.job.global_batch, case.job.seq_len)
-    pools = (case.pool,) if case.plan is None else case.plan.cluster.pools
-    peak = sum(peak_flops(pool.gpu, case.job.precision) * pool.gpus for pool in pools)
+    peak = sum(peak_flops(pool.gpu, case.job.precision) * pool.gpus for pool in case.pools)
     return flops * (2.0 / 3.0 if case.job.adapters else 1.0) / peak
 
 

@@ -166,7 +166,7 @@ def trust_section(found: Prediction) -> PageSection:
             f"{run.model} on {run.gpus} {run.gpu}",
             f"{run.framework}; {run.strategy}",
             format_count(run.tokens_per_second),
-            f"{run.predicted_tokens_per_second / run.tokens_per_second - 1.0:+.0%}",
+            f"{run.error:+.0%}",
             f"{run.distance:.2g}",
             run.source,
         )

@@ -12,10 +12,9 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Nearby, Ranking
 from shardwright.reports.text import describe, kinds, mixed, outcome, programs
 from shardwright.reports.text.caution import passed_over_words
-from shardwright.reports.text.explain import saving, value
 from shardwright.reports.text.layout import WIDTH, labelled
 from shardwright.reports.text.plans import FAR, predicted, whole_run
-from shardwright.reports.text.terminal import heading
+from shardwright.reports.text.terminal import against_rules, heading
 from shardwright.spec.catalog.frameworks import OWN
 from shardwright.units import clock, format_bytes, format_count
 
@@ -91,18 +90,13 @@ def _sure(best: Plan) -> Iterator[str]:
         yield f"no published training run of the {gpu} exists, so the interval is wide"
     if found.evidence:
         run = found.evidence[0]
-        off = run.predicted_tokens_per_second / run.tokens_per_second - 1.0
         far = " (far from this plan)" if run.distance > FAR else ""
-        yield f"nearest published run{far}: {run.model} on {run.gpus} {run.gpu}, predicted {off:+.0%} off"
+        yield f"nearest published run{far}: {run.model} on {run.gpus} {run.gpu}, predicted {run.error:+.0%} off"
 
 
 def _good(ranking: Ranking) -> Iterator[str]:
     best = ranking.best
-    rivals = [entry.plan for entry in ranking.baselines if entry.plan is not None]
-    if rivals:
-        rival = min(rivals, key=value)
-        better = value(best) < 0.9995 * value(rival)
-        yield (f"{saving(rival, best)} than" if better else "as good as") + " the best rule of thumb"
+    yield from (words for words in [against_rules(ranking)] if words)
     yield from (words for words in [kinds.kinds_words(ranking.kinds, best)] if words)
     gap, beyond = ranking.search.gap, ranking.search.not_covered
     if gap is not None:

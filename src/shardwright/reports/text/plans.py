@@ -143,9 +143,8 @@ def _evidence_lines(found: Prediction, width: int) -> Iterator[str]:
     if not found.evidence:
         return
     for place, run in enumerate(found.evidence):
-        off = run.predicted_tokens_per_second / run.tokens_per_second - 1.0
         what = f"{run.model} on {run.gpus} {run.gpu} ({run.framework}; {run.strategy})"
-        reached = f"{format_count(run.tokens_per_second)} tokens/s measured, {off:+.0%} predicted"
+        reached = f"{format_count(run.tokens_per_second)} tokens/s measured, {run.error:+.0%} predicted"
         yield labelled("based on" if place == 0 else "", f"{what}: {reached}; {run.source}", width)
     if found.evidence[0].distance > FAR:
         yield labelled("", "these are far from this plan: nothing like it is published, so the interval is wide", width)

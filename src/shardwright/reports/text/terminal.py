@@ -70,13 +70,19 @@ def summary_text(ranking: Ranking, width: int) -> str:
         words += f" All tokens in {run}."
     if left := mixed.idle_sentence(ranking):
         words += f" {left}"
-    rivals = [entry.plan for entry in ranking.baselines if entry.plan is not None]
-    if rivals:
-        rival = min(rivals, key=value)
-        better = value(best) < 0.9995 * value(rival)
-        words += f" {saving(rival, best)} than" if better else " As good as"
-        words += " the best rule of thumb."
+    if against := against_rules(ranking):
+        words += f" {against[0].upper()}{against[1:]}."
     return wrapped(words, "", width)
+
+
+def against_rules(ranking: Ranking) -> str:
+    """Return how the best plan stands against the best rule of thumb: 20% less time (1.25× as fast) than it."""
+    best, rivals = ranking.best, [entry.plan for entry in ranking.baselines if entry.plan is not None]
+    if not rivals:
+        return ""
+    rival = min(rivals, key=value)
+    better = value(best) < 0.9995 * value(rival)
+    return (f"{saving(rival, best)} than" if better else "as good as") + " the best rule of thumb"
 
 
 def runners_up_text(plans: Sequence[Plan], width: int) -> str:
