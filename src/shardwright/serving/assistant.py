@@ -39,14 +39,19 @@ def server() -> MCPServer:
     return found
 
 
-def _answered(question: Callable[[], Answer]) -> Answer:
-    return answer_within(MOST_SECONDS, question)
+def _answered(ask: Callable[..., Any], show: Callable[[Any], Answer], *request: Any) -> Answer:
+    """Return what `ask` finds for a request, as `show` puts it."""
+    return answer_within(MOST_SECONDS, partial(_shown, ask, show, request))
+
+
+def _shown(ask: Callable[..., Any], show: Callable[[Any], Answer], request: tuple[Any, ...]) -> Answer:
+    return show(ask(*request))
 
 
 def fit(model: str, gpu: str, gpus: int = 1, nodes: int = 1, seq_len: int = 2048) -> dict[str, Any]:
     """Say which ways to train a model (full, ZeRO, offload, LoRA, QLoRA) fit GPUs in memory, and what would make the
     others fit. `model` is a preset such as llama-3.1-8b, `gpu` a type such as RTX3090."""
-    return _answered(partial(_fit, model, gpu, gpus, nodes, seq_len))
+    return _answered(sized, sizing_answer, model, gpu, gpus, nodes, seq_len)
 
 
 def plan_training(
@@ -75,7 +80,7 @@ def plan_training(
         deadline_hours=deadline_hours,
         pins=tuple(pins or ()),
     )
-    return _answered(partial(_plan, request))
+    return _answered(planned, plan_answer, request)
 
 
 def shop(
@@ -100,7 +105,7 @@ def shop(
         deadline_hours=deadline_hours,
         budget_dollars=budget_dollars,
     )
-    return _answered(partial(_shop, request))
+    return _answered(shopped, shop_answer, request)
 
 
 def export_plan(
@@ -108,7 +113,7 @@ def export_plan(
 ) -> dict[str, Any]:
     """Return the files that make a trainer (megatron, torchtitan, accelerate, deepspeed, skypilot, kubernetes) run the
     best plan for the same request as `plan_training`. What the target cannot express comes back as errors."""
-    return _answered(partial(_export, target, _request(model, cluster, global_batch, seq_len, pins)))
+    return _answered(_exported, dict, target, _request(model, cluster, global_batch, seq_len, pins))
 
 
 def compare(
@@ -116,7 +121,7 @@ def compare(
 ) -> dict[str, Any]:
     """Compare two strategies on the same machines: the best with the settings `pins`, and the best with `others`."""
     one, other = (_request(model, cluster, global_batch, seq_len, each) for each in (pins, others))
-    return _answered(partial(_compare, one, other))
+    return _answered(_compared, dict, one, other)
 
 
 def catalogue() -> dict[str, Any]:
@@ -124,24 +129,12 @@ def catalogue() -> dict[str, Any]:
     return {"models": list(preset_names()), "gpus": list(gpus())}
 
 
-def _fit(model: str, gpu: str, gpus: int, nodes: int, seq_len: int) -> Answer:
-    return sizing_answer(sized(model, gpu, gpus, nodes, seq_len))
-
-
-def _plan(request: PlanRequest) -> Answer:
-    return plan_answer(planned(request))
-
-
-def _shop(request: ShopRequest) -> Answer:
-    return shop_answer(shopped(request))
-
-
-def _export(target: str, request: PlanRequest) -> Answer:
+def _exported(target: str, request: PlanRequest) -> Answer:
     found = export(_best(request), target)
     return {"target": found.target, "version": found.version, "files": dict(found.files)}
 
 
-def _compare(one: PlanRequest, other: PlanRequest) -> Answer:
+def _compared(one: PlanRequest, other: PlanRequest) -> Answer:
     first, second = plan_figures(_best(one)), plan_figures(_best(other))
     ratio = second["iteration_seconds"] / first["iteration_seconds"]
     return {"answer": f"the second takes {ratio:.3f} times as long", "first": first, "second": second}

@@ -36,14 +36,17 @@ def complete(
 
 def named(what: Literal["process", "thread"], process: int, words: str, *, thread: int = 0) -> dict[str, object]:
     """Return what a process, or a thread of it, is called."""
-    where = {"pid": process} | ({"tid": thread} if what == "thread" else {})
-    return {"ph": "M", **where, "name": f"{what}_name", "args": {"name": words}}
+    return _metadata(what, process, thread, "name", {"name": words})
 
 
 def ordered(what: Literal["process", "thread"], process: int, place: int, *, thread: int = 0) -> dict[str, object]:
     """Return where a process, or a thread of it, stands."""
+    return _metadata(what, process, thread, "sort_index", {"sort_index": place})
+
+
+def _metadata(what: str, process: int, thread: int, kind: str, args: dict[str, object]) -> dict[str, object]:
     where = {"pid": process} | ({"tid": thread} if what == "thread" else {})
-    return {"ph": "M", **where, "name": f"{what}_sort_index", "args": {"sort_index": place}}
+    return {"ph": "M", **where, "name": f"{what}_{kind}", "args": args}
 
 
 def trace_text(about: Mapping[str, object], events: Iterable[Mapping[str, object]]) -> tuple[str, dict[str, object]]:

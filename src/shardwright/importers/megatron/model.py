@@ -168,29 +168,28 @@ def _moe(flags: Flags) -> Moe | None:
 
 def _pattern(flags: Flags, flag: str, name: str, problems: list[Problem]) -> tuple[bool, ...]:
     """Layers with experts: every n-th from the first on, or a list (gpt_layer_specs.py 643-659)."""
-    count: int = flags["--num-layers"]
-    pattern = flags[flag]
-    if isinstance(pattern, tuple):
-        return _of_length(tuple(map(bool, pattern)), count, f"{name}: {flag}", problems)
-    return tuple(index % pattern == 0 for index in range(count)) if pattern else (True,) * count
+    listed, every = _listed(flags, flag, name, problems)
+    return listed or tuple(index % (every or 1) == 0 for index in range(flags["--num-layers"]))
 
 
 def _windowed(flags: Flags, name: str, problems: list[Problem]) -> tuple[bool, ...]:
     """Layers with a window: all but every n-th, or a list (core/transformer/utils.py 495-511)."""
     count: int = flags["--num-layers"]
-    flag = "--window-attn-skip-freq"
-    pattern = flags[flag]
     if flags["--window-size"] is None:
         return (False,) * count
-    if isinstance(pattern, tuple):
-        return _of_length(tuple(map(bool, pattern)), count, f"{name}: {flag}", problems)
-    return tuple((index + 1) % pattern != 0 for index in range(count)) if pattern else (True,) * count
+    listed, every = _listed(flags, "--window-attn-skip-freq", name, problems)
+    return listed or tuple(not every or (index + 1) % every != 0 for index in range(count))
 
 
-def _of_length(pattern: tuple[bool, ...], count: int, place: str, problems: list[Problem]) -> tuple[bool, ...]:
+def _listed(flags: Flags, flag: str, name: str, problems: list[Problem]) -> tuple[tuple[bool, ...], int]:
+    """The layers that a pattern marks one by one, none where it is a number: that one."""
+    count, pattern = flags["--num-layers"], flags[flag]
+    if not isinstance(pattern, tuple):
+        return (), pattern or 0
     if len(pattern) != count:
-        problems.append(Problem(place, f"lists {len(pattern)} layers, the model has {count}", "make them agree"))
-    return pattern
+        message = f"lists {len(pattern)} layers, the model has {count}"
+        problems.append(Problem(f"{name}: {flag}", message, "make them agree"))
+    return tuple(map(bool, pattern)), 0
 
 
 def _position(flags: Flags) -> Position:

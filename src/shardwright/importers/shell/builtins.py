@@ -12,9 +12,8 @@ from shardwright.importers.shell.filters import printf
 from shardwright.importers.shell.splitting import BLANK, Fields, add_split
 from shardwright.importers.shell.state import ShellState
 from shardwright.importers.shell.unknown import is_known, unknown, unknown_variable
-from shardwright.importers.shell.walker import Break, Continue, Exit, Return
+from shardwright.importers.shell.walker import Break, Continue, Exit, Return, Status
 
-Status = bool | None
 Builtin = Callable[[Sequence[str], ShellState, str | None], Status]
 
 

@@ -19,7 +19,7 @@ JSON, version 1:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -210,13 +210,9 @@ def _word(section: Section, key: str, known: tuple[str, ...]) -> Any:
 
 
 def _sizes(section: Section, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: section.integer(name, most=LARGEST) or 0 for name in _required(section, names)}
-
-
-def _required(section: Section, names: tuple[str, ...]) -> Iterator[str]:
     for name in names:
         section.require(name, "a whole number above zero")
-        yield name
+    return {name: section.integer(name, most=LARGEST) or 0 for name in names}
 
 
 def _seconds(section: Section) -> dict[str, Any]:
