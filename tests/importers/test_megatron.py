@@ -290,3 +290,13 @@ def test_what_no_option_tells_is_not_counted() -> None:
 def test_fsdp_by_its_older_name() -> None:
     line = LINE + " --use-custom-fsdp --data-parallel-sharding-strategy optim_grads_params"
     assert plan_from_megatron(line, cluster=cluster_of(4)).plan.optimizer.sharding == "zero3"
+
+
+def test_older_names_and_layers_without_transformer_engine() -> None:
+    def plan(words: str, line: str = LINE) -> Plan:
+        return plan_from_megatron(f"{line} {words}", cluster=cluster_of(4)).plan
+
+    assert (plan("--fp8-hybrid").job.precision, plan("--fp8-hybrid").job.fp8_recipe) == ("fp8", "delayed")
+    assert plan("--sequence-parallel", LINE.replace("--num-layers", "--encoder-num-layers")).model.hidden == 8192
+    assert not plan("--transformer-impl local").flash_attention
+    assert plan("--transformer-impl local --use-flash-attn").flash_attention

@@ -16,6 +16,8 @@ from shardwright.spec.text.fields import shown as quoted
 # Switches that say what another argument says with a value.
 IMPLIED = {
     "--use-rms-norm": ("--normalization", "RMSNorm"),
+    "--fp8-hybrid": ("--fp8-format", "hybrid"),
+    "--fp8-e4m3": ("--fp8-format", "e4m3"),
     "--num-attention-heads-kv": ("--group-query-attention", True),
     "--num-key-value-heads": ("--group-query-attention", True),
 }

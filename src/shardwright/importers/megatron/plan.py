@@ -66,9 +66,15 @@ def plan_of_flags(
         optimizer=optimizer,
         overlap=overlap,
         sequence_parallel=sequence_parallel,
-        flash_attention=flags["--use-flash-attn"] or flags["--attention-backend"] in ("flash", "fused", "auto"),
+        flash_attention=_flash(flags),
         rank_order="tp-cp-ep-pp-dp" if flags["--use-tp-pp-dp-mapping"] else "tp-cp-ep-dp-pp",
     )
+
+
+def _flash(flags: Flags) -> bool:
+    """Whether attention is fused: without Transformer Engine it is where that is said alone."""
+    able = flags["--transformer-impl"] != "local" and flags["--attention-backend"] in ("flash", "fused", "auto")
+    return bool(flags["--use-flash-attn"]) or able
 
 
 def _data_parallel(flags: Flags, world: int, name: str) -> int:
