@@ -33,12 +33,14 @@ def stage(site: str, low: int, high: int) -> Stage:
     )
 
 
-def plan_of(*replicas: tuple[Stage, ...], sharding: str = "zero1", sites: str = "abc", machines: int = 1) -> Plan:
+def plan_of(
+    *replicas: tuple[Stage, ...], sharding: str = "zero1", sites: str = "abc", machines: int = 1, tied: bool = True
+) -> Plan:
     nodes = [{"count": machines, "gpu": "A100-SXM-80", "gpus": 4, "site": site} for site in sites]
     rates = {"gbps": GBPS, "latency_ms": 1, "egress_dollars_per_gb": PRICE}
     links = [{"between": [one, other], **rates} for one, other in pairwise(sites)]
     return Plan(
-        model=MODEL,
+        model=replace(MODEL, tied_embeddings=tied),
         job=make_job(global_batch=4 * len(replicas), seq_len=1024),
         cluster=build_cluster({"nodes": nodes, "site_links": links}, "sites"),
         micro_batch=1,
@@ -66,7 +68,7 @@ def test_a_model_held_at_two_sites_reduces_over_their_link(sharding: str, width:
 
 def test_a_pipeline_pays_for_every_site_on_its_way() -> None:
     """a to c leads over b: two links are paid each way."""
-    plan = plan_of((stage("a", 0, 10), stage("c", 10, LAYERS)), sharding="none")
+    plan = plan_of((stage("a", 0, 10), stage("c", 10, LAYERS)), sharding="none", tied=False)
     message = 2.0 * 1024 * MODEL.hidden
     assert egress_dollars(plan) == pytest.approx(4 * 2 * message * 2 * PRICE / 1e9)
 
@@ -74,9 +76,25 @@ def test_a_pipeline_pays_for_every_site_on_its_way() -> None:
 @pytest.mark.parametrize(("precision", "width"), [("bf16", 1.0), ("fp32", 2.0)])
 def test_activations_between_sites_have_the_width_of_the_job(precision, width):
     """Only activations cross: the one replica's stages stand at two sites."""
-    plan = plan_of((stage("a", 0, 10), stage("c", 10, LAYERS)), sharding="none")
+    plan = plan_of((stage("a", 0, 10), stage("c", 10, LAYERS)), sharding="none", tied=False)
     wide = egress_dollars(replace(plan, job=replace(plan.job, precision=precision)))
     assert wide == pytest.approx(width * egress_dollars(replace(plan, job=replace(plan.job, precision="bf16"))))
+
+
+@pytest.mark.parametrize(("framework", "width"), [("megatron", 4 * 4.0), ("train", 6.0 * 7 / 8)])
+def test_a_tied_embedding_takes_as_long_as_what_is_paid_for(framework, width):
+    """Four pipelines with its ends at two sites: Megatron-LM adds up the gradients of each, `train` all eight copies in
+    a ring, and gathers the weights."""
+    plan = plan_of((stage("a", 0, 10), stage("b", 10, LAYERS)))
+    job = replace(plan.job, global_batch=16, framework=framework)
+    plan = replace(plan, job=job, replicas=(replace(plan.replicas[0], count=4),))
+    each_way = width * MODEL.token_table_parameters
+    paid = egress_dollars(plan) - egress_dollars(replace(plan, model=replace(MODEL, tied_embeddings=False)))
+    assert paid == pytest.approx(2 * each_way * PRICE / 1e9)
+    (replica,) = mixed_iteration(plan, Analytic()).replicas
+    (free,) = mixed_iteration(replace(plan, model=replace(MODEL, tied_embeddings=False)), Analytic()).replicas
+    assert free.tied_seconds == 0.0
+    assert replica.tied_seconds == pytest.approx(each_way / (GBPS * 1e9 / 8) + 2e-3)
 
 
 def test_all_ranks_of_a_stage_share_the_link_between_sites():

@@ -12,6 +12,6 @@
 * `lanes`: its stages as uniform pipelines
 * `places`: its stages as columns
 * `links`: links between them
-* `sites`: what collectives wait for links between sites
+* `sites`: what collectives wait for links between sites, and what a tied embedding sends over them
 * `shards`: what unequal degrees cost in memory
 """

@@ -31,7 +31,7 @@ from shardwright.cost.iteration.places import Places, places_of
 from shardwright.cost.iteration.replica_time import Mixed as Mixed
 from shardwright.cost.iteration.replica_time import ReplicaTime as ReplicaTime
 from shardwright.cost.iteration.shards import copied_parameters
-from shardwright.cost.iteration.sites import agreement_delay, unit_delays
+from shardwright.cost.iteration.sites import agreement_delay, tied_seconds_between, unit_delays
 from shardwright.cost.iteration.step import (
     StageTimes,
     both_gather_seconds,
@@ -178,6 +178,7 @@ def _replica_time(
         recompute=stages.recompute[own].T[None],
     )
     apart = replica.stages[0].gpu != replica.stages[-1].gpu
+    tied = float((stages.tied_apart_seconds if apart else stages.tied_seconds)[own][[0, -1]].max())
     transfers = np.tile(moves[own], chunks)[: chunks * len(replica.stages) - 1]
     times = beside_transfers(row, undisturbed, transfers[None])
     tails, gathers = exposed_tails(plan.job, row, times, *(each[None, own] for each in shared))
@@ -189,7 +190,7 @@ def _replica_time(
         tails=tails[0],
         gathers=gathers[0],
         optimizer=stages.optimizer[own],
-        tied_seconds=float((stages.tied_apart_seconds if apart else stages.tied_seconds)[own][[0, -1]].max()),
+        tied_seconds=max(tied, tied_seconds_between(plan, replica)) if apart else tied,
         memory=_each(lambda name: getattr(stages.memory, name)[own]),
     )
 

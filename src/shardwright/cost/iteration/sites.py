@@ -1,4 +1,4 @@
-"""What collectives wait for the links between sites.
+"""What collectives wait for the links between sites, and what a tied embedding sends over them.
 
 A collective of NCCL is a ring in the order of the ranks, so of the sites. A rank waits for its neighbour alone, and
 what it sends passes every link once: the delays of a ring add up along it, however many ranks it has (the latency that
@@ -8,14 +8,19 @@ begins when the one before it is over, so each pays them again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 
 import numpy as np
 
 from shardwright.arrays import Floats
+from shardwright.cost.frameworks.widths import widths_of
 from shardwright.cost.iteration.places import Places
-from shardwright.plans.plan import Plan
+from shardwright.cost.memory.sizes import trained_share
+from shardwright.plans.mesh import is_mesh
+from shardwright.plans.plan import Plan, Replica
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Cluster
 
 
@@ -56,6 +61,31 @@ def agreement_delay(plan: Plan, places: Places) -> float:
     """Return the seconds that a number which all GPUs add up waits between sites: there and back, as in a tree."""
     pairs = combinations(sorted(set(_sites(plan, places))), 2)
     return 2.0 * max((delay for pair in pairs for _, delay in site_link(plan.cluster, *pair)), default=0.0)
+
+
+def tied_bytes_between(plan: Plan) -> dict[frozenset[str], float]:
+    """Return the bytes that a tied embedding sends each way between two sites where pipelines begin at one and end at
+    the other: Megatron-LM adds up the gradients of both ends pipeline by pipeline, `train` those of all in one ring,
+    with the weights."""
+    of, pipelines = {pool.gpu.name: pool.site for pool in plan.cluster.pools}, Counter[frozenset[str]]()
+    for replica in plan.replicas if plan.model.tied_embeddings else ():
+        pipelines[frozenset((of[replica.stages[0].gpu], of[replica.stages[-1].gpu]))] += replica.count
+    widths, moved = widths_of(plan.job), trained_share(plan.job) * plan.model.token_table_parameters
+    one_by_one = plan.job.framework != OWN and is_mesh(plan)
+    ring = (widths.gradient_reduction + widths.weight_gather) * (1.0 - 0.5 / plan.data_parallel)
+    return {
+        pair: moved * (widths.gradient_reduction * count if one_by_one else ring)
+        for pair, count in pipelines.items()
+        if len(pair) > 1
+    }
+
+
+def tied_seconds_between(plan: Plan, replica: Replica) -> float:
+    """Return the seconds of a tied embedding on the link between the sites of a replica's first and last stage."""
+    of = {pool.gpu.name: pool.site for pool in plan.cluster.pools}
+    ends = of[replica.stages[0].gpu], of[replica.stages[-1].gpu]
+    size = tied_bytes_between(plan).get(frozenset(ends))
+    return 0.0 if size is None else sum(size / rate + 2.0 * delay for rate, delay in site_link(plan.cluster, *ends))
 
 
 def _sites(plan: Plan, places: Places) -> list[str]:

@@ -2,7 +2,8 @@
 
 Every micro-batch sends an activation over each boundary between sites, and its gradient back. The n copies of a layer
 reduce its gradient in a ring that visits their sites one after another: each way between two sites carries (n - 1) / n
-of the gradient, and of the updated weight (of the gradient again without a distributed optimizer).
+of the gradient, and of the updated weight (of the gradient again without a distributed optimizer). The ends of a
+pipeline add up the gradients of a tied embedding.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from shardwright.cost.frameworks.widths import widths_of
+from shardwright.cost.iteration.sites import tied_bytes_between
 from shardwright.cost.layers.table import head_weights
 from shardwright.cost.memory.sizes import trained_share
 from shardwright.plans.plan import Plan
@@ -29,7 +31,8 @@ def egress_dollars(plan: Plan) -> float:
     def price(one: str, other: str) -> float:
         return prices.get(frozenset((one, other)), 0.0) / GIGA
 
-    return sum(_pipelines(plan, sites, price)) + sum(_gradients(plan, sites, price))
+    tied = sum(2.0 * size * price(*pair) for pair, size in tied_bytes_between(plan).items())
+    return sum(_pipelines(plan, sites, price)) + sum(_gradients(plan, sites, price)) + tied
 
 
 def _pipelines(plan: Plan, sites: dict[str, str], price: Price) -> Iterator[float]:
