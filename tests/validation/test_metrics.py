@@ -63,9 +63,9 @@ def test_tau_of_a_column_without_order_is_not_a_number(length) -> None:
 
 
 def test_tau_of_many_values() -> None:
-    first = np.random.default_rng(7).permutation(30_000).astype(float)
+    first = np.random.default_rng(7).permutation(2_000).astype(float)
     assert kendall_tau(first, first) == 1.0
-    assert abs(kendall_tau(first, np.arange(30_000.0))) < 0.02
+    assert abs(kendall_tau(first, np.arange(2_000.0))) < 0.05
 
 
 @given(

@@ -10,6 +10,7 @@ import numpy as np
 from shardwright.arrays import Floats
 from shardwright.calibrate.crossvalidate import LearningPoint
 from shardwright.calibrate.training import Trained
+from shardwright.reports.pages.markdown import markdown_table
 from shardwright.reports.text.validation import NONE, number, percent
 from shardwright.validation.case import Case
 from shardwright.validation.outcome import RECOMPUTE_WORDS, Outcome, RunPrediction
@@ -49,7 +50,7 @@ def cross_page(cases: Sequence[Case], found: Trained, curve: Sequence[LearningPo
             _by("framework", summaries),
             _largest(summaries["in domain"], held_out_outcomes(cases, found, 0)),
             CURVE,
-            _table(
+            markdown_table(
                 ("sources seen", "median error", "mean error"),
                 [[f"{point.sources}", percent(point.median_error), percent(point.mean_error)] for point in curve],
             ),
@@ -99,7 +100,7 @@ def _protocols(summaries: dict[str, Summary]) -> str:
             ]
         )
     header = ("protocol", "runs", "sources", "median error, averaged", "mean error, averaged", "inside, averaged")
-    return _table((*header, "tau, averaged", "median error of all runs", "inside of all runs"), rows)
+    return markdown_table((*header, "tau, averaged", "median error of all runs", "inside of all runs"), rows)
 
 
 def _rivals(summary: Summary) -> str:
@@ -107,7 +108,7 @@ def _rivals(summary: Summary) -> str:
         [macro.name, percent(macro.median_error), percent(macro.mean_error), number(macro.tau)]
         for macro in summary.macro
     ]
-    return _table(("predicted by", "median error", "mean error", "rank correlation"), rows)
+    return markdown_table(("predicted by", "median error", "mean error", "rank correlation"), rows)
 
 
 def _by(dimension: str, summaries: dict[str, Summary]) -> str:
@@ -121,7 +122,7 @@ def _by(dimension: str, summaries: dict[str, Summary]) -> str:
                 row += [f"{group.runs:,}", percent(group.coverage), number(group.tau)]
             row.append(NONE if group is None else percent(group.median_error))
         rows.append(row)
-    return _table((dimension, "runs", "inside", "tau", *summaries), rows)
+    return markdown_table((dimension, "runs", "inside", "tau", *summaries), rows)
 
 
 def _largest(summary: Summary, outcomes: Sequence[Outcome]) -> str:
@@ -140,8 +141,3 @@ def _largest(summary: Summary, outcomes: Sequence[Outcome]) -> str:
         f"In domain, {len(off):,} of {summary.timed:,} runs are off by more than {LARGEST:.0%} ({words}); for "
         f"{untold:,} of them nothing that they publish tells why."
     )
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    marks = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in (header, marks, *rows))

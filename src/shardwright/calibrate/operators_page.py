@@ -11,6 +11,7 @@ from shardwright.calibrate.collective_rows import Series
 from shardwright.calibrate.collectives import left_out_collectives, left_out_networks, random_collectives
 from shardwright.calibrate.holdout import SEED, TEST_SHARE, LeftOut, learning_curve, left_out, random_error
 from shardwright.calibrate.operators import FitTable
+from shardwright.reports.pages.markdown import markdown_table
 
 COMMAND = "python -m shardwright.calibrate operators DIR --evaluate --page docs/calibration-operators.md"
 FAMILY_WORDS = {
@@ -58,7 +59,7 @@ def operators_page(scores: Mapping[str, FamilyScore], series: Sequence[Series]) 
             rows = [[f"{count}", _percent(error)] for count, error in score.curve]
             parts += [
                 "Error on a GPU that was not seen, by the number of GPUs that were (drawn at random, three draws):",
-                _table(("GPUs seen", "error"), rows),
+                markdown_table(("GPUs seen", "error"), rows),
             ]
     if series:
         parts += ["## Collectives", *_collectives(series)]
@@ -80,7 +81,7 @@ def _summary(scores: Mapping[str, FamilyScore]) -> str:
             ]
         )
     header = ("family", "random rows", "GPU left out (mean over GPUs)", "(median over GPUs)", "30 shapes (mean)")
-    return _table(header, rows)
+    return markdown_table(header, rows)
 
 
 def _by_gpu(score: FamilyScore) -> str:
@@ -88,7 +89,7 @@ def _by_gpu(score: FamilyScore) -> str:
         [one.gpu, f"{one.rows:,}", _percent(one.error), _percent(one.calibrated_error), f"{one.bias:+.2f}"]
         for one in score.left_out
     ]
-    return _table(("GPU left out", "rows", "error", "30 shapes", "bias"), rows)
+    return markdown_table(("GPU left out", "rows", "error", "30 shapes", "bias"), rows)
 
 
 def _collectives(series: Sequence[Series]) -> Iterator[str]:
@@ -114,13 +115,10 @@ def _means(scores: Mapping[str, tuple[int, float]], of: str) -> str:
 
 
 def _scores(what: str, scores: Mapping[str, tuple[int, float]]) -> str:
-    return _table((what, "rows", "error"), [[name, f"{n:,}", _percent(error)] for name, (n, error) in scores.items()])
+    return markdown_table(
+        (what, "rows", "error"), [[name, f"{n:,}", _percent(error)] for name, (n, error) in scores.items()]
+    )
 
 
 def _percent(share: float) -> str:
     return f"{100.0 * share:.1f} %"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

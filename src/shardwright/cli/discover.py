@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 from shardwright.cli import options
@@ -17,9 +16,7 @@ def discover(
         str | None,
         option("--from", metavar="NAME", help="slurm, kubernetes or local; whoever knows GPUs, if not given."),
     ] = None,
-    out: Annotated[
-        Path | None, option("--out", "-o", metavar="FILE", help="Write here instead of standard output.")
-    ] = None,
+    out: options.Out = None,
     json: options.AsJson = False,
 ) -> None:
     """Write the cluster file of the machines at hand: GPU types and counts, memory, NVLink and network cards, as

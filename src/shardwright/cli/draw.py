@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 from shardwright.cli import options
 from shardwright.cli.destination import deliver, require_writable
 from shardwright.cli.measurements import Profiles, efficiency_of, read_measurements
 from shardwright.cli.output import write
-from shardwright.commands import option
 from shardwright.errors import SpecError
 
 
 def draw(
     plan: options.PlanFile,
-    out: Annotated[
-        Path | None, option("--out", "-o", metavar="FILE", help="Write here instead of standard output.")
-    ] = None,
+    out: options.Out = None,
     profile: Profiles = (),
 ) -> None:
     """Draw when each stage of a plan computes what, as SVG.

@@ -51,6 +51,7 @@ Prices = Annotated[
     Path | None,
     option(metavar="FILE", help="Your own prices, before those that ship: CSV as in docs/how-to.md."),
 ]
+Out = Annotated[Path | None, option("--out", "-o", metavar="FILE", help="Write here instead of standard output.")]
 Details = Annotated[bool, option("--details", help="Print the whole report, not the first screen alone.")]
 AsJson = Annotated[bool, option("--json", help="Print one JSON document in place of the text.")]
 PlanFile = Annotated[Path, argument(metavar="PLAN.json", help="A plan file, as `plan --out` writes it.")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -115,9 +115,21 @@ def require_changes(names: Sequence[str]) -> None:
 
 
 def require_below_1(**numbers: float | None) -> None:
+    _require(numbers, lambda value: value < 1, "is not below 1", "give a number from 0 to below 1")
+
+
+def require_positive(**numbers: float | None) -> None:
+    _require(numbers, lambda value: value > 0, "is not above 0", "give a positive number")
+
+
+def require_no_less_than_0(**numbers: float | None) -> None:
+    _require(numbers, lambda value: value >= 0, "is below 0", "give 0 or a positive number")
+
+
+def _require(numbers: Mapping[str, float | None], holds: Callable[[float], bool], wrong: str, remedy: str) -> None:
     for name, value in numbers.items():
-        if value is not None and not value < 1:
-            raise bad(f"--{name}", f"{value:g} is not below 1", "give a number from 0 to below 1")
+        if value is not None and not holds(value):
+            raise bad(f"--{name.replace('_', '-')}", f"{value:g} {wrong}", remedy)
 
 
 def require_with(option: str, there: bool, **others: object) -> None:
@@ -126,18 +138,6 @@ def require_with(option: str, there: bool, **others: object) -> None:
     for name, value in others.items():
         if value and not there:
             raise bad(f"--{name.replace('_', '-')}", f"says nothing without {option}", f"add {option}, or leave it out")
-
-
-def require_positive(**numbers: float | None) -> None:
-    for name, value in numbers.items():
-        if value is not None and not value > 0:
-            raise bad(f"--{name.replace('_', '-')}", f"{value:g} is not above 0", "give a positive number")
-
-
-def require_no_less_than_0(**numbers: float | None) -> None:
-    for name, value in numbers.items():
-        if value is not None and not value >= 0:
-            raise bad(f"--{name.replace('_', '-')}", f"{value:g} is below 0", "give 0 or a positive number")
 
 
 def require_measurable(plan: Plan) -> None:

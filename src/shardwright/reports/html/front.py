@@ -48,7 +48,15 @@ def front_section(
         chart=Chart(
             kind="points",
             label=f"{time['name']} against {cost['name']} of {len(choices)} choices of machines; the table lists them.",
-            data={"x": time, "y": cost, "series": series, "limits": list(_limits(here[1], job))},
+            data={
+                "x": time,
+                "y": cost,
+                "series": series,
+                "limits": limits(
+                    None if here[1].hours is None else job.deadline_hours,
+                    None if here[1].dollars is None else job.budget_dollars,
+                ),
+            },
         ),
         table=PageTable(
             columns=("machines", "GPUs in use", "iteration", "whole run", "cost", "on the front"),
@@ -96,8 +104,8 @@ def _row(named: tuple[str, Fewer], best: bool) -> tuple[str, ...]:
     )
 
 
-def _limits(here: Fewer, job: Job) -> Iterator[Mapping[str, object]]:
-    if job.deadline_hours is not None and here.hours is not None:
-        yield {"axis": "x", "value": job.deadline_hours / HOURS_PER_DAY, "name": "deadline"}
-    if job.budget_dollars is not None and here.dollars is not None:
-        yield {"axis": "y", "value": job.budget_dollars, "name": "budget"}
+def limits(deadline_hours: float | None, budget_dollars: float | None) -> list[Mapping[str, object]]:
+    """Return the lines of a deadline and a budget in a chart of days against dollars."""
+    days = None if deadline_hours is None else deadline_hours / HOURS_PER_DAY
+    found = (("x", days, "deadline"), ("y", budget_dollars, "budget"))
+    return [{"axis": axis, "value": value, "name": name} for axis, value, name in found if value is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.cost.compute.efficiency import Efficiency
+from shardwright.cost.trust.chance import carried
 from shardwright.plans.plan import Plan, Prediction, StageMemory
 from shardwright.reports.assumptions import pools_assumed
 from shardwright.reports.html.cluster_map import map_section
@@ -44,12 +45,12 @@ def figures(plan: Plan) -> Iterator[Figure]:
     yield Figure(label="fullest GPU", value=format_bytes(worst.total_bytes), note=fits)
     hours, dollars = found.hours_total, found.dollars_total
     if hours is not None:
-        stretch = [end / seconds * hours * SECONDS_PER_HOUR for end in found.interval]
-        note = f"80 % sure: {format_seconds(stretch[0])} to {format_seconds(stretch[1])}"
+        least, most = (format_seconds(end * SECONDS_PER_HOUR) for end in carried(found, hours))
+        note = f"80 % sure: {least} to {most}"
         yield Figure(label="whole run", value=format_seconds(hours * SECONDS_PER_HOUR), note=note)
     if dollars is not None and hours is not None:
-        ends = [format_dollars(end / seconds * dollars) for end in found.interval]
-        yield Figure(label="cost of the run", value=format_dollars(dollars), note=f"{ends[0]} to {ends[1]}")
+        least, most = (format_dollars(end) for end in carried(found, dollars))
+        yield Figure(label="cost of the run", value=format_dollars(dollars), note=f"{least} to {most}")
     elif found.dollars_per_hour is not None:
         yield Figure(label="price", value=f"{format_dollars(found.dollars_per_hour)} an hour")
 

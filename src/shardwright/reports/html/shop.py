@@ -8,6 +8,7 @@ from typing import Any
 
 from shardwright.errors import bad
 from shardwright.plans.document import dumps, from_document
+from shardwright.reports.html.front import HOURS_PER_DAY, limits
 from shardwright.reports.html.page_of import context_lines
 from shardwright.reports.html.section import Chart, Figure, Page, PageSection, PageTable
 from shardwright.units import SECONDS_PER_HOUR, format_dollars, format_seconds
@@ -75,15 +76,10 @@ def _front_section(document: Mapping[str, Any], chosen: int | None) -> PageSecti
     series = [
         {
             "name": name,
-            "points": [[c["hours"] / 24.0, c["dollars"], _rent(c)] for c in front if _kind(c) == name],
+            "points": [[c["hours"] / HOURS_PER_DAY, c["dollars"], _rent(c)] for c in front if _kind(c) == name],
         }
         for name in names
     ]
-    limits = []
-    if document["deadline_hours"] is not None:
-        limits.append({"axis": "x", "value": document["deadline_hours"] / 24.0, "name": "deadline"})
-    if document["budget_dollars"] is not None:
-        limits.append({"axis": "y", "value": document["budget_dollars"], "name": "budget"})
     rows = tuple(
         (
             ("→ " if place == chosen else "") + _rent(choice),
@@ -107,7 +103,7 @@ def _front_section(document: Mapping[str, Any], chosen: int | None) -> PageSecti
                 "x": {"unit": "days", "name": "training time"},
                 "y": {"unit": "dollars", "name": "cost of the run"},
                 "series": series,
-                "limits": limits,
+                "limits": limits(document["deadline_hours"], document["budget_dollars"]),
             },
         ),
         table=PageTable(columns=columns, rows=rows, words=columns[:2]),

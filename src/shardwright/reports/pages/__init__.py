@@ -1,4 +1,5 @@
 """Pages of documentation.
 
 * `accuracy`: `docs/accuracy.md`
+* `markdown`: tables
 """

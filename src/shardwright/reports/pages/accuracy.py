@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
+from shardwright.reports.pages.markdown import markdown_table
 from shardwright.reports.svg.scatter import Point, scatter
 from shardwright.reports.text.validation import (
     TitledTable,
@@ -96,11 +96,5 @@ def _markdown(section: TitledTable, note: str | None = None, *, level: int = 2) 
     if not section.rows:
         return ""
     words = section.note.replace("; --json has all", "") if note is None else note
-    parts = [f"{'#' * level} {section.title}", words, _table(section)]
+    parts = [f"{'#' * level} {section.title}", words, markdown_table(section.header, section.rows, words=section.words)]
     return "\n\n".join(part for part in parts if part)
-
-
-def _table(section: TitledTable) -> str:
-    marks = ["---" if name in section.words else "---:" for name in section.header]
-    rows: Sequence[Sequence[str]] = [section.header, marks, *section.rows]
-    return "\n".join(f"| {' | '.join(cell.strip().replace('|', '/') for cell in row)} |" for row in rows)

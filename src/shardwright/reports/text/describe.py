@@ -20,11 +20,6 @@ def sharding_words(plan: Plan) -> str:
     return plan.optimizer.sharding + (f" +{plan.optimizer.offload:.0%} host" if plan.optimizer.offload else "")
 
 
-def split_words(plan: Plan) -> str:
-    """Return layers per pipeline rank: 4 × 20, or 19, 2 × 21, 19."""
-    return replica_split_words(plan.replicas[0])
-
-
 def waves_words(plan: Plan) -> str:
     """Return the schedule of uneven FSDP and its waves."""
     return f"{plan.schedule.kind}, {counted(plan.schedule.waves or 1, 'wave')}"
@@ -47,7 +42,7 @@ def several(words: Iterable[str]) -> str:
 
 
 def replica_split_words(replica: Replica) -> str:
-    """Return layers per pipeline rank of a replica."""
+    """Return layers per pipeline rank of a replica: 4 × 20, or 19, 2 × 21, 19."""
     counts = [stage.layer_count for stage in replica.stages]
     return f"{len(counts)} × {counts[0]}" if len(set(counts)) == 1 else _runs(counts)
 

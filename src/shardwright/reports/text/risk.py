@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 from shardwright.reports.text.layout import labelled
 from shardwright.search.renting.choice import FrontPoint
@@ -30,15 +31,5 @@ def risk_text(choice: FrontPoint, width: int) -> str:
 
 def risk_document(choice: FrontPoint) -> Mapping[str, object]:
     """Return the same as a JSON document: expected hours and dollars of the whole run, and what they are made of."""
-    return {
-        "hours": choice.hours,
-        "dollars": choice.dollars,
-        "preemptions": choice.preemptions,
-        "interruptions": choice.interruptions,
-        "lost_share": choice.lost_share,
-        "checkpoint_seconds": choice.checkpoint_seconds,
-        "checkpoint_interval_seconds": choice.checkpoint_interval_seconds,
-        "young_interval_seconds": choice.young_interval_seconds,
-        "recovery_seconds": choice.recovery_seconds,
-        "dollars_per_million_tokens": choice.dollars_per_million_tokens,
-    }
+    figures = [field.name for field in fields(choice) if field.name not in ("rentals", "plan")]
+    return {name: getattr(choice, name) for name in figures}

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from shardwright.plans.plan import Plan, Replica
 from shardwright.reports.text import strategy
+from shardwright.reports.text.mixed import gpu_words
 from shardwright.units import counted
 
 
 def settings(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the strategy of uneven FSDP in labelled lines."""
-    used = " + ".join(f"{count} {name}" for name, count in plan.gpus_by_type.items())
-    yield "GPUs", f"{plan.gpus}: {used}, each with the whole model, layer by layer"
+    yield "GPUs", f"{plan.gpus}: {gpu_words(plan)}, each with the whole model, layer by layer"
     waves = counted(plan.schedule.waves or 1, "wave")
     yield "batch", f"{plan.job.global_batch} rows in {waves}; in each a layer's weights are gathered once a pass"
     for place, replica in enumerate(plan.replicas):

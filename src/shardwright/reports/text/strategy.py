@@ -10,7 +10,6 @@ from shardwright.reports.text.describe import (
     replica_split_words,
     rows_words,
     several,
-    split_words,
     state_words,
     tensor_parallel_words,
     waves_words,
@@ -121,7 +120,7 @@ def _pipeline_words(plan: Plan) -> str:
     if ranks == 1:
         return f"one stage of {plan.replicas[0].stages[0].layer_count} layers"
     kind = f"interleaved 1F1B, {virtual} virtual stages a rank" if virtual > 1 else "1F1B"
-    return f"{kind}; layers per rank {split_words(plan)}"
+    return f"{kind}; layers per rank {replica_split_words(plan.replicas[0])}"
 
 
 def _recompute_sentence(plan: Plan) -> str:
