@@ -185,6 +185,7 @@ def text(graph: Graph, program: Program, *, every: bool = False) -> str:
         made.update((Ref(node.name, number), one) for number, one in enumerate(step.outputs))
         sent = [
             f"    {one.method} {ref.node}{f'.{ref.output}' if ref.output else ''}: {one.source} → {one.target}"
+            f"{', kept for the backward' if one.kept else ''}"
             for ref, asked in dict.fromkeys(zip(node.inputs, step.inputs, strict=True))
             if made[ref] != asked and (one := waiting.pop((ref, asked), None)) is not None
         ]
