@@ -35,7 +35,8 @@ speed; what a smaller plan trains less counts as fewer machines.
 
 What is assumed: machines boot in 3 minutes, a machine reads 0.25 GB/s from the object store, copies 8 GB/s in its
 memory and sends as the cluster says; groups are formed again in 10 s, a restart takes 33 s (torchrun's defaults);
-snapshots are taken at Daly's interval. The link between zones is taken to be that within one.
+snapshots are taken at Daly's interval; an upload has the work of when it began, and counts once it is whole. The link
+between zones is taken to be that within one.
 
 ![Machines, tokens a second and hours by cause in the market of batches](spot.svg)
 """

@@ -47,6 +47,23 @@ def test_where_nothing_happens_all_is_useful_but_booting_and_saving(plan: Plan) 
     assert steady.strategy == ON_DEMAND and steady.hours[USEFUL] < 100.0
 
 
+def test_an_upload_has_the_work_of_when_it_began(plan: Plan) -> None:
+    """Machines that are all lost take with them what came after the last whole upload began."""
+    gpu, rates = plan.cluster.pools[0].gpu.name, Rates(cloud=1e8)
+    part = checkpoint_bytes(plan.model, plan.job) / 4
+    begin = BOOT_SECONDS + REFORM_SECONDS + from_cloud(plan, stand_ins(plan.cluster), rates).seconds
+    lost = begin + 2.5 * part / rates.cloud
+    times = {0.0: 4, lost: 0, lost + 60.0: 4, 400_000.0: 4}
+    trace = trace_of("once", {(time, ("a", gpu)): (number, 10.0) for time, number in times.items()})
+    saving = saving_of(plan, spans(trace, plan), rates)
+    for item in simulate(trace, plan, rates=rates)[:2]:
+        begun = next(time for time, rate in item.rates if rate)
+        whole = (lost - begun) // saving.upload_seconds
+        kept = max(whole * saving.upload_seconds - saving.uploading_seconds, 0.0)
+        expected = (lost - begun - kept) * (1 - saving.stalled) / 3600
+        assert item.hours["work done anew"] == pytest.approx(expected, rel=1e-6)
+
+
 @pytest.mark.parametrize("market", range(len(MARKETS)))
 def test_every_hour_has_a_cause_and_local_state_is_cheapest(plan: Plan, market: int) -> None:
     trace = generate_for(plan, MARKETS[market], days=3.0, zones=3, seed=market)

@@ -2,7 +2,8 @@
 
 Work is counted in tokens. Training adds to it; a recovery goes back to where its state is from, and what is lost so is
 done anew. Snapshots are taken at the interval that costs least (Daly) for how often this trace loses machines, uploads
-as often as the link to the object store allows, but no more often than snapshots.
+as often as the link to the object store allows, but no more often than snapshots. An upload has the work of when it
+began, and counts once it is whole.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ from shardwright.units import SECONDS_PER_HOUR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """The part of the time that snapshots stop training for, and the seconds between two snapshots and two uploads."""
+    """The part of the time that snapshots stop training for, the seconds between two snapshots and two uploads, and
+    those that an upload takes."""
 
     stalled: float
     snapshot_seconds: float
     upload_seconds: float
+    uploading_seconds: float
 
 
 @dataclass(kw_only=True)
@@ -83,6 +86,7 @@ def saving_of(plan: Plan, found: Sequence[PresenceSpan], rates: Rates) -> Saving
         stalled=stall / (interval + stall),
         snapshot_seconds=interval + stall,
         upload_seconds=max(part / rates.cloud, interval + stall),
+        uploading_seconds=part / rates.cloud,
     )
 
 
@@ -187,7 +191,8 @@ def _trained(course: _Course, begin: float, end: float, saving: Saving) -> None:
         course.in_snapshot = course.tokens - rate * course.since_snapshot
     if course.since_upload >= saving.upload_seconds:
         course.since_upload %= saving.upload_seconds
-        course.in_upload = course.tokens - rate * course.since_upload
+        began = course.tokens - rate * (course.since_upload + saving.uploading_seconds)
+        course.in_upload = max(course.in_upload, began)
 
 
 def _paused(course: _Course, seconds: float) -> float:
