@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.cli.running import run
-from tests.golden.plans import PLANS
+from tests.golden.plans import PLANS, cluster_of
 from tests.targets.plans import machine_plans, torchtitan_plans, trainer_plans
 
 import shardwright
@@ -156,3 +156,15 @@ def test_an_unknown_target_is_named(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(dumps(samples()["deepspeed"]), encoding="utf-8")
     done = run(["export", str(tmp_path / "plan.json"), "--to", "colossal"])
     assert done.code == 2 and "torchtitan" in done.err
+
+
+@pytest.mark.parametrize("target", ["bridge", "torchtitan", "deepspeed"])
+def test_machines_that_give_fewer_gpus_start_fewer_processes(target: str) -> None:
+    """Twelve GPUs of two machines of eight: sixteen processes were started, or twelve on one machine."""
+    whole = torchtitan_plans()["ddp"]
+    replicas = (replace(whole.replicas[0], count=12, micro_batches=1),)
+    job = replace(whole.job, global_batch=12 * whole.micro_batch)
+    plan = replace(whole, cluster=cluster_of(2), job=job, replicas=replicas)
+    script = shardwright.export(plan, target).files["run.sh"]
+    assert "GPUS=(8 4)\n" in script
+    assert 'torchrun --nnodes 2 --nproc-per-node "${GPUS[NODE_RANK]}" --node-rank' in script

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 from shardwright.units import format_seconds
 
@@ -30,14 +31,18 @@ def run_script(title: str, *lines: str) -> str:
     return "\n".join(["#!/usr/bin/env bash", f"# {title}", "set -euo pipefail", *lines]) + "\n"
 
 
-def torchrun(machines: int, gpus: int) -> str:
-    """Return how each machine starts its processes; which number it has, and the address of the first, are the user's
-    to say in the environment."""
-    words = f"torchrun --nnodes {machines} --nproc-per-node {gpus}"
-    if machines == 1:
-        return words
-    where = '--master-addr "${MASTER_ADDR:?address of machine 0}" --master-port 29500'
-    return f'{words} --node-rank "${{NODE_RANK:?number of this machine}}" \\\n    {where}'
+def torchrun(plan: Plan, program: str) -> str:
+    """Return how each machine starts its processes of `program`; which number it has, and the address of the first, are
+    the user's to say in the environment."""
+    sizes = machine_sizes(plan)
+    even = len(set(sizes)) == 1
+    counts = "" if even else f"GPUS=({' '.join(map(str, sizes))})\n"
+    each = sizes[0] if even else '"${GPUS[NODE_RANK]}"'
+    words = f"{counts}exec torchrun --nnodes {len(sizes)} --nproc-per-node {each}"
+    if len(sizes) > 1:
+        words += ' --node-rank "${NODE_RANK:?number of this machine}" \\\n'
+        words += '    --master-addr "${MASTER_ADDR:?address of machine 0}" --master-port 29500'
+    return f"{words} \\\n    {program}"
 
 
 def plan_words(plan: Plan) -> str:

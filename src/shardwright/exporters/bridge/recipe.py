@@ -23,7 +23,6 @@ from shardwright.exporters.megatron.limits import unsupported as megatron_limits
 from shardwright.exporters.trainer_options import options_of
 from shardwright.files import shipped_file
 from shardwright.plans.check import check
-from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan, Recompute
 from shardwright.spec.options import STATE
 
@@ -214,7 +213,6 @@ def _call(name: str, values: Mapping[str, Any], expressions: Mapping[str, str] =
 
 
 def _script(plan: Plan) -> str:
-    machines = machine_sizes(plan)
     names = ["DATA_PATH", "TOKENIZER_MODEL", "CHECKPOINT_DIR", "LEARNING_RATE"]
     names += ["TRAIN_ITERS"] if plan.job.iterations is None else []
     return run_script(
@@ -222,5 +220,5 @@ def _script(plan: Plan) -> str:
         *(f': "${{{name}:?}}"' for name in names),
         "export PYTORCH_ALLOC_CONF=expandable_segments:True",
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
-        f"exec {torchrun(len(machines), max(machines))} \\\n    {FILE}.py",
+        torchrun(plan, f"{FILE}.py"),
     )

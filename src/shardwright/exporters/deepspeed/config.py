@@ -14,7 +14,6 @@ from shardwright.exporters.exported import Exported, run_script, torchrun
 from shardwright.exporters.trainer_arguments import trainer_arguments, trainer_limits, trainer_text
 from shardwright.exporters.trainer_options import options_of, refused_options
 from shardwright.plans.check import check
-from shardwright.plans.placement import machine_sizes
 from shardwright.plans.plan import Plan
 
 VERSION = "0.19.8"
@@ -82,10 +81,9 @@ def config(plan: Plan) -> dict[str, object]:
 
 
 def _script(plan: Plan) -> str:
-    machines = machine_sizes(plan)
     return run_script(
         f"Written by shardwright for DeepSpeed {VERSION}.",
         ': "${TRAIN_SCRIPT:?your training script; it reads training_arguments.json and hands over ds_config.json}"',
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
-        f'exec {torchrun(len(machines), max(machines))} \\\n    "${{TRAIN_SCRIPT}}" training_arguments.json "$@"',
+        torchrun(plan, '"${TRAIN_SCRIPT}" training_arguments.json "$@"'),
     )

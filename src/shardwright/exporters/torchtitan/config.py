@@ -120,19 +120,11 @@ def _call(name: str, values: dict[str, object]) -> str:
 
 
 def _script(plan: Plan) -> str:
-    nodes, left = divmod(plan.gpus, _per_machine(plan))
-    size = _per_machine(plan) if not left and nodes else plan.gpus
-    nodes = max(plan.gpus // size, 1)
     return run_script(
         f"{plan_words(plan)} Written by shardwright for torchtitan {VERSION}.",
         ': "${HF_ASSETS_PATH:?folder with the tokenizer}"',
         ': "${LEARNING_RATE:?peak learning rate}"',
         'PYTHONPATH="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd):${PYTHONPATH:-}"',
         "export PYTHONPATH PYTORCH_ALLOC_CONF=expandable_segments:True",
-        f'exec {torchrun(nodes, size)} \\\n    -m torchtitan.train --module {MODULE} --config plan "$@"',
+        torchrun(plan, f'-m torchtitan.train --module {MODULE} --config plan "$@"'),
     )
-
-
-def _per_machine(plan: Plan) -> int:
-    name = plan.replicas[0].stages[0].gpu
-    return next(pool.gpus_per_node for pool in plan.cluster.pools if pool.gpu.name == name)
