@@ -63,7 +63,7 @@ def test_risk_is_told_with_the_interval_and_its_approximation(result: Shopping) 
 
 def test_what_keeps_no_limit_is_told_with_the_front(result: Shopping) -> None:
     text = shop_text(limited(result, None, 1.0), MODEL, JOB, (), 110)
-    assert "No offer does" in text and "the cheapest possible is $" in text
+    assert "No offer does" in text and "the cheapest found is $" in text
     assert "Time and money" in text
     assert "The plan of choice" not in text
 
@@ -73,7 +73,7 @@ def test_a_budget_that_nothing_keeps_is_told_with_what_the_deadline_costs(result
     dollars = min(choice.dollars for choice in result.front if choice.hours <= hours)
     text = " ".join(shop_text(limited(result, hours, 1.0), MODEL, JOB, (), 110).split())
     words = f"within {format_seconds(hours * 3600)} the cheapest is {format_dollars(dollars)} (budget $1.00)"
-    assert "the cheapest possible is $" in text and words in text and "hours" not in text.split("Time and money")[0]
+    assert "the cheapest found is $" in text and words in text and "hours" not in text.split("Time and money")[0]
 
 
 def test_the_document_is_json_with_every_choice(result: Shopping) -> None:
@@ -96,7 +96,7 @@ def test_the_page_has_the_same_choice_as_the_terminal_or_says_that_there_is_none
     assert cheapest.dollars == min(choice.dollars for choice in result.front) and words in report(plain)
     page = report(limited(result, None, 1.0))
     assert "<h1>No offer does: no offer keeps the budget.</h1>" in page and "for at most $1.00" in page
-    assert "the cheapest possible is $" in page and "shardwright export" not in page
+    assert "the cheapest found is $" in page and "shardwright export" not in page
 
 
 def test_beside_spot_stands_the_cheapest_on_demand_within_the_deadline_with_its_chance(result: Shopping) -> None:

@@ -171,7 +171,7 @@ class NoLegalLayout:
 
 @dataclass(frozen=True, slots=True)
 class LimitsNotKept:
-    """Plans fit in memory, but none keeps the limits."""
+    """Plans fit in memory, but none that was found keeps the limits."""
 
     limits: JobLimits
 

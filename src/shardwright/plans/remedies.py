@@ -31,7 +31,7 @@ class Unpin:
 
 @dataclass(frozen=True, slots=True)
 class Fastest:
-    """The fastest possible takes `hours`, for `dollars` where these are known, against a deadline."""
+    """The fastest found takes `hours`, for `dollars` where these are known, against a deadline."""
 
     hours: float
     deadline_hours: float
@@ -40,7 +40,7 @@ class Fastest:
 
 @dataclass(frozen=True, slots=True)
 class Cheapest:
-    """The cheapest possible costs `dollars`, in `hours` where these are known, against a budget."""
+    """The cheapest found costs `dollars`, in `hours` where these are known, against a budget."""
 
     dollars: float
     budget_dollars: float

@@ -77,7 +77,7 @@ SENTENCES = {
     findings.Lacking: "{0.of:finding} ({0.written})",
     findings.UnequalReplicas: "unequal replicas with {0.of:findings}",
     findings.UnableGpus: "GPUs that cannot compute in {0.precision}: {0.gpus:names}",
-    findings.LimitsNotKept: "plans fit in memory, but none keeps the {0.limits:limits}",
+    findings.LimitsNotKept: "plans fit in memory, but none that was found keeps the {0.limits:limits}",
     findings.RulesDropAll: "the rules drop every plan that fits ({0.rules:names})",
     findings.PinsTooTight: "nothing fits with the parameters that --set pins",
     findings.Need: (
@@ -211,11 +211,11 @@ def _(found: remedies.Unpin) -> str:
 def _(found: remedies.Fastest) -> str:
     price = "" if found.dollars is None else f" for {format_dollars(found.dollars)}"
     hours, deadline = (format_seconds(each * SECONDS_PER_HOUR) for each in (found.hours, found.deadline_hours))
-    return f"the fastest possible takes {hours}{price} (deadline {deadline})"
+    return f"the fastest found takes {hours}{price} (deadline {deadline})"
 
 
 @in_words.register
 def _(found: remedies.Cheapest) -> str:
     time = "" if found.hours is None else f" in {format_seconds(found.hours * SECONDS_PER_HOUR)}"
     budget = format_dollars(found.budget_dollars)
-    return f"the cheapest possible is {format_dollars(found.dollars)}{time} (budget {budget})"
+    return f"the cheapest found is {format_dollars(found.dollars)}{time} (budget {budget})"

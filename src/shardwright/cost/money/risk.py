@@ -28,6 +28,7 @@ from shardwright.units import SECONDS_PER_HOUR
 
 NEWTON_STEPS = 12  # numeric
 LONGEST = 30.0  # δ / M, above which τ is M to the last digit; numeric
+MOST_STRETCH = 100.0  # times an undisturbed run, beyond which a run counts as one that never ends; chosen, 10 to 1000
 NEVER = 1e9  # T(τ) / T_s of runs that do not get on, so that what is made of it stays finite; numeric
 
 

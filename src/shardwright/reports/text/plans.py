@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from shardwright.cost.money.risk import MOST_STRETCH, run_stretch
 from shardwright.cost.trust.chance import carried
 from shardwright.plans.plan import Plan, Prediction, Replica, StageMemory
 from shardwright.reports.text import describe, mixed, outcome, shares, strategy
@@ -21,7 +22,6 @@ from shardwright.units import (
 
 MOST_STAGES = 16
 MOST_REPLICAS = 4  # kinds of replicas whose memory is shown
-CENTURY_HOURS = 100 * 365.25 * 24
 FAR = 2.0  # distance of a published run (`plan.Evidence`) that says little of a plan
 SPARE = ("recompute", "$/h", "fits", "peak GiB", "sharding", "tokens/s", "cp")  # go first where space is short
 
@@ -84,8 +84,8 @@ def whole_run(best: Plan) -> str:
 def run_words(plan: Plan, hours: float, dollars: float | None) -> str:
     """Return hours and dollars of a whole run, its failures counted in both, with their 80 % intervals."""
     found = predicted(plan)
-    if hours > CENTURY_HOURS:
-        return "more than a century: machines fail or are taken back (preemptions_per_hour) before a run gets on"
+    if run_stretch(plan) > MOST_STRETCH:
+        return "an endless time: a run is interrupted too often to ever end (preemptions_per_hour)"
     low, high = (format_seconds(end * SECONDS_PER_HOUR) for end in carried(found, hours))
     words = f"{format_seconds(hours * SECONDS_PER_HOUR)} (80% sure: {low} to {high})"
     if dollars is None:

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.arrays import Floats, Ints
-from shardwright.cost.money.risk import Exposure, stretch, together
+from shardwright.cost.money.risk import MOST_STRETCH, Exposure, stretch, together
 from shardwright.spec.job import Job
 from shardwright.spec.model import Model
 from shardwright.spec.offers import Offer, Terms
 from shardwright.units import SECONDS_PER_HOUR
-
-MOST_STRETCH = 100.0  # times an undisturbed run, beyond which a run counts as one that never ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
