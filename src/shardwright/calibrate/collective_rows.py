@@ -13,7 +13,7 @@ import numpy as np
 from shardwright.arrays import Bools, Floats
 from shardwright.calibrate.rows import read_columns
 from shardwright.cost.learned.links import LinkFit, NetworkFit, link_fabric
-from shardwright.cost.network.collectives import Group, exchange_seconds, gather_seconds, group, reduce_seconds
+from shardwright.cost.network.collectives import SECONDS, Group, group
 from shardwright.spec.catalog.gpus import gpus
 from shardwright.spec.catalog.machines import links
 from shardwright.spec.cluster import NodePool
@@ -25,12 +25,6 @@ COLUMNS = (
     *("source", "gpu", "interconnect", "collective", "n_ranks", "ranks_per_node", "n_nodes", "bytes", "dtype"),
     *("time_us", "quality"),
 )
-SECONDS = {
-    "all_reduce": reduce_seconds,
-    "all_gather": gather_seconds,
-    "reduce_scatter": gather_seconds,
-    "all_to_all": exchange_seconds,
-}
 # Kernels of inference engines, mixed topologies, and traces of training with other work beside.
 EXCLUDED = ("aiconfigurator_customAR", "galvatron", "nnscaler", "aicb")
 EAGER = ("vtrain", "sailor_aceso", "vidur", "ml-engineering")  # times include launching from Python

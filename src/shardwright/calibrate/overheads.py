@@ -142,13 +142,10 @@ def linearised(cases: Sequence[Case], efficiency: Efficiency, centre: Calibratio
         by_name[name] = (log_errors(cases, efficiency, moved) - errors) / STEP
     slopes = np.zeros((len(cases), len(parameters)))
     for column, parameter in enumerate(parameters):
-        mine = np.array([owner_of(case, parameter) == parameter.owner for case in cases])
+        owners = [case.pool.gpu.architecture if parameter.clock else case.job.framework for case in cases]
+        mine = np.array(owners) == parameter.owner
         slopes[mine, column] = by_name[parameter.name][mine]
     return Linear(centre=centre, parameters=parameters, errors=errors, slopes=slopes)
-
-
-def owner_of(case: Case, parameter: OverheadParameter) -> str:
-    return case.pool.gpu.architecture if parameter.clock else case.job.framework
 
 
 def source_weights(cases: Sequence[Case]) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -153,7 +154,7 @@ def train(
         report=report,
     )
     if losses and json:
-        write_json({"losses": losses, "ranks": [_memory_document(one) for one in memory]})
+        write_json({"losses": losses, "ranks": [asdict(one) for one in memory]})
     elif losses:
         write("\n".join(_memory_words(rank, one) for rank, one in enumerate(memory)))
 
@@ -201,10 +202,6 @@ def _summary(found: Synthesized) -> str:
         memory = f", {format_bytes(held[rank])} of tensors" if held else ""
         lines.append(f"rank {rank} {name}: {parts}{memory}")
     return "\n".join([*lines, *(str(word) for word in program.notes.get("warnings", ()))])
-
-
-def _memory_document(one: RankMemory) -> dict[str, int]:
-    return {"parameter_bytes": one.parameter_bytes, "peak_bytes": one.peak_bytes}
 
 
 def _memory_words(rank: int, one: RankMemory) -> str:

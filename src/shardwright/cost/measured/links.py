@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.arrays import Array, Floats
-from shardwright.cost.network.collectives import (
-    Fabric,
-    Group,
-    exchange_seconds,
-    gather_seconds,
-    reduce_seconds,
-    transfer_seconds,
-)
+from shardwright.cost.network.collectives import SECONDS, Fabric, Group, transfer_seconds
 from shardwright.spec.read.machine_profile import CollectiveTime
 
-Seconds = Callable[[Fabric, Group, Array], Floats]
 GRID, ROUNDS = 41, 4  # numeric
 WIDEST = np.log(1e4)  # how far a link may be from the base model's, either way; numeric
 
@@ -77,13 +68,7 @@ def _seconds(base: Fabric, row: CollectiveTime, *, inter: bool, latency: float, 
     size = np.array([float(row.bytes)])
     if row.collective == "send":
         return float(transfer_seconds(links, size, np.array([inter]))[0])
-    seconds: dict[str, Seconds] = {
-        "all_reduce": reduce_seconds,
-        "all_gather": gather_seconds,
-        "reduce_scatter": gather_seconds,
-        "all_to_all": exchange_seconds,
-    }
-    return float(seconds[row.collective](links, groups, size)[0])
+    return float(SECONDS[row.collective](links, groups, size)[0])
 
 
 def _with(base: Fabric, latency: float, rate: float, *, inter: bool) -> Fabric:

@@ -7,6 +7,7 @@ same collective at the same time, each rank has its part of it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -189,6 +190,15 @@ def ring_pace(links: Fabric, groups: Group) -> Floats | float:
     at_once = np.clip(groups.stride, links.domain_gpus, links.rack_gpus)
     shared = np.minimum(links.inter_bytes_per_second, links.rack_bytes_per_second / at_once)
     return np.where(links.rack_gpus % (groups.size * groups.stride) > 0, shared, links.inter_bytes_per_second)
+
+
+SECONDS: Mapping[str, Callable[[Fabric, Group, Array], Floats]] = {
+    "all_reduce": reduce_seconds,
+    "all_gather": gather_seconds,
+    "reduce_scatter": gather_seconds,
+    "all_to_all": exchange_seconds,
+}
+"""What collectives take, by the names that measurements have."""
 
 
 def rack_seconds(links: Fabric, size_bytes: Array, senders: Array) -> Floats:

@@ -174,7 +174,7 @@ def trust_section(found: Prediction) -> PageSection:
         for run in found.evidence
     )
     columns = ("published run", "setting", "tokens/s", "predicted", "distance", "source")
-    lead += " The nearest published runs, none of which the prediction had seen:"
+    lead += " The nearest published runs, each beside what a calibration without it predicts:"
     words = ("published run", "setting", "source")
     return PageSection(
         name="trust", title="How sure", lead=lead, table=PageTable(columns=columns, rows=rows, words=words, open=True)
