@@ -168,3 +168,16 @@ def test_machines_that_give_fewer_gpus_start_fewer_processes(target: str) -> Non
     script = shardwright.export(plan, target).files["run.sh"]
     assert "GPUS=(8 4)\n" in script
     assert 'torchrun --nnodes 2 --nproc-per-node "${GPUS[NODE_RANK]}" --node-rank' in script
+
+
+def test_accelerate_starts_as_many_processes_on_each_machine() -> None:
+    whole = torchtitan_plans()["ddp"]
+    for count, able in ((12, True), (11, False)):
+        replicas = (replace(whole.replicas[0], count=count, micro_batches=1),)
+        job = replace(whole.job, global_batch=count * whole.micro_batch)
+        plan = replace(whole, cluster=cluster_of(2), job=job, replicas=replicas)
+        if able:
+            assert "num_processes: 12" in shardwright.export(plan, "accelerate").main
+        else:
+            with pytest.raises(SpecError, match="11 processes on 2 machines"):
+                shardwright.export(plan, "accelerate")

@@ -52,6 +52,9 @@ def unsupported(plan: Plan) -> Iterator[Problem]:
         yield Problem("optimizer.offload", "FSDP2 offloads parameters with the state", "--set offload=0")
     if plan.sequence_parallel and stage.tensor_parallel > 1:
         yield Problem("sequence_parallel", "Hugging Face's tensor parallelism has none", "--set sequence_parallel=off")
+    if plan.gpus % len(machine_sizes(plan)):
+        message = f"{plan.gpus} processes on {len(machine_sizes(plan))} machines; Accelerate starts as many on each"
+        yield Problem("replicas", message, "plan with GPUs that the machines share evenly")
     if plan.rank_order != "tp-cp-ep-dp-pp":
         yield Problem("rank_order", f"is {plan.rank_order}", "--set rank_order=tp-cp-ep-dp-pp")
 
