@@ -20,6 +20,7 @@ from tests.cli.running import run
 import shardwright
 from shardwright.errors import SpecError
 from shardwright.plans.document import to_document
+from shardwright.plans.mesh import is_mesh
 from shardwright.plans.ranking import Ranking
 from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.html.report import report
@@ -138,6 +139,14 @@ def test_the_timeline_has_every_pass_once_and_none_overlap() -> None:
 
 def test_the_plan_can_be_saved_from_the_page() -> None:
     assert json.loads(page().data["files"]["plan.json"]) == to_document(ranking().best)
+
+
+def test_what_to_do_next_is_what_runs_the_plan() -> None:
+    best = ranking().best
+    names = {"megatron": "shardwright export plan.json --to megatron", "train": "shardwright train plan.json --data"}
+    mine, other = (names.pop("megatron" if is_mesh(best) else "train"), *names.values())
+    text = report(best)
+    assert mine in text and other not in text
 
 
 def test_a_page_asks_no_one_for_anything() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.errors import bad
@@ -13,6 +14,7 @@ from shardwright.reports.html.section import Figure, Page, PageSection, PageTabl
 from shardwright.reports.html.timeline import timeline_section
 from shardwright.reports.text import question
 from shardwright.reports.text.explain import changes, reasons, saving, unit, value
+from shardwright.reports.text.first_screen import next_step
 from shardwright.reports.text.mixed import gpu_words
 from shardwright.reports.text.plans import predicted
 from shardwright.units import SECONDS_PER_HOUR, format_count, format_dollars, format_seconds
@@ -42,7 +44,7 @@ def plan_page(plan: Plan, efficiency: Efficiency, *, command: str = "", more: tu
         answer=answer(plan),
         context=context_lines(plan),
         figures=tuple(figures(plan)),
-        sections=(first, *others[:4], *more, *others[4:], repeat_section(command, ("plan.json",))),
+        sections=(first, *others[:4], *more, *others[4:], repeat_section(command, plan)),
         files={"plan.json": dumps(plan)},
     )
 
@@ -77,7 +79,7 @@ def comparison_page(names: tuple[str, str], mine: Plan, other: Plan, efficiency:
             time_section(list(zip(names, (mine, other), strict=True))),
             *_both(names, memory_section(mine), memory_section(other)),
             *_both(names, timeline_section(mine, efficiency), timeline_section(other, efficiency)),
-            repeat_section("", ("first.json", "second.json")),
+            _repeat_section([f"shardwright evaluate {name}" for name in ("first.json", "second.json")]),
         ),
         files={"first.json": dumps(mine), "second.json": dumps(other)},
     )
@@ -101,15 +103,13 @@ def _both(names: tuple[str, str], *sections: PageSection) -> tuple[PageSection, 
     )
 
 
-def repeat_section(command: str, names: tuple[str, ...]) -> PageSection:
-    """Return how to get the same again, and what to do next."""
-    lines = [command] if command else []
-    lines += [f"shardwright evaluate {name}" for name in names]
-    if len(names) == 1:
-        lines += [
-            f"shardwright export {names[0]} --to megatron -o run.sh",
-            f"shardwright train {names[0]} --data corpus.bin",
-        ]
+def repeat_section(command: str, plan: Plan) -> PageSection:
+    """Return how to get a plan again, which is saved as plan.json, and what to do next."""
+    _, step = next_step(plan, Path("plan.json"))
+    return _repeat_section([*([command] if command else []), "shardwright evaluate plan.json", step])
+
+
+def _repeat_section(lines: list[str]) -> PageSection:
     return PageSection(
         name="repeat",
         title="Repeat it, run it",

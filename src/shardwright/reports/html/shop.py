@@ -9,7 +9,7 @@ from typing import Any
 from shardwright.errors import bad
 from shardwright.plans.document import dumps, from_document
 from shardwright.reports.html.front import HOURS_PER_DAY, limits
-from shardwright.reports.html.page_of import context_lines
+from shardwright.reports.html.page_of import context_lines, repeat_section
 from shardwright.reports.html.section import Chart, Figure, Page, PageSection, PageTable
 from shardwright.units import SECONDS_PER_HOUR, format_dollars, format_seconds
 
@@ -35,7 +35,7 @@ def shop_page(document: Mapping[str, Any], *, command: str = "") -> Page:
         answer=f"Rent {_rent(best)}: {plan.model.name} trains in {hours} for {dollars}.",
         context=(context_lines(plan)[0], ", ".join([context_lines(plan)[2], *_limits_words(document)])),
         figures=tuple(_figures(document)),
-        sections=(_front_section(document, chosen), _assumed(document), _repeat(command)),
+        sections=(_front_section(document, chosen), _assumed(document), repeat_section(command, plan)),
         files={"plan.json": dumps(plan)},
     )
     return page if chosen is not None else _refused(page, document["infeasible"])
@@ -117,14 +117,3 @@ def _kind(choice: Mapping[str, Any]) -> str:
 def _assumed(document: Mapping[str, Any]) -> PageSection:
     lead = "Anything left out was taken from the catalogue:" if document["assumed"] else "Nothing was assumed."
     return PageSection(name="assumed", title="Assumptions", lead=lead, points=tuple(document["assumed"]))
-
-
-def _repeat(command: str) -> PageSection:
-    lines = [command] if command else []
-    lines += ["shardwright evaluate plan.json", "shardwright export plan.json --to megatron -o run.sh"]
-    return PageSection(
-        name="repeat",
-        title="Repeat it, run it",
-        lead="The plan of the choice above, with model, machines and job.",
-        code="\n".join(lines),
-    )
