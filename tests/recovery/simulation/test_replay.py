@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests.cli.running import run
 from tests.cli.schemas import holds
 
 import shardwright
+from shardwright.cost.money.egress import egress_dollars
 from shardwright.cost.money.risk import checkpoint_bytes
 from shardwright.plans.document import save
 from shardwright.plans.plan import Plan
@@ -26,6 +28,7 @@ from shardwright.recovery.simulation.traces import trace_of
 from shardwright.recovery.ways import REFORM_SECONDS, choose
 from shardwright.reports.text.spot import spot_text
 from shardwright.search.replan import replan
+from shardwright.spec.read.cluster import build_cluster
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +48,24 @@ def test_where_nothing_happens_all_is_useful_but_booting_and_saving(plan: Plan) 
     assert local.tokens == pytest.approx(trained * (1 - saving.stalled) * plan.prediction.tokens_per_second, rel=1e-9)
     assert local.dollars == pytest.approx(40.0 * (100.0 - BOOT_SECONDS / 3600.0))
     assert steady.strategy == ON_DEMAND and steady.hours[USEFUL] < 100.0
+
+
+def test_traffic_between_sites_is_paid_for_every_iteration() -> None:
+    nodes = [{"count": 1, "gpu": "A100-SXM-80", "gpus": 8, "site": site} for site in ("east", "west")]
+    link = {"between": ["east", "west"], "gbps": 100, "latency_ms": 1, "egress_dollars_per_gb": 0.02}
+    cluster = build_cluster({"nodes": nodes, "site_links": [link]}, "two")
+    job = shardwright.make_job(global_batch=64, seq_len=4096)
+    plan = shardwright.plan(shardwright.load_model("llama-2-7b"), cluster, job, top=1, gap=0.2).best
+    assert egress_dollars(plan) > 0.0
+    (dear,) = cluster.site_links
+    free = replace(plan, cluster=replace(cluster, site_links=(replace(dear, egress_dollars_per_gigabyte=0.0),)))
+    events = {(time, ("a", gpu)): (1, 10.0) for time in (0.0, 360_000.0) for gpu in plan.gpus_by_type}
+    paid, unpaid = (simulate(trace_of("steady", events), each) for each in (plan, free))
+    for one, other in ((paid[0], unpaid[0]), (paid[-1], unpaid[-1])):
+        trained = one.tokens * sum(one.hours[cause] for cause in (USEFUL, "work done anew")) / one.hours[USEFUL]
+        iterations = trained / job.tokens_per_iteration
+        assert one.tokens == other.tokens > 0.0
+        assert one.dollars - other.dollars == pytest.approx(iterations * egress_dollars(plan), rel=1e-6)
 
 
 def test_an_upload_has_the_work_of_when_it_began(plan: Plan) -> None:

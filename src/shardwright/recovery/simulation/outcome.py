@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.cost.money.egress import egress_dollars
 from shardwright.cost.money.risk import Exposure, stretch, together
 from shardwright.plans.plan import Plan
 from shardwright.spec.offers import Terms
@@ -48,6 +49,7 @@ def on_demand(plan: Plan, hours: float) -> TraceOutcome | None:
     exposed: Exposure = together(plan.model, plan.job, Terms(), machines, gpus, np.zeros(len(used)))
     useful = hours / float(stretch(exposed).factor[0])
     per_hour = sum(pool.nodes * (price or 0.0) for pool, price in zip(used, prices, strict=True))
+    per_hour += egress_dollars(plan) * SECONDS_PER_HOUR / prediction.iteration_seconds
     lost = dict.fromkeys(CAUSES, 0.0) | {USEFUL: useful, "work done anew": hours - useful}
     rate = prediction.tokens_per_second
     return TraceOutcome(

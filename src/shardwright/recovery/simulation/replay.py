@@ -15,6 +15,7 @@ from math import inf
 
 import numpy as np
 
+from shardwright.cost.money.egress import egress_dollars
 from shardwright.cost.money.risk import checkpoint_bytes, optimal_interval_seconds
 from shardwright.errors import bad
 from shardwright.plans.plan import Plan
@@ -43,7 +44,7 @@ class Saving:
 @dataclass(kw_only=True)
 class _Course:
     """Where a run is: its plan (None: it waits), its machines by seat, tokens done, those in the last snapshot and
-    upload, seconds trained since then, and what was counted on the way."""
+    upload, seconds trained since then, dollars of traffic between sites, and what was counted on the way."""
 
     run: RunPlans
     plan: Plan | None = None
@@ -52,6 +53,7 @@ class _Course:
     in_upload: float = 0.0
     since_snapshot: float = 0.0
     since_upload: float = 0.0
+    egress: float = 0.0
     changes: list[FleetChange] = field(default_factory=list)
     pauses: list[tuple[str, float]] = field(default_factory=list)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -115,7 +117,7 @@ def replay(
     return TraceOutcome(
         strategy=strategy.name,
         tokens=course.tokens,
-        dollars=sum(span.dollars_per_hour * span.length for span in found) / SECONDS_PER_HOUR,
+        dollars=course.egress + sum(span.dollars_per_hour * span.length for span in found) / SECONDS_PER_HOUR,
         hours=hours,
         losses=sum(span.lost for span in found),
         recoveries=course.recoveries,
@@ -184,6 +186,7 @@ def _trained(course: _Course, begin: float, end: float, saving: Saving) -> None:
     course.seconds["fewer machines"] += left * (1.0 - share)
     rate = plan.prediction.tokens_per_second * (1.0 - saving.stalled)
     course.tokens += rate * left
+    course.egress += egress_dollars(plan) * rate * left / plan.job.tokens_per_iteration
     course.since_snapshot += left
     course.since_upload += left
     if course.since_snapshot >= saving.snapshot_seconds:
