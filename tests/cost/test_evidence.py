@@ -42,6 +42,15 @@ def test_other_sizes_and_names_are_farther(index, name, doublings):
 
 
 @given(index=rows)
+def test_no_published_run_is_near_machines_at_several_sites(index):
+    own = setting_like(index)
+    low, high = interval_seconds(1.0, own)
+    wider = interval_seconds(1.0, replace(own, sites=2))
+    assert distances(replace(own, sites=2), published()).min() >= 1.5
+    assert wider[0] <= low and high <= wider[1]
+
+
+@given(index=rows)
 def test_evidence_is_sorted_and_every_run_comes_once(index):
     found = nearest(setting_like(index), 5)
     assert [run.distance for run in found] == sorted(run.distance for run in found)

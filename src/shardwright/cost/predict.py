@@ -63,9 +63,9 @@ def predict(
     hours = None
     if job.iterations is not None:
         hours = float(coarse(run_stretch(plan) * job.iterations * seconds / SECONDS_PER_HOUR))
-    settings = [
-        conditions_of(plan.model, pool.gpu, plan.gpus, job) for pool in plan.cluster.pools if used[pool.gpu.name]
-    ]
+    pools = [pool for pool in plan.cluster.pools if used[pool.gpu.name]]
+    sites = len({pool.site for pool in pools})
+    settings = [conditions_of(plan.model, pool.gpu, plan.gpus, job, sites) for pool in pools]
     (low, high), evidence = source.basis(seconds, settings)
     quickest = flops / sum(peaks[name] * count for name, count in used.items())
     fit = min(fit_probability(each.total_bytes, each.capacity_bytes, job) for row in memory for each in row)

@@ -28,6 +28,7 @@ NAMES = ("framework", "gpu", "architecture", "precision")
 # intervals grow with distance, so a factor on all of them moves none; chosen, 0.5 to 2 times.
 MISMATCH = {"framework": 1.5, "gpu": 0.5, "architecture": 1.5, "precision": 1.0}
 FLAGS = {"adapters": 1.0, "experts": 1.5}  # chosen, 0.5 to 2 times
+SEVERAL_SITES = 1.5  # distance of machines at several sites, where no published run was; chosen, 0.5 to 2 times
 DOUBLINGS = {"gpus": 2.0, "hidden": 1.0, "layers": 1.5, "seq_len": 2.0, "tokens_per_gpu": 2.5}  # chosen, 0.5 to 2 times
 
 
@@ -46,6 +47,7 @@ class Conditions:
     layers: float
     seq_len: float
     tokens_per_gpu: float
+    sites: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +66,8 @@ class Published:
     log_error: Floats
 
 
-def conditions_of(model: Model, gpu: Gpu, gpus: int, job: Job) -> Conditions:
-    """Return the setting of a job on `gpus` GPUs of one type."""
+def conditions_of(model: Model, gpu: Gpu, gpus: int, job: Job, sites: int = 1) -> Conditions:
+    """Return the setting of a job on `gpus` GPUs of one type, at so many sites."""
     return Conditions(
         framework=job.framework,
         gpu=gpu.kind,
@@ -78,6 +80,7 @@ def conditions_of(model: Model, gpu: Gpu, gpus: int, job: Job) -> Conditions:
         layers=len(model.layers),
         seq_len=job.seq_len,
         tokens_per_gpu=job.tokens_per_iteration / gpus,
+        sites=sites,
     )
 
 
@@ -102,6 +105,7 @@ def _published_gpus() -> frozenset[str]:
 def distances(setting: Conditions, runs: Published) -> Floats:
     """Return the distance of every run from `setting`, [N]."""
     square = np.zeros(len(runs.seconds))
+    square += (setting.sites > 1) * SEVERAL_SITES**2
     for column, name in enumerate(NAMES):
         square += (runs.names[:, column] != getattr(setting, name)) * MISMATCH[name] ** 2
     for column, (name, weight) in enumerate(FLAGS.items()):
