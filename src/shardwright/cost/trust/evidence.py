@@ -28,7 +28,7 @@ NAMES = ("framework", "gpu", "architecture", "precision")
 # intervals grow with distance, so a factor on all of them moves none; chosen, 0.5 to 2 times.
 MISMATCH = {"framework": 1.5, "gpu": 0.5, "architecture": 1.5, "precision": 1.0}
 FLAGS = {"adapters": 1.0, "experts": 1.5}  # chosen, 0.5 to 2 times
-SEVERAL_SITES = 1.5  # distance of machines at several sites, where no published run was; chosen, 0.5 to 2 times
+SEVERAL_SITES = 1.5  # distance of machines at several sites, where no published run was; chosen, 0.75 to 3
 DOUBLINGS = {"gpus": 2.0, "hidden": 1.0, "layers": 1.5, "seq_len": 2.0, "tokens_per_gpu": 2.5}  # chosen, 0.5 to 2 times
 
 
