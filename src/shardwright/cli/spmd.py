@@ -39,7 +39,13 @@ def plan(
     task: TaskName,
     cluster: Annotated[str, option(metavar="FILE|SHORT", help="A cluster file, or 2x8xA100-SXM-80+….")],
     out: Annotated[Path | None, option("--out", "-o", metavar="FILE", help="Write the step here.")] = None,
-    efficiency: Annotated[float, option(metavar="PART", help="Of their peak, what the GPUs reach.")] = 0.5,
+    efficiency: Annotated[
+        float, option(metavar="PART", help="Of their peak, what GPUs without a profile reach.")
+    ] = 0.5,
+    profile: Annotated[
+        tuple[Path, ...],
+        option(metavar="FILE", help="GPUs and links as `shardwright profile` measured them; once a GPU type."),
+    ] = (),
     strategy: Annotated[
         str, option(metavar="NAME", help="any, uneven-fsdp, data-parallel or hap: what the program may be.")
     ] = "any",
@@ -52,6 +58,7 @@ def plan(
     \b
       shardwright spmd plan train:task --cluster "1x2x4090 + 1x2x3090" --out step.json
     """
+    from shardwright.cli.measurements import read_measurements
     from shardwright.spec.read.cluster import load_cluster
     from shardwright.synthesis.baselines import STRATEGIES
 
@@ -61,6 +68,9 @@ def plan(
     if strategy not in STRATEGIES:
         raise bad(f"--strategy {strategy}", "is no strategy of programs", f"one of {', '.join(STRATEGIES)}")
     where = load_cluster(cluster)
+    measured = read_measurements(profile)
+    if measured.layers:
+        raise bad("--profile", "has layers of a model", "give files of `shardwright profile`, which are of machines")
     _require_torch()
     from shardwright.spmd.document import to_text
     from shardwright.spmd.synthesize import synthesize
@@ -69,8 +79,9 @@ def plan(
     wanted = load_task(task)
     with progress("searching for the fastest program"):
         found = synthesize(
-            wanted.skeleton(), wanted.batch, wanted.loss, where, efficiency=efficiency, strategy=strategy, say=_say
-        )
+            wanted.skeleton(), wanted.batch, wanted.loss, where, efficiency=efficiency, strategy=strategy,
+            profiles=measured.machines, say=_say,
+        )  # fmt: skip
     if out is not None:
         deliver(to_text(found), out)
     if json:

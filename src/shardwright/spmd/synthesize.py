@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
 
 from shardwright.spec.cluster import Cluster
+from shardwright.spec.read.machine_profile import MachineProfile
 from shardwright.spmd.cluster import machines_of
 from shardwright.spmd.document import Synthesized
 from shardwright.spmd.trace import Loss, trace
@@ -28,13 +29,14 @@ def synthesize(
     *,
     efficiency: float = 0.5,
     strategy: str = "any",
+    profiles: Sequence[MachineProfile] = (),
     say: Say = lambda _: None,
 ) -> Synthesized:
     """Return the fastest program found for training `module` on all GPUs of `cluster`.
 
     `loss(module, example_inputs)` is one training step on the whole batch. `efficiency` is the part of their peak that
-    the GPUs reach, `strategy` one of `STRATEGIES`. `say` is told what is going on. Raises `SpecError` where the module
-    cannot be traced, or nothing fits the memory.
+    the GPUs reach, `strategy` one of `STRATEGIES`; machine `profiles` say what GPUs and links were measured to reach.
+    `say` is told what is going on. Raises `SpecError` where the module cannot be traced, or nothing fits the memory.
     """
     started = time.perf_counter()
     graph = trace(module, example_inputs, loss, say)
@@ -43,7 +45,7 @@ def synthesize(
     started = time.perf_counter()
     kinds = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
     precision = PRECISIONS.get(kinds.pop() if len(kinds) == 1 else "float32", "fp32")
-    machines = machines_of(cluster, precision, efficiency)
+    machines = machines_of(cluster, precision, efficiency, profiles)
     program = search(graph, machines, rules=STRATEGIES[strategy])
     notes = {**program.notes, "machines": machines.machine_of.tolist(), "devices": [d.name for d in machines.device_of]}
     say(f"found the program in {_since(started)}")

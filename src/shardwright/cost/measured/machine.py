@@ -115,19 +115,26 @@ def profiled(base: Efficiency, profiles: Sequence[MachineProfile], cluster: Clus
 
     Raises SpecError for a profile of a GPU that the cluster does not have, and where there is nothing to learn from.
     """
+    require_gpus(profiles, cluster)
     pools = {pool.gpu.kind: pool for pool in reversed(cluster.pools)}
-    for profile in profiles:
-        if profile.gpu.name not in pools:
-            hint = "measure on a machine of the cluster, or say which GPU it is (`gpu=NAME` of `shardwright profile`)"
-            there = ", ".join(sorted(pools))
-            raise bad("`machine_profile=`", f"is of {profile.gpu.name}, the cluster has {there}", hint)
-        if not profile.operators:
-            raise bad("`machine_profile=`", "has no measured operator", "let `shardwright profile` run to its end")
     by_gpu = {name: [item for item in profiles if item.gpu.name == name] for name in pools}
     return Profiled(
         base=base,
         corrections=tuple(correction(base, pools[name], found) for name, found in by_gpu.items() if found),
     )
+
+
+def require_gpus(profiles: Sequence[MachineProfile], cluster: Cluster) -> None:
+    """Raise SpecError for a profile of a GPU that the cluster does not have, and for one without operators."""
+    there = {pool.gpu.kind for pool in cluster.pools}
+    for profile in profiles:
+        if profile.gpu.name not in there:
+            hint = "measure on a machine of the cluster, or say which GPU it is (`gpu=NAME` of `shardwright profile`)"
+            raise bad(
+                "`machine_profile=`", f"is of {profile.gpu.name}, the cluster has {', '.join(sorted(there))}", hint
+            )
+        if not profile.operators:
+            raise bad("`machine_profile=`", "has no measured operator", "let `shardwright profile` run to its end")
 
 
 def correction(base: Efficiency, pool: NodePool, profiles: Sequence[MachineProfile]) -> Correction:

@@ -14,7 +14,7 @@ from shardwright.cost.compute.roofline import roofline_seconds
 from shardwright.cost.measured.links import FittedLink
 from shardwright.cost.measured.machine import Profiled, base_seconds, correction, of_one_precision
 from shardwright.cost.measured.operators import table_of
-from shardwright.spec.cluster import NodePool
+from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.read.machine_profile import MachineProfile, OperatorTime
 
 FOLDS = 5  # chosen: each fold is fitted without a fifth of the rows
@@ -67,11 +67,17 @@ def link_summaries(base: Efficiency, pool: NodePool, profile: MachineProfile) ->
     )
 
 
+def achieved_parts(gpu: Gpu, dtype: str, rows: Sequence[OperatorTime]) -> Floats:
+    """Return the part of the speed that dense peak and memory bandwidth allow which each operator reached, [R]."""
+    seconds = np.array([row.seconds for row in rows])
+    return np.asarray(roofline_seconds(gpu, dtype, table_of(rows))[:, 0] / seconds)
+
+
 def _summary(
     base: Efficiency, pool: NodePool, profile: MachineProfile, kind: str, dtype: str, rows: Sequence[OperatorTime]
 ) -> FamilySummary:
     seconds = np.array([row.seconds for row in rows])
-    achieved = roofline_seconds(pool.gpu, dtype, table_of(rows))[:, 0] / seconds
+    achieved = achieved_parts(pool.gpu, dtype, rows)
     ratio = seconds / base_seconds(base, pool.gpu, rows)
     left = np.concatenate([*_left_out(base, pool, profile, rows)])
     return FamilySummary(
