@@ -20,6 +20,7 @@ FILES = {
     "older.json": '{"bfloat16": {"enabled": true}, "zero_optimization": {"stage": 2}}',
     "fsdp.yaml": "distributed_type: FSDP\nmixed_precision: BF16\nnum_processes: 8\n",
     "plain.yaml": "distributed_type: FSDP\nmixed_precision: 'no'\nnum_processes: 8\n",
+    "four.yaml": "distributed_type: FSDP\nnum_processes: 4\n",
     "ds.yaml": "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\n",
     "ds-auto.yaml": (
         "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\n"
@@ -90,6 +91,22 @@ def test_it_is_told_where_all_gpus_are_assumed(tmp_path: Path) -> None:
     assert reading.uncounted == ("optimizer adamw_bnb_8bit (priced as Adam)",)
 
 
+def test_a_number_of_processes_that_is_not_known_is_not_that_of_a_file(tmp_path: Path) -> None:
+    reading = read(f"accelerate launch --config_file four.yaml --num_processes $N train.py {TRAINER}", tmp_path)
+    assert reading.plan.gpus == 8 and any("does not say how many GPUs run" in note for note in reading.notes)
+
+
+def test_what_megatron_lm_is_told_is_its_own_with_deepspeed(tmp_path: Path) -> None:
+    """Megatron-DeepSpeed: degrees may be left out, and its model is in its arguments."""
+    line = (
+        "deepspeed --num_gpus 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 "
+        "--seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 64 --bf16 "
+        "--deepspeed --deepspeed_config older.json"
+    )
+    plan = read(line, tmp_path).plan
+    assert (plan.job.framework, len(plan.model.layers), plan.micro_batch) == ("megatron", 32, 2)
+
+
 DS = "torchrun --nproc_per_node 8 train.py --deepspeed"
 FAULTS = {
     f"{DS} batch.json {TRAINER}": "train_batch_size: is 256, not micro-batch 4 \\* 3 accumulation steps \\* 8",
@@ -101,6 +118,14 @@ FAULTS = {
     f'torchrun train.py --fsdp "hybrid_shard auto_wrap" {TRAINER}': "HYBRID_SHARD is not described",
     f"torchrun train.py {TRAINER} --use_peft --lora_r 16": "use_peft: trains adapters",
     f"deepspeed train.py --deepspeed auto.json {TRAINER} --lora_dim 128": "lora_dim: trains adapters",
+    "torchrun train.py --per_device_train_batch_size two": "per_device_train_batch_size: is 'two'",
+    "torchrun train.py --per_device_train_batch_size 0": "per_device_train_batch_size: is 0",
+    "accelerate launch --use_fsdp train.py": "per_device_train_batch_size: is missing",
+    f"torchrun train.py {TRAINER} --max_steps all": "max_steps: is 'all'",
+    f"accelerate launch --config_file none.yaml train.py {TRAINER}": "parallelism_config_tp_size: is 0",
+    f"accelerate launch --config_file text.yaml train.py {TRAINER}": "num_processes: is '8'",
+    f"{DS} auto.json --per_device_train_batch_size 0": "train_micro_batch_size_per_gpu: is missing",
+    f"{DS} none.json {TRAINER}": "autotp_size: is 0",
     f"deepspeed train.py --zero_stage 2 --deepspeed {TRAINER}": "the configuration of DeepSpeed is in the program",
 }
 FAULTY = {
@@ -108,6 +133,9 @@ FAULTY = {
     "params.json": '{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}',
     "params.yaml": "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3, offload_param_device: cpu}\n",
     "eight.yaml": "distributed_type: FSDP\nmixed_precision: fp8\n",
+    "none.yaml": "distributed_type: FSDP\nparallelism_config: {parallelism_config_tp_size: 0}\n",
+    "text.yaml": "distributed_type: FSDP\nnum_processes: '8'\n",
+    "none.json": '{"tensor_parallel": {"autotp_size": 0}}',
     "ulysses.yaml": "distributed_type: FSDP\nparallelism_config: {parallelism_config_sp_size: 2}\n",
 }
 
@@ -118,7 +146,7 @@ def test_what_cannot_be_read_is_named(line: str, tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     with pytest.raises(SpecError, match=FAULTS[line]) as caught:
         read(line, tmp_path)
-    assert all(problem.hint for problem in caught.value.problems)
+    assert all(problem.hint for problem in caught.value.problems) and len(caught.value.problems) == 1
 
 
 def test_faults_name_the_line(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def of_trainer(
 ) -> Reading:
     """Return the plan of a Trainer with its arguments, and of Accelerate's configuration where it has one: where these
     name a file of DeepSpeed's, of that one."""
-    gpus = gpus or first(fields, "num_processes")
+    gpus = gpus or question.fields(fields).whole("num_processes", 0) or None
     file, every = deepspeed_file(arguments) or first(fields, "deepspeed_config_file"), gpus or question.cluster.gpus
     if file is None:
         settings = accelerate_settings(question.fields(fields | fsdp_of_trainer(arguments)), arguments, every)

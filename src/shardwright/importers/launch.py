@@ -26,6 +26,7 @@ from shardwright.spec.text.lines import sought
 from shardwright.spec.text.reading import YAML, read_text
 
 TORCHTITAN = ("torchtitan.train", "torchtitan.experiments.train", "torchtitan/train.py")
+MEGATRON = {"--num-layers", "--num-attention-heads"}  # which no other trainer is told on its command line
 CONFIGURATIONS = (".json", *YAML, ".toml", ".py")
 
 
@@ -90,7 +91,7 @@ def _trainer(launch: Launch) -> str:
     given = {word.partition("=")[0].replace("_", "-") for word in launch.arguments}
     if launch.program.endswith(TORCHTITAN) or given & {"--job.config-file", "--module"}:
         return "torchtitan"
-    if any(word.startswith("--tensor-model-parallel") for word in given):
+    if given & MEGATRON or any(word.startswith("--tensor-model-parallel") for word in given):
         return ""
     if launch.launcher == "accelerate":
         return "accelerate"
@@ -114,8 +115,9 @@ def _of_launch(launch: Launch, trainer: str, question: Question) -> Reading:
     fields = named(file, question) if file else {}
     for switch, kind in (("--use-fsdp", "FSDP"), ("--use-deepspeed", "DEEPSPEED")):
         fields |= {("distributed_type",): kind} if switch in launch.options else {}
-    options = {(key.lstrip("-").replace("-", "_"),): literal(value) for key, value in launch.options.items()}
-    fields |= {key: value for key, value in options.items() if value not in ("", None)}
+    for key, value in launch.options.items():
+        if value:
+            fields[(key.lstrip("-").replace("-", "_"),)] = literal(value) if is_known(value) else None
     return of_trainer(fields, arguments, gpus, question)
 
 

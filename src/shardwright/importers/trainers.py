@@ -47,15 +47,22 @@ class TrainerFields:
         return None if value == "auto" else value
 
     def whole(self, leaf: str, otherwise: int) -> int:
-        """Return a whole number, `otherwise` where nothing is said, and after naming what is wrong."""
+        """Return a whole number, `otherwise` where nothing is said, and after naming what is wrong: also a number
+        below 1, unless `otherwise` is as low."""
         value = next((value for path, value in self.values.items() if path[-1] == leaf), None)
         if value is COMPUTED:
             self.report(leaf, "is computed when the file runs", "write the value itself")
         elif isinstance(value, int) and not isinstance(value, bool):
-            return value
+            if value >= min(otherwise, 1):
+                return value
+            self.report(leaf, f"is {value}", f"write {min(otherwise, 1)} or more")
         elif value is not None and value != "auto":
             self.report(leaf, f"is {value!r}", "write a whole number, without quotes")
         return otherwise
+
+    def beside(self, values: Mapping[Path, Any]) -> TrainerFields:
+        """Return other fields of the same launch, whose problems join these."""
+        return TrainerFields(values, self.name, self.problems)
 
     def report(self, leaf: str, message: str, hint: str) -> None:
         """Add a problem with a field."""
@@ -81,7 +88,7 @@ def deepspeed_settings(config: TrainerFields, trainer: Mapping[Path, Any], gpus:
     """Return a DeepSpeed configuration, whose "auto" values are those of a Hugging Face Trainer's arguments."""
     tensor = config.whole("autotp_size", 1)
     words = [*sharding_words(config.whole("stage", 0)), *_deepspeed_batch(config, trainer, max(gpus // tensor, 1))]
-    words += [*_trainer_words(trainer), "--tensor-model-parallel-size", str(tensor)]
+    words += [*_trainer_words(config.beside(trainer)), "--tensor-model-parallel-size", str(tensor)]
     sections = dict(config.values)
     states = {leaf: sections.get((leaf, "enabled"), "auto") for leaf in ("bf16", "fp16")}
     states["bf16"] = sections.get(("bfloat16", "enabled"), states["bf16"])  # its older name
@@ -103,13 +110,13 @@ def deepspeed_settings(config: TrainerFields, trainer: Mapping[Path, Any], gpus:
 
 def _deepspeed_batch(config: TrainerFields, trainer: Mapping[Path, Any], ranks: int) -> list[str]:
     """The batch, of which two of three figures may be said: DeepSpeed refuses three that do not agree."""
-    total = config.whole("train_batch_size", 0)
-    micro = config.whole("train_micro_batch_size_per_gpu", 0) or first(trainer, "per_device_train_batch_size")
-    steps = config.whole("gradient_accumulation_steps", 0) or first(trainer, "gradient_accumulation_steps")
+    total, told = config.whole("train_batch_size", 0), config.beside(trainer)
+    micro = config.whole("train_micro_batch_size_per_gpu", 0) or told.whole("per_device_train_batch_size", 0)
+    steps = config.whole("gradient_accumulation_steps", 0) or told.whole("gradient_accumulation_steps", 0)
     if not micro and not total:
-        config.report(
-            "train_micro_batch_size_per_gpu", "is missing", "write the number, or give the launch script that has it"
-        )
+        if not told.first("per_device_train_batch_size"):
+            hint = "write the number, or give the launch script that has it"
+            config.report("train_micro_batch_size_per_gpu", "is missing", hint)
         return []
     steps = steps or max(total // (micro * ranks) if micro else 1, 1)
     micro = micro or max(total // (steps * ranks), 1)
@@ -129,19 +136,19 @@ def accelerate_settings(config: TrainerFields, trainer: Mapping[Path, Any], gpus
             ("zero_optimization", "stage"): 2 if stage is None else stage,
             ("gradient_accumulation_steps",): config.first("gradient_accumulation_steps"),
         }
-        return deepspeed_settings(TrainerFields(inner, config.name, config.problems), told, gpus)
+        return deepspeed_settings(config.beside(inner), told, gpus)
     stage = _fsdp_stage(config) if str(config.first("distributed_type")).upper() == "FSDP" else 0
     if config.whole("parallelism_config_sp_size", 1) > 1:
         message = "sequences split by heads from end to end (Ulysses) are not described"
         config.report("parallelism_config_sp_size", message, "write 1")
     tensor, context = config.whole("parallelism_config_tp_size", 1), config.whole("parallelism_config_cp_size", 1)
-    micro = first(trainer, "per_device_train_batch_size")
-    if not micro:
+    arguments = config.beside(trainer)
+    micro, steps = arguments.whole("per_device_train_batch_size", 1), arguments.whole("gradient_accumulation_steps", 1)
+    if arguments.first("per_device_train_batch_size") is None:
         config.report("per_device_train_batch_size", "is missing", "give the launch script, whose arguments have it")
-    micro, steps = micro or 1, first(trainer, "gradient_accumulation_steps") or 1
     words = [*sharding_words(stage), *batch_words(micro, micro * steps * max(gpus // (tensor * context), 1))]
     words += ["--tensor-model-parallel-size", str(tensor), "--context-parallel-size", str(context)]
-    words += [*_trainer_words(trainer), *_precision_words(config, told)]
+    words += [*_trainer_words(arguments), *_precision_words(config, told)]
     words += FULL if config.first("fsdp_activation_checkpointing") is True else ()
     _refuse_adapters(config, trainer)
     uncounted = tuple(_other_optimizer(first(trainer, "optim")))
@@ -182,12 +189,12 @@ def _precision_words(config: TrainerFields, trainer: Mapping[Path, Any]) -> tupl
     return PRECISIONS.get(str(told).casefold(), ())
 
 
-def _trainer_words(trainer: Mapping[Path, Any]) -> list[str]:
+def _trainer_words(trainer: TrainerFields) -> list[str]:
     """What a Hugging Face Trainer's arguments say beside batch and precision."""
-    words = list(FULL) if first(trainer, "gradient_checkpointing") is True else []
-    if length := first(trainer, *LENGTHS):
+    words = list(FULL) if trainer.first("gradient_checkpointing") is True else []
+    if length := trainer.first(*LENGTHS):
         words += ["--seq-length", str(length)]
-    if (steps := first(trainer, "max_steps")) and steps > 0:
+    if (steps := trainer.whole("max_steps", -1)) > 0:
         words += ["--train-iters", str(steps)]
     return words
 
