@@ -223,8 +223,8 @@ def broken(program: IntegerProgram, x: Floats, gap: float) -> list[TimeRow]:
     worst: list[tuple[float, TimeRow]] = []
     for one, first in product(range(program.compute.shape[1]), program.passes):
         done = program.before @ (program.compute[:, one] * x[:count])
-        sent = done[first] + ahead[-1] - ahead[first] + behind[-1]
-        worst.append((float(sent), TimeRow(first, len(behind) - 1, 0, 0, one)))
+        sent = done[first] + ahead[-1] - ahead[first] + behind[-1] - behind[first]
+        worst.append((float(sent), TimeRow(first, len(behind) - 1, first + 1, first + 1, one)))
         # T(j, k) = done[first] + ahead[j] - ahead[first] - done[j-1] + done[k] + behind[-1] - behind[k-1], j ≤ k
         begins = np.where(program.once, done[first] - ahead[first] + ahead[1:] - done[:-1], -np.inf)[first:]
         ends = np.where(program.once, done[1:] + behind[-1] - behind[:-1], -np.inf)[first:]
