@@ -123,6 +123,18 @@ def test_kubernetes_counts_nodes_that_take_work() -> None:
             "16",
             ("T4", 4),
         ),
+        (
+            {"nvidia.com/gpu.product": "Tesla-T4", "nvidia.com/gpu.replicas": "4"},
+            "nvidia.com/gpu.shared",
+            "16",
+            ("T4", 4),
+        ),
+        (
+            {"nvidia.com/gpu.product": "Tesla-T4", "nvidia.com/gpu.replicas": "2", "nvidia.com/gpu.count": "4"},
+            "cpu",
+            "64",
+            ("T4", 4),
+        ),
         ({"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}, "nvidia.com/gpu", "7", None),
         ({"cloud.google.com/gke-accelerator": "nvidia-tesla-a100"}, "nvidia.com/gpu", "8", ("A100-SXM-40", 8)),
         ({"cloud.google.com/gke-accelerator": "nvidia-h100-mega-80gb"}, "nvidia.com/gpu", "8", ("H100-SXM", 8)),

@@ -13,7 +13,7 @@ from shardwright.discovery.machine import Ask, MachineGroup, grouped
 
 NODES = ("kubectl", "get", "nodes", "--output", "json")
 LABEL = "nvidia.com/gpu."
-RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
+RESOURCES = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "amd.com/gpu")
 NAMES = (
     *(LABEL + "product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator"),
     "karpenter.k8s.aws/instance-gpu-name",
@@ -42,14 +42,15 @@ def _machines(nodes: list[Mapping[str, Any]]) -> Iterator[MachineGroup]:
     for node in nodes:
         labels = node.get("metadata", {}).get("labels", {})
         capacity = node.get("status", {}).get("capacity", {})
-        told = (capacity.get(name) for name in RESOURCES)
-        count = _whole(next(filter(None, told), None) or labels.get(LABEL + "count"))
+        turns = max(_whole(labels.get(LABEL + "replicas")), 1)  # that pods take on a GPU, in the capacity alone
+        told = [-(-_whole(capacity[name]) // turns) for name in RESOURCES if name in capacity]
+        count = max(told) if told else _whole(labels.get(LABEL + "count"))
         if node.get("spec", {}).get("unschedulable") or not count:
             continue
         mebibytes = str(labels.get(LABEL + "memory", ""))
         yield MachineGroup(
             gpu=_name(labels),
-            gpus=max(count // max(_whole(labels.get(LABEL + "replicas")), 1), 1),
+            gpus=count,
             gpu_memory_mib=float(mebibytes) if mebibytes.isdigit() else None,
             host_memory_gib=_gibibytes(str(capacity.get("memory", ""))),
         )
