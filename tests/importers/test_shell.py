@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,9 @@ def test_snippets(snippet: str, tmp_path: Path) -> None:
     found = ["".join(f"<{word}>" for word in words[1:]) or "<>" for words in started]
     assert all(map(is_known, found))
     assert found == passed_by_bash(snippet, tmp_path)
+
+
+def test_braces_that_never_close_are_looked_at_once() -> None:
+    begin = time.perf_counter()
+    read_script("torchrun " + "{" * 50_000 + "\n", "snippet.sh")
+    assert time.perf_counter() - begin < 10.0  # two minutes, one by one

@@ -51,9 +51,8 @@ def add_split(value: str, found: Fields, separators: str) -> None:
 
 def braced(text: str) -> list[str]:
     """Return what `a{b,c}`, `{1..4}` and `{a..e..2}` become."""
-    for begin in (place for place, letter in enumerate(text) if letter == "{"):
-        cuts = _cuts(text, begin)
-        parts = [text[one + 1 : other] for one, other in pairwise(cuts)]
+    for begin, *cuts in _cuts(text):
+        parts = [text[one + 1 : other] for one, other in pairwise((begin, *cuts))]
         items = _range(parts[0]) if len(parts) == 1 else [item for part in parts for item in braced(part)]
         if items:
             tails = braced(text[cuts[-1] + 1 :])
@@ -63,16 +62,17 @@ def braced(text: str) -> list[str]:
     return [text]
 
 
-def _cuts(text: str, begin: int) -> list[int]:
-    """Where a brace opens, its commas and where it closes; nothing where it does not."""
-    found, depth = [begin], 1
-    for place in range(begin + 1, len(text)):
-        depth += (text[place] == "{") - (text[place] == "}")
-        if depth == 0 or (depth == 1 and text[place] == ","):
-            found.append(place)
-        if depth == 0:
-            return found
-    return []
+def _cuts(text: str) -> list[list[int]]:
+    """Return where each brace that closes opens, its commas and where it closes, in order."""
+    found, opened = [], list[list[int]]()
+    for place, letter in enumerate(text):
+        if letter == "{":
+            opened.append([place])
+        elif letter in ",}" and opened:
+            opened[-1].append(place)
+            if letter == "}":
+                found.append(opened.pop())
+    return sorted(found)
 
 
 def _range(text: str) -> list[str]:
