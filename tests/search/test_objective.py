@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -44,7 +45,10 @@ def test_machines_that_cost_nothing_do_not_tell_plans_apart() -> None:
     given = cluster(price_per_hour=0.0)
     with pytest.raises(SpecError, match=r"price of A100-SXM-40: is 0.*objective=time"):
         plan(MODEL, given, JOB, efficiency=Analytic())
-    assert plan(MODEL, given, replace(JOB, objective="time"), top=1, efficiency=Analytic()).plans
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        paid = replace(JOB, objective="time", budget_dollars=1.0)
+        assert plan(MODEL, given, paid, top=1, efficiency=Analytic()).plans
 
 
 def test_the_value_of_machines_that_can_be_taken_back_is_what_they_are_expected_to_cost() -> None:

@@ -40,7 +40,8 @@ class Objective:
         if self.job.deadline_hours is not None:
             limit = np.minimum(limit, self.job.deadline_hours * SECONDS_PER_HOUR / self.job.iterations)
         if self.job.budget_dollars is not None:
-            limit = np.minimum(limit, self.job.budget_dollars / self.job.iterations / self._per_second(gpus))
+            with np.errstate(divide="ignore"):  # machines that cost nothing keep any budget
+                limit = np.minimum(limit, self.job.budget_dollars / self.job.iterations / self._per_second(gpus))
         return limit / self._longer(gpus)
 
     def _longer(self, gpus: Ints) -> Floats:
