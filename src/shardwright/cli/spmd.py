@@ -44,7 +44,12 @@ def plan(
     ] = 0.5,
     profile: Annotated[
         tuple[Path, ...],
-        option(metavar="FILE", help="GPUs and links as `shardwright profile` measured them; once a GPU type."),
+        option(
+            "--profile",
+            "--machine-profile",
+            metavar="FILE",
+            help="GPUs and links as `shardwright profile` measured them; once a GPU type.",
+        ),
     ] = (),
     strategy: Annotated[
         str, option(metavar="NAME", help="any, uneven-fsdp, data-parallel or hap: what the program may be.")
