@@ -96,6 +96,11 @@ def test_a_number_of_processes_that_is_not_known_is_not_that_of_a_file(tmp_path:
     assert reading.plan.gpus == 8 and any("does not say how many GPUs run" in note for note in reading.notes)
 
 
+def test_torchrun_starts_a_process_on_each_device_only_where_it_is_told(tmp_path: Path) -> None:
+    reading = read(f"CUDA_VISIBLE_DEVICES=0,1 torchrun train.py {TRAINER}", tmp_path)
+    assert any("does not say how many GPUs run" in note for note in reading.notes)
+
+
 def test_what_megatron_lm_is_told_is_its_own_with_deepspeed(tmp_path: Path) -> None:
     """Megatron-DeepSpeed: degrees may be left out, and its model is in its arguments."""
     line = (

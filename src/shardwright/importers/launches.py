@@ -79,7 +79,8 @@ def _launch(started: Started, slurm: Mapping[str, str]) -> Launch | None:
         processes = processes or _number(TASKS, around) or (_number(TASKS, slurm) if started.around else None)
     if launcher == "deepspeed" and processes is None:
         processes = _included(options.get("--include") or options.get("-i") or "")
-    if launcher in ("deepspeed", "torchrun") and each is None and processes is None:
+    every = launcher == "deepspeed" or (launcher == "torchrun" and any(name in options for name in EACH))
+    if every and each is None and processes is None:
         each = _count(started.environment.get("CUDA_VISIBLE_DEVICES", ""))
     return Launch(
         launcher=launcher,
