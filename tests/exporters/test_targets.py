@@ -181,3 +181,13 @@ def test_accelerate_starts_as_many_processes_on_each_machine() -> None:
         else:
             with pytest.raises(SpecError, match="11 processes on 2 machines"):
                 shardwright.export(plan, "accelerate")
+
+
+def test_accelerate_is_refused_groups_that_its_machines_would_part() -> None:
+    whole = torchtitan_plans()["tp and fsdp"]
+    (stage,) = whole.replicas[0].stages
+    replicas = (replace(whole.replicas[0], count=3, micro_batches=1, stages=(replace(stage, tensor_parallel=4),)),)
+    job = replace(whole.job, global_batch=3 * whole.micro_batch)
+    plan = replace(whole, cluster=cluster_of(2), job=job, replicas=replicas)
+    with pytest.raises(SpecError, match="12 processes on 2 machines in groups of 4"):
+        shardwright.export(plan, "accelerate")

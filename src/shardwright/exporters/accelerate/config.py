@@ -45,15 +45,16 @@ def unsupported(plan: Plan) -> Iterator[Problem]:
     if not plan.uniform:
         return
     stage, sharding = plan.replicas[0].stages[0], plan.optimizer.sharding
-    several = stage.tensor_parallel * stage.context_parallel > 1
-    if sharding == "zero1" or (sharding == "none" and several):
+    group, sizes = stage.tensor_parallel * stage.context_parallel, machine_sizes(plan)
+    if sharding == "zero1" or (sharding == "none" and group > 1):
         yield Problem("optimizer.sharding", f"FSDP2 has no {sharding}", "--set sharding=zero2,zero3")
     if plan.optimizer.offload:
         yield Problem("optimizer.offload", "FSDP2 offloads parameters with the state", "--set offload=0")
     if plan.sequence_parallel and stage.tensor_parallel > 1:
         yield Problem("sequence_parallel", "Hugging Face's tensor parallelism has none", "--set sequence_parallel=off")
-    if plan.gpus % len(machine_sizes(plan)):
-        message = f"{plan.gpus} processes on {len(machine_sizes(plan))} machines; Accelerate starts as many on each"
+    if len(set(sizes)) > 1 and plan.gpus % (len(sizes) * group):
+        groups = f" in groups of {group}" if group > 1 else ""
+        message = f"{plan.gpus} processes on {len(sizes)} machines{groups}; Accelerate starts as many on each"
         yield Problem("replicas", message, "plan with GPUs that the machines share evenly")
     if plan.rank_order != "tp-cp-ep-dp-pp":
         yield Problem("rank_order", f"is {plan.rank_order}", "--set rank_order=tp-cp-ep-dp-pp")
