@@ -66,7 +66,8 @@ def by_fastest(
 def needed(graph: Graph, steps: Mapping[str, Step], *, kept: bool) -> tuple[Communication, ...]:
     """Return what is sent between `steps`, without a method; with `kept`, parameters are gathered once."""
     made = {Ref(name, number): one for name, step in steps.items() for number, one in enumerate(step.outputs)}
-    leaves = {ref.node for ref in (*graph.parameters.values(), *graph.buffers.values())}
+    parameters = {ref.node for ref in graph.parameters.values()}
+    leaves = parameters | {ref.node for ref in graph.buffers.values()}
     late = leaves | {""}
     return tuple(
         Communication(
@@ -76,7 +77,7 @@ def needed(graph: Graph, steps: Mapping[str, Step], *, kept: bool) -> tuple[Comm
             method="",
             deferred=readers <= late,
             early=ref.node in leaves,
-            kept=kept and ref.node in leaves,
+            kept=kept and ref.node in parameters,
         )
         for (ref, target), readers in _asked(graph, steps, made).items()
     )
