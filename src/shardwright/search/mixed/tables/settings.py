@@ -62,7 +62,9 @@ def not_covered(contexts: Sequence[Context], space: Space) -> tuple[Uncovered, .
     if len(contexts) == 1:
         return (UnequalReplicas((*in_no_setting(space), NotCovered.UNEQUAL_DEGREES_OF_A_TYPE)),)
     degrees = NotCovered.UNEQUAL_DEGREES_OF_A_TYPE if space.tp_per_type else NotCovered.UNEQUAL_DEGREES
-    return (*in_no_setting(space), *OF_MIXED_PLANS, degrees)
+    sites = len({context.pool.site for context in contexts})
+    depths = (NotCovered.UNEQUAL_DEPTHS_OVER_SITES,) if sites > 1 else ()
+    return (*in_no_setting(space), *OF_MIXED_PLANS, degrees, *depths)
 
 
 def in_no_setting(space: Space) -> tuple[NotCovered, ...]:
