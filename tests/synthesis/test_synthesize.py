@@ -14,6 +14,7 @@ from tests.synthesis.clusters import FAST, unequal
 
 from shardwright.errors import SpecError
 from shardwright.progress import heard
+from shardwright.rounding import coarse
 from shardwright.synthesis import baselines
 from shardwright.synthesis.best_rules import best
 from shardwright.synthesis.decisions import decisions
@@ -54,6 +55,9 @@ def test_a_program_is_whole_and_survives_json(name: str) -> None:
     check(graph, program)
     assert from_json(to_json(program)) == program
     assert program.notes["warnings"] == []
+    told = [program.seconds, program.bound_seconds, *program.notes["memory_bytes"]]
+    told += [share for row in program.shares.values() for share in row]
+    assert all(coarse(one) == one for one in told)  # without last bits, which differ by processor
     assert program.notes["replicated_flops"] < 0.02
 
 

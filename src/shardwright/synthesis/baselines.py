@@ -33,6 +33,7 @@ def batch_of(these: Decisions) -> int:
 
 
 def by_rows(rule: OperatorRule, rows: int) -> bool:
+    """Return whether a rule cuts its operator along the batch."""
     return rule.cut is not None and rule.cut.units == rows and rule.cut.ratio == COMPUTE
 
 

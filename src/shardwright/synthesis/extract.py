@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from shardwright.arrays import Ints
+from shardwright.rounding import coarse
 from shardwright.synthesis.buckets import call_sizes
 from shardwright.synthesis.choice import Choice
 from shardwright.synthesis.collectives import conversion
@@ -32,11 +33,15 @@ def program(graph: Graph, these: Decisions, choice: Choice, net: Machines, share
         ranks=net.ranks,
         steps=steps,
         communications=by_fastest(graph, needed(graph, steps, kept=these.kept), net, shares),
-        shares={name: shares.row(name) for name in dict.fromkeys(ratio for ratio, _ in used)},
+        shares={name: _coarse(shares.row(name)) for name in dict.fromkeys(ratio for ratio, _ in used)},
         sizes={key: shares.sizes[key] for key in used},
-        seconds=choice.seconds.total,
-        bound_seconds=choice.bound_seconds,
+        seconds=coarse(choice.seconds.total),
+        bound_seconds=coarse(choice.bound_seconds),
     )
+
+
+def _coarse(row: Sequence[float]) -> tuple[float, ...]:
+    return tuple(coarse(np.asarray(row)).tolist())
 
 
 def by_fastest(

@@ -14,6 +14,7 @@ import numpy as np
 
 from shardwright.errors import bad
 from shardwright.progress import tell, within
+from shardwright.rounding import coarse
 from shardwright.synthesis.baselines import Rules, data_parallel, everything, fsdp, hap
 from shardwright.synthesis.best_rules import best, relaxed
 from shardwright.synthesis.choice import Choice, sent_by, time_of
@@ -64,11 +65,11 @@ def synthesize(
     found = search(graph, net, gap=gap, overlap=overlap, rules=rules)
     made = program(graph, found.these, found.choice, net, found.shares)
     notes = {
-        "rounding_loss": found.rounding_loss,
+        "rounding_loss": coarse(found.seconds) / coarse(found.exact.seconds.total) - 1.0,
         "replicated_flops": replicated_share(found.these, found.choice),
         "warnings": unknown(found.these),
         "machines": net.machine_of.tolist(),
-        "memory_bytes": rank_bytes(found.these, found.choice.rules, net, found.shares).tolist(),
+        "memory_bytes": coarse(rank_bytes(found.these, found.choice.rules, net, found.shares)).tolist(),
     }
     return replace(made, notes=notes)
 
