@@ -47,6 +47,16 @@ def test_the_version_is_one() -> None:
     assert citation["license"] == PROJECT["license"]
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout: nothing tells its commit")
+def test_a_checkout_says_its_commit() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "shardwright", "--version"], capture_output=True, text=True, check=True
+    )
+    head = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+    said = re.fullmatch(r"shardwright (\S+) \(\S*?([0-9a-f]{12})(-dirty)?\)\n", shown.stdout)
+    assert said and said[1] == shardwright.__version__ and head.startswith(said[2])
+
+
 def test_the_workflow_runs_the_two_commands_of_the_readme() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/checks.yml").read_text(encoding="utf-8"))
     steps = [step.get("run", "") for step in workflow["jobs"]["checks"]["steps"]]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import click
 from click.exceptions import Abort, ClickException, Exit, NoArgsIsHelpError
 
-from shardwright import __version__
+import shardwright
 from shardwright.cli import completion
 from shardwright.cli.output import complain, write
 from shardwright.commands import CommandGroup, option
@@ -68,13 +70,31 @@ def options(
     """
     context = click.get_current_context()
     if version:
-        write(f"shardwright {__version__}")
+        write(f"shardwright {shardwright.__version__} ({commit() or 'commit unknown'})")
     elif show_completion is not None:
         write(completion.script(context.command, show_completion))
     elif context.invoked_subcommand is None:
         write(context.get_help())
     if version or show_completion is not None:
         raise Exit
+
+
+def commit() -> str:
+    """Return the commit of the running code, `-dirty` where files differ from it; empty if nothing tells.
+
+    A wheel has it in `commit.txt` (`hatch_build.py`); a checkout asks git.
+    """
+    package = Path(shardwright.__file__).parent
+    if (package / "commit.txt").is_file():
+        return (package / "commit.txt").read_text(encoding="utf-8").strip()
+    checkout = package.parents[1]
+    if package.parent.name != "src" or not (checkout / ".git").exists():
+        return ""
+    describe = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(describe, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 app = CommandGroup("shardwright", COMMANDS, options=options)

@@ -1,0 +1,35 @@
+"""The public names, once: type checkers read them here, and `__init__` loads each from here when it is first used."""
+
+from .cost.layers.measured import measured_layers as measured_layers
+from .cost.measured.machine import profiled as profiled
+from .discovery.discover import discover as discover
+from .errors import SpecError as SpecError
+from .exporters.megatron.export import to_megatron as to_megatron
+from .exporters.nearest import nearest_plan as nearest_plan
+from .exporters.targets import export as export
+from .measure.run import profile as profile
+from .plans.check import check as check
+from .plans.document import load_plan as load_plan
+from .plans.document import save as save
+from .plans.plan import Plan as Plan
+from .plans.ranking import Ranking as Ranking
+from .reports.html.report import report as report
+from .reports.svg.draw import draw as draw
+from .search.market.shop import shop as shop
+from .search.planner import evaluate as evaluate
+from .search.planner import plan as plan
+from .search.planner import predict as predict
+from .search.replan import replan as replan
+from .search.sizing import fit as fit
+from .spec.cluster import Cluster as Cluster
+from .spec.job import Job as Job
+from .spec.model import Model as Model
+from .spec.read.cluster import load_cluster as load_cluster
+from .spec.read.job import make_job as make_job
+from .spec.read.layer_profile import load_layer_profile as load_layer_profile
+from .spec.read.machine_profile import load_profile as load_profile
+from .spec.read.model import load_model as load_model
+from .spec.read.offers import load_offers as load_offers
+from .validation.validate import validate as validate
+
+__version__: str
