@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.arrays import Bools, Columns, Ints, distinct, distinct_rows, packed
+from shardwright.arrays import Bools, Columns, Ints, bits_of, distinct, distinct_rows, fit_in, packed, unpacked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +38,23 @@ def test_rows_stay_together(one, other):
     np.testing.assert_array_equal(whole.take(order).number, sorted([*one, *other]))
 
 
-@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 1), st.integers(0, 1023)), min_size=1))
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 1), st.integers(0, 1 << 40)), min_size=1))
 def test_keys_are_equal_where_rows_are(rows):
-    columns = np.array(rows, dtype=np.int64).T
-    keys = packed(list(zip(columns, (3, 1, 10), strict=True)))
+    columns = list(np.array(rows, dtype=np.int64).T)
+    bits = bits_of(columns)
+    keys = packed(columns, bits)
     assert len(set(keys.tolist())) == len(set(rows))
+    np.testing.assert_array_equal(unpacked(keys, bits), columns)
+    assert fit_in(columns, bits)
+    assert not fit_in([columns[0] + 8, *columns[1:]], bits)
 
 
 @pytest.mark.parametrize(("value", "bits"), [(8, 3), (-1, 3), (1 << 20, 20)])
 def test_a_key_never_overflows_in_silence(value, bits):
     with pytest.raises(OverflowError):
-        packed([(np.array([0, value]), bits)])
+        packed([np.array([0, value])], [bits])
     with pytest.raises(OverflowError):
-        packed([(np.array([1]), 40), (np.array([1]), 24)])
+        packed([np.array([1]), np.array([1])], [40, 24])
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 2))))

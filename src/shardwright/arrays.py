@@ -71,14 +71,36 @@ class Columns:
         return cls(**joined)
 
 
-def packed(columns: Sequence[tuple[Array, int]]) -> Ints:
-    """Return one number for each row of columns of whole numbers, each with the bits that it is given, [N]: equal rows
-    have equal numbers. Raises OverflowError where a number needs more bits than it has."""
-    if sum(bits for _, bits in columns) > KEY_BITS:
+def bits_of(columns: Sequence[Array]) -> tuple[int, ...]:
+    """Return the bits that the greatest value of each column of whole numbers needs."""
+    return tuple(int(column.max(initial=0)).bit_length() for column in columns)
+
+
+def packed(columns: Sequence[Array], bits: Sequence[int]) -> Ints:
+    """Return one number for each row of columns of whole numbers, each with the bits that it is given (`bits_of`), [N]:
+    equal rows have equal numbers. Raises OverflowError where a number needs more bits than it has."""
+    if sum(bits) > KEY_BITS:
         raise OverflowError(f"a key has {KEY_BITS} bits")
-    key = np.zeros(len(columns[0][0]), dtype=np.int64)
-    for column, bits in columns:
-        if len(column) and (int(column.min()) < 0 or int(column.max()) >> bits):
-            raise OverflowError(f"a column of a key does not fit in {bits} bits")
-        key = (key << bits) | column.astype(np.int64)
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column, width in zip(columns, bits, strict=True):
+        if not fit_in([column], [width]):
+            raise OverflowError(f"a column of a key does not fit in {width} bits")
+        key = (key << width) | column.astype(np.int64)
     return key
+
+
+def unpacked(keys: Ints, bits: Sequence[int]) -> list[Ints]:
+    """Return the columns of whole numbers that keys were made of (`packed`)."""
+    columns = []
+    for width in reversed(bits):
+        columns.append(keys & ((1 << width) - 1))
+        keys = keys >> width
+    return columns[::-1]
+
+
+def fit_in(columns: Sequence[Array], bits: Sequence[int]) -> bool:
+    """Return whether no value of the columns is negative or needs more bits than its column is given."""
+    pairs = zip(columns, bits, strict=True)
+    return all(
+        not len(column) or (int(column.min()) >= 0 and not int(column.max()) >> width) for column, width in pairs
+    )

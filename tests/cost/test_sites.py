@@ -102,6 +102,30 @@ def test_layer_by_layer_each_gather_and_each_scatter_waits():
     assert seconds(MILLISECONDS) - seconds(0) == pytest.approx(collectives * back_and_forth + back_and_forth)
 
 
+@pytest.mark.parametrize(("sites", "messages"), [("ab", 1), ("aab", 1), ("aba", 2), ("abab", 3)])
+def test_a_pipeline_sends_a_message_each_time_that_it_crosses(sites, messages):
+    """Over a link that everything else is fast beside."""
+    kinds = ("A100-SXM-80", "H100-SXM", "H20", "A800-SXM-80")
+    nodes = [{"count": 1, "gpu": gpu, "gpus": 4, "site": site} for gpu, site in zip(kinds, sites, strict=False)]
+    links = [{"between": ["a", "b"], "gbps": 0.01, "latency_ms": 0}]
+    plan = plan_over("ab", machines=1)
+    cuts = [round(place * LAYERS / len(sites)) for place in range(len(sites) + 1)]
+    stage = plan.replicas[0].stages[0]
+    stages = [replace(stage, gpu=gpu, layers=(ends,)) for gpu, ends in zip(kinds, pairwise(cuts), strict=False)]
+    replica = Replica(count=4, micro_batches=1, stages=tuple(stages))
+    plan = replace(
+        plan,
+        job=make_job(global_batch=4, seq_len=1024),
+        cluster=build_cluster({"nodes": nodes, "site_links": links}, "sites"),
+        replicas=(replica,),
+    )
+    pipeline = mixed_iteration(plan, Analytic()).replicas[0]
+    activation = 2 * 1024 * MODEL.hidden
+    crossing = [seconds for seconds in pipeline.transfers if seconds > 0.1]
+    assert len(crossing) == messages
+    assert crossing == pytest.approx([4 * messages * activation / (0.01e9 / 8)] * messages)
+
+
 def test_one_site_waits_for_nothing():
     plan = plan_over("a", machines=2)
     assert not unit_delays(plan, places_of(plan)).any()

@@ -10,7 +10,15 @@ from shardwright.cost.compute.efficiency import Analytic
 from shardwright.errors import SpecError
 from shardwright.plans.check import check
 from shardwright.plans.document import dumps
-from shardwright.plans.findings import Cause, LimitsNotKept, NoLegalLayout, Rejection, RulesDropAll, SeveralMakers
+from shardwright.plans.findings import (
+    Cause,
+    LimitsNotKept,
+    NoLegalLayout,
+    NotCovered,
+    Rejection,
+    RulesDropAll,
+    SeveralMakers,
+)
 from shardwright.plans.plan import Granularity, Plan, Recompute
 from shardwright.plans.ranking import NoPlan, Ranking
 from shardwright.plans.remedies import (
@@ -27,7 +35,7 @@ from shardwright.reports.words import in_words
 from shardwright.rounding import coarse
 from shardwright.search.planner import evaluate, plan, predict
 from shardwright.search.rules.rules import parse_rules
-from shardwright.search.space.axes import parse_pins
+from shardwright.search.space.axes import Space, parse_pins
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.job import Job
 from shardwright.spec.read.cluster import load_cluster
@@ -316,3 +324,44 @@ def test_no_plan_is_over_gpus_of_several_makers() -> None:
     )
     both = replace(found.best, replicas=(replace(replica, stages=stages),))
     assert "no library joins" in " ".join(problem.message for problem in check(both))
+
+
+def test_unequal_replicas_on_one_type_are_found_where_they_are_run_and_named_where_not() -> None:
+    """Five samples on three GPUs: 2, 2 and 1 of them."""
+    model, cluster = load_model("chatglm3-6b"), load_cluster("1x2xH100-SXM+1x3xMI300X")
+    equal, unequal = (
+        plan(model, cluster, make_job(global_batch=5, seq_len=16384, framework=framework), top=1)
+        for framework in ("megatron", "train")
+    )
+    assert NotCovered.UNEQUAL_REPLICAS in equal.search.not_covered
+    assert NotCovered.UNEQUAL_REPLICAS not in unequal.search.not_covered
+    assert sorted(replica.micro_batches for replica in unequal.best.replicas) == [1, 2]
+    assert seconds(unequal.best) < 0.9 * seconds(equal.best)
+
+
+def test_degrees_of_a_thousand_are_searched() -> None:
+    whole = load_model("mixtral-8x7b")
+    layer = whole.layers[0]
+    assert layer.moe is not None
+    model = replace(whole, layers=(replace(layer, moe=replace(layer.moe, experts=1024, expert_width=256)),) * 2)
+    job = make_job(global_batch=1024, seq_len=1024)
+    pins = parse_pins(["tp=1", "pp=1", "cp=1", "ep=1024"])
+    assert plan(model, load_cluster("128x8xH100-SXM"), job, space=pins, top=1).best.gpus == 1024
+
+
+def test_a_plan_that_train_does_not_run_has_no_figure() -> None:
+    job = make_job(global_batch=16, seq_len=2048, framework="train")
+    found = plan(MODEL, load_cluster("1x8xH100-SXM"), job, space=parse_pins(["tp=2"]), top=1).best
+    beside = replace(found, overlap=replace(found.overlap, tensor_parallel=True))
+    for figure in (predict, evaluate):
+        with pytest.raises(SpecError, match=r"overlap\.tensor_parallel"):
+            figure(beside)
+
+
+def test_an_evaluation_searches_unequal_degrees_where_it_is_asked_to() -> None:
+    cluster = load_cluster("1x2xH100-SXM+1x2xA100-SXM-80")
+    job = make_job(global_batch=8, seq_len=1024)
+    found = plan(load_model("gpt2-medium"), cluster, job, top=1).best
+    asked = evaluate(found, space=Space(tp_per_type=True)).best.search.not_covered
+    assert NotCovered.UNEQUAL_DEGREES not in asked
+    assert NotCovered.UNEQUAL_DEGREES in evaluate(found).best.search.not_covered

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from shardwright.arrays import Bools, Ints, packed
+from shardwright.arrays import Array, Bools, Ints, bits_of, fit_in, packed, unpacked
 from shardwright.cost.compute.efficiency import Efficiency
 from shardwright.cost.compute.operators import Shard
 from shardwright.cost.frameworks.overheads import Overheads, overheads
@@ -112,55 +112,57 @@ class LayerRows:
     row: Ints
 
 
+SHARD = ("tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel", "flash", "overlap_tp")
+
+
+def sharding_of(rows: Strategies) -> list[Array]:
+    """Return the columns that say how the layers of `rows` are sharded."""
+    return [getattr(rows, name) for name in SHARD]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardIndex:
-    """A layer table with the sorted codes of its rows."""
+    """A layer table with the sorted codes of its rows, of so many `bits` a column."""
 
     codes: Ints
+    bits: tuple[int, ...]
     table: LayerTable
+
+    @property
+    def ways(self) -> list[tuple[int, ...]]:
+        """The ways to shard a layer (`SHARD`) that the rows of the table have."""
+        return list(zip(*(column.tolist() for column in unpacked(self.codes, self.bits)), strict=True))
 
     def of(self, rows: Strategies) -> LayerRows:
         """Return the rows of the table that belong to `rows`; all must have been indexed."""
-        return LayerRows(table=self.table, row=np.searchsorted(self.codes, shard_codes(rows)))
+        return LayerRows(table=self.table, row=np.searchsorted(self.codes, packed(sharding_of(rows), self.bits)))
 
-    def has(self, codes: Ints) -> bool:
-        """Return whether all of some codes [N] are in the table."""
+    def has(self, rows: Strategies) -> bool:
+        """Return whether all of `rows` are in the table."""
+        columns = sharding_of(rows)
+        if not fit_in(columns, self.bits):
+            return False
+        codes = packed(columns, self.bits)
         row = np.searchsorted(self.codes, codes)
         return bool((row < len(self.codes)).all()) and bool((self.codes[row] == codes).all())
 
 
-_CODE_BITS = (
-    ("tp", 10),
-    ("cp", 8),
-    ("ep", 10),
-    ("etp", 10),
-    ("micro_batch", 20),
-    ("sequence_parallel", 1),
-    ("flash", 1),
-    ("overlap_tp", 1),
-)
-
-
-def shard_codes(rows: Strategies) -> Ints:
-    """Return one number for each row that says how its layers are sharded, [N]."""
-    return packed([(getattr(rows, name), bits) for name, bits in _CODE_BITS])
-
-
 def shard_index(context: Context, rows: Strategies) -> ShardIndex:
     """Return the layer table of the distinct ways in which `rows` shard layers."""
-    codes, first = np.unique(shard_codes(rows), return_index=True)
+    columns = sharding_of(rows)
+    bits = bits_of(columns)
+    codes, first = np.unique(packed(columns, bits), return_index=True)
     distinct = rows.take(first)
-    shard = Shard(**{name: getattr(distinct, name) for name, _ in _CODE_BITS})
+    shard = Shard(**dict(zip(SHARD, sharding_of(distinct), strict=True)))
     table = context.source.table(
         context.model, context.pool.gpu, context.job, shard, context.links, context.software, strain=context.strain
     )
-    index = ShardIndex(codes=codes, table=table)
+    index = ShardIndex(codes=codes, bits=bits, table=table)
     context.indexed.append(index)
     return index
 
 
 def layer_rows(context: Context, rows: Strategies) -> LayerRows:
     """Return a layer table of `rows` with each row's place in it, one made before if there is any."""
-    codes = shard_codes(rows)
-    known = (index for index in context.indexed if index.has(codes))
+    known = (index for index in context.indexed if index.has(rows))
     return (next(known, None) or shard_index(context, rows)).of(rows)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from shardwright.errors import Problem
 from shardwright.plans.plan import Plan
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.cluster import Gpu, NodePool
 from shardwright.spec.job import Job, Precision
 
@@ -25,10 +26,10 @@ def flash_attention_runs(gpu: Gpu, job: Job) -> bool:
     return job.framework in OWN_KERNELS or fused_attention_runs(gpu, job.precision)
 
 
-def user_buffers_run(pool: NodePool) -> bool:
-    """Whether Transformer Engine can overlap tensor-parallel communication with products: its user buffers are written
-    by peers, over links that join GPUs directly."""
-    return pool.gpu.link_domain > 1
+def tensor_parallel_overlaps(pool: NodePool, job: Job) -> bool:
+    """Whether the job's framework can run tensor-parallel communication beside products: `train` does not, and user
+    buffers of Transformer Engine are written by peers, over links that join GPUs directly."""
+    return job.framework != OWN and pool.gpu.link_domain > 1
 
 
 def makers(gpus: Iterable[Gpu]) -> tuple[str, ...]:
@@ -38,8 +39,11 @@ def makers(gpus: Iterable[Gpu]) -> tuple[str, ...]:
 
 
 def framework_problems(plan: Plan) -> Iterator[Problem]:
-    """Yield what the framework that a uniform plan is priced for cannot run on its GPUs. Plans that are not uniform are
-    the exporters' to judge."""
+    """Yield what the framework that a plan is priced for cannot run: `train` whatever the plan, the others of uniform
+    ones on their GPUs. Plans that are not uniform are the exporters' to judge."""
+    if plan.job.framework == OWN and plan.overlap.tensor_parallel:
+        yield Problem("overlap.tensor_parallel", f"is nothing that {OWN!r} does", "write false")
+        return
     if not plan.uniform:
         return
     name = plan.replicas[0].stages[0].gpu
@@ -55,6 +59,6 @@ def gpu_problems(plan: Plan, pool: NodePool) -> Iterator[Problem]:
         message = f"FlashAttention needs 16 bits and compute capability 8.0; this is {job.precision} on {name}"
         hint = f"write false, or name a framework with kernels of its own: {', '.join(sorted(OWN_KERNELS))}"
         yield Problem("flash_attention", message, hint)
-    if plan.overlap.tensor_parallel and not user_buffers_run(pool):
+    if plan.overlap.tensor_parallel and not tensor_parallel_overlaps(pool, job):
         message = f"needs GPUs that write to each other's memory; those of {name} are joined by {pool.gpu.link}"
         yield Problem("overlap.tensor_parallel", message, "write false")

@@ -35,6 +35,9 @@ FIXED = {
     findings.NotCovered.UNEQUAL_DEGREES: "different tensor-parallel degrees in one plan (--tp-per-type searches them)",
     findings.NotCovered.UNEQUAL_DEGREES_OF_A_TYPE: "different tensor-parallel degrees on GPUs of one type",
     findings.NotCovered.UNEQUAL_REPLICAS: "unequal replicas on machines of one type",
+    findings.NotCovered.OTHER_SPLITS: (
+        "pipelines on machines of one type with uneven layers between the ends, or at an end far from even"
+    ),
     findings.NotCovered.UNEQUAL_DEPTHS_OVER_SITES: "replicas of unequal depth over several sites",
     findings.NotCovered.OTHER_MIXES: "mixes of three offers and more, or of one GPU type on several markets",
     remedies.Change.OTHER_DEGREES: "degrees must divide heads, layers' widths and the global batch; change one",

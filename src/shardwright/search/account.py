@@ -5,11 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
+from shardwright.cost.context import Context
 from shardwright.plans.abilities import makers
-from shardwright.plans.findings import Cause, MixedPlans, Mixing, Rejection, SeveralMakers, ordered
+from shardwright.plans.findings import (
+    Cause,
+    MixedPlans,
+    Mixing,
+    NotCovered,
+    Rejection,
+    SeveralMakers,
+    Uncovered,
+    ordered,
+)
 from shardwright.plans.ranking import SearchReport
-from shardwright.search.kinds import OneType, Pipelines, Uneven
-from shardwright.search.mixed.entry import of_each_maker
+from shardwright.search.kinds import OneType, Pipelines, Uneven, looks_at_unequal
+from shardwright.search.mixed.entry import largest_pools, of_each_maker
 from shardwright.search.mixed.restrictions import lacking
 from shardwright.search.rules.filters import Filters
 from shardwright.search.space.axes import Space
@@ -22,8 +32,9 @@ def left_out(
     exportable_to: str | None,
     mixed: Pipelines | None,
     uneven: Uneven | None,
-) -> Iterator[MixedPlans | SeveralMakers]:
-    """Yield which plans that mix the types of a cluster were left out, and why, if it has several."""
+) -> Iterator[Uncovered]:
+    """Yield which plans no search looked at: those that mix the types of a cluster, and why, if it has several; uneven
+    ones on machines of one type."""
     contexts = [result.context for result in results]
     found = makers(context.pool.gpu for context in contexts)
     if len(found) > 1:
@@ -32,6 +43,20 @@ def left_out(
         lacks = lacking(contexts, space, filters, one_mesh=exportable_to is not None)
         if lacks:
             yield MixedPlans(lacks, Mixing.UNEQUAL if mixed else Mixing.PIPELINES if uneven else Mixing.ANY)
+    if any(context.pool.gpus > 1 for context in contexts):
+        yield from _uneven_on_one_type(contexts, space, filters, exportable_to)
+
+
+def _uneven_on_one_type(
+    contexts: Sequence[Context], space: Space, filters: Filters, exportable_to: str | None
+) -> Iterator[NotCovered]:
+    """Yield which plans on several GPUs of one type no search looked at."""
+    able = of_each_maker(largest_pools(contexts))
+    looked_at = exportable_to is not None or all(looks_at_unequal(each, space, filters) for each in able)
+    if not looked_at and contexts[0].job.global_batch > 1:
+        yield NotCovered.UNEQUAL_REPLICAS
+    if contexts[0].layer_count > 1 and space.pins.get("pp") != (1,):
+        yield NotCovered.OTHER_SPLITS
 
 
 def report_of(
@@ -39,7 +64,7 @@ def report_of(
     begin: float,
     mixed: Pipelines | None,
     uneven: Uneven | None,
-    unmixed: tuple[MixedPlans | SeveralMakers, ...],
+    unlooked: tuple[Uncovered, ...],
     value: float | None,
     bound: float,
 ) -> SearchReport:
@@ -76,7 +101,7 @@ def report_of(
         seconds=seconds,
         rejected=ordered(rejected),
         phases=tuple(phases.items()),
-        not_covered=(*unmixed, *(mixed.outcome.not_covered if mixed else ())),
+        not_covered=(*unlooked, *(mixed.outcome.not_covered if mixed else ())),
         gap=gap_of(value, bound) if value is not None and (by_time or mixed) else None,
         lower_bound_dollars=bound if value is not None and mixed and not by_time else None,
     )

@@ -171,9 +171,15 @@ def _searches(
             and not lacking(able, asked.space, asked.filters, one_mesh=True)
         ):
             yield mesh_search, able
-        unequal = not one_mesh and (several or framework == OWN)
-        if unequal and not lacking(able, asked.space, asked.filters, one_mesh=False):
+        if not one_mesh and looks_at_unequal(able, asked.space, asked.filters):
             yield partial(mixed_search, fit=asked.fit, enough=enough), able
+
+
+def looks_at_unequal(able: Sequence[Context], space: Space, filters: Filters) -> bool:
+    """Return whether unequal replicas on machines that one plan may have are looked at: `shardwright train` runs them,
+    which on one type is in question where it runs the job."""
+    in_question = len(able) > 1 or able[0].job.framework == OWN
+    return in_question and not lacking(able, space, filters, one_mesh=False)
 
 
 @dataclass(frozen=True, slots=True)

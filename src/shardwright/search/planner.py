@@ -18,6 +18,7 @@ from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.strategies import row_of, stage_starts
 from shardwright.errors import SpecError, bad, require, suggestion
+from shardwright.plans.abilities import framework_problems
 from shardwright.plans.check import position_problems
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, Fewer, NoPlan, Ranking
@@ -137,8 +138,8 @@ def _plan(
     bound = min([*values[:1], *bounds], default=np.inf)
     if job.objective == "time":
         plans = tuple(with_bound(plan, bound) for plan in plans)
-    unmixed = tuple(left_out(results, space, filters, exportable_to, mixed, uneven))
-    report = report_of(results, begin, mixed, uneven, unmixed, values[0] if plans else None, bound)
+    unlooked = tuple(left_out(results, space, filters, exportable_to, mixed, uneven))
+    report = report_of(results, begin, mixed, uneven, unlooked, values[0] if plans else None, bound)
     shown = shown_baselines(results, cluster, plans, mixed if several_types(results) else None)
     infeasible: NoPlan | None = None
     if not plans:
@@ -236,7 +237,10 @@ def _no_plan(job: Job, incumbent: float) -> Plan | None:
 
 
 def predict(plan: Plan, *, efficiency: Efficiency | None = None) -> Plan:
-    """Return a plan with its prediction."""
+    """Return a legal plan (`plans.check`) with its prediction. Raises SpecError for what its framework does not run
+    whatever the GPUs."""
+    if plan.job.framework == OWN and (problems := tuple(framework_problems(plan))):
+        raise SpecError(*problems)
     return plan.costed(prediction_of(plan, efficiency or default_efficiency()))
 
 
@@ -252,8 +256,10 @@ def evaluate(
     """Return the prediction of a plan, the best plans for the same model, machines and job that keep the pins of
     `space` and the `rules`, and what would make it fit with probability `fit` if it does not."""
     model_of_time = efficiency or default_efficiency()
+    mine = predict(user_plan, efficiency=model_of_time)
     degrees = {stage.tensor_parallel for replica in user_plan.replicas for stage in replica.stages}
-    space = replace(space or Space(), tp_per_type=len(degrees) > 1)
+    space = space or Space()
+    space = replace(space, tp_per_type=space.tp_per_type or len(degrees) > 1)
     best = plan(
         user_plan.model,
         user_plan.cluster,
@@ -264,7 +270,6 @@ def evaluate(
         fit=fit,
         efficiency=model_of_time,
     )
-    mine = predict(user_plan, efficiency=model_of_time)
     if best.plans and best.plans[0].prediction and mine.prediction and user_plan.job.objective == "time":
         bound = min(best.plans[0].prediction.lower_bound_seconds, mine.prediction.iteration_seconds)
         mine = mine.costed(replace(mine.prediction, lower_bound_seconds=bound))

@@ -184,7 +184,7 @@ def _key(context: Context) -> tuple[NodePool, Fabric]:
 
 
 def _scaled(index: ShardIndex, by: float) -> ShardIndex:
-    return ShardIndex(codes=index.codes, table=index.table.scaled(by))
+    return replace(index, table=index.table.scaled(by))
 
 
 def _known(contexts: Sequence[Context]) -> Known:
@@ -193,7 +193,7 @@ def _known(contexts: Sequence[Context]) -> Known:
     def rows() -> Iterator[tuple[tuple[object, ...], LayerRows]]:
         for context in contexts:
             for index in context.indexed:
-                for row, code in enumerate(index.codes.tolist()):
-                    yield (context.pool.gpu.name, code), LayerRows(table=index.table, row=np.array([row]))
+                for row, way in enumerate(index.ways):
+                    yield (context.pool.gpu.name, *way), LayerRows(table=index.table, row=np.array([row]))
 
     return dict(rows())

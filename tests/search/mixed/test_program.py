@@ -9,9 +9,12 @@ from functools import reduce
 
 import numpy as np
 import pytest
+from tests.search.mixed.problems import small
 
 from shardwright.search import mixed
+from shardwright.search.mixed.bounds.instance import instances
 from shardwright.search.mixed.master.answer import Infeasible, Solved
+from shardwright.search.mixed.master.column_pool import FIRST, ColumnPool
 from shardwright.search.mixed.master.program import Limits, master_problem
 
 
@@ -73,3 +76,16 @@ def test_every_program_has_a_number():
 def test_each_program_is_named_where_it_is_implemented(number, folder, module, name):
     found = importlib.import_module(f"{mixed.__name__}.{folder}.{module}")
     assert (reduce(getattr, name.split("."), found).__doc__ or "").startswith(f"({number}) ")
+
+
+def test_a_region_without_a_composition_that_good_plans_often_have_is_bounded():
+    """Where compositions are many, samples are listed first: here there are none."""
+    problem = small(0, most_gpus=10, most_layers=8)
+    each = instances(problem.settings, problem.tables, problem.contexts[0].job.global_batch, problem.space)[0]
+    counts = each.compositions(problem.space)
+    rare = counts[~each.samples(counts)]
+    many = np.repeat(rare, FIRST // len(rare) + 1, axis=0)
+    (region,) = each.roots(problem.space)
+    pool = ColumnPool(each, region, many, 4.0 * each.quick)
+    assert not (pool.listed.stages > 1).any()
+    assert pool.limit(1e6) <= each.total

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.arrays import Bools, Floats, Ints, packed, places_by_value
+from shardwright.arrays import Bools, Floats, Ints, bits_of, packed, places_by_value
 from shardwright.cost.context import Context, ShardIndex, shard_index
 from shardwright.cost.iteration.batch import Iteration, bound_seconds, exact_seconds, iteration
 from shardwright.cost.iteration.footprint import footprint
@@ -85,4 +85,4 @@ def _shapes(context: Context, rows: Strategies) -> Iterator[tuple[Ints, Ints]]:
 
 def shape_groups(pp: Ints, vpp: Ints) -> list[Ints]:
     """Return the indices of rows with equal pipeline ranks and virtual stages."""
-    return places_by_value(packed([(pp, 20), (vpp, 20)]))
+    return places_by_value(packed([pp, vpp], bits_of([pp, vpp])))

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardwright.arrays import Array, Ints
 from shardwright.cost.compute.efficiency import Efficiency
-from shardwright.cost.context import Context, LayerRows, layer_rows, shard_codes
+from shardwright.cost.context import Context, LayerRows, layer_rows, sharding_of
 from shardwright.cost.frameworks.overheads import Calibration
 from shardwright.cost.strategies import Strategies, stage_row, stage_starts, strategies
 from shardwright.plans.plan import Plan, Stage
@@ -108,7 +108,7 @@ def lanes_of(plan: Plan, contexts: Mapping[str, Context], known: Known | None = 
 
 def _lanes(context: Context, members: _Members, known: Known) -> Lanes:
     rows = strategies(members.rows)
-    key = (context.pool.gpu.name, int(shard_codes(rows)[0]))
+    key = (context.pool.gpu.name, *(int(column[0]) for column in sharding_of(rows)))
     if key not in known:
         known[key] = layer_rows(context, rows.take(slice(0, 1)))
     at, row, rank = np.array(members.stages, dtype=np.int64).T

@@ -65,7 +65,7 @@ def _between_seconds(plan: Plan, one: Context, other: Context, sent: float, rece
     size = max(sent, received)
     both += [float(link.messages.of(np.array(size))) for link in _measured_between(one, other)]
     both += [
-        size * _pipelines_between(plan, one.pool, other.pool) * ranks / rate + delay
+        size * _messages_between(plan, one.pool, other.pool) * ranks / rate + delay
         for rate, delay in site_link(plan.cluster, one.pool.site, other.pool.site)
     ]
     return max(both)
@@ -79,14 +79,14 @@ def _measured_between(one: Context, other: Context) -> Iterator[LinkTimes]:
             yield link
 
 
-def _pipelines_between(plan: Plan, one: NodePool, other: NodePool) -> int:
-    """Return how many pipelines have neighbouring stages at the sites of two pools, and so share the link of these."""
+def _messages_between(plan: Plan, one: NodePool, other: NodePool) -> int:
+    """Return how many messages share the link between the sites of two pools: one for each time that a pipeline goes
+    there or back, since the backward passes of a way back take the direction of the forward passes there."""
     sites = {pool.gpu.name: pool.site for pool in plan.cluster.pools}
     ends = {one.site, other.site}
     return sum(
-        replica.count
+        replica.count * sum({sites[a.gpu], sites[b.gpu]} == ends for a, b in pairwise(replica.stages))
         for replica in plan.replicas
-        if any({sites[a.gpu], sites[b.gpu]} == ends for a, b in pairwise(replica.stages))
     )
 
 

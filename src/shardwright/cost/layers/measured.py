@@ -173,7 +173,7 @@ class MeasuredLayers:
 
 
 def _setting_keys(tp: Ints, micro_batch: Ints) -> Ints:
-    return packed([(tp, SETTING_BITS), (micro_batch, SETTING_BITS)])
+    return packed([tp, micro_batch], [SETTING_BITS, SETTING_BITS])
 
 
 @layer_source.register

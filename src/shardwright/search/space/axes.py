@@ -17,10 +17,9 @@ from shardwright.arrays import Bools, Ints, distinct
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import UNSHARDED, ZERO1, Strategies
 from shardwright.errors import Problem, SpecError, bad, suggestion
-from shardwright.plans.abilities import flash_attention_runs, user_buffers_run
+from shardwright.plans.abilities import flash_attention_runs, tensor_parallel_overlaps
 from shardwright.search.space.choices import Choice, Choices, parse_choice
 from shardwright.search.space.parameters import AXES, SYNONYMS
-from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer
 from shardwright.spec.options import VALUES as OPTIONS
@@ -152,7 +151,7 @@ def _runnable(context: Context, space: Space) -> Space:
     if "flash" not in context.source.only and not flash_attention_runs(gpu, context.job):
         able["flash"] = space.allowed("flash", (0,))
         able["cp"] = space.allowed("cp", (1,))  # which Transformer Engine does with fused attention alone
-    if context.job.framework == OWN or not user_buffers_run(context.pool):
+    if not tensor_parallel_overlaps(context.pool, context.job):
         able["overlap_tp"] = space.allowed("overlap_tp", (0,))
     return replace(space, pins={**space.pins, **able})
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.arrays import Floats, Ints, packed
-from shardwright.cost.context import Context, ShardIndex, shard_codes
+from shardwright.arrays import Floats, Ints, bits_of, packed
+from shardwright.cost.context import Context, ShardIndex
 from shardwright.cost.memory.sizes import least_state_bytes, logit_bytes, reserved_bytes
 from shardwright.cost.strategies import Layouts
 from shardwright.search.space.expand import Axes, layer_variants
@@ -13,12 +13,12 @@ from shardwright.search.space.expand import Axes, layer_variants
 
 def distinct_shards(rows: Layouts) -> Layouts:
     """Return one layout for each distinct way to shard a layer."""
-    _, first = np.unique(_shard_keys(rows), return_index=True)
-    return rows.take(first)
+    return rows.take(np.unique(_shard_keys(rows), return_index=True)[1])
 
 
 def _shard_keys(rows: Layouts) -> Ints:
-    return packed([(rows.tp, 10), (rows.cp, 8), (rows.ep, 10), (rows.etp, 10), (rows.micro_batch, 20)])
+    columns = [rows.tp, rows.cp, rows.ep, rows.etp, rows.micro_batch]
+    return packed(columns, bits_of(columns))
 
 
 def _least(context: Context, how: Axes, rows: Layouts, index: ShardIndex, per_shard: Floats) -> Floats:
@@ -26,8 +26,8 @@ def _least(context: Context, how: Axes, rows: Layouts, index: ShardIndex, per_sh
     distinct = distinct_shards(rows)
     variants, of = layer_variants(context, how, distinct)
     least = np.full(len(distinct), np.inf)
-    np.minimum.at(least, of, per_shard[np.searchsorted(index.codes, shard_codes(variants))])
-    return least[np.searchsorted(_shard_keys(distinct), _shard_keys(rows))]
+    np.minimum.at(least, of, per_shard[index.of(variants).row])
+    return least[np.searchsorted(_shard_keys(distinct), _shard_keys(rows))]  # of the same values, so of the same bits
 
 
 def layout_bounds(context: Context, how: Axes, rows: Layouts, index: ShardIndex) -> Floats:

@@ -16,7 +16,7 @@ import numpy as np
 from shardwright.arrays import Ints
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import BLOCK, NONE, SELECTIVE
-from shardwright.plans.abilities import user_buffers_run
+from shardwright.plans.abilities import tensor_parallel_overlaps
 from shardwright.plans.plan import Plan
 from shardwright.rounding import coarse
 from shardwright.search.mixed.bounds.stage_limits import figures, stage_layers
@@ -132,5 +132,5 @@ def _plan(contexts: Sequence[Context], cluster: Cluster, guess: _Guess, mode: in
     draft = Draft(setting=guess.setting, replicas=replicas, seconds=guess.seconds(mode))
     plan = plan_of(contexts, cluster, draft, rank_order="tp-cp-ep-dp-pp")
     used = [context for context, count in zip(contexts, guess.units, strict=True) if count]
-    beside = plan.sequence_parallel and all(user_buffers_run(context.pool) for context in used)
+    beside = plan.sequence_parallel and all(tensor_parallel_overlaps(context.pool, context.job) for context in used)
     return replace(plan, overlap=replace(plan.overlap, tensor_parallel=beside))

@@ -89,8 +89,7 @@ class ColumnPool:
         self.possible, self.too_many = _Marks(), _Marks()  # by some split in these seconds or more; by none in less
         self.program = master_problem(self.listed.counts, limits_of(instance, region))
         self.capacity = instance.capacity(region, longest, few=False)
-        if len(counts):
-            self._list(instance.samples(self.unlisted) if len(counts) > FIRST else np.ones(len(counts), dtype=bool))
+        self._list(instance.samples(self.unlisted) if len(counts) > FIRST else np.ones(len(counts), dtype=bool))
 
     @property
     def total(self) -> int:
@@ -239,12 +238,13 @@ class ColumnPool:
             cost = weighed(self.unlisted[rows], prices[:-1]) + prices[-1] + self.unlisted[rows].sum(axis=1)
             chosen = np.zeros_like(chosen)
             chosen[rows[np.argsort(coarse(cost / speed), kind="stable")[:most]]] = True
-        if len(rows):
-            self._list(chosen)
+        self._list(chosen)
         return len(rows) > 0
 
     def _list(self, chosen: Bools) -> None:
-        """List rows that are not."""
+        """List rows that are not, if any is `chosen`."""
+        if not chosen.any():
+            return
         counts, instance, steady = picked(self.unlisted, chosen), self.instance, self.capacity.steady
         self.unlisted = picked(self.unlisted, ~chosen)
         more = columns(

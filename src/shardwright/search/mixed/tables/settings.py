@@ -10,11 +10,10 @@ import numpy as np
 
 from shardwright.cost.context import Context
 from shardwright.cost.strategies import Row, Strategies, settled, strategies
-from shardwright.plans.abilities import flash_attention_runs, user_buffers_run
+from shardwright.plans.abilities import flash_attention_runs, tensor_parallel_overlaps
 from shardwright.plans.findings import NotCovered, Uncovered, UnequalReplicas
 from shardwright.search.mixed.tables.sharing import Sharing, sharings
 from shardwright.search.space.axes import Space, tensor_parallel_degrees
-from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.model import Model
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -150,7 +149,7 @@ def _fuses(context: Context) -> bool:
 def _hides(context: Context) -> bool:
     """Return whether tensor-parallel communication can run beside products."""
     measured = 1 in context.source.only.get("overlap_tp", (0, 1))
-    return measured and context.job.framework != OWN and user_buffers_run(context.pool)
+    return measured and tensor_parallel_overlaps(context.pool, context.job)
 
 
 def _micro_batches(contexts: Sequence[Context], space: Space) -> list[int]:
