@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from tests.runtime.equal import SGD, require_equal
-from tests.runtime.random_plans import plans
+from tests.runtime.random_plans import drawn, plans
 from tests.runtime.reference import reference_run
 from tests.runtime.workers import Case, run_cases
 
@@ -15,6 +15,7 @@ from shardwright.plans.plan import Plan
 from shardwright.runtime.layout.groups import layout_of
 from shardwright.runtime.layout.limits import unrunnable
 
+PLANS, ACCEPTED = 2_000, 1_401  # seeds from 0, and how many of their plans `check` accepted when they were first drawn
 STEPS, PROCESSES, TOGETHER = 6, 8, 10
 RUNNABLE = plans(largest_tp=2).filter(lambda plan: plan.gpus <= PROCESSES and not unrunnable(plan))
 
@@ -33,3 +34,8 @@ def test_training_under_random_plans_equals_that_of_one_process(found: list[Plan
         note(f"plan {number}: {plan.model.name}, {plan.schedule}, {plan.replicas}")
         assert check(plan) == () and layout_of(plan).world_size == plan.gpus
         require_equal(outcomes[str(number)], reference_run(plan, SGD, steps=STEPS, seed=7))
+
+
+def test_no_fewer_plans_are_legal_than_there_were() -> None:
+    """What is wrong with a plan that was legal is to be mended, not refused."""
+    assert sum(not check(drawn(seed)) for seed in range(PLANS)) >= ACCEPTED
