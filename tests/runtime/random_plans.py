@@ -80,7 +80,8 @@ def _with_job(random: Random, plan: Plan) -> Plan:
     optimizer = random.choice(("sgd", "sgd", "sgd", "adam", "muon", "adam8bit"))
     job = replace(plan.job, framework="train", optimizer=optimizer, seq_len=random.choice((16, 16, 24)))
     order = random.choice(("tp-cp-ep-dp-pp", "tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"))
-    return replace(plan, job=job, rank_order=order)
+    overlap = replace(plan.overlap, pipeline=plan.schedule.virtual_stages > 1 and random.random() < 0.5)
+    return replace(plan, job=job, rank_order=order, overlap=overlap)
 
 
 def _model(random: Random) -> Model:
@@ -104,7 +105,7 @@ def _model(random: Random) -> Model:
 def _layer(random: Random, kind: Layer) -> Layer:
     """A layer of a kind, of which some have a window, and some a dense block in place of experts."""
     if random.random() < 0.2:
-        kind = replace(kind, attention=replace(kind.attention, window=random.choice((1, 5))))
+        kind = replace(kind, attention=replace(kind.attention, window=random.choice((3, 5))))
     if kind.moe and random.random() < 0.2:
         kind = replace(kind, moe=None, mlp=Mlp(width=48, gated=True))
     return kind
