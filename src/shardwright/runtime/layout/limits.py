@@ -35,6 +35,7 @@ def unrunnable(plan: Plan) -> tuple[Problem, ...]:
 
 def _model(plan: Plan) -> Iterator[Problem]:
     model = plan.model
+    mixtures = [kind.moe for kind in model.kinds if kind.moe]
     lacking = {
         f"models of family {model.family}": model.family in FAMILIES_WITH_MORE,
         f"what is particular to the model ({model.particular})": model.particular is not None,
@@ -49,7 +50,9 @@ def _model(plan: Plan) -> Iterator[Problem]:
         "multi-token prediction": model.mtp_layers > 0,
         "a bias on the output projection": model.head_bias,
         "layers with other than two norms": any(kind.norms != 2 for kind in model.kinds),
-        "a router with a balancing bias": any(kind.moe and kind.moe.router_bias for kind in model.kinds),
+        "a router with a balancing bias": any(moe.router_bias for moe in mixtures),
+        "a router that picks groups of experts": any(moe.router_groups for moe in mixtures),
+        "experts whose weights are scaled": any(moe.router_scaling not in (None, 1.0) for moe in mixtures),
     }
     for what, there in lacking.items():
         if there:
