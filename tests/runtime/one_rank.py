@@ -97,10 +97,10 @@ def weights_of(model: Model, how: Setting) -> Mapping[str, torch.Tensor]:
     for parameter in (p for unit in (1, 2) for p in unit_parameters(model, unit, model.vocab)):
         parameters.setdefault(matrix_of(parameter), []).append(parameter)
     found = {}
-    for name, (first, *others) in parameters.items():
+    for first, *others in parameters.values():
         shape = first.local_shape(0, 0, how.tp if first.expert is None else how.etp)
         many = () if first.expert is None else ((1 + len(others)) // how.ep,)
-        found[name] = torch.nn.Parameter(torch.empty(*many, *shape))
+        found[first.name] = torch.nn.Parameter(torch.empty(*many, *shape))
     return found
 
 

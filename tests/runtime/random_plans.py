@@ -1,16 +1,20 @@
-"""Random legal plans for hypothesis: replicas of any depth, split, degree and number of micro-batches."""
+"""Random plans: replicas of any depth, split, degree, recomputation and number of micro-batches.
+
+`drawn` gives any plan that a file can say, legal or not, for a seed; `plans` are legal ones for hypothesis.
+"""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from random import Random
 
 from hypothesis import strategies as st
 from tests.golden.plans import cluster_of
 from tests.runtime.samples import plan_of, replica, stage, tiny_model
 
-from shardwright.plans.plan import Plan, Recompute, Replica, Stage
-from shardwright.spec.model import Model
+from shardwright.plans.plan import OptimizerPlan, Overlap, Plan, Recompute, Replica, Schedule, Stage
+from shardwright.spec.model import Layer, Mlp, Model
 
 KINDS = (
     Recompute(),
@@ -18,6 +22,127 @@ KINDS = (
     Recompute(granularity="full", method="uniform", layers=2),
     Recompute(granularity="full", method="block", layers=1),
 )
+MOST_GPUS = 8
+SHARDINGS = ("none", "zero1", "zero2", "zero3")
+
+
+def drawn(seed: int) -> Plan:
+    """Return any plan for `shardwright train` on up to eight GPUs, about half of them legal: every degree of every
+    stage, and every switch, is drawn for itself."""
+    random = Random(seed)
+    return (_layered if random.random() < 0.1 else _pipelines)(random, random.choice((1, 1, 2, 2, 2, 3)))
+
+
+def _pipelines(random: Random, count: int) -> Plan:
+    model, virtual = _model(random), random.choice((1, 1, 1, 2, 2, 3))
+    replicas = [_replica(random, model, virtual, MOST_GPUS // count) for _ in range(count)]
+    split = any(stage.tensor_parallel > 1 for item in replicas for stage in item.stages)
+    sharding = random.choice(SHARDINGS)
+    plan = plan_of(
+        model,
+        *replicas,
+        micro_batch=random.choice((1, 1, 2, 3)),
+        sequence_parallel=split and random.random() < 0.5,
+        sharding=sharding,
+        offload=random.choice((0.0, 0.0, 0.3, 1.0)) if sharding != "none" or random.random() < 0.1 else 0.0,
+        virtual_stages=virtual,
+    )
+    grad_reduce = random.random() < 0.7
+    gathers = (plan.optimizer.distributed and grad_reduce) or random.random() < 0.1
+    overlap = Overlap(grad_reduce=grad_reduce, param_gather=gathers and random.random() < 0.5)
+    return _with_job(random, replace(plan, overlap=overlap))
+
+
+def _layered(random: Random, count: int) -> Plan:
+    """A plan of uneven FSDP."""
+    model, waves = _model(random), random.choice((1, 1, 2))
+    replicas = []
+    for _ in range(count):
+        micro_batches = waves * random.randint(1, 2)
+        again = random.choice((*KINDS[:2], KINDS[3], Recompute(granularity="full", method="uniform", layers=1)))
+        single = replica(stage((0, len(model.layers)), gpu=_gpu(random), recompute=again), micro_batches=micro_batches)
+        rows, state = micro_batches + random.randint(0, 4), random.choice((0, 1, 2, 5, 9))
+        replicas.append(replace(single, count=random.choice((1, 1, 2)), rows=rows, state=state))
+    plan = plan_of(model, *replicas, sharding="zero3")
+    parts = sum(item.count * (item.state or 0) for item in replicas)
+    plan = replace(
+        plan,
+        job=replace(plan.job, global_batch=sum(item.count * item.samples(1) for item in replicas)),
+        micro_batch=max(item.sizes(1)[0] for item in replicas),
+        schedule=Schedule(kind="layered", waves=waves),
+        optimizer=OptimizerPlan(sharding="zero3", parts=parts),
+        overlap=Overlap(grad_reduce=True, param_gather=True),
+    )
+    return _with_job(random, plan)
+
+
+def _with_job(random: Random, plan: Plan) -> Plan:
+    optimizer = random.choice(("sgd", "sgd", "sgd", "adam", "muon", "adam8bit"))
+    job = replace(plan.job, framework="train", optimizer=optimizer, seq_len=random.choice((16, 16, 24)))
+    order = random.choice(("tp-cp-ep-dp-pp", "tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"))
+    overlap = replace(plan.overlap, pipeline=plan.schedule.virtual_stages > 1 and random.random() < 0.5)
+    return replace(plan, job=job, rank_order=order, overlap=overlap)
+
+
+def _model(random: Random) -> Model:
+    family = random.choice(("llama", "llama", "gpt2", "qwen2", "qwen3"))
+    heads, kv_heads = random.choice(((4, 4), (4, 2), (4, 1), (6, 2)))
+    model = tiny_model(
+        random.randint(1, 5),
+        family=family,
+        tied=random.random() < 0.4,
+        experts=random.choice((0, 4, 4, 6)) * (family != "gpt2"),
+        shared=random.random() < 0.4,
+        vocab=random.choice((61, 64)),
+        hidden=8 * heads,
+        heads=heads,
+        kv_heads=kv_heads,
+    )
+    layers = [_layer(random, kind) for kind in model.layers]
+    return replace(model, layers=tuple(layers), final_norm=random.random() < 0.9)
+
+
+def _layer(random: Random, kind: Layer) -> Layer:
+    """A layer of a kind, of which some have a window, and some a dense block in place of experts."""
+    if random.random() < 0.2:
+        kind = replace(kind, attention=replace(kind.attention, window=random.choice((3, 5))))
+    if kind.moe and random.random() < 0.2:
+        kind = replace(kind, moe=None, mlp=Mlp(width=48, gated=True))
+    return kind
+
+
+def _replica(random: Random, model: Model, virtual: int, most_gpus: int) -> Replica:
+    depth, layers = random.choice((1, 1, 2, 2, 3) if virtual == 1 else (2, 2, 2, 3)), len(model.layers)
+    depth = min(depth, most_gpus)
+    cuts = sorted(random.choices(range(layers + 1), k=depth * virtual - 1))
+    ranges = list(itertools.pairwise([0, *cuts, layers]))
+    groups = random.randint(1, 4 if virtual == 1 else 2)
+    whole = virtual > 1 and random.random() < 0.9
+    while True:
+        count, cp = random.choice((1, 1, 1, 2, 2, 4)), random.choice((1, 1, 1, 2, 2, 4))
+        degrees = [random.choice((1, 1, 1, 2, 2, 2, 3, 4)) for _ in range(depth)]
+        if count * cp * sum(degrees) <= most_gpus:
+            break
+    stages = [_stage(random, ranges[number::depth], count, cp, tp, model) for number, tp in enumerate(degrees)]
+    return replica(*stages, count=count, micro_batches=groups * (depth if whole else 1))
+
+
+def _stage(random: Random, ranges: list[tuple[int, int]], count: int, cp: int, tp: int, model: Model) -> Stage:
+    experts = {layer.moe.experts for layer in model.layers if layer.moe}
+    cp = cp if random.random() < 0.97 else 1
+    ep, etp = 1, tp
+    if experts:
+        etp = random.choice((1, tp, tp))
+        fitting = [ep for ep in (1, 2, 3, 4) if not count * cp * tp % (ep * etp) and not min(experts) % ep]
+        ep = random.choice(fitting if fitting and random.random() < 0.9 else (1, 2, 3, 4))
+    recompute = random.choice((*KINDS, replace(KINDS[2], layers=random.randint(1, 3))))
+    if not 1 <= (recompute.layers or 1) <= len(model.layers) and random.random() < 0.8:
+        recompute = replace(recompute, layers=1)
+    return stage(*ranges, tp=tp, cp=cp, ep=ep, etp=etp, gpu=_gpu(random), recompute=recompute)
+
+
+def _gpu(random: Random) -> str:
+    return random.choice(("H100-SXM", "H100-SXM", "other"))
 
 
 @st.composite

@@ -134,7 +134,11 @@ def _run_all(rank: int, processes: int, cases: Sequence[Case], folder: str) -> N
             patience = datetime.timedelta(seconds=case.patience_seconds)
             dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=layout.world_size, timeout=patience)
             begin = time.time()
-            result = run_case(case, rank, Path(folder))
+            try:
+                result = run_case(case, rank, Path(folder))
+            except Exception as error:
+                error.add_note(f"in case {case.name}")
+                raise
             torch.save(result, f"{folder}/{number}-{rank}.pt")
             if rank == 0 and "SHARDWRIGHT_TEST_TIMES" in os.environ:
                 print(f"{case.name}: {time.time() - begin:.1f} s", flush=True)

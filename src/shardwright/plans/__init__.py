@@ -5,6 +5,7 @@
 * `degrees`: whether its degrees divide what they split
 * `paths`: its replicas and stages, with their paths in the file
 * `trainer_options`: whether the options of a trainer go with its model and job
+* `trainable`: what `shardwright train` does not run
 * `shares`: rows and state of each GPU under uneven FSDP
 * `abilities`: what GPUs and links can do
 * `placement`: where each of its GPUs stands

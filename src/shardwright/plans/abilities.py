@@ -39,11 +39,8 @@ def makers(gpus: Iterable[Gpu]) -> tuple[str, ...]:
 
 
 def framework_problems(plan: Plan) -> Iterator[Problem]:
-    """Yield what the framework that a plan is priced for cannot run: `train` whatever the plan, the others of uniform
-    ones on their GPUs. Plans that are not uniform are the exporters' to judge."""
-    if plan.job.framework == OWN and plan.overlap.tensor_parallel:
-        yield Problem("overlap.tensor_parallel", f"is nothing that {OWN!r} does", "write false")
-        return
+    """Yield what the framework that a uniform plan is priced for cannot run on its GPUs. Plans that are not uniform are
+    the exporters' to judge."""
     if not plan.uniform:
         return
     name = plan.replicas[0].stages[0].gpu

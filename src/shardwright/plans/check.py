@@ -1,7 +1,8 @@
 """Is a plan legal? Every violation at once, whatever made the plan: the search, a file, another tool's arguments.
 
 What only one target cannot express (Megatron-LM has one tensor-parallel degree for all stages, say) is not illegal:
-that is the exporters' to refuse. The vocabulary need not divide: every runtime pads it.
+that is the exporters' to refuse. But a plan that is priced for `shardwright train` says nothing that `train` does not
+do (`trainable`). The vocabulary need not divide: every runtime pads it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from shardwright.plans.degrees import degree_problems
 from shardwright.plans.paths import replicas_at, stages_at
 from shardwright.plans.plan import DEGREES, Plan, Recompute
 from shardwright.plans.shares import share_problems
+from shardwright.plans.trainable import own_problems
 from shardwright.plans.trainer_options import option_problems
 from shardwright.spec.catalog.frameworks import framework_names
 from shardwright.spec.job import Job
@@ -40,6 +42,7 @@ def check(plan: Plan) -> tuple[Problem, ...]:
         _positions,
         _options,
         share_problems,
+        own_problems,
     )
     return tuple(problem for rule in rules for problem in rule(plan))
 

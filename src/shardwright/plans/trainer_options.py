@@ -16,6 +16,7 @@ from shardwright.spec.options import DEFAULTS, STATE, said
 
 OWN_FP8_RECIPE: Fp8Recipe = "tensorwise"
 OWN_FP8_RECIPES = (None, OWN_FP8_RECIPE)
+SWITCHES = ("adapters", "attention_adapters", "fp8_storage", "fused_loss")  # of a job, which `train` does not have
 Faults = Iterator[tuple[str, str, str]]  # option, what is wrong, what helps
 
 
@@ -40,13 +41,14 @@ def option_problems(model: Model, job: Job) -> Iterator[Problem]:
 def beyond_own(job: Job) -> tuple[str, ...]:
     """Return what of a job `shardwright train`, which has no options, does not have, each as name=value."""
     recipe = () if job.fp8_recipe in OWN_FP8_RECIPES else (f"fp8_recipe={job.fp8_recipe}",)
-    return (*recipe, *(f"{name}={word}" for name, word in said(job.options).items()))
+    switches = (f"{name}=true" for name in SWITCHES if getattr(job, name))
+    return (*recipe, *switches, *(f"{name}={word}" for name, word in said(job.options).items()))
 
 
 def as_own(job: Job) -> Job:
     """Return a job as `shardwright train` runs it, without what it does not have."""
     recipe = job.fp8_recipe if job.fp8_recipe in OWN_FP8_RECIPES else None
-    return replace(job, framework=OWN, options=DEFAULTS, fp8_recipe=recipe)
+    return replace(job, framework=OWN, options=DEFAULTS, fp8_recipe=recipe, **dict.fromkeys(SWITCHES, False))
 
 
 def _widths(job: Job, given: Mapping[str, str]) -> Faults:

@@ -18,10 +18,10 @@ from shardwright.cost.memory.fit_probability import headroom
 from shardwright.cost.predict import predict as prediction_of
 from shardwright.cost.strategies import row_of, stage_starts
 from shardwright.errors import SpecError, bad, require, suggestion
-from shardwright.plans.abilities import framework_problems
 from shardwright.plans.check import position_problems
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, Fewer, NoPlan, Ranking
+from shardwright.plans.trainable import own_problems
 from shardwright.plans.trainer_options import option_problems
 from shardwright.progress import within
 from shardwright.search.account import left_out, report_of
@@ -237,9 +237,9 @@ def _no_plan(job: Job, incumbent: float) -> Plan | None:
 
 
 def predict(plan: Plan, *, efficiency: Efficiency | None = None) -> Plan:
-    """Return a legal plan (`plans.check`) with its prediction. Raises SpecError for what its framework does not run
-    whatever the GPUs."""
-    if plan.job.framework == OWN and (problems := tuple(framework_problems(plan))):
+    """Return a legal plan (`plans.check`) with its prediction. Raises SpecError for what `shardwright train`
+    does not run of a plan that is priced for it."""
+    if problems := tuple(own_problems(plan)):
         raise SpecError(*problems)
     return plan.costed(prediction_of(plan, efficiency or default_efficiency()))
 

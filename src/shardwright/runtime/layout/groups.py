@@ -82,6 +82,13 @@ class Layout:
         of = (self.pipelines[place.replica, place.copy, part][place.stage] for part in parts)
         return tuple(sorted(ranks[place.tensor_rank] for ranks in of))
 
+    def copies_group(self, place: Place) -> tuple[int, ...]:
+        """Return the tensor-parallel ranks that hold the same key-value heads as a place, nothing where it has heads of
+        its own, or no layer. Heads of all layers are alike."""
+        layers = [self.plan.model.layers[unit - 1] for unit in place.units if 0 < unit < self.head]
+        groups = key_value_copies(self.tensor_group(place), layers[0].attention.kv_heads) if layers else ()
+        return next((group for group in groups if place.rank in group), ())
+
     def neighbours(self, place: Place) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the ranks of the stages before and after, which close to a ring with virtual stages."""
         stages = self.pipelines[place.pipeline]
@@ -217,22 +224,12 @@ def _pipeline_communicators(layout: Layout) -> Iterator[Communicator]:
         for ranks in stages:
             if len(ranks) > 1:
                 yield Communicator(purpose="tensor", ranks=ranks)
-                yield from _copy_groups(layout, ranks)
+                copies = (layout.copies_group(layout.places[rank]) for rank in ranks)
+                yield from (Communicator(purpose="copies", ranks=group) for group in copies if group)
         ends = [(stages[-1], stages[0])] if ring and len(stages) > 1 else []
         for before, after in (*pairwise(stages), *ends):
             yield Communicator(purpose="forward", ranks=(*before, *after))
             yield Communicator(purpose="backward", ranks=(*after, *before))
-
-
-def _copy_groups(layout: Layout, ranks: tuple[int, ...]) -> Iterator[Communicator]:
-    """Yield the groups of tensor-parallel ranks that hold the same key-value heads, where these are fewer."""
-    place = layout.places[ranks[0]]
-    for unit in place.units:
-        if 0 < unit < layout.head:
-            yield from (
-                Communicator(purpose="copies", ranks=group)
-                for group in key_value_copies(ranks, layout.plan.model.layers[unit - 1].attention.kv_heads)
-            )
 
 
 def key_value_copies(ranks: tuple[int, ...], kv_heads: int) -> tuple[tuple[int, ...], ...]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from shardwright.errors import Problem
-from shardwright.plans.paths import stages_at
-from shardwright.plans.plan import Plan, Stage
+from shardwright.plans.plan import Plan
+from shardwright.plans.trainable import untrainable_stages
 from shardwright.plans.trainer_options import OWN_FP8_RECIPE, OWN_FP8_RECIPES
 from shardwright.spec.model import Attention
 from shardwright.spec.options import said
 
-WHOLE_ROW_BYTES = 16
 ACTIVATIONS = ("silu", "swish", "swiglu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")
 OWN_OPTIONS = {"grad_reduce": "fp32", "dispatcher": "alltoall"}  # as it runs every plan
 # Families whose forward pass has something that no field of `Model` tells.
@@ -26,17 +25,17 @@ def unrunnable(plan: Plan) -> tuple[Problem, ...]:
     rules: tuple[Callable[[Plan], Iterator[Problem]], ...] = (
         _model,
         _attention,
-        _stages,
         _optimizer,
         _precision,
-        _sizes,
         _options,
+        untrainable_stages,
     )
     return tuple(problem for rule in rules for problem in rule(plan))
 
 
 def _model(plan: Plan) -> Iterator[Problem]:
     model = plan.model
+    mixtures = [kind.moe for kind in model.kinds if kind.moe]
     lacking = {
         f"models of family {model.family}": model.family in FAMILIES_WITH_MORE,
         f"what is particular to the model ({model.particular})": model.particular is not None,
@@ -51,7 +50,9 @@ def _model(plan: Plan) -> Iterator[Problem]:
         "multi-token prediction": model.mtp_layers > 0,
         "a bias on the output projection": model.head_bias,
         "layers with other than two norms": any(kind.norms != 2 for kind in model.kinds),
-        "a router with a balancing bias": any(kind.moe and kind.moe.router_bias for kind in model.kinds),
+        "a router with a balancing bias": any(moe.router_bias for moe in mixtures),
+        "a router that picks groups of experts": any(moe.router_groups for moe in mixtures),
+        "experts whose weights are scaled": any(moe.router_scaling not in (None, 1.0) for moe in mixtures),
     }
     for what, there in lacking.items():
         if there:
@@ -74,19 +75,6 @@ def _heads(attention: Attention) -> tuple[int, int, int]:
     return attention.heads, attention.kv_heads, attention.head_dim
 
 
-def _stages(plan: Plan) -> Iterator[Problem]:
-    moe = any(kind.moe for kind in plan.model.kinds)
-    for place, replica, stage in stages_at(plan):
-        if stage.context_parallel != replica.stages[0].context_parallel:
-            message = f"{stage.context_parallel}, other than in the first stage, cannot be run"
-            yield Problem(f"{place}.context_parallel", message, "use the same in all stages of a replica")
-        degrees = {1, stage.tensor_parallel} if plan.sequence_parallel else {stage.tensor_parallel}
-        if moe and stage.expert_tensor_parallel not in degrees:
-            message = f"{stage.expert_tensor_parallel} cannot be run"
-            hint = f"use {stage.tensor_parallel}, or 1 with sequence_parallel"
-            yield Problem(f"{place}.expert_tensor_parallel", message, hint)
-
-
 def _optimizer(plan: Plan) -> Iterator[Problem]:
     if plan.job.adapters:
         yield Problem("job.adapters", "training of adapters cannot be run", "leave it out")
@@ -98,38 +86,6 @@ def _precision(plan: Plan) -> Iterator[Problem]:
         yield Problem("job.fp8_storage", "cannot be run: weights are kept in 16 bits as well", "leave it out")
     if job.precision == "fp8" and job.fp8_recipe not in OWN_FP8_RECIPES:
         yield Problem("job.fp8_recipe", f"{job.fp8_recipe} cannot be run", f"use {OWN_FP8_RECIPE}, or leave it out")
-
-
-def _sizes(plan: Plan) -> Iterator[Problem]:
-    """Rows that tensor cores read begin at multiples of 16 bytes: in fp8, and those of experts in any precision."""
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
-    width = 4 if plan.job.precision == "fp32" else 2
-    found = {(size, WHOLE_ROW_BYTES // width, "experts") for stage in stages for size in _expert_sizes(plan, stage)}
-    if plan.job.precision == "fp8":
-        found |= {(size, WHOLE_ROW_BYTES, "fp8") for stage in stages for size in _dense_sizes(plan, stage)}
-    for size, multiple, what in sorted(found):
-        if size % multiple:
-            message = (
-                f"{what} cannot be run: a rank has {size} of a matrix's rows or columns, no multiple of {multiple}"
-            )
-            yield Problem("model", message, "use other degrees" if what == "experts" else "use bf16, or other degrees")
-
-
-def _expert_sizes(plan: Plan, stage: Stage) -> Iterator[int]:
-    for moe in (kind.moe for kind in plan.model.kinds if kind.moe):
-        yield from (plan.model.hidden, moe.expert_width // stage.expert_tensor_parallel)
-
-
-def _dense_sizes(plan: Plan, stage: Stage) -> Iterator[int]:
-    tp = stage.tensor_parallel
-    yield from (plan.model.hidden, plan.job.seq_len // stage.context_parallel)
-    for kind in plan.model.kinds:
-        attention = kind.attention
-        keys = min(tp, attention.kv_heads)  # ranks beyond have the same heads
-        yield from (attention.query_width // tp, attention.out_width // tp)
-        yield from (attention.key_width // keys, attention.value_width // keys)
-        yield (kind.mlp.width if kind.mlp else 0) // tp
-        yield (kind.moe.shared_width if kind.moe else 0) // tp
 
 
 def _options(plan: Plan) -> Iterator[Problem]:

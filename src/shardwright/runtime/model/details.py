@@ -23,30 +23,36 @@ class Details:
 
 
 def details_of(model: Model, config: Mapping[str, object] | None, name: str = "config.json") -> Details:
-    """Return the details in a Hugging Face config, or those usual in the model's family where there is none.
+    """Return the details in a Hugging Face config; where there is none, those that the model tells, or those usual in
+    its family.
 
     Raises SpecError for a scaling of rotary positions that the runtime does not have.
     """
     fields = {} if config is None else config
-    epsilon = next((fields[key] for key in EPSILON_FIELDS if fields.get(key) is not None), None)
+    epsilon = next((fields[key] for key in EPSILON_FIELDS if fields.get(key) is not None), model.norm_epsilon)
     usual = model.family in ("mixtral",)
-    renormalise = fields.get("norm_topk_prob", usual or config is None)
+    told = not any(kind.moe and kind.moe.pre_softmax for kind in model.kinds) if config is None else usual
     return Details(
         norm_epsilon=_number(epsilon, name, 1e-6 if model.family.startswith(("qwen", "llama")) else 1e-5),
-        rotary=_rotary(fields, name),
-        renormalise=usual or bool(renormalise),
+        rotary=_known(model.rotary_scaling, "model.rotary_scaling") if config is None else _rotary(fields, name),
+        renormalise=usual or bool(fields.get("norm_topk_prob", told)),
     )
+
+
+def _known(scaling: RotaryScaling | None, name: str) -> RotaryScaling:
+    if scaling is not None and scaling.kind not in ROTARY_KINDS:
+        raise bad(name, f"{shown(scaling.kind)} cannot be run", f"supported: {', '.join(ROTARY_KINDS)}")
+    return scaling or RotaryScaling()
 
 
 def _rotary(fields: Mapping[str, object], name: str) -> RotaryScaling:
     raw = fields.get("rope_parameters") or fields.get("rope_scaling")
     if not isinstance(raw, Mapping):
         return RotaryScaling()
-    kind = raw.get("rope_type", raw.get("type", "default"))
-    if kind not in ROTARY_KINDS:
-        raise bad(f"{name}: rope_type", f"{shown(kind)} cannot be run", f"supported: {', '.join(ROTARY_KINDS)}")
+    kind = str(raw.get("rope_type", raw.get("type", "default")))
+    _known(RotaryScaling(kind=kind), f"{name}: rope_type")
     return RotaryScaling(
-        kind=str(kind),
+        kind=kind,
         factor=_number(raw.get("factor"), name, 1.0),
         low_factor=_number(raw.get("low_freq_factor"), name, 1.0),
         high_factor=_number(raw.get("high_freq_factor"), name, 4.0),

@@ -82,12 +82,12 @@ def _counted(expert: torch.Tensor, experts: int) -> torch.Tensor:
 
 
 def _stacked(weights: Weights, part: str) -> torch.Tensor:
-    """Return one matrix of all experts of this rank, [experts, outputs, inputs], as held or put together."""
-    together = weights.get(f"experts.{part}.weight")
-    if together is not None:
-        return together
+    """Return one matrix of all experts of this rank, [experts, outputs, inputs]. It is held as it is, or in parts: of
+    an expert each, or of several under the name of the first."""
     names = [name for name in weights if name.startswith("experts.") and name.endswith(f".{part}.weight")]
-    return torch.stack([weights[name] for name in sorted(names, key=lambda name: int(name.split(".")[1]))])
+    held = [weights[name] for name in sorted(names, key=lambda name: int(name.split(".")[1]))]
+    blocks = [matrix.view(-1, *matrix.shape[-2:]) for matrix in held]
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
 def _here(

@@ -118,7 +118,7 @@ def _run_buckets(layout: Layout, place: Place, units: tuple[int, ...]) -> Iterat
     found = [(parameter, number) for number in units for parameter in unit_parameters(model, number, rows)]
     dense = [(parameter, number) for parameter, number in found if parameter.expert is None]
     held = layout.held(place, unit.index)
-    for shard in held:
+    for shard in held if dense else ():  # a head without a norm, tied to the embedding, has nothing
         yield _bucket(units, dense, unit.holders, shard, held)
     blocks, parts = layout.held_experts(place, unit.index)
     for block in blocks:

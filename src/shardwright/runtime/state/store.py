@@ -86,8 +86,9 @@ class Store:
 
     Where a rank holds one shard of a unit, as it does unless tensor-parallel degrees differ between replicas, a
     parameter is a view of its buffer, and its gradient one of the buffer's, to which autograd adds; else both are
-    tensors of their own, and `publish` copies into it. A matrix of all experts of a rank is one parameter. `where` has
-    the buffers and pieces of each parameter of the model.
+    tensors of their own, and `publish` copies into it. A matrix of all experts of a block is one parameter, under the
+    name of the first; a rank has several blocks where another replica spreads experts over more ranks. `where` has the
+    buffers and pieces of each parameter of the model.
     """
 
     parameters: dict[str, torch.nn.Parameter]
@@ -135,13 +136,14 @@ def make_store(layout: Layout, place: Place, dtype: torch.dtype, device: torch.d
 
 
 def views_of(bucket: Bucket) -> Iterator[FlatView]:
-    """Yield the parameters of a bucket as autograd knows them: the same matrix of a layer's experts is one."""
+    """Yield the parameters of a bucket as autograd knows them: the same matrix of all its experts of a layer is one,
+    under the name of the first."""
     kin: dict[str, list[Piece]] = {}
     for piece in bucket.pieces:
         kin.setdefault(matrix_of(piece.parameter), []).append(piece)
-    for name, pieces in kin.items():
-        shape = pieces[0].shape if pieces[0].parameter.expert is None else (len(pieces), *pieces[0].shape)
-        yield FlatView(name=name, offset=pieces[0].offset, shape=shape)
+    for first, *others in kin.values():
+        shape = first.shape if first.parameter.expert is None else (1 + len(others), *first.shape)
+        yield FlatView(name=first.parameter.name, offset=first.offset, shape=shape)
 
 
 def fill(store: Store, whole: Callable[[ModelParameter], torch.Tensor]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardwright.runtime.layout.groups import Layout, key_value_copies
+from shardwright.runtime.layout.groups import Layout
 from shardwright.runtime.layout.places import Place
 from shardwright.runtime.layout.process_groups import ProcessGroups
 from shardwright.runtime.model.parallel import reduce_scatter_into
@@ -174,10 +174,8 @@ def _inner_groups(layout: Layout, place: Place, groups: ProcessGroups) -> dict[s
     if len(ranks) == 1:
         return {}
     tensor = groups.find("tensor", ranks)
-    found = {"sequence": tensor, "tensor": tensor}
-    kv_heads = min(layer.attention.kv_heads for layer in layout.plan.model.layers)
-    mine = next((group for group in key_value_copies(ranks, kv_heads) if place.rank in group), None)
-    return found if mine is None else found | {"copies": groups.find("copies", mine)}
+    copies = layout.copies_group(place)
+    return {"sequence": tensor, "tensor": tensor} | ({"copies": groups.find("copies", copies)} if copies else {})
 
 
 def _sum_together(parts: Sequence[torch.Tensor], group: Any) -> None:

@@ -151,6 +151,8 @@ def _runnable(context: Context, space: Space) -> Space:
     if "flash" not in context.source.only and not flash_attention_runs(gpu, context.job):
         able["flash"] = space.allowed("flash", (0,))
         able["cp"] = space.allowed("cp", (1,))  # which Transformer Engine does with fused attention alone
+    elif context.job.framework == OWN and "flash" not in context.source.only:
+        able["flash"] = space.allowed("flash", (1,))
     if not tensor_parallel_overlaps(context.pool, context.job):
         able["overlap_tp"] = space.allowed("overlap_tp", (0,))
     return replace(space, pins={**space.pins, **able})

@@ -1,0 +1,158 @@
+"""What a `Model` tells, the forward pass computes, or the runtime refuses: no field is passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from tests.runtime.equal import SGD
+from tests.runtime.reference import reference_run
+from tests.runtime.samples import plan_of, replica, stage, tiny_model
+
+from shardwright.errors import SpecError
+from shardwright.plans.plan import Plan
+from shardwright.runtime.layout.limits import unrunnable
+from shardwright.runtime.model.details import details_of
+from shardwright.spec.model import Attention, LatentAttention, Layer, Mlp, Model, Moe, RotaryScaling
+
+DENSE, MIXTURE = tiny_model(2), tiny_model(2, family="qwen2", experts=4, shared=True)
+Change = Callable[[Model], Model]
+
+
+def each_layer(**values: Any) -> Change:
+    return lambda model: replace(model, layers=tuple(replace(layer, **values) for layer in model.layers))
+
+
+def inside(part: str, **values: Any) -> Change:
+    def changed(model: Model) -> Model:
+        layers = (replace(layer, **{part: replace(getattr(layer, part), **values)}) for layer in model.layers)
+        return replace(model, layers=tuple(layers))
+
+    return changed
+
+
+def whole(**values: Any) -> Change:
+    return lambda model: replace(model, **values)
+
+
+def attention(**values: Any) -> Change:
+    return inside("attention", **values)
+
+
+LATENT = LatentAttention(query_rank=None, kv_rank=8, nope_head_dim=4, rope_head_dim=4)
+REFUSED: dict[str, tuple[Change, Model]] = {
+    "Model.head_bias": (whole(head_bias=True), DENSE),
+    "Model.mtp_layers": (whole(mtp_layers=1), DENSE),
+    "Model.embedding_width": (whole(embedding_width=16), DENSE),
+    "Model.parallel_block": (whole(parallel_block=True), DENSE),
+    "Model.norm_vectors": (whole(norm_vectors=2), DENSE),
+    "Model.norm_about_one": (whole(norm_about_one=True), DENSE),
+    "Model.rotary_interleaved": (whole(rotary_interleaved=True), DENSE),
+    "Model.particular": (whole(particular="soft caps"), DENSE),
+    "Attention.causal": (attention(causal=False), DENSE),
+    "Attention.latent": (attention(latent=LATENT), DENSE),
+    "Layer.norms": (each_layer(norms=4), DENSE),
+    "Layer.vector_parameters": (each_layer(vector_parameters=8), DENSE),
+    "Moe.router_bias": (inside("moe", router_bias=True), MIXTURE),
+    "Moe.router_groups": (inside("moe", router_groups=2, router_top_groups=1), MIXTURE),
+    "Moe.router_top_groups": (inside("moe", router_groups=2, router_top_groups=1), MIXTURE),
+    "Moe.router_scaling": (inside("moe", router_scaling=2.5), MIXTURE),
+}
+COMPUTED: dict[str, tuple[Change, Model]] = {
+    "Model.hidden": (whole(hidden=48), DENSE),
+    "Model.vocab": (whole(vocab=64), DENSE),
+    "Model.layers": (lambda model: replace(model, layers=model.layers[:1]), DENSE),
+    "Model.norm": (whole(norm="layernorm"), DENSE),
+    "Model.position": (whole(position="none"), DENSE),
+    "Model.rotary_base": (whole(rotary_base=50.0), DENSE),
+    "Model.learned_positions": (whole(learned_positions=32, position="learned"), DENSE),
+    "Model.tied_embeddings": (whole(tied_embeddings=True), DENSE),
+    "Model.final_norm": (whole(final_norm=False), DENSE),
+    "Model.embedding_norm": (whole(embedding_norm=True), DENSE),
+    "Model.activation": (whole(activation="relu"), DENSE),
+    "Model.rotary_fraction": (whole(rotary_fraction=0.5), DENSE),
+    "Model.norm_epsilon": (whole(norm_epsilon=0.1), DENSE),
+    "Model.rotary_scaling": (whole(rotary_scaling=RotaryScaling(kind="linear", factor=8.0)), DENSE),
+    "Attention.heads": (attention(heads=8), DENSE),
+    "Attention.kv_heads": (attention(kv_heads=1), DENSE),
+    "Attention.head_dim": (attention(head_dim=16), DENSE),
+    "Attention.value_head_dim": (attention(value_head_dim=16), DENSE),
+    "Attention.window": (attention(window=2), DENSE),
+    "Attention.qkv_bias": (attention(qkv_bias=True), DENSE),
+    "Attention.out_bias": (attention(out_bias=True), DENSE),
+    "Attention.qk_norm": (attention(qk_norm=True), DENSE),
+    "Layer.attention": (attention(kv_heads=4), DENSE),
+    "Layer.mlp": (each_layer(mlp=Mlp(width=32, gated=True)), DENSE),
+    "Layer.moe": (each_layer(moe=None, mlp=Mlp(width=48, gated=True)), MIXTURE),
+    "Mlp.width": (inside("mlp", width=64), DENSE),
+    "Mlp.gated": (inside("mlp", gated=False), DENSE),
+    "Mlp.bias": (inside("mlp", bias=True), DENSE),
+    "Moe.experts": (inside("moe", experts=6), MIXTURE),
+    "Moe.top_k": (inside("moe", top_k=1), MIXTURE),
+    "Moe.expert_width": (inside("moe", expert_width=32), MIXTURE),
+    "Moe.gated": (inside("moe", gated=False), MIXTURE),
+    "Moe.shared_width": (inside("moe", shared_width=32), MIXTURE),
+    "Moe.shared_gate": (inside("moe", shared_gate=False), MIXTURE),
+    "Moe.pre_softmax": (inside("moe", pre_softmax=True), MIXTURE),
+    "RotaryScaling.kind": (whole(rotary_scaling=RotaryScaling(kind="llama3", factor=8.0, original_positions=16)), DENSE),
+    "RotaryScaling.factor": (whole(rotary_scaling=RotaryScaling(kind="linear", factor=3.0)), DENSE),
+    "RotaryScaling.low_factor": (
+        whole(rotary_scaling=RotaryScaling(kind="llama3", factor=8.0, low_factor=0.5, original_positions=16)),
+        DENSE,
+    ),
+    "RotaryScaling.high_factor": (
+        whole(rotary_scaling=RotaryScaling(kind="llama3", factor=8.0, high_factor=9.0, original_positions=16)),
+        DENSE,
+    ),
+    "RotaryScaling.original_positions": (
+        whole(rotary_scaling=RotaryScaling(kind="llama3", factor=8.0, original_positions=9)),
+        DENSE,
+    ),
+}  # fmt: skip
+# Names and counts; the family refuses (`FAMILIES_WITH_MORE`) or has usual numbers; dropout is never trained with.
+NO_PART = {
+    "Model.name", "Model.family", "Model.max_position", "Model.dropout", "Model.extra_parameters", "Model.guesses",
+    "Model.assumed",
+}  # fmt: skip
+
+
+def plan_with(model: Model) -> Plan:
+    return plan_of(model, replica(stage((0, len(model.layers))), micro_batches=2))
+
+
+def last_loss(model: Model) -> float:
+    """Return the loss of the third step, in which biases that begin at zero count."""
+    return reference_run(plan_with(model), SGD, steps=3, seed=7, details=details_of(model, None)).losses[-1]
+
+
+def test_every_field_is_computed_refused_or_no_part_of_the_forward_pass() -> None:
+    every = {
+        f"{kind.__name__}.{field.name}"
+        for kind in (Model, Attention, Layer, Mlp, Moe, RotaryScaling)
+        for field in fields(kind)
+    }
+    assert set(COMPUTED) | set(REFUSED) | NO_PART == every
+    assert len(COMPUTED) + len(REFUSED) + len(NO_PART) == len(every)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_field_of_the_runtime_has_is_refused(name: str) -> None:
+    change, model = REFUSED[name]
+    assert unrunnable(plan_with(model)) == () and unrunnable(plan_with(change(model)))
+
+
+def test_what_is_computed_makes_another_loss() -> None:
+    losses = {name: last_loss(change(model)) for name, (change, model) in COMPUTED.items()}
+    known = {id(model): last_loss(model) for model in (DENSE, MIXTURE)}
+    for name, (change, model) in COMPUTED.items():
+        assert unrunnable(plan_with(change(model))) == (), name
+        assert losses[name] != pytest.approx(known[id(model)], rel=1e-7), name
+    scaled = [losses[name] for name in COMPUTED if name.startswith("RotaryScaling")]
+    assert len(set(scaled)) == len(scaled)
+
+
+def test_a_scaling_that_is_not_known_is_refused() -> None:
+    with pytest.raises(SpecError, match="yarn"):
+        details_of(replace(DENSE, rotary_scaling=RotaryScaling(kind="yarn")), None)
