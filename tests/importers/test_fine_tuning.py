@@ -68,6 +68,7 @@ def test_arguments_of_a_trainer_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "auto.json").write_text(FILES["auto.json"])
     told = (
         "model_name_or_path: meta-llama/Llama-2-7b-hf\nper_device_train_batch_size: 1\ncutoff_len: 2048\nbf16: true\n"
+        "finetuning_type: full\n"
     )
     for words, expected in (("deepspeed: auto.json\n", "deepspeed"), ("fsdp: full_shard\n", "fsdp")):
         (tmp_path / "train.yaml").write_text(told + words)
@@ -97,8 +98,9 @@ def test_a_number_of_processes_that_is_not_known_is_not_that_of_a_file(tmp_path:
 
 
 def test_torchrun_starts_a_process_on_each_device_only_where_it_is_told(tmp_path: Path) -> None:
-    reading = read(f"CUDA_VISIBLE_DEVICES=0,1 torchrun train.py {TRAINER}", tmp_path)
-    assert any("does not say how many GPUs run" in note for note in reading.notes)
+    assert read(f"CUDA_VISIBLE_DEVICES=0,1 torchrun train.py {TRAINER}", tmp_path).plan.gpus == 1
+    assert read(f"CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc-per-node gpu train.py {TRAINER}", tmp_path).plan.gpus == 2
+    assert read(f"torchrun --nproc-per-node gpu train.py {TRAINER}", tmp_path).plan.gpus == 8
 
 
 def test_what_megatron_lm_is_told_is_its_own_with_deepspeed(tmp_path: Path) -> None:
@@ -122,7 +124,7 @@ FAULTS = {
     f'torchrun train.py --fsdp "full_shard offload" {TRAINER}': "offload of weights is not described",
     f'torchrun train.py --fsdp "hybrid_shard auto_wrap" {TRAINER}': "HYBRID_SHARD is not described",
     f"torchrun train.py {TRAINER} --use_peft --lora_r 16": "use_peft: trains adapters",
-    f"deepspeed train.py --deepspeed auto.json {TRAINER} --lora_dim 128": "lora_dim: trains adapters",
+    f"deepspeed train.py --deepspeed auto.json {TRAINER} --lora_dim 128": "lora_dim: is 128: trains adapters",
     "torchrun train.py --per_device_train_batch_size two": "per_device_train_batch_size: is 'two'",
     "torchrun train.py --per_device_train_batch_size 0": "per_device_train_batch_size: is 0",
     "accelerate launch --use_fsdp train.py": "per_device_train_batch_size: is missing",

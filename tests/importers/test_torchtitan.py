@@ -16,7 +16,7 @@ def test_torchtitan_toml(tmp_path: Path) -> None:
     (tmp_path / "llama3_8b.toml").write_text(
         '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 2\nseq_len = 8192\nsteps = 1000\n'
         "[parallelism]\ndata_parallel_shard_degree = -1\ntensor_parallel_degree = 2\n"
-        '[activation_checkpoint]\nmode = "selective"\n'
+        '[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "op"\n'
     )
     (tmp_path / "run.sh").write_text(
         "CONFIG=${CONFIG:-./llama3_8b.toml}\n"
@@ -98,8 +98,12 @@ def test_experts_are_split_by_tensor_parallelism_alone_where_they_are_not_spread
     ("parallelism", "rest", "message"),
     [
         ('tensor_parallel_degree = "8"', "", "tensor_parallel_degree: is '8'"),
-        ('pipeline_parallel_degree = 2\npipeline_parallel_schedule = "ZBVZeroBubble"', "", "ZBVZeroBubble is not"),
-        ("", '[activation_checkpoint]\nmode = "memory_budget"', "memory_budget is not described"),
+        (
+            'pipeline_parallel_degree = 2\npipeline_parallel_schedule = "ZBVZeroBubble"',
+            "",
+            "is ZBVZeroBubble, which is not",
+        ),
+        ("", '[activation_checkpoint]\nmode = "memory_budget"', "is memory_budget, which is not described"),
     ],
 )
 def test_what_is_not_described_is_named(parallelism: str, rest: str, message: str, tmp_path: Path) -> None:
@@ -109,5 +113,6 @@ def test_what_is_not_described_is_named(parallelism: str, rest: str, message: st
 
 
 def test_a_misspelt_degree_is_not_passed_over(tmp_path: Path) -> None:
-    uncounted = read(tmp_path, "tensor_parallel_degre = 8").uncounted
-    assert uncounted == ("parallelism.tensor_parallel_degre (not known here)",)
+    with pytest.raises(SpecError, match=r"tensor_parallel_degre: .*did you mean tensor_parallel_degree"):
+        read(tmp_path, "tensor_parallel_degre = 8")
+    assert "parallelism.unheard_of (not known here)" in read(tmp_path, "unheard_of = 8").uncounted

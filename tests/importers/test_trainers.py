@@ -231,7 +231,7 @@ def test_a_precision_that_is_not_known_is_no_fp32(tmp_path: Path) -> None:
         file.write_text(RECIPE.replace('"bf16_mixed"', told))
         assert plan_from_launch(file, cluster=cluster_of(2)).plan.job.precision == expected
     file.write_text(RECIPE.replace('"bf16_mixed"', "own_precision()"))
-    with pytest.raises(SpecError, match="mixed_precision: is computed, which is not known"):
+    with pytest.raises(SpecError, match="mixed_precision: is computed when the file runs"):
         plan_from_launch(file, cluster=cluster_of(2))
 
 

@@ -6,6 +6,7 @@
 * `launches`: starts of training among the commands of a script
 * `trainers`: DeepSpeed, Accelerate and Trainers of Hugging Face
 * `torchtitan`: torchtitan
+* `keys`: what each key of a trainer's configuration means for a plan
 * `settings`: fields of configurations as arguments
 * `python_values`: what a Python configuration sets
 * `shell/`: the words that a launch script passes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +20,18 @@ from shardwright.importers.settings import (
     flattened,
     overridden,
 )
-from shardwright.importers.torchtitan import fields_of_python, model_told, torchtitan_settings
-from shardwright.importers.trainers import TrainerSettings, accelerate_settings, deepspeed_settings, fsdp_of_trainer
+from shardwright.importers.torchtitan import degrees_of, fields_of_python, model_told, torchtitan_settings
+from shardwright.importers.trainers import TrainerFields, TrainerSettings, accelerate_settings, deepspeed_settings
+
+# What fields tell whose configuration a file is, the more special first, and the tables of its keys.
+DIALECTS: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
+    (frozenset(("base_model",)), ("axolotl", "accelerate")),
+    (frozenset(("finetuning_type", "cutoff_len")), ("llamafactory", "transformers", "accelerate")),
+)
+TRAINER = ("transformers", "trl", "accelerate")
+STARTED = {"axolotl", "llamafactory"}  # by commands that shard nothing unless the file says so
+DEEPSPEED = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
+NANOTRON = frozenset(("parallelism", "tokens", "model"))
 
 
 def of_configuration(text: str, ending: str, arguments: tuple[str, ...], question: Question) -> Reading:
@@ -29,40 +39,76 @@ def of_configuration(text: str, ending: str, arguments: tuple[str, ...], questio
     if ending == ".py":
         return _of_python(text, arguments, question)
     fields = overridden(dict(flattened(document(text, question.name))), arguments)
+    sections = {path[0] for path in fields}
     if ending == ".toml":
         return of_torchtitan(fields, None, question)
-    if first(fields, "distributed_type", "per_device_train_batch_size") is not None:
-        return of_trainer(fields, fields, None, question)
-    if any(path[0] in ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size") for path in fields):
-        return planned(deepspeed_settings(question.fields(fields), {}, question.cluster.gpus), None, question)
+    if sections >= NANOTRON:
+        raise bad(
+            question.name, "is a configuration of nanotron, which is not read", "describe the plan in a plan file"
+        )
+    if sections & set(DEEPSPEED):
+        config, told = question.fields(fields, "deepspeed"), question.fields({}, *TRAINER)
+        return planned(deepspeed_settings(config, told, question.cluster.gpus), None, question)
+    keys = dialect(fields)
+    if keys != TRAINER or first(fields, "distributed_type", "per_device_train_batch_size") is not None:
+        return of_trainer(fields, keys, None, question)
     return _of_megatron(fields, None, question)
 
 
-def deepspeed_file(arguments: Mapping[Fields, Any]) -> str | None:
-    """Return the configuration of DeepSpeed that a program is told."""
-    told = first(arguments, "deepspeed")
-    return first(arguments, "deepspeed_config") if told in (None, True) else str(told)
+def dialect(fields: Mapping[Fields, Any]) -> tuple[str, ...]:
+    """Return the tables of the trainer whose keys some fields are."""
+    names = {path[0] for path in fields}
+    return next((tables for marks, tables in DIALECTS if marks & names), TRAINER)
 
 
 def of_trainer(
-    fields: dict[Fields, Any], arguments: dict[Fields, Any], gpus: int | None, question: Question
+    fields: Mapping[Fields, Any],
+    trainers: tuple[str, ...],
+    gpus: int | None,
+    question: Question,
+    *,
+    started: bool = False,
 ) -> Reading:
-    """Return the plan of a Trainer with its arguments, and of Accelerate's configuration where it has one: where these
-    name a file of DeepSpeed's, of that one."""
-    gpus = gpus or question.fields(fields).whole("num_processes", 0) or None
-    file, every = deepspeed_file(arguments) or first(fields, "deepspeed_config_file"), gpus or question.cluster.gpus
-    if file is None:
-        settings = accelerate_settings(question.fields(fields | fsdp_of_trainer(arguments)), arguments, every)
-    else:
-        told = {("mixed_precision",): first(fields, "mixed_precision"), **arguments}
-        settings = deepspeed_settings(question.fields(named(str(file), question)), told, every)
-    return planned(settings, gpus, question)
+    """Return the plan of a Trainer's arguments, Accelerate's among them: where they name a file of DeepSpeed's, of that
+    one. `started` says that a launch shows how its processes start."""
+    named_sections = {
+        path: value for key in ("fsdp_config", "accelerator_config") for path, value in _section(fields, key, question)
+    }
+    inline = {path[1:]: value for path, value in fields.items() if path[0] == "deepspeed" and len(path) > 1}
+    plain = {path: value for path, value in fields.items() if path[0] != "deepspeed" or len(path) == 1}
+    told = question.fields({**plain, **named_sections}, *trainers)
+    gpus = gpus or told.whole("num_processes", 0) or None
+    every = gpus or question.cluster.gpus
+    file = told.first("deepspeed_config_file") or told.first("deepspeed")
+    inline = named(file, question) if isinstance(file, str) else inline
+    if inline:
+        return planned(deepspeed_settings(question.fields(inline, "deepspeed"), told, every), gpus, question)
+    if every > 1 and not started and told.first("distributed_type", "fsdp") in (None, False, ""):
+        _unsharded(trainers[0], told)
+    return planned(accelerate_settings(told, every), gpus, question)
 
 
-def of_torchtitan(fields: dict[Fields, Any], gpus: int | None, question: Question) -> Reading:
+def _section(fields: Mapping[Fields, Any], key: str, question: Question) -> Iterator[tuple[Fields, Any]]:
+    """Yield the fields of a section that is told by the name of a file."""
+    file = fields.get((key,))
+    if isinstance(file, str) and file.endswith((".json", ".yaml", ".yml")):
+        yield (key,), None
+        yield from (((key, *path), value) for path, value in named(file, question).items())
+
+
+def _unsharded(trainer: str, told: TrainerFields) -> None:
+    """Whether processes share their state is said by the launch, unless a command starts them that never does."""
+    if trainer in STARTED:
+        return
+    message = "is not said, nor is deepspeed: how the processes start decides what they share"
+    told.report("fsdp", message, "give the launch script, or Accelerate's configuration with these arguments")
+
+
+def of_torchtitan(values: Mapping[Fields, Any], gpus: int | None, question: Question) -> Reading:
     """Return the plan of torchtitan's fields, whose stages depend on the model."""
-    config = question.fields(fields)
+    config = question.fields(values, "torchtitan")
     model = question.model or model_named(model_told(config), question.name)
+    gpus = gpus or degrees_of(config)
     settings = torchtitan_settings(config, gpus or question.cluster.gpus, len(model.layers))
     return planned(settings, gpus, replace(question, model=model))
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardwright.errors import bad
-from shardwright.importers.configurations import deepspeed_file, of_configuration, of_torchtitan, of_trainer
-from shardwright.importers.launches import Launch, launches
+from shardwright.errors import Problem, bad
+from shardwright.files import shipped_table
+from shardwright.importers.configurations import dialect, of_configuration, of_torchtitan, of_trainer
+from shardwright.importers.launches import COMMANDS, Launch, launches
+from shardwright.importers.megatron.flags import explained
 from shardwright.importers.megatron.read import Reading, reading_of_launch, training_of
 from shardwright.importers.python_values import Path as Fields
 from shardwright.importers.python_values import python_values
 from shardwright.importers.question import Question, document, named, planned
 from shardwright.importers.settings import arguments_of, first, flattened, literal, overridden
 from shardwright.importers.shell.read import ShellScript, read_script
-from shardwright.importers.shell.unknown import is_known
+from shardwright.importers.shell.unknown import is_known, is_lone, shown
 from shardwright.importers.torchtitan import fields_of_python
 from shardwright.importers.trainers import TrainerSettings
 from shardwright.spec.cluster import Cluster
@@ -28,6 +31,15 @@ from shardwright.spec.text.reading import YAML, read_text
 TORCHTITAN = ("torchtitan.train", "torchtitan.experiments.train", "torchtitan/train.py")
 MEGATRON = {"--num-layers", "--num-attention-heads"}  # which no other trainer is told on its command line
 CONFIGURATIONS = (".json", *YAML, ".toml", ".py")
+FILES = (".json", *YAML)
+TRAINERS = {"--per-device-train-batch-size", "--deepspeed", "--deepspeed-config", "--fsdp", "--config"}
+# Parts of programs and commands that tell whose keys their arguments are.
+KINDS = {
+    "llamafactory": ("llamafactory", "transformers", "accelerate"),
+    "lmf": ("llamafactory", "transformers", "accelerate"),
+    "axolotl": ("axolotl", "accelerate"),
+    "trl": ("trl", "transformers", "accelerate"),
+}
 
 
 def plan_from_launch(
@@ -49,9 +61,7 @@ def plan_from_launch(
     be read.
     """
     text, ending = read_text(path), path.suffix.casefold()
-    question = Question(
-        cluster=cluster, model=model, seq_len=seq_len, name=str(path), folder=path.parent, files={}, problems=[]
-    )
+    question = Question(cluster=cluster, model=model, seq_len=seq_len, name=str(path), folder=path.parent, files={})
     with sought(text, question.name):
         task = _sky_task(text, question.name) if ending in YAML else None
         if ending in CONFIGURATIONS and task is None:
@@ -59,7 +69,7 @@ def plan_from_launch(
         lines, own = task or (text, {})
         around = {**own, **(environment or {})}
         script = read_script(lines, question.name, arguments=arguments, environment=around, folder=path.parent)
-        return _of_script(script, replace(question, files=script.files))
+        return _of_script(script, replace(question, files=script.files, why=script.reasons))
 
 
 def _sky_task(text: str, name: str) -> tuple[str, dict[str, str]] | None:
@@ -89,48 +99,103 @@ def _of_script(script: ShellScript, question: Question) -> Reading:
 def _trainer(launch: Launch) -> str:
     """Return which trainer a launch starts that is not Megatron-LM's."""
     given = {word.partition("=")[0].replace("_", "-") for word in launch.arguments}
+    if launch.launcher in COMMANDS:
+        return "transformers"
     if launch.program.endswith(TORCHTITAN) or given & {"--job.config-file", "--module"}:
         return "torchtitan"
     if given & MEGATRON or any(word.startswith("--tensor-model-parallel") for word in given):
         return ""
-    if launch.launcher == "accelerate":
-        return "accelerate"
-    if deepspeed_file(_trainer_arguments(launch)) is not None or "--per-device-train-batch-size" in given:
+    told = any(word.endswith(FILES) for word in launch.arguments[:1])
+    if launch.launcher == "accelerate" or given & TRAINERS or told or _kind(launch):
         return "transformers"
     return "nemo" if any(word.startswith("model.") and "=" in word for word in launch.arguments) else ""
 
 
 def _of_launch(launch: Launch, trainer: str, question: Question) -> Reading:
     """Return the plan of a launch of another trainer, with the configuration that it names."""
-    arguments, gpus = _trainer_arguments(launch), launch.gpus
-    if trainer == "torchtitan":
-        return of_torchtitan(_torchtitan_fields(arguments, question), gpus, question)
+    gpus, left_open = launch.gpus(question.cluster)
+    question.notes.extend(left_open)
     if trainer == "nemo":
         words, strange = arguments_of(overridden({}, launch.arguments), question.name, question.problems)
         return planned(TrainerSettings(tuple(words), tuple(strange), "megatron"), gpus, question)
-    if launch.launcher == "deepspeed" and deepspeed_file(arguments) is None:
+    _refuse_program(launch, question)
+    arguments = _arguments(launch, question)
+    if trainer == "torchtitan":
+        return of_torchtitan(_torchtitan_fields(arguments, question), gpus, question)
+    if launch.alone and question.cluster.gpus > 1 and launch.processes is None:
+        message = "python starts one process, which spreads its batch over the GPUs that it sees (nn.DataParallel)"
+        raise bad(question.name, f"{message}: that is not described", "start it with torchrun, accelerate or deepspeed")
+    fields = _accelerate_fields(launch, question) | arguments
+    if launch.launcher == "deepspeed" and not _deepspeed_file(fields):
         hint = "evaluate that configuration, as JSON"
         raise bad(question.name, "the configuration of DeepSpeed is in the program that it starts", hint)
+    return of_trainer(fields, KINDS.get(_kind(launch)) or dialect(fields), gpus, question, started=True)
+
+
+def _kind(launch: Launch) -> str:
+    """Return the trainer whose program or command is started."""
+    names = re.split(r"[-./]", f"{launch.launcher}.{launch.program}")
+    return next((kind for kind in KINDS if kind in names), "")
+
+
+def _deepspeed_file(fields: Mapping[Fields, Any]) -> bool:
+    """Return whether a configuration of DeepSpeed is named."""
+    names = [first(fields, leaf) for leaf in ("deepspeed", "deepspeed_config")]
+    return any(isinstance(name, str) for name in names) or any(path[0] == "deepspeed" and path[1:] for path in fields)
+
+
+def _refuse_program(launch: Launch, question: Question) -> None:
+    """Refuse programs that by their names train something else than a language model on texts."""
+    program = shown(launch.program).removesuffix(".py")
+    for row in shipped_table("shardwright.importers", "programs.csv"):
+        if re.search(rf"(?:^|[/.]){row['pattern']}$", program):
+            raise bad(question.name, f"{shown(launch.program)} {row['words']}", "describe the run in a plan file")
+
+
+def _accelerate_fields(launch: Launch, question: Question) -> dict[Fields, Any]:
+    """Return what a launch by Accelerate says: its configuration, and the options over it."""
+    if launch.launcher != "accelerate":
+        return {}
     file = launch.options.get("--config-file")
     fields = named(file, question) if file else {}
+    if not file and not {"--multi-gpu", "--use-fsdp", "--use-deepspeed"} & set(launch.options):
+        question.notes.append("no configuration of Accelerate is named: that of a machine is not known, none is taken")
     for switch, kind in (("--use-fsdp", "FSDP"), ("--use-deepspeed", "DEEPSPEED")):
         fields |= {("distributed_type",): kind} if switch in launch.options else {}
     for key, value in launch.options.items():
-        if value:
-            fields[(key.lstrip("-").replace("-", "_"),)] = literal(value) if is_known(value) else None
-    return of_trainer(fields, arguments, gpus, question)
+        name = key.lstrip("-").replace("-", "_")
+        fields[(name,)] = literal(value) if is_known(value) else value
+    return {path: True if value == "" else value for path, value in fields.items() if path != ("config_file",)}
 
 
-def _trainer_arguments(launch: Launch) -> dict[Fields, Any]:
-    """Return `--a.b c` and `--a=b` as fields."""
+def _arguments(launch: Launch, question: Question) -> dict[Fields, Any]:
+    """Return `--a.b c` and `--a=b` as fields, over those of the files that the program is told."""
     found: dict[Fields, Any] = {}
-    for word, follower in zip(launch.arguments, [*launch.arguments[1:], "--"], strict=False):
-        if word.startswith("--"):
-            key, sign, value = word[2:].partition("=")
-            text = value if sign else "true" if follower.startswith("--") else follower
-            if is_known(text):
-                found[tuple(key.replace("-", "_").split("."))] = literal(text)
-    return found
+    files: list[str] = []
+    words = [*launch.arguments, "--"]
+    position = 0
+    while position < len(words) - 1:
+        word, follower = words[position], words[position + 1]
+        position += 1
+        if not word.startswith("--"):
+            files += [word] if word.endswith(FILES) else []
+            _refuse_hidden(word, question)
+            continue
+        key, sign, value = word[2:].partition("=")
+        text = value if sign else "true" if follower.startswith("--") else follower
+        position += not sign and text is follower
+        found[tuple(key.replace("-", "_").split("."))] = literal(text) if is_known(text) else text
+    files += [str(found.pop(("config",)))] if str(found.get(("config",))).endswith(FILES) else []
+    read = {path: value for file in files for path, value in named(file, question).items()}
+    changes = [word for word in launch.arguments if "=" in word and not word.startswith("-") and files]
+    return overridden(read, changes) | found
+
+
+def _refuse_hidden(word: str, question: Question) -> None:
+    """A variable of unknown content, where arguments stand, may hold any of them."""
+    if is_lone(word):
+        message = f"{shown(word)} may hold arguments, but the text does not assign it"
+        question.problems.append(Problem(question.name, *explained(word, message, question.why)))
 
 
 def _torchtitan_fields(arguments: dict[Fields, Any], question: Question) -> dict[Fields, Any]:

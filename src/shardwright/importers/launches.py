@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 
 from shardwright.importers.shell.read import ShellScript
 from shardwright.importers.shell.state import Started
-from shardwright.importers.shell.unknown import is_known
+from shardwright.importers.shell.unknown import is_known, shown
+from shardwright.spec.cluster import Cluster
 
+Count = int | str | None  # as it is written where it is said and not known
 PYTHON = re.compile(r"(?:.*/)?python\d?(?:\.\d+)?", re.S)
 LAUNCHERS = {"torchrun": "torchrun", "torchrun-hpc": "torchrun", "deepspeed": "deepspeed", "accelerate": "accelerate"}
+# Programs that start a training on all GPUs of a machine, with the word for it and the launcher that they use.
+COMMANDS = {"llamafactory-cli": "train", "lmf": "train", "axolotl": "train", "trl": ""}
 MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
@@ -28,8 +32,9 @@ SWITCHES = frozenset(
         *("--use-parallelism-config", "-u", "-O", "-B", "-E", "-I", "-s", "-S", "-v"),
     )
 )
+EVERY = ("gpu", "auto", "cuda")  # torchrun's words for a process on each GPU of a machine
 NODES = ("--nnodes", "--num-nodes", "--num-machines")
-EACH = ("--nproc-per-node", "--num-gpus")
+EACH = ("--nproc-per-node", "--num-gpus", "--procs-per-node")
 ALL = ("--num-processes",)
 TASKS = ("-n", "-np", "--np", "--ntasks", "--n")
 TASK_NODES = ("-N", "--nodes")
@@ -39,23 +44,39 @@ TASKS_EACH = ("--ntasks-per-node", "--npernode", "-ppn", "-npernode", "--tasks-p
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """One start of a program. Counts are None where they are not said, or not known. `options` are the launcher's own,
-    by long names with hyphens."""
+    by long names with hyphens. `alone` says that nothing around it starts it more than once."""
 
     arguments: tuple[str, ...]
     launcher: str = ""
     program: str = ""
-    nodes: int | None = None
-    processes_per_node: int | None = None
-    processes: int | None = None
+    nodes: Count = None
+    processes_per_node: Count = None
+    processes: Count = None
     options: Mapping[str, str] = field(default_factory=dict)
     line: int = 1
 
-    @property
-    def gpus(self) -> int | None:
-        """The processes of all machines, one a GPU; None where the script does not say."""
+    alone: bool = False
+
+    def gpus(self, cluster: Cluster) -> tuple[int | None, tuple[str, ...]]:
+        """Return the processes of all machines, one a GPU, None where the script does not say; and which numbers of
+        `cluster` stand for those that the script leaves open."""
         if self.processes is not None:
-            return self.processes
-        return None if self.processes_per_node is None else (self.nodes or 1) * self.processes_per_node
+            return (self.processes, ()) if isinstance(self.processes, int) else (None, ())
+        each, nodes = self.processes_per_node, self.nodes
+        if each is None and self.launcher == "torchrun":
+            each = 1  # its default
+        sizes = {pool.gpus_per_node for pool in cluster.pools}
+        if each is None or (isinstance(each, str) and len(sizes) > 1):
+            return None, ()
+        notes = []
+        if isinstance(each, str):
+            notes += [] if each in EVERY else [f"{each} processes on each machine are not known"]
+            (each,) = sizes
+        if isinstance(nodes, str):
+            notes.append(f"{nodes} machines are not known")
+            nodes = sum(pool.nodes for pool in cluster.pools)
+        told = f"all {nodes or 1} of the cluster with {each} GPUs each are taken"
+        return each * (nodes or 1), tuple(f"{note}: {told}" for note in notes)
 
 
 def launches(script: ShellScript) -> tuple[Launch, ...]:
@@ -65,6 +86,8 @@ def launches(script: ShellScript) -> tuple[Launch, ...]:
 
 
 def _launch(started: Started, slurm: Mapping[str, str]) -> Launch | None:
+    if (command := started.words[0].rsplit("/", 1)[-1]) in COMMANDS:
+        return _of_command(command, started)
     launcher, words = _launcher(started.words)
     if launcher is None:
         return None
@@ -82,6 +105,12 @@ def _launch(started: Started, slurm: Mapping[str, str]) -> Launch | None:
     every = launcher == "deepspeed" or (launcher == "torchrun" and any(name in options for name in EACH))
     if every and each is None and processes is None:
         each = _count(started.environment.get("CUDA_VISIBLE_DEVICES", ""))
+    if each in EVERY:
+        each = _count(started.environment.get("CUDA_VISIBLE_DEVICES", "")) or each
+    if launcher == "deepspeed" and nodes is None and ("--hostfile" in options or "-H" in options):
+        nodes = "the hostfile's"
+    if launcher == "deepspeed" and nodes is not None and each is None:
+        each = "gpu"
     return Launch(
         launcher=launcher,
         program=program,
@@ -91,14 +120,34 @@ def _launch(started: Started, slurm: Mapping[str, str]) -> Launch | None:
         processes=processes,
         options=options,
         line=started.line,
+        alone=launcher == "python" and not started.around,
     )
 
 
-def _number(names: Sequence[str], given: Mapping[str, str]) -> int | None:
-    """Return the first of some options, the larger of a range, as a number."""
+def _of_command(command: str, started: Started) -> Launch | None:
+    """Return what a trainer's own command starts: a process on each GPU of a machine, or of NNODES machines."""
+    verb = COMMANDS[command]
+    if len(started.words) < 2 or (verb and started.words[1] != verb):
+        return None
+    around, options = started.environment, _options(started.words)
+    nodes = _number(("NNODES",), around)
+    each = _number(("NPROC_PER_NODE",), around) or _count(around.get("CUDA_VISIBLE_DEVICES", ""))
+    return Launch(
+        launcher={"lmf": "llamafactory-cli"}.get(command, command),
+        program=started.words[1],
+        arguments=tuple(started.words[2:]),
+        nodes=nodes,
+        processes_per_node=each or "gpu",
+        processes=_number(("--num_processes", "--num-processes"), options),
+        line=started.line,
+    )
+
+
+def _number(names: Sequence[str], given: Mapping[str, str]) -> Count:
+    """Return the first of some options, the larger of a range, as a number; as it is written where it is not known."""
     text = next((given[name] for name in names if name in given), "")
     text = text.rsplit(":", 1)[-1] if re.fullmatch(r"\d+:\d+", text) else text
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdigit() else shown(text) or None
 
 
 def _count(devices: str) -> int | None:

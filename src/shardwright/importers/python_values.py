@@ -24,6 +24,7 @@ OPERATIONS = {
     ast.FloorDiv: lambda a, b: a // b,
 }
 LARGEST_RESULT = 100_000
+NAMED = ("bfloat16", "float16", "float32", "uint8", "silu", "gelu", "squared_relu")  # of PyTorch and Megatron-LM
 
 
 class _Computed:
@@ -186,8 +187,8 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         pass
     if isinstance(node, ast.Name):
-        return names.get(node.id, COMPUTED)
-    if isinstance(node, ast.Attribute) and node.attr in ("bfloat16", "float16", "float32", "uint8"):
+        return names.get(node.id, node.id if node.id in NAMED else COMPUTED)
+    if isinstance(node, ast.Attribute) and node.attr in NAMED:
         return node.attr
     if isinstance(node, ast.List | ast.Tuple):
         items = [_value(item, names) for item in node.elts]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from shardwright.errors import Problem, SpecError, bad
 from shardwright.exporters.torchtitan.models import registered
+from shardwright.importers.keys import accounted
 from shardwright.importers.megatron.flags import scan
 from shardwright.importers.megatron.read import Reading, reading_of_flags
 from shardwright.importers.python_values import Path as Fields
@@ -26,7 +27,8 @@ from shardwright.spec.text.reading import parsed, read_text
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What the user says: a file, by its name and folder, and what stands beside it. `files` are those that the script
-    writes, `problems` what was found wrong so far."""
+    writes, `why` says of its variables why they are not known; `problems` are what was found wrong so far, `uncounted`
+    what is not modelled, `notes` what had to be assumed."""
 
     cluster: Cluster
     model: Model | None
@@ -34,10 +36,16 @@ class Question:
     name: str
     folder: Path
     files: Mapping[str, str]
-    problems: list[Problem]
+    why: Mapping[str, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    uncounted: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
-    def fields(self, values: Mapping[Fields, Any]) -> TrainerFields:
-        return TrainerFields(values, self.name, self.problems)
+    def fields(self, values: Mapping[Fields, Any], *trainers: str) -> TrainerFields:
+        """Return the fields of a configuration of these trainers that are read; what they say beside is noted."""
+        read = accounted(values, trainers, self.name, self.problems, self.why)
+        self.uncounted.extend(read.uncounted)
+        return TrainerFields(read.values, self.name, self.problems)
 
 
 def named(file: str, question: Question) -> dict[Fields, Any]:
@@ -73,8 +81,9 @@ def planned(settings: TrainerSettings, gpus: int | None, question: Question) -> 
         model = model_named(settings.model, name)
     job = Job(global_batch=1, seq_len=question.seq_len or 0, framework=settings.framework)
     flags = scan(settings.words, name, problems)
-    reading = reading_of_flags(flags, gpus, [], problems, cluster=question.cluster, model=model, job=job, name=name)
-    return replace(reading, uncounted=(*reading.uncounted, *settings.uncounted))
+    notes = [*question.notes, *settings.notes]
+    reading = reading_of_flags(flags, gpus, notes, problems, cluster=question.cluster, model=model, job=job, name=name)
+    return replace(reading, uncounted=(*reading.uncounted, *settings.uncounted, *question.uncounted))
 
 
 def model_named(told: str | None, name: str) -> Model:

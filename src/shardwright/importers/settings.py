@@ -9,34 +9,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from shardwright.errors import Problem
+from shardwright.importers.keys import accounted, key_of
 from shardwright.importers.megatron.flag_table import is_read, known_flags, read_as
 from shardwright.importers.megatron.flags import LENGTHS, OF_THE_USER
 from shardwright.importers.python_values import COMPUTED, Path
 
-NAMES = {
-    "virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank",
-    "num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
-    "num_layers_in_last_pipeline_stage": "--decoder-last-pipeline-num-layers",
-    "encoder_seq_length": "--seq-length",
-    "seq_len": "--seq-length",
-    "sequence_length": "--seq-length",
-    "activations_checkpoint_granularity": "--recompute-granularity",
-    "activations_checkpoint_method": "--recompute-method",
-    "activations_checkpoint_num_layers": "--recompute-num-layers",
-    "num_moe_experts": "--num-experts",
-    "fp8": "--fp8-format",
-    "max_steps": "--train-iters",
-    "overlap_grad_sync": "--overlap-grad-reduce",
-    "overlap_param_sync": "--overlap-param-gather",
-}
+TABLES = ("bridge",)
 TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "fp8"}
 WHERE_FALSE = {
+    "overlap_p2p_comm": "--no-overlap-p2p-communication",
     "grad_reduce_in_fp32": "--grad-reduce-in-bf16",
     "share_embeddings_and_output_weights": "--untie-embeddings-and-output-weights",
     "add_bias_linear": "--disable-bias-linear",
     "bias": "--disable-bias-linear",
 }
-SECTIONS = frozenset(("model", "ddp", "optimizer", "comm_overlap", "mixed_precision", "train", "model_parallel"))
 # What `_pretrain_common` of Megatron-Bridge 0.6.2 sets, on which its recipes build (megatron/bridge/recipes/common.py).
 BRIDGE_COMMON: Mapping[Path, Any] = {
     ("train", "train_iters"): 300_000,
@@ -57,38 +43,53 @@ PRECISIONS = {"bf16": ("--bf16",), "16": ("--fp16",), "32": (), "none": ()}
 
 
 def arguments_of(values: Mapping[Path, Any], name: str, problems: list[Problem]) -> tuple[list[str], list[str]]:
-    """Return fields, by path, as Megatron-LM's arguments, and those that are not known here. A field that decides a
-    plan and is computed goes to `problems`."""
+    """Return fields, by path, as Megatron-LM's arguments, and what is not modelled. A field that decides a plan and is
+    computed goes to `problems`, and one that makes another run."""
     words: list[str] = []
-    strange: list[str] = []
-    for path, value in _effective(values).items():
-        leaf = path[-1]
-        flag = read_as(NAMES.get(leaf, "--" + leaf.replace("_", "-")))
-        decisive = is_read(flag)
-        if leaf in ("precision", "mixed_precision", "precision_config"):
-            told = _precision(value)
-            if told is None or "fp4" in str(value):
-                why = "which is not known here" if told is None else "four bits, which are not described"
-                hint = "write bf16, fp16 or an fp8 recipe, or describe the plan in a plan file"
-                problems.append(Problem(f"{name}: {'.'.join(path)}", f"is {value}, {why}", hint))
-            words += told or []
-        elif value is COMPUTED:
-            if decisive and flag not in (*LENGTHS, *OF_THE_USER) and path[0] != "tokenizer":
-                hint = "write the value itself, or describe the plan in a plan file"
-                problems.append(Problem(f"{name}: {'.'.join(path)}", "is computed when the file runs", hint))
-        elif leaf in WHERE_FALSE:
-            words += [WHERE_FALSE[leaf]] if value is False else []
-        elif leaf in ("activation", "activation_func"):
-            words += _activation(value)
-        elif leaf == "gated_linear_unit":
-            words += ["--swiglu"] if value is True else []
-        elif decisive or flag in known_flags():
-            words += list(_words(flag, value))
-        elif path[0] in SECTIONS and value not in (None, False):
-            strange.append(f"{'.'.join(path)} (not known here)")
+    effective = _effective(values)
+    named = {path: _flag(path) for path in effective}
+    flagged = {path: flag for path, flag in named.items() if flag is not None}
+    others = accounted({path: effective[path] for path in named if path not in flagged}, TABLES, name, problems)
+    for path, flag in flagged.items():
+        value = effective[path]
+        if value is not COMPUTED:
+            words += _words(flag, value)
+        elif is_read(flag) and flag not in (*LENGTHS, *OF_THE_USER):
+            hint = "write the value itself, or describe the plan in a plan file"
+            problems.append(Problem(f"{name}: {'.'.join(path)}", "is computed when the file runs", hint))
+    for path, value in others.values.items():
+        words += _special(path, value, name, problems)
     if any(path[-1] == "kv_lora_rank" and value for path, value in values.items()):
         words.append("--multi-latent-attention")
-    return words, strange
+    return words, list(others.uncounted)
+
+
+def _flag(path: Path) -> str | None:
+    """Return the argument of Megatron-LM that a field is, None where it is none or means something else there."""
+    key = key_of(path, TABLES)
+    if key is not None:
+        return read_as(key.means) if key.means.startswith("--") else None
+    flag = read_as("--" + path[-1].replace("_", "-"))
+    return flag if flag in known_flags() else None
+
+
+def _special(path: Path, value: Any, name: str, problems: list[Problem]) -> list[str]:
+    """Return the arguments of a field that says otherwise what they say."""
+    leaf = path[-1]
+    if leaf in WHERE_FALSE:
+        return [WHERE_FALSE[leaf]] if value is False else []
+    if leaf in ("activation", "activation_func"):
+        return _activation(value)
+    if leaf == "gated_linear_unit":
+        return ["--swiglu"] if value is True else []
+    if leaf not in ("precision", "mixed_precision", "precision_config"):
+        return []
+    told = _precision(value)
+    if told is None or "fp4" in str(value):
+        why = "which is not known here" if told is None else "four bits, which are not described"
+        hint = "write bf16, fp16 or an fp8 recipe, or describe the plan in a plan file"
+        problems.append(Problem(f"{name}: {'.'.join(path)}", f"is {value}, {why}", hint))
+    return told or []
 
 
 def _effective(values: Mapping[Path, Any]) -> dict[Path, Any]:
@@ -128,6 +129,7 @@ def _precision(value: Any) -> list[str] | None:
 
 def _activation(value: Any) -> list[str]:
     names = {"swiglu": "--swiglu", "fast-swiglu": "--swiglu", "squared-relu": "--squared-relu"}
+    value = str(value).replace("_", "-")
     return [names[str(value)]] if str(value) in names else []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from typing import Any
 
 from shardwright.exporters.megatron.layout import layout_text
@@ -10,21 +10,16 @@ from shardwright.importers.python_values import Path, PythonValues
 from shardwright.importers.trainers import FULL, TrainerFields, TrainerSettings, batch_words, sharding_words
 
 POLICIES = ("FullAC", "SelectiveAC")
-# Fields of [parallelism] that are read here, and those that move nothing.
-KNOWN = frozenset(
-    (
-        *("data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward"),
-        *("tensor_parallel_degree", "enable_sequence_parallel", "enable_async_tensor_parallel"),
-        *("context_parallel_degree", "expert_parallel_degree", "expert_tensor_parallel_degree"),
-        *("pipeline_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size"),
-        *("pipeline_parallel_layers_per_stage", "module_fqns_per_model_part", "disable_loss_parallel"),
-    )
+DEGREES = (
+    *("data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "context_parallel", "pipeline_parallel"),
 )
 
 
 def fields_of_python(found: PythonValues) -> dict[Path, Any]:
     """Return the fields of a configuration: the policy of recomputation and the model are calls in it."""
-    fields = dict(found.values)
+    fields = {("activation_checkpoint", "selective_ac_option"): "op", **found.values}
+    if ("activation_checkpoint",) in fields and fields.pop(("activation_checkpoint",)) is None:
+        fields["activation_checkpoint", "mode"] = "none"
     converters = []
     for called, arguments in found.calls:
         name = called.split(".")[0]
@@ -44,12 +39,24 @@ def model_told(config: TrainerFields) -> str | None:
     return f"{family} {flavor}" if flavor else None
 
 
+def degrees_of(config: TrainerFields) -> int | None:
+    """Return the GPUs that all degrees together make; None where the shards are as many as there are GPUs."""
+    return math.prod(config.whole(f"{kind}_degree", 1) for kind in DEGREES) if _shards(config) > 0 else None
+
+
+def _shards(config: TrainerFields) -> int:
+    return config.whole("data_parallel_shard_degree", -1)
+
+
 def torchtitan_settings(config: TrainerFields, gpus: int, layers: int) -> TrainerSettings:
     """Return a configuration that trains a model of so many layers."""
     tensor, context = config.whole("tensor_parallel_degree", 1), config.whole("context_parallel_degree", 1)
     depth, replicas = config.whole("pipeline_parallel_degree", 1), config.whole("data_parallel_replicate_degree", 1)
-    shards, experts = config.whole("data_parallel_shard_degree", -1), config.whole("expert_parallel_degree", 1)
+    shards, experts = _shards(config), config.whole("expert_parallel_degree", 1)
     ranks = max(gpus // (tensor * context * depth), 1)
+    if shards > 0 and (product := degrees_of(config)) != gpus:
+        message = f"is {shards}, which with the other degrees makes {product} of {gpus} GPUs"
+        config.report("data_parallel_shard_degree", message, "write -1, or make the product the number of processes")
     shards = ranks // replicas if shards < 1 else shards
     sharers = shards * context  # `dp_shard_cp` of its parallel_dims.py: parts of a sequence share the state, too
     if replicas > 1 and sharers > 1:
@@ -73,42 +80,38 @@ def torchtitan_settings(config: TrainerFields, gpus: int, layers: int) -> Traine
     words += ["--pipeline-model-parallel-layout", layout_text(counts, 0)] if depth > 1 else []
     words += [*_recompute(config, layers // len(counts)), *_precision(config)]
     words += ["--train-iters", str(steps)] if (steps := config.whole("steps", 0)) else []
-    return TrainerSettings(tuple(words), tuple(_uncounted(config)), "torchtitan", model_told(config))
+    return TrainerSettings(tuple(words), (), "torchtitan", model_told(config))
 
 
 def _layer_counts(config: TrainerFields, depth: int, layers: int) -> tuple[int, ...]:
     """Return the layers of each virtual stage: as listed, else as torchtitan spreads them, embedding and output counted
-    as a layer each (`generate_llm_fqn_per_model_part` of its pipeline_parallel.py)."""
+    as a layer each or as it is told (`generate_llm_fqn_per_model_part` of its pipeline_parallel.py)."""
     parts = config.first("module_fqns_per_model_part")
     if depth == 1:
         return (layers,)
     if isinstance(parts, list | tuple):
         return tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
     schedule = config.first("pipeline_parallel_schedule") or "1F1B"
-    if schedule not in ("1F1B", "Interleaved1F1B"):
-        config.report("pipeline_parallel_schedule", f"{schedule} is not described", "use 1F1B or Interleaved1F1B")
-    each = config.whole("pipeline_parallel_layers_per_stage", 0)
-    stages = -(-(layers + 2) // each) if each else depth * (2 if schedule == "Interleaved1F1B" else 1)
+    less = [config.whole(f"pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last")]
+    each, total = config.whole("pipeline_parallel_layers_per_stage", 0), layers + sum(less)
+    stages = -(-total // each) if each else depth * (2 if schedule == "Interleaved1F1B" else 1)
     if stages % depth or stages > layers:
         message = f"makes {stages} stages of {layers} layers for {depth} pipeline ranks"
         config.report("pipeline_parallel_layers_per_stage", message, "make the stages a multiple of the ranks")
         return (layers,)
-    usual, more = divmod(layers + 2, stages)
+    usual, more = divmod(total, stages)
     counts = [usual + (place < more) for place in range(stages)]
-    return (counts[0] - 1, *counts[1:-1], counts[-1] - 1)
+    return (counts[0] - less[0], *counts[1:-1], counts[-1] - less[1])
 
 
 def _recompute(config: TrainerFields, layers: int) -> list[str]:
     """What is recomputed of a stage of so many layers: all, operators, or every n-th layer."""
     mode = dict(config.values).get(("activation_checkpoint", "mode")) or "none"
-    every = config.first("selective_ac_option")
+    every = config.first("selective_ac_option") or "2"  # every second layer, to 0.2
     if mode == "selective" and str(every).isdigit():
         count = max(layers // max(int(every), 1), 1)
         return ["--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", str(count)]
-    known = {"full": list(FULL), "selective": ["--recompute-granularity", "selective"], "none": []}
-    if mode not in known:
-        config.report("activation_checkpoint.mode", f"{mode} is not described", "use full, selective or none")
-    return known.get(mode, [])
+    return {"full": list(FULL), "selective": ["--recompute-granularity", "selective"]}.get(str(mode), [])
 
 
 def _precision(config: TrainerFields) -> list[str]:
@@ -120,13 +123,3 @@ def _precision(config: TrainerFields) -> list[str]:
         config.report("converters", "train adapters, which a plan does not describe", "leave LoRA out")
     recipes = ["mxfp8" if "mx" in name else "tensorwise" for name in names if "mx" in name or "float8" in name]
     return ["--bf16", *(("--fp8-format", "hybrid", "--fp8-recipe", recipes[0]) if recipes else ())]
-
-
-def _uncounted(config: TrainerFields) -> Iterator[str]:
-    """Yield what moves time or memory and is not modelled."""
-    usual = {"enable_cpu_offload": False, "recipe_name": "tensorwise", "dtype": "float32"}
-    for path, value in config.values.items():
-        if path[0] == "parallelism" and path[-1] not in KNOWN and value not in (None, False):
-            yield f"{'.'.join(path)} (not known here)"
-        elif path[-1] in usual and value not in (None, usual[path[-1]]):
-            yield f"{'.'.join(path)} {value}"

@@ -10,27 +10,41 @@ from shardwright.errors import Problem
 from shardwright.importers.python_values import COMPUTED, Path
 from shardwright.importers.settings import first
 
-STRATEGIES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "1": 3, "2": 2, "3": 0}
+STRATEGIES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "TRUE": 3, "1": 3, "2": 2, "3": 0}
 STRATEGY_OF_STAGE = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
-PRECISIONS = {"bf16": ("--bf16",), "fp16": ("--fp16",), "no": (), "none": ()}
+PRECISIONS = {"bf16": ("--bf16",), "fp16": ("--fp16",)}
 FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 LENGTHS = (
     *("max_seq_length", "max_seq_len", "model_max_length", "block_size", "cutoff_len", "max_length", "seq_length"),
     "seq_len",
 )
-ADAPTERS = ("use_peft", "use_lora", "lora_enable", "q_lora", "load_in_4bit", "load_in_8bit")
 ADAMS = ("adam", "adamw", "adamw_hf", "adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "fusedadam", "cpuadam")
+# Optimizers whose state or update is of another kind than Adam's, by what their names contain.
+OTHER_UPDATES = (
+    "galore",
+    "apollo",
+    "lomo",
+    "badam",
+    "muon",
+    "dion",
+    "adafactor",
+    "adam_mini",
+    "onebit",
+    "zerooneadam",
+    "lamb",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """A configuration as arguments of Megatron-LM, with what is not modelled, the framework whose overheads count, and
-    the name of the model where it has one."""
+    """A configuration as arguments of Megatron-LM, with what is not modelled, the framework whose overheads count, the
+    name of the model where it has one, and what had to be assumed."""
 
     words: tuple[str, ...]
     uncounted: tuple[str, ...]
     framework: str
     model: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,33 +98,37 @@ def batch_words(micro: int, total: int) -> list[str]:
     return ["--micro-batch-size", str(micro), "--global-batch-size", str(total)]
 
 
-def deepspeed_settings(config: TrainerFields, trainer: Mapping[Path, Any], gpus: int) -> TrainerSettings:
-    """Return a DeepSpeed configuration, whose "auto" values are those of a Hugging Face Trainer's arguments."""
+def deepspeed_settings(config: TrainerFields, told: TrainerFields, gpus: int) -> TrainerSettings:
+    """Return a DeepSpeed configuration, whose "auto" values are those that a Trainer and Accelerate are told."""
     tensor = config.whole("autotp_size", 1)
-    words = [*sharding_words(config.whole("stage", 0)), *_deepspeed_batch(config, trainer, max(gpus // tensor, 1))]
-    words += [*_trainer_words(config.beside(trainer)), "--tensor-model-parallel-size", str(tensor)]
-    sections = dict(config.values)
-    states = {leaf: sections.get((leaf, "enabled"), "auto") for leaf in ("bf16", "fp16")}
-    states["bf16"] = sections.get(("bfloat16", "enabled"), states["bf16"])  # its older name
-    if "auto" in states.values() and True not in states.values():
-        words += _precision_words(config, trainer)
-    words += [flag for leaf, state in states.items() for flag in PRECISIONS[leaf] if state is True]
+    words = [*sharding_words(config.whole("stage", 0)), *_deepspeed_batch(config, told, max(gpus // tensor, 1))]
+    words += [*_trainer_words(told), "--tensor-model-parallel-size", str(tensor)]
+    precision, notes = _deepspeed_precision(config, told)
     devices = {path[-2]: value for path, value in config.values.items() if path[-1] == "device"}
     if devices.get("offload_optimizer") == "cpu":
         words += ["--optimizer-cpu-offload", "--optimizer-offload-fraction", str(config.first("ratio") or 1.0)]
-    for part, device in devices.items():
-        if device not in ("none", None) and (part != "offload_optimizer" or device != "cpu"):
-            config.report(part, f"is offloaded to {device}, which is not described", "use none")
+    if devices.get("offload_param") == "cpu":
+        config.report("offload_param", "is offloaded to cpu, which is not described", "use none")
     words += ["--grad-reduce-in-bf16"] if config.first("communication_data_type") == "bf16" else []
-    uncounted = [key for key in ("partition_activations", "cpu_checkpointing") if config.first(key) is True]
-    uncounted += _other_optimizer(sections.get(("optimizer", "type")) or first(trainer, "optim"))
-    _refuse_adapters(config, trainer)
-    return TrainerSettings(tuple(words), tuple(uncounted), "deepspeed", first(trainer, "model_name_or_path"))
+    optimizer, uncounted = _optimizer(config, "type") if config.first("type") else _optimizer(told, "optim")
+    words += [*precision, *optimizer]
+    return TrainerSettings(tuple(words), uncounted, "deepspeed", told.first("model_name_or_path"), notes)
 
 
-def _deepspeed_batch(config: TrainerFields, trainer: Mapping[Path, Any], ranks: int) -> list[str]:
+def _deepspeed_precision(config: TrainerFields, told: TrainerFields) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the types that DeepSpeed is told, else those of the Trainer, and what is assumed."""
+    sections = dict(config.values)
+    states = {leaf: sections.get((leaf, "enabled"), "auto") for leaf in ("bf16", "fp16")}
+    states["bf16"] = sections.get(("bfloat16", "enabled"), states["bf16"])  # its older name
+    on = [leaf for leaf, state in states.items() if state is True]
+    if not on and "auto" in states.values():
+        return _precision(told)
+    return tuple(flag for leaf in on for flag in PRECISIONS[leaf]), ()
+
+
+def _deepspeed_batch(config: TrainerFields, told: TrainerFields, ranks: int) -> list[str]:
     """The batch, of which two of three figures may be said: DeepSpeed refuses three that do not agree."""
-    total, told = config.whole("train_batch_size", 0), config.beside(trainer)
+    total = config.whole("train_batch_size", 0)
     micro = config.whole("train_micro_batch_size_per_gpu", 0) or told.whole("per_device_train_batch_size", 0)
     steps = config.whole("gradient_accumulation_steps", 0) or told.whole("gradient_accumulation_steps", 0)
     if not micro and not total:
@@ -126,88 +144,87 @@ def _deepspeed_batch(config: TrainerFields, trainer: Mapping[Path, Any], ranks: 
     return batch_words(micro, micro * steps * ranks)
 
 
-def accelerate_settings(config: TrainerFields, trainer: Mapping[Path, Any], gpus: int) -> TrainerSettings:
-    """Return an Accelerate configuration with the arguments of the script that it starts."""
-    told = {("mixed_precision",): config.first("mixed_precision"), **trainer}
-    if str(config.first("distributed_type")).upper() == "DEEPSPEED":
+def accelerate_settings(told: TrainerFields, gpus: int) -> TrainerSettings:
+    """Return what Accelerate's configuration and the arguments of the script that it starts say."""
+    kind = str(told.first("distributed_type")).upper()
+    if kind == "DEEPSPEED":
         parts = ("offload_optimizer", "offload_param")
-        stage = config.first("zero_stage")
-        inner = {(part, "device"): config.first(f"{part}_device") or "none" for part in parts} | {
+        stage = told.first("zero_stage")
+        inner = {(part, "device"): told.first(f"{part}_device") or "none" for part in parts} | {
             ("zero_optimization", "stage"): 2 if stage is None else stage,
-            ("gradient_accumulation_steps",): config.first("gradient_accumulation_steps"),
+            ("gradient_accumulation_steps",): told.first("gradient_accumulation_steps"),
         }
-        return deepspeed_settings(config.beside(inner), told, gpus)
-    stage = _fsdp_stage(config) if str(config.first("distributed_type")).upper() == "FSDP" else 0
-    if config.whole("parallelism_config_sp_size", 1) > 1:
-        message = "sequences split by heads from end to end (Ulysses) are not described"
-        config.report("parallelism_config_sp_size", message, "write 1")
-    tensor, context = config.whole("parallelism_config_tp_size", 1), config.whole("parallelism_config_cp_size", 1)
-    arguments = config.beside(trainer)
-    micro, steps = arguments.whole("per_device_train_batch_size", 1), arguments.whole("gradient_accumulation_steps", 1)
-    if arguments.first("per_device_train_batch_size") is None:
-        config.report("per_device_train_batch_size", "is missing", "give the launch script, whose arguments have it")
-    words = [*sharding_words(stage), *batch_words(micro, micro * steps * max(gpus // (tensor * context), 1))]
+        return deepspeed_settings(told.beside(inner), told, gpus)
+    sharded = kind == "FSDP" or told.first("fsdp") not in (None, False, "", [])
+    tensor, context = _degrees(told, gpus)
+    micro, steps = told.whole("per_device_train_batch_size", 1), told.whole("gradient_accumulation_steps", 1)
+    if told.first("per_device_train_batch_size") is None:
+        told.report("per_device_train_batch_size", "is missing", "give the launch script, whose arguments have it")
+    words = [*sharding_words(_fsdp_stage(told) if sharded else 0)]
+    words += batch_words(micro, micro * steps * max(gpus // (tensor * context), 1))
     words += ["--tensor-model-parallel-size", str(tensor), "--context-parallel-size", str(context)]
-    words += [*_trainer_words(arguments), *_precision_words(config, told)]
-    words += FULL if config.first("fsdp_activation_checkpointing") is True else ()
-    _refuse_adapters(config, trainer)
-    uncounted = tuple(_other_optimizer(first(trainer, "optim")))
-    return TrainerSettings(tuple(words), uncounted, "fsdp", first(trainer, "model_name_or_path"))
+    precision, notes = _precision(told)
+    optimizer, uncounted = _optimizer(told, "optim")
+    words += [*_trainer_words(told), *precision, *optimizer]
+    words += FULL if told.first("fsdp_activation_checkpointing") is True else ()
+    return TrainerSettings(tuple(words), uncounted, "fsdp", told.first("model_name_or_path"), notes)
 
 
-def _fsdp_stage(config: TrainerFields) -> int:
-    """Return the stage of ZeRO that FSDP's strategy is."""
-    strategy = str(config.first("fsdp_sharding_strategy") or "FULL_SHARD").upper()
-    copies = "parallelism_config_dp_replicate_size"
+def _degrees(told: TrainerFields, gpus: int) -> tuple[int, int]:
+    """Return the degrees of tensor and context parallelism, which leave the others to data parallelism."""
+    if told.whole("parallelism_config_sp_size", 1) > 1:
+        message = "sequences split by heads from end to end (Ulysses) are not described"
+        told.report("parallelism_config_sp_size", message, "write 1")
+    tensor, context = told.whole("parallelism_config_tp_size", 1), told.whole("parallelism_config_cp_size", 1)
+    shards, copies = (told.whole(f"parallelism_config_dp_{part}_size", 1) for part in ("shard", "replicate"))
+    if copies > 1 and (shards > 1 or str(told.first("distributed_type")).upper() == "FSDP"):
+        told.report("parallelism_config_dp_replicate_size", "hybrid sharding is not described", "shard over all ranks")
+    if max(shards, copies) > 1 and tensor * context * shards * copies != gpus:
+        message = f"is {shards}, which with the other degrees makes {tensor * context * shards * copies} of {gpus} GPUs"
+        told.report("parallelism_config_dp_shard_size", message, "make the product the number of processes")
+    return tensor, context
+
+
+def _fsdp_stage(told: TrainerFields) -> int:
+    """Return the stage of ZeRO that FSDP's strategy is: the Trainer's words (`full_shard auto_wrap`) go before
+    Accelerate's."""
+    words = told.first("fsdp")
+    words = " ".join(map(str, words)) if isinstance(words, list) else str(words or "")
+    named = [word for word in words.split() if word not in ("auto_wrap", "offload")]
+    reshard = told.first("fsdp_reshard_after_forward")
+    again = str(reshard).upper() if str(reshard).upper() in STRATEGIES and not isinstance(reshard, bool) else None
+    strategy = str(next(iter(named), None) or told.first("fsdp_sharding_strategy") or again or "FULL_SHARD").upper()
     if strategy not in STRATEGIES:
-        config.report("fsdp_sharding_strategy", f"{strategy} is not described", "use FULL_SHARD or SHARD_GRAD_OP")
-    if config.first("fsdp_offload_params") is True:
-        config.report("fsdp_offload_params", "offload of weights is not described", "write false")
-    if config.whole(copies, 1) > 1:
-        config.report(copies, "hybrid sharding is not described", "shard over all ranks")
-    if config.first("fsdp_version") == 2 and config.first("fsdp_reshard_after_forward") is False:
-        return 2
-    return STRATEGIES.get(strategy, 0)
+        told.report("fsdp_sharding_strategy", f"{strategy} is not described", "use FULL_SHARD or SHARD_GRAD_OP")
+    if told.first("fsdp_offload_params") is True or "offload" in words.split():
+        told.report("fsdp_offload_params", "offload of weights is not described", "write false")
+    return 2 if reshard is False and STRATEGIES.get(strategy) == 3 else STRATEGIES.get(strategy, 0)
 
 
-def fsdp_of_trainer(trainer: Mapping[Path, Any]) -> dict[Path, Any]:
-    """Return what a Trainer is told of FSDP (`--fsdp "full_shard auto_wrap"`) as fields of Accelerate's."""
-    words = str(first(trainer, "fsdp") or "").split()
-    if not words:
-        return {}
-    strategy = next((word for word in words if word not in ("auto_wrap", "offload")), "full_shard")
-    fields = {"distributed_type": "FSDP", "fsdp_sharding_strategy": strategy, "fsdp_offload_params": "offload" in words}
-    return {(leaf,): value for leaf, value in fields.items()}
+def _precision(told: TrainerFields) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The types of a Trainer's own switches, else those that Accelerate is told; and that it is none where none is."""
+    switched = next((name for name in ("fp16", "bf16") if told.first(name) is True), None)
+    name = switched or told.first("mixed_precision")
+    said = name is not None or any(told.first(switch) is not None for switch in ("fp16", "bf16"))
+    note = "neither bf16 nor fp16 is said: fp32 is priced, the trainer's default"
+    return PRECISIONS.get(str(name).casefold(), ()), () if said else (note,)
 
 
-def _precision_words(config: TrainerFields, trainer: Mapping[Path, Any]) -> tuple[str, ...]:
-    """The types of a Trainer's own switches, else those that Accelerate is told."""
-    switched = next((name for name in ("bf16", "fp16") if first(trainer, name) is True), None)
-    told = switched or first(trainer, "mixed_precision") or "no"
-    if str(told).casefold() not in PRECISIONS:
-        config.report("mixed_precision", f"is {told}, which is not described here", "use bf16, fp16 or no")
-    return PRECISIONS.get(str(told).casefold(), ())
-
-
-def _trainer_words(trainer: TrainerFields) -> list[str]:
+def _trainer_words(told: TrainerFields) -> list[str]:
     """What a Hugging Face Trainer's arguments say beside batch and precision."""
-    words = list(FULL) if trainer.first("gradient_checkpointing") is True else []
-    if length := trainer.first(*LENGTHS):
+    words = list(FULL) if told.first("gradient_checkpointing") is True else []
+    if length := told.first(*LENGTHS):
         words += ["--seq-length", str(length)]
-    if (steps := trainer.whole("max_steps", -1)) > 0:
+    if (steps := told.whole("max_steps", -1)) > 0:
         words += ["--train-iters", str(steps)]
-    return words
+    return [*words, *(("--attention-backend", "unfused") if told.first("attn_implementation") == "eager" else ())]
 
 
-def _refuse_adapters(config: TrainerFields, trainer: Mapping[Path, Any]) -> None:
-    """Name the switches that train adapters in place of all weights."""
-    found = [name for name in ADAPTERS if first(trainer, name) is True]
-    found += ["lora_dim"] if first(trainer, "lora_dim") else []
-    found += ["finetuning_type"] if first(trainer, "finetuning_type") not in (None, "full") else []
-    for name in found:
-        config.report(name, "trains adapters, which a plan does not describe", "`shardwright fit` sizes LoRA and QLoRA")
-
-
-def _other_optimizer(name: Any) -> list[str]:
-    """What is not modelled of an optimizer that is not Adam."""
-    return [] if name is None or str(name).casefold() in ADAMS else [f"optimizer {name} (priced as Adam)"]
+def _optimizer(config: TrainerFields, leaf: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the arguments of an optimizer, and what is not modelled of one that is priced as Adam."""
+    name = str(config.first(leaf) or "adamw").casefold()
+    if name == "sgd":
+        return ("--optimizer", "sgd"), ()
+    if any(part in name for part in OTHER_UPDATES):
+        config.report(leaf, f"{name} keeps other state than Adam, which is not described", "use adamw_torch")
+    return (), () if name in ADAMS else (f"optimizer {config.first(leaf)} (priced as Adam)",)

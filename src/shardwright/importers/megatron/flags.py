@@ -138,7 +138,7 @@ def _value(flag: str, known: Known, values: list[str], place: str, found: _Scan)
     if not is_known(values[0]):
         if flag not in LENGTHS and flag not in OF_THE_USER:
             message = f"its value is {shown(values[0])}, which the text does not assign"
-            found.problems.append(Problem(place, *_explained(values[0], message, found.why)))
+            found.problems.append(Problem(place, *explained(values[0], message, found.why)))
         return shown(values[0]) if flag in OF_THE_USER else None
     for value in values[1:]:
         _refuse_hidden(value, place, found)
@@ -161,10 +161,10 @@ def _refuse_hidden(word: str, place: str, found: _Scan) -> None:
     """A variable of unknown content, where arguments stand, may hold any of them."""
     if is_lone(word):
         message = f"{shown(word)} may hold arguments, but the text does not assign it"
-        found.problems.append(Problem(place, *_explained(word, message, found.why)))
+        found.problems.append(Problem(place, *explained(word, message, found.why)))
 
 
-def _explained(word: str, message: str, why: Mapping[str, str]) -> tuple[str, str]:
+def explained(word: str, message: str, why: Mapping[str, str]) -> tuple[str, str]:
     """Return what is wrong with a word that is not known, and what helps."""
     for part in unknowns(word):
         variable = variable_of(part)

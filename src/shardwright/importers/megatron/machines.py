@@ -36,7 +36,7 @@ def hosts_of(script: ShellScript, launch: Launch, cluster: Cluster, name: str) -
             raise bad(name, f"names {run['gpu']}, which the cluster has not", f"it has {', '.join(sizes)}")
         types += [run["gpu"]] * (last + 1 - len(types))
     counts = script.arrays.get("GPUS", ())
-    each = launch.processes_per_node
+    each = launch.processes_per_node if isinstance(launch.processes_per_node, int) else None
     if len(counts) == len(types) and all(count.isdigit() for count in counts):
         return tuple(Host(gpu=gpu, gpus=int(count)) for gpu, count in zip(types, counts, strict=True))
     return tuple(Host(gpu=gpu, gpus=each or sizes[gpu]) for gpu in types)

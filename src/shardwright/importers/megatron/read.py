@@ -81,9 +81,10 @@ def reading_of_launch(
     flags = scan(launch.arguments, name, problems, script.reasons)
     if not flags.given and not problems:
         problems.append(Problem(name, NO_TRAINING, "give the launch command or its arguments"))
-    machines, notes = hosts_of(script, launch, cluster, name), _assumed(script)
+    machines, (gpus, left_open) = hosts_of(script, launch, cluster, name), launch.gpus(cluster)
+    notes = [*_assumed(script), *left_open]
     return reading_of_flags(
-        flags, launch.gpus, notes, problems, cluster=cluster, model=model, job=job, name=name, machines=machines
+        flags, gpus, notes, problems, cluster=cluster, model=model, job=job, name=name, machines=machines
     )
 
 
@@ -198,6 +199,8 @@ def _notes(flags: Flags, gpus: int | None, plan: Plan, world: int) -> tuple[str,
         notes.append("the text does not say how long the run is")
     if defaults := ", ".join(_defaults(flags, plan)):
         notes.append(f"Megatron-LM's defaults are taken where nothing is said: {defaults}")
+    if plan.job.precision == "fp32" and plan.job.framework == "megatron":
+        notes.append("neither --bf16 nor --fp16 is said: fp32 is priced, Megatron-LM's default")
     if flags["--rampup-batch-size"]:
         start, step, samples = (*flags["--rampup-batch-size"].split(), "?", "?")[:3]
         words = f"the batch grows from {start} by {step} over {samples} samples; the final one is priced"

@@ -10,6 +10,7 @@ from shardwright.importers.shell.unknown import is_known
 
 LAUNCHING = re.compile(
     r"torchrun|torchrun-hpc|python\d?(?:\.\d+)?|deepspeed|accelerate|accelerate-launch|megatron|bash|sh|zsh|composer|nemo"
+    r"|llamafactory-cli|lmf|axolotl|trl"
 )
 WRAPPERS = frozenset(
     (

@@ -1,0 +1,117 @@
+"""Every key of every trainer's own configuration is accounted for: read, known to change nothing, or named.
+
+The lists of `schemas/` are made of the trainers' packages by `tests.targets.schemas`.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardwright.importers
+from shardwright.importers.keys import accounted, defaults, key_of, known_keys
+from shardwright.importers.megatron.flag_table import hyphenated, known_flags, read_as
+from shardwright.importers.python_values import COMPUTED
+from shardwright.importers.settings import TABLES
+
+SCHEMAS = Path(__file__).parent / "schemas"
+SOURCES = Path(shardwright.importers.__file__).parent
+CHAINS = {
+    "transformers": ("transformers",),
+    "trl": ("trl", "transformers"),
+    "llamafactory": ("llamafactory", "transformers"),
+    "axolotl": ("axolotl",),
+    "accelerate": ("accelerate",),
+    "deepspeed": ("deepspeed",),
+    "torchtitan": ("torchtitan",),
+    "bridge": TABLES,
+}
+FEWEST = {"transformers": 110, "trl": 140, "llamafactory": 230, "axolotl": 400, "accelerate": 140}
+# Keys whose values by default are of another run than plain training of all weights: not taken for what is refused.
+OF_OTHER_RUNS = {"trl": "refused", "llamafactory": "finetuning_type"}
+
+
+@cache
+def schema(trainer: str) -> dict[str, Any]:
+    """Return the keys of a trainer's own configuration with their defaults, COMPUTED where these are no literals."""
+    lines = (SCHEMAS / f"{trainer}.txt").read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    parts = (line.partition(" ") for line in lines[1:])
+    return {key: json.loads(default) if default else COMPUTED for key, _, default in parts}
+
+
+@pytest.mark.parametrize("trainer", CHAINS)
+def test_every_key_of_a_trainer_is_accounted_for(trainer: str) -> None:
+    keys = schema(trainer)
+    assert len(keys) >= FEWEST.get(trainer, 100)
+    assert not [key for key in keys if not _known(trainer, tuple(key.split(".")))]
+
+
+def _known(trainer: str, path: tuple[str, ...]) -> bool:
+    if key_of(path, CHAINS[trainer]) is not None:
+        return True
+    return trainer == "bridge" and read_as(f"--{hyphenated(path[-1])}") in known_flags()
+
+
+def test_every_argument_of_megatron_lm_is_accounted_for() -> None:
+    missing = {f"--{hyphenated(key)}" for key in schema("megatron")} - set(known_flags())
+    assert not missing
+
+
+@pytest.mark.parametrize("trainer", CHAINS)
+def test_what_a_trainer_takes_anyway_is_neither_refused_nor_named(trainer: str) -> None:
+    """A file that writes out defaults is the same run."""
+    plain = accounted({}, CHAINS[trainer], "file", []).uncounted
+    for key, default in schema(trainer).items():
+        row = key_of(tuple(key.split(".")), CHAINS[trainer])
+        if default is COMPUTED or row is None or row.effect in ("none", "holds"):
+            continue
+        if row.effect == "refused" and OF_OTHER_RUNS.get(trainer) in ("refused", key):
+            continue
+        problems: list[Any] = []
+        result = accounted({tuple(key.split(".")): default}, CHAINS[trainer], "file", problems)
+        assert f"file: {key}" not in [problem.path for problem in problems], (key, default)
+        assert not [words for words in result.uncounted if words.startswith(key) and words not in plain], (key, default)
+
+
+@pytest.mark.parametrize("trainer", CHAINS)
+def test_tables_say_why(trainer: str) -> None:
+    with (SOURCES / "data" / f"{trainer}.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = [key for row in rows if row["effect"] != "default" for key in row["keys"].split()]
+    assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
+    for row in rows:
+        assert row["effect"] in ("read", "none", "uncounted", "refused", "holds", "default")
+        assert row["keys"] and (row["words"] or row["effect"] in ("read", "holds", "default")), row
+        assert row["effect"] != "read" or not row["usual"] or row["words"], row
+    for key in defaults(trainer):
+        assert known_keys(trainer)[key].effect in ("read", "refused", "uncounted"), key
+
+
+def test_what_readers_ask_for_is_read_by_the_tables() -> None:
+    """A key that a reader asks for and a table calls without effect never reaches it."""
+    rows = {name: key for trainer in CHAINS for name, key in known_keys(trainer).items()}
+    read = {name.rsplit(".", 1)[-1] for name, key in rows.items() if key.effect == "read"}
+    read |= {key.means.split(" ")[0].rsplit(".", 1)[-1] for key in rows.values() if key.means}
+    for file in ("trainers.py", "torchtitan.py"):
+        asked = _asked(SOURCES / file)
+        assert len(asked) > 12
+        assert asked <= read, asked - read
+
+
+def _asked(file: Path) -> set[str]:
+    """Return the literals that a module hands to `first` and `whole`."""
+    calls = (node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
+    return {
+        word.value
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("first", "whole")
+        for word in call.args
+        if isinstance(word, ast.Constant) and isinstance(word.value, str)
+    }
