@@ -54,6 +54,9 @@ def plan(
     strategy: Annotated[
         str, option(metavar="NAME", help="any, uneven-fsdp, data-parallel or hap: what the program may be.")
     ] = "any",
+    check: Annotated[
+        bool, option("--check/--no-check", help="Run a step of the program on this machine, beside eager mode, first.")
+    ] = True,
     json: Json = False,
 ) -> None:
     """Find the fastest program for a module on a cluster.
@@ -77,16 +80,15 @@ def plan(
     if measured.layers:
         raise bad("--profile", "has layers of a model", "give files of `shardwright profile`, which are of machines")
     _require_torch()
+    from shardwright.spmd import synthesize
     from shardwright.spmd.document import to_text
-    from shardwright.spmd.synthesize import synthesize
     from shardwright.spmd.task import load_task
 
     wanted = load_task(task)
     with progress("searching for the fastest program"):
-        found = synthesize(
-            wanted.skeleton(), wanted.batch, wanted.loss, where, efficiency=efficiency, strategy=strategy,
-            profiles=measured.machines, say=_say,
-        )  # fmt: skip
+        found = synthesize.plan(
+            wanted, where, efficiency=efficiency, strategy=strategy, profiles=measured.machines, check=check, say=_say
+        )
     if out is not None:
         deliver(to_text(found), out)
     if json:
@@ -217,6 +219,9 @@ def _summary(found: Synthesized) -> str:
         parts = ", ".join(f"{ratio} {row[rank]:.1%}" for ratio, row in program.shares.items())
         memory = f", {format_bytes(held[rank])} of tensors" if held else ""
         lines.append(f"rank {rank} {name}: {parts}{memory}")
+    checked = program.notes.get("checked")
+    why = program.notes.get("unchecked_because", "its file says nothing")
+    lines.append(f"one step of {checked} equals eager mode" if checked else f"not checked against eager mode: {why}")
     return "\n".join([*lines, *(str(word) for word in program.notes.get("warnings", ()))])
 
 

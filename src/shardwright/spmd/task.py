@@ -27,6 +27,8 @@ class Task:
     `build` makes the module; planning calls it on the device "meta", where it takes no memory. `batch` has the shapes
     of every batch, all ranks' rows together; `loss(module, batch)` returns a scalar. `batches(step)` returns the batch
     of a step (`batch` itself, if not given), `optimizer(parameters)` any optimizer that works element by element.
+    `small()` returns the same task with fewer layers, narrower ones and fewer rows, less than a gigabyte of tensors:
+    planning runs a step of it, to see that programs for it equal eager mode.
     """
 
     build: Callable[[], nn.Module]
@@ -34,6 +36,7 @@ class Task:
     loss: Loss
     batches: Callable[[int], Mapping[str, Tensor]] | None = None
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = _adamw
+    small: Callable[[], Task] | None = None
 
     def batch_of(self, step: int) -> Mapping[str, Tensor]:
         """Return the batch of a step."""

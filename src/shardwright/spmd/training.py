@@ -87,6 +87,10 @@ class SpmdStep:
         """Return this rank's shards of the parameters."""
         return [parameter for _, parameter in self.named_parameters()]
 
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield this rank's part of each buffer under the module's name."""
+        yield from ((name, self._tensors[name]) for name in self._code.graph.buffers)
+
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take this rank's shards from the unsharded state of the module, which may be mapped from a file.
 
@@ -102,11 +106,11 @@ class SpmdStep:
         """Like `load`, with the state on the first rank only, from which each gets its shards and no more."""
         for name, ref in self._leaves().items():
             target, held, shape = self._tensors[name], self.held(ref), self._code.values[ref].shape
-            parts = [target.new_empty(0)] * self.place.ranks
+            parts = [target.new_empty(0)] * self.fabric.ranks
             if state is not None and self.place.rank == 0:
                 whole = _checked(state, name, shape).to(self.device)
-                parts = [cut(whole, held, self.place.at(rank)).flatten() for rank in range(self.place.ranks)]
-            counts = [target.numel(), *[0] * (self.place.ranks - 1)]
+                parts = [cut(whole, held, self.place.at(rank)).flatten() for rank in range(self.fabric.ranks)]
+            counts = [target.numel(), *[0] * (self.fabric.ranks - 1)]
             with torch.no_grad():
                 target.copy_(self.fabric.all_to_all(parts, counts)().view(target.shape))
         self._keep(state or {})
