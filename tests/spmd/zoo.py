@@ -191,12 +191,6 @@ MODELS: dict[str, Published] = {
         fields={"hidden_size": 16, "num_hidden_layers": 2, "state_size": 4, "vocab_size": VOCABULARY},
         batch=tokens,
     ),
-    "rwkv": Published(
-        model="RwkvForCausalLM",
-        config="RwkvConfig",
-        fields={"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": VOCABULARY, "attention_hidden_size": 16},
-        batch=tokens,
-    ),
     "bert": _masked("Bert"),
     "roberta": _masked("Roberta", max_position_embeddings=20, pad_token_id=1),
     "distilbert": Published(

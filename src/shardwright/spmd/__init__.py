@@ -23,6 +23,7 @@
 * `check`: whether a program's step equals it
 * `document`: the file of a synthesised step
 * `run`: training under torchrun
+* `checkpoint`: what ranks hold, in files
 
 Which operator is sharded how, and what that costs, is decided in `synthesis`; a `Plan` is run by `runtime`.
 """
