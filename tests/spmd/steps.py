@@ -8,14 +8,14 @@ from functools import cache
 
 import torch
 from tests.spmd.models import Batch, Loss, build
-from tests.spmd.ranks import on_ranks
-from tests.spmd.reference import reference
 from torch import Tensor, nn
 
+from shardwright.spmd.eager import eager
 from shardwright.spmd.execute import compiled, execute
 from shardwright.spmd.fabric import RankFabric
 from shardwright.spmd.local import Site
 from shardwright.spmd.shards import RankPlace, cut
+from shardwright.spmd.threads import on_ranks
 from shardwright.spmd.trace import trace
 from shardwright.spmd.training import whole_state
 from shardwright.synthesis.graph import Graph
@@ -46,7 +46,7 @@ def traced_module(module: nn.Module, batch: Batch, loss: Loss) -> Traced:
     state = {name: tensor.detach() for name, tensor in whole_state(module).items()}
     leaves = {ref.node: state[name] for name, ref in {**graph.parameters, **graph.buffers}.items()}
     leaves |= {ref.node: batch[name] for name, ref in graph.inputs.items()}
-    return Traced(graph=graph, leaves=leaves, expected=reference(module, batch, loss, SEED))
+    return Traced(graph=graph, leaves=leaves, expected=eager(module, batch, loss, SEED))
 
 
 def run(case: Traced, program: Program) -> list[dict[str, Tensor]]:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from tests.spmd.draws import drawn
 from tests.spmd.models import BATCH, SEQUENCE, VOCABULARY, Batch
-from tests.spmd.reference import reference
 from tests.spmd.steps import Traced, require_equal
 from tests.synthesis.clusters import pair
 from torch import Tensor, nn
 
 from shardwright import load_model
+from shardwright.spmd.eager import eager
 from shardwright.spmd.trace import trace
 from shardwright.synthesis.graph import Graph, Ref
 from shardwright.synthesis.models.described import other_than, training_step
@@ -77,7 +77,7 @@ def test_a_program_of_a_graph_that_ships_equals_the_module(tmp_path: Path, kind:
     assert parameters.keys() == graph.parameters.keys()
     values = {**{name: one.detach() for name, one in parameters.items()}, **batch, **angles()}
     leaves = {name: ref for table in (graph.parameters, graph.inputs, graph.buffers) for name, ref in table.items()}
-    found = reference(module, batch, mean_loss)
+    found = eager(module, batch, mean_loss)
     gradients = {name.removeprefix("gradient "): one for name, one in found.items() if name.startswith("gradient ")}
     expected = {"loss": found["loss"], **{f"gradient {name}": one for name, one in renamed(gradients, kind).items()}}
     case = Traced(graph=graph, leaves={ref.node: values[name] for name, ref in leaves.items()}, expected=expected)

@@ -6,12 +6,12 @@ import torch
 from tests.spmd.models import SEQUENCE, VOCABULARY, Bert, next_token
 from tests.spmd.peaks import Peak
 from tests.spmd.programs import whole
-from tests.spmd.ranks import ThreadFabric, on_ranks
 from torch import Tensor
 
 from shardwright.spmd.execute import compiled, execute
 from shardwright.spmd.local import Site
 from shardwright.spmd.shards import RankPlace, cut
+from shardwright.spmd.threads import ThreadFabric, on_ranks
 from shardwright.spmd.trace import trace
 from shardwright.spmd.training import whole_state
 from shardwright.synthesis.graph import Graph

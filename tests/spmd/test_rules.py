@@ -13,12 +13,12 @@ import torch
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from tests.spmd.draws import shared
-from tests.spmd.ranks import ThreadFabric, on_ranks
 from torch import Tensor
 
 from shardwright.spmd import kernels
 from shardwright.spmd.local import SPECIAL, Call, Site, run
 from shardwright.spmd.shards import RankPlace, cut
+from shardwright.spmd.threads import ThreadFabric, on_ranks
 from shardwright.synthesis.graph import Argument, Node, Ref, Value
 from shardwright.synthesis.program import Step
 from shardwright.synthesis.properties import Partial, Property, Sharded, Sizes

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import torch
 from tests.spmd.draws import drawn
 from tests.spmd.models import build
 from tests.spmd.processes import Job, run, train
-from tests.spmd.programs import stored_bytes
-from tests.spmd.reference import Masked
+from tests.spmd.programs import stored_bytes, whole
 from torch import Tensor, nn
 
+from shardwright.spmd.eager import Masked
+from shardwright.spmd.threads import ThreadFabric, on_ranks
 from shardwright.spmd.trace import trace
-from shardwright.spmd.training import state_names, whole_state
+from shardwright.spmd.training import SpmdStep, state_names, whole_state
 from shardwright.synthesis import graph as graphs
 from shardwright.synthesis import program as programs
 from shardwright.synthesis.rules.candidates import choices
@@ -35,6 +37,29 @@ def trained_alone(name: str) -> tuple[list[float], list[float], dict[str, Tensor
         norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), CLIP)))
         optimizer.step()
     return losses, norms, module.state_dict()
+
+
+def test_a_program_in_which_nothing_is_sharded_trains() -> None:
+    module, batch, loss = build("bert")
+    graph = trace(module, batch, loss)
+    program = replace(whole(graph, RANKS), sizes={})
+    state = whole_state(module)
+
+    def losses(fabric: ThreadFabric) -> list[float]:
+        step = SpmdStep(graph, program, fabric=fabric)
+        step.receive(state if fabric.rank == 0 else None)
+        optimizer = torch.optim.SGD(step.parameters(), lr=0.1, momentum=0.9)
+        values = []
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            values.append(step(batch).item())
+            step.clip_gradients(CLIP)
+            optimizer.step()
+        assert (step.state_dict().keys() == module.state_dict().keys()) == (fabric.rank == 0)
+        return values
+
+    for values in on_ranks(RANKS, losses):
+        torch.testing.assert_close(values, trained_alone("bert")[0], rtol=1e-4, atol=1e-5)
 
 
 def test_unequal_processes_train_like_one() -> None:

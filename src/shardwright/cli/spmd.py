@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +31,11 @@ HELP = """Shard any PyTorch module over unequal GPUs: trace it, find the fastest
 `train:task` is a function `task` in train.py that returns a shardwright.spmd.task.Task.
 """
 MEBIBYTE = 1 << 20
+TRAVELS = "As before when resumed."
+USUAL = {
+    "seed": 0, "accumulate": 1, "clip": 0.0, "schedule": "cosine", "warmup_steps": 0, "decay_steps": 0,
+    "decay_from": 0, "final_fraction": 0.1,
+}  # fmt: skip
 
 TaskName = Annotated[str, argument(metavar="MODULE:FACTORY", help="A function that returns a Task.")]
 File = Annotated[Path, argument(metavar="STEP.json", help="A file of `shardwright spmd plan`.")]
@@ -54,6 +61,9 @@ def plan(
     strategy: Annotated[
         str, option(metavar="NAME", help="any, uneven-fsdp, data-parallel or hap: what the program may be.")
     ] = "any",
+    check: Annotated[
+        bool, option("--check/--no-check", help="Run a step of the program on this machine, beside eager mode, first.")
+    ] = True,
     json: Json = False,
 ) -> None:
     """Find the fastest program for a module on a cluster.
@@ -77,16 +87,15 @@ def plan(
     if measured.layers:
         raise bad("--profile", "has layers of a model", "give files of `shardwright profile`, which are of machines")
     _require_torch()
+    from shardwright.spmd import synthesize
     from shardwright.spmd.document import to_text
-    from shardwright.spmd.synthesize import synthesize
     from shardwright.spmd.task import load_task
 
     wanted = load_task(task)
     with progress("searching for the fastest program"):
-        found = synthesize(
-            wanted.skeleton(), wanted.batch, wanted.loss, where, efficiency=efficiency, strategy=strategy,
-            profiles=measured.machines, say=_say,
-        )  # fmt: skip
+        found = synthesize.plan(
+            wanted, where, efficiency=efficiency, strategy=strategy, profiles=measured.machines, check=check, say=_say
+        )
     if out is not None:
         deliver(to_text(found), out)
     if json:
@@ -121,12 +130,39 @@ def show(
 def train(
     step: File,
     task: TaskName,
-    steps: Annotated[int, option(metavar="N", help="Train this many steps.")] = 100,
+    steps: Annotated[int, option(metavar="N", help="Train up to this step.")] = 100,
+    out: Annotated[
+        Path | None,
+        option("--out", "-o", metavar="DIR", help="Checkpoints, the last at the end."),
+    ] = None,
+    resume: Annotated[
+        Path | None, option(metavar="DIR", help="Go on from the newest checkpoint in this folder, by any program.")
+    ] = None,
+    checkpoint_every: Annotated[int, option(metavar="N", help="Steps between checkpoints; 0: at the end.")] = 0,
+    keep: Annotated[int, option(metavar="N", help="Keep this many checkpoints; 0: all.")] = 2,
     accumulate: Annotated[
-        int, option(metavar="N", help="Batches of a step, one after the other; their gradients are averaged.")
-    ] = 1,
+        int | None,
+        option(metavar="N", help=f"Batches of a step, one after the other; their gradients are averaged; 1. {TRAVELS}"),
+    ] = None,
+    clip: Annotated[
+        float | None, option(metavar="X", help=f"Limit of the gradients' global norm; 0: none; 0. {TRAVELS}")
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        option(metavar="NAME", help=f"How the optimizer's learning rates fall: cosine, linear, wsd; cosine. {TRAVELS}"),
+    ] = None,
+    warmup: Annotated[int | None, option(metavar="N", help=f"Steps until they are reached; 0. {TRAVELS}")] = None,
+    decay: Annotated[
+        int | None, option(metavar="N", help=f"Step at which they are lowest; 0: never. {TRAVELS}")
+    ] = None,
+    decay_from: Annotated[
+        int | None, option(metavar="N", help=f"Step at which they begin to fall; wsd: in the last tenth. {TRAVELS}")
+    ] = None,
+    final_fraction: Annotated[
+        float | None, option(metavar="X", help=f"What is left of them then; 0.1. {TRAVELS}")
+    ] = None,
     device: Annotated[str | None, option(metavar="NAME", help="cuda or cpu; GPUs if there are any.")] = None,
-    seed: Annotated[int, option(metavar="N", help="Of initial weights and of dropout.")] = 0,
+    seed: Annotated[int | None, option(metavar="N", help=f"Of initial weights and of dropout; 0. {TRAVELS}")] = None,
     weights: Annotated[Path | None, option(metavar="FILE", help="Start from this safetensors file.")] = None,
     save_weights: Annotated[
         Path | None, option(metavar="FILE", help="Write the unsharded weights as safetensors.")
@@ -139,19 +175,41 @@ def train(
 
     \b
       torchrun --nproc-per-node 4 -m shardwright spmd train step.json train:task --steps 100
+      torchrun --nproc-per-node 4 -m shardwright spmd train step.json train:task --steps 200 --out run --resume run
     """
-    if steps < 1:
-        raise bad(f"--steps {steps}", "is below 1", "train at least one step")
-    if accumulate < 1:
-        raise bad(f"--accumulate {accumulate}", "is below 1", "1 is a batch a step")
+    from shardwright.cli.train_input import require_no_less_than_0, require_positive
+
+    require_positive(steps=steps, **({} if accumulate is None else {"accumulate": accumulate}))
+    require_no_less_than_0(
+        clip=clip, warmup=warmup, decay=decay, decay_from=decay_from, final_fraction=final_fraction,
+        checkpoint_every=checkpoint_every, keep=keep,
+    )  # fmt: skip
     require_writable(save_weights, [weights], option="--save-weights")
+    if out is not None and out.exists() and not out.is_dir():
+        raise bad(f"--out {out}", "is a file, not a folder", "name a folder for checkpoints")
+    if resume is not None and weights is not None:
+        raise bad("--weights", "says where to start, --resume too", "leave one of them out")
     _require_torch()
-    from shardwright.spmd import run
+    from shardwright.spmd import checkpoint, run
     from shardwright.spmd.document import load
     from shardwright.spmd.task import load_task
 
     if not run.inside_torchrun():
         raise bad("spmd train", "runs under torchrun", "torchrun --nproc-per-node N -m shardwright spmd train …")
+    if out is not None and resume is None and checkpoint.steps(out):
+        raise bad(f"--out {out}", "has checkpoints of another run", f"--resume {out}, or name another folder")
+    begun = None if resume is None else checkpoint.opened(resume)
+    before = {} if begun is None else begun.settings
+    if begun is not None and begun.step >= steps:
+        raise bad(f"--steps {steps}", f"{begun.folder} is at step {begun.step} already", "name a later step")
+    told = {
+        "seed": seed, "accumulate": accumulate, "clip": clip, "schedule": schedule, "warmup_steps": warmup,
+        "decay_steps": decay, "decay_from": decay_from, "final_fraction": final_fraction,
+    }  # fmt: skip
+    for name in ("seed", "accumulate"):
+        if told[name] is not None and before.get(name, told[name]) != told[name]:
+            raise bad(f"--{name} {told[name]}", f"the checkpoint was written with {before[name]}", "leave it out")
+    settings = {**USUAL, **before, **{name: value for name, value in told.items() if value is not None}}
     losses: list[float] = []
 
     def report(now: Progress) -> None:
@@ -163,16 +221,29 @@ def train(
         load_task(task),
         steps=steps,
         device=device,
-        seed=seed,
-        accumulate=accumulate,
+        seed=settings["seed"],
+        course=run.Course(accumulate=settings["accumulate"], clip=settings["clip"], rate=_rate(settings)),
+        checkpoints=run.Checkpoints(out=out, every=checkpoint_every, keep=keep, resume=resume, settings=settings),
         weights=weights,
         save_weights=save_weights,
         report=report,
     )
-    if losses and json:
+    if int(os.environ["RANK"]):
+        return
+    if json:
         write_json({"losses": losses, "ranks": [asdict(one) for one in memory]})
-    elif losses:
+    else:
         write("\n".join(_memory_words(rank, one) for rank, one in enumerate(memory)))
+
+
+def _rate(settings: Mapping[str, Any]) -> Callable[[int], float]:
+    """Return what the learning rates of a step are multiplied with."""
+    from shardwright.runtime.state.recipe import SCHEDULES, Recipe
+
+    if settings["schedule"] not in SCHEDULES:
+        raise bad(f"--schedule {settings['schedule']}", "is not known", f"one of {', '.join(SCHEDULES)}")
+    names = ("schedule", "warmup_steps", "decay_steps", "decay_from", "final_fraction")
+    return Recipe(learning_rate=1.0, **{name: settings[name] for name in names}).rate
 
 
 def _require_torch() -> None:
@@ -217,6 +288,9 @@ def _summary(found: Synthesized) -> str:
         parts = ", ".join(f"{ratio} {row[rank]:.1%}" for ratio, row in program.shares.items())
         memory = f", {format_bytes(held[rank])} of tensors" if held else ""
         lines.append(f"rank {rank} {name}: {parts}{memory}")
+    checked = program.notes.get("checked")
+    why = program.notes.get("unchecked_because", "its file says nothing")
+    lines.append(f"one step of {checked} equals eager mode" if checked else f"not checked against eager mode: {why}")
     return "\n".join([*lines, *(str(word) for word in program.notes.get("warnings", ()))])
 
 

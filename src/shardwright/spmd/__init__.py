@@ -1,6 +1,6 @@
 """Traces PyTorch modules to graphs of operators, and runs SPMD programs on unequal devices.
 
-* `synthesize`: from a module and a cluster to a program
+* `synthesize`: from a task, or a module and a cluster, to a program
 * `cluster`: machines as the search sees them
 * `task`: what a user wants to train
 * `trace`: from a module, a batch and a loss to a graph
@@ -16,10 +16,14 @@
 * `local`: one operator on what a rank holds
 * `convert`: from one sharding to another
 * `fabric`: collectives for unequal parts
+* `threads`: ranks that are threads
 * `execute`: a program on one rank
 * `training`: a training step with an optimizer of the user's own
+* `eager`: the step that PyTorch runs
+* `check`: whether a program's step equals it
 * `document`: the file of a synthesised step
 * `run`: training under torchrun
+* `checkpoint`: what ranks hold, in files
 
 Which operator is sharded how, and what that costs, is decided in `synthesis`; a `Plan` is run by `runtime`.
 """

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from shardwright.errors import bad
+from shardwright.errors import SpecError, bad
+from shardwright.spmd import checkpoint
 from shardwright.spmd.document import Synthesized
 from shardwright.spmd.task import Task
 from shardwright.spmd.training import SpmdStep, whole_state
+
+BAD_INPUT = 2  # the exit status that the command line gives the rank that tells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,29 @@ class RankMemory:
     peak_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What a run goes by from step to step. Of a step, `accumulate` batches go one after the other, and the mean of
+    their gradients counts; their norm over all ranks is at most `clip` (0: as it is). `rate(step)`, from 0, is what is
+    multiplied with the learning rates of the optimizer."""
+
+    accumulate: int = 1
+    clip: float = 0.0
+    rate: Callable[[int], float] = lambda _: 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """Where checkpoints go, after every so many steps (0: at the end alone) and how many stay (0: all); `resume` is a
+    folder of them, or one, to go on from, `settings` what they say the run was told."""
+
+    out: Path | None = None
+    every: int = 0
+    keep: int = 2
+    resume: Path | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
 def train(
     found: Synthesized,
     task: Task,
@@ -44,37 +72,71 @@ def train(
     steps: int,
     device: str | None = None,
     seed: int = 0,
-    accumulate: int = 1,
+    course: Course | None = None,
+    checkpoints: Checkpoints | None = None,
     weights: Path | None = None,
     save_weights: Path | None = None,
     report: Callable[[Progress], None] = lambda _: None,
 ) -> list[RankMemory]:
-    """Train `steps` steps on the ranks that torchrun started and return what each held. A step takes `accumulate`
-    batches one after the other and the mean of their gradients.
+    """Train up to step `steps` on the ranks that torchrun started and return what each held.
 
     The module is built on the first rank alone, with its `seed`, or its state read from the safetensors file `weights`
-    by all. `save_weights` gets the unsharded state. `report` is called on the first rank. Raises `SpecError` outside
-    torchrun, or where the number of ranks is not that of the program.
+    by all; a run that is resumed goes on as if it had not been interrupted. `save_weights` gets the unsharded state.
+    `report` is called on the first rank. Raises `SpecError` outside torchrun, where the number of ranks is not that of
+    the program, and where the task's own functions fail: on the rank where that happens first, the others exit.
     """
-    with _group(device) as where:
+    course, kept = course or Course(), checkpoints or Checkpoints()
+    with _group(device) as where, _told_once():
         step = SpmdStep(found.graph, found.program, names=found.names, device=where, seed=seed)
-        if weights is not None:
-            step.load(load_file(weights, device="cpu"))
-        else:
-            step.receive(_initial(task, seed) if dist.get_rank() == 0 else None)
-        optimizer = task.optimizer(step.parameters())
-        for number in range(1, steps + 1):
+        with _explained("optimizer"):
+            optimizer = task.optimizer_of(step.named_parameters())
+        first = _begin(step, optimizer, task, seed, weights, kept.resume, course)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for number in range(first, steps):
             started = time.perf_counter()
-            optimizer.zero_grad()
-            first = (number - 1) * accumulate
-            loss = sum(step(task.batch_of(first + part)).item() for part in range(accumulate)) / accumulate
-            _divide_gradients(step, accumulate)
-            optimizer.step()
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * course.rate(number)
+            loss = _stepped(step, optimizer, task, number, course)
             if dist.get_rank() == 0:
-                report(Progress(step=number, loss=loss, seconds=time.perf_counter() - started))
+                report(Progress(step=number + 1, loss=loss, seconds=time.perf_counter() - started))
+            last = number + 1 == steps
+            if kept.out is not None and (last or (kept.every and (number + 1) % kept.every == 0)):
+                checkpoint.save(step, optimizer, kept.out, number + 1, kept.settings, kept.keep)
         if save_weights is not None:
             _saved(step.state_dict(), save_weights)
         return _memory(step, where)
+
+
+def _begin(
+    step: SpmdStep, optimizer: torch.optim.Optimizer, task: Task, seed: int, weights: Path | None,
+    resume: Path | None, course: Course,
+) -> int:  # fmt: skip
+    """Give a rank its weights, and all that a checkpoint has; return the step to begin with."""
+    if resume is not None:
+        manifest = checkpoint.opened(resume)
+        checkpoint.restore(step, optimizer, manifest)
+        step.steps = manifest.step * course.accumulate
+        return manifest.step
+    if weights is not None:
+        step.load(load_file(weights, device="cpu"))
+    else:
+        step.receive(_initial(task, seed) if dist.get_rank() == 0 else None)
+    return 0
+
+
+def _stepped(step: SpmdStep, optimizer: torch.optim.Optimizer, task: Task, number: int, course: Course) -> float:
+    """Take a step, and return its loss."""
+    optimizer.zero_grad()
+    loss = 0.0
+    for part in range(course.accumulate):
+        with _explained("batches"):
+            batch = task.batch_of(number * course.accumulate + part)
+        loss += step(batch).item() / course.accumulate
+    _divide_gradients(step, course.accumulate)
+    if course.clip:
+        step.clip_gradients(course.clip)
+    optimizer.step()
+    return loss
 
 
 def _divide_gradients(step: SpmdStep, parts: int) -> None:
@@ -106,9 +168,42 @@ def _group(device: str | None) -> Iterator[torch.device]:
         dist.destroy_process_group()
 
 
+@contextmanager
+def _told_once() -> Iterator[None]:
+    """Let the rank that fails first say why, and say which it is; the others, whose neighbours are gone, exit."""
+    try:
+        yield
+    except Exception as error:
+        store = dist.distributed_c10d._get_default_store()
+        if store.add("shardwright: ranks that failed", 1) > 1:
+            raise SystemExit(BAD_INPUT) from None
+        rank = f"rank {dist.get_rank()}"
+        if isinstance(error, SpecError):
+            problems = (replace(one, path=f"{rank}: {one.path}" if one.path else rank) for one in error.problems)
+            raise SpecError(*problems) from error
+        if isinstance(error, torch.OutOfMemoryError):
+            hint = "plan for fewer rows and train with `accumulate=`, or with `strategy=uneven-fsdp`"
+            raise bad(rank, f"its GPU is out of memory: {str(error).splitlines()[0]}", hint) from error
+        raise
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Turn what a function of the task raises into one message with its line."""
+    try:
+        yield
+    except SpecError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where, said = f"{frame.filename}:{frame.lineno}", f"{type(error).__name__}: {error}"
+        raise bad(where, f"the task's `{name}` fails: {said}", "--debug shows the traceback") from error
+
+
 def _initial(task: Task, seed: int) -> dict[str, Tensor]:
     torch.manual_seed(seed)
-    return {name: tensor.detach() for name, tensor in whole_state(task.build()).items()}
+    with _explained("build"):
+        return {name: tensor.detach() for name, tensor in whole_state(task.build()).items()}
 
 
 def _saved(state: dict[str, Tensor], path: Path) -> None:

@@ -22,6 +22,7 @@ class RankPlace:
 
     @property
     def ranks(self) -> int:
+        """How many ranks there are, where anything is sharded."""
         return len(next(iter(self.sizes.values())))
 
     def at(self, rank: int) -> RankPlace:

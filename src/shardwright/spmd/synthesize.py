@@ -6,19 +6,70 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shardwright.spec.cluster import Cluster
 from shardwright.spec.read.machine_profile import MachineProfile
+from shardwright.spmd.check import require_equal, require_gradients
 from shardwright.spmd.cluster import machines_of
 from shardwright.spmd.document import Synthesized
+from shardwright.spmd.task import Task
 from shardwright.spmd.trace import Loss, trace
 from shardwright.spmd.training import state_names
 from shardwright.synthesis.baselines import STRATEGIES
+from shardwright.synthesis.graph import Graph, Ref
+from shardwright.synthesis.machines import Machines
+from shardwright.synthesis.rounding import rounded
 from shardwright.synthesis.synthesize import synthesize as search
+from shardwright.synthesis.work import flops, traffic_bytes
+from shardwright.units import format_bytes
 
 Say = Callable[[str], None]
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+MOST_BYTES = 1e9  # of tensors on all ranks together, up to which a task is run as it is
+
+
+def plan(
+    task: Task,
+    cluster: Cluster,
+    *,
+    efficiency: float = 0.5,
+    strategy: str = "any",
+    profiles: Sequence[MachineProfile] = (),
+    check: bool = True,
+    say: Say = lambda _: None,
+) -> Synthesized:
+    """Return the fastest program found for `task`, as `synthesize` does, once one step of it equals eager mode.
+
+    The step is that of `task` itself where all ranks together hold less than `MOST_BYTES` of tensors, else that of
+    `task.small()`, by a program at the same shares. `program.notes["checked"]` says which, "" if none was run. Raises
+    `SpecError` where the step differs.
+    """
+    module = task.skeleton()
+    found = synthesize(
+        module, task.batch, task.loss, cluster, efficiency=efficiency, strategy=strategy, profiles=profiles, say=say
+    )
+    held = sum(found.program.notes["memory_bytes"])
+    if not check:
+        return _noted(found, "", "it was not asked for")
+    if held <= MOST_BYTES:
+        say("running a step on this machine, beside eager mode")
+        require_equal(found, task)
+        return _noted(found, "the task")
+    if task.small is None:
+        why = f"its step holds {format_bytes(held)}, over {format_bytes(MOST_BYTES)}, and the task has no `small`"
+        return _noted(found, "", why)
+    say("running a step of Task.small() on this machine, beside eager mode")
+    small, machines = task.small(), machines_of(cluster, _precision(module), efficiency, profiles)
+    require_equal(_like(found, small, machines, strategy), small, "Task.small()")
+    return _noted(found, "Task.small()")
+
+
+def _noted(found: Synthesized, checked: str, why: str = "") -> Synthesized:
+    notes = {**found.program.notes, "checked": checked, **({"unchecked_because": why} if why else {})}
+    return replace(found, program=replace(found.program, notes=notes))
 
 
 def synthesize(
@@ -40,16 +91,65 @@ def synthesize(
     """
     started = time.perf_counter()
     graph = trace(module, example_inputs, loss, say)
+    require_gradients(module, graph.gradients)
     blocks = ", ".join(f"{repeat.count} blocks of {len(repeat.occurrences[0])}" for repeat in graph.repeats)
     say(f"traced {len(graph.nodes):,} operators{f' ({blocks})' if blocks else ''} in {_since(started)}")
     started = time.perf_counter()
-    kinds = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
-    precision = PRECISIONS.get(kinds.pop() if len(kinds) == 1 else "float32", "fp32")
-    machines = machines_of(cluster, precision, efficiency, profiles)
+    machines = machines_of(cluster, _precision(module), efficiency, profiles)
     program = search(graph, machines, rules=STRATEGIES[strategy])
     notes = {**program.notes, "machines": machines.machine_of.tolist(), "devices": [d.name for d in machines.device_of]}
     say(f"found the program in {_since(started)}")
     return Synthesized(graph=graph, program=replace(program, notes=notes), names=state_names(module))
+
+
+def _precision(module: nn.Module) -> str:
+    kinds = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
+    return PRECISIONS.get(kinds.pop() if len(kinds) == 1 else "float32", "fp32")
+
+
+def _like(found: Synthesized, small: Task, machines: Machines, strategy: str) -> Synthesized:
+    """Return a program for `small` at the shares of what was found. It is searched on machines that are slower by as
+    much as `small` has less to compute and to move, without latencies: what pays in the whole pays there."""
+    module = small.skeleton()
+    graph = trace(module, small.batch, small.loss)
+    require_gradients(module, graph.gradients)
+    program = search(graph, _slower(machines, _work(graph) / _work(found.graph)), rules=STRATEGIES[strategy])
+    shares = found.program.shares
+    sizes = {
+        (ratio, units): tuple(rounded(np.asarray(shares[ratio]), units).tolist()) if ratio in shares else row
+        for (ratio, units), row in program.sizes.items()
+    }
+    return Synthesized(graph=graph, program=replace(program, sizes=sizes), names=state_names(module))
+
+
+def _work(graph: Graph) -> NDArray[np.float64]:
+    """Return the operations of a step and the bytes that it moves, [2]."""
+    values = {Ref(node.name, number): value for node in graph.nodes for number, value in enumerate(node.outputs)}
+    rows = [(node, tuple(values[ref] for ref in node.inputs)) for node in graph.nodes]
+    return np.array([sum(work(*row) for row in rows) for work in (flops, traffic_bytes)])
+
+
+def _slower(machines: Machines, part: NDArray[np.float64]) -> Machines:
+    """Return the machines with memory without end, at a part of the rates of operations and of bytes, [2]."""
+    flops_part, bytes_part = part.tolist()
+    slow = tuple(
+        replace(
+            machine,
+            device=replace(
+                machine.device,
+                flops_per_second=machine.device.flops_per_second * flops_part,
+                memory_bytes_per_second=machine.device.memory_bytes_per_second * bytes_part,
+                operator_seconds=0.0,
+            ),
+            link_bytes_per_second=machine.link_bytes_per_second * bytes_part,
+            link_latency_seconds=0.0,
+        )
+        for machine in machines.unlimited().machines
+    )
+    network = machines.network_bytes_per_second * bytes_part
+    return replace(
+        machines, machines=slow, network_bytes_per_second=network, network_latency_seconds=0.0, call_seconds=0.0
+    )
 
 
 def _since(started: float) -> str:

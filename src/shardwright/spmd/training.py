@@ -63,10 +63,10 @@ class SpmdStep:
         self.device, self.seed, self.steps = torch.device(device), seed, 0
         self.place = RankPlace(rank=self.fabric.rank, sizes=program.sizes)
         self._code: Executable = compiled(graph, program)
-        self._names = dict(names or {name: name for name in self._leaves()})
-        self._rest: dict[str, Tensor] = {}
+        self._names = dict(names or {name: name for name in self.leaves()})
+        self.rest: dict[str, Tensor] = {}  # of the module's state, what the graph does not use
         self._tensors: dict[str, Tensor] = {}
-        for name, ref in self._leaves().items():
+        for name, ref in self.leaves().items():
             value = self._code.values[ref]
             shape = self.place.shape(value.shape, self.held(ref))
             tensor = torch.zeros(shape, dtype=getattr(torch, value.dtype), device=self.device)
@@ -87,12 +87,16 @@ class SpmdStep:
         """Return this rank's shards of the parameters."""
         return [parameter for _, parameter in self.named_parameters()]
 
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield this rank's part of each buffer under the module's name."""
+        yield from ((name, self._tensors[name]) for name in self._code.graph.buffers)
+
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take this rank's shards from the unsharded state of the module, which may be mapped from a file.
 
         What the graph does not use is kept for saving. Raises `SpecError` where a tensor is missing or misshapen.
         """
-        for name, ref in self._leaves().items():
+        for name, ref in self.leaves().items():
             whole = _checked(state, name, self._code.values[ref].shape)
             with torch.no_grad():
                 self._tensors[name].copy_(cut(whole, self.held(ref), self.place))
@@ -100,13 +104,13 @@ class SpmdStep:
 
     def receive(self, state: Mapping[str, Tensor] | None) -> None:
         """Like `load`, with the state on the first rank only, from which each gets its shards and no more."""
-        for name, ref in self._leaves().items():
+        for name, ref in self.leaves().items():
             target, held, shape = self._tensors[name], self.held(ref), self._code.values[ref].shape
-            parts = [target.new_empty(0)] * self.place.ranks
+            parts = [target.new_empty(0)] * self.fabric.ranks
             if state is not None and self.place.rank == 0:
                 whole = _checked(state, name, shape).to(self.device)
-                parts = [cut(whole, held, self.place.at(rank)).flatten() for rank in range(self.place.ranks)]
-            counts = [target.numel(), *[0] * (self.place.ranks - 1)]
+                parts = [cut(whole, held, self.place.at(rank)).flatten() for rank in range(self.fabric.ranks)]
+            counts = [target.numel(), *[0] * (self.fabric.ranks - 1)]
             with torch.no_grad():
                 target.copy_(self.fabric.all_to_all(parts, counts)().view(target.shape))
         self._keep(state or {})
@@ -117,20 +121,20 @@ class SpmdStep:
         It lies in main memory, on the first rank only; the others get an empty dictionary.
         """
         found: dict[str, Tensor] = {}
-        for name, ref in self._leaves().items():
+        for name, ref in self.leaves().items():
             value = self._code.values[ref]
             whole = gathered(self._tensors[name].detach(), self.held(ref), value.shape, self.place, self.fabric)
             if self.place.rank == 0:
                 found[name] = whole.cpu().clone()
         named = {key: found[name] for key, name in self._names.items() if name in found}
-        return named | self._rest
+        return named | self.rest
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Run forward and backward on a batch, add to each parameter's gradient, return the loss.
 
         A tensor of `batch` is the whole, or this rank's part of it. Dropout draws by the seed and the number of calls.
         """
-        leaves = {ref.node: self._tensors[name].detach() for name, ref in self._leaves().items()}
+        leaves = {ref.node: self._tensors[name].detach() for name, ref in self.leaves().items()}
         leaves |= {ref.node: self._part(batch, name, ref) for name, ref in self._code.graph.inputs.items()}
         seed = (self.seed << 32) + self.steps
         site = Site(place=self.place, fabric=self.fabric, device=self.device, seed=seed)
@@ -164,7 +168,8 @@ class SpmdStep:
                 parameter.grad.mul_(scale)
         return norm
 
-    def _leaves(self) -> dict[str, Ref]:
+    def leaves(self) -> dict[str, Ref]:
+        """Return the parameters and buffers of the graph, by the module's names."""
         return {**self._code.graph.parameters, **self._code.graph.buffers}
 
     def _part(self, batch: Mapping[str, Tensor], name: str, ref: Ref) -> Tensor:
@@ -181,7 +186,7 @@ class SpmdStep:
 
     def _keep(self, state: Mapping[str, Tensor]) -> None:
         unused = [key for key, name in self._names.items() if name not in self._tensors and key in state]
-        self._rest = {key: state[key] for key in unused}
+        self.rest = {key: state[key] for key in unused}
 
 
 def _add_gradient(parameter: Tensor, gradient: Tensor, taken: set[int]) -> None:

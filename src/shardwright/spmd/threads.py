@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, so that a test can run many programs without starting processes."""
+"""Ranks as threads of one process, so that a program can be run without starting processes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Board:
 
 
 class ThreadFabric:
-    """A `Fabric` whose ranks are threads; sums are taken in the order of the ranks."""
+    """A `RankFabric` whose ranks are threads; sums are taken in the order of the ranks."""
 
     def __init__(self, rank: int, ranks: int, board: Board) -> None:
         self.rank, self.ranks, self._board = rank, ranks, board
 
     def _exchange(self, mine: T) -> list[T]:
         self._board.slots[self.rank] = mine
-        self._board.barrier.wait(60)
+        self._board.barrier.wait()
         everything = list(self._board.slots)
-        self._board.barrier.wait(60)
+        self._board.barrier.wait()
         return everything
 
     def all_reduce(self, x: Tensor, *, largest: bool = False, hierarchical: bool = False) -> Callable[[], Tensor]:
@@ -47,9 +47,9 @@ class ThreadFabric:
         return lambda: torch.cat(parts)
 
     def reduce_scatter(self, whole: Tensor, rows: Sequence[int], *, padded: bool) -> Callable[[], Tensor]:
-        parts = [each.split(list(rows))[self.rank] for each in self._exchange(whole)]
-        total = parts[0].clone()
-        for part in parts[1:]:
+        first, *others = [sent.split(list(rows))[self.rank] for sent in self._exchange(whole)]
+        total = first.clone()
+        for part in others:
             total.add_(part)
         return lambda: total
 

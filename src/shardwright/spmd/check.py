@@ -1,0 +1,150 @@
+"""Whether a program does what its module does: one step on threads of this machine, against PyTorch's own.
+
+The ranks are as many as the program has, each with its share of units, on the CPU. Loss, every gradient and every new
+buffer must be those of the untouched module, up to rounding.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import bad
+from shardwright.spmd.document import Synthesized
+from shardwright.spmd.eager import eager
+from shardwright.spmd.shards import RankPlace, cut
+from shardwright.spmd.task import Task
+from shardwright.spmd.threads import ThreadFabric, on_ranks
+from shardwright.spmd.training import SpmdStep, whole_state
+from shardwright.synthesis.properties import REPLICATED, Property
+
+SPREAD = 0.02  # of what is drawn where a parameter starts constant, the usual spread of weights
+ROUNDINGS = 3.0  # the difference that is rounding, in square roots of the precision: 1e-3 in fp32; chosen, 1 to 10
+FLOOR = 1e-6  # of the norm of all gradients: what is left of one that is zero but for rounding; chosen, 1e-7 to 1e-5
+TIMES = 10.0  # as far from the step in fp64 as eager is: then eager rounds as badly; chosen, 3 to 30
+Results = dict[str, tuple[Tensor, Property]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How far what a rank has of a result is from its part of eager's, as norms: of the difference, of the whole."""
+
+    name: str
+    rank: int
+    distance: float
+    norm: float
+
+    def __str__(self) -> str:
+        kind, _, name = self.name.partition(" ")
+        subject = f"the gradient of {name}" if kind == "gradient" else f"the {self.name}"
+        part = f"{self.distance / self.norm:.2g} of its norm" if self.norm else f"{self.distance:.2g} from zero"
+        return f"{subject} differs from eager's by {part} on rank {self.rank}"
+
+
+def require_gradients(module: nn.Module, gradients: Mapping[str, object]) -> None:
+    """Raise `SpecError` where a parameter of `module` requires a gradient and has none among `gradients`."""
+    without = [name for name, one in module.named_parameters() if one.requires_grad and name not in gradients]
+    if without:
+        several = f" (and {len(without) - 1} others)" if len(without) > 1 else ""
+        message = f"requires a gradient{several} and gets none from the loss"
+        raise bad(f"the parameter {without[0]}", message, "use it, or freeze it with requires_grad_(False)")
+
+
+def require_equal(found: Synthesized, task: Task, what: str = "the task") -> None:
+    """Raise `SpecError` unless one step of the program gives what `task` gives in eager mode: the loss, every gradient
+    and every new buffer. `what` names the task in the message.
+
+    Parameters that start constant, as biases and norms do, are drawn: gradients that pass through zeros would be equal
+    whatever the program does. A norm of a difference is rounding up to `ROUNDINGS` square roots of the precision, or if
+    eager is about as far from the step in fp64.
+    """
+    module = _module(task)
+    batch = {name: tensor.cpu() for name, tensor in task.batch_of(0).items()}
+    expected = eager(module, batch, task.loss)
+    if not torch.isfinite(expected["loss"]):
+        raise bad(what, f"has the loss {expected['loss'].item()} in eager mode", "give batches that can be trained on")
+    state = {name: tensor.detach() for name, tensor in whole_state(module).items()}
+    ranks = on_ranks(found.program.ranks, lambda fabric: _results(found, fabric, state, batch))
+    floor = FLOOR * sum(float(x.double().square().sum()) for x in expected.values()) ** 0.5
+    large = [
+        one
+        for one in _differences(ranks, expected, found)
+        if not one.distance <= _rounding(ranks[0][one.name][0]) * one.norm + floor
+    ]
+    wrong = _beyond_rounding(large, ranks, found, module, batch, task, expected) if large else []
+    if wrong:
+        more = f" ({len(wrong) - 1} more results differ)" if len(wrong) > 1 else ""
+        raise bad(what, f"{wrong[0]}{more}", "nothing is written; `--no-check` writes the program all the same")
+
+
+def _module(task: Task) -> nn.Module:
+    """Return the task's module with weights, the same every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = task.build().train()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
+                    parameter.add_(torch.randn(parameter.shape).to(parameter.dtype) * SPREAD)
+    return module
+
+
+def _results(
+    found: Synthesized, fabric: ThreadFabric, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]
+) -> Results:
+    """Return what one step leaves on a rank, and how it is distributed."""
+    graph = found.graph
+    step = SpmdStep(graph, found.program, names=found.names, fabric=fabric)
+    step.load(state)
+    loss = step(batch)
+    parameters, buffers = dict(step.named_parameters()), dict(step.named_buffers())
+    left: Results = {"loss": (loss, REPLICATED)}
+    for name in graph.gradients:
+        gradient = parameters[name].grad
+        assert gradient is not None, "a step leaves every gradient"
+        left[f"gradient {name}"] = gradient, step.held(graph.parameters[name])
+    for name in graph.buffer_updates:
+        left[f"buffer {name}"] = buffers[name], step.held(graph.buffers[name])
+    return left
+
+
+def _differences(ranks: Sequence[Results], expected: Mapping[str, Tensor], found: Synthesized) -> list[Difference]:
+    """Return how far the farthest rank is from what is expected of each result."""
+    most = []
+    for name, (first, _) in ranks[0].items():
+        whole = expected[name].double() if name in expected else None
+        rows = []
+        for rank, results in enumerate(ranks):
+            part, held = results[name]
+            place = RankPlace(rank=rank, sizes=found.program.sizes)
+            wanted = torch.zeros_like(first) if whole is None else cut(whole, held, place)
+            distance = float((part.double() - wanted).norm())
+            norm = 0.0 if whole is None else float(whole.norm())
+            rows.append(Difference(name=name, rank=rank, distance=distance, norm=norm))
+        most.append(max(rows, key=lambda one: one.distance))
+    return most
+
+
+def _rounding(x: Tensor) -> float:
+    return ROUNDINGS * torch.finfo(x.dtype).eps ** 0.5 if x.is_floating_point() else 0.0
+
+
+def _beyond_rounding(
+    large: Sequence[Difference], ranks: Sequence[Results], found: Synthesized, module: nn.Module,
+    batch: Mapping[str, Tensor], task: Task, expected: Mapping[str, Tensor],
+) -> list[Difference]:  # fmt: skip
+    """Return the differences that eager's own rounding, seen from a step in fp64, does not explain, largest first."""
+    try:
+        doubled = {name: x.double() if x.is_floating_point() else x for name, x in batch.items()}
+        exact = eager(copy.deepcopy(module).double(), doubled, task.loss)
+    except Exception:  # a module that mixes types by name: then there is no such step
+        exact = dict(expected)
+    names = {one.name for one in large}
+    off = {one.name: one.distance for one in _differences(ranks, exact, found) if one.name in names}
+    rounded = {name: float((exact[name].double() - expected[name].double()).norm()) for name in names & exact.keys()}
+    wrong = [one for one in large if not off[one.name] <= TIMES * rounded.get(one.name, 0.0)]
+    return sorted(wrong, key=lambda one: -one.distance / max(one.norm, 1e-30))
