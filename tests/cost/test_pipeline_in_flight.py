@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwright.cost.pipeline.in_flight import in_flight
+from shardwright.cost.pipeline.in_flight import in_flight, most_live
 from shardwright.cost.pipeline.schedule import BACKWARD, Order, interleaved, one_f_one_b
 
 
@@ -37,3 +37,16 @@ def test_candidates_of_different_shape_go_together():
     ranks, virtual, micro_batches, rank = (np.array(column) for column in zip(*shapes, strict=True))
     expected = [counted(interleaved(p, v, k))[i] for p, v, k, i in shapes]
     assert in_flight(ranks, virtual, micro_batches, rank).tolist() == expected
+
+
+@pytest.mark.parametrize(("ranks", "virtual"), [(1, 1), (5, 1), (2, 2), (3, 4), (4, 2), (8, 3), (3, 5)])
+def test_what_unequal_virtual_stages_hold_is_counted_along_the_order(ranks, virtual):
+    pick, groups = np.random.default_rng(ranks * 10 + virtual), np.array([1, 2, 3, 4, 9, 1, 2])
+    values = pick.lognormal(sigma=1.5, size=(len(groups), virtual, ranks))
+    most = most_live(values, groups * ranks)
+    for row, count in enumerate(groups.tolist()):
+        order = interleaved(ranks, virtual, count * ranks)
+        for rank in range(ranks):
+            signs = [(-1 if step.kind == BACKWARD else 1, step.virtual_stage) for step in order.operations(rank)]
+            held = np.cumsum([sign * values[row, stage // ranks, rank] for sign, stage in signs])
+            assert most[row, rank] == pytest.approx(held.max(), rel=1e-12)

@@ -14,7 +14,7 @@ from shardwright.arrays import Bools, Columns, Floats, Ints, distinct
 from shardwright.cost.context import Context, LayerRows
 from shardwright.cost.iteration.step import data_parallel, per_rank, ranged, recomputed_layers
 from shardwright.cost.memory.sizes import gathered_bytes, logit_bytes, reserved_bytes, state_bytes
-from shardwright.cost.pipeline.in_flight import in_flight
+from shardwright.cost.pipeline.in_flight import most_live
 from shardwright.cost.pipeline.splits import positions
 from shardwright.cost.strategies import BLOCK, SELECTIVE, UNIFORM, Strategies
 
@@ -47,15 +47,15 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed(Columns):
-    """The terms that recomputation does not change, [N, P] in bytes, and the micro-batches (times virtual stages) in
-    flight. `logits` is whole here; in a `Footprint` it is what they need beyond the working set they alternate with."""
+    """The terms that recomputation does not change, [N, P] in bytes, and the micro-batches of each pipeline, [N].
+    `logits` is whole here; in a `Footprint` it is what they need beyond the working set they alternate with."""
 
     weights: Floats
     gradients: Floats
     optimizer: Floats
     logits: Floats
     buffers: Floats
-    in_flight: Ints
+    micro_batches: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,23 +132,23 @@ def checkpoints(rows: Strategies, shards: LayerRows, first: Ints, last: Ints) ->
 
 def working_set(rows: Strategies, shards: LayerRows, starts: Ints) -> Floats:
     """Return the bytes that are live beside the kept activations while a layer runs backward: the gradients of its
-    activations and, where it is recomputed, the activations themselves, [N, 1]."""
-    widest = shards.table.widest[shards.row]
-    longest = np.diff(starts, axis=1).max(axis=1)
-    again = np.where(rows.recompute == UNIFORM, np.minimum(rows.recompute_layers, longest), rows.recompute == BLOCK)
-    repeated = shards.table.repeated[shards.row] * (rows.recompute == SELECTIVE)
-    return np.asarray((widest * again + repeated + shards.table.gradients[shards.row])[:, None])
+    activations and, where it is recomputed, the activations themselves, [N, P]."""
+    mode = rows.recompute[:, None]
+    longest = per_rank(np.diff(starts, axis=1), rows).max(axis=1)
+    again = np.where(mode == UNIFORM, np.minimum(rows.recompute_layers[:, None], longest), mode == BLOCK)
+    widest, repeated, gradients = (
+        column[shards.row][:, None] for column in (shards.table.widest, shards.table.repeated, shards.table.gradients)
+    )
+    return np.asarray(widest * again + repeated * (mode == SELECTIVE) + gradients)
 
 
 def fixed_bytes(context: Context, rows: Strategies, shards: LayerRows, starts: Ints) -> Fixed:
     """Return the part of the footprint on which recomputation has no influence."""
-    pp, vpp = rows.pp[:, None], rows.vpp[:, None]
     held = held_parameters(context, rows, shards, starts)
     weights, gradients, optimizer = states(context, rows, shards, held)
     boundary = shards.table.boundary[shards.row][:, None]
     logits = np.zeros_like(weights)
     logits[:, -1] = logit_bytes(context.model, context.job, rows.micro_batch, rows.cp, rows.tp)
-    count = micro_batches(context, rows)[:, None]
     gathered = gathered_bytes(context.model, context.job, rows.micro_batch, rows.cp, rows.tp, rows.pp)[:, None]
     return Fixed(
         weights=weights,
@@ -156,7 +156,7 @@ def fixed_bytes(context: Context, rows: Strategies, shards: LayerRows, starts: I
         optimizer=optimizer,
         logits=logits,
         buffers=np.broadcast_to(P2P_BUFFERS * boundary * (rows.pp > 1)[:, None] + gathered, weights.shape),
-        in_flight=in_flight(pp, vpp, count, np.arange(int(rows.pp[0]))[None, :]),
+        micro_batches=micro_batches(context, rows),
     )
 
 
@@ -166,7 +166,7 @@ def footprint(
     """Return the peak of each rank. All rows have equal pp and vpp. `fixed` is what `fixed_bytes` returns for them."""
     fixed = fixed or fixed_bytes(context, rows, shards, starts)
     working = working_set(rows, shards, starts)
-    activations = kept_activations(context, rows, shards, starts).mean(axis=1) * fixed.in_flight + working
+    activations = most_live(kept_activations(context, rows, shards, starts), fixed.micro_batches) + working
     logits = np.maximum(fixed.logits - working, 0.0)
     tensors = fixed.weights + fixed.gradients + fixed.optimizer + activations + logits + fixed.buffers
     return Footprint(

@@ -46,7 +46,6 @@ from shardwright.cost.iteration.step import (
 from shardwright.cost.memory.facts import memory_facts
 from shardwright.cost.memory.sizes import copied_bytes
 from shardwright.cost.network.collectives import OVERLAP_SLOWDOWN
-from shardwright.cost.pipeline.in_flight import in_flight
 from shardwright.cost.pipeline.schedule import BACKWARD, FORWARD, Order, interleaved, one_f_one_b
 from shardwright.cost.pipeline.simulate import Timeline, simulate, timeline
 from shardwright.plans.plan import Plan, Replica
@@ -143,9 +142,7 @@ def _stages(plan: Plan, lanes: list[Lanes], held: list[HeldParameters], places: 
 def _footprint(lanes: Lanes) -> Footprint:
     """Return the memory of every stage if all were like one lane: a replica has micro-batches of its own."""
     context, rows, shards, starts = lanes.context, lanes.rows, lanes.shards, lanes.starts
-    depth, chunks = int(rows.pp[0]), int(rows.vpp[0])
-    flight = in_flight(depth, chunks, lanes.micro_batches[:, None], np.arange(depth)[None, :])
-    fixed = replace(fixed_bytes(context, rows, shards, starts), in_flight=flight)
+    fixed = replace(fixed_bytes(context, rows, shards, starts), micro_batches=lanes.micro_batches)
     return footprint(context, rows, shards, starts, fixed)
 
 

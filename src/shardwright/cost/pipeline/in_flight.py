@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
-from shardwright.arrays import Ints
+from shardwright.arrays import Floats, Ints, distinct, distinct_rows
 from shardwright.cost.pipeline.schedule import warmup_forwards
 
 
@@ -14,7 +16,53 @@ def in_flight(ranks: Ints | int, virtual_stages: Ints | int, micro_batches: Ints
     One unit is one micro-batch in one virtual stage: a forward that is done and whose backward is not. 1F1B (one
     virtual stage): min(K, P - rank). Interleaved: min(K * v, warmup + 1) with Megatron-LM's warm-up of
     2 * (P - 1 - rank) + (v - 1) * P forwards, since a rank runs one forward more before its first backward and from
-    then on one of each. On average over equal virtual stages a unit is 1 / v of the rank's layers.
+    then on one of each.
     """
     most = np.asarray(micro_batches) * np.asarray(virtual_stages)
     return np.asarray(np.minimum(most, warmup_forwards(ranks, virtual_stages, rank) + 1), dtype=np.intp)
+
+
+def most_live(values: Floats, micro_batches: Ints) -> Floats:
+    """Return the most that ranks hold, [N, P], where a micro-batch leaves `values` [N, v, P] on each virtual stage, and
+    each pipeline runs `micro_batches` [N]."""
+    virtual_stages, ranks = values.shape[1:]
+    if virtual_stages == 1:
+        return np.asarray(values[:, 0] * in_flight(ranks, 1, micro_batches[:, None], np.arange(ranks)))
+    rounds = np.minimum(micro_batches // ranks, _ROUNDS)
+    most = np.empty((len(values), ranks))
+    for count in distinct(rounds):
+        rows = np.flatnonzero(rounds == count)
+        live = live_chunks(ranks, virtual_stages, int(count))
+        sums = live[:, 0] * values[rows, None, 0]
+        for chunk in range(1, virtual_stages):
+            sums = sums + live[:, chunk] * values[rows, None, chunk]
+        most[rows] = sums.max(axis=1)
+    return most
+
+
+_ROUNDS = 3  # groups of P micro-batches, from which on more change nothing: warm-up is of less than two
+
+
+@lru_cache(maxsize=256)
+def live_chunks(ranks: int, virtual_stages: int, rounds: int) -> Ints:
+    """Return how many micro-batches of each virtual stage a rank may hold at a time that may be its fullest, [T, v, P],
+    under the interleaved schedule of `rounds` groups of P micro-batches.
+
+    Before backward k a rank has done n = min(warmup + 1 + k, K v) forwards. Both take groups of P through the virtual
+    stages, forwards from the first one on, backwards from the last. So what it holds is linear in k between the k at
+    which either begins a group: one of these is the fullest, whatever a virtual stage keeps.
+    """
+    total, rank = rounds * ranks * virtual_stages, np.arange(ranks)
+    warmup = warmup_forwards(ranks, virtual_stages, rank)
+    groups = np.arange(0, total + 1, ranks)[:, None]
+    before = np.concatenate([groups + 0 * rank, groups - 1 - warmup, total - 1 - warmup[None]])
+    before = np.clip(before, 0, total - 1)[:, None, :]
+    chunk = np.arange(virtual_stages)[None, :, None]
+
+    def done(passes: Ints, place: Ints) -> Ints:
+        whole, rest = np.divmod(passes, ranks * virtual_stages)
+        return np.asarray(whole * ranks + np.clip(rest - place * ranks, 0, ranks))
+
+    live = done(np.minimum(before + warmup + 1, total), chunk) - done(before, virtual_stages - 1 - chunk)
+    times = distinct_rows(live.reshape(len(live), -1))
+    return np.asarray(times.reshape(-1, virtual_stages, ranks))

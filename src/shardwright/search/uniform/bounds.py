@@ -197,16 +197,25 @@ def _layers_to_recompute(context: Context, rows: Strategies, shards: LayerRows, 
     state_expert = least_state_bytes(context.job, groups.expert.size, everything)
     on_first = split.first + (rows.vpp - 1) * split.share + split.on_first
     for rank, layers, extra in ((0, on_first, embedding), (1, split.share, 0.0)):
-        flying = in_flight(rows.pp, rows.vpp, count, rank) / rows.vpp
+        flying = in_flight(rows.pp, rows.vpp, count, rank)
+        live = _live_layers(rows, split, flying) if rank == 0 else flying * split.share
         held = state_dense * (dense * layers + extra) + state_expert * expert * layers
         free = room - held
-        short = flying * kept * layers - free
-        need = np.ceil((short + table.widest[row]) / (np.maximum(flying, 1.0) * rows.vpp * gain))
-        lost = (short > 0) & (flying * (kept - core) * layers > free)
+        short = kept * live - free
+        need = np.ceil((short + table.widest[row]) / (np.maximum(flying, 1.0) * gain))
+        lost = (short > 0) & ((kept - core) * live > free)
         exists = rows.pp > 2 if rank else np.ones(len(rows), dtype=bool)
         exists = exists & ((rows.vpp == 1) | (rank == 0))
         found = np.maximum(found, np.where(lost & exists, np.clip(need, 1, None), 0).astype(np.int64))
     return found
+
+
+def _live_layers(rows: Strategies, split: _Split, flying: Ints) -> Ints:
+    """Return the layers of which rank 0 holds activations before its first backward pass, counted for each micro-batch,
+    [N], where it holds those of `flying` passes through its virtual stages."""
+    rounds, rest = np.divmod(flying, rows.pp * rows.vpp)
+    first = rounds * rows.pp + np.minimum(rest, rows.pp)
+    return np.asarray(first * split.first + (flying - first) * split.share + rows.pp * split.on_first)
 
 
 def _tail(context: Context, rows: Strategies, shards: LayerRows, split: _Split) -> Floats:

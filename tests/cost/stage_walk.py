@@ -1,0 +1,101 @@
+"""What the stages of a plan keep, by a walk over the schedule: slow, obvious, layer by layer and pass by pass.
+
+A forward pass leaves on its rank what its layers keep, and a backward pass frees it. While one runs backward, the
+gradients of a layer are there, and what is computed again; on the last rank these alternate with the logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.compute.operators import Shard
+from shardwright.cost.context import Context
+from shardwright.cost.memory.activations import Activations, layer_activation_bytes
+from shardwright.cost.memory.sizes import logit_bytes
+from shardwright.cost.pipeline.schedule import FORWARD, interleaved
+from shardwright.cost.strategies import stage_row, strategies
+from shardwright.plans.plan import Plan, Recompute, Replica, Stage
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Bytes of each layer of one micro-batch: all of them, those that selective recomputation frees, the input; of the
+    largest one what lives while it runs backward. Those of the embedding and of the head."""
+
+    whole: list[float]
+    freed: list[float]
+    inputs: list[float]
+    gradients: float
+    repeated: float
+    ends: tuple[float, float]
+    logits: float
+
+
+def _layers(plan: Plan, replica: Replica, stage: Stage, where: Context) -> _Layers:
+    row = strategies([stage_row(plan, replica, stage)])
+    shard = Shard(**{name: getattr(row, name) for name in Shard.__slots__})
+    count: Activations = layer_activation_bytes(plan.model, shard, plan.job)
+
+    def of_layers(kinds: list[np.ndarray]) -> list[float]:
+        return [float(kinds[1 + kind][0]) for kind in plan.model.kind_of_layer]
+
+    return _Layers(
+        whole=of_layers(count.kept),
+        freed=of_layers(count.core),
+        inputs=of_layers(count.inputs),
+        gradients=max(float(kind[0]) for kind in count.gradients),
+        repeated=max(float(kind[0]) for kind in count.again),
+        ends=(float(count.kept[0][0]), float(count.kept[-1][0])),
+        logits=float(logit_bytes(plan.model, plan.job, row.micro_batch, row.cp, row.tp)[0]),
+    )
+
+
+def _kept(of: _Layers, begin: int, end: int, again: Recompute) -> float:
+    """Return what layers `begin` to `end` keep of a micro-batch."""
+    here = range(begin, end)
+    if again.granularity == "none":
+        return sum(of.whole[layer] for layer in here)
+    if again.granularity == "selective":
+        return sum(of.whole[layer] - of.freed[layer] for layer in here)
+    assert again.layers is not None
+    if again.method == "block":
+        return sum(of.inputs[layer] if layer - begin < again.layers else of.whole[layer] for layer in here)
+    return sum(of.inputs[layer] for layer in here[:: again.layers])
+
+
+def _working(of: _Layers, ranges: tuple[tuple[int, int], ...], again: Recompute) -> float:
+    """Return what lives while a layer of a rank runs backward."""
+    if again.granularity == "selective":
+        return of.gradients + of.repeated
+    if again.granularity == "none":
+        return of.gradients
+    assert again.layers is not None
+    together = 1 if again.method == "block" else min(again.layers, max(end - begin for begin, end in ranges))
+    return of.gradients + together * max(of.whole)
+
+
+def walked_bytes(plan: Plan, replica: Replica, contexts: dict[str, Context]) -> list[float]:
+    """Return the most that activations, gradients of these and logits take on each rank of a replica."""
+    depth, chunks = len(replica.stages), plan.schedule.virtual_stages
+    order = interleaved(depth, chunks, replica.micro_batches)
+    peaks = []
+    for rank, stage in enumerate(replica.stages):
+        of = _layers(plan, replica, stage, contexts[stage.gpu])
+        size = [_kept(of, begin, end, stage.recompute) for begin, end in stage.layers]
+        size[0] += of.ends[0] if rank == 0 else 0.0
+        size[-1] += of.ends[1] if rank == depth - 1 else 0.0
+        beside = _working(of, stage.layers, stage.recompute)
+        if rank == depth - 1:
+            beside = max(beside, of.logits)
+        live, most = 0.0, 0.0
+        for operation in order.operations(rank):
+            chunk = operation.virtual_stage // depth
+            if operation.kind == FORWARD:
+                live += size[chunk]
+                most = max(most, live)
+            else:
+                live -= size[chunk]
+        peaks.append(most + beside)
+    return peaks

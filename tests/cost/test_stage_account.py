@@ -1,0 +1,31 @@
+"""One account of a stage: rows, plans and a walk over the schedule say the same of random models, jobs and splits."""
+
+from __future__ import annotations
+
+import pytest
+from tests.cost.draws import EFFICIENCY, some_problem
+from tests.cost.stage_walk import walked_bytes
+from tests.nightly import nightly
+
+from shardwright.cost.iteration.evaluate import evaluate
+from shardwright.cost.iteration.mixed import mixed_iteration
+from shardwright.cost.strategies import RECOMPUTE, plan_of_row
+from shardwright.plans.check import check
+
+
+@pytest.mark.parametrize("seed", [*range(60), *nightly(range(60, 1500))])
+def test_rows_plans_and_a_walk_agree(seed: int) -> None:
+    """The vectorised verdict has the seconds and the peak of the account of each plan alone, and the activations of
+    that are those of a walk over the schedule."""
+    where, cluster, rows = some_problem(seed)
+    verdict = evaluate(where, rows)
+    for place in range(len(rows)):
+        plan = plan_of_row(rows.take(slice(place, place + 1)), where.model, where.job, cluster, where.pool.gpu.name)
+        assert check(plan) == ()
+        exact = mixed_iteration(plan, EFFICIENCY, contexts={where.pool.gpu.name: where})
+        alone = exact.replicas[0].memory
+        walked = walked_bytes(plan, plan.replicas[0], {where.pool.gpu.name: where})
+        mode = RECOMPUTE[rows.recompute[place]]
+        assert exact.seconds == pytest.approx(verdict.seconds[place], rel=1e-9), mode
+        assert alone.total.max() == pytest.approx(verdict.peak_bytes[place], rel=1e-9), mode
+        assert alone.activations + alone.logits == pytest.approx(walked, rel=1e-9), mode
