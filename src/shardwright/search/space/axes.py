@@ -20,6 +20,7 @@ from shardwright.errors import Problem, SpecError, bad, suggestion
 from shardwright.plans.abilities import flash_attention_runs, tensor_parallel_overlaps
 from shardwright.search.space.choices import Choice, Choices, parse_choice
 from shardwright.search.space.parameters import AXES, SYNONYMS
+from shardwright.spec.catalog.frameworks import OWN
 from shardwright.spec.job import Job
 from shardwright.spec.model import Layer
 from shardwright.spec.options import VALUES as OPTIONS
