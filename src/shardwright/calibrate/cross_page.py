@@ -11,7 +11,7 @@ from shardwright.arrays import Floats
 from shardwright.calibrate.crossvalidate import LearningPoint
 from shardwright.calibrate.training import Trained
 from shardwright.reports.pages.markdown import markdown_table
-from shardwright.reports.text.validation import NONE, number, percent
+from shardwright.reports.text.validation import DIMENSION_WORDS, NONE, number, percent
 from shardwright.validation.case import Case
 from shardwright.validation.outcome import RECOMPUTE_WORDS, Outcome, RunPrediction
 from shardwright.validation.reasons import NO_REASON, reasons, sweep_outliers
@@ -45,7 +45,7 @@ def cross_page(cases: Sequence[Case], found: Trained, curve: Sequence[LearningPo
             "By source:",
             _by("source", summaries),
             "By GPU:",
-            _by("GPU", summaries),
+            _by("gpu", summaries),
             "By framework:",
             _by("framework", summaries),
             _largest(summaries["in domain"], held_out_outcomes(cases, found, 0)),
@@ -122,7 +122,7 @@ def _by(dimension: str, summaries: dict[str, Summary]) -> str:
                 row += [f"{group.runs:,}", percent(group.coverage), number(group.tau)]
             row.append(NONE if group is None else percent(group.median_error))
         rows.append(row)
-    return markdown_table((dimension, "runs", "inside", "tau", *summaries), rows)
+    return markdown_table((DIMENSION_WORDS.get(dimension, dimension), "runs", "inside", "tau", *summaries), rows)
 
 
 def _largest(summary: Summary, outcomes: Sequence[Outcome]) -> str:

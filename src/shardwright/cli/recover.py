@@ -39,12 +39,15 @@ def recover(
 
 
 def _document(found: Rehearsal) -> dict[str, Any]:
+    from shardwright.reports.documents.ranking import VERSION
+
     return {
+        "version": VERSION,
         "generation": found.generation,
         "step": found.step,
         "machines": list(found.machines),
         "ranks": found.ranks,
-        "bytes": found.moved_bytes,
+        "bytes": {name.replace("'", "").replace(" ", "_"): size for name, size in found.moved_bytes.items()},
         "seconds": found.seconds,
         "bound_seconds": found.bound_seconds,
         "decision": found.decision,

@@ -34,7 +34,7 @@ FIXED = {
     findings.NotCovered.STRADDLED_STAGES: "a stage on several GPU types, except uniform plans on all their machines",
     findings.NotCovered.UNEQUAL_DEGREES: "different tensor-parallel degrees in one plan (--tp-per-type searches them)",
     findings.NotCovered.UNEQUAL_DEGREES_OF_A_TYPE: "different tensor-parallel degrees on GPUs of one type",
-    findings.NotCovered.UNEQUAL_REPLICAS: "unequal replicas on machines of one type",
+    findings.NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE: "unequal replicas on machines of one type",
     findings.NotCovered.UNEQUAL_DEPTHS_OVER_SITES: "replicas of unequal depth over several sites",
     findings.NotCovered.OTHER_MIXES: "mixes of three offers and more, or of one GPU type on several markets",
     remedies.Change.OTHER_DEGREES: "degrees must divide heads, layers' widths and the global batch; change one",
@@ -104,9 +104,9 @@ SENTENCES = {
     remedies.Shortage: "needs {0.needed_bytes:bytes} of {0.memory_bytes:bytes}",
 }
 MEANING = {
-    FIXED[Cause.MEMORY]: "does not fit in memory",
-    FIXED[Cause.BOUND]: "even a lower bound on its time exceeds the best plan's",
-    FIXED[Cause.DOMINATED]: "differs from a costed candidate only by more recomputation or less overlap",
+    Cause.MEMORY: "does not fit in memory",
+    Cause.BOUND: "even a lower bound on its time exceeds the best plan's",
+    Cause.DOMINATED: "differs from a costed candidate only by more recomputation or less overlap",
 }
 
 
@@ -124,8 +124,8 @@ def _flag(found: re.Match[str]) -> str:
 
 def explained(rejection: Rejection) -> str:
     """Return why candidates fell out, with what that means where its name alone does not say it."""
-    name = in_words(rejection)
-    return f"{name}: {MEANING[name]}" if name in MEANING else name
+    meaning = MEANING.get(rejection.cause)
+    return in_words(rejection) if meaning is None else f"{in_words(rejection)}: {meaning}"
 
 
 def limit_names(limits: JobLimits) -> str:

@@ -61,7 +61,7 @@ def report_of(
         costed += mixed.outcome.costed
         unneeded += max(mixed.outcome.candidates - mixed.outcome.costed, 0)
     if uneven is not None:
-        phases["uneven FSDP"] = uneven.seconds
+        phases["uneven"] = uneven.seconds
         candidates += uneven.outcome.candidates
         costed += uneven.outcome.costed
         unneeded += uneven.outcome.candidates - uneven.outcome.costed

@@ -12,11 +12,12 @@ import numpy as np
 
 from shardwright.arrays import Ints
 from shardwright.validation.case import Case
+from shardwright.validation.facts import Skip
 from shardwright.validation.fits import Fits, fits_of
 from shardwright.validation.groups import NAMELESS, ErrorGroup, Macro, Pairs, group_of, groups_of, macro_of
 from shardwright.validation.metrics import covered, scale_of
 from shardwright.validation.outcome import Outcome, memory_kind
-from shardwright.validation.reasons import reasons, sweep_of, sweep_outliers
+from shardwright.validation.reasons import Reason, reasons, sweep_of, sweep_outliers
 from shardwright.validation.rivals import constant_mfu_seconds, roofline_seconds
 
 SCALES = (8, 64, 512)
@@ -30,7 +31,7 @@ class Worst:
     row_id: str
     what: str
     ratio: float
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class Summary:
     predicted: int
     timed: int
     duplicates: int
-    skipped: tuple[tuple[str, int], ...]
+    skipped: tuple[tuple[Skip, int], ...]
     overall: ErrorGroup | None
     macro: tuple[Macro, ...]
     by: Mapping[str, tuple[ErrorGroup, ...]]
@@ -59,7 +60,7 @@ def _gpu(outcome: Outcome) -> str:
 
 DIMENSIONS: Mapping[str, Callable[[Outcome], str]] = {
     "source": lambda outcome: outcome.run.source,
-    "GPU": _gpu,
+    "gpu": _gpu,
     "framework": lambda outcome: outcome.case.job.framework if outcome.case else outcome.run.framework,
     "precision": lambda outcome: outcome.case.job.precision if outcome.case else outcome.run.precision,
     "scale": lambda outcome: scale_of(outcome.run.n_gpus or 0.0, SCALES),
@@ -71,14 +72,14 @@ def summarise(outcomes: Sequence[Outcome]) -> Summary:
     """Return the summary of outcomes, those of failed runs among them."""
     counted = [outcome for outcome in outcomes if outcome.predicted is not None and outcome.counted]
     timed = [outcome for outcome in counted if outcome.ratio is not None]
-    skipped = Counter(outcome.skipped for outcome in outcomes if outcome.skipped)
+    skipped = Counter(outcome.skipped for outcome in outcomes if outcome.skipped is not None)
     overall, macro, by = _times(timed) if timed else (None, (), {})
     return Summary(
         rows=len(outcomes),
         predicted=sum(outcome.predicted is not None for outcome in outcomes),
         timed=len(timed),
         duplicates=sum(not outcome.counted for outcome in outcomes),
-        skipped=tuple(sorted(skipped.items(), key=lambda item: (-item[1], item[0]))),
+        skipped=tuple(sorted(skipped.items(), key=lambda item: (-item[1], item[0].words))),
         overall=overall,
         macro=macro,
         by=by,

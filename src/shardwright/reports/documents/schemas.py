@@ -12,7 +12,7 @@ from typing import Any
 
 from shardwright.discovery.machine import MachineGroup
 from shardwright.files import shipped_file
-from shardwright.plans.ranking import Fewer, Nearby, NoProgram, SpmdProgram
+from shardwright.plans.ranking import Fewer, Nearby, SpmdProgram
 from shardwright.plans.schema import DIALECT, Schema, plan_schema, schema_of
 from shardwright.reports.documents.input_schemas import cluster_schema, layers_schema, offers_schema, profile_schema
 from shardwright.spec.catalog.prices import MachinePrice
@@ -35,7 +35,7 @@ WORDS: Mapping[str, Schema] = {
     "object": {"type": "object"},
     "text": {"type": "string"},
 }
-RECORDS = {kind.__name__: kind for kind in (Fewer, MachineGroup, MachinePrice, Nearby, NoProgram, SpmdProgram)}
+RECORDS = {kind.__name__: kind for kind in (Fewer, MachineGroup, MachinePrice, Nearby, SpmdProgram)}
 
 
 def document_names() -> tuple[str, ...]:
@@ -79,6 +79,8 @@ def _named(word: str) -> Schema:
         return {"type": [WORDS[word[:-1]]["type"], "null"]}
     if word == "Plan":
         return plan_schema()
+    if word == "Finding":  # and the figures of its kind
+        return _schema({"kind": "text", "words": "text"})
     if word == "Gpu":  # its peaks are printed by precision
         found = schema_of(Gpu)
         found["properties"]["peak_flops"] = _schema({"*": "number"})

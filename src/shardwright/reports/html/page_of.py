@@ -17,6 +17,7 @@ from shardwright.reports.text.explain import changes, reasons, saving, unit, val
 from shardwright.reports.text.first_screen import next_step
 from shardwright.reports.text.mixed import gpu_words
 from shardwright.reports.text.plans import predicted
+from shardwright.reports.text.strategy import SETTINGS
 from shardwright.units import SECONDS_PER_HOUR, format_count, format_dollars, format_seconds
 
 
@@ -55,7 +56,7 @@ def comparison_page(names: tuple[str, str], mine: Plan, other: Plan, efficiency:
     ahead, behind = (mine, other) if value(mine) <= value(other) else (other, mine)
     winner = names[0] if ahead is mine else names[1]
     loser = names[1] if ahead is mine else names[0]
-    rows = tuple((name, *pair) for name, pair in changes(mine, other).items())
+    rows = tuple((SETTINGS[name], *pair) for name, pair in changes(mine, other).items())
     settings = PageSection(
         name="settings",
         title="What is set otherwise",

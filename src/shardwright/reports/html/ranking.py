@@ -11,6 +11,7 @@ from shardwright.plans.codec import decode
 from shardwright.plans.document import from_document
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Fewer
+from shardwright.reports.documents.findings import kind_of
 from shardwright.reports.html.front import machines_front
 from shardwright.reports.html.page_of import plan_page
 from shardwright.reports.html.section import Chart, Page, PageSection, PageTable
@@ -21,6 +22,7 @@ from shardwright.reports.words import MEANING
 from shardwright.units import clock, format_count, format_seconds
 
 MOST_BARS = 14  # of alternatives
+MEANINGS = {kind_of(cause): words for cause, words in MEANING.items()}
 
 
 def ranking_page(document: Mapping[str, Any], efficiency: Efficiency, *, command: str = "") -> Page:
@@ -61,7 +63,11 @@ def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iter
         (name, clock(seconds, like=like), "–" if worth is None else f"{worth / least:.3f}×", "")
         for name, seconds, worth in found
     ]
-    rows += [(entry["rule"], "–", "–", entry["reason"]) for entry in baselines if entry["iteration_seconds"] is None]
+    rows += [
+        (entry["rule"], "–", "–", entry["reason"]["words"] if entry["reason"] else "")
+        for entry in baselines
+        if entry["iteration_seconds"] is None
+    ]
     why = tuple(
         f"plan {place}: {value(plan) / least - 1.0:+.2%} {what}; {contrast(plan, plans[0])}"
         for place, plan in enumerate(plans[1:], start=2)
@@ -99,8 +105,8 @@ def _short(plan: Plan) -> str:
 
 def _search(best: Plan, report: Mapping[str, Any], passed_over: Mapping[str, Any] | None) -> Iterator[PageSection]:
     rows = tuple(
-        (reason, f"{count:,}", MEANING.get(reason, ""))
-        for reason, count in sorted(report["rejected"].items(), key=lambda item: -item[1])
+        (entry["words"], f"{entry['count']:,}", MEANINGS.get(entry["kind"], ""))
+        for entry in sorted(report["rejected"], key=lambda entry: -entry["count"])
     )
     lead = (
         f"{format_count(report['candidates'])} candidates in {format_seconds(report['seconds'])}; "
@@ -113,7 +119,7 @@ def _search(best: Plan, report: Mapping[str, Any], passed_over: Mapping[str, Any
     if passed_over and passed_over["words"]:
         points.append(f"Caution: {passed_over['words']}.")
     if report["not_covered"]:
-        points.append("Not covered: " + "; ".join(report["not_covered"]) + ".")
+        points.append("Not covered: " + "; ".join(kind["words"] for kind in report["not_covered"]) + ".")
     yield PageSection(
         name="search",
         title="What the search dropped, and the proof",

@@ -13,6 +13,7 @@ from shardwright.plans.check import check
 from shardwright.plans.document import from_document
 from shardwright.plans.plan import Plan
 from shardwright.plans.ranking import Evaluation, Ranking
+from shardwright.reports.documents.earlier import current
 from shardwright.reports.documents.ranking import ranking_document
 from shardwright.reports.documents.shop import shop_document
 from shardwright.reports.html.front import machines_front
@@ -64,11 +65,13 @@ def report(
 
 
 def _document_page(document: Mapping[str, Any], efficiency: Efficiency, command: str) -> str:
+    if "front" in document or "plans" in document:
+        document = current(document)
     if "front" in document:
         return rendered(shop_page(document, command=command))
     if "plans" in document:
         if not document["plans"]:
-            reason = document.get("infeasible", {}).get("reason", "nothing was found")
+            reason = document["infeasible"]["reason"]["words"] if "infeasible" in document else "nothing was found"
             raise bad("plans", f"is empty: {reason}", "plan again with what that needs")
         return rendered(ranking_page(document, efficiency, command=command))
     if "best" in document and "plan" in document:

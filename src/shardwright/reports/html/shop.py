@@ -24,7 +24,7 @@ def shop_page(document: Mapping[str, Any], *, command: str = "") -> Page:
     """Return the page of what `shop --json` printed. Raises SpecError where its front is empty."""
     front: list[Mapping[str, Any]] = document["front"]
     if not front:
-        reason = document.get("infeasible", {}).get("reason", "no choice was found")
+        reason = document["infeasible"]["reason"]["words"] if "infeasible" in document else "no choice was found"
         raise bad("front", f"is empty: {reason}", "shop again with what that needs")
     chosen = document["chosen"]
     best = front[chosen or 0]
@@ -43,8 +43,10 @@ def shop_page(document: Mapping[str, Any], *, command: str = "") -> Page:
 
 def _refused(page: Page, infeasible: Mapping[str, Any]) -> Page:
     """Return the page of a front of which no choice does what was asked."""
-    help_ = PageSection(name="help", title="What would do", points=tuple(infeasible["remedies"]))
-    answer = f"No offer does: {infeasible['reason']}."
+    help_ = PageSection(
+        name="help", title="What would do", points=tuple(remedy["words"] for remedy in infeasible["remedies"])
+    )
+    answer = f"No offer does: {infeasible['reason']['words']}."
     return replace(page, answer=answer, sections=(help_, *page.sections[:2]), files={})
 
 

@@ -10,6 +10,7 @@ from shardwright.reports.text import outcome
 from shardwright.reports.text.explain import changes
 from shardwright.reports.text.layout import labelled, wrapped
 from shardwright.reports.text.plans import predicted
+from shardwright.reports.text.strategy import SETTINGS
 from shardwright.units import clock, format_bytes
 
 INDENT = " " * 26
@@ -40,7 +41,9 @@ def ladder_text(mine: Plan, rungs: Sequence[Rung], width: int, measured: float |
     like = scale * predicted(mine).iteration_seconds
     lines, before = ["One change at a time", _step("yours", mine, scale, like, width)], mine
     for number, rung in enumerate(rungs, 1):
-        changed = "; ".join(f"{name} {old} → {new}" for name, (old, new) in changes(before, rung.plan).items())
+        changed = "; ".join(
+            f"{SETTINGS[name]} {old} → {new}" for name, (old, new) in changes(before, rung.plan).items()
+        )
         words = f"{number}. {changed}{' (free)' if rung.free else ''}"
         lines.append(_step(words, rung.plan, scale, like, width))
         lines += [wrapped(rung.flags, INDENT, width)] if rung.flags else []

@@ -196,7 +196,7 @@ def _distinct(choices: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
 
 
 def _not_covered(worth: Sequence[Mix], chosen: Sequence[Mix]) -> Iterator[Uncovered]:
-    yield NotCovered.UNEQUAL_REPLICAS
+    yield NotCovered.UNEQUAL_REPLICAS_OF_A_TYPE
     yield NotCovered.OTHER_MIXES
     left = [mix for mix in worth if mix not in chosen]
     if left:
