@@ -94,19 +94,19 @@ def case_of(run: PublishedRun) -> Case:
 def pool_of(run: PublishedRun, guesses: list[Assumption]) -> NodePool:
     """Return the machines of a run: the catalogue's, with what the run publishes of memory, network and power."""
     gpus = whole(run, "n_gpus")
-    each = min(whole(run, "gpus_per_node", 8), gpus)
-    if gpus % each:
-        raise SkippedRunError("not_divided", f"{gpus} GPUs are no whole number of machines with {each}")
+    per_machine = min(whole(run, "gpus_per_node", 8), gpus)
+    if gpus % per_machine:
+        raise SkippedRunError("not_divided", f"{gpus} GPUs are no whole number of machines with {per_machine}")
     name, memory = gpu_name(run.gpu, run.gpu_mem_gb)
     notes = run.noted
-    machine = f"{notes.rented}.48xlarge" if notes.rented and each == 8 else None
-    pool = _pool(name, gpus // each, each, notes.network_gbps, machine)
+    machine = f"{notes.rented}.48xlarge" if notes.rented and per_machine == 8 else None
+    pool = _pool(name, gpus // per_machine, per_machine, notes.network_gbps, machine)
     gpu = pool.gpu
     if notes.special is not None:
         gpu = replace(gpu, memory_bytes_per_second=notes.special[0], tdp_watts=notes.special[1])
     if memory is not None and abs(memory * GIBIBYTE / pool.memory_bytes - 1.0) > 0.1:
         gpu = replace(gpu, memory_bytes=memory * GIBIBYTE)
-    if gpus > each and notes.network_gbps is None:
+    if gpus > per_machine and notes.network_gbps is None:
         guesses.append(
             Assumption(NETWORK, f"{pool.inter_bytes_per_second * 8e-9:g} Gbit/s a machine, as the catalogue has it")
         )
@@ -207,8 +207,8 @@ def expert_degree(run: PublishedRun, model: Model, tp: int, cp: int, dp: int) ->
 def head_layers(model: Model) -> float:
     """Return the weights of the output projection over those of a layer."""
     layer = model.layers[-1]
-    each = model.dense_layer_parameters(layer) + model.expert_layer_parameters(layer)
-    return model.token_table_parameters / each
+    per_layer = model.dense_layer_parameters(layer) + model.expert_layer_parameters(layer)
+    return model.token_table_parameters / per_layer
 
 
 def _sharding(run: PublishedRun, habits: Habits, guesses: list[Assumption]) -> int:

@@ -44,8 +44,8 @@ def whole(run: PublishedRun, name: str, default: int | None = None) -> int:
 def gpu_name(published: str, memory_gb: float | None) -> tuple[str, float | None]:
     """Return the name by which the catalogue may know a GPU, and its memory in GiB where name or run say it."""
     name = re.split(r"[\s(?]", published.strip())[0]
-    found = re.search(r"-?([0-9]{2,3})\s?GB", name, re.I)
-    memory = float(found[1]) if found else memory_gb
+    stated = re.search(r"-?([0-9]{2,3})\s?GB", name, re.I)
+    memory = float(stated[1]) if stated else memory_gb
     base = re.sub(r"-?[0-9]{2,3}\s?GB.*$", "", name, flags=re.I)
     if base.startswith("A100") and memory in (40, 80):
         base = f"{base}-{memory:g}"

@@ -73,14 +73,18 @@ def mixed_plan(run: PublishedRun, guesses: list[Assumption]) -> Plan:
 
 def _cluster(run: PublishedRun) -> Cluster:
     """Return the machines: those named in the notes, else the catalogue's for each GPU type."""
-    each = whole(run, "gpus_per_node", 8)
+    per_machine = whole(run, "gpus_per_node", 8)
     machines = run.noted.machines
     nodes = []
     for place, part in enumerate(run.gpu.split("+")):
-        found = re.fullmatch(r"(.+)x([0-9]+)", part.strip())
-        if found is None:
+        group = re.fullmatch(r"(.+)x([0-9]+)", part.strip())
+        if group is None:
             raise SkippedRunError("unpublished", f"{part} does not say how many GPUs of the type there are")
-        entry: dict[str, object] = {"count": int(found[2]) // each, "gpus": each, "gpu": gpu_name(found[1], None)[0]}
+        entry: dict[str, object] = {
+            "count": int(group[2]) // per_machine,
+            "gpus": per_machine,
+            "gpu": gpu_name(group[1], None)[0],
+        }
         if place < len(machines):
             entry = {"count": machines[place][0], "machine": machines[place][1]}
         nodes.append(entry)

@@ -108,12 +108,12 @@ def outcomes(
     """Return the outcome of every run, in their order. Runs of another quality or kind than asked for are skipped (a
     run without a quality or kind is not); all are asked for by default. Of duplicates the first that can be predicted
     counts."""
-    found = [_prepared(run, failed=failed, quality=quality, kinds=kinds) for run in runs]
-    cases = [outcome.case for outcome in found if outcome.case is not None]
+    prepared = [_prepared(run, failed=failed, quality=quality, kinds=kinds) for run in runs]
+    cases = [outcome.case for outcome in prepared if outcome.case is not None]
     columns = forecast(cases, efficiency)
     rows = iter(range(len(cases)))
     seen: set[str] = set()
-    for place, outcome in enumerate(found):
+    for place, outcome in enumerate(prepared):
         if outcome.case is None:
             continue
         row = next(rows)
@@ -126,11 +126,11 @@ def outcomes(
             recompute=RECOMPUTE_WORDS[int(columns.recompute[row])],
         )
         group = outcome.run.dup_group
-        found[place] = Outcome(
+        prepared[place] = Outcome(
             run=outcome.run, case=outcome.case, predicted=predicted, failed=failed, counted=group not in seen
         )
         seen |= {group} - {""}
-    return tuple(found)
+    return tuple(prepared)
 
 
 def _prepared(run: PublishedRun, *, failed: bool, quality: Collection[str], kinds: Collection[str]) -> Outcome:

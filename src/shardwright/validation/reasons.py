@@ -45,15 +45,15 @@ def sweep_outliers(counted: Sequence[Outcome]) -> frozenset[int]:
     for place, outcome in enumerate(counted):
         if outcome.ratio is not None:
             sweeps.setdefault(sweep_of(outcome), []).append(place)
-    found: set[int] = set()
+    outliers: set[int] = set()
     for places in sweeps.values():
         if len(places) < 4:
             continue
         logs = np.log([counted[place].ratio or math.nan for place in places])
         off = np.abs(logs - np.median(logs))
         limit = max(OUTLIER_SPREADS * float(np.median(off)), float(np.log(OUTLIER_FACTOR)))
-        found |= {place for place, distance in zip(places, off, strict=True) if distance > limit}
-    return frozenset(found)
+        outliers |= {place for place, distance in zip(places, off, strict=True) if distance > limit}
+    return frozenset(outliers)
 
 
 def reasons(outcome: Outcome, *, outlier: bool) -> tuple[Reason, ...]:

@@ -92,13 +92,13 @@ def summarise(outcomes: Sequence[Outcome]) -> Summary:
 def _times(timed: Sequence[Outcome]) -> tuple[ErrorGroup, tuple[Macro, ...], dict[str, tuple[ErrorGroup, ...]]]:
     measured = np.array([outcome.measured_seconds for outcome in timed], dtype=float)
     cases = [outcome.case for outcome in timed if outcome.case is not None]
-    own, low, high = (
+    seconds, low, high = (
         np.array([getattr(outcome.predicted, name) for outcome in timed])
         for name in ("seconds", "low_seconds", "high_seconds")
     )
     sweeps = [sweep_of(outcome) for outcome in timed]
     pairs = Pairs(
-        predicted=own,
+        predicted=seconds,
         measured=measured,
         sweeps=_codes(sweeps),
         strategies=_codes([(*sweep, *_strategy(case)) for sweep, case in zip(sweeps, cases, strict=True)]),
@@ -154,12 +154,12 @@ def _worst(timed: Sequence[Outcome]) -> tuple[Worst, ...]:
     outliers = sweep_outliers(timed)
     off = np.array([abs(math.log(outcome.ratio or 1.0)) for outcome in timed])
     taken: Counter[str] = Counter()
-    found: list[Worst] = []
+    worst: list[Worst] = []
     for place in np.argsort(-off, kind="stable"):
         outcome = timed[place]
         taken[outcome.run.source] += 1
-        if taken[outcome.run.source] <= WORST_OF_A_SOURCE and len(found) < WORST:
+        if taken[outcome.run.source] <= WORST_OF_A_SOURCE and len(worst) < WORST:
             why = reasons(outcome, outlier=int(place) in outliers)
             what = f"{outcome.run.model}, {outcome.run.n_gpus:.0f} × {_gpu(outcome)}, {outcome.strategy}".rstrip(", ")
-            found.append(Worst(row_id=outcome.run.row_id, what=what, ratio=outcome.ratio or math.nan, reasons=why))
-    return tuple(found)
+            worst.append(Worst(row_id=outcome.run.row_id, what=what, ratio=outcome.ratio or math.nan, reasons=why))
+    return tuple(worst)

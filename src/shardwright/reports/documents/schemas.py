@@ -45,8 +45,8 @@ def document_names() -> tuple[str, ...]:
 
 def document_schema(name: str) -> Schema:
     """Return the schema of the documents `name`, one of `document_names`."""
-    found = FILES[name]() if name in FILES else _schema(_documents()[name])
-    return {"$schema": DIALECT, "title": f"Shardwright: {name}", **found}
+    schema = FILES[name]() if name in FILES else _schema(_documents()[name])
+    return {"$schema": DIALECT, "title": f"Shardwright: {name}", **schema}
 
 
 @cache
@@ -66,7 +66,7 @@ def _schema(shape: Any) -> Schema:
     if "enum" in shape:
         return dict(shape)
     if "either" in shape:
-        return {"anyOf": [_schema(one) for one in shape["either"]]}
+        return {"anyOf": [_schema(choice) for choice in shape["either"]]}
     if "*" in shape:
         return {"type": "object", "additionalProperties": _schema(shape["*"])}
     needed = [key for key in shape if not key.endswith("?")]
@@ -82,7 +82,7 @@ def _named(word: str) -> Schema:
     if word == "Finding":  # and the figures of its kind
         return _schema({"kind": "text", "words": "text"})
     if word == "Gpu":  # its peaks are printed by precision
-        found = schema_of(Gpu)
-        found["properties"]["peak_flops"] = _schema({"*": "number"})
-        return found
+        schema = schema_of(Gpu)
+        schema["properties"]["peak_flops"] = _schema({"*": "number"})
+        return schema
     return schema_of(RECORDS[word]) if word in RECORDS else dict(WORDS[word])

@@ -39,29 +39,29 @@ def ranking_page(document: Mapping[str, Any], efficiency: Efficiency, *, command
 def _fewer(plan: Plan, rows: Sequence[object]) -> tuple[Fewer, ...]:
     """Return the rows `fewer` of a document. Raises SpecError for what is none for the plan's cluster."""
     problems: list[Problem] = []
-    found = tuple(decode(row, Fewer, f"fewer[{place}]", problems) for place, row in enumerate(rows))
+    choices = tuple(decode(row, Fewer, f"fewer[{place}]", problems) for place, row in enumerate(rows))
     if problems:
         raise SpecError(*problems)
-    for place, choice in enumerate(found):
+    for place, choice in enumerate(choices):
         if len(choice.nodes) != len(plan.cluster.pools):
             raise bad(f"fewer[{place}].nodes", f"has {len(choice.nodes)} numbers", "one for each group of machines")
-    return found
+    return choices
 
 
 def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iterator[PageSection]:
     like, least = predicted(plans[0]).iteration_seconds, value(plans[0])
     what = unit(plans[0])
     worth_key = "dollars" if what == "money" else "iteration_seconds"
-    found: list[tuple[str, float, float | None]] = [
+    entries: list[tuple[str, float, float | None]] = [
         (f"plan {place}: {_short(plan)}", predicted(plan).iteration_seconds, value(plan))
         for place, plan in enumerate(plans, 1)
     ]
     for entry in baselines:
         if entry["iteration_seconds"] is not None:
-            found.append((entry["rule"], entry["iteration_seconds"], entry.get(worth_key)))
+            entries.append((entry["rule"], entry["iteration_seconds"], entry.get(worth_key)))
     rows = [
         (name, clock(seconds, like=like), "–" if worth is None else f"{worth / least:.3f}×", "")
-        for name, seconds, worth in found
+        for name, seconds, worth in entries
     ]
     rows += [
         (entry["rule"], "–", "–", entry["reason"]["words"] if entry["reason"] else "")
@@ -82,9 +82,9 @@ def _alternatives(plans: list[Plan], baselines: list[Mapping[str, Any]]) -> Iter
             label="Seconds of an iteration of each alternative; the table has the same figures.",
             data={
                 "unit": "seconds",
-                "rows": [name for name, _, _ in found[:MOST_BARS]],
+                "rows": [name for name, _, _ in entries[:MOST_BARS]],
                 "kinds": ["iteration"],
-                "values": [[seconds] for _, seconds, _ in found[:MOST_BARS]],
+                "values": [[seconds] for _, seconds, _ in entries[:MOST_BARS]],
             },
         ),
         table=PageTable(

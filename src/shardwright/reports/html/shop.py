@@ -58,18 +58,20 @@ def _limits_words(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _figures(document: Mapping[str, Any]) -> list[Figure]:
-    found = []
+    figures = []
     for name, words in PICKS.items():
         place = document["picks"].get(name)
         if place is not None:
             choice = document["front"][place]
             hours = format_seconds(choice["hours"] * SECONDS_PER_HOUR)
-            found.append(Figure(label=words, value=format_dollars(choice["dollars"]), note=f"{hours}, {_rent(choice)}"))
-    return found
+            figures.append(
+                Figure(label=words, value=format_dollars(choice["dollars"]), note=f"{hours}, {_rent(choice)}")
+            )
+    return figures
 
 
 def _rent(choice: Mapping[str, Any]) -> str:
-    return " + ".join(f"{each['gpus']} {each['gpu']} ({each['market']})" for each in choice["rent"])
+    return " + ".join(f"{rental['gpus']} {rental['gpu']} ({rental['market']})" for rental in choice["rent"])
 
 
 def _front_section(document: Mapping[str, Any], chosen: int | None) -> PageSection:
@@ -85,7 +87,7 @@ def _front_section(document: Mapping[str, Any], chosen: int | None) -> PageSecti
     rows = tuple(
         (
             ("→ " if place == chosen else "") + _rent(choice),
-            " + ".join(dict.fromkeys(each["provider"] or "own" for each in choice["rent"])),
+            " + ".join(dict.fromkeys(rental["provider"] or "own" for rental in choice["rent"])),
             format_seconds(choice["hours"] * SECONDS_PER_HOUR),
             format_dollars(choice["dollars"]),
             f"{choice['interruptions']:,.1f}",
@@ -113,7 +115,7 @@ def _front_section(document: Mapping[str, Any], chosen: int | None) -> PageSecti
 
 
 def _kind(choice: Mapping[str, Any]) -> str:
-    return " + ".join(f"{each['gpu']}, {each['market']}" for each in choice["rent"])
+    return " + ".join(f"{rental['gpu']}, {rental['market']}" for rental in choice["rent"])
 
 
 def _assumed(document: Mapping[str, Any]) -> PageSection:

@@ -54,19 +54,19 @@ def ladder_text(mine: Plan, rungs: Sequence[Rung], width: int, measured: float |
 
 
 def _step(words: str, plan: Plan, scale: float, like: float, width: int) -> str:
-    found = predicted(plan)
-    memory = format_bytes(outcome.fullest(found).total_bytes)
-    seconds = clock(scale * found.iteration_seconds, like=like)
+    prediction = predicted(plan)
+    memory = format_bytes(outcome.fullest(prediction).total_bytes)
+    seconds = clock(scale * prediction.iteration_seconds, like=like)
     return labelled(f"  {seconds}  {memory}", words, width, column=len(INDENT))
 
 
 def _measured_words(mine: Plan, measured: float, width: int) -> str:
-    found = predicted(mine)
-    seconds, (low, high) = found.iteration_seconds, found.interval
+    prediction = predicted(mine)
+    seconds, (low, high) = prediction.iteration_seconds, prediction.interval
     inside = "inside" if low <= measured <= high else "outside"
-    own, other = (clock(value, like=measured) for value in (measured, seconds))
+    took, other = (clock(value, like=measured) for value in (measured, seconds))
     words = (
-        f"You measured {own}; {other} was predicted ({measured / seconds - 1.0:+.1%}), {inside} its interval. "
+        f"You measured {took}; {other} was predicted ({measured / seconds - 1.0:+.1%}), {inside} its interval. "
         "The times above are scaled by that."
     )
     return wrapped(words, "", width)

@@ -154,13 +154,13 @@ def _pipeline_words(plan: Plan) -> str:
 
 
 def _recompute_sentence(plan: Plan) -> str:
-    found = plan.replicas[0].stages[0].recompute
+    mode = plan.replicas[0].stages[0].recompute
     words = recompute_words(plan)
-    if "/" in words or found.granularity == "none":
+    if "/" in words or mode.granularity == "none":
         return words
-    if found.granularity == "selective":
+    if mode.granularity == "selective":
         modules = plan.job.options.recompute_modules
         return "selective: " + ("core attention" if modules is None else ", ".join(modules))
-    if found.method == "block":
-        return f"full, method block: the first {counted(found.layers or 0, 'layer')} of each virtual stage"
-    return f"full, method uniform: all layers, in groups of {found.layers}"
+    if mode.method == "block":
+        return f"full, method block: the first {counted(mode.layers or 0, 'layer')} of each virtual stage"
+    return f"full, method uniform: all layers, in groups of {mode.layers}"

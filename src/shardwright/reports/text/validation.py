@@ -92,12 +92,12 @@ def runs_section(outcomes: Sequence[Outcome], shown: int) -> TitledTable:
     """Return predicted against measured, run by run, without columns that no run fills."""
     known = [outcome for outcome in outcomes if outcome.predicted is not None]
     rows = [_run_row(outcome) for outcome in known[:shown]]
-    told = [place for place in range(len(RUN_HEADER)) if any(row[place] != NONE for row in rows)]
+    filled = [place for place in range(len(RUN_HEADER)) if any(row[place] != NONE for row in rows)]
     return TitledTable(
         title="Runs",
         note=_cut(len(known), shown, "runs"),
-        header=tuple(RUN_HEADER[place] for place in told),
-        rows=[[row[place] for place in told] for row in rows],
+        header=tuple(RUN_HEADER[place] for place in filled),
+        rows=[[row[place] for place in filled] for row in rows],
         words=("run", "model", "GPUs", "strategy"),
         spare=("memory, measured", "memory", "strategy", "fits"),
     )
